@@ -1,0 +1,101 @@
+"""Every error that pgsluice raises on purpose, and what follows from each.
+
+::
+
+    PgsluiceError
+    ├── RetryableError              the session ends; a new one starts after a back-off
+    │   ├── SourceUnavailable       PostgreSQL is down, restarting, or the connection broke
+    │   ├── SlotInUse               another process streams from the slot: wait as its hot standby
+    │   └── SinkUnavailable         Kafka cannot be reached, or a Kafka transaction was given up
+    └── StopError                   the daemon stops; the message is the sentence an operator needs
+        ├── UsageError        2     the command line
+        ├── ProtocolError    65     bytes that are not pgoutput (names message, offset, expectation)
+        ├── HistoryError     65     slot, checkpoint and server do not belong to one history
+        ├── PoisonError      65     a change that Kafka or Avro cannot take
+        ├── UnavailableError 69     something that will not come back by waiting
+        ├── DrainTimeout     75     the cut in flight did not finish within shutdown.drain_timeout
+        ├── PermissionDenied 77     PostgreSQL or Kafka refuses the credentials or the right
+        └── ConfigError      78     settings, slot or publication are not what they must be
+
+Anything else that escapes is a bug (exit code 70). The numbers are those of ``sysexits.h``.
+A message says what happened and what to do; it never contains row data or secrets.
+"""
+
+EXIT_BUG = 70
+"""``EX_SOFTWARE``: an exception that is not in the tree above."""
+
+
+class PgsluiceError(Exception):
+    """Root of the tree; ``exit_code`` is what the process ends with if the error ends it."""
+
+    exit_code = EXIT_BUG
+
+
+class RetryableError(PgsluiceError):
+    """The session cannot go on, a new one may: wait with a jittered back-off, then try again."""
+
+    exit_code = 69
+
+
+class SourceUnavailable(RetryableError):
+    """PostgreSQL cannot be reached now, or it ended the connection."""
+
+
+class SlotInUse(RetryableError):
+    """Another process streams from the slot; PostgreSQL lets one in at a time."""
+
+
+class SinkUnavailable(RetryableError):
+    """Kafka cannot be reached now, or the outcome of a Kafka transaction is unknown."""
+
+
+class StopError(PgsluiceError):
+    """Trying again would not help: stop, and say why."""
+
+
+class UsageError(StopError):
+    """The command line cannot be understood."""
+
+    exit_code = 2
+
+
+class ProtocolError(StopError):
+    """Bytes from the server that are not what the protocol says."""
+
+    exit_code = 65
+
+
+class HistoryError(StopError):
+    """Slot, checkpoint and server contradict one another: going on could lose or double changes."""
+
+    exit_code = 65
+
+
+class PoisonError(StopError):
+    """A change that can never be delivered as it is."""
+
+    exit_code = 65
+
+
+class UnavailableError(StopError):
+    """Something needed is gone for good."""
+
+    exit_code = 69
+
+
+class DrainTimeout(StopError):
+    """Shutting down took longer than allowed; what was not committed will be sent again."""
+
+    exit_code = 75
+
+
+class PermissionDenied(StopError):
+    """The credentials or the rights of the configured user are not enough."""
+
+    exit_code = 77
+
+
+class ConfigError(StopError):
+    """The configuration, the slot or the publication is not what it must be."""
+
+    exit_code = 78

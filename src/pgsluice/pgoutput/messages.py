@@ -1,0 +1,256 @@
+"""The messages of pgoutput, one class each, under the manual's names.
+
+Made by :mod:`pgsluice.pgoutput.decoder`. LSNs are unsigned 64-bit, transaction ids and OIDs unsigned
+32-bit, timestamps signed microseconds since 2000-01-01 00:00 UTC. ``xid`` on a change is the id of the
+(sub)transaction that made it, present only inside a stream segment, else None.
+
+https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, TypeAlias
+
+
+class Unchanged(Enum):
+    """Type of :data:`UNCHANGED`."""
+
+    UNCHANGED = "unchanged"
+
+
+UNCHANGED: Final = Unchanged.UNCHANGED
+"""An out-of-line (TOAST) value that the server did not send because it did not change. Not a NULL."""
+
+
+class BinaryValue(bytes):
+    """A column value in the binary format of the type's send function."""
+
+    __slots__ = ()
+
+
+ColumnValue: TypeAlias = bytes | None | Unchanged
+"""Text format as plain ``bytes``, binary format as :class:`BinaryValue`, SQL NULL as None, or UNCHANGED."""
+
+TupleData: TypeAlias = list[ColumnValue]
+"""One row image, a value per column of the relation, in the relation's order."""
+
+
+@dataclass(slots=True)
+class Begin:
+    """``B``: an ordinary transaction starts; its commit is already known."""
+
+    commit_lsn: int
+    commit_ts: int
+    xid: int
+
+
+@dataclass(slots=True)
+class Commit:
+    """``C``: the ordinary transaction ends. Confirm ``end_lsn``, never ``commit_lsn``."""
+
+    commit_lsn: int
+    end_lsn: int
+    commit_ts: int
+
+
+@dataclass(slots=True)
+class Origin:
+    """``O``: the transaction came from another server (``origin_lsn`` is 0 in a stream)."""
+
+    origin_lsn: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class RelationColumn:
+    """One column of a :class:`Relation`; ``is_key``: part of the replica identity."""
+
+    is_key: bool
+    name: str
+    type_oid: int
+    typmod: int
+
+
+@dataclass(slots=True)
+class Relation:
+    """``R``: how the rows of a table look from here on. ``namespace`` "" means pg_catalog."""
+
+    xid: int | None
+    oid: int
+    namespace: str
+    name: str
+    replica_identity: str
+    columns: tuple[RelationColumn, ...]
+
+
+@dataclass(slots=True)
+class Type:
+    """``Y``: name of a type that is not built in; for a domain, the name of its base type."""
+
+    xid: int | None
+    oid: int
+    namespace: str
+    name: str
+
+
+@dataclass(slots=True)
+class Insert:
+    """``I``: a new row."""
+
+    xid: int | None
+    relation_oid: int
+    new: TupleData
+
+
+@dataclass(slots=True)
+class Update:
+    """``U``: at most one of ``key`` (the identity columns only, the others are filler) and ``old``."""
+
+    xid: int | None
+    relation_oid: int
+    key: TupleData | None
+    old: TupleData | None
+    new: TupleData
+
+
+@dataclass(slots=True)
+class Delete:
+    """``D``: exactly one of ``key`` (the identity columns only, the others are filler) and ``old``."""
+
+    xid: int | None
+    relation_oid: int
+    key: TupleData | None
+    old: TupleData | None
+
+
+@dataclass(slots=True)
+class Truncate:
+    """``T``: the tables were emptied by one command."""
+
+    xid: int | None
+    cascade: bool
+    restart_identity: bool
+    relation_oids: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class LogicalMessage:
+    """``M``: pg_logical_emit_message; ``lsn`` is the end of its record, ``content`` raw server bytes."""
+
+    xid: int | None
+    transactional: bool
+    lsn: int
+    prefix: str
+    content: bytes
+
+
+@dataclass(slots=True)
+class StreamStart:
+    """``S``: a segment of a transaction still in progress; ``xid`` is the top-level one."""
+
+    xid: int
+    first_segment: bool
+
+
+@dataclass(slots=True)
+class StreamStop:
+    """``E``: the segment ends."""
+
+
+@dataclass(slots=True)
+class StreamCommit:
+    """``c``: the streamed transaction is committed."""
+
+    xid: int
+    commit_lsn: int
+    end_lsn: int
+    commit_ts: int
+
+
+@dataclass(slots=True)
+class StreamAbort:
+    """``A``: ``subxid`` (== ``xid`` for the whole) is rolled back; LSN and time only with streaming=parallel."""
+
+    xid: int
+    subxid: int
+    abort_lsn: int | None
+    abort_ts: int | None
+
+
+@dataclass(slots=True)
+class BeginPrepare:
+    """``b``: a two-phase transaction starts."""
+
+    prepare_lsn: int
+    end_lsn: int
+    prepare_ts: int
+    xid: int
+    gid: str
+
+
+@dataclass(slots=True)
+class Prepare:
+    """``P``: the two-phase transaction is prepared."""
+
+    prepare_lsn: int
+    end_lsn: int
+    prepare_ts: int
+    xid: int
+    gid: str
+
+
+@dataclass(slots=True)
+class StreamPrepare:
+    """``p``: the streamed transaction is prepared."""
+
+    prepare_lsn: int
+    end_lsn: int
+    prepare_ts: int
+    xid: int
+    gid: str
+
+
+@dataclass(slots=True)
+class CommitPrepared:
+    """``K``: COMMIT PREPARED."""
+
+    commit_lsn: int
+    end_lsn: int
+    commit_ts: int
+    xid: int
+    gid: str
+
+
+@dataclass(slots=True)
+class RollbackPrepared:
+    """``r``: ROLLBACK PREPARED."""
+
+    prepare_end_lsn: int
+    end_lsn: int
+    prepare_ts: int
+    rollback_ts: int
+    xid: int
+    gid: str
+
+
+Message: TypeAlias = (
+    Begin
+    | Commit
+    | Origin
+    | Relation
+    | Type
+    | Insert
+    | Update
+    | Delete
+    | Truncate
+    | LogicalMessage
+    | StreamStart
+    | StreamStop
+    | StreamCommit
+    | StreamAbort
+    | BeginPrepare
+    | Prepare
+    | StreamPrepare
+    | CommitPrepared
+    | RollbackPrepared
+)
