@@ -1,0 +1,171 @@
+"""Values that TOML has no type for: durations, sizes, addresses, decimals; each has one text form.
+
+Used by the settings model. A text is read exactly or refused: nothing is rounded, no unit is guessed.
+
+https://docs.pydantic.dev/latest/concepts/types/#customizing-validation-with-__get_pydantic_core_schema__
+"""
+
+import re
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import core_schema
+
+_MILLISECONDS = {"ms": 1, "s": 1000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+_BYTES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_MAX_PORT = 2**16 - 1
+_MAX_DECIMAL_PRECISION = 38
+
+
+class TextValue(ABC):
+    """A value written as text in every source of settings; ``str()`` gives the canonical text."""
+
+    pattern: ClassVar[str]
+
+    @classmethod
+    @abstractmethod
+    def parse(cls, text: str) -> Self:
+        """Return the value of ``text``; ValueError, a whole sentence with the remedy, for anything else."""
+
+    @classmethod
+    def _validate(cls, value: object) -> Self:
+        if isinstance(value, cls):
+            return value
+        if isinstance(value, str):
+            return cls.parse(value)
+        raise ValueError(cls.not_text(value))
+
+    @classmethod
+    def not_text(cls, value: object) -> str:
+        """Say what to write instead of ``value``, which is not even a text."""
+        return f"must be a text in quotes, not {type(value).__name__}"
+
+    @classmethod
+    def __get_pydantic_core_schema__(
+        cls, _source: type[Any], _handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            cls._validate, serialization=core_schema.to_string_ser_schema()
+        )
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, _schema: core_schema.CoreSchema, _handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {"type": "string", "pattern": cls.pattern}
+
+
+def _split_unit(text: str, units: dict[str, int], example: str) -> int:
+    match = re.fullmatch(r"([0-9]+) ?([A-Za-z]*)", text.strip(), re.ASCII)
+    if match is None:
+        raise ValueError(f"{text!r} is not a whole number with a unit: write it like {example!r}")
+    number, unit = match.groups()
+    if unit not in units:
+        guess = next((known for known in units if known[:1].lower() == unit[:1].lower()), next(iter(units)))
+        raise ValueError(f"{text!r} needs one of the units {', '.join(units)}: perhaps {number + guess!r}?")
+    return int(number) * units[unit]
+
+
+def _join_unit(amount: int, units: dict[str, int]) -> str:
+    name, factor = next(
+        ((name, factor) for name, factor in reversed(units.items()) if amount and amount % factor == 0),
+        next(iter(units.items())),
+    )
+    return f"{amount // factor}{name}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Duration(TextValue):
+    """A length of time in whole milliseconds: ``50ms``, ``5s``, ``15min``, ``1h``, ``2d``."""
+
+    milliseconds: int
+    pattern: ClassVar[str] = r"^[0-9]+ ?(ms|s|min|h|d)$"
+
+    @property
+    def seconds(self) -> float:
+        """The same in seconds, as asyncio and sockets want it."""
+        return self.milliseconds / 1000
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return the duration that ``text`` says."""
+        return cls(_split_unit(text, _MILLISECONDS, "5s"))
+
+    @classmethod
+    def not_text(cls, value: object) -> str:
+        """Suggest the unit that is missing."""
+        number = value if type(value) is int else 5
+        return f'a duration is a text with a unit (ms, s, min, h, d): write "{number}s" or "{number}ms"'
+
+    def __str__(self) -> str:
+        return _join_unit(self.milliseconds, _MILLISECONDS)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Size(TextValue):
+    """A number of bytes: ``512B``, ``64KiB``, ``16MiB``, ``20GiB``, ``1TiB``."""
+
+    bytes: int
+    pattern: ClassVar[str] = r"^[0-9]+ ?(B|KiB|MiB|GiB|TiB)$"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return the size that ``text`` says."""
+        return cls(_split_unit(text, _BYTES, "16MiB"))
+
+    @classmethod
+    def not_text(cls, value: object) -> str:
+        """Suggest the unit that is missing."""
+        number = value if type(value) is int else 16
+        return f'a size is a text with a unit (B, KiB, MiB, GiB, TiB): write "{number}B" or "{number}MiB"'
+
+    def __str__(self) -> str:
+        return _join_unit(self.bytes, _BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class ListenAddress(TextValue):
+    """Where a server listens: ``127.0.0.1:8080``, ``[::1]:8080``; port 0 lets the system choose."""
+
+    host: str
+    port: int
+    pattern: ClassVar[str] = r"^(\[[0-9a-fA-F:.]+\]|[^:\[\]]+):[0-9]{1,5}$"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return the address that ``text`` says."""
+        match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]\s]+)):([0-9]{1,5})", text, re.ASCII)
+        if match is None or int(match[3]) > _MAX_PORT:
+            raise ValueError(f"{text!r} is not an address with a port: write it like '0.0.0.0:8080'")
+        return cls(match[1] or match[2], int(match[3]))
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class NumericAs(TextValue):
+    """What numeric without precision becomes: ``string``, or a chosen ``decimal(precision,scale)``."""
+
+    decimal: tuple[int, int] | None = None
+    pattern: ClassVar[str] = r"^(string|decimal\( *[0-9]+ *, *[0-9]+ *\))$"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return what ``text`` chooses."""
+        if text == "string":
+            return cls()
+        match = re.fullmatch(r"decimal\( *([0-9]{1,2}) *, *([0-9]{1,2}) *\)", text, re.ASCII)
+        if match is None:
+            raise ValueError(f"{text!r} is neither 'string' nor a decimal: write it like 'decimal(38,9)'")
+        precision, scale = int(match[1]), int(match[2])
+        if not 1 <= precision <= _MAX_DECIMAL_PRECISION or scale > precision:
+            raise ValueError(
+                f"{text!r} cannot be: precision goes from 1 to 38, scale from 0 to the precision"
+            )
+        return cls((precision, scale))
+
+    def __str__(self) -> str:
+        return "string" if self.decimal is None else f"decimal({self.decimal[0]},{self.decimal[1]})"
