@@ -28,7 +28,7 @@ class BinaryValue(bytes):
     __slots__ = ()
 
 
-ColumnValue: TypeAlias = bytes | None | Unchanged
+ColumnValue: TypeAlias = bytes | Unchanged | None
 """Text format as plain ``bytes``, binary format as :class:`BinaryValue`, SQL NULL as None, or UNCHANGED."""
 
 TupleData: TypeAlias = list[ColumnValue]
@@ -169,7 +169,7 @@ class StreamCommit:
 
 @dataclass(slots=True)
 class StreamAbort:
-    """``A``: ``subxid`` (== ``xid`` for the whole) is rolled back; LSN and time only with streaming=parallel."""
+    """``A``: ``subxid`` (``xid`` for the whole) is rolled back; LSN and time only with streaming=parallel."""
 
     xid: int
     subxid: int

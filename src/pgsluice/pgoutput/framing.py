@@ -1,0 +1,106 @@
+"""What travels inside CopyData while a slot is streamed: WAL data and keepalives in, status updates out.
+
+Used by the replication stream of ``postgres/``, and by test servers, which stand at the other end.
+
+https://www.postgresql.org/docs/current/protocol-replication.html
+"""
+
+import struct
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from pgsluice.errors import ProtocolError
+from pgsluice.pgoutput.cursor import Cursor, Layout, Malformed
+
+
+@dataclass(slots=True)
+class XLogData:
+    """``w``: one message of pgoutput. Never confirm its LSNs: they are 0/0 or lie inside a transaction."""
+
+    start: int
+    wal_end: int
+    send_time: int
+    payload: bytes
+
+
+@dataclass(slots=True)
+class Keepalive:
+    """``k``: the server is alive, its WAL reaches to ``wal_end``; with ``reply_requested`` answer at once."""
+
+    wal_end: int
+    send_time: int
+    reply_requested: bool
+
+
+@dataclass(slots=True)
+class PrimaryStatus:
+    """``s``: an answer to a request that this client never sends (PostgreSQL 19); to be ignored."""
+
+
+Frame: TypeAlias = XLogData | Keepalive | PrimaryStatus
+
+
+@dataclass(slots=True)
+class StandbyStatusUpdate:
+    """``r``: how far the client is. Each LSN is the last byte + 1; 0/0 leaves the slot where it is."""
+
+    write: int
+    flush: int
+    apply: int
+    client_time: int
+    reply_requested: bool
+
+
+_XLOG_DATA_KIND = ord("w")
+_KEEPALIVE_KIND = ord("k")
+_PRIMARY_STATUS_KIND = ord("s")
+_STATUS_UPDATE_KIND = ord("r")
+
+_XLOG_DATA = Layout(kind="B", start="Q", wal_end="Q", send_time="q")
+_KEEPALIVE = Layout(wal_end="Q", send_time="q")
+_STATUS_UPDATE = Layout(write="Q", flush="Q", apply="Q", client_time="q")
+_STATUS_UPDATE_BYTES = struct.Struct(">BQQQqB")
+
+
+def parse_frame(data: bytes | memoryview) -> Frame:
+    """Return what one CopyData from the server holds; ProtocolError for anything else."""
+    frame = bytes(data)  # the only copy of a whole frame; the payload below is the only one of a message
+    kind = frame[0] if frame else None
+    try:
+        if kind == _XLOG_DATA_KIND:
+            _, start, wal_end, send_time = _XLOG_DATA.read(frame, 0)
+            return XLogData(start, wal_end, send_time, frame[25:])
+        if kind == _KEEPALIVE_KIND:
+            return _keepalive(Cursor(frame, 1))
+    except Malformed as error:
+        raise error.within("XLogData ('w')" if kind == _XLOG_DATA_KIND else "Keepalive ('k')") from None
+    if kind == _PRIMARY_STATUS_KIND:
+        return PrimaryStatus()
+    raise ProtocolError("CopyData at offset 0: expected kind 'w', 'k' or 's'")
+
+
+def _keepalive(cursor: Cursor) -> Keepalive:
+    wal_end, send_time = cursor.fields(_KEEPALIVE)
+    reply_requested = cursor.flag("reply_requested")
+    cursor.end()
+    return Keepalive(wal_end, send_time, reply_requested)
+
+
+def standby_status_update(
+    write: int, flush: int, apply: int, client_time: int, *, reply_requested: bool
+) -> bytes:
+    """Return the CopyData that tells the server how far this client is."""
+    return _STATUS_UPDATE_BYTES.pack(_STATUS_UPDATE_KIND, write, flush, apply, client_time, reply_requested)
+
+
+def parse_standby_status_update(data: bytes | memoryview) -> StandbyStatusUpdate:
+    """Return what the client said; the server's side of :func:`standby_status_update`."""
+    cursor = Cursor(bytes(data), 0)
+    try:
+        cursor.choice("kind", b"r")
+        write, flush, apply, client_time = cursor.fields(_STATUS_UPDATE)
+        reply_requested = cursor.flag("reply_requested")
+        cursor.end()
+    except Malformed as error:
+        raise error.within("Standby status update ('r')") from None
+    return StandbyStatusUpdate(write, flush, apply, client_time, reply_requested)
