@@ -79,8 +79,7 @@ class Cursor:
         """Read a byte that must be one of ``allowed``."""
         value = self.byte(name)
         if value not in allowed:
-            values = " or ".join(str(one) for one in allowed)
-            raise Malformed(self.at - 1, f"{name} {values}, found {value}")
+            raise Malformed(self.at - 1, f"{name} {' or '.join(map(show, allowed))}, found {show(value)}")
         return value
 
     def flag(self, name: str) -> bool:
@@ -96,7 +95,7 @@ class Cursor:
         at = self.at
         end = self.data.find(0, at)
         if end < 0:
-            raise Malformed(len(self.data), f"the NUL that ends {name} of offset {at}, found the end")
+            raise Malformed(at, f"{name}, ended by NUL, found the end after {len(self.data) - at}")
         self.at = end + 1
         try:
             return self.data[at:end].decode()
@@ -115,6 +114,11 @@ class Cursor:
         """Check that the message has nothing more: what follows would be read as something it is not."""
         if self.at != len(self.data):
             raise trailing(self.data, self.at)
+
+
+def show(value: int) -> str:
+    """Return a byte as people name it: 'N', or its number."""
+    return repr(chr(value)) if value in range(0x21, 0x7F) else str(value)
 
 
 def trailing(data: bytes, at: int) -> Malformed:

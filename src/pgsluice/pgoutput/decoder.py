@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 from pgsluice.errors import ProtocolError
-from pgsluice.pgoutput.cursor import Cursor, Layout, Malformed, trailing
+from pgsluice.pgoutput.cursor import Cursor, Layout, Malformed, show, trailing
 from pgsluice.pgoutput.messages import (
     UNCHANGED,
     Begin,
@@ -108,7 +108,7 @@ def _row(decoder: Decoder, data: bytes) -> tuple[int | None, int, int, int, int]
 def _insert(decoder: Decoder, data: bytes) -> Insert:
     xid, relation_oid, kind, count, at = _row(decoder, data)
     if kind != _NEW:
-        raise _tuple_kind_error(at, "'N'")
+        raise _tuple_kind_error(at, kind, "'N'")
     new, at = _values(data, at, count)
     if at != len(data):
         raise trailing(data, at)
@@ -124,7 +124,7 @@ def _update(decoder: Decoder, data: bytes) -> Update:
         kind, count = _TUPLE.read(data, at)
         at += _TUPLE.size
         if kind != _NEW:
-            raise _tuple_kind_error(at, "'N'")
+            raise _tuple_kind_error(at, kind, "'N'")
     new, at = _values(data, at, count)
     if at != len(data):
         raise trailing(data, at)
@@ -302,7 +302,7 @@ def _values(data: bytes, at: int, count: int) -> tuple[TupleData, int]:
                 at = start + length
                 append(BinaryValue(data[start:at]))
             else:
-                raise Malformed(at, f"a column value 'n', 'u', 't' or 'b', found {kind}")
+                raise Malformed(at, f"a column value 'n', 'u', 't' or 'b', found {show(kind)}")
     except (IndexError, _struct_error):
         raise _cut_short(data, at, start) from None
     if at > len(data):
@@ -325,13 +325,13 @@ def _old_image(
 ) -> tuple[TupleData | None, TupleData | None, int]:
     """Return the key, or else the old row, and the offset behind it."""
     if kind not in (_KEY, _OLD):
-        raise _tuple_kind_error(at, allowed)
+        raise _tuple_kind_error(at, kind, allowed)
     values, at = _values(data, at, count)
     return (values, None, at) if kind == _KEY else (None, values, at)
 
 
-def _tuple_kind_error(at: int, allowed: str) -> Malformed:
-    return Malformed(at - _TUPLE.size, f"tuple kind {allowed}")
+def _tuple_kind_error(at: int, kind: int, allowed: str) -> Malformed:
+    return Malformed(at - _TUPLE.size, f"tuple kind {allowed}, found {show(kind)}")
 
 
 def _column(cursor: Cursor) -> RelationColumn:

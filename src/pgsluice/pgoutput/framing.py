@@ -51,30 +51,28 @@ class StandbyStatusUpdate:
     reply_requested: bool
 
 
-_XLOG_DATA_KIND = ord("w")
-_KEEPALIVE_KIND = ord("k")
-_PRIMARY_STATUS_KIND = ord("s")
-_STATUS_UPDATE_KIND = ord("r")
-
-_XLOG_DATA = Layout(kind="B", start="Q", wal_end="Q", send_time="q")
+_XLOG_DATA = Layout(start="Q", wal_end="Q", send_time="q")
 _KEEPALIVE = Layout(wal_end="Q", send_time="q")
 _STATUS_UPDATE = Layout(write="Q", flush="Q", apply="Q", client_time="q")
-_STATUS_UPDATE_BYTES = struct.Struct(">BQQQqB")
+
+_pack_status_update = struct.Struct(">cQQQqB").pack
+
+_NAMES = {b"w": "XLogData ('w')", b"k": "Primary keepalive ('k')"}
 
 
 def parse_frame(data: bytes | memoryview) -> Frame:
     """Return what one CopyData from the server holds; ProtocolError for anything else."""
-    frame = bytes(data)  # the only copy of a whole frame; the payload below is the only one of a message
-    kind = frame[0] if frame else None
+    frame = bytes(data)
+    kind = frame[:1]
     try:
-        if kind == _XLOG_DATA_KIND:
-            _, start, wal_end, send_time = _XLOG_DATA.read(frame, 0)
+        if kind == b"w":
+            start, wal_end, send_time = _XLOG_DATA.read(frame, 1)
             return XLogData(start, wal_end, send_time, frame[25:])
-        if kind == _KEEPALIVE_KIND:
+        if kind == b"k":
             return _keepalive(Cursor(frame, 1))
     except Malformed as error:
-        raise error.within("XLogData ('w')" if kind == _XLOG_DATA_KIND else "Keepalive ('k')") from None
-    if kind == _PRIMARY_STATUS_KIND:
+        raise error.within(_NAMES[kind]) from None
+    if kind == b"s":
         return PrimaryStatus()
     raise ProtocolError("CopyData at offset 0: expected kind 'w', 'k' or 's'")
 
@@ -90,7 +88,7 @@ def standby_status_update(
     write: int, flush: int, apply: int, client_time: int, *, reply_requested: bool
 ) -> bytes:
     """Return the CopyData that tells the server how far this client is."""
-    return _STATUS_UPDATE_BYTES.pack(_STATUS_UPDATE_KIND, write, flush, apply, client_time, reply_requested)
+    return _pack_status_update(b"r", write, flush, apply, client_time, reply_requested)
 
 
 def parse_standby_status_update(data: bytes | memoryview) -> StandbyStatusUpdate:
