@@ -1,0 +1,125 @@
+"""A server process as its owner sees it: started, signalled, waited for. Used by postgres and kafka.
+
+The other half is ``supervisor.py``, which keeps the promise that no server outlives its owner.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from sandbox import supervisor
+from sandbox.account import SHARED_DIRECTORY, Account, can_enter
+
+POLL_INTERVAL_S = 0.02
+
+
+class ServerError(Exception):
+    """A server did not start, or did not stop; the message ends with the last lines of its log."""
+
+
+class Server:
+    """One running server under its own supervisor."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        directory: Path,
+        log: Path,
+        account: Account,
+        orphan_signal: signal.Signals,
+    ) -> None:
+        """Start ``command`` in ``directory``, which is removed if this process ends without ``dismiss``."""
+        self._log = log
+        task = supervisor.Task(
+            owner=os.getpid(),
+            command=list(command),
+            directory=str(directory),
+            log=str(log),
+            uid=account.uid,
+            gid=account.gid,
+            orphan_signal=orphan_signal,
+            environment={"PATH": os.environ["PATH"], "LC_ALL": "C", "TZ": "UTC"},
+        )
+        self._channel, theirs = socket.socketpair()
+        with theirs, log.open("ab") as errors:
+            self._supervisor = subprocess.Popen(
+                [sys.executable, "-I", "-S", supervisor.__file__, task.to_json()],
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=errors,
+                start_new_session=True,
+            )
+        self.pid = self._read_pid()
+
+    def _read_pid(self) -> int:
+        line = self._channel.recv(supervisor.LINE_BYTES)
+        if not line:
+            self.dismiss()
+            raise ServerError(self._with_log("the server could not be started"))
+        return int(line)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the server still runs."""
+        return not self._said_something(timeout_s=0)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the server; nothing happens if it has ended."""
+        # its pid is not reused before the supervisor has said that the server ended
+        if self.alive:
+            os.kill(self.pid, number)
+
+    def wait(self, timeout_s: float) -> None:
+        """Return once the server and all its children have ended; ServerError if that takes too long."""
+        if not self._said_something(timeout_s):
+            raise ServerError(self._with_log(f"the server still runs after {timeout_s:g} s"))
+
+    def kill(self) -> None:
+        """``kill -9``, for the server and all its children."""
+        self.send(signal.SIGKILL)
+        self.wait(timeout_s=30)
+
+    def dismiss(self) -> None:
+        """Let the supervisor go; what is left of the server is killed."""
+        with contextlib.suppress(BrokenPipeError):
+            self._channel.send(supervisor.DISMISS)
+        self._supervisor.wait()
+        self._channel.close()
+
+    def wait_until(self, ready: Callable[[], bool], timeout_s: float) -> None:
+        """Return once ``ready()``; ServerError if the server ends before, or takes too long."""
+        deadline = time.monotonic() + timeout_s
+        while not ready():
+            if not self.alive:
+                raise ServerError(self._with_log("the server ended while starting"))
+            if time.monotonic() > deadline:
+                raise ServerError(self._with_log(f"the server is not ready after {timeout_s:g} s"))
+            time.sleep(POLL_INTERVAL_S)
+
+    def _said_something(self, timeout_s: float) -> bool:
+        waiting = select.poll()
+        waiting.register(self._channel, select.POLLIN)
+        return bool(waiting.poll(timeout_s * 1000))
+
+    def _with_log(self, message: str) -> str:
+        lines = self._log.read_text(errors="replace").splitlines()[-20:]
+        return "\n".join([message, *lines])
+
+
+def make_directory(account: Account) -> Path:
+    """Make an empty directory that ``account`` can reach."""
+    parent = Path(tempfile.gettempdir())
+    if not can_enter(account, parent):
+        parent = SHARED_DIRECTORY
+    directory = Path(tempfile.mkdtemp(prefix="pgsluice-sandbox-", dir=parent))
+    if account.uid != os.geteuid():
+        directory.chmod(0o711)
+    return directory

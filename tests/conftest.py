@@ -1,0 +1,43 @@
+"""Fixtures of every suite that needs real servers; a server starts when the first test asks for it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from sandbox.kafka import Kafka
+from sandbox.postgres import Database, Postgres
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[Callable[..., Postgres]]:
+    """Give a running server of a version, the same one each time; tests take their own database on it."""
+    servers: dict[int, Postgres] = {}
+    with ExitStack() as running:
+
+        def server(version: int = 17) -> Postgres:
+            if version not in servers:
+                servers[version] = running.enter_context(Postgres(version))
+            return servers[version]
+
+        yield server
+
+
+@pytest.fixture
+def new_database(postgres_server: Callable[..., Postgres]) -> Iterator[Callable[..., Database]]:
+    """Make empty databases, on a server of the version asked for; they are gone after the test."""
+    with ExitStack() as databases:
+        yield lambda version=17: databases.enter_context(postgres_server(version).database())
+
+
+@pytest.fixture
+def database(new_database: Callable[..., Database]) -> Database:
+    """Give an empty database on a server of the default version."""
+    return new_database()
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[Kafka]:
+    """Give the broker that all tests share; they take their own topics."""
+    with Kafka() as cluster:
+        yield cluster
