@@ -1,0 +1,330 @@
+"""Unit tests of pgsluice.pgoutput.decoder. The bytes are written by hand from the protocol's tables."""
+
+import pytest
+
+from pgsluice.errors import ProtocolError
+from pgsluice.pgoutput.decoder import Decoder
+from pgsluice.pgoutput.messages import (
+    UNCHANGED,
+    Begin,
+    BeginPrepare,
+    BinaryValue,
+    Commit,
+    CommitPrepared,
+    Delete,
+    Insert,
+    LogicalMessage,
+    Message,
+    Origin,
+    Prepare,
+    Relation,
+    RelationColumn,
+    RollbackPrepared,
+    StreamAbort,
+    StreamCommit,
+    StreamPrepare,
+    StreamStart,
+    StreamStop,
+    Truncate,
+    Type,
+    Update,
+)
+
+Change = Insert | Update | Delete | Truncate | Relation | Type | LogicalMessage
+
+XID = "ffffffff"
+"""A transaction id is unsigned, and so is an OID."""
+
+LSN_1 = "00000016 b374d848"
+LSN_2 = "ffffffff ffffffff"
+TIME_1 = "0002db1c 8e3a5a40"
+TIME_2 = "ffffffff ffffffff"
+"""A time is signed: this one is the last microsecond of 1999."""
+
+GID = "6769 c3a9 00"  # gié
+
+BEGIN = "42" + LSN_2 + TIME_2 + XID
+COMMIT = "43 00" + LSN_1 + LSN_2 + TIME_1
+ORIGIN = "4f" + LSN_1 + "6e6f6465 00"
+STREAM_START = "53" + XID + "01"
+STREAM_STOP = "45"
+STREAM_COMMIT = "63" + XID + "00" + LSN_1 + LSN_2 + TIME_2
+STREAM_ABORT = "41" + XID + "00000007"
+BEGIN_PREPARE = "62" + LSN_1 + LSN_2 + TIME_2 + XID + GID
+PREPARE = "50 00" + LSN_1 + LSN_2 + TIME_2 + XID + GID
+STREAM_PREPARE = "70 00" + LSN_1 + LSN_2 + TIME_2 + XID + GID
+COMMIT_PREPARED = "4b 00" + LSN_1 + LSN_2 + TIME_2 + XID + GID
+ROLLBACK_PREPARED = "72 00" + LSN_1 + LSN_2 + TIME_1 + TIME_2 + XID + GID
+
+RELATION = (
+    "fffffffe"  # oid
+    "7075626c696300"  # namespace: public
+    "c3b600"  # name: ö
+    "66"  # replica identity: f
+    "0002"
+    "01 696400 00000017 ffffffff"  # part of the key, id, int4, no typmod
+    "00 6e00 000006a4 000a0006"  # n, numeric(10,2)
+)
+TYPE = "0001e240 00 6d6f6f6400"  # 123456, pg_catalog, mood
+INSERT = (
+    "00004000 4e 0005"
+    "74 00000002 6869"  # text: hi
+    "6e"  # NULL
+    "75"  # unchanged
+    "62 00000003 00ff80"  # binary
+    "74 00000000"  # text: the empty string
+)
+KEY_1 = "4b 0002 74 00000001 31 6e"  # K, two columns: 1 and filler
+OLD_1 = "4f 0001 74 00000001 32"
+NEW_1 = "4e 0001 75"
+TRUNCATE = "00000002 03 00004000 ffffffff"
+MESSAGE = "01" + LSN_1 + "707265 00 00000003 00ff80"
+COLUMNS = (RelationColumn(True, "id", 23, -1), RelationColumn(False, "n", 1700, 0xA0006))  # noqa: FBT003  # as R
+
+
+def decoded(text: str, *, in_stream: bool = False) -> Message:
+    decoder = Decoder()
+    decoder.in_stream = in_stream
+    return decoder.decode(bytes.fromhex(text))
+
+
+def error_of(payload: bytes, *, in_stream: bool = False) -> str:
+    decoder = Decoder()
+    decoder.in_stream = in_stream
+    with pytest.raises(ProtocolError) as raised:
+        decoder.decode(payload)
+    assert decoder.in_stream == in_stream  # what was not understood changes nothing
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (BEGIN, Begin(2**64 - 1, -1, 2**32 - 1)),
+        (COMMIT, Commit(0x16_B374D848, 2**64 - 1, 0x2DB1C_8E3A5A40)),
+        (ORIGIN, Origin(0x16_B374D848, "node")),
+        (STREAM_COMMIT, StreamCommit(2**32 - 1, 0x16_B374D848, 2**64 - 1, -1)),
+        (STREAM_ABORT, StreamAbort(2**32 - 1, 7, None, None)),
+        (STREAM_ABORT + LSN_1 + TIME_2, StreamAbort(2**32 - 1, 7, 0x16_B374D848, -1)),
+        (BEGIN_PREPARE, BeginPrepare(0x16_B374D848, 2**64 - 1, -1, 2**32 - 1, "gié")),
+        (PREPARE, Prepare(0x16_B374D848, 2**64 - 1, -1, 2**32 - 1, "gié")),
+        (STREAM_PREPARE, StreamPrepare(0x16_B374D848, 2**64 - 1, -1, 2**32 - 1, "gié")),
+        (COMMIT_PREPARED, CommitPrepared(0x16_B374D848, 2**64 - 1, -1, 2**32 - 1, "gié")),
+        (
+            ROLLBACK_PREPARED,
+            RollbackPrepared(0x16_B374D848, 2**64 - 1, 0x2DB1C_8E3A5A40, -1, 2**32 - 1, "gié"),
+        ),
+    ],
+)
+def test_messages_about_transactions(text: str, message: Message) -> None:
+    assert decoded(text) == message
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "message"),
+    [
+        ("52", RELATION, Relation(None, 2**32 - 2, "public", "ö", "f", COLUMNS)),
+        ("52", "00000001 00 00 6e 0000", Relation(None, 1, "", "", "n", ())),
+        ("59", TYPE, Type(None, 123456, "", "mood")),
+        ("49", INSERT, Insert(None, 0x4000, [b"hi", None, UNCHANGED, BinaryValue(b"\x00\xff\x80"), b""])),
+        ("49", "00000001 4e 0000", Insert(None, 1, [])),
+        ("55", "00000001" + NEW_1, Update(None, 1, None, None, [UNCHANGED])),
+        ("55", "00000001" + KEY_1 + NEW_1, Update(None, 1, [b"1", None], None, [UNCHANGED])),
+        ("55", "00000001" + OLD_1 + NEW_1, Update(None, 1, None, [b"2"], [UNCHANGED])),
+        ("55", "00000001 4f0000" + NEW_1, Update(None, 1, None, [], [UNCHANGED])),
+        ("44", "00000001" + KEY_1, Delete(None, 1, [b"1", None], None)),
+        ("44", "00000001" + OLD_1, Delete(None, 1, None, [b"2"])),
+        ("54", TRUNCATE, Truncate(None, True, True, (0x4000, 2**32 - 1))),  # noqa: FBT003  # as T
+        ("54", "00000000 00", Truncate(None, False, False, ())),  # noqa: FBT003  # as T
+        ("54", "00000000 01", Truncate(None, True, False, ())),  # noqa: FBT003  # as T
+        ("54", "00000000 02", Truncate(None, False, True, ())),  # noqa: FBT003  # as T
+        ("4d", MESSAGE, LogicalMessage(None, True, 0x16_B374D848, "pre", b"\x00\xff\x80")),  # noqa: FBT003
+        ("4d", "00" + LSN_2 + "00 00000000", LogicalMessage(None, False, 2**64 - 1, "", b"")),  # noqa: FBT003
+    ],
+)
+def test_changes_carry_an_xid_in_a_stream_and_only_there(kind: str, text: str, message: Change) -> None:
+    assert decoded(kind + text) == message
+    message.xid = 2**32 - 1
+    assert decoded(kind + XID + text, in_stream=True) == message
+
+
+def test_binary_values_are_told_from_text() -> None:
+    insert = decoded("49" + INSERT)
+    assert isinstance(insert, Insert)
+    assert [type(value) for value in insert.new] == [bytes, type(None), type(UNCHANGED), BinaryValue, bytes]
+
+
+def test_a_stream_starts_and_stops() -> None:
+    decoder = Decoder()
+    assert not decoder.in_stream
+    assert decoder.decode(bytes.fromhex(STREAM_START)) == StreamStart(2**32 - 1, True)  # noqa: FBT003  # as S
+    assert decoder.in_stream
+    assert decoder.decode(bytes.fromhex("59" + XID + TYPE)) == Type(2**32 - 1, 123456, "", "mood")
+    assert decoder.decode(bytes.fromhex(ORIGIN)) == Origin(0x16_B374D848, "node")  # never with an xid
+    assert decoder.decode(bytes.fromhex(STREAM_STOP)) == StreamStop()
+    assert not decoder.in_stream
+    assert decoder.decode(bytes.fromhex("59" + TYPE)) == Type(None, 123456, "", "mood")
+    assert decoder.decode(bytes.fromhex("53 00000001 00")) == StreamStart(1, False)  # noqa: FBT003  # as S
+
+
+def test_a_stream_does_not_start_in_a_stream_nor_stop_outside() -> None:
+    start, stop = bytes.fromhex(STREAM_START), bytes.fromhex(STREAM_STOP)
+    expected = "Stream Start ('S') at offset 0: expected Stream Stop before the next Stream Start"
+    assert error_of(start, in_stream=True) == expected
+    assert error_of(stop) == "Stream Stop ('E') at offset 0: expected Stream Start before Stream Stop"
+
+
+def test_the_empty_payload() -> None:
+    assert error_of(b"") == "pgoutput message at offset 0: expected a message type, found the end"
+
+
+def test_every_other_type_byte_is_refused() -> None:
+    known = b"BCORYIUDTMSEcAbPpKr"
+    for kind in set(range(256)) - set(known):
+        error = error_of(bytes([kind]) + bytes(64))
+        name = f"pgoutput message ({chr(kind)!r})"
+        assert error == f"{name} at offset 0: expected a message type of protocol versions 1 to 4"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (BEGIN, "Begin ('B')"),
+        (COMMIT, "Commit ('C')"),
+        (ORIGIN, "Origin ('O')"),
+        ("52" + RELATION, "Relation ('R')"),
+        ("59" + TYPE, "Type ('Y')"),
+        ("49" + INSERT, "Insert ('I')"),
+        ("55 00000001" + KEY_1 + NEW_1, "Update ('U')"),
+        ("55 00000001" + OLD_1 + NEW_1, "Update ('U')"),
+        ("55 00000001" + NEW_1, "Update ('U')"),
+        ("44 00000001" + KEY_1, "Delete ('D')"),
+        ("44 00000001" + OLD_1, "Delete ('D')"),
+        ("54" + TRUNCATE, "Truncate ('T')"),
+        ("4d" + MESSAGE, "Message ('M')"),
+        (STREAM_START, "Stream Start ('S')"),
+        (STREAM_COMMIT, "Stream Commit ('c')"),
+        (STREAM_ABORT, "Stream Abort ('A')"),
+        (BEGIN_PREPARE, "Begin Prepare ('b')"),
+        (PREPARE, "Prepare ('P')"),
+        (STREAM_PREPARE, "Stream Prepare ('p')"),
+        (COMMIT_PREPARED, "Commit Prepared ('K')"),
+        (ROLLBACK_PREPARED, "Rollback Prepared ('r')"),
+    ],
+)
+def test_neither_less_nor_more_than_the_message(text: str, name: str) -> None:
+    payload = bytes.fromhex(text)
+    for length in range(1, len(payload)):
+        assert error_of(payload[:length]).startswith(f"{name} at offset ")
+    if name == "Stream Abort ('A')":
+        expected = "abort_lsn (8 bytes), found the end after 1"
+    else:
+        expected = "the end of the message, found 1 more bytes"
+    assert error_of(payload + b"\x00") == f"{name} at offset {len(payload)}: expected {expected}"
+
+
+def test_nothing_follows_the_long_stream_abort_nor_stream_stop() -> None:
+    long = bytes.fromhex(STREAM_ABORT + LSN_1 + TIME_1)
+    for length in range(10, len(long)):
+        assert error_of(long[:length]).startswith("Stream Abort ('A') at offset ")
+    end = "expected the end of the message, found 1 more bytes"
+    assert error_of(long + b"\x00") == f"Stream Abort ('A') at offset 25: {end}"
+    assert error_of(b"E\x00", in_stream=True) == f"Stream Stop ('E') at offset 1: {end}"
+
+
+@pytest.mark.parametrize(
+    ("text", "at"),
+    [
+        (COMMIT, 1),
+        (STREAM_COMMIT, 5),
+        (PREPARE, 1),
+        (STREAM_PREPARE, 1),
+        (COMMIT_PREPARED, 1),
+        (ROLLBACK_PREPARED, 1),
+    ],
+)
+def test_reserved_flags_are_zero(text: str, at: int) -> None:
+    payload = bytearray(bytes.fromhex(text))
+    payload[at] = 1
+    assert error_of(bytes(payload)).endswith(f" at offset {at}: expected flags 0, found 1")
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("53 00000001 02", "Stream Start ('S') at offset 5: expected first_segment 0 or 1, found 2"),
+        ("4d 02" + LSN_1 + "00 00000000", "Message ('M') at offset 1: expected flags 0 or 1, found 2"),
+        ("54 00000000 04", "Truncate ('T') at offset 5: expected options 0 or 1 or 2 or 3, found 4"),
+        (
+            "52 00000001 00 6100 78 0000",
+            "Relation ('R') at offset 8: expected replica identity 'd' or 'n' or 'f' or 'i', found 'x'",
+        ),
+        (
+            "52 00000001 00 6100 64 0001 02 6100 00000017 ffffffff",
+            "Relation ('R') at offset 11: expected column flags 0 or 1, found 2",
+        ),
+        ("49 00000001 4b 0000", "Insert ('I') at offset 5: expected tuple kind 'N', found 'K'"),
+        ("55 00000001 58 0000", "Update ('U') at offset 5: expected tuple kind 'K', 'O' or 'N', found 'X'"),
+        ("55 00000001" + OLD_1 + OLD_1, "Update ('U') at offset 14: expected tuple kind 'N', found 'O'"),
+        ("44 00000001 4e 0000", "Delete ('D') at offset 5: expected tuple kind 'K' or 'O', found 'N'"),
+        (
+            "49 00000001 4e 0002 6e 78",
+            "Insert ('I') at offset 9: expected a column value 'n', 'u', 't' or 'b', found 'x'",
+        ),
+    ],
+)
+def test_bytes_that_mean_nothing_are_refused(text: str, error: str) -> None:
+    assert error_of(bytes.fromhex(text)) == error
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (
+            "49 00000001 4e ffff",  # 65535 columns and no bytes behind
+            "Insert ('I') at offset 8: expected a column value 'n', 'u', 't' or 'b', found the end",
+        ),
+        (
+            "49 00000001 4e 0001 74 000000",
+            "Insert ('I') at offset 9: expected length of a column value (4 bytes), found the end after 3",
+        ),
+        (
+            "49 00000001 4e 0001 74 00000003 6869",
+            "Insert ('I') at offset 13: expected a column value (3 bytes), found the end after 2",
+        ),
+        (
+            "49 00000001 4e 0002 74 00000003 6869",  # the same with a column to come
+            "Insert ('I') at offset 13: expected a column value (3 bytes), found the end after 2",
+        ),
+        (
+            "49 00000001 4e 0001 62 ffffffff 6869",  # -1
+            "Insert ('I') at offset 13: expected a column value (4294967295 bytes), found the end after 2",
+        ),
+        (
+            "54 ffffffff 00 00000001",  # 2^32 - 1 relations
+            "Truncate ('T') at offset 6: expected relation OIDs (17179869180 bytes), found the end after 4",
+        ),
+        (
+            "4d 00" + LSN_1 + "00 ffffffff 61",
+            "Message ('M') at offset 15: expected content (4294967295 bytes), found the end after 1",
+        ),
+        (
+            "52 00000001 00 6100 64 ffff",  # 65535 columns and no bytes behind
+            "Relation ('R') at offset 11: expected column flags (1 byte), found the end",
+        ),
+        ("4f" + LSN_1 + "61ff00", "Origin ('O') at offset 10: expected name in UTF-8"),
+        (
+            "4f" + LSN_1 + "6162",
+            "Origin ('O') at offset 9: expected name, ended by NUL, found the end after 2",
+        ),
+        ("52 00000001 00", "Relation ('R') at offset 6: expected name, ended by NUL, found the end after 0"),
+    ],
+)
+def test_lengths_are_checked_before_anything_is_made(text: str, error: str) -> None:
+    assert error_of(bytes.fromhex(text)) == error
+
+
+def test_a_change_in_a_stream_needs_its_xid() -> None:
+    expected = "at offset 1: expected xid (4 bytes), found the end after 0"
+    for kind, name in ((b"R", "Relation"), (b"Y", "Type"), (b"T", "Truncate"), (b"I", "Insert")):
+        assert error_of(kind, in_stream=True) == f"{name} ({kind.decode()!r}) {expected}"
