@@ -1,0 +1,76 @@
+"""How a session with the server is opened: libpq's parameters, and the settings that are pinned.
+
+Used by the replication connection and the catalog; the daemon makes the options from its configuration.
+
+https://www.postgresql.org/docs/current/libpq-connect.html
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from pgsluice.errors import ConfigError
+
+# The text of a value must depend on the value alone, never on ALTER ROLE or ALTER DATABASE ... SET, which
+# apply to walsenders too; and no timeout meant for people may end the session. All exist since PostgreSQL 10.
+SESSION_SETTINGS = {
+    "DateStyle": "ISO",
+    "IntervalStyle": "iso_8601",
+    "TimeZone": "UTC",
+    "extra_float_digits": "3",
+    "bytea_output": "hex",
+    "lc_monetary": "C",
+    "search_path": "",
+    "quote_all_identifiers": "off",
+    "client_min_messages": "notice",  # "skipped loading publication" is a warning that must arrive
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+}
+
+# A peer that vanished without a word is noticed within 15 + 3 * 5 = 30 s when idle, and as soon when sending.
+_LIBPQ_DEFAULTS = {
+    "connect_timeout": "10",
+    "keepalives": "1",
+    "keepalives_idle": "15",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "30000",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionOptions:
+    """How to reach the server: libpq's own parameters, or a whole conninfo string or URI under ``dsn``."""
+
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    application_name: str = "pgsluice"
+    wal_sender_timeout_ms: int = 15_000
+    status_interval_s: float = 5.0
+
+    def conninfo(self, settings: Mapping[str, str] | None = None, **parameters: str) -> str:
+        """Return the connection string of a session with our settings, ``settings`` and ``parameters`` last.
+
+        The user's own ``options`` stand in front: the last one wins. ConfigError if libpq cannot read it.
+        """
+        pinned = " ".join(
+            f"-c {name}={value}" for name, value in {**SESSION_SETTINGS, **(settings or {})}.items()
+        )
+        try:
+            given = conninfo_to_dict(self.parameters.get("dsn", ""), **self._without_dsn())
+            ours = {
+                "application_name": self.application_name,
+                "client_encoding": "UTF8",
+                "options": f"{given.get('options', '')} {pinned}".strip(),
+            }
+            return make_conninfo("", **{**_LIBPQ_DEFAULTS, **given, **ours, **parameters})
+        except psycopg.ProgrammingError:
+            # its text may quote a piece of the string, and with it a password
+            raise ConfigError(
+                "the connection parameters of PostgreSQL are not what libpq understands"
+            ) from None
+
+    def _without_dsn(self) -> dict[str, str]:
+        return {name: value for name, value in self.parameters.items() if name != "dsn"}

@@ -1,0 +1,98 @@
+"""A logical replication slot as ``pg_replication_slots`` shows it, whatever the server's version.
+
+Used by the replication connection and the catalog, which read it; by failures and checks, which judge it.
+
+https://www.postgresql.org/docs/current/view-pg-replication-slots.html
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pgsluice.lsn import INVALID_LSN, parse_lsn
+
+# column -> (server version that brought it, what stands in for it before)
+_COLUMNS = {
+    "slot_name": (100000, ""),
+    "plugin": (100000, ""),
+    "slot_type": (100000, ""),
+    "database": (100000, ""),
+    "temporary": (100000, ""),
+    "active_pid": (100000, ""),
+    "restart_lsn": (100000, ""),
+    "confirmed_flush_lsn": (100000, ""),
+    "wal_status": (130000, "NULL"),
+    "safe_wal_size": (130000, "NULL"),
+    "two_phase": (140000, "false"),
+    "conflicting": (160000, "false"),
+    "failover": (170000, "false"),
+    "synced": (170000, "false"),
+    "invalidation_reason": (170000, "NULL"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SlotState:
+    """One row of ``pg_replication_slots``."""
+
+    name: str
+    plugin: str | None
+    slot_type: str
+    database: str | None
+    temporary: bool
+    active_pid: int | None
+    restart_lsn: int
+    confirmed_flush_lsn: int
+    wal_status: str | None
+    safe_wal_size: int | None
+    two_phase: bool
+    failover: bool
+    synced: bool
+    invalidation: str | None
+    """Why the server gave the slot up for good; None while it is usable."""
+
+
+def slot_query(server_version: int, condition: str) -> str:
+    """Return the query whose rows :func:`parse_slot` reads; every column is text, so any protocol will do."""
+    columns = ", ".join(
+        f"{name}::text" if server_version >= since else f"{substitute}::text"
+        for name, (since, substitute) in _COLUMNS.items()
+    )
+    return f"SELECT {columns} FROM pg_catalog.pg_replication_slots WHERE {condition}"  # noqa: S608 -- constants
+
+
+def parse_slot(row: Sequence[str | None]) -> SlotState:
+    """Return the slot that one row of :func:`slot_query` describes."""
+    value = dict(zip(_COLUMNS, row, strict=True))
+    return SlotState(
+        name=value["slot_name"] or "",
+        plugin=value["plugin"],
+        slot_type=value["slot_type"] or "",
+        database=value["database"],
+        temporary=value["temporary"] == "true",
+        active_pid=_number(value["active_pid"]),
+        restart_lsn=_lsn(value["restart_lsn"]),
+        confirmed_flush_lsn=_lsn(value["confirmed_flush_lsn"]),
+        wal_status=value["wal_status"],
+        safe_wal_size=_number(value["safe_wal_size"]),
+        two_phase=value["two_phase"] == "true",
+        failover=value["failover"] == "true",
+        synced=value["synced"] == "true",
+        invalidation=_invalidation(value),
+    )
+
+
+def _invalidation(value: dict[str, str | None]) -> str | None:
+    """Return the reason in the words of PostgreSQL 17+, for older servers derived from what they show."""
+    if value["invalidation_reason"] is not None:
+        return value["invalidation_reason"]
+    if value["wal_status"] == "lost":
+        return "wal_removed"
+    return "conflicting with recovery" if value["conflicting"] == "true" else None
+
+
+def _number(text: str | None) -> int | None:
+    return None if text is None else int(text)
+
+
+def _lsn(text: str | None) -> int:
+    return INVALID_LSN if text is None else parse_lsn(text)

@@ -1,0 +1,241 @@
+"""The stream of one slot: batches of frames out of COPY BOTH, status updates back into it.
+
+Used by ``pipeline``. Reading and reporting are independent: whoever does not read holds the server back,
+and the status timer goes on telling it that we live.
+
+https://www.postgresql.org/docs/current/protocol-replication.html
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import psycopg
+from psycopg import pq
+
+from pgsluice.errors import PgsluiceError, SourceUnavailable
+from pgsluice.lsn import INVALID_LSN
+from pgsluice.pgoutput.framing import Keepalive, PrimaryStatus, XLogData, parse_frame, standby_status_update
+from pgsluice.postgres import failures
+from pgsluice.postgres.failures import ServerError
+from pgsluice.postgres.wire import Wire
+
+BATCH_MESSAGES = 1024
+"""Frames per read, at most: decoding and encoding them takes some 10 ms, and the event loop waits for it."""
+
+BATCH_BYTES = 1024 * 1024
+"""A batch ends with the frame that reaches this: large rows must not pile up by the thousand."""
+
+MIN_STATUS_GAP_S = 0.2
+"""Between two status updates: a server that shuts down asks for 25,000 a second; five are enough for it."""
+
+STOP_TIMEOUT_S = 5.0
+"""To wait for the server's end of the COPY: it may first have to send what it is busy decoding."""
+
+# A consume_input that completes no frame may have left the rest of a TLS record inside OpenSSL, where the
+# socket's readability does not show it. libpq reads at least 8 KiB at a time and a record has at most 16, so
+# the second one finds it.
+_FRUITLESS_READS = 2
+
+_POSTGRES_EPOCH_S = 946_684_800
+
+_DEFAULT_WAL_SENDER_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """When a stream reports, when it asks for a sign of life, when it takes the peer for dead."""
+
+    status_interval_s: float
+    probe_after_s: float
+    give_up_after_s: float
+
+    @classmethod
+    def of(cls, wal_sender_timeout_s: float, status_interval_s: float) -> "Timing":
+        """Derive the times from the session's wal_sender_timeout (0: switched off).
+
+        The server ends the session when it hears nothing for wal_sender_timeout: three reports fit into it.
+        Giving up is far slower: a server that decodes a large unpublished transaction can be silent for
+        minutes, and would start anew after each reconnect. A host that is gone is TCP's to notice, sooner.
+        """
+        timeout_s = wal_sender_timeout_s or _DEFAULT_WAL_SENDER_TIMEOUT_S
+        return cls(min(status_interval_s, timeout_s / 3), timeout_s, 20 * timeout_s)
+
+
+class ReplicationStream:
+    """START_REPLICATION under way. One task reads; any task reports."""
+
+    def __init__(self, wire: Wire, timing: Timing) -> None:
+        self._wire = wire
+        self._timing = timing
+        self._received = INVALID_LSN
+        self._flushed = INVALID_LSN
+        self._listening_since: float | None = None
+        self._reply_due = asyncio.Event()
+        self._copy_ended = False
+        self.failure: PgsluiceError | None = None
+        """Why the stream ended; None while it runs."""
+        self.ended = asyncio.Event()
+        """Set when the stream ends by itself, also if nobody is reading then."""
+        self._reporter = asyncio.create_task(self._report_regularly(), name="standby-status")
+
+    async def read(self) -> list[XLogData | Keepalive]:
+        """Return the next frames: at least one, at most BATCH_MESSAGES or the one that reaches BATCH_BYTES.
+
+        Waits only while there is nothing; cancelling the wait loses nothing. Raises why the stream ended.
+        """
+        while True:
+            if frames := self._drain():
+                return frames
+            if self._copy_ended:
+                await self._learn_why()
+            if self.failure is not None:
+                raise self.failure
+            await self._listen()
+
+    async def _listen(self) -> None:
+        self._listening_since = asyncio.get_running_loop().time()
+        try:
+            await self._wire.readable()
+        except psycopg.OperationalError as error:
+            self._fail(failures.lost(error))
+        finally:
+            self._listening_since = None
+
+    def _is_open(self) -> bool:
+        return not self._copy_ended and self.failure is None
+
+    def _drain(self) -> list[XLogData | Keepalive]:
+        """Take what libpq and the socket have, without waiting."""
+        frames: list[XLogData | Keepalive] = []
+        if not self._is_open():
+            return frames
+        try:
+            self._fill(frames.append)
+        except psycopg.OperationalError as error:
+            self._fail(failures.lost(error))
+        return frames
+
+    def _fill(self, take: Callable[[XLogData | Keepalive], None]) -> None:
+        get_copy_data, consume_input = self._wire.pgconn.get_copy_data, self._wire.pgconn.consume_input
+        messages, room, fruitless = 0, BATCH_BYTES, 0
+        while messages < BATCH_MESSAGES and room > 0:
+            size, data = get_copy_data(1)
+            if size > 0:
+                frame = parse_frame(data)
+                messages, room, fruitless = messages + 1, room - size, 0
+                if isinstance(frame, XLogData):
+                    take(frame)
+                else:
+                    self._take_other(frame, take)
+            elif size < 0:
+                self._copy_ended = True
+                return
+            elif fruitless == _FRUITLESS_READS:
+                return
+            else:
+                consume_input()
+                fruitless += 1
+
+    def _take_other(
+        self, frame: Keepalive | PrimaryStatus, take: Callable[[XLogData | Keepalive], None]
+    ) -> None:
+        if isinstance(frame, Keepalive):
+            if frame.reply_requested:
+                self._reply_due.set()
+            take(frame)
+
+    async def _learn_why(self) -> None:
+        """Collect how the server ended the COPY."""
+        try:
+            results = await self._wire.results()
+        except psycopg.OperationalError as error:
+            self._fail(failures.lost(error))
+            return
+        failed = next((one for one in results if one.status == pq.ExecStatus.FATAL_ERROR), None)
+        if failed is None:
+            self._fail(SourceUnavailable("PostgreSQL ended the stream: it is shutting down"))
+        else:
+            self._fail(failures.refused(ServerError.of(failed), "streaming"))
+
+    def _fail(self, error: PgsluiceError) -> None:
+        self.failure = self.failure or error
+        self.ended.set()
+        self._wire.interrupt(error)
+
+    def report(self, received: int, flushed: int) -> None:
+        """Set what the status updates say from now on; positions never go back.
+
+        ``flushed`` is what the slot may forget: everything before it is durable elsewhere.
+        """
+        self._received = max(self._received, received, flushed)
+        self._flushed = max(self._flushed, flushed)
+
+    def answer_shutdown(self, wal_end: int) -> None:
+        """Let a server that shuts down go, although not everything is flushed: the slot does not move.
+
+        It waits until flush, or write where flush is 0/0, equals what it has sent.
+        """
+        self._guarded_send(wal_end, INVALID_LSN, reply_requested=False)
+
+    async def _report_regularly(self) -> None:
+        while self.failure is None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._timing.status_interval_s):
+                    await self._reply_due.wait()
+            self._reply_due.clear()
+            silence_s = self._silence_s()
+            self._guarded_send(
+                self._received, self._flushed, reply_requested=silence_s >= self._timing.probe_after_s
+            )
+            if silence_s >= self._timing.give_up_after_s:
+                self._fail(SourceUnavailable(f"PostgreSQL sent nothing for {silence_s:.0f} s"))
+            await asyncio.sleep(MIN_STATUS_GAP_S)
+
+    def _silence_s(self) -> float:
+        """Return for how long the reader has been waiting; while nobody reads, silence is our own."""
+        since = self._listening_since
+        return 0.0 if since is None else asyncio.get_running_loop().time() - since
+
+    def _guarded_send(self, write: int, flush: int, *, reply_requested: bool) -> None:
+        try:
+            self._send(write, flush, reply_requested=reply_requested)
+        except psycopg.OperationalError as error:
+            self._fail(failures.lost(error))
+
+    def _send(self, write: int, flush: int, *, reply_requested: bool) -> None:
+        pgconn = self._wire.pgconn
+        if pgconn.flush():
+            return  # the server does not take what it was sent before: more of it would only pile up
+        now = int((time.time() - _POSTGRES_EPOCH_S) * 1_000_000)
+        pgconn.put_copy_data(standby_status_update(write, flush, flush, now, reply_requested=reply_requested))
+        pgconn.flush()
+
+    async def stop(self) -> None:
+        """End the COPY in order, the last report included; the connection can then take another command."""
+        self._reporter.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._reporter
+        if not self._is_open():
+            return
+        self._guarded_send(self._received, self._flushed, reply_requested=False)
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await self._end_copy()
+        except (psycopg.OperationalError, TimeoutError) as error:
+            self._fail(SourceUnavailable(f"the replication stream did not end in order: {error}"))
+
+    async def _end_copy(self) -> None:
+        self._wire.pgconn.put_copy_end()
+        self._wire.pgconn.flush()
+        while self._is_open():
+            if not self._drain() and self._is_open():
+                await self._wire.readable()
+        await self._wire.results()
+
+    def abandon(self) -> None:
+        """Stop reporting; whoever closes the connection under the stream calls this first."""
+        self._reporter.cancel()
+        self._fail(SourceUnavailable("the replication connection was closed"))

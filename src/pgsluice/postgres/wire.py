@@ -1,0 +1,72 @@
+"""libpq without blocking: waiting for its socket under asyncio, and queries of the simple protocol.
+
+Used by the replication connection and its stream; nobody else touches their ``PGconn``.
+
+https://www.postgresql.org/docs/current/libpq-async.html
+"""
+
+import asyncio
+
+from psycopg import pq
+
+from pgsluice.postgres.failures import ServerError
+
+_COPY = frozenset({pq.ExecStatus.COPY_BOTH, pq.ExecStatus.COPY_IN, pq.ExecStatus.COPY_OUT})
+
+
+class Wire:
+    """One ``PGconn`` in non-blocking mode. One task at a time waits for it; any may send."""
+
+    def __init__(self, pgconn: pq.abc.PGconn) -> None:
+        self.pgconn = pgconn
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def readable(self) -> None:
+        """Return when the socket has something to read. Cancelling it loses nothing: nothing was read."""
+        loop = asyncio.get_running_loop()
+        descriptor = self.pgconn.socket
+        self._waiter = loop.create_future()
+        loop.add_reader(descriptor, _wake, self._waiter)
+        try:
+            await self._waiter
+        finally:
+            loop.remove_reader(descriptor)
+            self._waiter = None
+
+    def interrupt(self, error: Exception) -> None:
+        """End the wait that is under way, if there is one, with ``error``."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(error)
+
+    async def query(self, sql: str) -> list[pq.abc.PGresult]:
+        """Run ``sql`` in the simple protocol; the results, of which the last may open a COPY.
+
+        Raises ServerError for what the server refuses, psycopg.OperationalError for a lost connection.
+        """
+        self.pgconn.send_query(sql.encode())
+        results = await self.results()
+        for result in results:
+            if result.status == pq.ExecStatus.FATAL_ERROR:
+                raise ServerError.of(result)
+        return results
+
+    async def results(self) -> list[pq.abc.PGresult]:
+        """Collect the results of the command under way, up to its end or to the COPY that it opens."""
+        results: list[pq.abc.PGresult] = []
+        while (result := await self._next_result()) is not None:
+            results.append(result)
+            if result.status in _COPY:
+                break
+        return results
+
+    async def _next_result(self) -> pq.abc.PGresult | None:
+        while self.pgconn.is_busy():
+            self.pgconn.flush()  # what does not fit now goes with the next turn: the answer waits for it
+            await self.readable()
+            self.pgconn.consume_input()
+        return self.pgconn.get_result()
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
