@@ -1,0 +1,90 @@
+"""The primitives of Avro's binary encoding, as bytes.
+
+Used by everything that writes Avro: the conversions of ``text``, the row encoder, the envelope, the cut.
+
+https://avro.apache.org/docs/1.12.0/specification/#binary-encoding
+"""
+
+import struct
+from typing import Final
+
+POSTGRES_EPOCH_US: Final = 946_684_800_000_000
+"""2000-01-01 00:00 UTC in microseconds since 1970: what to add to a timestamp of the protocol."""
+
+LONG_MIN: Final = -(2**63)
+LONG_MAX: Final = 2**63 - 1
+INT_MIN: Final = -(2**31)
+INT_MAX: Final = 2**31 - 1
+
+NULL: Final = b"\x00"
+"""A null in a ["null", T] union: branch 0, and nothing after it."""
+
+VALUE: Final = b"\x02"
+"""What stands before a value in a ["null", T] union: branch 1."""
+
+TRUE: Final = b"\x01"
+FALSE: Final = b"\x00"
+
+END: Final = b"\x00"
+"""The end of the blocks of an array or a map; alone, an empty one."""
+
+# A varint is written 14 bits (two bytes) at a time from these: one look-up for values up to 8191, five for the
+# longest, where a loop over 7 bits takes up to ten rounds. 2 * 16384 small objects, 1.3 MB.
+_PAIR: Final = 1 << 14
+_MORE: Final = tuple(bytes((z & 127 | 128, z >> 7 | 128)) for z in range(_PAIR))
+_LAST: Final = tuple(bytes((z,)) if z < 128 else bytes((z & 127 | 128, z >> 7)) for z in range(_PAIR))  # noqa: PLR2004 - a varint holds 7 bits in a byte
+
+_DOUBLE: Final = struct.Struct("<d").pack
+_FLOAT: Final = struct.Struct("<f").pack
+
+
+def encode_long(number: int) -> bytes:
+    """Return ``number``, within 64 signed bits, as an Avro int or long: a zigzag varint."""
+    z = number << 1 if number >= 0 else ~(number << 1)
+    if z < _PAIR:
+        return _LAST[z]
+    data = _MORE[z & 16383]
+    z >>= 14
+    while z >= _PAIR:
+        data += _MORE[z & 16383]
+        z >>= 14
+    return data + _LAST[z]
+
+
+def encode_bytes(data: bytes) -> bytes:
+    """Return ``data`` as Avro bytes; of UTF-8 text, as an Avro string."""
+    return encode_long(len(data)) + data
+
+
+def encode_string(text: str) -> bytes:
+    """Return ``text`` as an Avro string."""
+    return encode_bytes(text.encode())
+
+
+def encode_boolean(flag: bool) -> bytes:  # noqa: FBT001 - the value itself, not a switch
+    """Return ``flag`` as an Avro boolean."""
+    return TRUE if flag else FALSE
+
+
+def encode_float(number: float) -> bytes:
+    """Return ``number`` as an Avro float; OverflowError when it is beyond single precision."""
+    return _FLOAT(number)
+
+
+def encode_double(number: float) -> bytes:
+    """Return ``number`` as an Avro double."""
+    return _DOUBLE(number)
+
+
+def encode_unscaled(number: int) -> bytes:
+    """Return a decimal's unscaled value as Avro bytes: the shortest big-endian two's complement."""
+    magnitude = number if number >= 0 else ~number
+    length = (magnitude.bit_length() >> 3) + 1
+    return encode_long(length) + number.to_bytes(length, "big", signed=True)
+
+
+def encode_array(items: list[bytes]) -> bytes:
+    """Return encoded items as an Avro array; of encoded keys and values joined pairwise, as a map."""
+    if not items:
+        return END
+    return b"".join((encode_long(len(items)), *items, END))

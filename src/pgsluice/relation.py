@@ -1,0 +1,147 @@
+"""Relations as the server described them: columns, their types, which of them identify a row.
+
+The pipeline feeds :class:`RelationCache` with every Relation and Type message in arrival order and looks
+rows up in it; ``avro`` turns a :class:`Relation` into a schema and an encoder. Immutable, so that a row can
+keep the version it was sent under.
+
+https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from pgsluice.errors import ProtocolError
+from pgsluice.pgoutput import messages
+
+CATALOG: Final = "pg_catalog"
+"""The schema of built-in types; the protocol writes it as an empty string."""
+
+# name, OID, OID of its array type: pg_type.dat. The numbers never change; a type that a version lacks is
+# simply never sent. Type messages describe only the types that are not built in.
+_BUILTIN_TYPES: Final = """
+    bool 16 1000            bytea 17 1001           char 18 1002            name 19 1003
+    int8 20 1016            int2 21 1005            int2vector 22 1006      int4 23 1007
+    regproc 24 1008         text 25 1009            oid 26 1028             tid 27 1010
+    xid 28 1011             cid 29 1012             oidvector 30 1013       json 114 199
+    xml 142 143             point 600 1017          lseg 601 1018           path 602 1019
+    box 603 1020            polygon 604 1027        line 628 629            cidr 650 651
+    float4 700 1021         float8 701 1022         abstime 702 1023        reltime 703 1024
+    tinterval 704 1025      circle 718 719          macaddr8 774 775        money 790 791
+    macaddr 829 1040        inet 869 1041           aclitem 1033 1034       bpchar 1042 1014
+    varchar 1043 1015       date 1082 1182          time 1083 1183          timestamp 1114 1115
+    timestamptz 1184 1185   interval 1186 1187      timetz 1266 1270        bit 1560 1561
+    varbit 1562 1563        numeric 1700 1231       refcursor 1790 2201     regprocedure 2202 2207
+    regoper 2203 2208       regoperator 2204 2209   regclass 2205 2210      regtype 2206 2211
+    uuid 2950 2951          txid_snapshot 2970 2949 pg_lsn 3220 3221        tsvector 3614 3643
+    tsquery 3615 3645       gtsvector 3642 3644     regconfig 3734 3735     regdictionary 3769 3770
+    jsonb 3802 3807         int4range 3904 3905     numrange 3906 3907      tsrange 3908 3909
+    tstzrange 3910 3911     daterange 3912 3913     int8range 3926 3927     jsonpath 4072 4073
+    regnamespace 4089 4090  regrole 4096 4097       regcollation 4191 4192  int4multirange 4451 6150
+    nummultirange 4532 6151 tsmultirange 4533 6152  tstzmultirange 4534 6153 datemultirange 4535 6155
+    int8multirange 4536 6157 pg_snapshot 5038 5039  xid8 5069 271
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class PgType:
+    """A type by the name the protocol gives it: for a domain, that of its base type beside its own OID."""
+
+    oid: int
+    namespace: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column; ``is_key``: part of the replica identity. ``typmod`` is -1 where none is declared."""
+
+    name: str
+    type: PgType
+    typmod: int
+    is_key: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """One version of a table, its columns in the order of the row images.
+
+    ``replica_identity`` is pg_class.relreplident: d(efault), n(othing), f(ull), i(ndex). Under ``f`` every
+    column is flagged as key: the primary key is not to be had from the protocol.
+    """
+
+    oid: int
+    namespace: str
+    name: str
+    replica_identity: str
+    columns: tuple[Column, ...]
+
+
+def _builtin_types() -> dict[int, PgType]:
+    words = iter(_BUILTIN_TYPES.split())
+    types = {}
+    for name, oid, array_oid in zip(words, words, words, strict=True):
+        types[int(oid)] = PgType(int(oid), CATALOG, name)
+        types[int(array_oid)] = PgType(int(array_oid), CATALOG, f"_{name}")
+    return types
+
+
+BUILTIN_TYPES: Final = _builtin_types()
+"""The types that the server never describes, by OID."""
+
+
+class RelationCache:
+    """What the server described on one connection; dies with it.
+
+    One cache for everything, streamed or not, overwritten in arrival order: it mirrors the single cache of
+    the server, which decides by it what needs no second description.
+    """
+
+    def __init__(self) -> None:
+        self._types: dict[int, PgType] = {}
+        self._relations: dict[int, Relation] = {}
+
+    def on_type(self, message: messages.Type) -> None:
+        """Learn the name of a type that is not built in."""
+        self._types[message.oid] = PgType(message.oid, message.namespace or CATALOG, message.name)
+
+    def on_relation(self, message: messages.Relation) -> Relation:
+        """Learn a version of a table; the same object again while its content stays the same.
+
+        Relation messages repeat often (after VACUUM FULL, TRUNCATE, on every reconnect), so callers may take
+        the identity of the object as the sign that nothing changed.
+        """
+        relation = Relation(
+            message.oid,
+            message.namespace or CATALOG,
+            message.name,
+            message.replica_identity,
+            tuple(self._column(column) for column in message.columns),
+        )
+        _check_names(relation)
+        if self._relations.get(message.oid) != relation:
+            self._relations[message.oid] = relation
+        return self._relations[message.oid]
+
+    def __getitem__(self, oid: int) -> Relation:
+        try:
+            return self._relations[oid]
+        except KeyError:
+            raise ProtocolError(
+                f"a change of relation {oid} arrived, which the server has not described on this connection"
+                " (expected a Relation message before it)"
+            ) from None
+
+    def _column(self, column: messages.RelationColumn) -> Column:
+        oid = column.type_oid
+        # A built-in type of a newer server: regtype, too, shows an unknown OID as its number.
+        pg_type = self._types.get(oid) or BUILTIN_TYPES.get(oid) or PgType(oid, CATALOG, str(oid))
+        return Column(column.name, pg_type, column.typmod, column.is_key)
+
+
+def _check_names(relation: Relation) -> None:
+    names = [column.name for column in relation.columns]
+    if "" in names or len(set(names)) != len(names):
+        raise ProtocolError(
+            f"Relation message of {relation.namespace}.{relation.name}: column names are empty or repeated"
+            " (expected distinct names)"
+        )
