@@ -1,20 +1,103 @@
 """The settings: every key, its type, default, limits and meaning; the documentation is generated from here.
 
-Used by whoever needs a setting (through the daemon). What one key cannot say alone is checked in
-``rules``; where values come from is the business of ``sources``.
+Used by the daemon, which maps settings to the options of the shell packages. Where values come from
+is the business of ``sources``; what two keys must agree on is checked at the later one.
 
 https://docs.pydantic.dev/latest/concepts/pydantic_settings/
 """
 
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    SecretStr,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+)
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from pgsluice.config.units import Duration, ListenAddress, NumericAs, Size
+from pgsluice.config import libpq, librdkafka
+from pgsluice.config.naming import SERVICE_TOPICS, check_glob, check_template, missing_placeholders
+from pgsluice.config.problems import KeyProblems, Path, is_secret
+from pgsluice.config.units import Duration, ListenAddress, NumericAs, Size, Within
 
-Count = Annotated[int, Field(strict=True, ge=1)]
+_STATUS_INTERVALS_PER_TIMEOUT = 3
+"""One lost or late status update must not end the connection."""
+
+MaskedTexts = dict[str, str | SecretStr]
+
+
+def _texts(value: object) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise KeyProblems([((), "must be a table of names and values")])
+    odd = [name for name, entry in value.items() if not isinstance(entry, str | int | float)]
+    if odd:
+        raise KeyProblems(((name,), "must be a text, a number, true or false") for name in odd)
+    return {
+        name: str(entry).lower() if isinstance(entry, bool) else str(entry) for name, entry in value.items()
+    }
+
+
+def _parameters(value: object) -> MaskedTexts:
+    parameters = _texts(value)
+    libpq.check_parameters(parameters)
+    return _mask(parameters)
+
+
+def _client_properties(value: object) -> MaskedTexts:
+    properties = {"compression.type": "lz4"} | _texts(value)
+    refused = {name: reason for name in properties if (reason := librdkafka.refusal(name))}
+    if refused:
+        raise KeyProblems(((name,), f"cannot be set: {reason}") for name, reason in refused.items())
+    return _mask(properties)
+
+
+def _mask(texts: dict[str, str]) -> MaskedTexts:
+    return {name: SecretStr(text) if is_secret(name) else text for name, text in texts.items()}
+
+
+def _reveal(masked: MaskedTexts) -> dict[str, str]:
+    return {
+        name: value.get_secret_value() if isinstance(value, SecretStr) else value
+        for name, value in masked.items()
+    }
+
+
+def _no_repeats(values: list[str]) -> list[str]:
+    repeated = [value for value, count in Counter(values).items() if count > 1]
+    if repeated:
+        raise ValueError(f"names {', '.join(repeated)} more than once")
+    return values
+
+
+def _no_zero(factor: int) -> int:
+    if factor == 0:
+        raise ValueError("must be -1 (the broker's default) or at least 1")
+    return factor
+
+
 Flag = Annotated[bool, Field(strict=True)]
+Count = Annotated[int, Field(strict=True, ge=1, le=2**31 - 1)]
+Port = Annotated[int, Field(strict=True, ge=1, le=2**16 - 1)]
+ReplicationFactor = Annotated[int, Field(strict=True, ge=-1, le=2**15 - 1), AfterValidator(_no_zero)]
+Text = Annotated[str, Field(strict=True, min_length=1)]
+Names = Annotated[list[Text], Field(min_length=1), AfterValidator(_no_repeats)]
+Glob = Annotated[str, Field(strict=True), AfterValidator(check_glob)]
+Template = Annotated[str, Field(strict=True), AfterValidator(check_template)]
+OnTruncate = Literal["emit", "skip"]
+_TABLE_SCHEMA = WithJsonSchema(
+    {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean"]}}
+)
+Parameters = Annotated[MaskedTexts, PlainValidator(_parameters), _TABLE_SCHEMA]
+ClientProperties = Annotated[MaskedTexts, PlainValidator(_client_properties), _TABLE_SCHEMA]
+TopicConfig = Annotated[dict[str, str], PlainValidator(_texts), _TABLE_SCHEMA]
 
 
 class Section(BaseModel):
@@ -24,103 +107,296 @@ class Section(BaseModel):
 
 
 class Postgres(Section):
-    """The server, the slot and the publications to follow."""
+    """The server, the slot and the publications.
 
-    dsn: SecretStr | None = None
-    host: str | None = None
-    port: Count | None = None
-    dbname: str | None = None
-    user: str | None = None
-    password: SecretStr | None = None
-    password_file: str | None = None
-    sslmode: Literal["disable", "allow", "prefer", "require", "verify-ca", "verify-full"] | None = None
-    sslrootcert: str | None = None
-    sslcert: str | None = None
-    sslkey: str | None = None
-    parameters: dict[str, str] = {}
-    slot: str | None = None
-    publications: list[str] = ["pgsluice"]
-    create_slot: Flag = True
-    status_interval: Duration = Duration.parse("5s")
-    wal_sender_timeout: Duration = Duration.parse("15s")
+    A connection key that is not set is left to libpq: its PG* variables, password file and service
+    file work as in every client.
+    """
+
+    dsn: SecretStr | None = Field(
+        default=None,
+        description="Connection string or URI of libpq; the keys below take precedence over its parts.",
+        examples=["postgresql://pgsluice@db.example.com:5432/shop"],
+    )
+    host: Text | None = Field(
+        default=None,
+        description="Host name, address, or directory of the Unix socket.",
+        examples=["db.example.com"],
+    )
+    port: Port | None = Field(default=None, description="TCP port.", examples=[5432])
+    dbname: Text | None = Field(
+        default=None, description="Database; a slot belongs to one.", examples=["shop"]
+    )
+    user: Text | None = Field(
+        default=None, description="Role with the REPLICATION attribute.", examples=["pgsluice"]
+    )
+    password: SecretStr | None = Field(
+        default=None,
+        description="Password; better from a secret file or the environment than from the file.",
+        examples=["secret"],
+    )
+    password_file: Text | None = Field(
+        default=None,
+        description="File whose first line is the password; read again for every connection.",
+        examples=["/run/secrets/postgres-password"],
+    )
+    sslmode: Literal["disable", "allow", "prefer", "require", "verify-ca", "verify-full"] | None = Field(
+        default=None, description="Whether TLS is used, and what is verified.", examples=["verify-full"]
+    )
+    sslrootcert: Text | None = Field(
+        default=None,
+        description='File of the authorities trusted to vouch for the server, or "system".',
+        examples=["/etc/pgsluice/ca.crt"],
+    )
+    sslcert: Text | None = Field(
+        default=None, description="File of the client's certificate.", examples=["/etc/pgsluice/client.crt"]
+    )
+    sslkey: Text | None = Field(
+        default=None, description="File of the client's private key.", examples=["/etc/pgsluice/client.key"]
+    )
+    parameters: Parameters = Field(
+        default={},
+        description="Any other connection parameter of libpq.",
+        examples=[{"target_session_attrs": "read-write"}],
+    )
+    slot: Annotated[str, Field(strict=True, pattern=r"^[a-z0-9_]{1,63}$")] | None = Field(
+        default=None,
+        description="Logical replication slot; pgsluice_<name> when not set.",
+        examples=["pgsluice_shop"],
+    )
+    publications: Names = Field(default=["pgsluice"], description="Publications to follow; they must exist.")
+    create_slot: Flag = Field(default=True, description="Create the slot when it does not exist yet.")
+    wal_sender_timeout: Annotated[Duration, Within("1s", "1h")] = Field(
+        default=Duration.parse("15s"),
+        description="How soon the server gives up a silent pgsluice and frees the slot for another; "
+        "set for the session, from PostgreSQL 12 on.",
+    )
+    status_interval: Annotated[Duration, Within("100ms", "10s")] = Field(
+        default=Duration.parse("5s"),
+        description="How often progress is reported to the server; at most a third of wal_sender_timeout.",
+    )
+
+    @field_validator("dsn")
+    @classmethod
+    def _check_dsn(cls, dsn: SecretStr | None) -> SecretStr | None:
+        if dsn is not None:
+            libpq.check_dsn(dsn.get_secret_value())
+        return dsn
+
+    @field_validator("password_file")
+    @classmethod
+    def _check_password_file(cls, password_file: str | None, info: ValidationInfo) -> str | None:
+        if password_file is None:
+            return None
+        if info.data.get("password") is not None:
+            raise ValueError("stands beside postgres.password: keep one of the two")
+        libpq.read_password_file(password_file)
+        return password_file
+
+    @field_validator("status_interval")
+    @classmethod
+    def _check_status_interval(cls, interval: Duration, info: ValidationInfo) -> Duration:
+        timeout = info.data.get("wal_sender_timeout")
+        if timeout is None:
+            return interval
+        most = Duration(timeout.milliseconds // _STATUS_INTERVALS_PER_TIMEOUT)
+        if interval > most:
+            raise ValueError(
+                f"is {interval}, more than a third of wal_sender_timeout ({timeout}): "
+                f"set it to {most} or less"
+            )
+        return interval
+
+    def libpq_parameters(self) -> dict[str, str]:
+        """Return what to connect with. Reads the password file: call it for every connection."""
+        parameters = libpq.parse_dsn(self.dsn.get_secret_value()) if self.dsn else {}
+        own = {name: getattr(self, name) for name in libpq.OWN_KEYS if name != "password"}
+        parameters |= {name: str(value) for name, value in own.items() if value is not None}
+        if self.password is not None:
+            parameters["password"] = self.password.get_secret_value()
+        if self.password_file is not None:
+            parameters["password"] = libpq.read_password_file(self.password_file)
+        return parameters | _reveal(self.parameters)
 
 
 class Topics(Section):
-    """How topics are named and created."""
+    """How topics are named and created; ``[[tables.rules]]`` can differ for some tables."""
 
-    name: str = "{prefix}.{schema}.{table}"
-    partitions: Count = 3
-    replication_factor: int = -1
-    config: dict[str, str] = {}
+    name: Template = Field(
+        default="{prefix}.{schema}.{table}",
+        description="Name of a table's topic; characters that Kafka does not allow are escaped as _xHHHH_.",
+    )
+    partitions: Count = Field(default=3, description="Partitions of a new topic.")
+    replication_factor: ReplicationFactor = Field(
+        default=-1, description="Replicas of a new topic; -1 leaves it to the broker."
+    )
+    config: TopicConfig = Field(
+        default={},
+        description="Topic configuration of a new topic, in Kafka's names.",
+        examples=[{"min.insync.replicas": "2"}],
+    )
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        if missing := missing_placeholders(name, "*.*"):
+            raise ValueError(f"lacks {' and '.join(missing)}: every table needs a topic of its own")
+        return name
 
 
 class Kafka(Section):
     """The Kafka cluster."""
 
-    bootstrap_servers: str
-    topic_prefix: str
-    client: dict[str, str | SecretStr] = {"compression.type": "lz4"}
+    bootstrap_servers: Text = Field(
+        description="Brokers to ask first, host:port, separated by commas.", examples=["127.0.0.1:9092"]
+    )
+    topic_prefix: Annotated[
+        str, Field(strict=True, max_length=150, pattern=r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$")
+    ] = Field(
+        description="First part of every topic's name. One pipeline only may use it.", examples=["shop"]
+    )
+    client: ClientProperties = Field(
+        default={},
+        description="Any property of librdkafka (security.protocol, sasl.*, ssl.*, linger.ms, ...), "
+        "except those that delivery rests on.",
+        examples=[{"security.protocol": "SASL_SSL", "sasl.mechanism": "SCRAM-SHA-512"}],
+    )
     topics: Topics = Topics()
+
+    def librdkafka_properties(self) -> dict[str, str]:
+        """Return what every client of the cluster is made with."""
+        return {"bootstrap.servers": self.bootstrap_servers, **_reveal(self.client)}
 
 
 class Delivery(Section):
-    """Cuts and transactions."""
+    """Cuts: the Kafka transactions in which changes are delivered."""
 
-    transaction_timeout: Duration = Duration.parse("15min")
-    cut_interval: Duration = Duration.parse("50ms")
-    cut_bytes: Size = Size.parse("16MiB")
-    inflight_max: Size = Size.parse("64MiB")
-    heartbeat: Duration = Duration.parse("10s")
+    transaction_timeout: Annotated[Duration, Within("1s", "1d")] = Field(
+        default=Duration.parse("15min"),
+        description="The longest a Kafka transaction may last; brokers allow transaction.max.timeout.ms "
+        "(15 minutes by default), and the smaller of the two holds.",
+    )
+    cut_interval: Annotated[Duration, Within("1ms", "1min")] = Field(
+        default=Duration.parse("50ms"),
+        description="How long a cut stays open while changes keep coming; it closes at once when they pause.",
+    )
+    cut_bytes: Annotated[Size, Within("1KiB", "64GiB")] = Field(
+        default=Size.parse("16MiB"),
+        description="How large a cut may grow before it is closed at the next commit.",
+    )
+    inflight_max: Annotated[Size, Within("64KiB", "1TiB")] = Field(
+        default=Size.parse("64MiB"),
+        description="Encoded changes held in memory until Kafka has them; at least cut_bytes.",
+    )
+    heartbeat: Annotated[Duration, Within("100ms", "1h")] = Field(
+        default=Duration.parse("10s"),
+        description="How often an idle pipeline writes an empty cut, to free WAL.",
+    )
+
+    @field_validator("inflight_max")
+    @classmethod
+    def _check_inflight_max(cls, inflight: Size, info: ValidationInfo) -> Size:
+        cut = info.data.get("cut_bytes", inflight)
+        if inflight < cut:
+            raise ValueError(f"is {inflight}, less than cut_bytes: set it to {cut} or more")
+        return inflight
 
 
 class Rule(Section):
-    """What is different for the tables that match."""
+    """What is different for some tables; the first rule that matches a table holds."""
 
-    match: str
-    keys: list[str] | None = None
-    topic: str | None = None
-    partitions: Count | None = None
-    replication_factor: int | None = None
-    config: dict[str, str] = {}
-    tombstones: Flag | None = None
-    truncate: Literal["emit", "skip"] | None = None
+    match: Glob = Field(description="Pattern over schema.table.", examples=["public.orders"])
+    keys: Names | None = Field(
+        default=None,
+        description="Columns of the record's key, instead of the replica identity or primary key.",
+        examples=[["tenant", "id"]],
+    )
+    topic: Template | None = Field(
+        default=None, description="Name of the topic, as kafka.topics.name.", examples=["{prefix}.orders"]
+    )
+    partitions: Count | None = Field(default=None, description="As kafka.topics.partitions.", examples=[12])
+    replication_factor: ReplicationFactor | None = Field(
+        default=None, description="As kafka.topics.replication_factor.", examples=[3]
+    )
+    config: TopicConfig = Field(
+        default={},
+        description="Topic configuration, added to kafka.topics.config.",
+        examples=[{"retention.ms": "-1"}],
+    )
+    tombstones: Flag | None = Field(default=None, description="As tables.tombstones.", examples=[True])
+    truncate: OnTruncate | None = Field(default=None, description="As tables.truncate.", examples=["skip"])
+
+    @field_validator("topic")
+    @classmethod
+    def _check_topic(cls, topic: str | None, info: ValidationInfo) -> str | None:
+        missing = missing_placeholders(topic or "", info.data.get("match", "")) if topic else []
+        if missing:
+            raise ValueError(
+                f"lacks {' and '.join(missing)}: every table that matches needs a topic of its own"
+            )
+        return topic
 
 
 class Tables(Section):
-    """Which tables are published, and how."""
+    """Which tables of the publications are delivered, and how. Patterns are globs over schema.table."""
 
-    include: list[str] = ["*.*"]
-    exclude: list[str] = []
-    tombstones: Flag = False
-    truncate: Literal["emit", "skip"] = "emit"
-    time_range: Literal["common", "full"] = "common"
-    numeric: NumericAs = NumericAs()
-    rules: list[Rule] = []
+    include: Annotated[list[Glob], Field(min_length=1)] = Field(
+        default=["*.*"], description="Tables to deliver."
+    )
+    exclude: list[Glob] = Field(
+        default=[], description="Tables to leave out, even if included.", examples=[["public.audit_*"]]
+    )
+    tombstones: Flag = Field(
+        default=False, description="Follow every delete with a record without value, for compacted topics."
+    )
+    truncate: OnTruncate = Field(default="emit", description="Whether a TRUNCATE becomes a record.")
+    time_range: Literal["common", "full"] = Field(
+        default="common",
+        description="Dates and timestamps that become typed values: years 1 to 9999, which most readers can "
+        "hold (common), or all that PostgreSQL has (full). Others stand in the envelope's raw.",
+    )
+    numeric: NumericAs = Field(
+        default=NumericAs(),
+        description='numeric without precision: "string", or a decimal like "decimal(38,9)".',
+    )
+    rules: list[Rule] = Field(default=[], description="What is different for some tables.")
 
 
 class SchemaRegistry(Section):
-    """Where the schemas live."""
+    """Where consumers find the schemas."""
 
-    type: Literal["builtin"] = "builtin"
+    type: Literal["builtin"] = Field(
+        default="builtin",
+        description="builtin: pgsluice keeps schemas in Kafka and serves the registry's read API itself.",
+    )
 
 
 class Http(Section):
-    """The HTTP server."""
+    """The HTTP server: health, metrics, status and the schema registry's read API."""
 
-    listen: ListenAddress = ListenAddress.parse("127.0.0.1:8080")
+    listen: ListenAddress = Field(
+        default=ListenAddress.parse("127.0.0.1:8080"), description="Address and port to listen on."
+    )
 
 
 class Log(Section):
-    """The log."""
+    """The log, on standard error."""
 
-    level: Literal["debug", "info", "warning", "error"] = "info"
-    format: Literal["auto", "json", "console"] = "auto"
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="The least level logged."
+    )
+    format: Literal["auto", "json", "console"] = Field(
+        default="auto", description="auto: console on a terminal, otherwise json, one object a line."
+    )
 
 
 class Shutdown(Section):
     """The end of the process."""
 
-    drain_timeout: Duration = Duration.parse("20s")
+    drain_timeout: Annotated[Duration, Within("100ms", "1h")] = Field(
+        default=Duration.parse("20s"),
+        description="How long the cut in flight may take to finish after SIGTERM.",
+    )
 
 
 class Settings(BaseSettings):
@@ -128,8 +404,12 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(extra="forbid", frozen=True, validate_default=True)
 
-    version: Literal[1]
-    name: str
+    version: Literal[1] = Field(description="Version of the file's layout.", examples=[1])
+    name: Annotated[str, Field(strict=True, pattern=r"^[a-z0-9_]{1,54}$")] = Field(
+        description="Name of the pipeline: lower-case letters, digits and underscores. The slot, the clients "
+        "and the fencing of former owners are named after it.",
+        examples=["shop"],
+    )
     postgres: Postgres = Postgres()
     kafka: Kafka
     delivery: Delivery = Delivery()
@@ -138,6 +418,15 @@ class Settings(BaseSettings):
     http: Http = Http()
     log: Log = Log()
     shutdown: Shutdown = Shutdown()
+
+    @field_validator("tables")
+    @classmethod
+    def _check_tables(cls, tables: Tables, info: ValidationInfo) -> Tables:
+        kafka = info.data.get("kafka")
+        found = [*_shared_topics(tables, kafka), *_lost_truncates(tables, kafka)] if kafka else []
+        if found:
+            raise KeyProblems(found)
+        return tables
 
     @property
     def slot_name(self) -> str:
@@ -155,3 +444,30 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Read nothing by itself: ``load`` brings the sources, which remember where a value stood."""
         return (init_settings,)
+
+
+def _shared_topics(tables: Tables, kafka: Kafka) -> Iterator[tuple[Path, str]]:
+    taken = {f"{kafka.topic_prefix}.{name}": "pgsluice itself" for name in SERVICE_TOPICS}
+    for number, rule in enumerate(tables.rules):
+        topic = (rule.topic or "{table}").replace("{prefix}", kafka.topic_prefix)
+        if "{" not in topic and topic in taken:
+            yield ("rules", number, "topic"), f"{topic} is the topic of {taken[topic]}: choose another name"
+        taken[topic] = f"another rule, for {rule.match}"
+
+
+def _lost_truncates(tables: Tables, kafka: Kafka) -> Iterator[tuple[Path, str]]:
+    sentence = 'a compacted topic cannot hold truncates, which have no key: set it to "skip"'
+    if tables.truncate == "emit" and _is_compacted(kafka.topics.config):
+        yield ("truncate",), sentence
+    for number, rule in enumerate(tables.rules):
+        own = rule.truncate == "emit" or "cleanup.policy" in rule.config
+        if (
+            own
+            and (rule.truncate or tables.truncate) == "emit"
+            and _is_compacted({**kafka.topics.config, **rule.config})
+        ):
+            yield ("rules", number, "truncate"), sentence
+
+
+def _is_compacted(config: Mapping[str, str]) -> bool:
+    return "compact" in config.get("cleanup.policy", "")

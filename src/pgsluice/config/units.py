@@ -19,6 +19,26 @@ _MAX_PORT = 2**16 - 1
 _MAX_DECIMAL_PRECISION = 38
 
 
+@dataclass(frozen=True, slots=True)
+class Within:
+    """Limits of a duration or size, both included: ``Annotated[Duration, Within("1s", "1h")]``."""
+
+    least: str
+    most: str
+
+    def __get_pydantic_core_schema__(
+        self, source: type["TextValue"], handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        least, most = source.parse(self.least), source.parse(self.most)
+
+        def check(value: Any) -> Any:  # noqa: ANN401 - whatever type is annotated, compared with its own kind
+            if not least <= value <= most:
+                raise ValueError(f"is {value}, and must be from {least} to {most}")
+            return value
+
+        return core_schema.no_info_after_validator_function(check, handler(source))
+
+
 class TextValue(ABC):
     """A value written as text in every source of settings; ``str()`` gives the canonical text."""
 

@@ -1,0 +1,87 @@
+"""Connection parameters of libpq: which of them are the user's to set, and where passwords are read.
+
+Used by the settings model. Whatever is not set is left to libpq: its PG* variables, password file and
+service file work as in every client, so each authentication method is reachable.
+
+https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-PARAMKEYWORDS
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from pgsluice.config.problems import KeyProblems, did_you_mean
+from pgsluice.errors import ConfigError
+
+OWN_KEYS = ("host", "port", "dbname", "user", "password", "sslmode", "sslrootcert", "sslcert", "sslkey")
+"""Parameters that are keys of ``[postgres]`` under the same name."""
+
+_OURS = {
+    "replication": "the connection is always a logical replication connection",
+    "client_encoding": "the stream is read as UTF-8",
+    "options": "session settings are pinned so that values have one text form: ALTER ROLE .. SET sets others",
+    "application_name": "connections are named after the pipeline: set name instead",
+    "fallback_application_name": "connections are named after the pipeline: set name instead",
+}
+
+_PASSWORD_BYTES_MAX = 64 * 1024
+"""Longer than any password (a cloud's token has a few KiB), shorter than a file named by mistake."""
+
+
+def check_dsn(dsn: str) -> None:
+    """Refuse a connection string that libpq cannot read or that sets what is not the user's."""
+    found = [f"may not set {name}: {reason}" for name, reason in _OURS.items() if name in parse_dsn(dsn)]
+    if found:
+        raise ValueError("; ".join(found))
+
+
+def parse_dsn(dsn: str) -> dict[str, str]:
+    """Return the parameters in ``dsn``; ValueError, without any part of it, when libpq cannot read it."""
+    from psycopg import ProgrammingError  # noqa: PLC0415 - loads libpq: only where a dsn is used
+    from psycopg.conninfo import conninfo_to_dict  # noqa: PLC0415 - as above
+
+    try:
+        return {name: str(value) for name, value in conninfo_to_dict(dsn).items()}
+    except ProgrammingError:
+        raise ValueError(
+            "is neither a connection string of libpq (host=db dbname=shop) nor a URI (postgresql://db/shop)"
+        ) from None
+
+
+def check_parameters(parameters: Mapping[str, str]) -> None:
+    """Refuse parameters that libpq does not know, that have keys of their own, or that are not the user's."""
+    known = _known_parameters() if parameters else frozenset()
+    found = [((name,), sentence) for name in parameters if (sentence := _refusal(name, known))]
+    if found:
+        raise KeyProblems(found)
+
+
+def _refusal(name: str, known: frozenset[str]) -> str:
+    if name in OWN_KEYS:
+        return f"has a key of its own: write it as postgres.{name}"
+    if name in _OURS:
+        return f"cannot be set: {_OURS[name]}"
+    if name not in known:
+        return f"is not a connection parameter of libpq{did_you_mean(name, known)}"
+    return ""
+
+
+def _known_parameters() -> frozenset[str]:
+    from psycopg import pq  # noqa: PLC0415 - loads libpq: only where parameters are used
+
+    return frozenset(option.keyword.decode() for option in pq.Conninfo.get_defaults())
+
+
+def read_password_file(name: str) -> str:
+    """Return the first line of file ``name``; ConfigError when there is none."""
+    try:
+        with Path(name).open("rb") as file:
+            content = file.read(_PASSWORD_BYTES_MAX)
+    except OSError as error:
+        raise ConfigError(f"postgres.password_file: {name} cannot be read: {error.strerror}") from None
+    try:
+        password = content.decode().split("\n", 1)[0].removesuffix("\r")
+    except UnicodeDecodeError:
+        raise ConfigError(f"postgres.password_file: {name} is not UTF-8 text") from None
+    if not password or "\0" in password:
+        raise ConfigError(f"postgres.password_file: the first line of {name} is not a password")
+    return password

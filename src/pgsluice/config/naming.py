@@ -1,0 +1,46 @@
+"""Names in the settings: templates of topics, globs over tables.
+
+Used by the settings model. As far as settings can tell, two tables never share a topic.
+"""
+
+import re
+
+SERVICE_TOPICS = ("transactions", "checkpoint", "schemas", "messages", "dead_letters")
+"""pgsluice's own topics, each after the prefix and a dot."""
+
+_PLACEHOLDER = re.compile(r"\{(prefix|schema|table)\}")
+_TOPIC_CHARACTERS = re.compile(r"[A-Za-z0-9._-]*", re.ASCII)
+_WILDCARD = re.compile(r"[*?\[]")
+
+
+def check_glob(glob: str) -> str:
+    """Return a pattern over ``schema.table``; ValueError when it could never match one."""
+    schema, dot, table = glob.partition(".")
+    if not (schema and dot and table):
+        raise ValueError(f'{glob!r} must be a pattern of schema and table: perhaps "public.{glob}" or "*.*"?')
+    return glob
+
+
+def check_template(template: str) -> str:
+    """Return a template of topic names; ValueError for what Kafka does not allow or would be ambiguous."""
+    if not template or not _TOPIC_CHARACTERS.fullmatch(_PLACEHOLDER.sub("", template)):
+        raise ValueError(
+            f"{template!r} cannot name a topic: write letters, digits, '.', '_', '-' "
+            "and the placeholders {prefix}, {schema} and {table}"
+        )
+    names = _PLACEHOLDER.findall(template)
+    if len(names) != len(set(names)):
+        raise ValueError(f"{template!r} repeats a placeholder: one each is enough")
+    between = re.search(r"\{(?:schema|table)\}(.*)\{(?:schema|table)\}", template)
+    if between and "." not in between[1]:
+        raise ValueError(
+            f"{template!r} must have a dot between {{schema}} and {{table}}, or topics could coincide"
+        )
+    return template
+
+
+def missing_placeholders(template: str, glob: str) -> list[str]:
+    """Return the placeholders without which tables that match ``glob`` would share a topic."""
+    schema, _, table = glob.partition(".")
+    needed = [name for name, part in (("{schema}", schema), ("{table}", table)) if _WILDCARD.search(part)]
+    return [placeholder for placeholder in needed if placeholder not in template]
