@@ -117,8 +117,8 @@ class Cursor:
 
 
 def show(value: int) -> str:
-    """Return a byte as people name it: 'N', or its number."""
-    return repr(chr(value)) if value in range(0x21, 0x7F) else str(value)
+    """Return a byte as people name it: a letter, or its number."""
+    return f"'{chr(value)}'" if bytes([value]).isalpha() else str(value)
 
 
 def trailing(data: bytes, at: int) -> Malformed:

@@ -93,7 +93,7 @@ class Decoder:
         try:
             return _READERS[kind](self, payload)
         except Malformed as error:
-            raise error.within(f"{_NAMES[kind]} ({chr(kind)!r})") from None
+            raise error.within(f"{_NAMES[kind]} ({show(kind)})") from None
 
 
 def _row(decoder: Decoder, data: bytes) -> tuple[int | None, int, int, int, int]:

@@ -104,12 +104,12 @@ def _fields(error: Malformed) -> tuple[int, str]:
     return error.at, error.expected
 
 
-def test_show_quotes_what_can_be_read() -> None:
-    assert [show(value) for value in (0, 0x20, 0x21, 0x7E, 0x7F, 255)] == [
+def test_show_quotes_letters() -> None:
+    assert [show(value) for value in (0, 0x30, 0x41, 0x7A, 0x7F, 255)] == [
         "0",
-        "32",
-        "'!'",
-        "'~'",
+        "48",
+        "'A'",
+        "'z'",
         "127",
         "255",
     ]

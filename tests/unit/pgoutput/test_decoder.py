@@ -3,6 +3,7 @@
 import pytest
 
 from pgsluice.errors import ProtocolError
+from pgsluice.pgoutput.cursor import show
 from pgsluice.pgoutput.decoder import Decoder
 from pgsluice.pgoutput.messages import (
     UNCHANGED,
@@ -182,7 +183,7 @@ def test_every_other_type_byte_is_refused() -> None:
     known = b"BCORYIUDTMSEcAbPpKr"
     for kind in set(range(256)) - set(known):
         error = error_of(bytes([kind]) + bytes(64))
-        name = f"pgoutput message ({chr(kind)!r})"
+        name = f"pgoutput message ({show(kind)})"
         assert error == f"{name} at offset 0: expected a message type of protocol versions 1 to 4"
 
 
