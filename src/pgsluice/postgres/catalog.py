@@ -91,7 +91,7 @@ class Catalog:
                 cursor = await connection.execute(sql, parameters)
                 return await cursor.fetchall()
             except psycopg.Error as error:
-                raise failures.lost(error) from error
+                raise failures.connection_lost(error) from error
 
     async def _connected(self) -> AsyncConnection[tuple[Any, ...]]:
         if self._connection is None or self._connection.closed:

@@ -5,79 +5,86 @@ Used by the session of ``pipeline`` and by the checks. Simple query protocol onl
 https://www.postgresql.org/docs/current/protocol-replication.html
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Self
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Any, Self
 
 import psycopg
+import structlog
 from psycopg import AsyncConnection, pq
 
+from pgsluice.errors import ConfigError
 from pgsluice.lsn import parse_lsn
 from pgsluice.postgres import failures
-from pgsluice.postgres.failures import ServerError
+from pgsluice.postgres.failures import PLUGIN, ServerError
 from pgsluice.postgres.options import SESSION_SETTINGS, ConnectionOptions
 from pgsluice.postgres.slot import SlotState, parse_slot, slot_query
 from pgsluice.postgres.stream import ReplicationStream, Timing
 from pgsluice.postgres.wire import Wire
+from pgsluice.progress import ServerIdentity, TimelineSwitch
+
+OLDEST_SERVER = 10_00_00
+"""The first version with pgoutput."""
+
+SLOT_CREATION_REPORT_S = 10.0
+"""How often the log says what the creation of a slot waits for: it takes milliseconds, or hours."""
+
+CANCEL_TIMEOUT_S = 5.0
+"""For a cancelled command to end; after that the connection is closed all the same."""
 
 # setting -> the first version that has it; before, setting it would be an error
 _LATER_TIMEOUTS = {"idle_session_timeout": 14_00_00, "transaction_timeout": 17_00_00}
 _WAL_SENDER_TIMEOUT_PER_SESSION = 12_00_00
 _PARENTHESISED_SLOT_OPTIONS = 15_00_00
+_FAILOVER_SLOTS = 17_00_00
+_PROTO_VERSIONS = ((16_00_00, 4), (15_00_00, 3), (14_00_00, 2), (10_00_00, 1))
 
+# How a server of 18+ says that it goes on without a publication; up to 17 the same is an error.
+_SKIPPED_PUBLICATION = ("55000", "LoadPublications")
 
-@dataclass(frozen=True, slots=True)
-class SystemIdentity:
-    """The answer to IDENTIFY_SYSTEM."""
+Blockers = Callable[[int], Awaitable[Sequence[str]]]
 
-    systemid: str
-    timeline: int
-    xlogpos: int
-    database: str
-
-
-@dataclass(frozen=True, slots=True)
-class TimelineSwitch:
-    """One line of a timeline's history: ``timeline`` ended at ``switch_lsn``."""
-
-    timeline: int
-    switch_lsn: int
+log = structlog.get_logger(__name__)
 
 
 class ReplicationConnection:
-    """A session with a walsender. One task owns it; once :meth:`start` was called, the stream does."""
+    """A session with a walsender. One task owns it; after :meth:`start` the stream does, until its stop."""
 
-    def __init__(self, connection: AsyncConnection[tuple[object, ...]], options: ConnectionOptions) -> None:
+    def __init__(self, connection: AsyncConnection[tuple[Any, ...]], options: ConnectionOptions) -> None:
+        self.server_version = connection.pgconn.server_version
+        """As PostgreSQL numbers it: 170010 is 17.10."""
         self._connection = connection
         self._options = options
         self._wire = Wire(connection.pgconn)
         self._stream: ReplicationStream | None = None
-        self.server_version = connection.pgconn.server_version
+        connection.add_notice_handler(self._on_notice)
 
     @classmethod
     async def open(cls, options: ConnectionOptions) -> Self:
         """Connect and pin the session's settings.
 
-        psycopg's own connect is used: it resolves names off the event loop, tries every host and address
-        within connect_timeout, and polls libpq by the socket's readiness. After that only its PGconn is used.
+        psycopg's own connect does it: it resolves names off the event loop, tries every host and address,
+        each within connect_timeout, and polls libpq by its socket. After that only the PGconn is used.
         """
+        conninfo = options.conninfo(replication="database")
         try:
-            conninfo = options.conninfo(replication="database")
             connection = await AsyncConnection.connect(conninfo, autocommit=True)
         except psycopg.OperationalError as error:
-            raise failures.lost(error) from error
+            raise failures.cannot_connect(error) from error
         self = cls(connection, options)
         try:
-            await self._pin_settings()
+            await self._prepare()
         except BaseException:
             await self.close()
             raise
         return self
 
-    async def _pin_settings(self) -> None:
-        """Set what the startup packet could not: it depends on the version, or libpq outranks it."""
+    async def _prepare(self) -> None:
+        if self.server_version < OLDEST_SERVER:
+            raise ConfigError("PostgreSQL 10 is the first version with pgoutput: upgrade the server")
         settings = {name: "0" for name, since in _LATER_TIMEOUTS.items() if self.server_version >= since}
-        # libpq sends PGDATESTYLE and PGTZ after the options
+        # from PGDATESTYLE and PGTZ libpq makes parameters of their own, which outrank the options
         settings |= {name: SESSION_SETTINGS[name] for name in ("DateStyle", "TimeZone")}
         if self.server_version >= _WAL_SENDER_TIMEOUT_PER_SESSION:
             settings["wal_sender_timeout"] = str(self._options.wal_sender_timeout_ms)
@@ -89,81 +96,135 @@ class ReplicationConnection:
             self._stream.abandon()
         await self._connection.close()
 
-    async def query(self, sql: str) -> list[tuple[str | None, ...]]:
+    async def query(self, sql: str, doing: str = "asking PostgreSQL") -> list[tuple[str | None, ...]]:
         """Run a replication command or plain SQL; the rows of its last result, as PostgreSQL's text."""
         try:
-            results = await self._command(sql)
+            results = await self._run(sql)
         except ServerError as error:
-            raise failures.refused(error, sql.split(maxsplit=1)[0]) from error
+            raise failures.refused(error, doing) from error
         return _rows(results[-1])
 
-    async def _command(self, sql: str) -> list[pq.abc.PGresult]:
+    async def _run(self, sql: str) -> list[pq.abc.PGresult]:
         try:
             return await self._wire.query(sql)
         except psycopg.OperationalError as error:
-            raise failures.lost(error) from error
+            raise failures.connection_lost(error) from error
 
-    async def identify_system(self) -> SystemIdentity:
-        """Return which cluster this is, its timeline, how far its WAL is flushed, and our database."""
-        ((systemid, timeline, xlogpos, database),) = await self.query("IDENTIFY_SYSTEM")
-        return SystemIdentity(str(systemid), int(str(timeline)), parse_lsn(str(xlogpos)), str(database))
+    async def identify_system(self) -> ServerIdentity:
+        """Return which cluster this is, on which timeline, and how far its WAL is flushed."""
+        ((systemid, timeline, xlogpos, _),) = await self.query("IDENTIFY_SYSTEM")
+        return ServerIdentity(str(systemid), int(str(timeline)), parse_lsn(str(xlogpos)))
 
     async def timeline_history(self, timeline: int) -> list[TimelineSwitch]:
         """Return where the ancestors of ``timeline`` ended, oldest first. The first timeline has none."""
         if timeline == 1:
             return []  # it has no history file: asking would be an error
         ((_, content),) = await self.query(f"TIMELINE_HISTORY {timeline}")
-        return [_switch(line) for line in (content or "").splitlines() if line.strip() and line[0] != "#"]
+        return parse_timeline_history(content or "")
 
     async def slot(self, name: str) -> SlotState | None:
         """Return the slot's state, or None if there is no such slot."""
         rows = await self.query(slot_query(self.server_version, f"slot_name = {_literal(name)}"))
         return parse_slot(rows[0]) if rows else None
 
-    async def create_slot(self, name: str, *, failover: bool = False) -> int:
-        """Create a logical slot for pgoutput; its consistent point, where its stream begins."""
+    async def create_slot(
+        self, name: str, *, failover: bool = False, blockers: Blockers | None = None
+    ) -> int:
+        """Create a logical slot for pgoutput; its consistent point, where its stream begins.
+
+        The server waits for every transaction that is running, prepared ones included, in all databases.
+        Meanwhile the log says so, and names what ``blockers`` (given our backend's pid) finds. Cancelling
+        this ends the creation at the server, too.
+        """
+        if failover and self.server_version < _FAILOVER_SLOTS:
+            raise ConfigError(
+                "slots that survive a failover need PostgreSQL 17: set postgres.failover = false"
+            )
+        reports = asyncio.create_task(self._report_waiting(name, blockers))
+        try:
+            ((_, consistent_point, _, _),) = await self.query(
+                self._create_slot_command(name, failover=failover), f"creating replication slot {name!r}"
+            )
+        except asyncio.CancelledError:
+            await self._cancel_command()
+            raise
+        finally:
+            reports.cancel()
+        return parse_lsn(str(consistent_point))
+
+    def _create_slot_command(self, name: str, *, failover: bool) -> str:
         if self.server_version >= _PARENTHESISED_SLOT_OPTIONS:
             options = "(SNAPSHOT 'nothing', FAILOVER)" if failover else "(SNAPSHOT 'nothing')"
         else:
             options = "NOEXPORT_SNAPSHOT"
-        sql = f"CREATE_REPLICATION_SLOT {_identifier(name)} LOGICAL pgoutput {options}"
-        ((_, consistent_point, _, _),) = await self.query(sql)
-        return parse_lsn(str(consistent_point))
+        return f"CREATE_REPLICATION_SLOT {_identifier(name)} LOGICAL {PLUGIN} {options}"
+
+    async def _report_waiting(self, name: str, blockers: Blockers | None) -> None:
+        while True:
+            await asyncio.sleep(SLOT_CREATION_REPORT_S)
+            found = await blockers(self._connection.pgconn.backend_pid) if blockers else []
+            log.warning(
+                "slot creation waits for running transactions to end", slot=name, waits_for=list(found)
+            )
+
+    async def _cancel_command(self) -> None:
+        """Let the command under way end at the server; without that it would wait on after we are gone."""
+        with suppress(psycopg.Error, TimeoutError):
+            async with asyncio.timeout(CANCEL_TIMEOUT_S):
+                await self._connection.cancel_safe(timeout=CANCEL_TIMEOUT_S)
+                await self._wire.results()
 
     async def drop_slot(self, name: str) -> None:
         """Drop the slot; SlotInUse while somebody streams from it."""
-        await self.query(f"DROP_REPLICATION_SLOT {_identifier(name)}")
+        await self.query(f"DROP_REPLICATION_SLOT {_identifier(name)}", f"dropping replication slot {name!r}")
 
     async def start(self, slot: str, publications: Sequence[str]) -> ReplicationStream:
-        """Start streaming from the slot's own position."""
-        identity = await self.identify_system()
-        problem = failures.unusable(slot, await self.slot(slot), identity.database)
+        """Start streaming from the slot's own position. SlotInUse while another process streams from it."""
+        problem = failures.unusable(slot, await self.slot(slot), self._connection.info.dbname)
         if problem is not None:
             raise problem
-        names = ",".join(_identifier(name) for name in publications)
-        proto_version = _proto_version(self.server_version)
-        options = f"(proto_version '{proto_version}', publication_names {_literal(names)})"
-        sql = f"START_REPLICATION SLOT {_identifier(slot)} LOGICAL 0/0 {options}"
         timing = await self._timing()
         try:
-            await self._command(sql)
+            await self._run(_start_command(slot, publications, self.server_version))
         except ServerError as error:
-            raise failures.refused(error, f"streaming from slot {slot!r}") from error
-        self._stream = ReplicationStream(self._wire, timing)
+            raise await self._judge(error, slot) from error
+        self._stream = ReplicationStream(self._wire, timing, lambda error: self._judge(error, slot))
         return self._stream
 
     async def _timing(self) -> Timing:
-        unit = "SELECT setting FROM pg_catalog.pg_settings WHERE name = 'wal_sender_timeout'"
-        ((milliseconds,),) = await self.query(unit)
+        # SHOW would add the unit
+        sql = "SELECT setting FROM pg_catalog.pg_settings WHERE name = 'wal_sender_timeout'"
+        ((milliseconds,),) = await self.query(sql)
         return Timing.of(int(milliseconds or 0) / 1000, self._options.status_interval_s)
 
+    async def _judge(self, error: ServerError, slot: str) -> Exception:
+        """Judge an error of the stream, with the slot's state where the session has survived it."""
+        state = None
+        with suppress(ServerError, psycopg.OperationalError):
+            results = await self._wire.query(slot_query(self.server_version, f"slot_name = {_literal(slot)}"))
+            rows = _rows(results[-1])
+            state = parse_slot(rows[0]) if rows else None
+        return failures.stream_broke(error, slot, state)
 
-def _proto_version(server_version: int) -> int:
-    """Return the highest version of pgoutput's protocol that the server offers."""
-    return next(
-        (proto for since, proto in ((16_00_00, 4), (15_00_00, 3), (14_00_00, 2)) if server_version >= since),
-        1,
-    )
+    def _on_notice(self, notice: psycopg.errors.Diagnostic) -> None:
+        words = notice.message_primary or ""
+        log.warning("PostgreSQL says", severity=notice.severity, sqlstate=notice.sqlstate, message_text=words)
+        if self._stream is not None and (notice.sqlstate, notice.source_function) == _SKIPPED_PUBLICATION:
+            self._stream.fail(failures.publication_missing(words))
+
+
+def parse_timeline_history(content: str) -> list[TimelineSwitch]:
+    """Return the switch points in a history file: timeline, LSN and reason in a line, ``#`` for comments."""
+    lines = (line.strip() for line in content.splitlines())
+    fields = (line.split(maxsplit=2) for line in lines if line and not line.startswith("#"))
+    return [TimelineSwitch(int(timeline), parse_lsn(lsn)) for timeline, lsn, *_ in fields]
+
+
+def _start_command(slot: str, publications: Sequence[str], server_version: int) -> str:
+    proto_version = next(proto for since, proto in _PROTO_VERSIONS if server_version >= since)
+    names = ",".join(_identifier(name) for name in publications)
+    options = f"(proto_version '{proto_version}', publication_names {_literal(names)})"
+    return f"START_REPLICATION SLOT {_identifier(slot)} LOGICAL 0/0 {options}"
 
 
 def _rows(result: pq.abc.PGresult) -> list[tuple[str | None, ...]]:
@@ -177,11 +238,7 @@ def _text(value: bytes | None) -> str | None:
     return None if value is None else value.decode()
 
 
-def _switch(line: str) -> TimelineSwitch:
-    timeline, switch_lsn = line.split("\t")[:2]
-    return TimelineSwitch(int(timeline), parse_lsn(switch_lsn))
-
-
+# The walsender's grammar knows no E'' and no backslashes, so these are not libpq's escape functions.
 def _identifier(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 

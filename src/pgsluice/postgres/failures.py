@@ -1,13 +1,16 @@
 """What PostgreSQL's refusals mean for the daemon: retry, wait as a standby, or stop with a sentence.
 
 The one place of the package where an SQLSTATE, a libpq message or the state of a slot becomes a
-PgsluiceError. SQLSTATEs and routine names decide where the server sends them: its words are translated.
+PgsluiceError. SQLSTATEs and routine names decide wherever the server sends them: its words are translated.
 
 https://www.postgresql.org/docs/current/errcodes-appendix.html
 """
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import psycopg
 from psycopg import Error, pq
 
 from pgsluice.errors import (
@@ -15,10 +18,13 @@ from pgsluice.errors import (
     HistoryError,
     PermissionDenied,
     PgsluiceError,
+    PoisonError,
     SlotInUse,
     SourceUnavailable,
 )
 from pgsluice.postgres.slot import SlotState
+
+PLUGIN = "pgoutput"
 
 
 @dataclass(eq=False)
@@ -34,51 +40,263 @@ class ServerError(Exception):
     @classmethod
     def of(cls, result: pq.abc.PGresult) -> "ServerError":
         """Take the fields that matter out of a failed result."""
-        field = pq.DiagnosticField
-        wanted = (
-            field.SQLSTATE,
-            field.MESSAGE_PRIMARY,
-            field.MESSAGE_DETAIL,
-            field.SOURCE_FUNCTION,
-            field.CONTEXT,
-        )
-        return cls(*((result.error_field(one) or b"").decode("utf-8", "replace") for one in wanted))
+        return cls(*(_field(result, field) for field in _FIELDS))
 
     def __str__(self) -> str:
-        """Return PostgreSQL's own words."""
-        return f"{self.message} ({self.sqlstate})" + (f": {self.detail}" if self.detail else "")
+        """Return PostgreSQL's own words, without full stops: they stand inside a sentence."""
+        words = f"{self.message} (SQLSTATE {self.sqlstate})"
+        return f"{words}: {self.detail.rstrip('.')}" if self.detail else words
 
 
-def lost(error: Error | OSError) -> SourceUnavailable:
+_FIELDS = (
+    pq.DiagnosticField.SQLSTATE,
+    pq.DiagnosticField.MESSAGE_PRIMARY,
+    pq.DiagnosticField.MESSAGE_DETAIL,
+    pq.DiagnosticField.SOURCE_FUNCTION,
+    pq.DiagnosticField.CONTEXT,
+)
+
+
+def _field(result: pq.abc.PGresult, field: pq.DiagnosticField) -> str:
+    return (result.error_field(field) or b"").decode("utf-8", "replace")
+
+
+# --- connections -------------------------------------------------------------------------------------------
+
+# libpq hands over no SQLSTATE before a session is established, so its words have to do. What is not listed is
+# retried: a server that is down, starting up, full or unknown to DNS, and every message in another language.
+_CONNECTING: Sequence[tuple[str, type[PgsluiceError], str]] = (
+    (
+        r"authentication failed|no password supplied|empty password returned",
+        PermissionDenied,
+        "check the user, the password and the method that pg_hba.conf asks for",
+    ),
+    (
+        r"no pg_hba\.conf entry|pg_hba\.conf rejects",
+        PermissionDenied,
+        "add a line to pg_hba.conf for the role and the database by its name: the name replication won't do",
+    ),
+    (
+        r"permission denied to start WAL sender|must be superuser or replication role",
+        PermissionDenied,
+        "run ALTER ROLE ... REPLICATION for the role",
+    ),
+    (
+        r"permission denied for database",
+        PermissionDenied,
+        "run GRANT CONNECT ON DATABASE ... TO the role",
+    ),
+    (
+        r'role ".*" does not exist|is not permitted to log in',
+        PermissionDenied,
+        "create the role with CREATE ROLE ... LOGIN REPLICATION, or correct the user",
+    ),
+    (
+        r"permission denied to set parameter",
+        PermissionDenied,
+        "remove the setting from options: only a superuser may set it",
+    ),
+    (r'database ".*" does not exist', ConfigError, "correct dbname"),
+    (
+        r"unrecognized configuration parameter|invalid value for parameter",
+        ConfigError,
+        "correct the options of the connection",
+    ),
+    (r"invalid \w+ value", ConfigError, "correct the connection parameter"),
+    (
+        r"does not support SSL, but SSL was required",
+        ConfigError,
+        "switch ssl on at the server, or choose another sslmode",
+    ),
+    (
+        r"certificate verify failed|does not match host name|certificate file|key file|root certificate",
+        ConfigError,
+        "check sslrootcert, sslcert, sslkey, and the host name that the server's certificate is made out to",
+    ),
+    (
+        r"unsupported startup parameter",
+        ConfigError,
+        "connect to PostgreSQL itself: connection poolers do not pass on replication connections",
+    ),
+)
+
+
+def cannot_connect(error: Error) -> PgsluiceError:
+    """Judge an attempt to connect that failed."""
+    words = _one_line(str(error))
+    for pattern, kind, advice in _CONNECTING:
+        if re.search(pattern, words):
+            return kind(f"PostgreSQL cannot be reached: {words}. To do: {advice}")
+    return SourceUnavailable(f"PostgreSQL cannot be reached: {words}")
+
+
+def connection_lost(error: Error) -> SourceUnavailable:
     """Judge a connection that broke."""
-    return SourceUnavailable(f"the connection to PostgreSQL broke: {str(error).strip()}")
+    return SourceUnavailable(f"the connection to PostgreSQL broke: {_one_line(str(error))}")
+
+
+def _one_line(text: str) -> str:
+    return re.sub(r"\s*\n\s*", "; ", text.strip())
+
+
+# --- slots -------------------------------------------------------------------------------------------------
 
 
 def unusable(name: str, slot: SlotState | None, database: str) -> PgsluiceError | None:
-    """Say why the slot cannot be streamed in this session; None when nothing speaks against it."""
+    """Say why the slot cannot be streamed; None when nothing that the server shows speaks against it."""
     if slot is None:
+        return _slot_missing(name)
+    if slot.plugin != PLUGIN:
+        plugin = f"has the output plugin {slot.plugin}" if slot.plugin else "is a physical slot"
         return ConfigError(
-            f"replication slot {name!r} does not exist. It is never created anew in silence, because changes "
-            "made meanwhile would be missing: create it and start a new history on purpose"
+            f"replication slot {name!r} {plugin}, but a logical slot with {PLUGIN} is needed: choose another "
+            "slot, or drop this one if nobody needs it"
         )
-    if slot.plugin != "pgoutput":
-        return ConfigError(f"replication slot {name!r} uses {slot.plugin or 'no plugin (it is physical)'}")
     if slot.database != database:
         return ConfigError(
-            f"replication slot {name!r} belongs to database {slot.database!r}, not {database!r}"
+            f"replication slot {name!r} belongs to database {slot.database!r}, but dbname is {database!r}: "
+            "correct one of the two settings"
         )
     if slot.invalidation is not None:
-        return HistoryError(f"the server gave up replication slot {name!r} ({slot.invalidation})")
-    if slot.two_phase:
-        return ConfigError(f"replication slot {name!r} was created with two_phase")
-    return None
+        return _slot_invalidated(name, slot.invalidation)
+    return _slot_two_phase(name) if slot.two_phase else None
+
+
+def _slot_missing(name: str) -> ConfigError:
+    return ConfigError(
+        f"replication slot {name!r} does not exist. If it existed before, changes made since it was dropped "
+        "cannot be had from a new one: create it with 'pgsluice slot create' and start a new history "
+        "with 'pgsluice run --adopt-slot'"
+    )
+
+
+def _slot_invalidated(name: str, reason: str) -> HistoryError:
+    return HistoryError(
+        f"PostgreSQL has invalidated replication slot {name!r} ({reason}): changes that were not delivered "
+        "are gone. Drop the slot, create it again, start a new history with 'pgsluice run --adopt-slot', and "
+        "fill the gap from the tables. Higher values of max_slot_wal_keep_size and "
+        "idle_replication_slot_timeout let slots live longer"
+    )
+
+
+def _slot_two_phase(name: str) -> ConfigError:
+    return ConfigError(
+        f"replication slot {name!r} decodes prepared transactions at PREPARE TRANSACTION (two_phase), which "
+        "pgsluice does not ask for and the slot does not forget. On PostgreSQL 18 and later send "
+        f'ALTER_REPLICATION_SLOT "{name}" (TWO_PHASE false) over a replication connection; '
+        "before, drop the slot and create it without two_phase"
+    )
+
+
+# --- commands ----------------------------------------------------------------------------------------------
+
+# 57P01 admin_shutdown, 57P02 crash_shutdown, 57P03 cannot_connect_now and everything unknown are retried
+_COMMANDS: dict[str, tuple[type[PgsluiceError], str]] = {
+    "28000": (PermissionDenied, "the role needs LOGIN and REPLICATION"),
+    "28P01": (PermissionDenied, "check the user and the password"),
+    "42501": (PermissionDenied, "the role needs LOGIN and REPLICATION"),
+    "42602": (ConfigError, "a slot's name has 1 to 63 of the characters a-z, 0-9 and _"),
+    "42622": (ConfigError, "a slot's name has 1 to 63 of the characters a-z, 0-9 and _"),
+    "42704": (ConfigError, "create it, or correct the name"),
+    "42710": (SlotInUse, "somebody else created it at the same time"),
+    "42939": (ConfigError, "choose a name that is not reserved"),
+    "53300": (
+        SourceUnavailable,
+        "raise max_wal_senders or max_connections, or end sessions that nobody needs",
+    ),
+    "53400": (SourceUnavailable, "raise max_replication_slots, or drop slots that nobody needs"),
+    "55006": (SlotInUse, "waiting for its owner to leave; a dead one is noticed after wal_sender_timeout"),
+}
+
+# checks of the server's configuration before it decodes: 55000 like so much else, but told by their routine
+_DECODING_REQUIREMENTS = {"CheckLogicalDecodingRequirements", "CheckSlotRequirements"}
+_FEATURE_NOT_SUPPORTED = "0A000"
 
 
 def refused(error: ServerError, doing: str) -> PgsluiceError:
-    """Judge a command that the server refused."""
-    sentence = f"{doing}: {error}"
-    if error.sqlstate == "55006":
-        return SlotInUse(sentence)
-    if error.sqlstate in {"28P01", "28000", "42501"}:
-        return PermissionDenied(sentence)
-    return SourceUnavailable(sentence)
+    """Judge a command that the server refused; what nobody foresaw is retried, with the server's words."""
+    if error.routine in _DECODING_REQUIREMENTS:
+        return _cannot_decode(error, doing)
+    kind, advice = _COMMANDS.get(error.sqlstate, (SourceUnavailable, ""))
+    return kind(f"{doing}: {error}" + (f". To do: {advice}" if advice else ""))
+
+
+def _cannot_decode(error: ServerError, doing: str) -> PgsluiceError:
+    if error.sqlstate == _FEATURE_NOT_SUPPORTED:
+        return SourceUnavailable(
+            f"{doing}: {error}. To do: the server is a standby, so wait for its promotion or connect to the "
+            "primary (target_session_attrs=read-write); decoding on standbys needs PostgreSQL 16"
+        )
+    return ConfigError(
+        f"{doing}: {error}. To do: set wal_level = logical (on a standby: on the primary, too) and "
+        "max_replication_slots > 0, then restart the server"
+    )
+
+
+# --- the stream --------------------------------------------------------------------------------------------
+
+_ENCODING = {"22021", "22P05"}  # character_not_in_repertoire, untranslatable_character
+_TOO_LARGE = "54000"  # program_limit_exceeded: a row's text exceeds 1 GB
+_UNDEFINED_OBJECT = "42704"
+_LSN = re.compile(r"\b[0-9A-F]{1,8}/[0-9A-F]{1,8}\b")
+
+
+def stream_broke(error: ServerError, name: str, slot: SlotState | None) -> PgsluiceError:
+    """Judge an error that ended the stream of slot ``name``, or kept it from starting.
+
+    ``slot`` is its state afterwards, where it could still be asked for.
+    """
+    if slot is not None and slot.invalidation is not None:
+        return _slot_invalidated(name, slot.invalidation)
+    if slot is not None and slot.synced:
+        return SourceUnavailable(
+            f"replication slot {name!r}: {error}. To do: it is a standby's copy of a slot of the primary, so "
+            "wait for the standby's promotion or connect to the primary"
+        )
+    if error.sqlstate == _UNDEFINED_OBJECT and "Slot" not in error.routine:
+        return publication_missing(error.message)
+    if error.sqlstate.startswith("22") or error.sqlstate == _TOO_LARGE:
+        return _poison(error, name)
+    if error.sqlstate == _FEATURE_NOT_SUPPORTED:
+        return ConfigError(
+            f"streaming from slot {name!r}: {error}. To do: let the publications of one pipeline agree about "
+            "each table's columns, or follow them with separate pipelines. Decoding uses the catalog as it "
+            "was at that change, so the slot has to be created again"
+        )
+    return refused(error, f"streaming from slot {name!r}")
+
+
+def publication_missing(words: str) -> ConfigError:
+    """Say that the server does not know a publication at the slot's position, whatever exists by now."""
+    return ConfigError(
+        f"{words}. PostgreSQL decodes with the catalog as it was at the slot's position, so a publication "
+        "created later does not count there, and changes would be missing: create the publication first and "
+        "then the slot, or remove the publication from the settings"
+    )
+
+
+def _poison(error: ServerError, name: str) -> PoisonError:
+    """Name the change that the server cannot send; its message may quote the row, so it is not repeated."""
+    position = _LSN.search(error.context)
+    where = f" at {position[0]}" if position else ""
+    what = f"{_condition(error.sqlstate)} (SQLSTATE {error.sqlstate}), its message is in PostgreSQL's log"
+    return PoisonError(
+        f"PostgreSQL cannot send a change{where} from slot {name!r}: {what}. {_cause(error.sqlstate)}. "
+        "The stream cannot get past this change by itself: pg_replication_slot_advance() to a position "
+        "behind its transaction gives the whole transaction up"
+    )
+
+
+def _condition(sqlstate: str) -> str:
+    try:
+        return psycopg.errors.lookup(sqlstate).__name__
+    except KeyError:
+        return "error"
+
+
+def _cause(sqlstate: str) -> str:
+    if sqlstate in _ENCODING:
+        return "A text is not valid in the database's encoding or has no equivalent in UTF-8"
+    if sqlstate == _TOO_LARGE:
+        return "A row's text exceeds what the server can send in one message"
+    return "A publication's row filter, or a type's output function, fails for a value"

@@ -8,16 +8,23 @@ https://www.postgresql.org/docs/current/protocol-replication.html
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
 import psycopg
 from psycopg import pq
 
-from pgsluice.errors import PgsluiceError, SourceUnavailable
+from pgsluice.errors import SourceUnavailable
 from pgsluice.lsn import INVALID_LSN
-from pgsluice.pgoutput.framing import Keepalive, PrimaryStatus, XLogData, parse_frame, standby_status_update
+from pgsluice.pgoutput.framing import (
+    Frame,
+    Keepalive,
+    PrimaryStatus,
+    XLogData,
+    parse_frame,
+    standby_status_update,
+)
 from pgsluice.postgres import failures
 from pgsluice.postgres.failures import ServerError
 from pgsluice.postgres.wire import Wire
@@ -43,6 +50,8 @@ _POSTGRES_EPOCH_S = 946_684_800
 
 _DEFAULT_WAL_SENDER_TIMEOUT_S = 60.0
 
+Judge = Callable[[ServerError], Awaitable[Exception]]
+
 
 @dataclass(frozen=True, slots=True)
 class Timing:
@@ -67,32 +76,36 @@ class Timing:
 class ReplicationStream:
     """START_REPLICATION under way. One task reads; any task reports."""
 
-    def __init__(self, wire: Wire, timing: Timing) -> None:
+    def __init__(self, wire: Wire, timing: Timing, judge: Judge) -> None:
         self._wire = wire
         self._timing = timing
+        self._judge = judge
         self._received = INVALID_LSN
         self._flushed = INVALID_LSN
         self._listening_since: float | None = None
         self._reply_due = asyncio.Event()
         self._copy_ended = False
-        self.failure: PgsluiceError | None = None
+        self.failure: Exception | None = None
         """Why the stream ended; None while it runs."""
         self.ended = asyncio.Event()
         """Set when the stream ends by itself, also if nobody is reading then."""
         self._reporter = asyncio.create_task(self._report_regularly(), name="standby-status")
+        self._reporter.add_done_callback(self._on_reporter_done)
 
     async def read(self) -> list[XLogData | Keepalive]:
         """Return the next frames: at least one, at most BATCH_MESSAGES or the one that reaches BATCH_BYTES.
 
-        Waits only while there is nothing; cancelling the wait loses nothing. Raises why the stream ended.
+        Waits only while there is nothing; cancelling the wait loses nothing. Raises why the stream ended, as
+        soon as it is known: frames not handed out by then are sent again in the next session.
         """
         while True:
-            if frames := self._drain():
-                return frames
-            if self._copy_ended:
+            frames = self._drain()
+            if self._copy_ended and not frames:
                 await self._learn_why()
             if self.failure is not None:
                 raise self.failure
+            if frames:
+                return frames
             await self._listen()
 
     async def _listen(self) -> None:
@@ -100,7 +113,7 @@ class ReplicationStream:
         try:
             await self._wire.readable()
         except psycopg.OperationalError as error:
-            self._fail(failures.lost(error))
+            self.fail(failures.connection_lost(error))
         finally:
             self._listening_since = None
 
@@ -115,21 +128,17 @@ class ReplicationStream:
         try:
             self._fill(frames.append)
         except psycopg.OperationalError as error:
-            self._fail(failures.lost(error))
+            self.fail(failures.connection_lost(error))
         return frames
 
     def _fill(self, take: Callable[[XLogData | Keepalive], None]) -> None:
         get_copy_data, consume_input = self._wire.pgconn.get_copy_data, self._wire.pgconn.consume_input
-        messages, room, fruitless = 0, BATCH_BYTES, 0
-        while messages < BATCH_MESSAGES and room > 0:
+        messages, room, fruitless = BATCH_MESSAGES, BATCH_BYTES, 0
+        while messages > 0 and room > 0:
             size, data = get_copy_data(1)
             if size > 0:
-                frame = parse_frame(data)
-                messages, room, fruitless = messages + 1, room - size, 0
-                if isinstance(frame, XLogData):
-                    take(frame)
-                else:
-                    self._take_other(frame, take)
+                self._take(parse_frame(data), take)
+                messages, room, fruitless = messages - 1, room - size, 0
             elif size < 0:
                 self._copy_ended = True
                 return
@@ -139,28 +148,30 @@ class ReplicationStream:
                 consume_input()
                 fruitless += 1
 
-    def _take_other(
-        self, frame: Keepalive | PrimaryStatus, take: Callable[[XLogData | Keepalive], None]
-    ) -> None:
-        if isinstance(frame, Keepalive):
-            if frame.reply_requested:
-                self._reply_due.set()
-            take(frame)
+    def _take(self, frame: Frame, take: Callable[[XLogData | Keepalive], None]) -> None:
+        if isinstance(frame, PrimaryStatus):
+            return  # nobody asked for it
+        if isinstance(frame, Keepalive) and frame.reply_requested:
+            self._reply_due.set()
+        take(frame)
 
     async def _learn_why(self) -> None:
         """Collect how the server ended the COPY."""
         try:
             results = await self._wire.results()
         except psycopg.OperationalError as error:
-            self._fail(failures.lost(error))
+            self.fail(failures.connection_lost(error))
             return
-        failed = next((one for one in results if one.status == pq.ExecStatus.FATAL_ERROR), None)
-        if failed is None:
-            self._fail(SourceUnavailable("PostgreSQL ended the stream: it is shutting down"))
-        else:
-            self._fail(failures.refused(ServerError.of(failed), "streaming"))
+        errors = [ServerError.of(one) for one in results if one.status == pq.ExecStatus.FATAL_ERROR]
+        if not errors:
+            self.fail(SourceUnavailable("PostgreSQL ended the stream: it is shutting down"))
+            return
+        failure = await self._judge(errors[0])
+        failure.__cause__ = errors[0]
+        self.fail(failure)
 
-    def _fail(self, error: PgsluiceError) -> None:
+    def fail(self, error: Exception) -> None:
+        """End the stream: the read under way and all later ones raise ``error``, or what came before it."""
         self.failure = self.failure or error
         self.ended.set()
         self._wire.interrupt(error)
@@ -191,8 +202,12 @@ class ReplicationStream:
                 self._received, self._flushed, reply_requested=silence_s >= self._timing.probe_after_s
             )
             if silence_s >= self._timing.give_up_after_s:
-                self._fail(SourceUnavailable(f"PostgreSQL sent nothing for {silence_s:.0f} s"))
+                self.fail(SourceUnavailable(f"PostgreSQL sent nothing for {silence_s:.0f} s"))
             await asyncio.sleep(MIN_STATUS_GAP_S)
+
+    def _on_reporter_done(self, reporter: asyncio.Task[None]) -> None:
+        if not reporter.cancelled() and (error := reporter.exception()) is not None:
+            self.fail(error if isinstance(error, Exception) else SourceUnavailable("interrupted"))
 
     def _silence_s(self) -> float:
         """Return for how long the reader has been waiting; while nobody reads, silence is our own."""
@@ -203,7 +218,7 @@ class ReplicationStream:
         try:
             self._send(write, flush, reply_requested=reply_requested)
         except psycopg.OperationalError as error:
-            self._fail(failures.lost(error))
+            self.fail(failures.connection_lost(error))
 
     def _send(self, write: int, flush: int, *, reply_requested: bool) -> None:
         pgconn = self._wire.pgconn
@@ -225,7 +240,7 @@ class ReplicationStream:
             async with asyncio.timeout(STOP_TIMEOUT_S):
                 await self._end_copy()
         except (psycopg.OperationalError, TimeoutError) as error:
-            self._fail(SourceUnavailable(f"the replication stream did not end in order: {error}"))
+            self.fail(SourceUnavailable(f"the replication stream did not end in order: {error}"))
 
     async def _end_copy(self) -> None:
         self._wire.pgconn.put_copy_end()
@@ -238,4 +253,4 @@ class ReplicationStream:
     def abandon(self) -> None:
         """Stop reporting; whoever closes the connection under the stream calls this first."""
         self._reporter.cancel()
-        self._fail(SourceUnavailable("the replication connection was closed"))
+        self.fail(SourceUnavailable("the replication connection was closed"))

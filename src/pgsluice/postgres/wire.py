@@ -20,6 +20,7 @@ class Wire:
     def __init__(self, pgconn: pq.abc.PGconn) -> None:
         self.pgconn = pgconn
         self._waiter: asyncio.Future[None] | None = None
+        self._results: list[pq.abc.PGresult] = []
 
     async def readable(self) -> None:
         """Return when the socket has something to read. Cancelling it loses nothing: nothing was read."""
@@ -51,12 +52,15 @@ class Wire:
         return results
 
     async def results(self) -> list[pq.abc.PGresult]:
-        """Collect the results of the command under way, up to its end or to the COPY that it opens."""
-        results: list[pq.abc.PGresult] = []
+        """Collect the results of the command under way, up to its end or to the COPY that it opens.
+
+        When this is cancelled, the next call has what it found.
+        """
         while (result := await self._next_result()) is not None:
-            results.append(result)
+            self._results.append(result)
             if result.status in _COPY:
                 break
+        results, self._results = self._results, []
         return results
 
     async def _next_result(self) -> pq.abc.PGresult | None:
