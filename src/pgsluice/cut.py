@@ -1,0 +1,123 @@
+"""A cut: whole transactions that go to Kafka together, in one Kafka transaction.
+
+Its record in ``<prefix>.transactions`` names the offsets of the partitions it touched, so a reader that
+takes every listed partition up to ``next`` has a consistent prefix of the database's history.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pgsluice.avro.binary import POSTGRES_EPOCH_US
+from pgsluice.envelope import Record
+from pgsluice.transaction import Transaction
+
+MAX_PART_BYTES = 512 * 1024
+"""Size of one part of a cut record, as estimated: half of what a broker takes by default."""
+
+_TOPIC_BYTES, _PARTITION_BYTES, _ID_BYTES = 60, 25, 5
+"""At most, in Avro: counts and lengths of a topic's entry; an int and two longs; a schema id."""
+
+Offsets = Mapping[tuple[str, int], tuple[int, int]]
+"""(topic, partition) to (first, next)."""
+
+
+@dataclass(slots=True)
+class TopicUse:
+    """What a cut wrote to one topic."""
+
+    schema_ids: set[int] = field(default_factory=set)
+    counts: dict[str, int] = field(default_factory=dict)
+    produced: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Cut:
+    """Committed transactions with their encoded records, in order, and the account of them."""
+
+    records: list[Record] = field(default_factory=list)
+    size: int = 0
+    transactions: int = 0
+    events: int = 0
+    first_lsn: int | None = None
+    last: tuple[Transaction, int] | None = None
+    """The last transaction, with its end LSN."""
+    end_lsn: int = 0
+    topics: dict[str, TopicUse] = field(default_factory=dict)
+
+    def add(
+        self, transaction: Transaction, end_lsn: int, records: Iterable[Record], size: int, events: int
+    ) -> None:
+        """Join a committed transaction to the cut."""
+        self.records.extend(records)
+        self.size += size
+        self.transactions += 1
+        self.events += events
+        if self.first_lsn is None:
+            self.first_lsn = transaction.commit_lsn
+        self.last = (transaction, end_lsn)
+
+    def count(self, record: Record, partitions: Iterable[int]) -> None:
+        """Account for one record that was produced to ``partitions`` (a truncate goes to all of its topic)."""
+        topic = record.target.topic
+        use = self.topics.get(topic)
+        if use is None:
+            use = self.topics[topic] = TopicUse()
+        for partition in partitions:
+            use.produced[partition] = use.produced.get(partition, 0) + 1
+        if record.op is not None:
+            use.counts[record.op] = use.counts.get(record.op, 0) + 1
+            use.schema_ids.add(record.target.value_schema_id)
+
+
+def cut_records(
+    cut: Cut, identity: Mapping[str, Any], offsets: Offsets, *, full: bool
+) -> list[dict[str, Any]]:
+    """Return the cut record's parts (one, unless it names very many partitions), ready for the Cut schema.
+
+    ``identity`` holds ``pipeline``, ``cut`` and ``epoch``.
+    """
+    chunks = _chunks(_topics(cut, offsets))
+    last = cut.last[0] if cut.last else None
+    common = {
+        **identity,
+        "first_lsn": cut.first_lsn,
+        "last_lsn": last.commit_lsn if last else None,
+        "end_lsn": cut.end_lsn,
+        "ts": last.commit_ts + POSTGRES_EPOCH_US if last else None,
+        "transactions": cut.transactions,
+        "events": cut.events,
+        "full": full,
+        "parts": len(chunks),
+    }
+    return [{**common, "part": part, "topics": topics} for part, topics in enumerate(chunks)]
+
+
+def _topics(cut: Cut, offsets: Offsets) -> list[dict[str, Any]]:
+    entries: dict[str, dict[str, Any]] = {}
+    for (topic, partition), (first, following) in sorted(offsets.items()):
+        use = cut.topics.get(topic, TopicUse())
+        entry = entries.setdefault(
+            topic, {"topic": topic, "schema_ids": sorted(use.schema_ids), "offsets": [], "counts": use.counts}
+        )
+        entry["offsets"].append({"partition": partition, "first": first, "next": following})
+    return list(entries.values())
+
+
+def _chunks(topics: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Split between topics, so that a part stays below MAX_PART_BYTES (unless a single topic is larger)."""
+    chunks: list[list[dict[str, Any]]] = [[]]
+    room = MAX_PART_BYTES
+    for topic in topics:
+        size = _entry_bytes(topic)
+        if size > room and chunks[-1]:
+            chunks.append([])
+            room = MAX_PART_BYTES
+        chunks[-1].append(topic)
+        room -= size
+    return chunks
+
+
+def _entry_bytes(topic: dict[str, Any]) -> int:
+    lists = _PARTITION_BYTES * len(topic["offsets"]) + _ID_BYTES * len(topic["schema_ids"])
+    return len(topic["topic"]) + _TOPIC_BYTES + lists

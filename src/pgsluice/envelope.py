@@ -1,0 +1,232 @@
+"""The change event: a row change becomes topic, key and value.
+
+One :class:`ChangeEncoder` is compiled per version of a relation; the pipeline runs it on every change.
+The envelope's fields, in order, are those of ``contract/envelope.avsc``; they are written here one after
+the other as Avro bytes, because a dict per row would cost more than everything else together.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pgsluice.avro.binary import POSTGRES_EPOCH_US, encode_bytes, encode_long
+from pgsluice.avro.encoder import KeyEncoder, RowEncoder
+from pgsluice.avro.wire import header
+from pgsluice.errors import ProtocolError
+from pgsluice.pgoutput import messages
+from pgsluice.pgoutput.messages import UNCHANGED, TupleData
+from pgsluice.relation import Relation
+from pgsluice.transaction import Change, Transaction
+
+_NULL = b"\x00"
+_VALUE = b"\x02"
+_EMPTY = b"\x00"
+"""An array or map without entries."""
+
+_INSERT, _UPDATE, _DELETE, _TRUNCATE = (encode_bytes(op) for op in (b"c", b"u", b"d", b"t"))
+_NO_IMAGE, _KEY_IMAGE, _FULL_IMAGE = (encode_bytes(image) for image in (b"none", b"key", b"full"))
+_NO_BEFORE = _NULL + _NO_IMAGE
+
+
+def _array(items: list[bytes]) -> bytes:
+    """Return an Avro array of strings."""
+    return (
+        encode_long(len(items)) + b"".join([encode_bytes(item) for item in items]) + _EMPTY
+        if items
+        else _EMPTY
+    )
+
+
+def _map(items: list[tuple[bytes, bytes]]) -> bytes:
+    """Return an Avro map of strings."""
+    if not items:
+        return _EMPTY
+    entries = [encode_bytes(key) + encode_bytes(value) for key, value in items]
+    return encode_long(len(items)) + b"".join(entries) + _EMPTY
+
+
+_KEY_CHANGE = _array([b"key_change"])
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where the rows of one relation version go. Without a key all of them go to one partition."""
+
+    topic: str
+    value_schema_id: int
+    key_schema_id: int | None
+
+
+@dataclass(slots=True)
+class Record:
+    """One Kafka record. ``op`` None is a tombstone; a truncate (``t``) goes to every partition.
+
+    ``timestamp_ms`` 0: the time of producing.
+    """
+
+    target: Target
+    op: str | None
+    key: bytes | None
+    value: bytes | None
+    timestamp_ms: int = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of key and value."""
+        return len(self.key or b"") + len(self.value or b"")
+
+
+class Stamp:
+    """What the records of one transaction share, encoded once; hands out their ``seq``."""
+
+    __slots__ = ("_head", "_tail", "next_seq", "timestamp_ms", "transaction")
+
+    def __init__(self, transaction: Transaction, epoch: int, *, commit_timestamps: bool) -> None:
+        self.transaction = transaction
+        self.next_seq = 0
+        commit_us = transaction.commit_ts + POSTGRES_EPOCH_US
+        self.timestamp_ms = commit_us // 1000 if commit_timestamps else 0
+        self._head = encode_long(epoch) + encode_long(transaction.commit_lsn)
+        origin = transaction.origin
+        self._tail = (
+            encode_long(transaction.xid)
+            + encode_long(commit_us)
+            + (_NULL if origin is None else _VALUE + encode_bytes(origin.encode()))
+        )
+
+    def encode(self) -> bytes:
+        """Return the fields from ``epoch`` to ``origin`` of the next record."""
+        seq = self.next_seq
+        self.next_seq = seq + 1
+        return self._head + encode_long(seq) + self._tail
+
+
+class ChangeEncoder:
+    """Changes of one relation version to records.
+
+    ``key_encoder`` None: the table has no key. ``key_columns`` are the positions of the key's columns.
+    """
+
+    def __init__(  # noqa: PLR0913 - all that is decided once per relation comes together here
+        self,
+        relation: Relation,
+        target: Target,
+        row_encoder: RowEncoder,
+        key_encoder: KeyEncoder | None,
+        *,
+        tombstones: bool,
+        truncate: bool,
+    ) -> None:
+        self.relation = relation
+        self.target = target
+        self._identity = [index for index, column in enumerate(relation.columns) if column.is_key]
+        self._row = row_encoder
+        self._key = key_encoder
+        self._key_header = header(target.key_schema_id) if target.key_schema_id is not None else b""
+        self._tombstones = tombstones
+        self._truncate = truncate
+        head = header(target.value_schema_id)
+        names = encode_bytes(relation.namespace.encode()) + encode_bytes(relation.name.encode())
+        self._insert_head, self._update_head, self._delete_head, self._truncate_head = (
+            head + op + names for op in (_INSERT, _UPDATE, _DELETE, _TRUNCATE)
+        )
+        self._encoders: Mapping[type, Callable[[Any, Stamp], list[Record]]] = {
+            messages.Insert: self._encode_insert,
+            messages.Update: self._encode_update,
+            messages.Delete: self._encode_delete,
+            messages.Truncate: self._encode_truncate,
+        }
+
+    def encode(self, change: Change, stamp: Stamp) -> list[Record]:
+        """Return the records of ``change``, in order; PoisonError when its key cannot be written."""
+        return self._encoders[type(change.message)](change.message, stamp)
+
+    def _encode_insert(self, message: messages.Insert, stamp: Stamp) -> list[Record]:
+        value = self._with_after(self._insert_head + _NO_BEFORE, message.new, stamp, _EMPTY, [])
+        return [Record(self.target, "c", self._encode_key(message.new), value, stamp.timestamp_ms)]
+
+    def _encode_update(self, message: messages.Update, stamp: Stamp) -> list[Record]:
+        old = message.old if message.old is not None else message.key
+        if old is None:
+            value = self._with_after(self._update_head + _NO_BEFORE, message.new, stamp, _EMPTY, [])
+            return [Record(self.target, "u", self._encode_key(message.new), value, stamp.timestamp_ms)]
+        new = self._filled(message.new, old, whole=message.old is not None)
+        raw: list[tuple[bytes, bytes]] = []
+        before = self._before(message.key, message.old, raw)
+        old_key, new_key = self._encode_key(old), self._encode_key(new)
+        if old_key == new_key:
+            value = self._with_after(self._update_head + before, new, stamp, _EMPTY, raw)
+            return [Record(self.target, "u", new_key, value, stamp.timestamp_ms)]
+        gone = self._gone(before, raw, stamp, _KEY_CHANGE)
+        value = self._with_after(self._insert_head + before, new, stamp, _KEY_CHANGE, raw)
+        return [
+            *self._delete_records(old_key, gone, stamp),
+            Record(self.target, "c", new_key, value, stamp.timestamp_ms),
+        ]
+
+    def _encode_delete(self, message: messages.Delete, stamp: Stamp) -> list[Record]:
+        raw: list[tuple[bytes, bytes]] = []
+        before = self._before(message.key, message.old, raw)
+        old = message.old if message.old is not None else message.key
+        assert old is not None, "the decoder gives one of them"
+        return self._delete_records(self._encode_key(old), self._gone(before, raw, stamp, _EMPTY), stamp)
+
+    def _encode_truncate(self, message: messages.Truncate, stamp: Stamp) -> list[Record]:
+        if not self._truncate:
+            return []
+        flags = [b"cascade"] * message.cascade + [b"restart_identity"] * message.restart_identity
+        body = self._truncate_head + _NO_BEFORE + _NULL + _EMPTY + _EMPTY
+        return [Record(self.target, "t", None, body + stamp.encode() + _array(flags), stamp.timestamp_ms)]
+
+    def _delete_records(self, key: bytes | None, value: bytes, stamp: Stamp) -> list[Record]:
+        records = [Record(self.target, "d", key, value, stamp.timestamp_ms)]
+        if self._tombstones and key is not None:
+            records.append(Record(self.target, None, key, None, stamp.timestamp_ms))
+        return records
+
+    def _gone(self, before: bytes, raw: list[tuple[bytes, bytes]], stamp: Stamp, flags: bytes) -> bytes:
+        """Return the value of a ``d``: ``after`` null, nothing unchanged."""
+        return self._delete_head + before + _NULL + _EMPTY + _map(raw) + stamp.encode() + flags
+
+    def _with_after(
+        self, head: bytes, new: TupleData, stamp: Stamp, flags: bytes, raw_before: list[tuple[bytes, bytes]]
+    ) -> bytes:
+        unchanged: list[bytes] = []
+        raw: list[tuple[bytes, bytes]] = []
+        row = self._row.encode(new, unchanged, raw)
+        # Nearly every row has neither: the two empty collections are then one constant.
+        marks = (
+            _array(unchanged) + _map(raw + raw_before) if unchanged or raw or raw_before else _EMPTY + _EMPTY
+        )
+        return b"".join((head, _VALUE, row, marks, stamp.encode(), flags))
+
+    def _before(self, key: TupleData | None, old: TupleData | None, raw: list[tuple[bytes, bytes]]) -> bytes:
+        """Return ``before`` and ``before_image``; what Avro cannot hold is appended to ``raw``."""
+        unchanged: list[bytes] = []
+        found: list[tuple[bytes, bytes]] = []
+        if old is not None:
+            image = _VALUE + self._row.encode(old, unchanged, found) + _FULL_IMAGE
+        else:
+            assert key is not None, "the decoder gives one of them"
+            image = _VALUE + self._row.encode_key_image(key, unchanged, found) + _KEY_IMAGE
+        if unchanged:
+            raise ProtocolError(
+                f"The old row of a change of {self.relation.namespace}.{self.relation.name} lacks values "
+                "(unchanged TOAST): expected all of them. Please report it."
+            )
+        raw.extend((b"before." + name, text) for name, text in found)
+        return image
+
+    def _filled(self, new: TupleData, old: TupleData, *, whole: bool) -> TupleData:
+        """Return ``new`` with the unchanged values that ``old`` has (``whole``, or its key columns only)."""
+        if UNCHANGED not in new:
+            return new
+        known = range(len(new)) if whole else self._identity
+        filled = list(new)
+        for position in known:
+            if filled[position] is UNCHANGED:
+                filled[position] = old[position]
+        return filled
+
+    def _encode_key(self, values: TupleData) -> bytes | None:
+        return None if self._key is None else self._key_header + self._key.encode(values)

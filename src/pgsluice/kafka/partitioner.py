@@ -1,0 +1,30 @@
+"""The partition of a key, as Kafka's Java clients choose it, so that topics co-partition with theirs.
+
+murmur2 with Kafka's seed over the serialised key, sign bit dropped, modulo the number of partitions:
+``org.apache.kafka.clients.producer.internals.BuiltInPartitioner`` and ``org.apache.kafka.common.utils.Utils``.
+"""
+
+from struct import Struct
+
+_SEED = 0x9747B28C
+_M = 0x5BD1E995
+_MASK = 0xFFFFFFFF
+
+
+def murmur2(data: bytes) -> int:
+    """Return Kafka's murmur2 hash of ``data`` as an unsigned 32-bit number."""
+    length = len(data)
+    whole = length & ~3
+    h = _SEED ^ length
+    for (k,) in Struct("<I").iter_unpack(data[:whole]):
+        mixed = k * _M & _MASK
+        h = (h * _M & _MASK) ^ ((mixed ^ mixed >> 24) * _M & _MASK)
+    if length != whole:
+        h = (h ^ int.from_bytes(data[whole:], "little")) * _M & _MASK
+    h = (h ^ h >> 13) * _M & _MASK
+    return h ^ h >> 15
+
+
+def partition_for(key: bytes, partitions: int) -> int:
+    """Return the partition of ``key`` in a topic with that many ``partitions``."""
+    return (murmur2(key) & 0x7FFFFFFF) % partitions

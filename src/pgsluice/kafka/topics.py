@@ -1,0 +1,140 @@
+"""Topics: created when first needed, with the configured partitions, and checked for what would break delivery.
+
+https://kafka.apache.org/documentation/#topicconfigs
+"""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec
+
+from pgsluice.errors import ConfigError, PermissionDenied, SinkUnavailable
+from pgsluice.kafka.client import ClientOptions, failure
+
+_REQUEST_S = 15.0
+_RETRY_S = 0.05
+_SETTLE_S = 30.0
+"""How long a new topic may take until every partition has a leader (librdkafka waits as long for its metadata)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSpec:
+    """A topic as it is to be created; ``compactable``: every record has a key, so compaction would keep what counts."""
+
+    name: str
+    partitions: int
+    replication_factor: int = -1
+    config: Mapping[str, str] = field(default_factory=dict)
+    compactable: bool = True
+
+
+class Topics:
+    """Administration of topics; every method blocks, until ``given_up`` is set at the latest."""
+
+    def __init__(self, options: ClientOptions, given_up: threading.Event) -> None:
+        self._errors = options.errors
+        self._given_up = given_up
+        self._admin = AdminClient(options.config())
+
+    def ensure(self, spec: TopicSpec) -> int:
+        """Return the number of partitions of the topic, which exists afterwards; ConfigError when it cannot."""
+        known = self.partitions([spec.name])
+        if spec.name not in known:
+            self._create(spec)
+        partitions = known.get(spec.name) or self._settled(spec.name)
+        if not spec.compactable and "compact" in self.config(spec.name).get("cleanup.policy", ""):
+            raise ConfigError(
+                f"Topic {spec.name} has cleanup.policy=compact, but rows without key or truncates go to it, "
+                "and Kafka refuses records "
+                'without key there: give the table a key (`keys` in [[tables.rules]]), set truncate = "skip", or change the policy.'
+            )
+        return partitions
+
+    def partitions(self, topics: Sequence[str]) -> dict[str, int]:
+        """Return how many partitions each of ``topics`` has: 0 while some have no leader, absent if it does not exist.
+
+        Nothing is created by asking.
+        """
+        if not topics:
+            return {}
+        futures = self._admin.describe_topics(TopicCollection(list(topics)), request_timeout=_REQUEST_S)
+        counts = {}
+        for topic, future in futures.items():
+            try:
+                found = future.result().partitions
+            except KafkaException as error:
+                if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    continue
+                raise failure(error, f"Describing topic {topic}", self._errors) from error
+            counts[topic] = len(found) if all(partition.leader is not None for partition in found) else 0
+        return counts
+
+    def config(self, topic: str) -> dict[str, str]:
+        """Return the topic's configuration."""
+        return self._configuration(ConfigResource.Type.TOPIC, topic)
+
+    def max_transaction_timeout_ms(self) -> int | None:
+        """Return the brokers' transaction.max.timeout.ms, None when we may not ask."""
+        try:
+            broker = next(iter(self._admin.list_topics(timeout=_REQUEST_S).brokers))
+            found = self._configuration(ConfigResource.Type.BROKER, str(broker))
+        except KafkaException as error:
+            raise failure(error, "Asking Kafka for its brokers", self._errors) from error
+        except PermissionDenied:
+            return None
+        return int(found["transaction.max.timeout.ms"])
+
+    def next_offsets(self, partitions: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        """Return the end of each partition, transactions still open included."""
+        request = {TopicPartition(topic, partition): OffsetSpec.latest() for topic, partition in partitions}
+        if not request:
+            return {}
+        while True:
+            futures = self._admin.list_offsets(
+                request, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=_REQUEST_S
+            )
+            try:
+                return {
+                    (place.topic, place.partition): future.result().offset
+                    for place, future in futures.items()
+                }
+            except KafkaException as error:
+                # A leader that moves, or one that a new topic has just got, is found at the next try.
+                if not error.args[0].retriable() or self._given_up.wait(_RETRY_S):
+                    raise failure(
+                        error, "Listing the offsets of the cut's partitions", self._errors
+                    ) from error
+
+    def _configuration(self, kind: ConfigResource.Type, name: str) -> dict[str, str]:
+        resource = ConfigResource(kind, name)
+        try:
+            found = self._admin.describe_configs([resource], request_timeout=_REQUEST_S)[resource].result()
+        except KafkaException as error:
+            raise failure(error, f"Reading the configuration of {name}", self._errors) from error
+        return {entry.name: entry.value for entry in found.values()}
+
+    def _create(self, spec: TopicSpec) -> None:
+        new = NewTopic(spec.name, spec.partitions, spec.replication_factor, config=dict(spec.config))
+        try:
+            self._admin.create_topics([new], request_timeout=_REQUEST_S)[spec.name].result()
+        except KafkaException as error:
+            code = error.args[0].code()
+            if code == KafkaError.TOPIC_ALREADY_EXISTS:
+                return
+            if code == KafkaError.TOPIC_EXCEPTION:
+                raise ConfigError(
+                    f"Kafka refuses topic {spec.name!r}: {error.args[0].str()}. Where it collides with "
+                    "another topic in '.' and '_', "
+                    'name it with `topic = "..."` in a [[tables.rules]] entry.'
+                ) from error
+            raise failure(error, f"Creating topic {spec.name}", self._errors) from error
+
+    def _settled(self, topic: str) -> int:
+        deadline = time.monotonic() + _SETTLE_S
+        while time.monotonic() < deadline and not self._given_up.wait(_RETRY_S):
+            if partitions := self.partitions([topic]).get(topic):
+                return partitions
+        raise SinkUnavailable(f"Topic {topic} has partitions without a leader.")

@@ -1,0 +1,43 @@
+"""Every metric: its name, its labels, its help.
+
+Counted per batch, cut or session, never per row. https://prometheus.io/docs/practices/naming/
+"""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_CUT_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0)
+
+
+class Metrics:
+    """All metrics of one process, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.events = self._counter("events", "Change events committed to Kafka.", "op")
+        self.event_bytes = self._counter("event_bytes", "Bytes of keys and values committed to Kafka.")
+        self.transactions = self._counter("transactions", "PostgreSQL transactions committed to Kafka.")
+        self.cuts = self._counter("cuts", "Cuts committed to Kafka.", "kind")
+        self.resent = self._counter("resent_transactions", "Transactions that came again and were left out.")
+        self.received_bytes = self._counter("received_bytes", "Bytes received from the replication slot.")
+        self.sessions = self._counter("sessions", "Sessions begun; all but the first are reconnects.")
+        self.session_errors = self._counter("session_errors", "Sessions ended by an error.", "error")
+        self.kafka_errors = self._counter("kafka_client_errors", "Errors that the Kafka clients reported.")
+        self.cut_seconds = Histogram(
+            "pgsluice_cut_seconds", "Time to commit a cut.", registry=self.registry, buckets=_CUT_SECONDS
+        )
+        self.lsn = self._gauge(
+            "lsn", "Positions in the WAL, in bytes: server, received, delivered, confirmed.", "position"
+        )
+        self.lag_bytes = self._gauge("lag_bytes", "WAL written by the server and not yet confirmed by us.")
+        self.lag_seconds = self._gauge(
+            "lag_seconds", "Age of the last delivered transaction's commit while behind; 0 when not."
+        )
+        self.buffered_bytes = self._gauge("buffered_bytes", "Encoded bytes on their way to Kafka.")
+        self.active = self._gauge("active", "1 while this process streams from the slot, 0 while it waits.")
+        self.info = self._gauge("info", "1; labels tell what runs.", "version", "pipeline", "encoder")
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"pgsluice_{name}", text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"pgsluice_{name}", text, labels, registry=self.registry)

@@ -1,0 +1,306 @@
+"""One slot's life: sessions one after the other, from each of which the next one takes over without a gap.
+
+PostgreSQL decides who runs: a session first starts replication, then fences, then reads where to go on.
+The pipeline knows both ends only as the protocols in ``pipeline.ends``.
+"""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TypeVar
+
+import structlog
+
+from pgsluice.avro.types import TypeOptions
+from pgsluice.cut import Cut
+from pgsluice.errors import ConfigError, DrainTimeout, HistoryError, RetryableError, SlotInUse
+from pgsluice.lsn import INVALID_LSN, format_lsn
+from pgsluice.metrics import Metrics
+from pgsluice.pipeline.encoders import Encoders
+from pgsluice.pipeline.ends import Registry, Sink, Source, Stream
+from pgsluice.pipeline.outbox import Limits
+from pgsluice.pipeline.session import Session
+from pgsluice.progress import (
+    Checkpoint,
+    ServerIdentity,
+    TimelineSwitch,
+    check_origin,
+    check_pipeline,
+    check_slot,
+    check_timeline,
+)
+from pgsluice.tables import Tables
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+BACKOFF_FIRST_S = 0.5
+BACKOFF_MAX_S = 30.0
+STANDBY_S = 1.0
+"""How often a standby looks whether the slot is free: it takes over within that time."""
+
+
+class State(StrEnum):
+    """What a pipeline is doing."""
+
+    STARTING = "starting"
+    STANDBY = "standby"
+    STREAMING = "streaming"
+    WAITING = "waiting"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineOptions:
+    """What a pipeline needs to know; times in seconds, sizes in bytes."""
+
+    name: str
+    slot: str
+    tables: Tables
+    types: TypeOptions
+    limits: Limits
+    create_slot: bool
+    adopt_slot: bool
+    commit_timestamps: bool
+    drain_timeout_s: float
+
+
+class Pipeline:
+    """Runs until :meth:`stop`; raises a StopError when going on would be wrong."""
+
+    def __init__(
+        self,
+        options: PipelineOptions,
+        open_source: Callable[[], Awaitable[Source]],
+        make_sink: Callable[[], Awaitable[Sink]],
+        registry: Registry,
+        metrics: Metrics,
+    ) -> None:
+        self._options = options
+        self._open_source = open_source
+        self._make_sink = make_sink
+        self._registry = registry
+        self._metrics = metrics
+        self._stop = asyncio.Event()
+        self._failures = 0
+        self.state = State.STARTING
+        self.session: Session | None = None
+        self.last_error: str | None = None
+
+    def stop(self) -> None:
+        """Ask for an orderly end: what is complete is delivered and confirmed first."""
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Run sessions until stopped. DrainTimeout when the last one could not finish in time."""
+        while not self._stop.is_set():
+            try:
+                await self._run_session()
+            except _Stopped:
+                break
+            except SlotInUse as error:
+                self._note(State.STANDBY, error)
+                await self._pause(STANDBY_S)
+            except RetryableError as error:
+                self._note(State.WAITING, error)
+                await self._pause(min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2**self._failures))
+                self._failures += 1
+        self.state = State.STOPPED
+
+    def _note(self, state: State, error: RetryableError) -> None:
+        """Say what happened, once: the same sentence again is only counted."""
+        self.session = None
+        self._metrics.active.set(0)
+        self._metrics.session_errors.labels(type(error).__name__).inc()
+        if (state, str(error)) != (self.state, self.last_error):
+            log.warning("session ended", reason=str(error), then=state.value)
+        self.state, self.last_error = state, str(error)
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            # Jitter, so that many daemons do not knock at the same moment.
+            await asyncio.wait_for(self._stop.wait(), seconds * random.uniform(0.5, 1.0))  # noqa: S311
+
+    async def _run_session(self) -> None:
+        self._metrics.sessions.inc()
+        async with contextlib.AsyncExitStack() as stack:
+            sink = await self._unless_stopped(self._make_sink())
+            stack.push_async_callback(sink.close)
+            source = await self._unless_stopped(self._open_source())
+            stack.push_async_callback(source.close)
+            stream, checkpoint = await self._unless_stopped(self._start(source, sink))
+            await self._stream(stream, checkpoint, source, sink)
+
+    async def _unless_stopped(self, step: Awaitable[T]) -> T:
+        """Wait for ``step`` unless the pipeline is stopped meanwhile; nothing was read then, nothing is lost."""
+        task = asyncio.ensure_future(step)
+        stopping = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait((task, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, RetryableError):
+                    await task
+                raise _Stopped
+            return task.result()
+        finally:
+            stopping.cancel()
+
+    async def _start(self, source: Source, sink: Sink) -> tuple[Stream, Checkpoint]:
+        """Own the slot, then the topics, and find where to go on."""
+        await self._registry.start()
+        await sink.prepare()
+        server = await source.identify()
+        history = await source.timeline_history(server.timeline) if server.timeline > 1 else ()
+        if await source.slot_position() is None:
+            await self._create_slot(source, sink, server)
+        stream = await source.start()
+        await sink.fence()
+        checkpoint = await sink.last_checkpoint()
+        # Asked for only now: another owner may have worked until a moment ago.
+        position = await source.slot_position()
+        if position is None:
+            raise ConfigError(f"Slot {self._options.slot!r} was dropped while it was being started.")
+        server = replace(server, xlogpos=await source.flushed_lsn())
+        await sink.open_topics(self._known_topics())
+        found = self._resume(checkpoint, position, server, history)
+        if found.cut != (checkpoint.cut if checkpoint is not None else 0):
+            await sink.deliver(Cut(end_lsn=found.end_lsn), found)
+        return stream, found
+
+    async def _create_slot(self, source: Source, sink: Sink, server: ServerIdentity) -> None:
+        """Create the slot, announced in Kafka first: a crash in between must not look like a lost checkpoint."""
+        name, slot = self._options.name, self._options.slot
+        if not self._options.create_slot:
+            raise ConfigError(
+                f"Slot {slot!r} does not exist and postgres.create_slot is false: create it with "
+                "`pgsluice slot create`, or set postgres.create_slot = true."
+            )
+        # Without a slot there is no owner at work that this could disturb.
+        await sink.fence()
+        last = await sink.last_checkpoint()
+        if last is not None:
+            check_pipeline(last, name)
+            if not (last.is_announcement or self._options.adopt_slot):
+                raise HistoryError(
+                    f"Slot {slot!r} does not exist any more, but changes before {format_lsn(last.end_lsn)} "
+                    "were delivered from it: "
+                    "what came after them is lost to this pipeline. Reload the tables, then start a new "
+                    "history with "
+                    "--adopt-slot."
+                )
+        await sink.announce(_new_history(last, name, slot, server, INVALID_LSN))
+        log.info("creating slot", slot=slot)
+        point = await source.create_slot()
+        log.info("slot created", slot=slot, consistent_point_lsn=point)
+
+    def _resume(
+        self,
+        checkpoint: Checkpoint | None,
+        position: int,
+        server: ServerIdentity,
+        history: Sequence[TimelineSwitch],
+    ) -> Checkpoint:
+        """Return the checkpoint to go on from: the last one, or with a higher cut number the birth of a history."""
+        name, slot, adopt = self._options.name, self._options.slot, self._options.adopt_slot
+        if checkpoint is None:
+            if not adopt:
+                raise HistoryError(
+                    f"Slot {slot!r} exists, but there is no checkpoint for it in Kafka: either it was not "
+                    "created by pgsluice, or the "
+                    "Kafka cluster lost its topics. If changes before the slot's position may be missing "
+                    "downstream, reload the "
+                    "tables; then start with --adopt-slot."
+                )
+            checkpoint = _new_history(None, name, slot, server, INVALID_LSN)
+        check_pipeline(checkpoint, name)
+        try:
+            check_origin(checkpoint, slot, server)
+            if checkpoint.is_announcement:
+                return replace(checkpoint, timeline=server.timeline, cut=checkpoint.cut + 1, end_lsn=position)
+            check_slot(checkpoint, position, server)
+            return check_timeline(checkpoint, server, history)
+        except HistoryError as error:
+            if not adopt:
+                raise
+            log.warning(
+                "a new history begins", reason=str(error), epoch=checkpoint.epoch + 1, position_lsn=position
+            )
+            found = _new_history(checkpoint, name, slot, server, position)
+            return replace(found, cut=found.cut + 1)
+
+    def _known_topics(self) -> list[str]:
+        """Return the data topics written so far: each has a value schema with an ``op`` among its subjects."""
+        suffix = "-value"
+        return [
+            subject.removesuffix(suffix)
+            for subject in self._registry.subjects()
+            if subject.endswith(suffix) and self._registry.versions(subject)[-1].get("name") == "Envelope"
+        ]
+
+    async def _stream(self, stream: Stream, checkpoint: Checkpoint, source: Source, sink: Sink) -> None:
+        options = self._options
+        encoders = Encoders(source, sink, self._registry, options.tables, options.types)
+        self.session = Session(
+            stream,
+            sink,
+            encoders,
+            checkpoint,
+            options.limits,
+            self._metrics,
+            commit_timestamps=options.commit_timestamps,
+        )
+        self.state, self.last_error, self._failures = State.STREAMING, None, 0
+        self._metrics.active.set(1)
+        log.info(
+            "streaming",
+            slot=options.slot,
+            epoch=checkpoint.epoch,
+            cut=checkpoint.cut,
+            delivered_lsn=checkpoint.end_lsn,
+        )
+        async with _drained_within(options.drain_timeout_s, self._stop):
+            await self.session.run(self._stop)
+            await stream.stop()
+        log.info("stopped", delivered_lsn=self.session.progress.delivered)
+
+
+def _new_history(
+    last: Checkpoint | None, name: str, slot: str, server: ServerIdentity, end_lsn: int
+) -> Checkpoint:
+    """Return the checkpoint that begins an epoch, after ``last`` if there was one; cut numbers go on."""
+    epoch, cut = (1, 0) if last is None else (last.epoch + (not last.is_announcement), last.cut)
+    return Checkpoint(name, slot, server.systemid, server.timeline, epoch, cut, end_lsn)
+
+
+class _Stopped(Exception):
+    """The pipeline was stopped before the session streamed."""
+
+
+@contextlib.asynccontextmanager
+async def _drained_within(seconds: float, stop: asyncio.Event) -> AsyncIterator[None]:
+    """Give the block ``seconds`` once ``stop`` is set; DrainTimeout when it needs more."""
+    try:
+        async with asyncio.timeout(None) as limit:
+            watch = asyncio.create_task(_arm(stop, limit, seconds))
+            try:
+                yield
+            finally:
+                watch.cancel()
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        raise DrainTimeout(
+            f"What was in flight could not be delivered within shutdown.drain_timeout ({seconds:g} s); "
+            "nothing is lost: "
+            "it was not confirmed, and will be sent again."
+        ) from error
+
+
+async def _arm(stop: asyncio.Event, limit: asyncio.Timeout, seconds: float) -> None:
+    await stop.wait()
+    limit.reschedule(asyncio.get_running_loop().time() + seconds)

@@ -1,0 +1,142 @@
+"""The encoder of each relation: made when the first row of a new version of the table arrives.
+
+By then the row is known to be committed, so this is also when its schemas are registered and its topic is
+created. A Relation message alone would be too early: it may describe an ALTER TABLE that is rolled back.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import structlog
+
+from pgsluice.avro.encoder import KeyEncoder, RowEncoder
+from pgsluice.avro.schema import TableFields, envelope_schema, key_fields, key_schema, namespace, pg_name
+from pgsluice.avro.types import TypeOptions
+from pgsluice.envelope import ChangeEncoder, Record, Stamp, Target
+from pgsluice.errors import ConfigError
+from pgsluice.pipeline.ends import Registry, Sink, Source
+from pgsluice.relation import Relation
+from pgsluice.tables import TablePolicy, Tables
+from pgsluice.transaction import Change
+
+log = structlog.get_logger(__name__)
+
+
+class Unpublished:
+    """The encoder of a table that ``tables.include`` and ``tables.exclude`` leave out."""
+
+    def encode(self, _change: Change, _stamp: Stamp) -> list[Record]:
+        """Return nothing, and use up no ``seq``."""
+        return []
+
+
+class Encoders:
+    """The encoders of one session, by relation."""
+
+    def __init__(
+        self, source: Source, sink: Sink, registry: Registry, tables: Tables, types: TypeOptions
+    ) -> None:
+        self._source = source
+        self._sink = sink
+        self._registry = registry
+        self._tables = tables
+        self._types = types
+        self._ready: dict[int, tuple[Relation, ChangeEncoder | Unpublished]] = {}
+
+    def ready(self, relation: Relation) -> ChangeEncoder | Unpublished | None:
+        """Return the encoder of this version of the table if it was made before."""
+        found = self._ready.get(relation.oid)
+        return found[1] if found is not None and found[0] is relation else None
+
+    async def prepare(self, relation: Relation) -> ChangeEncoder | Unpublished:
+        """Make the encoder of this version of the table: its schemas are durable and its topic exists then."""
+        policy = self._tables.policy(relation.namespace, relation.name)
+        encoder = Unpublished() if policy is None else await self._make(relation, policy)
+        self._ready[relation.oid] = (relation, encoder)
+        return encoder
+
+    async def _make(self, relation: Relation, policy: TablePolicy) -> ChangeEncoder:
+        space = namespace(self._tables.prefix, relation.namespace, relation.name)
+        value_subject, key_subject = f"{policy.topic}-value", f"{policy.topic}-key"
+        fields = TableFields(self._types, self._versions(value_subject, space)).assign(relation)
+        key = await self._key(relation, policy, key_subject, space)
+        await self._sink.open_topic(policy, keyed=bool(key))
+        description = _description(relation, key)
+        value_id = await self._registry.register(value_subject, envelope_schema(space, fields), description)
+        key_encoder, key_id = None, None
+        if key:
+            of_key = key_fields(relation, fields, key, self._types)
+            key_id = await self._registry.register(key_subject, key_schema(space, of_key), description)
+            key_encoder = KeyEncoder(relation, of_key)
+        log.info(
+            "table",
+            table=f"{relation.namespace}.{relation.name}",
+            topic=policy.topic,
+            key=list(key),
+            schema_id=value_id,
+        )
+        return ChangeEncoder(
+            relation,
+            Target(policy.topic, value_id, key_id),
+            RowEncoder(relation, fields),
+            key_encoder,
+            tombstones=policy.tombstones,
+            truncate=policy.truncate,
+        )
+
+    def _versions(self, subject: str, space: str) -> list[dict[str, Any]]:
+        """Return this table's schemas among those of the subject: a rule may send several tables to one topic."""
+        return [
+            dict(schema) for schema in self._registry.versions(subject) if schema.get("namespace") == space
+        ]
+
+    async def _key(self, relation: Relation, policy: TablePolicy, subject: str, space: str) -> Sequence[str]:
+        """Return the names of the key's columns; empty: no key."""
+        identity = [column.name for column in relation.columns if column.is_key]
+        is_partial = relation.replica_identity in "di" and bool(identity)
+        if policy.keys is not None:
+            if is_partial and not set(policy.keys) <= set(identity):
+                raise ConfigError(
+                    f"`keys` of table {relation.namespace}.{relation.name} name columns outside its replica "
+                    "identity "
+                    f"({', '.join(identity)}), whose old values PostgreSQL does not send: set REPLICA "
+                    "IDENTITY FULL, or choose others."
+                )
+            return policy.keys
+        if is_partial:
+            return identity
+        published = {column.name for column in relation.columns}
+        primary_key = await self._source.primary_key(relation.oid)
+        if set(primary_key) <= published:
+            return primary_key
+        # The catalog is of now, the row of then: a column of the primary key was renamed or replaced
+        # meanwhile.
+        for schema in reversed(self._versions(subject, space)):
+            last = [field.get("pg.name", pg_name(field["name"])) for field in schema["fields"]]
+            if set(last) <= published:
+                return last
+        raise ConfigError(
+            f"The primary key of table {relation.namespace}.{relation.name} ({', '.join(primary_key)}) is "
+            "not among its published "
+            "columns: publish them, or name the key with `keys` in [[tables.rules]]."
+        )
+
+
+def _description(relation: Relation, key: Sequence[str]) -> dict[str, Any]:
+    """Return what PostgreSQL said of the table, which stands beside the schema in the registry."""
+    return {
+        "oid": relation.oid,
+        "schema": relation.namespace,
+        "table": relation.name,
+        "replica_identity": relation.replica_identity,
+        "key": list(key),
+        "columns": [
+            {
+                "name": column.name,
+                "type": column.type.name,
+                "type_oid": column.type.oid,
+                "typmod": column.typmod,
+            }
+            for column in relation.columns
+        ],
+    }

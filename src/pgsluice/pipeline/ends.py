@@ -1,0 +1,112 @@
+"""The two ends of a pipeline, as it knows them, and the registry between: what it may assume of each.
+
+``postgres.source``, ``kafka.sink`` and ``registry.builtin`` implement them.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from pgsluice.cut import Cut
+from pgsluice.envelope import Record
+from pgsluice.pgoutput.framing import Keepalive, XLogData
+from pgsluice.progress import Checkpoint, ServerIdentity, TimelineSwitch
+from pgsluice.tables import TablePolicy
+
+
+class Stream(Protocol):
+    """A slot being streamed."""
+
+    async def read(self) -> list[XLogData | Keepalive]:
+        """Wait for frames; at least one. Cancelling loses none. Raises what ended the stream."""
+
+    def report(self, received: int, flushed: int) -> None:
+        """Let the status updates say so from now on; they go out on their own, never waiting for us."""
+
+    def answer_shutdown(self, wal_end: int) -> None:
+        """Let a server go that shuts down, without moving the slot."""
+
+    async def stop(self) -> None:
+        """Send the last report and end the stream in order."""
+
+
+class Source(Protocol):
+    """One session's connections to PostgreSQL."""
+
+    async def identify(self) -> ServerIdentity:
+        """Return who the server is; before :meth:`start`."""
+
+    async def timeline_history(self, timeline: int) -> Sequence[TimelineSwitch]:
+        """Return where the ancestors of ``timeline`` ended; before :meth:`start`."""
+
+    async def slot_position(self) -> int | None:
+        """Return confirmed_flush_lsn, None when there is no slot; raises when the slot is not usable."""
+
+    async def flushed_lsn(self) -> int:
+        """Return the end of the server's flushed WAL."""
+
+    async def create_slot(self) -> int:
+        """Create the slot and return its consistent point: everything committed later will be streamed."""
+
+    async def start(self) -> Stream:
+        """Stream from the slot's own position; SlotInUse while another process does."""
+
+    async def primary_key(self, relation_oid: int) -> tuple[str, ...]:
+        """Return the primary key's columns as of now; empty when there is none."""
+
+    async def close(self) -> None:
+        """Close every connection."""
+
+
+class Sink(Protocol):
+    """One session of delivery; any error out of it ends the session, and a new sink is made."""
+
+    async def prepare(self) -> None:
+        """Make the service topics exist, without disturbing an owner at work."""
+
+    async def last_checkpoint(self) -> Checkpoint | None:
+        """Return the last committed checkpoint; complete only after :meth:`fence`."""
+
+    async def fence(self) -> None:
+        """From here on no earlier session of this pipeline can commit anything."""
+
+    async def announce(self, checkpoint: Checkpoint) -> None:
+        """Commit ``checkpoint`` alone: durable when this returns."""
+
+    async def open_topics(self, topics: Sequence[str]) -> None:
+        """Account for topics that were written in earlier sessions, so that full cuts name them."""
+
+    async def open_topic(self, policy: TablePolicy, *, keyed: bool) -> None:
+        """Make the topic of a table exist and pin its partitions for the session."""
+
+    async def begin(self) -> None:
+        """Start a Kafka transaction."""
+
+    async def produce(self, cut: Cut, records: Sequence[Record]) -> None:
+        """Add records to the transaction and count them in ``cut``."""
+
+    async def commit(self, cut: Cut, checkpoint: Checkpoint) -> None:
+        """Commit it with the cut's record and the checkpoint: durable when this returns."""
+
+    async def deliver(self, cut: Cut, checkpoint: Checkpoint) -> None:
+        """Begin, produce all of ``cut`` and commit: durable when this returns."""
+
+    async def close(self) -> None:
+        """Give up what is not committed."""
+
+
+class Registry(Protocol):
+    """Where Avro schemas get their ids."""
+
+    async def start(self) -> None:
+        """Know every schema registered so far; again at each session."""
+
+    def subjects(self) -> Sequence[str]:
+        """Return every subject."""
+
+    def versions(self, subject: str) -> Sequence[Mapping[str, Any]]:
+        """Return the parsed schemas of ``subject``, oldest first."""
+
+    async def register(
+        self, subject: str, schema: Mapping[str, Any] | str, postgres: Mapping[str, Any] | None
+    ) -> int:
+        """Return the schema's id; when this returns, the schema is durable and readable by consumers."""

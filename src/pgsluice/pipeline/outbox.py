@@ -1,0 +1,173 @@
+"""Encoded records on their way into cuts: what is open, what is being committed, what must wait.
+
+One cut commits while the next is filled. A transaction larger than ``cut_bytes`` gets a Kafka transaction
+of its own and is produced as it arrives; nothing else is ever in that one, so aborting it tears nothing.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pgsluice.cut import Cut
+from pgsluice.envelope import Record
+from pgsluice.pipeline.ends import Sink
+from pgsluice.progress import Checkpoint, Progress
+from pgsluice.transaction import Transaction
+
+CHUNK_BYTES = 1024 * 1024
+"""A large transaction is handed to the producer in pieces of this size: one switch of threads each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When a cut closes, and how much may be on its way."""
+
+    cut_interval_s: float
+    cut_bytes: int
+    inflight_max: int
+    heartbeat_s: float
+
+
+class Outbox:
+    """Cuts of one session. ``on_delivered`` is called with each cut that was committed, and the seconds it took."""
+
+    def __init__(
+        self,
+        sink: Sink,
+        checkpoint: Checkpoint,
+        progress: Progress,
+        limits: Limits,
+        on_delivered: Callable[[Cut, float], None],
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.committing: asyncio.Task[None] | None = None
+        self._sink = sink
+        self._progress = progress
+        self._limits = limits
+        self._on_delivered = on_delivered
+        self._pending: list[Record] = []
+        self._pending_size = 0
+        self._pending_events = 0
+        self._open = Cut()
+        self._opened_at = 0.0
+        self._closed_at = time.monotonic()
+        self._committing_size = 0
+        self._own: Cut | None = None
+
+    @property
+    def size(self) -> int:
+        """Encoded bytes that are not yet durable."""
+        return self._pending_size + self._open.size + self._committing_size
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing more may be read until something is delivered."""
+        return self.size >= self._limits.inflight_max and self.committing is not None
+
+    @property
+    def empty(self) -> bool:
+        """Whether everything added so far is durable."""
+        return not (self._pending or self._open.transactions or self.committing or self._own)
+
+    def add(self, records: list[Record]) -> bool:
+        """Take the records of one change of the transaction in progress; True: call :meth:`overflow` now."""
+        pending = self._pending
+        for record in records:
+            pending.append(record)
+            self._pending_size += record.size
+            self._pending_events += record.op is not None
+        return self._pending_size >= (self._limits.cut_bytes if self._own is None else CHUNK_BYTES)
+
+    async def overflow(self) -> None:
+        """Give the transaction in progress a Kafka transaction of its own, and produce what is there of it."""
+        if self._own is None:
+            await self.drain()
+            await self._sink.begin()
+            self._own = Cut()
+        await self._sink.produce(self._own, self._pending)
+        self._own.size += self._pending_size
+        self._own.events += self._pending_events
+        self._forget_pending()
+
+    async def commit(self, transaction: Transaction, end_lsn: int) -> None:
+        """End the transaction in progress: its records join the open cut, or its own cut is committed."""
+        if self._own is not None:
+            await self._commit_own(transaction, end_lsn)
+        elif self._pending:
+            if not self._open.transactions:
+                self._opened_at = time.monotonic()
+            self._open.add(transaction, end_lsn, self._pending, self._pending_size, self._pending_events)
+            self._forget_pending()
+
+    async def _commit_own(self, transaction: Transaction, end_lsn: int) -> None:
+        await self.overflow()
+        cut, self._own = self._own, None
+        assert cut is not None, "overflow() has begun it"
+        cut.add(transaction, end_lsn, (), 0, 0)
+        cut.end_lsn = end_lsn
+        started = self._closed_at = time.monotonic()
+        checkpoint = self._next_checkpoint(cut)
+        await self._sink.commit(cut, checkpoint)
+        self._delivered(cut, checkpoint, time.monotonic() - started)
+
+    def close_if_due(self, *, idle: bool, at_once: bool = False) -> None:
+        """Begin to commit the open cut, or a heartbeat, when it is time for it.
+
+        ``idle``: there is nothing more to read now. ``at_once``: do not wait for the heartbeat either.
+        """
+        if self.committing is not None or self._own is not None:
+            return
+        now = time.monotonic()
+        if self._open.transactions:
+            waited = now - self._opened_at >= self._limits.cut_interval_s
+            if idle or waited or self._open.size >= self._limits.cut_bytes:
+                self._close(now)
+        elif self._progress.undelivered and (at_once or now - self._closed_at >= self._limits.heartbeat_s):
+            self._close(now)
+
+    def seconds_until_due(self) -> float:
+        """Return how long nothing will have to be closed, if nothing arrives."""
+        now = time.monotonic()
+        if self._open.transactions:
+            return max(0.0, self._opened_at + self._limits.cut_interval_s - now)
+        return max(0.0, self._closed_at + self._limits.heartbeat_s - now)
+
+    async def drain(self) -> None:
+        """Deliver everything that is committed in PostgreSQL so far."""
+        await self.settle()
+        if self._open.transactions:
+            self._close(time.monotonic())
+            await self.settle()
+
+    async def settle(self) -> None:
+        """Wait for the cut that is being committed, and raise what went wrong with it."""
+        if self.committing is not None:
+            await self.committing
+            self.committing = None
+
+    def _close(self, now: float) -> None:
+        cut, self._open = self._open, Cut()
+        cut.end_lsn = self._progress.received
+        self._closed_at = now
+        self._committing_size = cut.size
+        self.committing = asyncio.create_task(self._deliver(cut), name="cut")
+
+    async def _deliver(self, cut: Cut) -> None:
+        started = time.monotonic()
+        checkpoint = self._next_checkpoint(cut)
+        await self._sink.deliver(cut, checkpoint)
+        self._committing_size = 0
+        self._delivered(cut, checkpoint, time.monotonic() - started)
+
+    def _next_checkpoint(self, cut: Cut) -> Checkpoint:
+        return self.checkpoint.advanced(self.checkpoint.cut + 1, cut.end_lsn, cut.last)
+
+    def _delivered(self, cut: Cut, checkpoint: Checkpoint, seconds: float) -> None:
+        self.checkpoint = checkpoint
+        self._progress.on_delivered(checkpoint.end_lsn)
+        self._on_delivered(cut, seconds)
+
+    def _forget_pending(self) -> None:
+        self._pending = []
+        self._pending_size = self._pending_events = 0

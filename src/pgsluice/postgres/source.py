@@ -1,0 +1,87 @@
+"""One session's connections to PostgreSQL: the replication connection, and the catalog beside it.
+
+The pipeline's upper end (``pipeline.ends.Source``). Nothing survives the session.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pgsluice.errors import ConfigError
+from pgsluice.postgres.catalog import Catalog
+from pgsluice.postgres.connection import ReplicationConnection
+from pgsluice.postgres.options import ConnectionOptions
+from pgsluice.postgres.stream import ReplicationStream
+from pgsluice.progress import ServerIdentity, TimelineSwitch
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """The slot to follow and the publications that say what it carries."""
+
+    connection: ConnectionOptions
+    slot: str
+    publications: Sequence[str]
+
+
+class PostgresSource:
+    """The server, for one session."""
+
+    def __init__(self, options: SourceOptions, replication: ReplicationConnection, catalog: Catalog) -> None:
+        self._options = options
+        self._replication = replication
+        self._catalog = catalog
+
+    @classmethod
+    async def open(cls, options: SourceOptions) -> "PostgresSource":
+        """Connect, and refuse to go on without a publication: PostgreSQL 18 would only leave its changes out."""
+        replication = await ReplicationConnection.open(options.connection)
+        source = cls(options, replication, Catalog(options.connection))
+        try:
+            await source._check_publications()
+        except BaseException:
+            await source.close()
+            raise
+        return source
+
+    async def _check_publications(self) -> None:
+        if missing := await self._catalog.missing_publications(self._options.publications):
+            raise ConfigError(
+                f"Publication {', '.join(map(repr, missing))} does not exist in this database: create it "
+                "(CREATE PUBLICATION ... FOR TABLE ...) before the slot, or correct postgres.publications."
+            )
+
+    async def identify(self) -> ServerIdentity:
+        """Return who the server is; before :meth:`start`."""
+        found = await self._replication.identify_system()
+        return ServerIdentity(found.systemid, found.timeline, found.xlogpos)
+
+    async def timeline_history(self, timeline: int) -> list[TimelineSwitch]:
+        """Return where the ancestors of ``timeline`` ended; before :meth:`start`."""
+        found = await self._replication.timeline_history(timeline)
+        return [TimelineSwitch(entry.timeline, entry.switch_lsn) for entry in found]
+
+    async def slot_position(self) -> int | None:
+        """Return the slot's confirmed_flush_lsn, None when there is no slot."""
+        state = await self._catalog.slot(self._options.slot)
+        return None if state is None else state.confirmed_flush_lsn
+
+    async def flushed_lsn(self) -> int:
+        """Return the end of the server's WAL."""
+        return await self._catalog.current_wal_lsn()
+
+    async def create_slot(self) -> int:
+        """Create the slot and return its consistent point."""
+        return await self._replication.create_slot(self._options.slot)
+
+    async def start(self) -> ReplicationStream:
+        """Stream from the slot's own position; SlotInUse while another process does, a StopError if it is unusable."""
+        return await self._replication.start(self._options.slot, self._options.publications)
+
+    async def primary_key(self, relation_oid: int) -> tuple[str, ...]:
+        """Return the primary key's columns as of now; empty when there is none."""
+        return await self._catalog.primary_key(relation_oid)
+
+    async def close(self) -> None:
+        """Close both connections; the server frees the slot."""
+        await self._catalog.close()
+        await self._replication.close()

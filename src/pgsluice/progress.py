@@ -1,0 +1,207 @@
+"""How far we are: received, delivered, confirmed; and whether a session may go on from where the last one ended.
+
+Pure bookkeeping: the pipeline tells it what it received and delivered, and asks what may be confirmed.
+The rules of acknowledgement follow
+https://www.postgresql.org/docs/current/logicaldecoding-explanation.html (a slot may send changes again)
+and what running servers did: a slot confirms whatever it is told, even a position that does not exist yet.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields, replace
+
+from pgsluice.errors import ConfigError, HistoryError
+from pgsluice.lsn import INVALID_LSN, format_lsn
+from pgsluice.transaction import Resent, Transaction
+
+_CHECKPOINT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What is durable downstream: the record behind every acknowledgement, kept in Kafka.
+
+    ``end_lsn``: everything before it is delivered; 0/0 while the slot is still being created. ``epoch``: which history LSNs belong to. The ``last_*``
+    fields identify the last transaction delivered (0 when there was none yet).
+    """
+
+    pipeline: str
+    slot: str
+    systemid: str
+    timeline: int
+    epoch: int
+    cut: int
+    end_lsn: int
+    last_end_lsn: int = INVALID_LSN
+    last_xid: int = 0
+    last_commit_ts: int = 0
+
+    def advanced(self, cut: int, end_lsn: int, last: tuple[Transaction, int] | None) -> "Checkpoint":
+        """Return the checkpoint of ``cut``; ``last`` is its last transaction with that one's end LSN."""
+        if last is None:
+            return replace(self, cut=cut, end_lsn=end_lsn)
+        transaction, last_end_lsn = last
+        return replace(
+            self,
+            cut=cut,
+            end_lsn=end_lsn,
+            last_end_lsn=last_end_lsn,
+            last_xid=transaction.xid,
+            last_commit_ts=transaction.commit_ts,
+        )
+
+    @property
+    def is_announcement(self) -> bool:
+        """Whether it only says that a slot is going to be created: its position becomes ours."""
+        return self.end_lsn == INVALID_LSN
+
+    def to_json(self) -> bytes:
+        """Return the value of the checkpoint record."""
+        return json.dumps({"version": _CHECKPOINT_VERSION, **asdict(self)}).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> "Checkpoint":
+        """Return the checkpoint that ``data`` holds; HistoryError when it is not one."""
+        try:
+            found = json.loads(data)
+            if found.pop("version") != _CHECKPOINT_VERSION:
+                raise ValueError
+            checkpoint = cls(**found)
+            if not all(isinstance(getattr(checkpoint, f.name), f.type) for f in fields(cls)):  # type: ignore[arg-type]
+                raise TypeError
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise HistoryError(
+                "The checkpoint record is not one that this version of pgsluice can read. Was it written by "
+                "a newer "
+                "version, or by another program? Run the version that wrote it, or start a new history with "
+                "--adopt-slot."
+            ) from error
+        return checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class ServerIdentity:
+    """IDENTIFY_SYSTEM: which cluster, on which timeline, how far its WAL is flushed."""
+
+    systemid: str
+    timeline: int
+    xlogpos: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineSwitch:
+    """One line of TIMELINE_HISTORY: ``timeline`` ended at ``switch_lsn``."""
+
+    timeline: int
+    switch_lsn: int
+
+
+def check_pipeline(checkpoint: Checkpoint, pipeline: str) -> None:
+    """Raise ConfigError when another pipeline writes under this prefix."""
+    if checkpoint.pipeline != pipeline:
+        raise ConfigError(
+            f"The topics under this prefix belong to pipeline {checkpoint.pipeline!r}, not to {pipeline!r}: "
+            "give each pipeline its own kafka.topic_prefix."
+        )
+
+
+def check_origin(checkpoint: Checkpoint, slot: str, server: ServerIdentity) -> None:
+    """Raise HistoryError unless ``checkpoint`` was written for this slot of this cluster."""
+    if checkpoint.slot != slot:
+        raise HistoryError(
+            f"The checkpoint was written for slot {checkpoint.slot!r}, but postgres.slot is {slot!r}: set "
+            "it back, "
+            "or start a new history with --adopt-slot."
+        )
+    if checkpoint.systemid != server.systemid:
+        raise HistoryError(
+            "The checkpoint belongs to the PostgreSQL cluster with system identifier "
+            f"{checkpoint.systemid}, this server's "
+            f"is {server.systemid}: connect to the right server, or start a new history with --adopt-slot."
+        )
+
+
+def check_slot(checkpoint: Checkpoint, confirmed_flush_lsn: int, server: ServerIdentity) -> None:
+    """Raise HistoryError when the slot is ahead of the checkpoint (a gap) or the checkpoint ahead of the server."""
+    delivered = format_lsn(checkpoint.end_lsn)
+    if confirmed_flush_lsn > checkpoint.end_lsn:
+        raise HistoryError(
+            f"Slot {checkpoint.slot!r} is at {format_lsn(confirmed_flush_lsn)}, but only changes before "
+            f"{delivered} are in Kafka: "
+            "somebody else advanced or re-created the slot, and the changes between are lost to this "
+            "pipeline. "
+            "Reload the tables concerned, then start a new history with --adopt-slot."
+        )
+    if checkpoint.end_lsn > server.xlogpos:
+        raise HistoryError(
+            f"Changes before {delivered} are in Kafka, but the server's WAL ends at "
+            f"{format_lsn(server.xlogpos)}: it was restored or "
+            "failed over to a state before them. Compare the tables, then start a new history with "
+            "--adopt-slot."
+        )
+
+
+def check_timeline(
+    checkpoint: Checkpoint, server: ServerIdentity, history: Iterable[TimelineSwitch]
+) -> Checkpoint:
+    """Return ``checkpoint`` on the server's timeline; HistoryError when it lies beyond the switch point."""
+    if checkpoint.timeline == server.timeline:
+        return checkpoint
+    switch = next((entry.switch_lsn for entry in history if entry.timeline == checkpoint.timeline), None)
+    if switch is None or checkpoint.end_lsn > switch:
+        at = "is not an ancestor of it" if switch is None else f"was left at {format_lsn(switch)}"
+        raise HistoryError(
+            f"Changes before {format_lsn(checkpoint.end_lsn)} on timeline {checkpoint.timeline} are in "
+            "Kafka; the server is on timeline "
+            f"{server.timeline}, and timeline {checkpoint.timeline} {at}: the server lost changes that were "
+            "published. "
+            "Compare the tables, then start a new history with --adopt-slot."
+        )
+    return replace(checkpoint, timeline=server.timeline)
+
+
+def check_resent(checkpoint: Checkpoint, resent: Resent) -> None:
+    """Raise HistoryError when the transaction that ends at the checkpoint is not the one that was delivered."""
+    found = (resent.transaction.xid, resent.transaction.commit_ts)
+    if resent.end_lsn == checkpoint.last_end_lsn and found != (
+        checkpoint.last_xid,
+        checkpoint.last_commit_ts,
+    ):
+        raise HistoryError(
+            f"The transaction that ends at {format_lsn(resent.end_lsn)} is {found[0]}, but the one "
+            f"delivered was {checkpoint.last_xid}: "
+            "the server was restored from a backup and has another history now. Compare the tables, then "
+            "start a "
+            "new history with --adopt-slot."
+        )
+
+
+class Progress:
+    """The three positions of one session.
+
+    ``received``: the highest position received in this session. Before it, the server may still owe us
+    changes. ``delivered``: the end LSN of the last committed checkpoint.
+    """
+
+    def __init__(self, delivered: int) -> None:
+        self.received = INVALID_LSN
+        self.delivered = delivered
+
+    def on_received(self, lsn: int) -> None:
+        """Note that everything before ``lsn`` has been received (end of a Commit, or an idle keepalive)."""
+        self.received = max(self.received, lsn)
+
+    def on_delivered(self, end_lsn: int) -> None:
+        """Note that the checkpoint with ``end_lsn`` is committed."""
+        assert end_lsn >= self.delivered, "a checkpoint never goes back"
+        self.delivered = end_lsn
+
+    @property
+    def confirmable(self) -> int:
+        """What may be confirmed to PostgreSQL: never more than what a committed checkpoint records."""
+        return min(self.delivered, self.received)
+
+    @property
+    def undelivered(self) -> bool:
+        """Whether positions were received that no checkpoint records yet."""
+        return self.received > self.delivered
