@@ -1,6 +1,7 @@
 """The operating-system account that PostgreSQL runs under: it refuses to run as root.
 
-As an ordinary user that is the user; as root it is ``postgres``, else ``nobody``. Used by cache and postgres.
+As an ordinary user that is the user; as root it is ``postgres``, else ``nobody``. Used by all that
+touches files which a server reads.
 """
 
 import os
@@ -11,7 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-CANDIDATES = ("postgres", "nobody")
+from sandbox.errors import ServerError
+from sandbox.prerequisites import SERVER_ACCOUNTS
 
 SHARED_DIRECTORY = Path("/var/tmp")  # noqa: S108 - every account can enter it; names below it are checked or random
 
@@ -20,14 +22,13 @@ SHARED_DIRECTORY = Path("/var/tmp")  # noqa: S108 - every account can enter it; 
 class Account:
     """A user and its group, by number."""
 
-    name: str
     uid: int
     gid: int
 
 
 def current_account() -> Account:
     """Return the account that this process runs under."""
-    return Account(str(os.geteuid()), os.geteuid(), os.getegid())
+    return Account(os.geteuid(), os.getegid())
 
 
 @cache
@@ -35,29 +36,41 @@ def server_account() -> Account:
     """Return the account for PostgreSQL; KeyError if this machine has none (only root can find that)."""
     if os.geteuid() != 0:
         return current_account()
-    known = {entry.pw_name: entry for entry in pwd.getpwall()}
-    for name in CANDIDATES:
+    known = {entry.pw_name: Account(entry.pw_uid, entry.pw_gid) for entry in pwd.getpwall()}
+    for name in SERVER_ACCOUNTS:
         if name in known:
-            return Account(name, known[name].pw_uid, known[name].pw_gid)
-    raise KeyError(f"none of the accounts {', '.join(CANDIDATES)} exists")
+            return known[name]
+    raise KeyError(f"none of the accounts {', '.join(SERVER_ACCOUNTS)} exists")
 
 
-def run_as(account: Account, command: Sequence[object], *, check: bool = True) -> bool:
-    """Run ``command`` under ``account`` and return whether it succeeded; ``check`` raises when not."""
-    change_user = account.uid != os.geteuid()
-    ended = subprocess.run(
-        [str(argument) for argument in command],
-        user=account.uid if change_user else None,
-        group=account.gid if change_user else None,
-        extra_groups=() if change_user else None,
-        cwd="/",
-        env={"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"},
-        capture_output=True,
-        check=check,
-    )
-    return ended.returncode == 0
+def run_as(account: Account, command: Sequence[object]) -> None:
+    """Run ``command`` under ``account`` to its end; ServerError if it fails."""
+    words = [str(word) for word in command]
+    ended = _run(account, words)
+    if ended.returncode != 0:
+        raise ServerError(f"{' '.join(words)} failed:\n{ended.stdout}{ended.stderr}")
 
 
 def can_enter(account: Account, directory: Path) -> bool:
     """Whether ``account`` can reach what lies in ``directory``; tried, as mode bits are not all there is."""
-    return run_as(account, ["/bin/sh", "-c", 'cd "$0"', directory], check=False)
+    return _run(account, ["/bin/sh", "-c", 'cd "$0"', str(directory)]).returncode == 0
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of all servers and tools: nothing of the user's but the PATH."""
+    return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "TZ": "UTC"}
+
+
+def _run(account: Account, command: list[str]) -> subprocess.CompletedProcess[str]:
+    change_user = account != current_account()
+    return subprocess.run(
+        command,
+        user=account.uid if change_user else None,
+        group=account.gid if change_user else None,
+        extra_groups=() if change_user else None,
+        cwd="/",
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )

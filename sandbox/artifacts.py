@@ -1,6 +1,7 @@
-"""What ``pom.xml`` pins, fetched once through Maven into the cache. Used by postgres, kafka and spark.
+"""What ``pom.xml`` pins, fetched once through Maven into the cache. Used by installation, kafka and spark.
 
 An entry of the cache appears under its name only when it is complete, and is never changed afterwards.
+All entries lie below a directory named after the content of the POM.
 """
 
 import fcntl
@@ -10,7 +11,6 @@ import platform
 import pwd
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -18,18 +18,16 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 from sandbox.account import SHARED_DIRECTORY, Account, can_enter
+from sandbox.errors import FetchError
+from sandbox.prerequisites import POSTGRES_PLATFORMS, require
 
 POM = Path(__file__).with_name("pom.xml")
 _POM_NAMES = {"m": "http://maven.apache.org/POM/4.0.0"}
 
 CACHE_VARIABLE = "PGSLUICE_SANDBOX_CACHE"
 
-POSTGRES_PLATFORMS = {"x86_64": "linux-amd64", "aarch64": "linux-arm64v8"}
-"""What the PostgreSQL binaries call the machines that ``uname`` knows."""
-
-
-class FetchError(Exception):
-    """Maven could not get what the POM names; the message is Maven's."""
+OTHERS_MAY_READ = 0o755
+OTHERS_MAY_WRITE = 0o022
 
 
 def targets() -> list[str]:
@@ -40,56 +38,67 @@ def targets() -> list[str]:
 
 def fetch(target: str) -> Path:
     """Return the directory with the jars of ``target``, fetched if need be."""
-    return make_entry(cache_root(), target, lambda directory: _copy_dependencies(target, directory))
+    if target not in targets():
+        raise FetchError(f"there is no {target}, only {', '.join(targets())}")
+    return make_entry(cache_root(), target, lambda entry: _copy_dependencies(target, entry))
 
 
 def make_entry(root: Path, name: str, fill: Callable[[Path], None]) -> Path:
-    """Return the cache entry ``name``; if it is not there, ``fill`` makes it. One process fills at a time."""
+    """Return the cache entry ``name``; if it is not there, ``fill`` makes it, in one process at a time."""
     generation = root / _pom_key()
     entry = generation / name
     if entry.exists():
         return entry
-    generation.mkdir(mode=0o755, parents=True, exist_ok=True)
-    with _locked(root / "lock"):
+    _make_readable(generation)
+    with _locked(generation / f"{name}.lock"):
         if not entry.exists():
-            unfinished = Path(tempfile.mkdtemp(prefix=f"{name}.unfinished-", dir=generation))
-            try:
-                fill(unfinished)
-                unfinished.rename(entry)
-            except BaseException:
-                shutil.rmtree(unfinished, ignore_errors=True)
-                raise
+            _make_complete(entry, fill)
     return entry
+
+
+def _make_complete(entry: Path, fill: Callable[[Path], None]) -> None:
+    unfinished = entry.with_name(f"{entry.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
+    _make_readable(unfinished)
+    fill(unfinished)
+    unfinished.rename(entry)
 
 
 @cache
 def cache_root() -> Path:
     """Return the directory of the cache: ``PGSLUICE_SANDBOX_CACHE``, else below the home directory."""
     if chosen := os.environ.get(CACHE_VARIABLE):
-        return _private_directory(Path(chosen).resolve())
+        return _own_directory(Path(chosen).resolve())
     try:
-        return _private_directory(Path.home() / ".cache" / "pgsluice-sandbox")
-    except OSError:  # accounts without a home
-        return _fallback_root()
+        return _own_directory(Path.home() / ".cache" / "pgsluice-sandbox")
+    except OSError:  # an account without a home
+        return _shared_root()
 
 
 @cache
 def server_root(account: Account) -> Path:
-    """Return a cache that ``account`` can read too: root's home is closed to others."""
-    return cache_root() if can_enter(account, cache_root()) else _fallback_root()
+    """Return a cache that ``account`` can read too: root's home, for one, is closed to others."""
+    return cache_root() if can_enter(account, cache_root()) else _shared_root()
 
 
-def _fallback_root() -> Path:
-    return _private_directory(SHARED_DIRECTORY / f"pgsluice-sandbox-{os.geteuid()}")
+def _shared_root() -> Path:
+    return _own_directory(SHARED_DIRECTORY / f"pgsluice-sandbox-{os.geteuid()}")
 
 
-def _private_directory(path: Path) -> Path:
-    """Make ``path`` if need be; PermissionError if others could have put something there."""
-    path.mkdir(mode=0o755, parents=True, exist_ok=True)
+def _own_directory(path: Path) -> Path:
+    """Make ``path`` if need be; FetchError if others could have put something there."""
+    _make_readable(path)
     status = path.lstat()
-    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        raise PermissionError(f"{path} must be owned by uid {os.geteuid()}, and writable by nobody else")
+    if status.st_uid != os.geteuid() or status.st_mode & OTHERS_MAY_WRITE:
+        raise FetchError(f"{path} must belong to uid {os.geteuid()}, and nobody else may write to it")
     return path
+
+
+def _make_readable(path: Path) -> None:
+    """Make a directory that others may read, whatever the umask."""
+    if not path.exists():
+        path.mkdir(parents=True, exist_ok=True)
+        path.chmod(OTHERS_MAY_READ)
 
 
 @cache
@@ -105,6 +114,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _copy_dependencies(target: str, directory: Path) -> None:
+    require(fetching=True)
     command = ["mvn", "-B", "-q", "-f", str(POM), "-P", target, "dependency:copy-dependencies"]
     command += [
         f"-DoutputDirectory={directory}",
@@ -112,7 +122,7 @@ def _copy_dependencies(target: str, directory: Path) -> None:
     ]
     if not os.access(pwd.getpwuid(os.geteuid()).pw_dir, os.W_OK):  # where Maven keeps its own copies
         command.append(f"-Dmaven.repo.local={cache_root() / 'm2'}")
-    maven = subprocess.run(command, capture_output=True, text=True, check=False)
+    with _locked(cache_root() / "maven.lock"):  # two Mavens at once can spoil those
+        maven = subprocess.run(command, capture_output=True, text=True, check=False)
     if maven.returncode != 0:
         raise FetchError(f"fetching {target} failed:\n{maven.stdout}{maven.stderr}")
-    directory.chmod(0o755)

@@ -3,18 +3,12 @@
 https://openjdk.org/jeps/330 (single-file source programs)
 """
 
-import os
-import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-
-def java() -> str:
-    """Return the Java to use: that of ``JAVA_HOME``, else the one on the PATH."""
-    if home := os.environ.get("JAVA_HOME"):
-        return f"{home}/bin/java"
-    return shutil.which("java") or "java"
+from sandbox.errors import ServerError
+from sandbox.prerequisites import java
 
 
 def class_path(libraries: Path) -> str:
@@ -25,4 +19,7 @@ def class_path(libraries: Path) -> str:
 def run_program(source: Path, libraries: Path, arguments: Sequence[str] = (), stdin: str = "") -> str:
     """Compile and run one source file with ``libraries`` on its class path; return what it prints."""
     command = [java(), "-cp", class_path(libraries), str(source), *arguments]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, check=True).stdout
+    ended = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
+    if ended.returncode != 0:
+        raise ServerError(f"{source.name} failed:\n{ended.stderr}")
+    return ended.stdout

@@ -12,13 +12,11 @@ import socket
 from pathlib import Path
 from typing import Self
 
+from sandbox.errors import NoFreePort
+
 LOWEST = 10_240
 EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 ATTEMPTS = 1000
-
-
-class NoFreePort(Exception):
-    """Every port that was tried is taken."""
 
 
 class ReservedPort:

