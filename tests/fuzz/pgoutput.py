@@ -13,6 +13,7 @@ import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 from random import Random
+from typing import Protocol
 
 from pgsluice.errors import ProtocolError
 from pgsluice.pgoutput import messages
@@ -25,16 +26,14 @@ CORPUS_COUNT = 4_000
 MUTATIONS_MAX = 3
 ADDRESS_SPACE_BYTES = 1 << 30
 """Far above what the fuzzer needs, far below what a length field can ask for."""
-PEAK_EVERY = 101
-"""Measuring the peak of one call is slow: every so many inputs (prime, so that no pattern is missed)."""
+PEAK_SHARE = 50
+"""Measuring the peak of each call is slow: one input of so many, at the end."""
 PEAK_BASE_BYTES = 16_384
 PEAK_FACTOR = 64
 """A column of a Relation takes 10 bytes on the wire and some 250 as objects; lists grow in steps."""
-RESIDENT_GROWTH_KIB = 32_768
+RESIDENT_GROWTH_KIB = 2_048
 
-DOCUMENTED = re.compile(
-    r"(?P<name>[A-Za-z ]+)( \(('.'|\d+)\))? at offset (?P<at>\d+): expected .+", re.DOTALL
-)
+DOCUMENTED = re.compile(r"(?P<name>[A-Za-z ]+)( \(('.'|\d+)\))? at offset (?P<at>\d+): expected .+", re.DOTALL)
 EXTREMES = (
     0,
     1,
@@ -94,9 +93,7 @@ def _image(random: Random) -> tuple[TupleData | None, TupleData | None]:
 
 def _relation(random: Random, xid: int | None) -> messages.Relation:
     columns = tuple(
-        messages.RelationColumn(
-            random.random() < 0.5, _string(random), _uint32(random), random.randrange(-1, 99)
-        )
+        messages.RelationColumn(random.random() < 0.5, _string(random), _uint32(random), random.randrange(-1, 99))
         for _ in range(random.choice((0, 1, 5, 30)))
     )
     identity = random.choice("dnfi")
@@ -258,51 +255,64 @@ def _documented(error: str, payload: bytes) -> str:
     return match["name"]
 
 
-def check_frame(data: bytes, *, in_stream: bool) -> str:
-    """Unpack ``data`` as CopyData first, then as :func:`check` does."""
+def check_frame(payload: bytes, *, in_stream: bool) -> str:
+    """Unpack ``payload`` as CopyData first, then as :func:`check` does."""
     try:
-        frame = parse_frame(data)
+        frame = parse_frame(payload)
     except ProtocolError as error:
-        return "refused frame of " + _documented(str(error), data)
+        return "refused frame of " + _documented(str(error), payload)
     except Exception as error:
         raise Broken(f"undocumented {error!r}") from error
     return check(frame.payload, in_stream=in_stream) if isinstance(frame, XLogData) else "accepted frame"
 
 
 def check_peak(payload: bytes, *, in_stream: bool) -> str:
-    """As :func:`check`, and look at the memory that it took."""
-    tracemalloc.start()
-    try:
-        outcome = check(payload, in_stream=in_stream)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    """As :func:`check`, under tracemalloc: look at the memory that it took."""
+    tracemalloc.reset_peak()
+    before = tracemalloc.get_traced_memory()[0]
+    outcome = check(payload, in_stream=in_stream)
+    peak = tracemalloc.get_traced_memory()[1] - before
     if peak > PEAK_BASE_BYTES + PEAK_FACTOR * len(payload):
         raise Broken(f"{peak} bytes of memory for {len(payload)} bytes of input")
     return outcome
 
 
-def run(count: int, seed: int) -> Counter[str]:
-    """Check ``count`` inputs; the same seed gives the same ones."""
+class Checker(Protocol):
+    """One of the checks above."""
+
+    def __call__(self, payload: bytes, *, in_stream: bool) -> str: ...
+
+
+def run(count: int, seed: int, checker: Checker) -> Counter[str]:
+    """Check ``count`` inputs, a tenth as whole frames; the same seed gives the same ones."""
     random = Random(seed)
     corpus = [_payload(random) for _ in range(CORPUS_COUNT)]
     outcomes: Counter[str] = Counter()
     for number in range(count):
         payload, in_stream = _damaged(random, corpus), _coin(random)
+        framed = number % 10 == 0
+        payload = _framed(random, payload) if framed else payload
         try:
-            if random.random() < 0.1:
-                payload = _framed(random, payload)
-                outcome = check_frame(payload, in_stream=in_stream)
-            elif number % PEAK_EVERY == 0:
-                outcome = check_peak(payload, in_stream=in_stream)
-            else:
-                outcome = check(payload, in_stream=in_stream)
+            outcomes[(check_frame if framed else checker)(payload, in_stream=in_stream)] += 1
         except Broken as broken:
-            sys.stdout.write(
-                f"input {number} of seed {seed}, in_stream={in_stream}: {payload.hex()}\n{broken}\n"
-            )
+            sys.stdout.write(f"input {number} of seed {seed}, in_stream={in_stream}: {payload.hex()}\n{broken}\n")
             raise
-        outcomes[outcome] += 1
+    return outcomes
+
+
+def _resident_kib() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def run_without_growth(count: int, seed: int) -> Counter[str]:
+    """Check the inputs, then that the process did not grow by it."""
+    run(min(count, CORPUS_COUNT), seed, check)  # now what the interpreter itself needs is resident
+    before = _resident_kib()
+    outcomes = run(count, seed, check)
+    growth = _resident_kib() - before
+    sys.stdout.write(f"{growth:>10}  KiB of resident memory more at the end than at the start\n")
+    if growth > RESIDENT_GROWTH_KIB:
+        raise Broken(f"memory grew by {growth} KiB, more than {RESIDENT_GROWTH_KIB}")
     return outcomes
 
 
@@ -313,18 +323,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="which inputs")
     options = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, ADDRESS_SPACE_BYTES))
-    run(min(options.count, CORPUS_COUNT), options.seed)  # what the interpreter itself needs is resident now
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    outcomes = run(options.count, options.seed)
-    growth = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    outcomes = run_without_growth(options.count, options.seed)
+    tracemalloc.start()
+    outcomes += run(options.count // PEAK_SHARE, options.seed + 1, check_peak)
     for outcome, seen in sorted(outcomes.items()):
         sys.stdout.write(f"{seen:>10}  {outcome}\n")
     accepted = sum(seen for outcome, seen in outcomes.items() if outcome.startswith("accepted"))
     total = outcomes.total()
     sys.stdout.write(f"{total:>10}  inputs: {accepted} accepted, {total - accepted} refused as documented\n")
-    sys.stdout.write(f"{growth:>10}  KiB of resident memory more at the end than at the start\n")
-    if growth > RESIDENT_GROWTH_KIB:
-        raise Broken(f"memory grew by {growth} KiB, more than {RESIDENT_GROWTH_KIB}")
 
 
 if __name__ == "__main__":

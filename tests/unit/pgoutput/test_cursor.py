@@ -52,6 +52,10 @@ def test_every_read_moves_behind_what_it_read() -> None:
     cursor.end()
 
 
+def test_a_string_may_be_all_there_is() -> None:
+    assert Cursor(b"\x00", 0).string("name") == ""
+
+
 def test_byte_and_no_flags() -> None:
     cursor = Cursor(b"\xff\x00", 0)
     assert cursor.byte("first") == 255

@@ -1,5 +1,7 @@
 """Unit tests of pgsluice.pgoutput.decoder. The bytes are written by hand from the protocol's tables."""
 
+import itertools
+
 import pytest
 
 from pgsluice.errors import ProtocolError
@@ -36,11 +38,12 @@ Change = Insert | Update | Delete | Truncate | Relation | Type | LogicalMessage
 XID = "ffffffff"
 """A transaction id is unsigned, and so is an OID."""
 
-LSN_1 = "00000016 b374d848"
+LSN_1 = "f0000016 b374d848"
 LSN_2 = "ffffffff ffffffff"
-TIME_1 = "0002db1c 8e3a5a40"
+TIME_1 = "ffffffff fffffff0"
 TIME_2 = "ffffffff ffffffff"
 """A time is signed: this one is the last microsecond of 1999."""
+LSN = 0xF0000016_B374D848
 
 GID = "6769 c3a9 00"  # gié
 
@@ -57,18 +60,20 @@ STREAM_PREPARE = "70 00" + LSN_1 + LSN_2 + TIME_2 + XID + GID
 COMMIT_PREPARED = "4b 00" + LSN_1 + LSN_2 + TIME_2 + XID + GID
 ROLLBACK_PREPARED = "72 00" + LSN_1 + LSN_2 + TIME_1 + TIME_2 + XID + GID
 
-RELATION = (
+RELATION_HEAD = (
     "fffffffe"  # oid
     "7075626c696300"  # namespace: public
     "c3b600"  # name: ö
     "66"  # replica identity: f
     "0002"
+)
+RELATION = RELATION_HEAD + (
     "01 696400 00000017 ffffffff"  # part of the key, id, int4, no typmod
     "00 6e00 000006a4 000a0006"  # n, numeric(10,2)
 )
 TYPE = "0001e240 00 6d6f6f6400"  # 123456, pg_catalog, mood
 INSERT = (
-    "00004000 4e 0005"
+    "fffffffe 4e 0005"
     "74 00000002 6869"  # text: hi
     "6e"  # NULL
     "75"  # unchanged
@@ -102,18 +107,18 @@ def error_of(payload: bytes, *, in_stream: bool = False) -> str:
     ("text", "message"),
     [
         (BEGIN, Begin(2**64 - 1, -1, 2**32 - 1)),
-        (COMMIT, Commit(0x16_B374D848, 2**64 - 1, 0x2DB1C_8E3A5A40)),
-        (ORIGIN, Origin(0x16_B374D848, "node")),
-        (STREAM_COMMIT, StreamCommit(2**32 - 1, 0x16_B374D848, 2**64 - 1, -1)),
+        (COMMIT, Commit(LSN, 2**64 - 1, -16)),
+        (ORIGIN, Origin(LSN, "node")),
+        (STREAM_COMMIT, StreamCommit(2**32 - 1, LSN, 2**64 - 1, -1)),
         (STREAM_ABORT, StreamAbort(2**32 - 1, 7, None, None)),
-        (STREAM_ABORT + LSN_1 + TIME_2, StreamAbort(2**32 - 1, 7, 0x16_B374D848, -1)),
-        (BEGIN_PREPARE, BeginPrepare(0x16_B374D848, 2**64 - 1, -1, 2**32 - 1, "gié")),
-        (PREPARE, Prepare(0x16_B374D848, 2**64 - 1, -1, 2**32 - 1, "gié")),
-        (STREAM_PREPARE, StreamPrepare(0x16_B374D848, 2**64 - 1, -1, 2**32 - 1, "gié")),
-        (COMMIT_PREPARED, CommitPrepared(0x16_B374D848, 2**64 - 1, -1, 2**32 - 1, "gié")),
+        (STREAM_ABORT + LSN_1 + TIME_2, StreamAbort(2**32 - 1, 7, LSN, -1)),
+        (BEGIN_PREPARE, BeginPrepare(LSN, 2**64 - 1, -1, 2**32 - 1, "gié")),
+        (PREPARE, Prepare(LSN, 2**64 - 1, -1, 2**32 - 1, "gié")),
+        (STREAM_PREPARE, StreamPrepare(LSN, 2**64 - 1, -1, 2**32 - 1, "gié")),
+        (COMMIT_PREPARED, CommitPrepared(LSN, 2**64 - 1, -1, 2**32 - 1, "gié")),
         (
             ROLLBACK_PREPARED,
-            RollbackPrepared(0x16_B374D848, 2**64 - 1, 0x2DB1C_8E3A5A40, -1, 2**32 - 1, "gié"),
+            RollbackPrepared(LSN, 2**64 - 1, -16, -1, 2**32 - 1, "gié"),
         ),
     ],
 )
@@ -127,7 +132,7 @@ def test_messages_about_transactions(text: str, message: Message) -> None:
         ("52", RELATION, Relation(None, 2**32 - 2, "public", "ö", "f", COLUMNS)),
         ("52", "00000001 00 00 6e 0000", Relation(None, 1, "", "", "n", ())),
         ("59", TYPE, Type(None, 123456, "", "mood")),
-        ("49", INSERT, Insert(None, 0x4000, [b"hi", None, UNCHANGED, BinaryValue(b"\x00\xff\x80"), b""])),
+        ("49", INSERT, Insert(None, 2**32 - 2, [b"hi", None, UNCHANGED, BinaryValue(b"\x00\xff\x80"), b""])),
         ("49", "00000001 4e 0000", Insert(None, 1, [])),
         ("55", "00000001" + NEW_1, Update(None, 1, None, None, [UNCHANGED])),
         ("55", "00000001" + KEY_1 + NEW_1, Update(None, 1, [b"1", None], None, [UNCHANGED])),
@@ -139,7 +144,7 @@ def test_messages_about_transactions(text: str, message: Message) -> None:
         ("54", "00000000 00", Truncate(None, False, False, ())),  # noqa: FBT003  # as T
         ("54", "00000000 01", Truncate(None, True, False, ())),  # noqa: FBT003  # as T
         ("54", "00000000 02", Truncate(None, False, True, ())),  # noqa: FBT003  # as T
-        ("4d", MESSAGE, LogicalMessage(None, True, 0x16_B374D848, "pre", b"\x00\xff\x80")),  # noqa: FBT003
+        ("4d", MESSAGE, LogicalMessage(None, True, LSN, "pre", b"\x00\xff\x80")),  # noqa: FBT003
         ("4d", "00" + LSN_2 + "00 00000000", LogicalMessage(None, False, 2**64 - 1, "", b"")),  # noqa: FBT003
     ],
 )
@@ -161,7 +166,7 @@ def test_a_stream_starts_and_stops() -> None:
     assert decoder.decode(bytes.fromhex(STREAM_START)) == StreamStart(2**32 - 1, True)  # noqa: FBT003  # as S
     assert decoder.in_stream
     assert decoder.decode(bytes.fromhex("59" + XID + TYPE)) == Type(2**32 - 1, 123456, "", "mood")
-    assert decoder.decode(bytes.fromhex(ORIGIN)) == Origin(0x16_B374D848, "node")  # never with an xid
+    assert decoder.decode(bytes.fromhex(ORIGIN)) == Origin(LSN, "node")  # never with an xid
     assert decoder.decode(bytes.fromhex(STREAM_STOP)) == StreamStop()
     assert not decoder.in_stream
     assert decoder.decode(bytes.fromhex("59" + TYPE)) == Type(None, 123456, "", "mood")
@@ -222,6 +227,34 @@ def test_neither_less_nor_more_than_the_message(text: str, name: str) -> None:
     else:
         expected = "the end of the message, found 1 more bytes"
     assert error_of(payload + b"\x00") == f"{name} at offset {len(payload)}: expected {expected}"
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        (BEGIN, "commit_lsn commit_ts xid"),
+        (COMMIT, "flags commit_lsn end_lsn commit_ts"),
+        (ORIGIN, "lsn name"),
+        ("52" + RELATION_HEAD, "oid namespace name replica column_count"),
+        ("59" + TYPE, "oid namespace name"),
+        ("49" + INSERT, "relation_oid tuple_kind column_count a length a length a length"),
+        ("54" + TRUNCATE, "relation_count options relation"),
+        ("4d" + MESSAGE, "flags lsn prefix length content"),
+        (STREAM_START, "xid first_segment"),
+        (STREAM_COMMIT, "xid flags commit_lsn end_lsn commit_ts"),
+        (STREAM_ABORT, "xid subxid"),
+        (BEGIN_PREPARE, "prepare_lsn end_lsn prepare_ts xid gid"),
+        (PREPARE, "flags prepare_lsn end_lsn prepare_ts xid gid"),
+        (STREAM_PREPARE, "flags prepare_lsn end_lsn prepare_ts xid gid"),
+        (COMMIT_PREPARED, "flags commit_lsn end_lsn commit_ts xid gid"),
+        (ROLLBACK_PREPARED, "flags prepare_end_lsn end_lsn prepare_ts rollback_ts xid gid"),
+    ],
+)
+def test_the_error_names_the_field_that_is_cut(text: str, names: str) -> None:
+    payload = bytes.fromhex(text)
+    errors = [error_of(payload[:length]) for length in range(1, len(payload))]
+    fields = [error.partition(": expected ")[2].split()[0].rstrip(",") for error in errors]
+    assert [name for name, _ in itertools.groupby(fields)] == names.split()
 
 
 def test_nothing_follows_the_long_stream_abort_nor_stream_stop() -> None:
@@ -323,6 +356,16 @@ def test_bytes_that_mean_nothing_are_refused(text: str, error: str) -> None:
 )
 def test_lengths_are_checked_before_anything_is_made(text: str, error: str) -> None:
     assert error_of(bytes.fromhex(text)) == error
+
+
+def test_column_counts_are_unsigned() -> None:
+    columns = 40_000  # more than a table can have, not more than the field can say
+    nulls = columns.to_bytes(2, "big") + b"n" * columns
+    for in_stream, xid in ((False, b""), (True, b"\x00\x00\x00\x07")):
+        text = (b"U" + xid + b"\x00\x00\x00\x01O" + nulls + b"N" + nulls).hex()
+        update = decoded(text, in_stream=in_stream)
+        assert isinstance(update, Update)
+        assert update.old == update.new == [None] * columns
 
 
 def test_a_change_in_a_stream_needs_its_xid() -> None:

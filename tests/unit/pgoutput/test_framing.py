@@ -16,21 +16,21 @@ from pgsluice.pgoutput.framing import (
 
 XLOG_DATA = bytes.fromhex(
     "77"  # w
-    "00000016 b374d848"  # dataStart
-    "00000016 b374d849"  # walEnd
+    "f0000016 b374d848"  # dataStart
+    "f0000016 b374d849"  # walEnd
     "fffffffffffffffe"  # sendTime, before 2000
     "45"  # payload: Stream Stop
 )
 KEEPALIVE = bytes.fromhex(
     "6b"  # k
     "ffffffff ffffffff"  # walEnd
-    "0000000000000003"  # sendTime
+    "fffffffffffffffd"  # sendTime
     "01"  # replyRequested
 )
 STATUS_UPDATE = bytes.fromhex(
     "72"  # r
-    "00000000 00000001"  # write
-    "00000000 00000002"  # flush
+    "f0000000 00000001"  # write
+    "f0000000 00000002"  # flush
     "ffffffff ffffffff"  # apply
     "fffffffffffffffe"  # clientTime
     "01"  # replyRequested
@@ -40,10 +40,10 @@ STATUS_UPDATE = bytes.fromhex(
 @pytest.mark.parametrize(
     ("data", "frame"),
     [
-        (XLOG_DATA, XLogData(0x16_B374D848, 0x16_B374D849, -2, b"E")),
-        (XLOG_DATA[:25], XLogData(0x16_B374D848, 0x16_B374D849, -2, b"")),
-        (KEEPALIVE, Keepalive(2**64 - 1, 3, reply_requested=True)),
-        (KEEPALIVE[:-1] + b"\x00", Keepalive(2**64 - 1, 3, reply_requested=False)),
+        (XLOG_DATA, XLogData(0xF0000016_B374D848, 0xF0000016_B374D849, -2, b"E")),
+        (XLOG_DATA[:25], XLogData(0xF0000016_B374D848, 0xF0000016_B374D849, -2, b"")),
+        (KEEPALIVE, Keepalive(2**64 - 1, -3, reply_requested=True)),
+        (KEEPALIVE[:-1] + b"\x00", Keepalive(2**64 - 1, -3, reply_requested=False)),
         (b"s", PrimaryStatus()),
         (b"s and whatever it says", PrimaryStatus()),
     ],
@@ -91,12 +91,18 @@ def test_parse_frame_names_message_offset_and_expectation(data: bytes, error: st
 
 
 def test_standby_status_update() -> None:
-    assert standby_status_update(1, 2, 2**64 - 1, -2, reply_requested=True) == STATUS_UPDATE
-    assert standby_status_update(1, 2, 2**64 - 1, -2, reply_requested=False) == STATUS_UPDATE[:-1] + b"\x00"
+    assert (
+        standby_status_update(0xF0000000_00000001, 0xF0000000_00000002, 2**64 - 1, -2, reply_requested=True)
+        == STATUS_UPDATE
+    )
+    assert (
+        standby_status_update(0xF0000000_00000001, 0xF0000000_00000002, 2**64 - 1, -2, reply_requested=False)
+        == STATUS_UPDATE[:-1] + b"\x00"
+    )
 
 
 def test_parse_standby_status_update() -> None:
-    update = StandbyStatusUpdate(1, 2, 2**64 - 1, -2, reply_requested=True)
+    update = StandbyStatusUpdate(0xF0000000_00000001, 0xF0000000_00000002, 2**64 - 1, -2, reply_requested=True)
     assert parse_standby_status_update(STATUS_UPDATE) == update
     assert parse_standby_status_update(memoryview(STATUS_UPDATE)) == update
 
