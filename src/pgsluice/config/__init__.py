@@ -3,7 +3,21 @@
 Used by the daemon, which maps settings to the options of the shell packages, and by the commands.
 """
 
-from pgsluice.config.model import Settings
+from pgsluice.config.loading import Sources, load
+from pgsluice.config.model import Postgres, Rule, Settings
+from pgsluice.config.problems import Problem, SettingsError
 from pgsluice.config.units import Duration, ListenAddress, NumericAs, Size
 
-__all__ = ["Duration", "ListenAddress", "NumericAs", "Settings", "Size"]
+__all__ = [
+    "Duration",
+    "ListenAddress",
+    "NumericAs",
+    "Postgres",
+    "Problem",
+    "Rule",
+    "Settings",
+    "SettingsError",
+    "Size",
+    "Sources",
+    "load",
+]

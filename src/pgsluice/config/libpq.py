@@ -6,10 +6,10 @@ service file work as in every client, so each authentication method is reachable
 https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-PARAMKEYWORDS
 """
 
-from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
-from pgsluice.config.problems import KeyProblems, did_you_mean
+from pgsluice.config.problems import did_you_mean
 from pgsluice.errors import ConfigError
 
 OWN_KEYS = ("host", "port", "dbname", "user", "password", "sslmode", "sslrootcert", "sslcert", "sslkey")
@@ -18,7 +18,6 @@ OWN_KEYS = ("host", "port", "dbname", "user", "password", "sslmode", "sslrootcer
 _OURS = {
     "replication": "the connection is always a logical replication connection",
     "client_encoding": "the stream is read as UTF-8",
-    "options": "session settings are pinned so that values have one text form: ALTER ROLE .. SET sets others",
     "application_name": "connections are named after the pipeline: set name instead",
     "fallback_application_name": "connections are named after the pipeline: set name instead",
 }
@@ -47,26 +46,19 @@ def parse_dsn(dsn: str) -> dict[str, str]:
         ) from None
 
 
-def check_parameters(parameters: Mapping[str, str]) -> None:
-    """Refuse parameters that libpq does not know, that have keys of their own, or that are not the user's."""
-    known = _known_parameters() if parameters else frozenset()
-    found = [((name,), sentence) for name in parameters if (sentence := _refusal(name, known))]
-    if found:
-        raise KeyProblems(found)
-
-
-def _refusal(name: str, known: frozenset[str]) -> str:
+def refusal(name: str) -> str:
+    """Return why ``name`` cannot be one of the other parameters, nothing when it can."""
     if name in OWN_KEYS:
         return f"has a key of its own: write it as postgres.{name}"
     if name in _OURS:
         return f"cannot be set: {_OURS[name]}"
-    if name not in known:
-        return f"is not a connection parameter of libpq{did_you_mean(name, known)}"
-    return ""
+    known = _known_parameters()
+    return "" if name in known else f"is not a connection parameter of libpq{did_you_mean(name, known)}"
 
 
+@cache
 def _known_parameters() -> frozenset[str]:
-    from psycopg import pq  # noqa: PLC0415 - loads libpq: only where parameters are used
+    from psycopg import pq  # noqa: PLC0415 - loads libpq: only where parameters are set
 
     return frozenset(option.keyword.decode() for option in pq.Conninfo.get_defaults())
 

@@ -49,5 +49,5 @@ REFUSED = {
 def refusal(name: str) -> str:
     """Return why property ``name`` cannot be set, nothing when it can."""
     if name.endswith("_cb"):
-        return "it takes a function, which settings cannot hold"
-    return REFUSED.get(name, "")
+        return "cannot be set: it takes a function, which settings cannot hold"
+    return f"cannot be set: {REFUSED[name]}" if name in REFUSED else ""

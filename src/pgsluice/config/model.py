@@ -7,8 +7,8 @@ https://docs.pydantic.dev/latest/concepts/pydantic_settings/
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Literal
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -21,42 +21,50 @@ from pydantic import (
     WithJsonSchema,
     field_validator,
 )
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from pgsluice.config import libpq, librdkafka
-from pgsluice.config.naming import SERVICE_TOPICS, check_glob, check_template, missing_placeholders
+from pgsluice.config.naming import (
+    SERVICE_TOPICS,
+    SLOT_PREFIX,
+    check_glob,
+    check_pipeline_name,
+    check_slot_name,
+    check_template,
+    check_topic_prefix,
+    missing_placeholders,
+)
 from pgsluice.config.problems import KeyProblems, Path, is_secret
 from pgsluice.config.units import Duration, ListenAddress, NumericAs, Size, Within
 
 _STATUS_INTERVALS_PER_TIMEOUT = 3
 """One lost or late status update must not end the connection."""
 
+_COMPRESSION = {"compression.type": "lz4"}
+"""What a client is given where the settings do not say otherwise: text and Avro shrink to a third, cheaply."""
+
 MaskedTexts = dict[str, str | SecretStr]
 
 
-def _texts(value: object) -> dict[str, str]:
+def _texts(value: object, refusal: Callable[[str], str] = lambda _: "") -> dict[str, str]:
     if not isinstance(value, dict):
         raise KeyProblems([((), "must be a table of names and values")])
-    odd = [name for name, entry in value.items() if not isinstance(entry, str | int | float)]
-    if odd:
-        raise KeyProblems(((name,), "must be a text, a number, true or false") for name in odd)
-    return {
-        name: str(entry).lower() if isinstance(entry, bool) else str(entry) for name, entry in value.items()
-    }
+    found = {name: refusal(name) or _no_text(entry) for name, entry in value.items()}
+    if any(found.values()):
+        raise KeyProblems(((name,), sentence) for name, sentence in found.items() if sentence)
+    return {name: str(entry).lower() if isinstance(entry, bool) else str(entry) for name, entry in value.items()}
+
+
+def _no_text(entry: object) -> str:
+    return "" if isinstance(entry, str | int | float) else "must be a text, a number, true or false"
 
 
 def _parameters(value: object) -> MaskedTexts:
-    parameters = _texts(value)
-    libpq.check_parameters(parameters)
-    return _mask(parameters)
+    return _mask(_texts(value, libpq.refusal))
 
 
 def _client_properties(value: object) -> MaskedTexts:
-    properties = {"compression.type": "lz4"} | _texts(value)
-    refused = {name: reason for name in properties if (reason := librdkafka.refusal(name))}
-    if refused:
-        raise KeyProblems(((name,), f"cannot be set: {reason}") for name, reason in refused.items())
-    return _mask(properties)
+    return _mask(_COMPRESSION | _texts(value, librdkafka.refusal))
 
 
 def _mask(texts: dict[str, str]) -> MaskedTexts:
@@ -64,10 +72,7 @@ def _mask(texts: dict[str, str]) -> MaskedTexts:
 
 
 def _reveal(masked: MaskedTexts) -> dict[str, str]:
-    return {
-        name: value.get_secret_value() if isinstance(value, SecretStr) else value
-        for name, value in masked.items()
-    }
+    return {name: value.get_secret_value() if isinstance(value, SecretStr) else value for name, value in masked.items()}
 
 
 def _no_repeats(values: list[str]) -> list[str]:
@@ -91,10 +96,11 @@ Text = Annotated[str, Field(strict=True, min_length=1)]
 Names = Annotated[list[Text], Field(min_length=1), AfterValidator(_no_repeats)]
 Glob = Annotated[str, Field(strict=True), AfterValidator(check_glob)]
 Template = Annotated[str, Field(strict=True), AfterValidator(check_template)]
+SlotName = Annotated[str, Field(strict=True), AfterValidator(check_slot_name)]
+PipelineName = Annotated[str, Field(strict=True), AfterValidator(check_pipeline_name)]
+TopicPrefix = Annotated[str, Field(strict=True), AfterValidator(check_topic_prefix)]
 OnTruncate = Literal["emit", "skip"]
-_TABLE_SCHEMA = WithJsonSchema(
-    {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean"]}}
-)
+_TABLE_SCHEMA = WithJsonSchema({"type": "object", "additionalProperties": {"type": ["string", "number", "boolean"]}})
 Parameters = Annotated[MaskedTexts, PlainValidator(_parameters), _TABLE_SCHEMA]
 ClientProperties = Annotated[MaskedTexts, PlainValidator(_client_properties), _TABLE_SCHEMA]
 TopicConfig = Annotated[dict[str, str], PlainValidator(_texts), _TABLE_SCHEMA]
@@ -103,7 +109,7 @@ TopicConfig = Annotated[dict[str, str], PlainValidator(_texts), _TABLE_SCHEMA]
 class Section(BaseModel):
     """A table of the file: unknown keys are errors, values never change."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, hide_input_in_errors=True)
 
 
 class Postgres(Section):
@@ -124,12 +130,8 @@ class Postgres(Section):
         examples=["db.example.com"],
     )
     port: Port | None = Field(default=None, description="TCP port.", examples=[5432])
-    dbname: Text | None = Field(
-        default=None, description="Database; a slot belongs to one.", examples=["shop"]
-    )
-    user: Text | None = Field(
-        default=None, description="Role with the REPLICATION attribute.", examples=["pgsluice"]
-    )
+    dbname: Text | None = Field(default=None, description="Database; a slot belongs to one.", examples=["shop"])
+    user: Text | None = Field(default=None, description="Role with the REPLICATION attribute.", examples=["pgsluice"])
     password: SecretStr | None = Field(
         default=None,
         description="Password; better from a secret file or the environment than from the file.",
@@ -159,9 +161,9 @@ class Postgres(Section):
         description="Any other connection parameter of libpq.",
         examples=[{"target_session_attrs": "read-write"}],
     )
-    slot: Annotated[str, Field(strict=True, pattern=r"^[a-z0-9_]{1,63}$")] | None = Field(
+    slot: SlotName | None = Field(
         default=None,
-        description="Logical replication slot; pgsluice_<name> when not set.",
+        description="Logical replication slot; if not set, pgsluice_ and the pipeline's name.",
         examples=["pgsluice_shop"],
     )
     publications: Names = Field(default=["pgsluice"], description="Publications to follow; they must exist.")
@@ -202,8 +204,7 @@ class Postgres(Section):
         most = Duration(timeout.milliseconds // _STATUS_INTERVALS_PER_TIMEOUT)
         if interval > most:
             raise ValueError(
-                f"is {interval}, more than a third of wal_sender_timeout ({timeout}): "
-                f"set it to {most} or less"
+                f"is {interval}, more than a third of wal_sender_timeout ({timeout}): set it to {most} or less"
             )
         return interval
 
@@ -220,7 +221,7 @@ class Postgres(Section):
 
 
 class Topics(Section):
-    """How topics are named and created; ``[[tables.rules]]`` can differ for some tables."""
+    """How topics are named and created, where no rule says otherwise."""
 
     name: Template = Field(
         default="{prefix}.{schema}.{table}",
@@ -250,13 +251,11 @@ class Kafka(Section):
     bootstrap_servers: Text = Field(
         description="Brokers to ask first, host:port, separated by commas.", examples=["127.0.0.1:9092"]
     )
-    topic_prefix: Annotated[
-        str, Field(strict=True, max_length=150, pattern=r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$")
-    ] = Field(
+    topic_prefix: TopicPrefix = Field(
         description="First part of every topic's name. One pipeline only may use it.", examples=["shop"]
     )
     client: ClientProperties = Field(
-        default={},
+        default={**_COMPRESSION},
         description="Any property of librdkafka (security.protocol, sasl.*, ssl.*, linger.ms, ...), "
         "except those that delivery rests on.",
         examples=[{"security.protocol": "SASL_SSL", "sasl.mechanism": "SCRAM-SHA-512"}],
@@ -331,18 +330,14 @@ class Rule(Section):
     def _check_topic(cls, topic: str | None, info: ValidationInfo) -> str | None:
         missing = missing_placeholders(topic or "", info.data.get("match", "")) if topic else []
         if missing:
-            raise ValueError(
-                f"lacks {' and '.join(missing)}: every table that matches needs a topic of its own"
-            )
+            raise ValueError(f"lacks {' and '.join(missing)}: every table that matches needs a topic of its own")
         return topic
 
 
 class Tables(Section):
     """Which tables of the publications are delivered, and how. Patterns are globs over schema.table."""
 
-    include: Annotated[list[Glob], Field(min_length=1)] = Field(
-        default=["*.*"], description="Tables to deliver."
-    )
+    include: Annotated[list[Glob], Field(min_length=1)] = Field(default=["*.*"], description="Tables to deliver.")
     exclude: list[Glob] = Field(
         default=[], description="Tables to leave out, even if included.", examples=[["public.audit_*"]]
     )
@@ -382,9 +377,7 @@ class Http(Section):
 class Log(Section):
     """The log, on standard error."""
 
-    level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="The least level logged."
-    )
+    level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="The least level logged.")
     format: Literal["auto", "json", "console"] = Field(
         default="auto", description="auto: console on a terminal, otherwise json, one object a line."
     )
@@ -402,10 +395,13 @@ class Shutdown(Section):
 class Settings(BaseSettings):
     """All settings of one pipeline."""
 
-    model_config = SettingsConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = SettingsConfigDict(extra="forbid", frozen=True, validate_default=True, hide_input_in_errors=True)
+
+    layers: ClassVar[tuple[dict[str, Any], ...]] = ()
+    """Values to merge, the first takes precedence; ``loading`` sets them in a subclass."""
 
     version: Literal[1] = Field(description="Version of the file's layout.", examples=[1])
-    name: Annotated[str, Field(strict=True, pattern=r"^[a-z0-9_]{1,54}$")] = Field(
+    name: PipelineName = Field(
         description="Name of the pipeline: lower-case letters, digits and underscores. The slot, the clients "
         "and the fencing of former owners are named after it.",
         examples=["shop"],
@@ -431,19 +427,19 @@ class Settings(BaseSettings):
     @property
     def slot_name(self) -> str:
         """The slot: ``postgres.slot``, by default named after the pipeline."""
-        return self.postgres.slot or f"pgsluice_{self.name}"
+        return self.postgres.slot or f"{SLOT_PREFIX}{self.name}"
 
     @classmethod
     def settings_customise_sources(
         cls,
-        settings_cls: type[BaseSettings],  # noqa: ARG003 - the five names are pydantic-settings'
+        settings_cls: type[BaseSettings],
         init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - as above
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the names are pydantic-settings'
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - as above
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - as above
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Read nothing by itself: ``load`` brings the sources, which remember where a value stood."""
-        return (init_settings,)
+        """Take the layers that were read with their places; the library's own sources know none."""
+        return (init_settings, *(InitSettingsSource(settings_cls, layer) for layer in cls.layers))
 
 
 def _shared_topics(tables: Tables, kafka: Kafka) -> Iterator[tuple[Path, str]]:

@@ -13,6 +13,42 @@ _TOPIC_CHARACTERS = re.compile(r"[A-Za-z0-9._-]*", re.ASCII)
 _WILDCARD = re.compile(r"[*?\[]")
 
 
+SLOT_PREFIX = "pgsluice_"
+"""A slot that is not named is named so, after the pipeline."""
+
+_IDENTIFIER_MAX = 63
+"""Bytes of a PostgreSQL identifier (NAMEDATALEN - 1)."""
+
+_TOPIC_PREFIX_MAX = 150
+"""Of the 249 characters of a topic's name, a hundred are left to schema and table."""
+
+
+def check_slot_name(name: str) -> str:
+    """Return what PostgreSQL takes as a replication slot's name; ValueError for anything else."""
+    return _check_identifier(name, _IDENTIFIER_MAX)
+
+
+def check_pipeline_name(name: str) -> str:
+    """Return a name after which a slot can be named; ValueError for anything else."""
+    return _check_identifier(name, _IDENTIFIER_MAX - len(SLOT_PREFIX))
+
+
+def _check_identifier(name: str, longest: int) -> str:
+    if not re.fullmatch(rf"[a-z0-9_]{{1,{longest}}}", name):
+        raise ValueError(f"{name!r} must be 1 to {longest} lower-case letters, digits and underscores")
+    return name
+
+
+def check_topic_prefix(prefix: str) -> str:
+    """Return the first part of topic names; ValueError for what could not be one."""
+    if len(prefix) > _TOPIC_PREFIX_MAX or not re.fullmatch(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", prefix):
+        raise ValueError(
+            f"{prefix!r} must be at most {_TOPIC_PREFIX_MAX} letters, digits, '_' and '-', "
+            "with single dots between them"
+        )
+    return prefix
+
+
 def check_glob(glob: str) -> str:
     """Return a pattern over ``schema.table``; ValueError when it could never match one."""
     schema, dot, table = glob.partition(".")
@@ -33,9 +69,7 @@ def check_template(template: str) -> str:
         raise ValueError(f"{template!r} repeats a placeholder: one each is enough")
     between = re.search(r"\{(?:schema|table)\}(.*)\{(?:schema|table)\}", template)
     if between and "." not in between[1]:
-        raise ValueError(
-            f"{template!r} must have a dot between {{schema}} and {{table}}, or topics could coincide"
-        )
+        raise ValueError(f"{template!r} must have a dot between {{schema}} and {{table}}, or topics could coincide")
     return template
 
 

@@ -46,7 +46,7 @@ class KeyProblems(ValueError):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return ``: did you mean x?`` for the nearest known word, nothing when none is near."""
+    """Return a question that names the nearest of the words that are known, nothing when none is near."""
     near = get_close_matches(word, list(known), n=1)
     return f": did you mean {near[0]}?" if near else ""
 

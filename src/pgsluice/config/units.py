@@ -63,9 +63,7 @@ class TextValue(ABC):
         return f"must be a text in quotes, not {type(value).__name__}"
 
     @classmethod
-    def __get_pydantic_core_schema__(
-        cls, _source: type[Any], _handler: GetCoreSchemaHandler
-    ) -> core_schema.CoreSchema:
+    def __get_pydantic_core_schema__(cls, _source: type[Any], _handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         return core_schema.no_info_plain_validator_function(
             cls._validate, serialization=core_schema.to_string_ser_schema()
         )
@@ -182,9 +180,7 @@ class NumericAs(TextValue):
             raise ValueError(f"{text!r} is neither 'string' nor a decimal: write it like 'decimal(38,9)'")
         precision, scale = int(match[1]), int(match[2])
         if not 1 <= precision <= _MAX_DECIMAL_PRECISION or scale > precision:
-            raise ValueError(
-                f"{text!r} cannot be: precision goes from 1 to 38, scale from 0 to the precision"
-            )
+            raise ValueError(f"{text!r} cannot be: precision goes from 1 to 38, scale from 0 to the precision")
         return cls((precision, scale))
 
     def __str__(self) -> str:

@@ -1,0 +1,118 @@
+"""The tree of keys, read off the model: what can be set, and of which kind it is.
+
+Used by ``sources`` to understand names and texts from outside the file, and by ``reference``.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from enum import StrEnum
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, SecretStr
+from pydantic.fields import FieldInfo
+
+from pgsluice.config.model import Rule, Section, Settings
+
+Names = tuple[str, ...]
+
+RULES = ("tables", "rules")
+"""The one list of tables; the keys of its entries stand only in files."""
+
+
+class Kind(StrEnum):
+    """What a value looks like in the file."""
+
+    TEXT = "text"
+    SECRET = "secret"  # noqa: S105 - a kind of value, not a password
+    INTEGER = "integer"
+    BOOLEAN = "boolean"
+    LIST = "list"
+    TABLE = "table"
+
+
+_KINDS: dict[object, Kind] = {
+    SecretStr: Kind.SECRET,
+    bool: Kind.BOOLEAN,
+    int: Kind.INTEGER,
+    list: Kind.LIST,
+    dict: Kind.TABLE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One setting: where it stands, and its type without ``None``, with what limits it."""
+
+    path: Names
+    field: FieldInfo
+    type: object
+    limits: tuple[object, ...]
+
+    @property
+    def example(self) -> object:
+        """A value to show; None where the default shows enough."""
+        return self.field.examples[0] if self.field.examples else None
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of its values; our own types and choices are written as texts."""
+        if get_origin(self.type) is Literal:
+            return _KINDS.get(type(get_args(self.type)[0]), Kind.TEXT)
+        return _KINDS.get(get_origin(self.type) or self.type, Kind.TEXT)
+
+
+@cache
+def all_keys() -> dict[Names, Key]:
+    """Return every key of the file but those of rules, in its order."""
+    return {key.path: key for section, model in all_sections().items() for key in section_keys(section, model)}
+
+
+@cache
+def all_sections() -> dict[Names, type[BaseModel]]:
+    """Return every table of the file but rules, in its order; first the file itself."""
+    return dict(_sections((), Settings))
+
+
+def _sections(path: Names, model: type[BaseModel]) -> Iterator[tuple[Names, type[BaseModel]]]:
+    yield path, model
+    for name, field in model.model_fields.items():
+        if (section := _section(field.annotation)) is not None:
+            yield from _sections((*path, name), section)
+
+
+def section_keys(path: Names, model: type[BaseModel]) -> list[Key]:
+    """Return the keys that stand directly in the table ``model`` at ``path``."""
+    return [
+        Key((*path, name), field, *_bare(field.annotation, tuple(field.metadata)))
+        for name, field in model.model_fields.items()
+        if _section(field.annotation) is None
+    ]
+
+
+def _section(annotation: object) -> type[Section] | None:
+    return annotation if isinstance(annotation, type) and issubclass(annotation, Section) else None
+
+
+def _bare(annotation: object, limits: tuple[object, ...]) -> tuple[object, tuple[object, ...]]:
+    """Strip ``| None`` and ``Annotated`` from a type; what annotated it comes second."""
+    if get_origin(annotation) is Annotated:
+        bare, *more = get_args(annotation)
+        inner = [limit for entry in more for limit in getattr(entry, "metadata", [entry])]
+        return _bare(bare, (*limits, *inner))
+    if get_origin(annotation) in {Union, UnionType}:
+        (bare,) = (part for part in get_args(annotation) if part is not NoneType)
+        return _bare(bare, limits)
+    return annotation, limits
+
+
+def nearest(path: Names) -> Names | None:
+    """Return the key or table that was probably meant by ``path``, which is neither."""
+    known = [*all_sections(), *all_keys(), *(key.path for key in section_keys(RULES, Rule))]
+    siblings = [name[-1] for name in known if name and name[:-1] == path[:-1]]
+    if near := get_close_matches(path[-1], siblings, n=1):
+        return (*path[:-1], near[0])
+    elsewhere = [name for name in known if name[-1:] == path[-1:]]
+    return elsewhere[0] if elsewhere else None

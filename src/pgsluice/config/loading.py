@@ -1,0 +1,181 @@
+"""Merge the sources, validate the result, and report everything that is wrong with it at once.
+
+Used by the commands. In order of precedence: flags, environment, secret files, file.
+
+https://docs.pydantic.dev/latest/concepts/pydantic_settings/#customise-settings-sources
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from pgsluice.config.keys import RULES, Names, all_keys, all_sections, nearest, section_keys
+from pgsluice.config.model import Rule, Settings
+from pgsluice.config.problems import KeyProblems, Path, Problem, SettingsError, did_you_mean, dotted
+from pgsluice.config.sources import (
+    CONFIG_VARIABLE,
+    SECRETS_VARIABLE,
+    Layer,
+    environment_layer,
+    file_layer,
+    flags_layer,
+    secrets_layer,
+    variable,
+)
+from pgsluice.config.toml_text import toml_value
+
+_FILE = 3
+"""Which of the layers is the file."""
+
+_SENTENCES = {
+    "literal_error": "must be {expected}",
+    "int_type": "must be an integer",
+    "bool_type": "must be true or false",
+    "string_type": "must be a text in quotes",
+    "string_too_short": "must not be empty: leave the key out instead",
+    "list_type": "must be a list",
+    "too_short": "must not be empty",
+    "model_type": "must be a table",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le}",
+}
+"""Pydantic's type of error → our words; {names} are from the error's context, which never holds the input."""
+
+
+def load(file: str | None, environ: Mapping[str, str], flags: Sequence[str] = ()) -> Settings:
+    """Return the settings from all sources; SettingsError says everything that is wrong with them.
+
+    ``file`` None: the one that PGSLUICE_CONFIG names, or else no file.
+    """
+    return Sources.read(file, environ, flags).settings()
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What was read, before it is validated; the first layer takes precedence."""
+
+    layers: tuple[Layer, ...]
+
+    @classmethod
+    def read(
+        cls,
+        file: str | None,
+        environ: Mapping[str, str],
+        flags: Sequence[str] = (),
+        defaults: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """Read all sources; ``defaults`` stand in for what a command does not need to be told."""
+        return cls(
+            (
+                flags_layer(flags),
+                environment_layer(environ),
+                secrets_layer(environ.get(SECRETS_VARIABLE)),
+                file_layer(file or environ.get(CONFIG_VARIABLE)),
+                Layer("default", dict(defaults or {})),
+            )
+        )
+
+    def settings(self) -> Settings:
+        """Validate; SettingsError with every problem of every source."""
+        problems = [problem for layer in self.layers for problem in layer.problems]
+        settings = None
+        if not any(layer.broken for layer in self.layers):
+            try:
+                settings = self._merged()
+            except ValidationError as error:
+                problems += self._problems(error)
+        if problems or settings is None:
+            raise SettingsError(sorted(problems, key=_by_line))
+        return settings
+
+    def _merged(self) -> Settings:
+        class Merged(Settings):
+            layers = tuple(layer.values for layer in self.layers)
+
+        return Merged.model_validate({})
+
+    def origin(self, path: Path) -> str | None:
+        """Return where the value that holds for ``path`` was set, None when no source sets it."""
+        return next((layer.place(path) for layer in self.layers if layer.get(path) is not None), None)
+
+    def value(self, path: Path) -> object:
+        """Return the value that holds for ``path``, not validated; None when no source sets it."""
+        values = (layer.get(path) for layer in self.layers)
+        return next((value for value in values if value is not None), None)
+
+    def _problems(self, error: ValidationError) -> Iterator[Problem]:
+        for detail in error.errors(include_url=False):
+            for path, sentence in _sentences(detail):
+                yield Problem(self._nearest_origin(path), f"{dotted(path)}: {sentence}")
+
+    def _nearest_origin(self, path: Path) -> str:
+        """Return where ``path`` stands, or the nearest thing around it that a source writes down."""
+        if origin := self.origin(path):
+            return origin
+        for length in range(len(path) - 1, 0, -1):
+            outer = path[:length]
+            in_list = any(isinstance(part, int) for part in outer)
+            for layer in self.layers:
+                # tables are merged from all layers; the entries of a list come from one
+                if layer.get(outer) is not None and (in_list or outer in layer.places):
+                    return layer.place(outer)
+        return self.layers[_FILE].name
+
+
+def _by_line(problem: Problem) -> tuple[str, int]:
+    name, _, line = problem.origin.rpartition(":")
+    return (name, int(line)) if line.isdecimal() else (problem.origin, 0)
+
+
+def _sentences(detail: ErrorDetails) -> Iterator[tuple[Path, str]]:
+    """Return what to say about one of pydantic's errors; a table that is missing lacks several keys."""
+    path, context = detail["loc"], detail.get("ctx", {})
+    error = context.get("error")
+    if detail["type"] == "missing":
+        yield from ((key, _missing(key)) for key in _required(path))
+    elif detail["type"] == "extra_forbidden":
+        yield path, _unknown(path)
+    elif isinstance(error, KeyProblems):
+        yield from (((*path, *rest), sentence) for rest, sentence in error.found)
+    elif error is not None:
+        yield path, str(error)
+    else:
+        # should pydantic find a type of error that we have no words for, its own never hold the input
+        words = _SENTENCES.get(detail["type"])
+        yield path, words.format(**context) + _choice(detail) if words else detail["msg"]
+
+
+def _required(path: Path) -> list[Path]:
+    section = all_sections().get(_names(path))
+    if section is None:
+        return [path]
+    return [key.path for key in section_keys(_names(path), section) if key.field.is_required()]
+
+
+def _missing(path: Path) -> str:
+    names = _names(path)
+    key = next(key for key in (*all_keys().values(), *section_keys(RULES, Rule)) if key.path == names)
+    place = {(): "at the top of the file", RULES: "under [[tables.rules]]"}.get(
+        names[:-1], f"under [{dotted(names[:-1])}]"
+    )
+    or_variable = f", or set {variable(names)}" if names in all_keys() else ""
+    return f"is missing: write {names[-1]} = {toml_value(key.example)} {place}{or_variable}"
+
+
+def _unknown(path: Path) -> str:
+    near = nearest(_names(path))
+    return f"is not a setting: did you mean {dotted(near)}?" if near else "is not a setting"
+
+
+def _choice(detail: ErrorDetails) -> str:
+    if detail["type"] != "literal_error" or not isinstance(detail["input"], str):
+        return ""
+    return did_you_mean(detail["input"], re.findall(r"'([^']*)'", detail["ctx"]["expected"]))
+
+
+def _names(path: Path) -> Names:
+    return tuple(part for part in path if isinstance(part, str))

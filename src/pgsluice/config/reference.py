@@ -1,0 +1,157 @@
+"""Settings written out for people: the example file, the reference, and what is in force and why.
+
+Used by ``pgsluice config``; ``config.example.toml`` and the tables of ``docs/configuration.md`` are made here.
+"""
+
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator
+from typing import Literal, get_args, get_origin
+
+from annotated_types import Ge, Le
+from pydantic import BaseModel
+
+from pgsluice.config.keys import RULES, Key, Kind, all_sections, section_keys
+from pgsluice.config.loading import Sources
+from pgsluice.config.model import Rule, Settings
+from pgsluice.config.problems import Path
+from pgsluice.config.toml_text import toml_key, toml_value
+from pgsluice.config.units import Duration, ListenAddress, Size, Within
+
+_EXAMPLE_HEAD = """\
+# pgsluice: every setting with its default. What has no default is commented out, beside an example.
+# Made by `pgsluice config example`; docs/configuration.md says where else settings can come from.
+"""
+_COMMENT_WIDTH = 100
+_INT_MAX = 2**31 - 1
+_OWN_TYPES: dict[object, str] = {Duration: "duration", Size: "size", ListenAddress: "host:port"}
+# what Markdown would take for emphasis, a tag or the end of a cell
+_MARKUP = re.compile(r"(?<!\w)_|_(?!\w)|[*<|]")
+
+
+def example() -> str:
+    """Return a file with every key and its default."""
+    blocks = [_EXAMPLE_HEAD]
+    for path, section in all_sections().items():
+        if path:
+            blocks.append(f"{_comment(_meaning(section))}[{'.'.join(path)}]\n")
+        blocks += [_example_key(key) for key in section_keys(path, section) if key.path != RULES]
+        if path == RULES[:-1]:
+            blocks += [_example_rules()]
+    return "\n".join(blocks)
+
+
+def _example_rules() -> str:
+    keys = [f"# {_pair(key, key.example)}\n" for key in section_keys(RULES, Rule)]
+    return "".join([_comment(_meaning(Rule)), "# [[tables.rules]]\n", *keys])
+
+
+def _example_key(key: Key) -> str:
+    comment = _comment(f"{key.field.description} ({_type(key)})")
+    if key.field.is_required():
+        return f"{comment}{_pair(key, key.example)}\n"
+    if key.field.default is None:
+        return f"{comment}# {_pair(key, key.example)}\n"
+    beside = f"   # e.g. {toml_value(key.example)}" if key.example else ""
+    return f"{comment}{_pair(key, key.field.default)}{beside}\n"
+
+
+def _pair(key: Key, value: object) -> str:
+    return f"{toml_key(key.path[-1])} = {toml_value(value)}"
+
+
+def _comment(text: str) -> str:
+    return "".join(f"# {line}\n" for line in textwrap.wrap(text, _COMMENT_WIDTH, break_on_hyphens=False))
+
+
+def _meaning(section: type[BaseModel]) -> str:
+    return " ".join((inspect.getdoc(section) or "").split())
+
+
+def markdown() -> str:
+    """Return tables of all keys, for ``docs/configuration.md``."""
+    blocks = []
+    for path, section in all_sections().items():
+        title = f"`[{'.'.join(path)}]`" if path else "Top of the file"
+        blocks.append(_markdown_section(title, section, section_keys(path, section)))
+        if path == RULES[:-1]:
+            blocks.append(_markdown_section("`[[tables.rules]]`", Rule, section_keys(RULES, Rule)))
+    return "\n".join(blocks)
+
+
+def _markdown_section(title: str, section: type[BaseModel], keys: list[Key]) -> str:
+    rows = "".join(_markdown_row(key) for key in keys)
+    return (
+        f"### {title}\n\n{_escape(_meaning(section))}\n\n| Key | Type | Default | Meaning |\n|---|---|---|---|\n{rows}"
+    )
+
+
+def _markdown_row(key: Key) -> str:
+    meaning = _escape(key.field.description or "")
+    return f"| `{key.path[-1]}` | {_type(key)} | {_markdown_default(key)} | {meaning} |\n"
+
+
+def _escape(text: str) -> str:
+    return _MARKUP.sub(lambda found: f"\\{found[0]}", text)
+
+
+def _markdown_default(key: Key) -> str:
+    if key.field.is_required():
+        return "required"
+    return "" if key.field.default is None else f"`{toml_value(key.field.default)}`"
+
+
+def _type(key: Key) -> str:
+    if get_origin(key.type) is Literal:
+        return " or ".join(map(toml_value, get_args(key.type)))
+    if key.path == RULES:
+        return "list of tables"
+    names = {Kind.SECRET: "text, secret", Kind.LIST: "list of texts", Kind.BOOLEAN: "true or false"}
+    name = names.get(key.kind) or _OWN_TYPES.get(key.type) or str(key.kind)
+    return ", ".join([name, *_limits(key)])
+
+
+def _limits(key: Key) -> Iterator[str]:
+    least = next((limit.ge for limit in key.limits if isinstance(limit, Ge)), None)
+    most = next((limit.le for limit in key.limits if isinstance(limit, Le)), None)
+    if least is not None:
+        yield f"{least} or more" if most == _INT_MAX else f"{least} to {most}"
+    yield from (f"{limit.least} to {limit.most}" for limit in key.limits if isinstance(limit, Within))
+
+
+def show(settings: Settings, sources: Sources) -> str:
+    """Return what is in force as TOML, each value with where it came from; secrets are three stars."""
+    blocks = []
+    for path, section in all_sections().items():
+        head = f"[{'.'.join(path)}]\n" if path else ""
+        keys = [key for key in section_keys(path, section) if key.path != RULES]
+        blocks.append(head + "".join(_shown(key, settings, sources) for key in keys))
+    rules = settings.tables.rules
+    blocks += [_shown_rule(rule, sources.origin((*RULES, index))) for index, rule in enumerate(rules)]
+    return "\n".join(blocks)
+
+
+def _shown(key: Key, settings: Settings, sources: Sources) -> str:
+    value: object = settings
+    for name in key.path:
+        value = getattr(value, name)
+    if key.path == ("postgres", "slot"):
+        value = settings.slot_name
+    if isinstance(value, dict):
+        table = toml_key(key.path[-1])
+        return "".join(
+            f"{table}.{toml_key(name)} = {toml_value(entry)}{_because(sources, (*key.path, name))}"
+            for name, entry in value.items()
+        )
+    return f"{_pair(key, value)}{_because(sources, key.path)}" if value is not None else ""
+
+
+def _because(sources: Sources, path: Path) -> str:
+    return f"  # {sources.origin(path) or 'default'}\n"
+
+
+def _shown_rule(rule: Rule, origin: str | None) -> str:
+    values = {name: getattr(rule, name) for name in Rule.model_fields}
+    lines = [f"{name} = {toml_value(value)}\n" for name, value in values.items() if value not in (None, {})]
+    return f"[[tables.rules]]  # {origin}\n{''.join(lines)}"

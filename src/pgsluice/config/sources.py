@@ -1,0 +1,195 @@
+"""Where settings come from: file, secret files, environment, flags; each remembers where a value stood.
+
+Used by ``loading``, which merges the layers. What a source cannot understand is noted as a problem.
+"""
+
+import json
+import os
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path as FilePath
+from typing import Any
+
+from pgsluice.config.keys import Key, Kind, all_keys, nearest
+from pgsluice.config.problems import Path, Problem
+from pgsluice.config.toml_lines import key_lines
+
+CONFIG_VARIABLE = "PGSLUICE_CONFIG"
+SECRETS_VARIABLE = "PGSLUICE_SECRETS_DIR"
+NO_FILE = "settings (no file: -c, PGSLUICE_CONFIG)"
+_PREFIX = "PGSLUICE_"
+_LEVEL = "__"
+
+
+@dataclass(slots=True)
+class Layer:
+    """The values of one source; ``places`` says where each stands, ``name`` is the source itself."""
+
+    name: str
+    values: dict[str, Any] = field(default_factory=dict)
+    places: dict[Path, str] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+    broken: bool = False
+    """Nothing could be read, so what is missing is not worth reporting."""
+
+    def get(self, path: Path) -> object:
+        """Return the value at ``path``, None when the source does not set it."""
+        value: Any = self.values
+        for part in path:
+            try:
+                value = value[part]
+            except (KeyError, IndexError, TypeError):
+                return None
+        return value
+
+    def place(self, path: Path) -> str:
+        """Return where ``path`` stands, or else the nearest thing around it."""
+        around = (path[:length] for length in range(len(path), 0, -1))
+        return next((self.places[outer] for outer in around if outer in self.places), self.name)
+
+    def put(self, path: tuple[str, ...], value: object, origin: str) -> None:
+        """Set ``path``; a table in the way that is none was reported or will be."""
+        table = self.values
+        for part in path[:-1]:
+            table = table.setdefault(part, {})
+            if not isinstance(table, dict):
+                return
+        table[path[-1]] = value
+        self.places[path] = origin
+
+
+def file_layer(name: str | None) -> Layer:
+    """Read the TOML file; without one, everything may come from the other sources."""
+    if name is None:
+        return Layer(NO_FILE, {"version": 1})
+    layer = Layer(name)
+    try:
+        text = FilePath(name).read_bytes().decode()
+        layer.values = tomllib.loads(text)
+    except OSError as error:
+        layer.problems.append(Problem(name, f"cannot be read: {error.strerror}"))
+    except UnicodeDecodeError:
+        layer.problems.append(Problem(name, "is not UTF-8 text"))
+    except tomllib.TOMLDecodeError as error:
+        layer.problems.append(_syntax_problem(name, str(error)))
+    else:
+        layer.places = {path: f"{name}:{line}" for path, line in key_lines(text).items()}
+    layer.broken = bool(layer.problems)
+    return layer
+
+
+def _syntax_problem(name: str, message: str) -> Problem:
+    # tomllib's own words: "Invalid value (at line 3, column 8)", "... (at end of document)"
+    fault, _, place = message.rpartition(" (at ")
+    line, _, column = place.rstrip(")").removeprefix("line ").partition(", ")
+    if not column:
+        return Problem(name, f"is not TOML: {message}")
+    return Problem(f"{name}:{line}", f"is not TOML: {fault}, at {column}")
+
+
+def secrets_layer(directory: str | None) -> Layer:
+    """Read files named like ``postgres__password``; names without ``__`` are somebody else's."""
+    layer = Layer(SECRETS_VARIABLE)
+    if directory is None:
+        return layer
+    try:
+        names = sorted(entry.name for entry in os.scandir(directory) if entry.is_file())
+    except OSError as error:
+        layer.problems.append(Problem(SECRETS_VARIABLE, f"{directory} cannot be read: {error.strerror}"))
+        return layer
+    for name in names:
+        if _LEVEL in name and not name.startswith("."):
+            _read_secret(layer, directory, name)
+    return layer
+
+
+def _read_secret(layer: Layer, directory: str, name: str) -> None:
+    origin = f"{directory}/{name}"
+    try:
+        text = FilePath(origin).read_bytes().decode()
+    except OSError as error:
+        layer.problems.append(Problem(origin, f"cannot be read: {error.strerror}"))
+    except UnicodeDecodeError:
+        layer.problems.append(Problem(origin, "is not UTF-8 text"))
+    else:
+        # editors and `echo` end a file with a newline that is not part of the secret
+        _put_text(layer, name.lower().split(_LEVEL), text.removesuffix("\n").removesuffix("\r"), origin, _LEVEL.join)
+
+
+def environment_layer(environ: Mapping[str, str]) -> Layer:
+    """Read ``PGSLUICE_SECTION__KEY``; names without ``__`` are Kubernetes' service links."""
+    layer = Layer("environment")
+    for name in sorted(environ):
+        key = name.removeprefix(_PREFIX)
+        if key != name and (_LEVEL in key or key == "NAME"):
+            _put_text(layer, key.lower().split(_LEVEL), environ[name], name, variable)
+    return layer
+
+
+def variable(path: Iterable[str]) -> str:
+    """Return the environment variable of a key."""
+    return _PREFIX + _LEVEL.join(path).upper()
+
+
+def flags_layer(flags: Sequence[str]) -> Layer:
+    """Read the ``KEY=VALUE`` of each ``--set``."""
+    layer = Layer("--set")
+    for flag in flags:
+        name, equals, text = flag.partition("=")
+        if equals:
+            _put_text(layer, name.strip().split("."), text, f"--set {name.strip()}", ".".join)
+        else:
+            layer.problems.append(Problem(f"--set {name}", "lacks its value: write KEY=VALUE"))
+    return layer
+
+
+def _put_text(layer: Layer, parts: list[str], text: str, origin: str, spell: Callable[[Iterable[str]], str]) -> None:
+    key, rest = _find(parts)
+    if key is None:
+        near = nearest(tuple(parts))
+        question = f": did you mean {spell(near)}?" if near else ""
+        layer.problems.append(Problem(origin, f"is not a setting{question}"))
+    elif rest:
+        layer.put((*key.path, _entry_name(key, rest)), text, origin)
+    else:
+        _put_value(layer, key, text, origin)
+
+
+def _find(parts: list[str]) -> tuple[Key | None, list[str]]:
+    """Return the key that ``parts`` name, and what is left of them: the name of an entry of a table."""
+    keys = all_keys()
+    for length in range(len(parts), 0, -1):
+        key = keys.get(tuple(parts[:length]))
+        if key is not None and (length == len(parts) or key.kind is Kind.TABLE):
+            return key, parts[length:]
+    return None, []
+
+
+def _entry_name(key: Key, rest: list[str]) -> str:
+    name = ".".join(rest)
+    # environment variables cannot hold the dots of Kafka's names, and no name of Kafka has an underscore
+    return name.replace("_", ".") if key.path[0] == "kafka" else name
+
+
+def _put_value(layer: Layer, key: Key, text: str, origin: str) -> None:
+    try:
+        layer.put(key.path, _decode(key.kind, text), origin)
+    except json.JSONDecodeError as error:
+        layer.problems.append(Problem(origin, f"is not JSON: {error.msg}, at column {error.colno}"))
+
+
+def _decode(kind: Kind, text: str) -> object:
+    """Return what ``text`` says for a value of ``kind``; as it is when the model must refuse it."""
+    match kind:
+        case Kind.INTEGER if re.fullmatch(r"[+-]?[0-9]{1,20}", text, re.ASCII):
+            return int(text)
+        case Kind.BOOLEAN if text in {"true", "false"}:
+            return text == "true"
+        case Kind.LIST | Kind.TABLE if text.lstrip().startswith(("[", "{")):
+            return json.loads(text)
+        case Kind.LIST:
+            return [item.strip() for item in text.split(",")]
+        case _:
+            return text

@@ -1,0 +1,38 @@
+"""Settings as TOML text: one value, one key.
+
+Used where settings are shown: messages, ``config show``, the example and the reference.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+
+from pydantic import SecretStr
+
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
+
+
+def toml_key(name: str) -> str:
+    """Return ``name`` as a key, in quotes where it needs them."""
+    return name if _BARE_KEY.fullmatch(name) else _text(name)
+
+
+def toml_value(value: object) -> str:
+    """Return ``value`` on one line; of a secret only three stars."""
+    match value:
+        case bool() | int():
+            return str(value).lower()
+        case list():
+            return f"[{', '.join(map(toml_value, value))}]"
+        case Mapping():
+            pairs = (f"{toml_key(name)} = {toml_value(entry)}" for name, entry in value.items())
+            return f"{{ {', '.join(pairs)} }}" if value else "{}"
+        case SecretStr():
+            return '"***"'
+        case _:
+            return _text(str(value))
+
+
+def _text(text: str) -> str:
+    # JSON's strings are TOML's, but for one control character that JSON leaves as it is
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
