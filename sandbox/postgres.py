@@ -21,12 +21,11 @@ from psycopg.conninfo import make_conninfo
 
 from sandbox.account import server_account
 from sandbox.errors import ServerError
-from sandbox.installation import INCLUDED, SUPERUSER, copy_data, copy_template, initdb, installation
+from sandbox.installation import INCLUDED, SUPERUSER, copy_data, initdb, installation, template
 from sandbox.ports import ReservedPort
 from sandbox.prerequisites import require
 from sandbox.process import Server, make_directory
 
-VERSIONS = range(10, 19)
 DEFAULT_VERSION = 17
 
 START_TIMEOUT_S = 60
@@ -207,8 +206,10 @@ class Postgres:
         return self._log.read_text(errors="replace")
 
     def _make_data_directory(self) -> None:
-        make = initdb if self._own_identifier else copy_template
-        make(self.version, self._account, self.data_directory)
+        if self._own_identifier:
+            initdb(self.version, self._account, self.data_directory)
+        else:
+            copy_data(template(self.version, self._account), self.data_directory)
 
     @property
     def _log(self) -> Path:

@@ -38,18 +38,15 @@ PYTHON_MODULES = {
 
 @functools.lru_cache(maxsize=None)  # noqa: UP033 - functools.cache is younger than what this must run on
 def require(*, fetching: bool) -> None:
-    """Raise MissingPrerequisites, with the whole list, unless everything is there."""
-    found = problems(fetching=fetching)
-    if found:
-        raise MissingPrerequisites("The sandbox cannot run here:\n" + "\n".join(f"* {problem}" for problem in found))
+    """Raise MissingPrerequisites, with the whole list, unless everything is there.
 
-
-def problems(*, fetching: bool) -> list[str]:
-    """Return what is missing, each with its remedy; ``fetching`` includes what only downloads need."""
+    Maven belongs to the list; but without ``fetching``, its absence alone is no reason to raise.
+    """
     found = [*_platform_problems(), *_python_problems(), *_java_problems(), *_account_problems()]
-    if fetching and shutil.which("mvn") is None:
-        found.append("Maven is not on the PATH: install it (Debian: maven)")
-    return found
+    only_for_fetching = _maven_problems()
+    if found or (fetching and only_for_fetching):
+        listed = "\n".join(f"* {problem}" for problem in found + only_for_fetching)
+        raise MissingPrerequisites(f"The sandbox cannot run here:\n{listed}")
 
 
 def java() -> str:
@@ -97,6 +94,10 @@ def _java_problems() -> list[str]:
     if int(version[1]) < JAVA_MINIMUM:
         return [f"Java {version[1]} is too old: {remedy}"]
     return []
+
+
+def _maven_problems() -> list[str]:
+    return [] if shutil.which("mvn") else ["Maven is not on the PATH: install it (Debian: maven)"]
 
 
 def _account_problems() -> list[str]:

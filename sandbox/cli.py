@@ -1,0 +1,82 @@
+"""The commands of ``python -m sandbox``."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from psycopg.conninfo import make_conninfo
+
+from sandbox import prompt, session
+from sandbox.account import server_account
+from sandbox.artifacts import fetch, targets
+from sandbox.errors import SandboxError
+from sandbox.installation import VERSIONS, prepare, target
+from sandbox.postgres import DEFAULT_VERSION
+
+CLUSTER_SIZES = (1, 3)
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Do what the command line says; SandboxError if that cannot be done."""
+    options = _parser().parse_args(arguments)
+    options.command(options)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m sandbox", description="Real PostgreSQL and Kafka on this machine.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, command, summary in (
+        ("up", _up, "start PostgreSQL and Kafka, and print their addresses"),
+        ("serve", _serve, "the same, in the foreground, until SIGTERM"),
+    ):
+        starting = commands.add_parser(name, help=summary)
+        starting.set_defaults(command=command)
+        starting.add_argument("--postgres", type=int, choices=VERSIONS, default=DEFAULT_VERSION, metavar="VERSION")
+        starting.add_argument("--brokers", type=int, choices=CLUSTER_SIZES, default=1)
+    commands.add_parser("down", help="stop them").set_defaults(command=_down)
+    commands.add_parser("status", help="print what is up").set_defaults(command=_status)
+    psql = commands.add_parser("psql", help="SQL on the PostgreSQL that is up")
+    psql.set_defaults(command=_psql)
+    psql.add_argument("--dbname", default="postgres")
+    psql.add_argument("statement", nargs="?", help="without one, a prompt")
+    fetching = commands.add_parser("fetch", help="download what the others need, or only some of it")
+    fetching.set_defaults(command=_fetch)
+    fetching.add_argument("targets", nargs="*", metavar="TARGET", help=f"of {', '.join(targets())}; default: all")
+    return parser
+
+
+def _up(options: argparse.Namespace) -> None:
+    print(session.up(options.postgres, options.brokers))
+
+
+def _serve(options: argparse.Namespace) -> None:
+    session.serve(options.postgres, options.brokers)
+
+
+def _down(_: argparse.Namespace) -> None:
+    print("down" if session.down() else "nothing was up")
+
+
+def _status(_: argparse.Namespace) -> None:
+    print(_current())
+
+
+def _psql(options: argparse.Namespace) -> None:
+    prompt.run(make_conninfo(_current().postgres, dbname=options.dbname), options.statement)
+
+
+def _fetch(options: argparse.Namespace) -> None:
+    for name in options.targets or targets():
+        print(_prepare(name))
+
+
+def _prepare(name: str) -> Path:
+    versions = {target(version): version for version in VERSIONS}
+    return prepare(versions[name], server_account()) if name in versions else fetch(name)
+
+
+def _current() -> session.State:
+    state = session.current()
+    if state is None:
+        raise SandboxError("nothing is up")
+    return state

@@ -1,0 +1,124 @@
+"""The servers of ``python -m sandbox up``: they stay until ``down``, in a process in the background.
+
+That process owns them like any other owner: whatever ends it, they end with it. It answers on an abstract
+Unix socket, so what is said about the sandbox comes from the sandbox, and no file can be out of date.
+
+https://man7.org/linux/man-pages/man7/unix.7.html
+"""
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from sandbox.artifacts import cache_root
+from sandbox.errors import SandboxError, ServerError
+from sandbox.kafka import Kafka
+from sandbox.postgres import Postgres
+
+POLL_INTERVAL_S = 0.1
+STOP_TIMEOUT_S = 60
+STATE_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What is up: connection string of PostgreSQL, addresses of Kafka."""
+
+    pid: int
+    postgres_version: int
+    postgres: str
+    brokers: int
+    kafka: str
+
+    def __str__(self) -> str:
+        return f"PostgreSQL {self.postgres_version}: {self.postgres}\nKafka: {self.kafka}"
+
+
+def up(postgres_version: int, brokers: int) -> State:
+    """Start the servers unless they are up; they serve when this returns."""
+    state = current() or _start_in_background(postgres_version, brokers)
+    if (state.postgres_version, state.brokers) != (postgres_version, brokers):
+        raise SandboxError(f"another sandbox is up, take it down first:\n{state}")
+    return state
+
+
+def down() -> bool:
+    """Stop the servers and return once they are gone; False if none were up."""
+    state = current()
+    if state is None:
+        return False
+    process = os.pidfd_open(state.pid)
+    signal.pidfd_send_signal(process, signal.SIGTERM)
+    ended, _, _ = select.select([process], [], [], STOP_TIMEOUT_S)
+    os.close(process)
+    if not ended:
+        raise ServerError(f"the sandbox, process {state.pid}, still runs after {STOP_TIMEOUT_S} s")
+    return True
+
+
+def current() -> State | None:
+    """Return what is up, if anything is."""
+    with socket.socket(socket.AF_UNIX) as question:
+        try:
+            question.connect(_address())
+        except ConnectionRefusedError:
+            return None
+        return State(**json.loads(question.recv(STATE_BYTES)))
+
+
+def serve(postgres_version: int, brokers: int) -> None:
+    """Hold the servers until SIGTERM."""
+    signal.signal(signal.SIGTERM, _exit)
+    with _bound_socket() as listener, Postgres(postgres_version) as postgres, Kafka(brokers) as kafka:
+        state = State(os.getpid(), postgres_version, postgres.conninfo(), brokers, kafka.bootstrap_servers)
+        answer = json.dumps(asdict(state)).encode()
+        listener.listen()
+        while True:
+            with listener.accept()[0] as question:
+                question.send(answer)
+
+
+def _start_in_background(postgres_version: int, brokers: int) -> State:
+    options = ["serve", "--postgres", str(postgres_version), "--brokers", str(brokers)]
+    log = cache_root() / "session.log"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "sandbox", *options],
+            cwd=Path(__file__).parents[1],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    while (state := current()) is None:
+        if process.poll() is not None:
+            raise ServerError(f"the sandbox did not start:\n{log.read_text()}")
+        time.sleep(POLL_INTERVAL_S)
+    return state
+
+
+def _bound_socket() -> socket.socket:
+    """Return a socket that nobody can reach yet, but whose name is taken."""
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        listener.bind(_address())
+    except OSError as error:
+        listener.close()
+        raise SandboxError("a sandbox is up, or starting") from error
+    return listener
+
+
+def _address() -> str:
+    return f"\0pgsluice-sandbox-{os.geteuid()}-{cache_root()}"
+
+
+def _exit(*_: object) -> NoReturn:
+    raise SystemExit(0)
