@@ -53,7 +53,7 @@ ORIGIN = "4f" + LSN_1 + "6e6f6465 00"
 STREAM_START = "53" + XID + "01"
 STREAM_STOP = "45"
 STREAM_COMMIT = "63" + XID + "00" + LSN_1 + LSN_2 + TIME_2
-STREAM_ABORT = "41" + XID + "00000007"
+STREAM_ABORT = "41" + XID + "fffffffd"
 BEGIN_PREPARE = "62" + LSN_1 + LSN_2 + TIME_2 + XID + GID
 PREPARE = "50 00" + LSN_1 + LSN_2 + TIME_2 + XID + GID
 STREAM_PREPARE = "70 00" + LSN_1 + LSN_2 + TIME_2 + XID + GID
@@ -69,7 +69,7 @@ RELATION_HEAD = (
 )
 RELATION = RELATION_HEAD + (
     "01 696400 00000017 ffffffff"  # part of the key, id, int4, no typmod
-    "00 6e00 000006a4 000a0006"  # n, numeric(10,2)
+    "00 6e00 fffffffc 000a0006"  # n, of some type made late, with a typmod
 )
 TYPE = "0001e240 00 6d6f6f6400"  # 123456, pg_catalog, mood
 INSERT = (
@@ -85,7 +85,7 @@ OLD_1 = "4f 0001 74 00000001 32"
 NEW_1 = "4e 0001 75"
 TRUNCATE = "00000002 03 00004000 ffffffff"
 MESSAGE = "01" + LSN_1 + "707265 00 00000003 00ff80"
-COLUMNS = (RelationColumn(True, "id", 23, -1), RelationColumn(False, "n", 1700, 0xA0006))  # noqa: FBT003  # as R
+COLUMNS = (RelationColumn(True, "id", 23, -1), RelationColumn(False, "n", 2**32 - 4, 0xA0006))  # noqa: FBT003  # as R
 
 
 def decoded(text: str, *, in_stream: bool = False) -> Message:
@@ -110,8 +110,8 @@ def error_of(payload: bytes, *, in_stream: bool = False) -> str:
         (COMMIT, Commit(LSN, 2**64 - 1, -16)),
         (ORIGIN, Origin(LSN, "node")),
         (STREAM_COMMIT, StreamCommit(2**32 - 1, LSN, 2**64 - 1, -1)),
-        (STREAM_ABORT, StreamAbort(2**32 - 1, 7, None, None)),
-        (STREAM_ABORT + LSN_1 + TIME_2, StreamAbort(2**32 - 1, 7, LSN, -1)),
+        (STREAM_ABORT, StreamAbort(2**32 - 1, 2**32 - 3, None, None)),
+        (STREAM_ABORT + LSN_1 + TIME_2, StreamAbort(2**32 - 1, 2**32 - 3, LSN, -1)),
         (BEGIN_PREPARE, BeginPrepare(LSN, 2**64 - 1, -1, 2**32 - 1, "gié")),
         (PREPARE, Prepare(LSN, 2**64 - 1, -1, 2**32 - 1, "gié")),
         (STREAM_PREPARE, StreamPrepare(LSN, 2**64 - 1, -1, 2**32 - 1, "gié")),
