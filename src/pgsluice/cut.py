@@ -45,9 +45,7 @@ class Cut:
     end_lsn: int = 0
     topics: dict[str, TopicUse] = field(default_factory=dict)
 
-    def add(
-        self, transaction: Transaction, end_lsn: int, records: Iterable[Record], size: int, events: int
-    ) -> None:
+    def add(self, transaction: Transaction, end_lsn: int, records: Iterable[Record], size: int, events: int) -> None:
         """Join a committed transaction to the cut."""
         self.records.extend(records)
         self.size += size
@@ -58,7 +56,7 @@ class Cut:
         self.last = (transaction, end_lsn)
 
     def count(self, record: Record, partitions: Iterable[int]) -> None:
-        """Account for one record that was produced to ``partitions`` (a truncate goes to all of its topic)."""
+        """Account for one record produced to ``partitions`` (a truncate goes to all of its topic)."""
         topic = record.target.topic
         use = self.topics.get(topic)
         if use is None:
@@ -70,9 +68,7 @@ class Cut:
             use.schema_ids.add(record.target.value_schema_id)
 
 
-def cut_records(
-    cut: Cut, identity: Mapping[str, Any], offsets: Offsets, *, full: bool
-) -> list[dict[str, Any]]:
+def cut_records(cut: Cut, identity: Mapping[str, Any], offsets: Offsets, *, full: bool) -> list[dict[str, Any]]:
     """Return the cut record's parts (one, unless it names very many partitions), ready for the Cut schema.
 
     ``identity`` holds ``pipeline``, ``cut`` and ``epoch``.

@@ -21,7 +21,9 @@ class Metrics:
         self.received_bytes = self._counter("received_bytes", "Bytes received from the replication slot.")
         self.sessions = self._counter("sessions", "Sessions begun; all but the first are reconnects.")
         self.session_errors = self._counter("session_errors", "Sessions ended by an error.", "error")
-        self.kafka_errors = self._counter("kafka_client_errors", "Errors that the Kafka clients reported.")
+        self.kafka_errors = self._gauge(
+            "kafka_client_errors", "Errors that the Kafka clients reported since the start."
+        )
         self.cut_seconds = Histogram(
             "pgsluice_cut_seconds", "Time to commit a cut.", registry=self.registry, buckets=_CUT_SECONDS
         )

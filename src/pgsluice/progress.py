@@ -1,4 +1,4 @@
-"""How far we are: received, delivered, confirmed; and whether a session may go on from where the last one ended.
+"""How far we are: received, delivered, confirmed; and whether a session may go on where the last one ended.
 
 Pure bookkeeping: the pipeline tells it what it received and delivered, and asks what may be confirmed.
 The rules of acknowledgement follow
@@ -21,7 +21,8 @@ _CHECKPOINT_VERSION = 1
 class Checkpoint:
     """What is durable downstream: the record behind every acknowledgement, kept in Kafka.
 
-    ``end_lsn``: everything before it is delivered; 0/0 while the slot is still being created. ``epoch``: which history LSNs belong to. The ``last_*``
+    ``end_lsn``: everything before it is delivered; 0/0 while the slot is still being created. ``epoch``: which
+    history LSNs belong to. The ``last_*``
     fields identify the last transaction delivered (0 when there was none yet).
     """
 
@@ -64,18 +65,18 @@ class Checkpoint:
         """Return the checkpoint that ``data`` holds; HistoryError when it is not one."""
         try:
             found = json.loads(data)
-            if found.pop("version") != _CHECKPOINT_VERSION:
-                raise ValueError
+            written_by = found.pop("version")
             checkpoint = cls(**found)
-            if not all(isinstance(getattr(checkpoint, f.name), f.type) for f in fields(cls)):  # type: ignore[arg-type]
-                raise TypeError
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError):
+            written_by = checkpoint = None
+        types_fit = all(isinstance(getattr(checkpoint, f.name, None), f.type) for f in fields(cls))  # type: ignore[arg-type]
+        if written_by != _CHECKPOINT_VERSION or checkpoint is None or not types_fit:
             raise HistoryError(
                 "The checkpoint record is not one that this version of pgsluice can read. Was it written by "
                 "a newer "
                 "version, or by another program? Run the version that wrote it, or start a new history with "
                 "--adopt-slot."
-            ) from error
+            )
         return checkpoint
 
 
@@ -141,9 +142,7 @@ def check_slot(checkpoint: Checkpoint, confirmed_flush_lsn: int, server: ServerI
         )
 
 
-def check_timeline(
-    checkpoint: Checkpoint, server: ServerIdentity, history: Iterable[TimelineSwitch]
-) -> Checkpoint:
+def check_timeline(checkpoint: Checkpoint, server: ServerIdentity, history: Iterable[TimelineSwitch]) -> Checkpoint:
     """Return ``checkpoint`` on the server's timeline; HistoryError when it lies beyond the switch point."""
     if checkpoint.timeline == server.timeline:
         return checkpoint

@@ -26,8 +26,8 @@ def read_checkpoint(
 ) -> Checkpoint | None:
     """Return the last committed checkpoint in ``topic``, None when there is none. Blocks.
 
-    SinkUnavailable when Kafka does not answer; UnavailableError when a transaction of another producer
-    stays open on the topic for longer than ``patience_s``.
+    SinkUnavailable when Kafka does not answer; UnavailableError when a transaction of another producer stays
+    open on the topic for longer than ``patience_s``.
     """
     low, high = _watermarks(options, topic)
     consumer = Consumer(

@@ -13,6 +13,8 @@ from confluent_kafka import KafkaError, KafkaException
 from pgsluice.errors import ConfigError, PermissionDenied, PgsluiceError, PoisonError, SinkUnavailable
 
 logger = logging.getLogger("pgsluice.kafka")
+# Every client gets all of the user's properties and ignores those of the other kinds: not worth a warning.
+logger.addFilter(lambda record: "CONFWARN" not in record.getMessage())
 
 _PERMISSION: Final = frozenset(
     {
@@ -74,9 +76,7 @@ class ClientOptions:
         return {**self.properties, **common, **(own or {})}
 
 
-def failure(
-    error: KafkaException | KafkaError, doing: str, errors: ClientErrors | None = None
-) -> PgsluiceError:
+def failure(error: KafkaException | KafkaError, doing: str, errors: ClientErrors | None = None) -> PgsluiceError:
     """Return what ``error`` means, as an error whose sentence names what was being done."""
     cause = error.args[0] if isinstance(error, KafkaException) else error
     if not isinstance(cause, KafkaError):
@@ -87,9 +87,7 @@ def failure(
             return failure(errors.last, doing)
         reason = f"{reason}; last reported: {errors.last.str()}"
     if code in _PERMISSION:
-        return PermissionDenied(
-            f"{doing}: Kafka refuses it: {reason}. Check kafka.client's credentials and the ACLs."
-        )
+        return PermissionDenied(f"{doing}: Kafka refuses it: {reason}. Check kafka.client's credentials and the ACLs.")
     if code in _POISON:
         return PoisonError(f"{doing}: Kafka refuses the record for what it holds: {reason}.")
     if code in _CONFIG:

@@ -1,7 +1,7 @@
 """The partition of a key, as Kafka's Java clients choose it, so that topics co-partition with theirs.
 
 murmur2 with Kafka's seed over the serialised key, sign bit dropped, modulo the number of partitions:
-``org.apache.kafka.clients.producer.internals.BuiltInPartitioner`` and ``org.apache.kafka.common.utils.Utils``.
+``BuiltInPartitioner`` and ``Utils.murmur2`` of org.apache.kafka (KIP-480).
 """
 
 from struct import Struct

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -27,6 +27,8 @@ from pgsluice.progress import Checkpoint
 from pgsluice.tables import TablePolicy
 
 T = TypeVar("T")
+
+_FENCED = KafkaError._FENCED  # noqa: SLF001 - librdkafka's local errors are named with an underscore
 
 _SLICE_S = 0.5
 """Longest single blocking call, so that giving up is noticed soon."""
@@ -44,7 +46,7 @@ _DEADLINE_MARGIN = 0.9
 """The part of the transaction timeout that we use: the broker's clock starts with the first partition."""
 
 MAX_RECORD_BYTES = 1_000_000_000
-"""librdkafka's own highest ``message.max.bytes``: the topic's and the broker's limits are the ones that count."""
+"""librdkafka's highest ``message.max.bytes``: the limits that count are the topic's and the broker's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +57,8 @@ class SinkOptions:
     transactional_id: str
     transactions_topic: TopicSpec
     checkpoint_topic: TopicSpec
-    pipeline: str
     queue_bytes: int
     transaction_timeout_s: float
-    producer: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +163,7 @@ class KafkaSink:
     def _prepare(self) -> None:
         for spec in (self._options.transactions_topic, self._options.checkpoint_topic):
             if self._admin.ensure(spec) != 1:
-                raise HistoryError(
-                    f"Topic {spec.name} must have exactly one partition, as pgsluice creates it."
-                )
+                raise HistoryError(f"Topic {spec.name} must have exactly one partition, as pgsluice creates it.")
         allowed = self._admin.max_transaction_timeout_ms()
         if allowed is not None:
             self.transaction_timeout_s = min(self.transaction_timeout_s, allowed / 1000)
@@ -188,12 +186,10 @@ class KafkaSink:
             }
         )
         try:
-            self._producer = Producer({**config, **self._options.producer})
+            self._producer = Producer(config)
             self._until(lambda producer, slice_s: producer.init_transactions(slice_s), _INIT_S)
         except KafkaException as error:
-            raise failure(
-                error, "Registering the transactional producer", self._options.client.errors
-            ) from error
+            raise failure(error, "Registering the transactional producer", self._options.client.errors) from error
 
     def _open_topics(self, topics: Sequence[str]) -> None:
         self._pin({topic: count for topic, count in self._admin.partitions(topics).items() if count})
@@ -273,9 +269,7 @@ class KafkaSink:
                 )
         return found
 
-    def _send(
-        self, topic: str, partition: int, key: bytes | None, value: bytes | None, timestamp_ms: int = 0
-    ) -> None:
+    def _send(self, topic: str, partition: int, key: bytes | None, value: bytes | None, timestamp_ms: int = 0) -> None:
         producer = self._live()
         while True:
             try:
@@ -342,7 +336,7 @@ class KafkaSink:
             return self._refused
         cause = error.args[0]
         if cause.code() in (
-            KafkaError._FENCED,
+            _FENCED,
             KafkaError.PRODUCER_FENCED,
             KafkaError.INVALID_PRODUCER_EPOCH,
         ):

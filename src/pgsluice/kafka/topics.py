@@ -1,4 +1,4 @@
-"""Topics: created when first needed, with the configured partitions, and checked for what would break delivery.
+"""Topics: created when first needed, with the configured partitions, and checked for what breaks delivery.
 
 https://kafka.apache.org/documentation/#topicconfigs
 """
@@ -17,12 +17,12 @@ from pgsluice.kafka.client import ClientOptions, failure
 _REQUEST_S = 15.0
 _RETRY_S = 0.05
 _SETTLE_S = 30.0
-"""How long a new topic may take until every partition has a leader (librdkafka waits as long for its metadata)."""
+"""Until every partition of a new topic has a leader; librdkafka waits as long for its metadata."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicSpec:
-    """A topic as it is to be created; ``compactable``: every record has a key, so compaction would keep what counts."""
+    """A topic as it is to be created; ``compactable``: every record in it has a key."""
 
     name: str
     partitions: int
@@ -40,23 +40,23 @@ class Topics:
         self._admin = AdminClient(options.config())
 
     def ensure(self, spec: TopicSpec) -> int:
-        """Return the number of partitions of the topic, which exists afterwards; ConfigError when it cannot."""
+        """Return the number of partitions of the topic, which exists afterwards; else ConfigError."""
         known = self.partitions([spec.name])
         if spec.name not in known:
             self._create(spec)
         partitions = known.get(spec.name) or self._settled(spec.name)
         if not spec.compactable and "compact" in self.config(spec.name).get("cleanup.policy", ""):
             raise ConfigError(
-                f"Topic {spec.name} has cleanup.policy=compact, but rows without key or truncates go to it, "
-                "and Kafka refuses records "
-                'without key there: give the table a key (`keys` in [[tables.rules]]), set truncate = "skip", or change the policy.'
+                f"Topic {spec.name} has cleanup.policy=compact, but rows without key or truncates go to it, and "
+                "Kafka refuses records without key there: give the table a key (`keys` in [[tables.rules]]), set "
+                'truncate = "skip", or change the policy.'
             )
         return partitions
 
     def partitions(self, topics: Sequence[str]) -> dict[str, int]:
-        """Return how many partitions each of ``topics`` has: 0 while some have no leader, absent if it does not exist.
+        """Return how many partitions each of ``topics`` has: 0 while some have no leader.
 
-        Nothing is created by asking.
+        Those that do not exist are left out; nothing is created by asking.
         """
         if not topics:
             return {}
@@ -79,13 +79,30 @@ class Topics:
     def max_transaction_timeout_ms(self) -> int | None:
         """Return the brokers' transaction.max.timeout.ms, None when we may not ask."""
         try:
-            broker = next(iter(self._admin.list_topics(timeout=_REQUEST_S).brokers))
-            found = self._configuration(ConfigResource.Type.BROKER, str(broker))
-        except KafkaException as error:
-            raise failure(error, "Asking Kafka for its brokers", self._errors) from error
+            found = self._configuration(ConfigResource.Type.BROKER, str(min(self._brokers())))
         except PermissionDenied:
             return None
         return int(found["transaction.max.timeout.ms"])
+
+    def brokers(self) -> int:
+        """Return how many brokers the cluster has."""
+        return len(self._brokers())
+
+    def refusal_to_create(self, spec: TopicSpec) -> str | None:
+        """Return why Kafka would not create such a topic, None when it would; creates nothing."""
+        new = NewTopic(spec.name, spec.partitions, spec.replication_factor, config=dict(spec.config))
+        try:
+            self._admin.create_topics([new], validate_only=True, request_timeout=_REQUEST_S)[spec.name].result()
+        except KafkaException as error:
+            exists = error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS
+            return None if exists else str(failure(error, f"Creating topic {spec.name}", self._errors))
+        return None
+
+    def _brokers(self) -> list[int]:
+        try:
+            return list(self._admin.list_topics(timeout=_REQUEST_S).brokers)
+        except KafkaException as error:
+            raise failure(error, "Asking Kafka for its brokers", self._errors) from error
 
     def next_offsets(self, partitions: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
         """Return the end of each partition, transactions still open included."""
@@ -97,16 +114,11 @@ class Topics:
                 request, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=_REQUEST_S
             )
             try:
-                return {
-                    (place.topic, place.partition): future.result().offset
-                    for place, future in futures.items()
-                }
+                return {(place.topic, place.partition): future.result().offset for place, future in futures.items()}
             except KafkaException as error:
                 # A leader that moves, or one that a new topic has just got, is found at the next try.
                 if not error.args[0].retriable() or self._given_up.wait(_RETRY_S):
-                    raise failure(
-                        error, "Listing the offsets of the cut's partitions", self._errors
-                    ) from error
+                    raise failure(error, "Listing the offsets of the cut's partitions", self._errors) from error
 
     def _configuration(self, kind: ConfigResource.Type, name: str) -> dict[str, str]:
         resource = ConfigResource(kind, name)

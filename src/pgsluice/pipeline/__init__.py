@@ -21,8 +21,7 @@ from pgsluice.lsn import INVALID_LSN, format_lsn
 from pgsluice.metrics import Metrics
 from pgsluice.pipeline.encoders import Encoders
 from pgsluice.pipeline.ends import Registry, Sink, Source, Stream
-from pgsluice.pipeline.outbox import Limits
-from pgsluice.pipeline.session import Session
+from pgsluice.pipeline.session import Session, SessionOptions
 from pgsluice.progress import (
     Checkpoint,
     ServerIdentity,
@@ -62,10 +61,9 @@ class PipelineOptions:
     slot: str
     tables: Tables
     types: TypeOptions
-    limits: Limits
+    session: SessionOptions
     create_slot: bool
     adopt_slot: bool
-    commit_timestamps: bool
     drain_timeout_s: float
 
 
@@ -227,9 +225,7 @@ class Pipeline:
         except HistoryError as error:
             if not adopt:
                 raise
-            log.warning(
-                "a new history begins", reason=str(error), epoch=checkpoint.epoch + 1, position_lsn=position
-            )
+            log.warning("a new history begins", reason=str(error), epoch=checkpoint.epoch + 1, position_lsn=position)
             found = _new_history(checkpoint, name, slot, server, position)
             return replace(found, cut=found.cut + 1)
 
@@ -250,9 +246,8 @@ class Pipeline:
             sink,
             encoders,
             checkpoint,
-            options.limits,
+            options.session,
             self._metrics,
-            commit_timestamps=options.commit_timestamps,
         )
         self.state, self.last_error, self._failures = State.STREAMING, None, 0
         self._metrics.active.set(1)
@@ -269,9 +264,7 @@ class Pipeline:
         log.info("stopped", delivered_lsn=self.session.progress.delivered)
 
 
-def _new_history(
-    last: Checkpoint | None, name: str, slot: str, server: ServerIdentity, end_lsn: int
-) -> Checkpoint:
+def _new_history(last: Checkpoint | None, name: str, slot: str, server: ServerIdentity, end_lsn: int) -> Checkpoint:
     """Return the checkpoint that begins an epoch, after ``last`` if there was one; cut numbers go on."""
     epoch, cut = (1, 0) if last is None else (last.epoch + (not last.is_announcement), last.cut)
     return Checkpoint(name, slot, server.systemid, server.timeline, epoch, cut, end_lsn)

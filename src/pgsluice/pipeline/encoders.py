@@ -33,9 +33,7 @@ class Unpublished:
 class Encoders:
     """The encoders of one session, by relation."""
 
-    def __init__(
-        self, source: Source, sink: Sink, registry: Registry, tables: Tables, types: TypeOptions
-    ) -> None:
+    def __init__(self, source: Source, sink: Sink, registry: Registry, tables: Tables, types: TypeOptions) -> None:
         self._source = source
         self._sink = sink
         self._registry = registry
@@ -86,9 +84,7 @@ class Encoders:
 
     def _versions(self, subject: str, space: str) -> list[dict[str, Any]]:
         """Return this table's schemas among those of the subject: a rule may send several tables to one topic."""
-        return [
-            dict(schema) for schema in self._registry.versions(subject) if schema.get("namespace") == space
-        ]
+        return [dict(schema) for schema in self._registry.versions(subject) if schema.get("namespace") == space]
 
     async def _key(self, relation: Relation, policy: TablePolicy, subject: str, space: str) -> Sequence[str]:
         """Return the names of the key's columns; empty: no key."""

@@ -6,6 +6,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from pgsluice.avro.wire import Schema
 from pgsluice.cut import Cut
 from pgsluice.envelope import Record
 from pgsluice.pgoutput.framing import Keepalive, XLogData
@@ -106,7 +107,5 @@ class Registry(Protocol):
     def versions(self, subject: str) -> Sequence[Mapping[str, Any]]:
         """Return the parsed schemas of ``subject``, oldest first."""
 
-    async def register(
-        self, subject: str, schema: Mapping[str, Any] | str, postgres: Mapping[str, Any] | None
-    ) -> int:
+    async def register(self, subject: str, schema: Schema, postgres: Mapping[str, Any] | None = None) -> int:
         """Return the schema's id; when this returns, the schema is durable and readable by consumers."""

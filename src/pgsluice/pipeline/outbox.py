@@ -30,7 +30,7 @@ class Limits:
 
 
 class Outbox:
-    """Cuts of one session. ``on_delivered`` is called with each cut that was committed, and the seconds it took."""
+    """Cuts of one session; ``on_delivered`` gets each cut that was committed, and the seconds it took."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Outbox:
         return not (self._pending or self._open.transactions or self.committing or self._own)
 
     def add(self, records: list[Record]) -> bool:
-        """Take the records of one change of the transaction in progress; True: call :meth:`overflow` now."""
+        """Take the records of a change of the transaction in progress; True: call :meth:`overflow` now."""
         pending = self._pending
         for record in records:
             pending.append(record)

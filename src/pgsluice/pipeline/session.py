@@ -7,6 +7,7 @@ survives stands in Kafka, and the next session reads it from there.
 import asyncio
 import contextlib
 import time
+from dataclasses import dataclass
 
 import structlog
 
@@ -35,8 +36,16 @@ MICROSECONDS = 1_000_000
 _POSTGRES_EPOCH_S = 946_684_800
 
 
+@dataclass(frozen=True, slots=True)
+class SessionOptions:
+    """``commit_timestamps``: records carry the commit time instead of the time of producing."""
+
+    limits: Limits
+    commit_timestamps: bool = False
+
+
 class Session:
-    """Changes out of ``stream``, through the encoders, into ``sink``, until one of them ends or stop is asked for."""
+    """Changes out of ``stream``, through the encoders, into ``sink``, until one ends or stop is asked for."""
 
     def __init__(
         self,
@@ -44,10 +53,8 @@ class Session:
         sink: Sink,
         encoders: Encoders,
         checkpoint: Checkpoint,
-        limits: Limits,
+        options: SessionOptions,
         metrics: Metrics,
-        *,
-        commit_timestamps: bool,
     ) -> None:
         self.progress = Progress(checkpoint.end_lsn)
         self.server_lsn = checkpoint.end_lsn
@@ -56,10 +63,10 @@ class Session:
         self._encoders = encoders
         self._resumed_from = checkpoint
         self._metrics = metrics
-        self._commit_timestamps = commit_timestamps
+        self._commit_timestamps = options.commit_timestamps
         self._decoder = Decoder()
         self._transactions = Transactions(checkpoint.end_lsn)
-        self._outbox = Outbox(sink, checkpoint, self.progress, limits, self._on_delivered)
+        self._outbox = Outbox(sink, checkpoint, self.progress, options.limits, self._on_delivered)
         self._stamp: Stamp | None = None
         self._idle = True
         self._shutdown = _ShutdownWatch()
@@ -114,9 +121,7 @@ class Session:
             encoder = self._encoders.ready(event.relation)
             if encoder is None:
                 encoder = await self._encoders.prepare(event.relation)
-            if encoder is not None and self._outbox.add(
-                encoder.encode(event, self._stamp_of(event.transaction))
-            ):
+            if encoder is not None and self._outbox.add(encoder.encode(event, self._stamp_of(event.transaction))):
                 await self._outbox.overflow()
         elif type(event) is Committed:
             self.progress.on_received(event.end_lsn)
@@ -165,11 +170,30 @@ class Session:
             self.last_commit_ts = cut.last[0].commit_ts
         self._report()
 
+    @property
+    def buffered_bytes(self) -> int:
+        """Encoded bytes that are not yet durable."""
+        return self._outbox.size
+
+    @property
+    def lag_bytes(self) -> int:
+        """WAL that the server has written and we have not confirmed."""
+        return max(0, self.server_lsn - max(self.progress.confirmable, self._resumed_from.end_lsn))
+
     def lag_seconds(self) -> float:
         """Return the age of the last delivered commit while something is undelivered, else 0."""
         if not self.progress.undelivered and self._outbox.empty:
             return 0.0
         return max(0.0, time.time() - _POSTGRES_EPOCH_S - self.last_commit_ts / MICROSECONDS)
+
+    def positions(self) -> dict[str, int]:
+        """Return the positions by the names they have in the metrics."""
+        return {
+            "server": self.server_lsn,
+            "received": self.progress.received,
+            "delivered": self.progress.delivered,
+            "confirmed": self.progress.confirmable,
+        }
 
 
 class _ShutdownWatch:

@@ -1,0 +1,63 @@
+# Every command of the project. `make help` lists them.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help setup lint format quick unit integration spark test demo bench fuzz coverage lock clean
+
+help: ## List the commands
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+setup: $(VENV)/.installed ## Make the virtual environment from requirements.lock
+
+$(VENV)/.installed: requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+lint: setup ## Style, types, import order
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup ## Rewrite the code in the project's style
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+quick: setup ## Tests that need no server: seconds
+	$(PYTEST) tests/unit tests/property -q
+
+coverage: setup ## Branch coverage of the core, which has to be complete
+	$(PYTEST) tests/unit tests/property -q --cov --cov-report=term-missing
+	$(BIN)/coverage report --include='$(CORE)' --fail-under=100
+
+CORE := src/pgsluice/lsn.py,src/pgsluice/errors.py,src/pgsluice/finding.py,src/pgsluice/pgoutput/*,src/pgsluice/relation.py,src/pgsluice/transaction.py,src/pgsluice/avro/*,src/pgsluice/tables.py,src/pgsluice/envelope.py,src/pgsluice/cut.py,src/pgsluice/progress.py
+
+integration: setup ## Tests on real PostgreSQL 10 to 18 and a real Kafka
+	$(PYTEST) tests/integration
+
+spark: setup ## Tests of the Spark side
+	$(PYTEST) tests/spark
+
+test: lint coverage integration spark ## Everything that has to pass
+
+demo: setup ## PostgreSQL to Kafka to Spark, compared table by table (KEEP=1 leaves it running)
+	$(BIN)/python -m sandbox.demo $(if $(KEEP),--keep)
+
+bench: setup ## Events per second, beside a bare drain of the same WAL
+	$(BIN)/python -m bench
+
+fuzz: setup ## A million mutated inputs for the decoder
+	$(BIN)/python -m tests.fuzz.pgoutput --count 1000000
+
+lock: ## Renew requirements.lock
+	$(BIN)/pip-compile --quiet --extra dev --extra spark --generate-hashes --allow-unsafe --strip-extras \
+		--no-emit-index-url --no-emit-trusted-host --no-emit-find-links --output-file requirements.lock pyproject.toml
+
+clean: ## Remove what was built; the servers' downloads stay in the cache
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
