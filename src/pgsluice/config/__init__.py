@@ -3,6 +3,7 @@
 Used by the daemon, which maps settings to the options of the shell packages, and by the commands.
 """
 
+from pgsluice.config import reference
 from pgsluice.config.loading import Sources, load
 from pgsluice.config.model import Postgres, Rule, Settings
 from pgsluice.config.problems import Problem, SettingsError
@@ -20,4 +21,5 @@ __all__ = [
     "Size",
     "Sources",
     "load",
+    "reference",
 ]

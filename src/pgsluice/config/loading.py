@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from pgsluice.config.keys import RULES, Names, all_keys, all_sections, nearest, section_keys
-from pgsluice.config.model import Rule, Settings
+from pgsluice.config.model import Http, Rule, Settings
 from pgsluice.config.problems import KeyProblems, Path, Problem, SettingsError, did_you_mean, dotted
 from pgsluice.config.sources import (
     CONFIG_VARIABLE,
@@ -27,6 +27,7 @@ from pgsluice.config.sources import (
     variable,
 )
 from pgsluice.config.toml_text import toml_value
+from pgsluice.config.units import ListenAddress
 
 _FILE = 3
 """Which of the layers is the file."""
@@ -107,9 +108,21 @@ class Sources:
         values = (layer.get(path) for layer in self.layers)
         return next((value for value in values if value is not None), None)
 
-    def _problems(self, error: ValidationError) -> Iterator[Problem]:
+    def listen_address(self) -> ListenAddress:
+        """Return ``http.listen`` whatever else may be wrong: those who ask a running daemon need no more."""
+        problems = [problem for layer in self.layers if layer.broken for problem in layer.problems]
+        if problems:
+            raise SettingsError(problems)
+        value = self.value(("http", "listen"))
+        try:
+            return Http.model_validate({} if value is None else {"listen": value}).listen
+        except ValidationError as error:
+            raise SettingsError(self._problems(error, ("http",))) from None
+
+    def _problems(self, error: ValidationError, below: Path = ()) -> Iterator[Problem]:
         for detail in error.errors(include_url=False):
-            for path, sentence in _sentences(detail):
+            for at, sentence in _sentences(detail):
+                path = (*below, *at)
                 yield Problem(self._nearest_origin(path), f"{dotted(path)}: {sentence}")
 
     def _nearest_origin(self, path: Path) -> str:

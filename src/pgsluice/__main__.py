@@ -1,0 +1,7 @@
+"""``python -m pgsluice``: the same as the command ``pgsluice``."""
+
+import sys
+
+from pgsluice.cli import main
+
+sys.exit(main())

@@ -1,0 +1,297 @@
+"""The command line: what ``pgsluice`` can be told to do, and the exit code it answers with.
+
+The console script of the package. A command loads what it needs when it runs, so that the small ones are fast.
+
+https://docs.python.org/3/library/argparse.html
+"""
+
+import argparse
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from http.client import HTTPConnection, HTTPException
+from typing import TYPE_CHECKING, Protocol, cast
+from urllib.parse import urlsplit
+
+from pgsluice import __version__
+from pgsluice.errors import EXIT_BUG, ConfigError, PgsluiceError, UnavailableError, UsageError
+from pgsluice.finding import Finding, Verdict
+
+if TYPE_CHECKING:
+    from pgsluice.config import Settings, Sources
+
+_EXIT_INTERRUPTED = 130
+"""What shells report for a program that Ctrl-C ended."""
+
+_EXIT_BROKEN_PIPE = 141
+"""What shells report for a program whose output nobody reads any more."""
+
+_HTTP_TIMEOUT_S = 5.0
+_HTTP_OK = 200
+
+_EXIT_CODES = """\
+exit codes:
+  0 done   2 usage   65 data that contradict one another or cannot be delivered   69 unavailable
+  70 bug   75 draining took too long   77 permission denied   78 configuration
+"""
+
+
+class Daemon(Protocol):
+    """What the commands ask of ``pgsluice.daemon``; it refuses with a PgsluiceError."""
+
+    def run(self, settings: "Settings", *, adopt_slot: bool) -> int:
+        """Deliver until told to stop; the exit code."""
+
+    def check(self, settings: "Settings", *, offline: bool) -> list[Finding]:
+        """Look at PostgreSQL and Kafka; offline, only at what can be known without them."""
+
+    def serve_registry(self, settings: "Settings", prefixes: Sequence[str]) -> int:
+        """Serve the schemas of ``prefixes`` until told to stop; the exit code."""
+
+    def slot(self, settings: "Settings", action: str) -> str:
+        """Create, describe or drop the slot; what to print."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; return the exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        return cast("int", options.command(options))
+    except PgsluiceError as error:
+        sys.stderr.write(f"pgsluice: {error}\n")
+        return error.exit_code
+    except KeyboardInterrupt:
+        return _EXIT_INTERRUPTED
+    except Exception:  # noqa: BLE001 - the last place that can report a bug
+        _log_bug()
+        return EXIT_BUG
+
+
+def _log_bug() -> None:
+    import structlog  # noqa: PLC0415 - only where something is logged
+
+    if not structlog.is_configured():
+        _configure_log("info", "auto")
+    structlog.get_logger("pgsluice").critical("unexpected exception, please report it", exc_info=True)
+
+
+def _configure_log(level: str, style: str) -> None:
+    from pgsluice import log  # noqa: PLC0415 - only where something is logged
+
+    log.configure(level, style)
+
+
+# -- the grammar ---------------------------------------------------------------------------------
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="pgsluice",
+        description="Change data capture from PostgreSQL to Apache Kafka.",
+        epilog=_EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    with_settings = _settings_options()
+
+    def add(name: str, command: Callable[[argparse.Namespace], int], meaning: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(
+            name, help=meaning, description=meaning, parents=[with_settings], allow_abbrev=False
+        )
+        added.set_defaults(command=command)
+        return added
+
+    run = add("run", _run, "Deliver changes until told to stop.")
+    run.add_argument("--adopt-slot", action="store_true", help="start at the slot's own position, without a checkpoint")
+    check = add("check", _check, "Check settings, PostgreSQL and Kafka before anything runs.")
+    check.add_argument("--offline", action="store_true", help="check only what needs no connection")
+    check.add_argument("--json", action="store_true", help="print a JSON list")
+    slot = add("slot", _slot, "Manage the replication slot.")
+    slot.add_argument("action", choices=["create", "status", "drop"])
+    registry = add("registry", _registry, "Serve the schema registry's read API, without a pipeline.")
+    registry.add_argument(
+        "--prefix", action="append", help="topic prefix to serve, may be repeated (default: the configured one)"
+    )
+    status = add("status", _status, "Print what a running daemon does.")
+    status.add_argument("--url", help="of the daemon (default: where http.listen says)")
+    health = add("health", _health, "Ask a running daemon whether it lives: exit 0, or 69.")
+    health.add_argument("--url", help="of the daemon (default: where http.listen says)")
+    health.add_argument("--ready", action="store_true", help="ask whether it is ready, too")
+    health.add_argument("--role", choices=["active"], help="ask whether it is ready and owns the slot")
+    config = add("config", _config, "Print settings: in force, an example, their JSON schema, a reference.")
+    config.add_argument("what", choices=["show", "example", "schema", "reference"])
+    add("version", _version, "Print the version.")
+    return parser
+
+
+def _settings_options() -> argparse.ArgumentParser:
+    options = argparse.ArgumentParser(add_help=False)
+    options.add_argument("-c", "--config", metavar="FILE", help="settings (default: what PGSLUICE_CONFIG names)")
+    options.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="one setting, like postgres.host=db; may be repeated, takes precedence over all else",
+    )
+    return options
+
+
+# -- commands ------------------------------------------------------------------------------------
+
+
+def _run(options: argparse.Namespace) -> int:
+    settings = _settings(options)
+    return _daemon().run(settings, adopt_slot=options.adopt_slot)
+
+
+def _registry(options: argparse.Namespace) -> int:
+    # a registry serves many pipelines: it needs to be told neither a pipeline's name nor its prefix
+    defaults = {"name": "registry", "kafka": {"topic_prefix": options.prefix[0]}} if options.prefix else {}
+    settings = _settings(options, defaults)
+    return _daemon().serve_registry(settings, options.prefix or [settings.kafka.topic_prefix])
+
+
+def _slot(options: argparse.Namespace) -> int:
+    settings = _settings(options)
+    return _say(_daemon().slot(settings, options.action))
+
+
+def _check(options: argparse.Namespace) -> int:
+    findings = _findings(options)
+    failed = any(finding.verdict is Verdict.FAIL for finding in findings)
+    if options.json:
+        _say(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        _say(_table(findings))
+    return ConfigError.exit_code if failed else 0
+
+
+def _findings(options: argparse.Namespace) -> list[Finding]:
+    from pgsluice.config import SettingsError  # noqa: PLC0415 - loads pydantic
+
+    try:
+        settings = _settings(options)
+    except SettingsError as error:
+        return [
+            Finding("configuration", Verdict.FAIL, problem.sentence, f"see {problem.origin}")
+            for problem in error.problems
+        ]
+    checked = _daemon().check(settings, offline=options.offline)
+    return [Finding("configuration", Verdict.OK, "can be used"), *checked]
+
+
+def _table(findings: Sequence[Finding]) -> str:
+    width = max(len(finding.name) for finding in findings)
+    lines = []
+    for finding in findings:
+        lines.append(f"{finding.verdict:<4}  {finding.name:<{width}}  {finding.detail}")
+        if finding.remedy:
+            lines.append(f"{'':<4}  {'':<{width}}  -> {finding.remedy}")
+    return "\n".join(lines)
+
+
+def _config(options: argparse.Namespace) -> int:
+    from pgsluice.config import Settings, reference  # noqa: PLC0415 - loads pydantic
+
+    if options.what == "show":
+        sources = _sources(options)
+        return _say(reference.show(sources.settings(), sources))
+    if options.what == "schema":
+        return _say(json.dumps(Settings.model_json_schema(), indent=2))
+    return _say(reference.example() if options.what == "example" else reference.markdown())
+
+
+def _version(_options: argparse.Namespace) -> int:
+    return _say(f"pgsluice {__version__}")
+
+
+def _health(options: argparse.Namespace) -> int:
+    path = "/livez"
+    if options.ready or options.role:
+        path = f"/readyz?role={options.role}" if options.role else "/readyz"
+    code, body = _ask(options, path)
+    _say(body.strip())
+    return 0 if code == _HTTP_OK else UnavailableError.exit_code
+
+
+def _status(options: argparse.Namespace) -> int:
+    code, body = _ask(options, "/status")
+    if code != _HTTP_OK:
+        raise UnavailableError(f"the daemon answered {code} to a question for its status")
+    return _say("\n".join(_outline(json.loads(body))))
+
+
+def _outline(value: object, indent: str = "") -> list[str]:
+    """Return JSON as indented lines of names and values."""
+    if isinstance(value, Mapping):
+        width = max((len(name) for name in value), default=0)
+        return [line for name, entry in value.items() for line in _outlined(name, entry, indent, width)]
+    entries = value if isinstance(value, list) else [value]
+    return [line for entry in entries for line in _outlined("-", entry, indent, 1)]
+
+
+def _outlined(name: str, value: object, indent: str, width: int) -> list[str]:
+    if isinstance(value, Mapping | list) and value:
+        return [f"{indent}{name}", *_outline(value, f"{indent}  ")]
+    text = json.dumps(value) if isinstance(value, bool) else str(value)
+    return [f"{indent}{name:<{width}}  {'-' if value is None or text in {'', '[]', '{}'} else text}"]
+
+
+# -- what commands share -------------------------------------------------------------------------
+
+
+def _say(text: str) -> int:
+    """Print a command's answer; the exit code of success."""
+    try:
+        sys.stdout.write(text.rstrip("\n") + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # what is still in the buffer must not fail again when the interpreter ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(_EXIT_BROKEN_PIPE)
+    return 0
+
+
+def _sources(options: argparse.Namespace, defaults: Mapping[str, object] | None = None) -> "Sources":
+    from pgsluice.config import Sources  # noqa: PLC0415 - loads pydantic
+
+    return Sources.read(options.config, os.environ, options.set, defaults)
+
+
+def _settings(options: argparse.Namespace, defaults: Mapping[str, object] | None = None) -> "Settings":
+    settings = _sources(options, defaults).settings()
+    _configure_log(settings.log.level, settings.log.format)
+    return settings
+
+
+def _daemon() -> Daemon:
+    # loads psycopg, confluent-kafka and aiohttp
+    return cast("Daemon", importlib.import_module("pgsluice.daemon"))
+
+
+def _ask(options: argparse.Namespace, path: str) -> tuple[int, str]:
+    """Ask a running daemon over HTTP; its status code and answer."""
+    url = options.url or _daemon_url(options)
+    parts = urlsplit(url)
+    if parts.scheme != "http" or not parts.hostname:
+        raise UsageError(f"--url {url}: must look like http://127.0.0.1:8080")
+    connection = HTTPConnection(parts.hostname, parts.port, timeout=_HTTP_TIMEOUT_S)
+    try:
+        connection.request("GET", parts.path.rstrip("/") + path)
+        response = connection.getresponse()
+        return response.status, response.read().decode(errors="replace")
+    except (OSError, HTTPException) as error:
+        raise UnavailableError(f"no daemon answers at {url}: {error or type(error).__name__}") from error
+    finally:
+        connection.close()
+
+
+def _daemon_url(options: argparse.Namespace) -> str:
+    listen = _sources(options).listen_address()
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen.host, listen.host)  # noqa: S104 - not bound here
+    return f"http://{replace(listen, host=host)}"

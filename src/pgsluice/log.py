@@ -1,0 +1,179 @@
+"""The log: structured events on standard error, JSON unless somebody watches at a terminal.
+
+Configured once by the commands; everybody else calls ``structlog.get_logger`` or the standard library's
+``logging``, which ends up in the same stream. Row data has no way in: see :func:`only_plain_values`.
+
+https://www.structlog.org/en/stable/processors.html
+"""
+
+import logging
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import PurePath
+from threading import Lock
+from typing import TextIO
+
+import structlog
+from structlog.typing import EventDict, Processor
+
+from pgsluice.lsn import MAX_LSN, format_lsn
+
+REPEAT_INTERVAL_S = 10.0
+"""The same event is logged once in this time, except at level debug."""
+
+REPEATS_TRACKED_MAX = 1000
+"""Different events remembered for that; the oldest is forgotten first, and may then come again."""
+
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+def configure(level: str = "info", style: str = "auto", stream: TextIO | None = None) -> None:
+    """Send every event of ``level`` and above to ``stream``, standard error if None; may be called again.
+
+    ``style``: ``json``, ``console``, or ``auto`` for the one that suits the stream.
+    """
+    out = stream or sys.stderr
+    console = style == "console" or (style == "auto" and out.isatty())
+    structlog.configure(
+        processors=_processors(console=console, colors=out.isatty()),
+        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+        logger_factory=lambda *names: _LineWriter(out, *names),
+        cache_logger_on_first_use=False,  # loggers made before this call must follow it too
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [_ToStructlog()]
+    root.setLevel(_LEVELS[level])
+    logging.captureWarnings(capture=True)
+
+
+def _processors(*, console: bool, colors: bool) -> list[Processor]:
+    common: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.ExtraAdder(),
+        _without_record,
+        RepeatLimiter(),
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        lsns_as_text,
+        only_plain_values,
+    ]
+    # not the default formatter of tracebacks: it prints local variables, and with them rows
+    if console:
+        plain = structlog.dev.plain_traceback
+        return [*common, structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)]
+    return [*common, structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+
+
+class _LineWriter:
+    """What structlog calls with a finished line."""
+
+    _lock = Lock()  # lines of several threads must not mix
+
+    def __init__(self, stream: TextIO, name: str = "pgsluice") -> None:
+        self.name = name
+        self._stream = stream
+
+    def msg(self, line: str) -> None:
+        try:
+            with self._lock:
+                self._stream.write(line + "\n")
+                self._stream.flush()
+        except (OSError, ValueError):
+            pass  # nobody reads standard error any more: no reason to stop delivering changes
+
+    debug = info = warning = error = critical = msg
+
+
+class _ToStructlog(logging.Handler):
+    """Hands what libraries log through ``logging`` to structlog."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            level = min(max(record.levelno // 10 * 10, logging.DEBUG), logging.CRITICAL)
+            logger = structlog.get_logger(record.name)
+            logger.log(level, record.getMessage(), exc_info=record.exc_info, _record=record)
+        except Exception:  # noqa: BLE001 - a library's wrong format string must not end a session
+            self.handleError(record)
+
+
+def _without_record(_logger: object, _method: str, event: EventDict) -> EventDict:
+    event.pop("_record", None)
+    return event
+
+
+@dataclass(slots=True)
+class _Seen:
+    at: float
+    dropped: int = 0
+
+
+class RepeatLimiter:
+    """Lets an event through once per ``interval_s``, with the number of those dropped before it.
+
+    Two events are the same if they have the same level and text, and the same texts in their fields:
+    counts, positions and times may differ.
+    """
+
+    def __init__(self, interval_s: float = REPEAT_INTERVAL_S, clock: Callable[[], float] = time.monotonic) -> None:
+        self._interval_s = interval_s
+        self._clock = clock
+        self._seen: OrderedDict[tuple[object, ...], _Seen] = OrderedDict()
+        self._lock = Lock()
+
+    def __call__(self, _logger: object, method: str, event: EventDict) -> EventDict:
+        """Return ``event``, or raise DropEvent."""
+        if method == "debug":
+            return event
+        texts = sorted((name, value) for name, value in event.items() if isinstance(value, str))
+        with self._lock:
+            dropped = self._pass((method, *texts))
+        if dropped:
+            event["repeats_dropped"] = dropped
+        return event
+
+    def _pass(self, identity: tuple[object, ...]) -> int:
+        now = self._clock()
+        seen = self._seen.get(identity)
+        if seen is not None and now - seen.at < self._interval_s:
+            seen.dropped += 1
+            raise structlog.DropEvent
+        self._seen[identity] = _Seen(now)
+        self._seen.move_to_end(identity)
+        if len(self._seen) > REPEATS_TRACKED_MAX:
+            self._seen.popitem(last=False)
+        return seen.dropped if seen is not None else 0
+
+
+def lsns_as_text(_logger: object, _method: str, event: EventDict) -> EventDict:
+    """Write positions (``lsn`` and ``*_lsn``) as PostgreSQL does."""
+    for name, value in event.items():
+        if (name == "lsn" or name.endswith("_lsn")) and type(value) is int and 0 <= value <= MAX_LSN:
+            event[name] = format_lsn(value)
+    return event
+
+
+def only_plain_values(_logger: object, _method: str, event: EventDict) -> EventDict:
+    """Replace whatever could carry a row (bytes, messages, objects) by its type; of errors, print one line."""
+    return {name: value if name == "exc_info" else _plain(value) for name, value in event.items()}
+
+
+def _plain(value: object) -> object:
+    match value:
+        case str() | int() | float() | None:
+            return value
+        case datetime() | timedelta() | PurePath():
+            return str(value)
+        case BaseException():
+            # the lines after the first may quote a row (DETAIL: Key (id)=(5) ...)
+            return f"{type(value).__name__}: {str(value).partition(chr(10))[0]}"
+        case Mapping():
+            return {str(name): _plain(entry) for name, entry in value.items()}
+        case list() | tuple() | set() | frozenset():
+            return [_plain(entry) for entry in value]
+        case _:
+            return f"<{type(value).__name__}>"
