@@ -8,41 +8,87 @@ https://www.postgresql.org/docs/current/catalogs.html
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 import psycopg
 from psycopg import AsyncConnection
 
+from pgsluice.errors import SourceUnavailable
 from pgsluice.lsn import parse_lsn
-from pgsluice.postgres import failures
+from pgsluice.postgres import failures, queries
 from pgsluice.postgres.options import ConnectionOptions
 from pgsluice.postgres.slot import SlotState, parse_slot, slot_query
 
 STATEMENT_TIMEOUT_MS = 10_000
-"""For one query of the catalog. They take milliseconds, unless somebody locks system tables."""
+"""For one query. They take milliseconds, unless somebody locks system tables."""
 
 _SESSION_SETTINGS = {"default_transaction_read_only": "on", "statement_timeout": str(STATEMENT_TIMEOUT_MS)}
 
-_SERVER_VERSION = "SELECT current_setting('server_version_num')"
 
-_CURRENT_LSN = """
-SELECT (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END)::text"""
+@dataclass(frozen=True, slots=True)
+class Server:
+    """The server as the session sees it."""
 
-_MISSING_PUBLICATIONS = """
-SELECT name FROM unnest(%s::text[]) name
-WHERE name NOT IN (SELECT pubname FROM pg_publication) ORDER BY name"""
+    version: int
+    """As PostgreSQL numbers it: 170010 is 17.10."""
+    database: str
+    user: str
+    encoding: str
+    in_recovery: bool
+    tls: str | None
+    """Protocol and cipher; None without TLS."""
 
-_PRIMARY_KEY = """
-SELECT a.attname
-FROM pg_constraint c
-CROSS JOIN LATERAL unnest(c.conkey) WITH ORDINALITY AS k (attnum, place)
-JOIN pg_attribute a ON a.attrelid = c.conrelid AND a.attnum = k.attnum
-WHERE c.conrelid = %s AND c.contype = 'p'
-ORDER BY k.place"""
+    @property
+    def major(self) -> int:
+        """The major version."""
+        return self.version // 10000
+
+    @property
+    def minor(self) -> int:
+        """The minor version."""
+        return self.version % 10000
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """One publication and the commands that it publishes."""
+
+    name: str
+    insert: bool
+    update: bool
+    delete: bool
+    truncate: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedTable:
+    """One table with rows of its own that is published, under its own name or under its partition root's."""
+
+    schema: str
+    name: str
+    replica_identity: str
+    """``d``, ``n``, ``f`` or ``i``, as in pg_class."""
+    has_identity: bool
+    """Whether rows can be told apart by it: without, updates and deletes of a published table are refused."""
+    publishes_old_rows: bool
+    """Whether updates or deletes are published, which need the identity."""
+
+
+@dataclass(frozen=True, slots=True)
+class IdentityConflict:
+    """A row filter or column list that makes PostgreSQL refuse updates and deletes of the table."""
+
+    schema: str
+    name: str
+    publication: str
 
 
 class Catalog:
-    """Answers about the server; connects when first asked, and again after the connection was lost."""
+    """Answers about the server; connects when first asked, and again after the connection was lost.
+
+    Raises SourceUnavailable, PermissionDenied or ConfigError, as :mod:`pgsluice.postgres.failures` judges.
+    """
 
     def __init__(self, options: ConnectionOptions) -> None:
         self._options = options
@@ -61,42 +107,111 @@ class Catalog:
             await self._connection.close()
             self._connection = None
 
-    async def server_version(self) -> int:
-        """Return the server's version as PostgreSQL numbers it: 170010 is 17.10."""
-        ((version,),) = await self._rows(_SERVER_VERSION)
-        return int(version)
+    async def server(self) -> Server:
+        """Return what kind of server this is."""
+        ((*answers,),) = await self._rows(queries.SERVER)
+        return Server(await self._version(), *answers)
+
+    async def setting(self, name: str) -> str | None:
+        """Return a setting of the server in its base unit, None where the server does not know it."""
+        rows = await self._rows(queries.SETTING, [name])
+        return rows[0][0] if rows else None
 
     async def slot(self, name: str) -> SlotState | None:
         """Return the slot's state, or None if there is no such slot."""
-        rows = await self._rows(slot_query(await self.server_version(), "slot_name = %s"), [name])
+        rows = await self._rows(slot_query(await self._version(), "slot_name = %s"), [name])
         return parse_slot(rows[0]) if rows else None
+
+    async def slots_in_use(self) -> int:
+        """Return how many replication slots there are in the whole cluster."""
+        ((count,),) = await self._rows(queries.SLOTS_IN_USE)
+        return int(count)
+
+    async def wal_senders_in_use(self) -> int:
+        """Return how many walsenders run."""
+        ((count,),) = await self._rows(queries.WAL_SENDERS_IN_USE)
+        return int(count)
+
+    async def slot_creation_blockers(self, backend_pid: int) -> list[str]:
+        """Return what the creation of a slot by backend ``backend_pid`` waits for at this moment."""
+        return [_blocker(*row) for row in await self._rows(queries.SLOT_CREATION_BLOCKERS, [backend_pid])]
+
+    async def current_wal_lsn(self) -> int:
+        """Return how far the server's WAL is flushed; on a standby, how far it is replayed."""
+        ((lsn,),) = await self._rows(queries.CURRENT_LSN)
+        return parse_lsn(lsn)
+
+    async def publications(self, names: Sequence[str]) -> list[Publication]:
+        """Return those of ``names`` that exist in this database."""
+        return [Publication(*row) for row in await self._rows(queries.PUBLICATIONS, [list(names)])]
 
     async def missing_publications(self, names: Sequence[str]) -> list[str]:
         """Return those of ``names`` that do not exist in this database."""
-        return [name for (name,) in await self._rows(_MISSING_PUBLICATIONS, [list(names)])]
+        found = {publication.name for publication in await self.publications(names)}
+        return [name for name in names if name not in found]
+
+    async def published_tables(self, publications: Sequence[str]) -> list[PublishedTable]:
+        """Return the tables whose rows the publications carry; for a partition root, its leaves."""
+        has_trees = await self._version() >= queries.PARTITION_TREES_SINCE
+        sql = queries.PUBLISHED_TABLES_SINCE_12 if has_trees else queries.PUBLISHED_TABLES
+        return [PublishedTable(*row) for row in await self._rows(sql, [list(publications)])]
+
+    async def identity_conflicts(self, publications: Sequence[str]) -> list[IdentityConflict]:
+        """Return where a row filter or a column list contradicts the replica identity."""
+        if await self._version() < queries.ROW_FILTERS_SINCE:
+            return []
+        rows = await self._rows(queries.IDENTITY_CONFLICTS_SINCE_15, [list(publications)])
+        return [IdentityConflict(*row) for row in rows]
+
+    async def differing_columns(self, publications: Sequence[str]) -> list[tuple[str, str]]:
+        """Return schema and name of the tables about whose columns the publications disagree."""
+        if await self._version() < queries.ROW_FILTERS_SINCE:
+            return []
+        rows = await self._rows(queries.DIFFERING_COLUMNS_SINCE_15, [list(publications)])
+        return [(schema, name) for schema, name in rows]
 
     async def primary_key(self, relation_oid: int) -> tuple[str, ...]:
         """Return the primary key's columns in key order; empty when there is none, or no such relation."""
-        return tuple([name for (name,) in await self._rows(_PRIMARY_KEY, [relation_oid])])
+        return tuple([name for (name,) in await self._rows(queries.PRIMARY_KEY, [relation_oid])])
 
-    async def current_wal_lsn(self) -> int:
-        """Return where the server's WAL ends; on a standby, how far it is replayed."""
-        ((lsn,),) = await self._rows(_CURRENT_LSN)
-        return parse_lsn(lsn)
+    async def _version(self) -> int:
+        async with self._lock:
+            return (await self._connected()).info.server_version
 
     async def _rows(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """Run a query; once more on a new connection if the old one turns out to be lost."""
         async with self._lock:
+            was_open = self._is_open()
             try:
-                connection = await self._connected()
-                cursor = await connection.execute(sql, parameters)
-                return await cursor.fetchall()
-            except psycopg.Error as error:
-                raise failures.connection_lost(error) from error
+                return await self._execute(sql, parameters)
+            except SourceUnavailable:
+                if not was_open or self._is_open():
+                    raise
+                return await self._execute(sql, parameters)
+
+    async def _execute(self, sql: str, parameters: Sequence[object]) -> list[tuple[Any, ...]]:
+        connection = await self._connected()
+        try:
+            cursor = await connection.execute(sql.encode(), parameters)
+            return await cursor.fetchall()
+        except psycopg.Error as error:
+            raise failures.query_failed(error, "reading PostgreSQL's catalog") from error
 
     async def _connected(self) -> AsyncConnection[tuple[Any, ...]]:
         if self._connection is None or self._connection.closed:
             conninfo = self._options.conninfo(_SESSION_SETTINGS)
-            self._connection = await AsyncConnection.connect(
-                conninfo, autocommit=True, prepare_threshold=None
-            )
+            try:
+                self._connection = await AsyncConnection.connect(conninfo, autocommit=True, prepare_threshold=None)
+            except psycopg.OperationalError as error:
+                raise failures.cannot_connect(error) from error
         return self._connection
+
+    def _is_open(self) -> bool:
+        return self._connection is not None and not self._connection.closed
+
+
+def _blocker(pid: int | None, role: str | None, database: str | None, gid: str | None, *prepared: str | None) -> str:
+    if gid is not None:
+        owner, prepared_in, since = prepared
+        return f"prepared transaction {gid!r} of {owner} in database {prepared_in}, prepared {since}"
+    return f"a transaction of process {pid} (role {role}, database {database})"

@@ -135,6 +135,13 @@ def connection_lost(error: Error) -> SourceUnavailable:
     return SourceUnavailable(f"the connection to PostgreSQL broke: {_one_line(str(error))}")
 
 
+def query_failed(error: Error, doing: str) -> PgsluiceError:
+    """Judge a query of psycopg's that failed, for whichever reason."""
+    if error.pgresult is None:
+        return connection_lost(error)
+    return refused(ServerError.of(error.pgresult), doing)
+
+
 def _one_line(text: str) -> str:
     return re.sub(r"\s*\n\s*", "; ", text.strip())
 

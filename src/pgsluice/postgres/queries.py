@@ -1,0 +1,122 @@
+"""The SQL of the catalog, valid on every supported version unless its name says since when.
+
+Used by ``catalog`` only. search_path is empty there, so that pg_catalog is all that these names can mean.
+
+https://www.postgresql.org/docs/current/catalogs.html
+"""
+
+PARTITION_TREES_SINCE = 12_00_00
+ROW_FILTERS_SINCE = 15_00_00
+
+SERVER = """
+SELECT current_database()::text, session_user::text, current_setting('server_encoding'), pg_is_in_recovery(),
+       (SELECT version || ', ' || cipher FROM pg_stat_ssl WHERE pid = pg_backend_pid() AND ssl)"""
+
+SETTING = "SELECT setting FROM pg_settings WHERE name = %s"
+
+SLOTS_IN_USE = "SELECT count(*) FROM pg_replication_slots"
+
+WAL_SENDERS_IN_USE = "SELECT count(*) FROM pg_stat_get_wal_senders()"
+
+CURRENT_LSN = """
+SELECT (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END)::text"""
+
+# pubtruncate came with version 11
+PUBLICATIONS = """
+SELECT pubname::text, pubinsert, pubupdate, pubdelete,
+       coalesce((to_jsonb(p) ->> 'pubtruncate')::boolean, false)
+FROM pg_publication p
+WHERE pubname = ANY (%s::text[])
+ORDER BY 1"""
+
+# The identity that counts is that of the table which holds the row: for a partition root, of each leaf.
+_PUBLISHED_TABLES = """
+WITH published AS (
+    SELECT c.oid, c.relkind, bool_or(p.pubupdate OR p.pubdelete) AS old_rows
+    FROM pg_publication_tables t
+    JOIN pg_publication p ON p.pubname = t.pubname
+    JOIN pg_namespace n ON n.nspname = t.schemaname
+    JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
+    WHERE t.pubname = ANY (%s::text[])
+    GROUP BY c.oid, c.relkind
+), stored AS (
+    SELECT oid, old_rows FROM published WHERE relkind <> 'p'
+    {leaves}
+)
+SELECT n.nspname::text, c.relname::text, c.relreplident::text,
+       c.relreplident = 'f' OR EXISTS (
+           SELECT FROM pg_index i
+           WHERE i.indrelid = c.oid AND i.indisvalid
+             AND CASE c.relreplident
+                 WHEN 'd' THEN i.indisprimary AND i.indimmediate
+                 WHEN 'i' THEN i.indisreplident
+                 ELSE false
+             END),
+       bool_or(s.old_rows)
+FROM stored s
+JOIN pg_class c ON c.oid = s.oid
+JOIN pg_namespace n ON n.oid = c.relnamespace
+GROUP BY n.nspname, c.relname, c.relreplident, c.oid
+ORDER BY 1, 2"""
+
+PUBLISHED_TABLES = _PUBLISHED_TABLES.format(leaves="")
+
+PUBLISHED_TABLES_SINCE_12 = _PUBLISHED_TABLES.format(
+    leaves="""UNION ALL
+    SELECT tree.relid, published.old_rows
+    FROM published CROSS JOIN LATERAL pg_partition_tree(published.oid) AS tree
+    WHERE published.relkind = 'p' AND tree.isleaf"""
+)
+
+# A row filter may use, and a column list must have, the columns of the replica identity; otherwise the server
+# refuses updates and deletes. The filter's columns are read from its expression tree.
+IDENTITY_CONFLICTS_SINCE_15 = r"""
+WITH member AS (
+    SELECT r.prrelid, r.prattrs::int2[] AS listed, r.prqual::text AS filter, p.pubname, c.relreplident,
+           ARRAY(
+               SELECT attnum
+               FROM pg_index i CROSS JOIN LATERAL unnest(i.indkey) AS attnum
+               WHERE i.indrelid = c.oid
+                 AND CASE c.relreplident WHEN 'd' THEN i.indisprimary ELSE i.indisreplident END
+           ) AS identity
+    FROM pg_publication_rel r
+    JOIN pg_publication p ON p.oid = r.prpubid
+    JOIN pg_class c ON c.oid = r.prrelid
+    WHERE p.pubname = ANY (%s::text[]) AND (p.pubupdate OR p.pubdelete)
+)
+SELECT n.nspname::text, c.relname::text, m.pubname::text
+FROM member m
+JOIN pg_class c ON c.oid = m.prrelid
+JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE m.relreplident <> 'f' AND EXISTS (
+          SELECT FROM regexp_matches(m.filter, ':varattno (\d+)', 'g') AS used
+          WHERE used[1]::int2 <> ALL (m.identity))
+   OR m.listed IS NOT NULL AND (m.relreplident = 'f' OR NOT m.identity <@ m.listed)
+ORDER BY 1, 2, 3"""
+
+DIFFERING_COLUMNS_SINCE_15 = """
+SELECT schemaname::text, tablename::text
+FROM pg_publication_tables
+WHERE pubname = ANY (%s::text[])
+GROUP BY 1, 2
+HAVING count(DISTINCT attnames) > 1
+ORDER BY 1, 2"""
+
+# conkey, unlike the index, leaves out INCLUDE columns
+PRIMARY_KEY = """
+SELECT a.attname::text
+FROM pg_constraint c
+CROSS JOIN LATERAL unnest(c.conkey) WITH ORDINALITY AS k (attnum, place)
+JOIN pg_attribute a ON a.attrelid = c.conrelid AND a.attnum = k.attnum
+WHERE c.conrelid = %s AND c.contype = 'p'
+ORDER BY k.place"""
+
+# The walsender waits for the lock of one transaction after the other; a prepared one has no process.
+SLOT_CREATION_BLOCKERS = """
+SELECT holder.pid, a.usename::text, a.datname::text, p.gid, p.owner::text, p.database::text, p.prepared::text
+FROM pg_locks waiter
+JOIN pg_locks holder
+  ON holder.locktype = 'transactionid' AND holder.transactionid = waiter.transactionid AND holder.granted
+LEFT JOIN pg_stat_activity a ON a.pid = holder.pid
+LEFT JOIN pg_prepared_xacts p ON p.transaction = holder.transactionid
+WHERE waiter.pid = %s AND waiter.locktype = 'transactionid' AND NOT waiter.granted"""
