@@ -24,9 +24,7 @@ def encode(message: Message, *, flags: int = 0) -> bytes:
 
 def xlog_data(payload: bytes, start: int = 0, wal_end: int | None = None, send_time: int = 0) -> bytes:
     """Return a ``w`` frame; logical streams have both LSNs equal, which is the default."""
-    return (
-        b"w" + _int64(start) + _int64(start if wal_end is None else wal_end) + _signed64(send_time) + payload
-    )
+    return b"w" + _int64(start) + _int64(start if wal_end is None else wal_end) + _signed64(send_time) + payload
 
 
 def keepalive(wal_end: int, send_time: int = 0, *, reply_requested: bool = False) -> bytes:

@@ -48,6 +48,4 @@ def test_a_session_that_cannot_be_retried_any_more_ends_as_unavailable() -> None
 
 
 def test_the_message_is_the_sentence_itself() -> None:
-    assert (
-        str(ProtocolError("Begin ('B') at offset 1: expected ...")) == "Begin ('B') at offset 1: expected ..."
-    )
+    assert str(ProtocolError("Begin ('B') at offset 1: expected ...")) == "Begin ('B') at offset 1: expected ..."

@@ -12,9 +12,7 @@ def test_a_verdict_prints_as_its_name() -> None:
 
 
 def test_a_good_finding_needs_no_remedy() -> None:
-    assert Finding("wal_level", Verdict.OK, "logical") == Finding(
-        "wal_level", Verdict.OK, "logical", remedy=""
-    )
+    assert Finding("wal_level", Verdict.OK, "logical") == Finding("wal_level", Verdict.OK, "logical", remedy="")
 
 
 def test_a_finding_does_not_change() -> None:

@@ -84,9 +84,7 @@ def _keepalive(cursor: Cursor) -> Keepalive:
     return Keepalive(wal_end, send_time, reply_requested)
 
 
-def standby_status_update(
-    write: int, flush: int, apply: int, client_time: int, *, reply_requested: bool
-) -> bytes:
+def standby_status_update(write: int, flush: int, apply: int, client_time: int, *, reply_requested: bool) -> bytes:
     """Return the CopyData that tells the server how far this client is."""
     return _pack_status_update(b"r", write, flush, apply, client_time, reply_requested)
 
