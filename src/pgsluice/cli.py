@@ -6,19 +6,19 @@ https://docs.python.org/3/library/argparse.html
 """
 
 import argparse
-import importlib
 import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from http.client import HTTPConnection, HTTPException
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
 
 from pgsluice import __version__
 from pgsluice.errors import EXIT_BUG, ConfigError, PgsluiceError, UnavailableError, UsageError
 from pgsluice.finding import Finding, Verdict
+from pgsluice.lsn import format_lsn
 
 if TYPE_CHECKING:
     from pgsluice.config import Settings, Sources
@@ -37,22 +37,6 @@ exit codes:
   0 done   2 usage   65 data that contradict one another or cannot be delivered   69 unavailable
   70 bug   75 draining took too long   77 permission denied   78 configuration
 """
-
-
-class Daemon(Protocol):
-    """What the commands ask of ``pgsluice.daemon``; it refuses with a PgsluiceError."""
-
-    def run(self, settings: "Settings", *, adopt_slot: bool) -> int:
-        """Deliver until told to stop; the exit code."""
-
-    def check(self, settings: "Settings", *, offline: bool) -> list[Finding]:
-        """Look at PostgreSQL and Kafka; offline, only at what can be known without them."""
-
-    def serve_registry(self, settings: "Settings", prefixes: Sequence[str]) -> int:
-        """Serve the schemas of ``prefixes`` until told to stop; the exit code."""
-
-    def slot(self, settings: "Settings", action: str) -> str:
-        """Create, describe or drop the slot; what to print."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -108,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     run = add("run", _run, "Deliver changes until told to stop.")
     run.add_argument("--adopt-slot", action="store_true", help="start at the slot's own position, without a checkpoint")
     check = add("check", _check, "Check settings, PostgreSQL and Kafka before anything runs.")
-    check.add_argument("--offline", action="store_true", help="check only what needs no connection")
+    check.add_argument("--offline", action="store_true", help="check only the settings")
     check.add_argument("--json", action="store_true", help="print a JSON list")
     slot = add("slot", _slot, "Manage the replication slot.")
     slot.add_argument("action", choices=["create", "status", "drop"])
@@ -146,19 +130,42 @@ def _settings_options() -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace) -> int:
     settings = _settings(options)
-    return _daemon().run(settings, adopt_slot=options.adopt_slot)
+    from pgsluice import daemon  # noqa: PLC0415 - loads psycopg, confluent-kafka and aiohttp
+
+    daemon.run(settings, adopt_slot=options.adopt_slot)
+    return 0
 
 
 def _registry(options: argparse.Namespace) -> int:
     # a registry serves many pipelines: it needs to be told neither a pipeline's name nor its prefix
     defaults = {"name": "registry", "kafka": {"topic_prefix": options.prefix[0]}} if options.prefix else {}
     settings = _settings(options, defaults)
-    return _daemon().serve_registry(settings, options.prefix or [settings.kafka.topic_prefix])
+    from pgsluice import daemon  # noqa: PLC0415 - as in _run
+
+    daemon.serve_registry(settings, options.prefix or [settings.kafka.topic_prefix])
+    return 0
 
 
 def _slot(options: argparse.Namespace) -> int:
     settings = _settings(options)
-    return _say(_daemon().slot(settings, options.action))
+    from pgsluice import daemon  # noqa: PLC0415 - as in _run
+
+    name = settings.slot_name
+    match options.action:
+        case "create":
+            consistent_point = daemon.create_slot(settings)
+            return _say(f"slot {name} created, its stream begins at {format_lsn(consistent_point)}")
+        case "drop":
+            daemon.drop_slot(settings)
+            return _say(f"slot {name} dropped")
+    state = daemon.slot_status(settings)
+    if state is None:
+        raise UnavailableError(f"there is no slot {name}: `pgsluice slot create` makes it, or the first run")
+    return _say("\n".join(_outline({key: _cell(key, value) for key, value in asdict(state).items()})))
+
+
+def _cell(name: str, value: object) -> object:
+    return format_lsn(value) if name.endswith("_lsn") and isinstance(value, int) else value
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -181,8 +188,12 @@ def _findings(options: argparse.Namespace) -> list[Finding]:
             Finding("configuration", Verdict.FAIL, problem.sentence, f"see {problem.origin}")
             for problem in error.problems
         ]
-    checked = _daemon().check(settings, offline=options.offline)
-    return [Finding("configuration", Verdict.OK, "can be used"), *checked]
+    usable = Finding("configuration", Verdict.OK, "can be used")
+    if options.offline:
+        return [usable]
+    from pgsluice import daemon  # noqa: PLC0415 - as in _run
+
+    return [usable, *daemon.check(settings)]
 
 
 def _table(findings: Sequence[Finding]) -> str:
@@ -267,11 +278,6 @@ def _settings(options: argparse.Namespace, defaults: Mapping[str, object] | None
     settings = _sources(options, defaults).settings()
     _configure_log(settings.log.level, settings.log.format)
     return settings
-
-
-def _daemon() -> Daemon:
-    # loads psycopg, confluent-kafka and aiohttp
-    return cast("Daemon", importlib.import_module("pgsluice.daemon"))
 
 
 def _ask(options: argparse.Namespace, path: str) -> tuple[int, str]:

@@ -254,6 +254,11 @@ class Kafka(Section):
     topic_prefix: TopicPrefix = Field(
         description="First part of every topic's name. One pipeline only may use it.", examples=["shop"]
     )
+    timestamp: Literal["produce", "commit"] = Field(
+        default="produce",
+        description="Timestamp of records: when they were produced, or when the change was committed. With the "
+        "latter, retention can delete a backlog as it arrives, and brokers refuse clocks that run ahead.",
+    )
     client: ClientProperties = Field(
         default={**_COMPRESSION},
         description="Any property of librdkafka (security.protocol, sasl.*, ssl.*, linger.ms, ...), "

@@ -8,7 +8,7 @@ https://docs.pydantic.dev/latest/concepts/types/#customizing-validation-with-__g
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import core_schema
@@ -182,6 +182,11 @@ class NumericAs(TextValue):
         if not 1 <= precision <= _MAX_DECIMAL_PRECISION or scale > precision:
             raise ValueError(f"{text!r} cannot be: precision goes from 1 to 38, scale from 0 to the precision")
         return cls((precision, scale))
+
+    @property
+    def avro(self) -> Literal["string"] | tuple[int, int]:
+        """The same as the Avro types want it."""
+        return self.decimal or "string"
 
     def __str__(self) -> str:
         return "string" if self.decimal is None else f"decimal({self.decimal[0]},{self.decimal[1]})"
