@@ -1,7 +1,7 @@
 """Schemas of the wire contract: names, and the records Envelope, Value, Key and Cut.
 
-Built once per version of a relation from :class:`Field` objects, which :class:`TableFields` hands out: a column
-keeps its name as long as its Avro type changes only in ways that leave every reader right.
+Built once per version of a relation from :class:`Field` objects, which :class:`TableFields` hands out: a
+column keeps its name as long as its Avro type changes only in ways that leave every reader right.
 
 https://avro.apache.org/docs/1.12.0/specification/#names
 """
@@ -56,7 +56,7 @@ class TableFields:
     It is a function of the schemas registered for the table, oldest first, and of the relations since.
     """
 
-    def __init__(self, options: TypeOptions, registered: Iterable[dict[str, Any]] = ()) -> None:
+    def __init__(self, options: TypeOptions, registered: Iterable[Schema] = ()) -> None:
         self._options = options
         self._types: dict[str, dict[str, Schema]] = {}  # column -> field -> its widest type
         # Also those that differ only in case: Spark, Delta and DuckDB could not tell them apart.
@@ -75,7 +75,8 @@ class TableFields:
     def _field(self, column: Column) -> Field:
         own = column_type(column, self._options)
         known = self._types.setdefault(column.name, {})
-        for name, schema in known.items():
+        # The field of exactly this type first, then the oldest that can hold it.
+        for name, schema in sorted(known.items(), key=lambda item: item[1] != own.schema):
             widest = wider(schema, own.schema)
             if widest is not None:
                 known[name] = widest
@@ -92,22 +93,31 @@ class TableFields:
         self._taken.add(candidate.lower())
         return candidate
 
-    def _learn(self, envelope: dict[str, Any]) -> None:
-        for field in _value_record(envelope)["fields"]:
-            name, schema = field["name"], field["type"][1]
-            known = self._types.setdefault(field.get("pg.name", pg_name(name)), {})
-            widest = wider(known.get(name, schema), schema)
+    def _learn(self, envelope: Schema) -> None:
+        for field in _row_fields(envelope):
+            name = field["name"]
             self._taken.add(name.lower())
-            if widest is None:  # not of our making: a name with two meanings is not used again
-                del known[name]
-            else:
-                known[name] = widest
+            match field["type"]:
+                case ["null", schema]:
+                    self._learn_type(field.get("pg.name", pg_name(name)), name, schema)
+
+    def _learn_type(self, column: str, name: str, schema: Schema) -> None:
+        known = self._types.setdefault(column, {})
+        widest = wider(known.get(name, schema), schema)
+        if widest is None:  # not of our making: a name with two meanings is not used again
+            del known[name]
+        else:
+            known[name] = widest
 
 
-def _value_record(envelope: dict[str, Any]) -> dict[str, Any]:
-    before = next(field for field in envelope["fields"] if field["name"] == "before")
-    record: dict[str, Any] = before["type"][1]
-    return record
+def _row_fields(envelope: Schema) -> list[dict[str, Any]]:
+    """Return the fields of the row in an envelope; none if another program registered something else."""
+    fields = envelope.get("fields", []) if isinstance(envelope, dict) else []
+    for field in fields:
+        match field:
+            case {"name": "before", "type": ["null", {"fields": [*row_fields]}]}:
+                return row_fields
+    return []
 
 
 def key_fields(
@@ -152,9 +162,7 @@ def _row_field(field: Field) -> dict[str, Any]:
 
 def key_schema(record_namespace: str, fields: Sequence[Field]) -> dict[str, Any]:
     """Return the record Key: names and types only, since the schema's id is part of the key's bytes."""
-    return _record(
-        "Key", [{"name": field.name, "type": field.type.schema} for field in fields], record_namespace
-    )
+    return _record("Key", [{"name": field.name, "type": field.type.schema} for field in fields], record_namespace)
 
 
 def envelope_schema(record_namespace: str, fields: Sequence[Field]) -> dict[str, Any]:
@@ -206,9 +214,7 @@ def cut_schema(prefix: str) -> dict[str, Any]:
 
 
 def _cut_topic() -> dict[str, Any]:
-    offsets = _record(
-        "Offsets", [_field("partition", "int"), _field("first", "long"), _field("next", "long")]
-    )
+    offsets = _record("Offsets", [_field("partition", "int"), _field("first", "long"), _field("next", "long")])
     return _record(
         "Topic",
         [
@@ -235,7 +241,5 @@ def _field(name: str, schema: Schema, default: object = _REQUIRED) -> dict[str, 
 
 
 def _record(name: str, fields: list[dict[str, Any]], record_namespace: str | None = None) -> dict[str, Any]:
-    record: dict[str, Any] = {"type": "record", "name": name, "fields": fields}
-    if record_namespace is not None:
-        record["namespace"] = record_namespace
-    return record
+    place = {} if record_namespace is None else {"namespace": record_namespace}
+    return {"type": "record", "name": name, **place, "fields": fields}

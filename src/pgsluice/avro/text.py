@@ -1,8 +1,8 @@
 """From PostgreSQL's text form of a value to Avro's bytes: one writer per kind of conversion.
 
-``types`` chooses the writer of a column, ``encoder`` runs it per row. A writer takes exactly what PostgreSQL
-writes under the session's settings (DateStyle ISO, TimeZone UTC, client_encoding UTF8); anything else, and
-what the Avro type cannot hold, is a :class:`Misfit`, and the caller keeps the text as it is.
+``types`` chooses the writer of a column, ``encoder`` runs it per row; those of dates and times stand in
+``temporal``. What PostgreSQL does not write for the type, and what the Avro type cannot hold, is a
+:class:`Misfit`: the caller keeps the text as it is.
 
 https://www.postgresql.org/docs/current/datatype.html
 """
@@ -11,17 +11,11 @@ import binascii
 import re
 import struct
 from collections.abc import Callable
-from datetime import date as calendar_date
 from decimal import Decimal
-from functools import lru_cache
 from typing import Final, TypeAlias
 
 from pgsluice.avro.binary import (
     FALSE,
-    INT_MAX,
-    INT_MIN,
-    LONG_MAX,
-    LONG_MIN,
     NULL,
     TRUE,
     VALUE,
@@ -53,53 +47,63 @@ def boolean(text: bytes) -> bytes:
 # --- numbers
 
 
-def _integer(text: bytes) -> int:
-    # int() alone would also take blanks, underscores and a plus sign.
-    if text.isdigit() or (text[:1] == b"-" and text[1:].isdigit()):
-        return int(text)
-    raise Misfit
-
-
 def integer(lowest: int, highest: int) -> Writer:
     """Return the writer of whole numbers within these bounds."""
-    longest = len(str(lowest))
+    longest = len(str(highest))
 
     def write(text: bytes) -> bytes:
-        if len(text) > longest:
-            raise Misfit
-        number = _integer(text)
-        if lowest <= number <= highest:
-            return encode_long(number)
+        if len(text) < longest and text.isdigit():
+            return encode_long(int(text))
+        if len(text) <= longest + 1 and _is_integer(text):
+            number = int(text)
+            if lowest <= number <= highest:
+                return encode_long(number)
         raise Misfit
 
     return write
+
+
+def _is_integer(text: bytes) -> bool:
+    # int() alone would also take blanks, underscores and a plus sign.
+    return text.isdigit() or (text[:1] == b"-" and text[1:].isdigit())
 
 
 def decimal(precision: int, scale: int) -> Writer:
     """Return the writer of ``decimal(precision, scale)``: the unscaled value, never rounded."""
     limit = 10**precision
+    # A sign, a zero before the point, and the digits. Besides, int() refuses thousands of digits.
+    longest = precision + 2
 
     def write(text: bytes) -> bytes:
         whole, _, fraction = text.partition(b".")
-        if len(fraction) != scale:
-            fraction = fraction.rstrip(b"0").ljust(scale, b"0")
-            if len(fraction) > scale:
-                raise Misfit
-        # Longer cannot fit: a sign, a zero before the point, and the digits. int() has a limit of its own.
-        digits = whole + fraction
-        if len(digits) > precision + 2:
-            raise Misfit
-        unscaled = _integer(digits)
-        if -limit < unscaled < limit:
-            return encode_unscaled(unscaled)
+        digits = whole + (fraction if len(fraction) == scale else _rescaled(text, scale))
+        if len(digits) <= precision and digits.isdigit():
+            return encode_unscaled(int(digits))
+        if len(digits) <= longest and _is_integer(digits):
+            unscaled = int(digits)
+            if -limit < unscaled < limit:
+                return encode_unscaled(unscaled)
         raise Misfit
 
     return write
 
 
+_DECIMAL: Final = re.compile(rb"-?[0-9]++(?:\.[0-9]++)?")
+
+
+def _rescaled(text: bytes, scale: int) -> bytes:
+    """Return the digits after the point of a number that has more or fewer of them, as ``scale`` digits."""
+    if not _DECIMAL.fullmatch(text):
+        raise Misfit
+    digits = text.partition(b".")[2].rstrip(b"0").ljust(scale, b"0")
+    if len(digits) > scale:
+        raise Misfit
+    return digits
+
+
 _FLOAT_CHARACTERS: Final = b"0123456789+-.e"
 _SPECIAL_FLOATS: Final = {b"NaN": float("nan"), b"Infinity": float("inf"), b"-Infinity": float("-inf")}
-_round_to_single: Final = struct.Struct("<f")
+_SINGLE: Final = struct.Struct("<f")
 
 
 def _double(text: bytes) -> float:
@@ -125,11 +129,11 @@ def _single(text: bytes) -> float:
     number = _double(text)
     try:
         near = _to_single(number)
+        other = 2 * number - near  # exact; the other neighbour if number is the middle of two singles
+        if near == number or _to_single(other) != other:
+            return near
     except OverflowError:
         raise Misfit from None
-    other = 2 * number - near  # exact; the other neighbour if number is the middle of two singles
-    if near == number or number != number or _to_single(other) != other:  # noqa: PLR0124 - NaN
-        return near
     exact, middle = Decimal(text.decode()), Decimal(number)
     if exact == middle:
         return near
@@ -137,7 +141,7 @@ def _single(text: bytes) -> float:
 
 
 def _to_single(number: float) -> float:
-    single: float = _round_to_single.unpack(_round_to_single.pack(number))[0]
+    single: float = _SINGLE.unpack(_SINGLE.pack(number))[0]
     return single
 
 
@@ -156,176 +160,18 @@ def float4_as_double(text: bytes) -> bytes:
     return encode_double(_single(text))
 
 
-# --- dates and times
-
-DAY_US: Final = 86_400_000_000
-_EPOCH_DAY: Final = calendar_date(1970, 1, 1).toordinal()
-_DATE_LENGTH: Final = len("YYYY-MM-DD")
-_TIME_LENGTH: Final = len("HH:MM:SS")
-_UTC: Final = b"+00"
-
-_MINUTES_US: Final = {b"%02d:%02d" % (m // 60, m % 60): m * 60_000_000 for m in range(24 * 60)}
-_SECONDS_US: Final = {b":%02d" % s: s * 1_000_000 for s in range(60)}
-_FRACTION_US: Final = (None, None, 100_000, 10_000, 1_000, 100, 10, 1)  # by the length of ".123"
-
-# Any year, any offset: what the fixed-width reading of the common case leaves over.
-_DATE: Final = re.compile(rb"([0-9]{4,7})-([0-9]{2})-([0-9]{2})( BC)?")
-_TIMESTAMP: Final = re.compile(
-    rb"([0-9]{4,6}-[0-9]{2}-[0-9]{2}) ([0-9:.]{8,15})"
-    rb"(?:([+-])([0-9]{2})(?::([0-9]{2}))?(?::([0-9]{2}))?)?( BC)?"
-)
-
-# Bounds, exclusive: of the years 0001 to 9999, and of everything but what stands for the infinities in keys.
-COMMON_DAYS: Final = (-_EPOCH_DAY, calendar_date.max.toordinal() - _EPOCH_DAY + 1)
-FULL_DAYS: Final = (INT_MIN, INT_MAX)
-COMMON_US: Final = ((COMMON_DAYS[0] + 1) * DAY_US - 1, COMMON_DAYS[1] * DAY_US)
-FULL_US: Final = (LONG_MIN, LONG_MAX)
-
-
-@lru_cache(maxsize=8192)
-def _common_day(text: bytes) -> int:
-    """Return the days since 1970 of a ``YYYY-MM-DD``."""
-    if len(text) != _DATE_LENGTH or text[4] != 45 or text[7] != 45:  # noqa: PLR2004 - 45 is a hyphen
-        raise Misfit
-    return _day(text[:4], text[5:7], text[8:])
-
-
-def _day(year_text: bytes, month: bytes, day: bytes, *, bc: bool = False) -> int:
-    """Return the days since 1970 of a date in the proleptic Gregorian calendar of any year."""
-    if not (year_text.isdigit() and month.isdigit() and day.isdigit()):
-        raise Misfit
-    year = int(year_text)
-    if year == 0:
-        raise Misfit
-    if bc:
-        year = 1 - year
-    # The calendar repeats every 400 years of 146 097 days; Python's knows the years 1 to 9999.
-    cycles, year_of_cycle = divmod(year, 400)
-    try:
-        ordinal = calendar_date(year_of_cycle + 400, int(month), int(day)).toordinal()
-    except ValueError:
-        raise Misfit from None
-    return ordinal + (cycles - 1) * 146_097 - _EPOCH_DAY
-
-
-def _any_day(text: bytes) -> int:
-    match = _DATE.fullmatch(text)
-    if match is None:
-        raise Misfit
-    year, month, day, bc = match.groups()
-    return _day(year, month, day, bc=bc is not None)
-
-
-def _time_us(text: bytes) -> int:
-    """Return the microseconds since midnight of ``HH:MM:SS[.ffffff]``."""
-    try:
-        time_us = _MINUTES_US[text[:5]] + _SECONDS_US[text[5:8]]
-    except KeyError:
-        raise Misfit from None
-    if len(text) == _TIME_LENGTH:
-        return time_us
-    return time_us + _fraction_us(text[8:])
-
-
-def _fraction_us(text: bytes) -> int:
-    unit = _FRACTION_US[len(text)] if len(text) < len(_FRACTION_US) else None
-    if unit is None or text[:1] != b"." or not text[1:].isdigit():
-        raise Misfit
-    return int(text[1:]) * unit
-
-
-def date(lowest: int, highest: int) -> Writer:
-    """Return the writer of days since 1970, for days between these (exclusive) bounds."""
-
-    def write(text: bytes) -> bytes:
-        try:
-            return encode_long(_common_day(text))
-        except Misfit:
-            return _encode_between(_any_day(text), lowest, highest)
-
-    return write
-
-
-def time(limit: int) -> Writer:
-    """Return the writer of microseconds since midnight, below ``limit``: of a day, or of 24:00:00 with it."""
-
-    def write(text: bytes) -> bytes:
-        if text == b"24:00:00" and limit > DAY_US:
-            return encode_long(DAY_US)
-        return encode_long(_time_us(text))
-
-    return write
-
-
-def timestamp(lowest: int, highest: int) -> Writer:
-    """Return the writer of microseconds since 1970, without time zone, between these (exclusive) bounds."""
-
-    def write(text: bytes) -> bytes:
-        if text[10:11] == b" ":
-            try:
-                return encode_long(_common_day(text[:10]) * DAY_US + _time_us(text[11:]))
-            except Misfit:
-                pass
-        return _encode_between(_any_timestamp_us(text, zoned=False), lowest, highest)
-
-    return write
-
-
-def timestamptz(lowest: int, highest: int) -> Writer:
-    """Return the writer of microseconds since 1970 UTC, between these (exclusive) bounds."""
-
-    def write(text: bytes) -> bytes:
-        if text[10:11] == b" " and text[-3:] == _UTC:
-            try:
-                return encode_long(_common_day(text[:10]) * DAY_US + _time_us(text[11:-3]))
-            except Misfit:
-                pass
-        return _encode_between(_any_timestamp_us(text, zoned=True), lowest, highest)
-
-    return write
-
-
-def _encode_between(number: int, lowest: int, highest: int) -> bytes:
-    """Return ``number`` as a long, Misfit when it is not between these (exclusive) bounds."""
-    if lowest < number < highest:
-        return encode_long(number)
-    raise Misfit
-
-
-def or_infinity(write: Writer, lowest: int, highest: int) -> Writer:
-    """Return the writer of dates or timestamps that takes the infinities, too, as these two numbers."""
-    infinities = {b"-infinity": encode_long(lowest), b"infinity": encode_long(highest)}
-
-    def write_or_infinity(text: bytes) -> bytes:
-        return infinities.get(text) or write(text)
-
-    return write_or_infinity
-
-
-def _any_timestamp_us(text: bytes, *, zoned: bool) -> int:
-    match = _TIMESTAMP.fullmatch(text)
-    if match is None:
-        raise Misfit
-    day, time_of_day, sign, hours, minutes, seconds, bc = match.groups()
-    if zoned is (sign is None):
-        raise Misfit
-    local_us = _any_day(day + (bc or b"")) * DAY_US + _time_us(time_of_day)
-    if sign is None:
-        return local_us
-    offset_us = (int(hours) * 3600 + int(minutes or 0) * 60 + int(seconds or 0)) * 1_000_000
-    return local_us - offset_us if sign == b"+" else local_us + offset_us
-
-
 # --- bytes and strings
 
-_UUID: Final = re.compile(rb"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}")
+_UUID_LENGTH: Final = 36
+_HYPHENS: Final = b"----"
 _ESCAPED_BYTEA: Final = re.compile(rb"(?:[ -\[\]-~]++|\\\\|\\[0-3][0-7]{2})*+")
 _BYTEA_ESCAPE: Final = re.compile(rb"\\(\\|[0-3][0-7]{2})")
 
 
 def uuid(text: bytes) -> bytes:
     """Return the 36 characters as a string."""
-    if _UUID.fullmatch(text):
+    hyphens = text[8:24:5]
+    if hyphens == _HYPHENS == text.translate(None, b"0123456789abcdef") and len(text) == _UUID_LENGTH:
         return encode_bytes(text)
     raise Misfit
 
@@ -352,14 +198,13 @@ def _unescape_byte(match: re.Match[bytes]) -> bytes:
 _BACKSLASH: Final = re.compile(rb"\\(.)", re.DOTALL)
 _QUOTED: Final = rb'"((?:[^"\\]++|\\.)*+)"'
 _BARE: Final = rb'([^{}"\\\s%b]++)'
+_ARRAY_SYNTAX: Final = b'{}"\\ \t\n\r\v\f'
 _HSTORE_PAIR: Final = re.compile(_QUOTED + rb"=>(?:" + _QUOTED + rb"|NULL)", re.DOTALL)
 
 
 def array(element: Writer, delimiter: bytes = b",") -> Writer:
     """Return the writer of one-dimensional arrays that start at 1; other shapes do not fit."""
-    bare = _BARE % re.escape(delimiter)
-    plain = re.compile(bare + rb"(?:" + re.escape(delimiter) + bare + rb")*+")
-    item = re.compile(_QUOTED + rb"|" + bare, re.DOTALL)
+    item = re.compile(_QUOTED + rb"|" + _BARE % delimiter, re.DOTALL)
 
     def write_bare(text: bytes) -> bytes:
         return NULL if text == b"NULL" else VALUE + element(text)
@@ -374,8 +219,9 @@ def array(element: Writer, delimiter: bytes = b",") -> Writer:
         body = text[1:-1]
         if not body:
             return encode_array([])
-        if plain.fullmatch(body):
-            return encode_array([write_bare(part) for part in body.split(delimiter)])
+        parts = body.split(delimiter)
+        if body.translate(None, _ARRAY_SYNTAX) == body and b"" not in parts:
+            return encode_array([write_bare(part) for part in parts])
         return encode_array([write_match(match) for match in _sequence(item, body, delimiter)])
 
     return write

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final, Literal
 
-from pgsluice.avro import text
+from pgsluice.avro import temporal, text
 from pgsluice.avro.binary import INT_MAX, INT_MIN, LONG_MAX, LONG_MIN, encode_bytes
 from pgsluice.avro.text import Misfit as Misfit  # noqa: PLC0414 - part of this module's interface
 from pgsluice.avro.text import Writer
@@ -55,15 +55,15 @@ class Opcode(StrEnum):
 
 
 def _key_date(lowest: int, highest: int) -> Writer:
-    return text.or_infinity(text.date(lowest, highest), INT_MIN, INT_MAX)
+    return temporal.or_infinity(temporal.date(lowest, highest), INT_MIN, INT_MAX)
 
 
 def _key_timestamp(lowest: int, highest: int) -> Writer:
-    return text.or_infinity(text.timestamp(lowest, highest), LONG_MIN, LONG_MAX)
+    return temporal.or_infinity(temporal.timestamp(lowest, highest), LONG_MIN, LONG_MAX)
 
 
 def _key_timestamptz(lowest: int, highest: int) -> Writer:
-    return text.or_infinity(text.timestamptz(lowest, highest), LONG_MIN, LONG_MAX)
+    return temporal.or_infinity(temporal.timestamptz(lowest, highest), LONG_MIN, LONG_MAX)
 
 
 # How the parameters of each opcode become a writer.
@@ -74,10 +74,10 @@ _WRITERS: Final[dict[Opcode, Callable[..., Writer]]] = {
     Opcode.FLOAT4_AS_DOUBLE: lambda: text.float4_as_double,
     Opcode.FLOAT8: lambda: text.float8,
     Opcode.DECIMAL: text.decimal,  # precision, scale
-    Opcode.DATE: text.date,  # exclusive bounds, here and below
-    Opcode.TIME: text.time,
-    Opcode.TIMESTAMP: text.timestamp,
-    Opcode.TIMESTAMPTZ: text.timestamptz,
+    Opcode.DATE: temporal.date,  # exclusive bounds, here and below
+    Opcode.TIME: temporal.time,
+    Opcode.TIMESTAMP: temporal.timestamp,
+    Opcode.TIMESTAMPTZ: temporal.timestamptz,
     Opcode.KEY_DATE: _key_date,
     Opcode.KEY_TIMESTAMP: _key_timestamp,
     Opcode.KEY_TIMESTAMPTZ: _key_timestamptz,
@@ -164,16 +164,16 @@ _KEY_OPCODES: Final = {
 }
 _TEMPORAL_BOUNDS: Final = {
     "common": {
-        "date": text.COMMON_DAYS,
-        "time": (text.DAY_US,),
-        "timestamp": text.COMMON_US,
-        "timestamptz": text.COMMON_US,
+        "date": temporal.COMMON_DAYS,
+        "time": (temporal.DAY_US,),
+        "timestamp": temporal.COMMON_US,
+        "timestamptz": temporal.COMMON_US,
     },
     "full": {
-        "date": text.FULL_DAYS,
-        "time": (text.DAY_US + 1,),
-        "timestamp": text.FULL_US,
-        "timestamptz": text.FULL_US,
+        "date": temporal.FULL_DAYS,
+        "time": (temporal.DAY_US + 1,),
+        "timestamp": temporal.FULL_US,
+        "timestamptz": temporal.FULL_US,
     },
 }
 
@@ -224,7 +224,7 @@ def _numeric(typmod: int, options: TypeOptions) -> ColumnType:
 
 
 def _decimal(precision: int, scale: int) -> ColumnType:
-    if precision > MAX_PRECISION:
+    if not 0 < precision <= MAX_PRECISION:
         return STRING
     return ColumnType(decimal_schema(precision, scale), Opcode.DECIMAL, (precision, scale))
 

@@ -24,7 +24,10 @@ def normalise(schema: Schema) -> str:
 
 def schema_id(normalised: str) -> int:
     """Return the id that the text of a schema has everywhere: 31 bits of its SHA-256, never 0."""
-    digest = hashlib.sha256(normalised.encode()).digest()
+    return _id_of_digest(hashlib.sha256(normalised.encode()).digest())
+
+
+def _id_of_digest(digest: bytes) -> int:
     return int.from_bytes(digest[:4], "big") & _MAX_ID or 1
 
 

@@ -1,0 +1,147 @@
+"""Unit tests of pgsluice.avro.encoder; fastavro reads back what is written."""
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import fastavro
+import pytest
+
+from pgsluice.avro.encoder import KeyEncoder, RowEncoder
+from pgsluice.avro.schema import TableFields, key_fields, key_schema, value_schema
+from pgsluice.avro.types import TypeOptions
+from pgsluice.errors import PoisonError, ProtocolError
+from pgsluice.pgoutput.messages import UNCHANGED, BinaryValue, ColumnValue
+from pgsluice.relation import CATALOG, Column, PgType, Relation
+
+OPTIONS = TypeOptions()
+
+
+def column(name: str, type_name: str, *, is_key: bool = False) -> Column:
+    return Column(name, PgType(0, CATALOG, type_name), typmod=-1, is_key=is_key)
+
+
+TABLE = Relation(
+    16385,
+    "public",
+    "orders",
+    "d",
+    (column("id", "int8", is_key=True), column("Größe", "text"), column("day", "date", is_key=True)),
+)
+FIELDS = TableFields(OPTIONS).assign(TABLE)
+GROESSE = b"Gr_x00F6__x00DF_e"
+
+
+class Row:
+    """One row encoded, read back by fastavro."""
+
+    def __init__(self, values: Sequence[ColumnValue], *, key_image: bool = False) -> None:
+        encoder = RowEncoder(TABLE, FIELDS)
+        self.unchanged: list[bytes] = []
+        self.raw: list[tuple[bytes, bytes]] = []
+        encode = encoder.encode_key_image if key_image else encoder.encode
+        self.body = encode(list(values), self.unchanged, self.raw)
+        stream = io.BytesIO(self.body)
+        read: Any = fastavro.schemaless_reader(stream, value_schema("a.b.c", FIELDS), None)
+        assert not stream.read(1)
+        self.values = [None if value is None else str(value) for value in read.values()]
+
+
+def encode_key(values: Sequence[ColumnValue], key: Sequence[str] = ("id", "day")) -> bytes:
+    return KeyEncoder(TABLE, key_fields(TABLE, FIELDS, key, OPTIONS)).encode(list(values))
+
+
+def test_a_row() -> None:
+    row = Row([b"7", "größer".encode(), b"2024-02-29"])
+    assert row.body == bytes.fromhex("02 0e") + b"\x02\x10" + "größer".encode() + bytes.fromhex("02 8cb502")
+    assert row.values == ["7", "größer", "2024-02-29"]
+    assert (row.unchanged, row.raw) == ([], [])
+
+
+def test_nulls() -> None:
+    row = Row([None, None, None])
+    assert row.body == bytes(3)
+    assert row.values == [None, None, None]
+    assert (row.unchanged, row.raw) == ([], [])
+
+
+def test_a_value_not_sent_is_named_and_not_a_null() -> None:
+    row = Row([b"7", UNCHANGED, None])
+    assert row.values == ["7", None, None]
+    assert (row.unchanged, row.raw) == ([GROESSE], [])
+
+
+def test_a_value_that_does_not_fit_is_kept_as_text() -> None:
+    row = Row([b"x", UNCHANGED, b"infinity"])
+    assert row.values == [None, None, None]
+    assert (row.unchanged, row.raw) == ([GROESSE], [(b"id", b"x"), (b"day", b"infinity")])
+
+
+def test_what_is_reported_is_added_to_what_is_there() -> None:
+    unchanged, raw = [b"a"], [(b"b", b"c")]
+    RowEncoder(TABLE, FIELDS).encode([b"x", UNCHANGED, None], unchanged, raw)
+    assert (unchanged, raw) == ([b"a", GROESSE], [(b"b", b"c"), (b"id", b"x")])
+
+
+def test_of_a_key_image_only_the_identity_is_looked_at() -> None:
+    row = Row([b"7", b"filler", b"infinity"], key_image=True)
+    assert row.values == ["7", None, None]
+    assert (row.unchanged, row.raw) == ([], [(b"day", b"infinity")])
+    assert Row([b"7", BinaryValue(b"filler"), UNCHANGED], key_image=True).unchanged == [b"day"]
+
+
+def test_a_table_without_columns_has_an_empty_row() -> None:
+    table = Relation(1, "public", "nothing", "n", ())
+    assert RowEncoder(table, ()).encode([], [], []) == b""
+
+
+@pytest.mark.parametrize("values", [[], [b"7"], [b"7", b"x", None, None]])
+def test_a_row_must_have_a_value_for_every_column(values: list[ColumnValue]) -> None:
+    expectation = rf"row of table public\.orders with {len(values)} values \(expected 3,"
+    for encode in (Row, lambda values: Row(values, key_image=True), encode_key):
+        with pytest.raises(ProtocolError, match=expectation):
+            encode(values)
+
+
+def test_binary_values_are_a_protocol_error() -> None:
+    values: list[ColumnValue] = [BinaryValue(bytes(8)), BinaryValue(b"x"), None]
+    for encode in (Row, lambda values: Row(values, key_image=True), encode_key):
+        with pytest.raises(ProtocolError, match=r"public\.orders: column id came in binary format"):
+            encode(values)
+    with pytest.raises(ProtocolError, match=r"column Größe came in binary format"):
+        Row([b"7", BinaryValue(b"x"), None])
+
+
+def test_a_key() -> None:
+    body = encode_key([b"7", None, b"2024-02-29"])
+    assert body == bytes.fromhex("0e 8cb502")
+    schema = key_schema("a.b.c", key_fields(TABLE, FIELDS, ("id", "day"), OPTIONS))
+    read: Any = fastavro.schemaless_reader(io.BytesIO(body), schema, None)
+    assert read["id"] == 7
+    assert str(read["day"]) == "2024-02-29"
+
+
+def test_a_key_takes_infinities() -> None:
+    assert encode_key([b"7", None, b"-infinity"]) == bytes.fromhex("0e ffffffff0f")
+
+
+def test_a_key_may_be_any_columns() -> None:
+    assert encode_key([b"7", b"x", None], key=["Größe"]) == b"\x02x"
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ([None, None, b"2024-02-29"], "key column id is null"),
+        ([b"7", None, UNCHANGED], r"the value of key column day was not sent \(unchanged, out of line\)"),
+        (
+            [b"7", None, b"0044-03-15 BC"],
+            r'key column day has a value outside its Avro type \{"logicalType":"date","type":"int"\}',
+        ),
+    ],
+)
+def test_a_key_that_avro_cannot_hold_is_poison(values: list[ColumnValue], reason: str) -> None:
+    with pytest.raises(PoisonError, match=rf"^table public\.orders: {reason}; name other key columns") as poison:
+        encode_key(values)
+    assert "0044" not in str(poison.value)
+    assert poison.value.__cause__ is None

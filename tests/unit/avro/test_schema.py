@@ -1,0 +1,348 @@
+"""Unit tests of pgsluice.avro.schema; fastavro judges every schema."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pytest
+
+from pgsluice.avro import schema
+from pgsluice.avro.schema import Field, TableFields
+from pgsluice.avro.types import Opcode, TypeOptions
+from pgsluice.avro.wire import Schema
+from pgsluice.errors import ConfigError
+from pgsluice.relation import CATALOG, Column, PgType, Relation
+
+CONTRACT = Path(__file__).parents[3] / "contract"
+OPTIONS = TypeOptions()
+
+
+def numeric(precision: int, scale: int) -> tuple[str, int]:
+    return "numeric", (precision << 16 | scale) + 4
+
+
+def column(name: str, kind: str | tuple[str, int] = "int4", *, is_key: bool = False) -> Column:
+    type_name, typmod = (kind, -1) if isinstance(kind, str) else kind
+    return Column(name, PgType(0, CATALOG, type_name), typmod, is_key)
+
+
+def relation(*columns: Column) -> Relation:
+    return Relation(16385, "public", "orders", "d", columns)
+
+
+def one_column(name: str, kind: str | tuple[str, int]) -> Relation:
+    return relation(column(name, kind))
+
+
+def envelope(fields: tuple[Field, ...]) -> dict[str, Any]:
+    return schema.envelope_schema(schema.namespace("shop", "public", "orders"), fields)
+
+
+# --- names
+
+
+@pytest.mark.parametrize(
+    ("name", "avro"),
+    [
+        ("orders", "orders"),
+        ("Order_Lines2", "Order_Lines2"),
+        ("_", "_"),
+        ("__x", "__x"),
+        ("order lines", "order_x0020_lines"),
+        ("a.b-c", "a_x002E_b_x002D_c"),
+        ("größe", "gr_x00F6__x00DF_e"),
+        ("1st", "_x0031_st"),
+        ("a1", "a1"),
+        ("😀", "_x1F600_"),
+        ("_x0041_", "_x005F_x0041_"),  # looks like an escape
+        ("_x0041_x0042_", "_x005F_x0041_x005F_x0042_"),
+        ("_x0041", "_x005F_x0041"),  # would, with what an escape after it begins with
+        ("_x0041é", "_x005F_x0041_x00E9_"),
+        ("_x00g1_", "_x00g1_"),
+        ("_xabcd_", "_xabcd_"),  # escapes have capital digits
+        ('a"b\n', "a_x0022_b_x000A_"),
+        ("a\u0660", "a_x0660_"),  # a digit, but not one of Avro's
+    ],
+)
+def test_names_are_escaped_and_come_back(name: str, avro: str) -> None:
+    assert schema.avro_name(name) == avro
+    assert schema.pg_name(avro) == name
+
+
+def test_every_part_of_a_namespace_is_escaped() -> None:
+    assert schema.namespace("my.shop", "public", "order lines") == "my_x002E_shop.public.order_x0020_lines"
+
+
+# --- fields
+
+
+def names(history: TableFields, *columns: Column) -> list[str]:
+    return [field.name for field in history.assign(relation(*columns))]
+
+
+def test_fields_stand_in_the_order_of_the_columns() -> None:
+    fields = TableFields(OPTIONS).assign(relation(column("id"), column("order lines", "text")))
+    assert [(field.name, field.type.schema) for field in fields] == [("id", "int"), ("order_x0020_lines", "string")]
+    assert [field.column.name for field in fields] == ["id", "order lines"]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "fields"),
+    [
+        (["int4", "int8", "int4"], [("a", "int"), ("a", "long"), ("a", "long")]),
+        (["int2", "int4"], [("a", "int"), ("a", "int")]),
+        (["int4", "float8", "int4"], [("a", "int"), ("a", "double"), ("a", "double")]),
+        (["int4", "float8", "int8"], [("a", "int"), ("a", "double"), ("a__2", "long")]),
+        (["float4", "float8", "float4"], [("a", "float"), ("a", "double"), ("a", "double")]),
+        (["text", "varchar", "jsonb"], [("a", "string")] * 3),
+        (["text", "int4", "text", "int8"], [("a", "string"), ("a__2", "int"), ("a", "string"), ("a__2", "long")]),
+        (["int4", "text", "bool", "text"], [("a", "int"), ("a__2", "string"), ("a__3", "boolean"), ("a__2", "string")]),
+        (["int8", "float8"], [("a", "long"), ("a__2", "double")]),
+        # the field of exactly the column's type goes before one that could hold it, too
+        (
+            ["text", "int4", "float4", "float8", "float4", "int4"],
+            [
+                ("a", "string"),
+                ("a__2", "int"),
+                ("a__3", "float"),
+                ("a__2", "double"),
+                ("a__3", "float"),
+                ("a__2", "double"),
+            ],
+        ),
+    ],
+)
+def test_a_field_changes_in_place_only_where_readers_stay_right(
+    kinds: list[str], fields: list[tuple[str, str]]
+) -> None:
+    history = TableFields(OPTIONS)
+    assigned = [history.assign(one_column("a", kind))[0] for kind in kinds]
+    assert [(field.name, field.type.schema) for field in assigned] == fields
+    assert [field.column.type.name for field in assigned] == kinds
+
+
+def test_a_decimal_grows_in_precision_only() -> None:
+    history = TableFields(OPTIONS)
+    sizes = [(10, 2), (12, 2), (10, 2), (12, 4), None, (14, 2), (12, 4)]
+    steps = ["numeric" if size is None else numeric(*size) for size in sizes]
+    assigned = [history.assign(one_column("amount", step))[0] for step in steps]
+    assert [field.name for field in assigned] == [
+        "amount",
+        "amount",
+        "amount",
+        "amount__2",
+        "amount__3",
+        "amount",
+        "amount__2",
+    ]
+    assert [field.type.parameters for field in assigned] == [(10, 2), (12, 2), (12, 2), (12, 4), (), (14, 2), (12, 4)]
+
+
+def test_a_column_that_comes_back_gets_its_field_back() -> None:
+    history = TableFields(OPTIONS)
+    assert names(history, column("a"), column("b")) == ["a", "b"]
+    assert names(history, column("b")) == ["b"]
+    assert names(history, column("b"), column("a")) == ["b", "a"]
+    assert names(history, column("b"), column("a", "text")) == ["b", "a__2"]
+
+
+def test_a_column_that_takes_the_name_of_a_renamed_one() -> None:
+    history = TableFields(OPTIONS)
+    assert names(history, column("a")) == ["a"]
+    assert names(history, column("b"), column("a", "text")) == ["b", "a__2"]
+    assert names(history, column("b"), column("a", "int8")) == ["b", "a"]
+
+
+def test_a_column_may_look_like_a_later_field_of_another() -> None:
+    history = TableFields(OPTIONS)
+    assert names(history, column("amount"), column("amount__2")) == ["amount", "amount__2"]
+    assert names(history, column("amount", "text"), column("amount__2")) == ["amount__3", "amount__2"]
+    history = TableFields(OPTIONS)
+    assert names(history, column("amount")) == ["amount"]
+    assert names(history, column("amount", "text")) == ["amount__2"]
+    assert names(history, column("amount", "text"), column("amount__2")) == ["amount__2", "amount__2__2"]
+
+
+def test_names_differ_in_more_than_case() -> None:
+    history = TableFields(OPTIONS)
+    assert names(history, column("Id"), column("id"), column("ID", "text")) == ["Id", "id__2", "ID__3"]
+    assert names(history, column("ID", "text"), column("id"), column("Id")) == ["ID__3", "id__2", "Id"]
+
+
+def test_the_history_is_rebuilt_from_the_schemas_registered() -> None:
+    history = TableFields(OPTIONS)
+    versions = [
+        relation(column("a"), column("order lines", "text"), column("A", "text")),
+        relation(column("a", "text"), column("amount", numeric(10, 2))),
+        relation(column("a", "int8"), column("amount", numeric(12, 2)), column("a__2")),
+        relation(column("a"), column("amount", numeric(12, 4)), column("order lines", "int4")),
+    ]
+    registered = [envelope(history.assign(version)) for version in versions]
+    for version in [*versions, relation(column("a", "bool"), column("A", "bool"), column("amount", "text"))]:
+        rebuilt = TableFields(OPTIONS, [json.loads(json.dumps(one)) for one in registered])
+        assert rebuilt.assign(version) == history.assign(version)
+
+
+def test_schemas_registered_out_of_order_leave_the_widest_type() -> None:
+    wide = envelope(TableFields(OPTIONS).assign(one_column("a", "int8")))
+    narrow = envelope(TableFields(OPTIONS).assign(one_column("a", "int4")))
+    for registered in ([wide, narrow], [narrow, wide]):
+        assert TableFields(OPTIONS, registered).assign(one_column("a", "int4"))[0].type.schema == "long"
+
+
+def test_a_name_registered_with_two_meanings_is_not_used_again() -> None:
+    registered = [envelope(TableFields(OPTIONS).assign(one_column("a", kind))) for kind in ("int4", "text", "int4")]
+    history = TableFields(OPTIONS, registered[:2])
+    assert names(history, column("a", "text")) == ["a__2"]
+    assert names(history, column("a", "int4")) == ["a__3"]
+    assert names(TableFields(OPTIONS, registered), column("a", "bool")) == ["a__2"]
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        "string",
+        {"type": "enum", "name": "E", "symbols": ["a"]},
+        {"type": "record", "name": "Envelope", "fields": [{"name": "before", "type": "string"}]},
+        {"type": "record", "name": "Envelope", "fields": [{"name": "before", "type": ["null", "Value"]}]},
+        {"type": "record", "name": "Envelope", "fields": []},
+    ],
+)
+def test_schemas_of_other_programs_tell_nothing(foreign: Schema) -> None:
+    assert names(TableFields(OPTIONS, [foreign]), column("a")) == ["a"]
+
+
+def test_a_name_that_another_program_gave_another_form_is_not_used() -> None:
+    row = {"type": "record", "name": "Value", "fields": [{"name": "a", "type": "int"}]}
+    foreign = {"type": "record", "name": "Envelope", "fields": [{"name": "before", "type": ["null", row]}]}
+    assert names(TableFields(OPTIONS, [foreign]), column("a")) == ["a__2"]
+
+
+# --- keys
+
+
+def test_a_key_stands_in_the_order_of_the_relation() -> None:
+    table = relation(column("a"), column("b", "text"), column("c", "numeric"))
+    fields = TableFields(TypeOptions(numeric=(38, 9))).assign(table)
+    key = schema.key_fields(table, fields, ["c", "a"], TypeOptions(numeric=(38, 9)))
+    assert [(field.name, field.type.schema) for field in key] == [("a", "int"), ("c", "string")]
+
+
+def test_a_key_keeps_name_and_width_of_the_row() -> None:
+    history = TableFields(OPTIONS)
+    for kind in ("text", "int4", "int8"):
+        history.assign(one_column("id", kind))
+    table = one_column("id", "int4")
+    (key,) = schema.key_fields(table, history.assign(table), ["id"], OPTIONS)
+    assert (key.name, key.type.schema) == ("id__2", "long")
+
+
+def test_a_date_in_a_key_takes_the_infinities() -> None:
+    table = one_column("day", "date")
+    (key,) = schema.key_fields(table, TableFields(OPTIONS).assign(table), ["day"], OPTIONS)
+    assert key.type.opcode is Opcode.KEY_DATE
+
+
+def test_a_key_column_that_is_not_published_is_a_configuration_error() -> None:
+    table = one_column("a", "int4")
+    with pytest.raises(ConfigError, match=r"table public\.orders: key column b, c is not among .*tables\.rules"):
+        schema.key_fields(table, TableFields(OPTIONS).assign(table), ["c", "a", "b"], OPTIONS)
+
+
+# --- records
+
+
+def test_a_value_field_is_nullable_and_names_its_type() -> None:
+    fields = TableFields(OPTIONS).assign(relation(column("id"), column("Größe", "float4")))
+    assert schema.value_schema("shop.public.orders", fields) == {
+        "type": "record",
+        "name": "Value",
+        "namespace": "shop.public.orders",
+        "fields": [
+            {"name": "id", "type": ["null", "int"], "default": None, "pg.type": "int4"},
+            {
+                "name": "Gr_x00F6__x00DF_e",
+                "type": ["null", "float"],
+                "default": None,
+                "pg.type": "float4",
+                "pg.name": "Größe",
+            },
+        ],
+    }
+
+
+def test_a_key_field_has_a_name_and_a_type_and_nothing_else() -> None:
+    table = relation(column("Größe", "uuid"))
+    fields = schema.key_fields(table, TableFields(OPTIONS).assign(table), ["Größe"], OPTIONS)
+    assert schema.key_schema("shop.public.orders", fields) == {
+        "type": "record",
+        "name": "Key",
+        "namespace": "shop.public.orders",
+        "fields": [{"name": "Gr_x00F6__x00DF_e", "type": {"type": "string", "logicalType": "uuid"}}],
+    }
+
+
+def test_the_fields_of_the_envelope() -> None:
+    record = envelope(())
+    assert [field["name"] for field in record["fields"]] == [
+        "op",
+        "schema",
+        "table",
+        "before",
+        "before_image",
+        "after",
+        "unchanged",
+        "raw",
+        "epoch",
+        "lsn",
+        "seq",
+        "xid",
+        "ts",
+        "origin",
+        "flags",
+    ]
+    assert [field["name"] for field in record["fields"] if "default" not in field] == ["op", "epoch", "lsn", "seq"]
+
+
+def test_the_order_of_columns_is_part_of_a_schema_and_a_modifier_is_not() -> None:
+    one = envelope(TableFields(OPTIONS).assign(relation(column("a", ("varchar", 14)), column("b"))))
+    other = envelope(TableFields(OPTIONS).assign(relation(column("a", ("varchar", 24)), column("b", is_key=True))))
+    swapped = envelope(TableFields(OPTIONS).assign(relation(column("b"), column("a", "varchar"))))
+    assert one == other != swapped
+
+
+# --- the sample in contract/
+
+SAMPLE = Relation(
+    16385,
+    "public",
+    "orders",
+    "d",
+    (
+        column("id", "int8", is_key=True),
+        column("customer", "text"),
+        column("amount", numeric(10, 2)),
+        column("paid", "bool"),
+        column("created", "timestamptz"),
+        column("delivery", "date"),
+        column("order lines", "jsonb"),
+        column("tags", "_text"),
+    ),
+)
+
+
+def sample(name: str) -> dict[str, Any]:
+    where = schema.namespace("shop", "public", "orders")
+    fields = TableFields(OPTIONS).assign(SAMPLE)
+    return {
+        "envelope.avsc": schema.envelope_schema(where, fields),
+        "key.avsc": schema.key_schema(where, schema.key_fields(SAMPLE, fields, ["id"], OPTIONS)),
+        "cut.avsc": schema.cut_schema("shop"),
+    }[name]
+
+
+@pytest.mark.parametrize("name", ["envelope.avsc", "key.avsc", "cut.avsc"])
+def test_the_contract_shows_what_is_built(name: str) -> None:
+    assert json.loads((CONTRACT / name).read_text()) == sample(name)
+    fastavro.parse_schema(sample(name))

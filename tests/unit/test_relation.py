@@ -1,0 +1,105 @@
+"""Unit tests of pgsluice.relation."""
+
+import pytest
+
+from pgsluice.errors import ProtocolError
+from pgsluice.pgoutput import messages
+from pgsluice.relation import BUILTIN_TYPES, Column, PgType, Relation, RelationCache
+
+NO = False
+"""Not a key column."""
+
+
+def relation_message(
+    *columns: messages.RelationColumn, oid: int = 16385, namespace: str = "public"
+) -> messages.Relation:
+    return messages.Relation(None, oid, namespace, "orders", "d", columns)
+
+
+ID = messages.RelationColumn(is_key=True, name="id", type_oid=23, typmod=-1)
+NOTE = messages.RelationColumn(is_key=False, name="note", type_oid=1043, typmod=104)
+
+
+def test_a_relation_is_described_with_the_names_of_its_types() -> None:
+    assert RelationCache().on_relation(relation_message(ID, NOTE)) == Relation(
+        oid=16385,
+        namespace="public",
+        name="orders",
+        replica_identity="d",
+        columns=(
+            Column("id", PgType(23, "pg_catalog", "int4"), typmod=-1, is_key=True),
+            Column("note", PgType(1043, "pg_catalog", "varchar"), typmod=104, is_key=False),
+        ),
+    )
+
+
+def test_an_empty_namespace_means_pg_catalog() -> None:
+    cache = RelationCache()
+    cache.on_type(messages.Type(None, 16400, "", "numeric"))
+    relation = cache.on_relation(relation_message(messages.RelationColumn(NO, "a", 16400, -1), namespace=""))
+    assert relation.namespace == "pg_catalog"
+    assert relation.columns[0].type == PgType(16400, "pg_catalog", "numeric")
+
+
+def test_a_described_type_goes_by_its_own_name() -> None:
+    cache = RelationCache()
+    cache.on_type(messages.Type(None, 16400, "public", "mood"))
+    cache.on_type(messages.Type(None, 16400, "public", "temper"))
+    relation = cache.on_relation(relation_message(messages.RelationColumn(NO, "a", 16400, -1)))
+    assert relation.columns[0].type == PgType(16400, "public", "temper")
+
+
+def test_a_type_of_a_newer_server_goes_by_its_number() -> None:
+    relation = RelationCache().on_relation(relation_message(messages.RelationColumn(NO, "a", 9999, -1)))
+    assert relation.columns[0].type == PgType(9999, "pg_catalog", "9999")
+
+
+def test_the_same_description_gives_the_same_object() -> None:
+    cache = RelationCache()
+    first = cache.on_relation(relation_message(ID, NOTE))
+    assert cache.on_relation(relation_message(ID, NOTE)) is first
+    assert cache[16385] is first
+
+
+def test_a_new_description_takes_the_place_of_the_old_one() -> None:
+    cache = RelationCache()
+    first = cache.on_relation(relation_message(ID, NOTE))
+    second = cache.on_relation(relation_message(ID))
+    assert second != first
+    assert cache[16385] is second
+
+
+def test_relations_are_told_apart_by_oid() -> None:
+    cache = RelationCache()
+    one = cache.on_relation(relation_message(ID))
+    other = cache.on_relation(relation_message(ID, oid=16386))
+    assert (cache[16385], cache[16386]) == (one, other)
+
+
+def test_a_table_may_have_no_columns() -> None:
+    assert RelationCache().on_relation(relation_message()).columns == ()
+
+
+def test_a_relation_never_described_is_a_protocol_error() -> None:
+    with pytest.raises(ProtocolError, match=r"relation 7 .* \(expected a Relation message before it\)"):
+        RelationCache()[7]
+
+
+@pytest.mark.parametrize("names", [("a", "a"), ("",), ("a", "", "b")])
+def test_columns_without_distinct_names_are_a_protocol_error(names: tuple[str, ...]) -> None:
+    columns = [messages.RelationColumn(NO, name, 23, -1) for name in names]
+    with pytest.raises(ProtocolError, match=r"Relation message of public\.orders: column names"):
+        RelationCache().on_relation(relation_message(*columns))
+
+
+@pytest.mark.parametrize(
+    ("oid", "name"),
+    [(16, "bool"), (1000, "_bool"), (18, "char"), (5069, "xid8"), (271, "_xid8"), (6157, "_int8multirange")],
+)
+def test_built_in_types_and_their_arrays_are_known(oid: int, name: str) -> None:
+    assert BUILTIN_TYPES[oid] == PgType(oid, "pg_catalog", name)
+
+
+def test_no_oid_stands_twice() -> None:
+    assert len(BUILTIN_TYPES) == len({pg_type.name for pg_type in BUILTIN_TYPES.values()})
+    assert all(pg_type.oid == oid < 10_000 for oid, pg_type in BUILTIN_TYPES.items())
