@@ -30,11 +30,7 @@ _NO_BEFORE = _NULL + _NO_IMAGE
 
 def _array(items: list[bytes]) -> bytes:
     """Return an Avro array of strings."""
-    return (
-        encode_long(len(items)) + b"".join([encode_bytes(item) for item in items]) + _EMPTY
-        if items
-        else _EMPTY
-    )
+    return encode_long(len(items)) + b"".join([encode_bytes(item) for item in items]) + _EMPTY if items else _EMPTY
 
 
 def _map(items: list[tuple[bytes, bytes]]) -> bytes:
@@ -107,7 +103,7 @@ class ChangeEncoder:
     ``key_encoder`` None: the table has no key. ``key_columns`` are the positions of the key's columns.
     """
 
-    def __init__(  # noqa: PLR0913 - all that is decided once per relation comes together here
+    def __init__(
         self,
         relation: Relation,
         target: Target,
@@ -195,9 +191,7 @@ class ChangeEncoder:
         raw: list[tuple[bytes, bytes]] = []
         row = self._row.encode(new, unchanged, raw)
         # Nearly every row has neither: the two empty collections are then one constant.
-        marks = (
-            _array(unchanged) + _map(raw + raw_before) if unchanged or raw or raw_before else _EMPTY + _EMPTY
-        )
+        marks = _array(unchanged) + _map(raw + raw_before) if unchanged or raw or raw_before else _EMPTY + _EMPTY
         return b"".join((head, _VALUE, row, marks, stamp.encode(), flags))
 
     def _before(self, key: TupleData | None, old: TupleData | None, raw: list[tuple[bytes, bytes]]) -> bytes:

@@ -61,7 +61,7 @@ class Tables:
     rules: Sequence[TableRule] = ()
 
     def policy(self, schema: str, table: str) -> TablePolicy | None:
-        """Return how ``schema.table`` is published, None when it is not; ConfigError for an impossible topic."""
+        """Return how ``schema.table`` is published, None when it is not; ConfigError if no topic is possible."""
         name = f"{schema}.{table}"
         if not _matches(name, self.include) or _matches(name, self.exclude):
             return None

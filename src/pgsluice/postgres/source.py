@@ -33,7 +33,7 @@ class PostgresSource:
 
     @classmethod
     async def open(cls, options: SourceOptions) -> "PostgresSource":
-        """Connect, and refuse to go on without a publication: PostgreSQL 18 would only leave its changes out."""
+        """Connect; ConfigError without a publication, whose changes PostgreSQL 18 would just leave out."""
         replication = await ReplicationConnection.open(options.connection)
         source = cls(options, replication, Catalog(options.connection))
         try:
@@ -74,7 +74,7 @@ class PostgresSource:
         return await self._replication.create_slot(self._options.slot)
 
     async def start(self) -> ReplicationStream:
-        """Stream from the slot's own position; SlotInUse while another process does, a StopError if it is unusable."""
+        """Stream from the slot's own position; SlotInUse while another does, StopError if it is unusable."""
         return await self._replication.start(self._options.slot, self._options.publications)
 
     async def primary_key(self, relation_oid: int) -> tuple[str, ...]:

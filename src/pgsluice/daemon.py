@@ -1,0 +1,355 @@
+"""The composition root: settings become objects, objects become a running daemon.
+
+Used by the commands of ``cli``. The only place that knows both the settings and the packages they configure.
+"""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
+from io import BytesIO
+from typing import Any
+
+import fastavro
+import structlog
+
+from pgsluice import __version__
+from pgsluice.avro.binary import encode_string
+from pgsluice.avro.schema import cut_schema
+from pgsluice.avro.types import TypeOptions
+from pgsluice.avro.wire import header
+from pgsluice.config import Settings
+from pgsluice.finding import Finding
+from pgsluice.http import Health, HttpServer, Role
+from pgsluice.kafka import checks as kafka_checks
+from pgsluice.kafka.client import ClientOptions
+from pgsluice.kafka.sink import CutFormat, KafkaSink, SinkOptions
+from pgsluice.kafka.topics import TopicSpec
+from pgsluice.lsn import format_lsn
+from pgsluice.metrics import Metrics
+from pgsluice.pipeline import Pipeline, PipelineOptions, State
+from pgsluice.pipeline.outbox import Limits
+from pgsluice.pipeline.session import SessionOptions
+from pgsluice.postgres import checks as postgres_checks
+from pgsluice.postgres.connection import ReplicationConnection
+from pgsluice.postgres.options import ConnectionOptions
+from pgsluice.postgres.slot import SlotState
+from pgsluice.postgres.source import PostgresSource, SourceOptions
+from pgsluice.registry.builtin import BuiltinRegistry
+from pgsluice.registry.client import RegistryOptions
+from pgsluice.registry.follower import SchemaFollower
+from pgsluice.registry.store import SchemaStore
+from pgsluice.tables import TableRule, Tables
+
+log = structlog.get_logger(__name__)
+
+GAUGES_S = 1.0
+"""How often positions and lags are copied into the metrics."""
+
+QUEUE_FACTOR = 2
+"""What librdkafka may hold, in multiples of delivery.inflight_max: it counts its own overhead per record too."""
+
+
+def run(settings: Settings, *, adopt_slot: bool) -> None:
+    """Run the daemon until SIGTERM or SIGINT; a PgsluiceError says why it stopped by itself."""
+    asyncio.run(_Daemon(settings, adopt_slot=adopt_slot).run())
+
+
+def check(settings: Settings) -> list[Finding]:
+    """Look at PostgreSQL and Kafka as ``run`` would find them; changes nothing."""
+    return asyncio.run(_check(settings))
+
+
+def serve_registry(settings: Settings, prefixes: Sequence[str]) -> None:
+    """Serve the schemas of one or more prefixes until SIGTERM or SIGINT; any number of these can run."""
+    asyncio.run(_serve_registry(settings, prefixes or [settings.kafka.topic_prefix]))
+
+
+def create_slot(settings: Settings) -> int:
+    """Create the slot and return its consistent point."""
+    return asyncio.run(_with_replication(settings, lambda one: one.create_slot(settings.slot_name)))
+
+
+def slot_status(settings: Settings) -> SlotState | None:
+    """Return the slot's state, None when there is none."""
+    return asyncio.run(_with_replication(settings, lambda one: one.slot(settings.slot_name)))
+
+
+def drop_slot(settings: Settings) -> None:
+    """Drop the slot; what was not delivered from it is lost."""
+    asyncio.run(_with_replication(settings, lambda one: one.drop_slot(settings.slot_name)))
+
+
+class _Daemon:
+    """One pipeline, its registry and its HTTP server."""
+
+    def __init__(self, settings: Settings, *, adopt_slot: bool) -> None:
+        self._settings = settings
+        self._metrics = Metrics()
+        self._metrics.info.labels(__version__, settings.name, "python").set(1)
+        self._registry = BuiltinRegistry(_registry_options(settings), f"{settings.kafka.topic_prefix}.schemas")
+        self._pipeline = Pipeline(
+            _pipeline_options(settings, adopt_slot=adopt_slot),
+            lambda: PostgresSource.open(_source_options(settings)),
+            self._make_sink,
+            self._registry,
+            self._metrics,
+        )
+        self._started = time.time()
+        self._kafka = ClientOptions(settings.kafka.librdkafka_properties(), f"pgsluice-{settings.name}")
+
+    async def run(self) -> None:
+        health = Health(self._status, self._live, self._ready)
+        http = HttpServer(str(self._settings.http.listen), health, self._metrics.registry, self._registry.store)
+        await http.start()
+        log.info("listening", address=str(self._settings.http.listen), version=__version__)
+        try:
+            async with _signals(self._pipeline.stop), _background(self._keep_gauges()):
+                await self._pipeline.run()
+        finally:
+            await self._registry.close()
+            await http.stop()
+
+    async def _make_sink(self) -> KafkaSink:
+        """Make the sink of one session, once the cut record's schemas have their ids."""
+        prefix = self._settings.kafka.topic_prefix
+        await self._registry.start()
+        schema = cut_schema(prefix)
+        value_id = await self._registry.register(f"{prefix}.transactions-value", schema)
+        key_id = await self._registry.register(f"{prefix}.transactions-key", "string")
+        key = header(key_id) + encode_string(self._settings.name)
+        return KafkaSink(_sink_options(self._settings, self._kafka), CutFormat(key, _encoder(value_id, schema)))
+
+    def _status(self) -> dict[str, object]:
+        """Return what ``/status`` says; LSNs in PostgreSQL's notation."""
+        pipeline, session = self._pipeline, self._pipeline.session
+        status: dict[str, object] = {
+            "version": __version__,
+            "pipeline": self._settings.name,
+            "slot": self._settings.slot_name,
+            "state": pipeline.state.value,
+            "last_error": pipeline.last_error,
+            "uptime_s": round(time.time() - self._started),
+        }
+        if session is not None:
+            progress, checkpoint = session.progress, session.checkpoint
+            status |= {
+                "epoch": checkpoint.epoch,
+                "cut": checkpoint.cut,
+                "server_lsn": format_lsn(session.server_lsn),
+                "received_lsn": format_lsn(progress.received),
+                "delivered_lsn": format_lsn(progress.delivered),
+                "confirmed_lsn": format_lsn(progress.confirmable),
+                "lag_bytes": session.lag_bytes,
+                "lag_seconds": round(session.lag_seconds(), 3),
+                "buffered_bytes": session.buffered_bytes,
+            }
+        return status
+
+    def _live(self) -> str | None:
+        """Answering at all shows that the event loop runs; the pipeline ends the process when it ends."""
+        return None
+
+    def _ready(self, role: Role) -> str | None:
+        state = self._pipeline.state
+        if state is State.STREAMING or (state is State.STANDBY and role is Role.ANY):
+            return None
+        return f"{state.value}: {self._pipeline.last_error or 'not streaming yet'}"
+
+    async def _keep_gauges(self) -> None:
+        metrics = self._metrics
+        while True:
+            session = self._pipeline.session
+            if session is not None:
+                for position, lsn in session.positions().items():
+                    metrics.lsn.labels(position).set(lsn)
+                metrics.lag_bytes.set(session.lag_bytes)
+                metrics.lag_seconds.set(session.lag_seconds())
+            metrics.kafka_errors.set(self._kafka.errors.count)
+            await asyncio.sleep(GAUGES_S)
+
+
+def _connection_options(settings: Settings) -> ConnectionOptions:
+    postgres = settings.postgres
+    return ConnectionOptions(
+        postgres.libpq_parameters(),
+        application_name=f"pgsluice-{settings.name}",
+        wal_sender_timeout_ms=postgres.wal_sender_timeout.milliseconds,
+        status_interval_s=postgres.status_interval.seconds,
+    )
+
+
+def _source_options(settings: Settings) -> SourceOptions:
+    return SourceOptions(_connection_options(settings), settings.slot_name, settings.postgres.publications)
+
+
+def _registry_options(settings: Settings) -> RegistryOptions:
+    return RegistryOptions(
+        settings.kafka.librdkafka_properties(),
+        client_id=f"pgsluice-{settings.name}-schemas",
+        replication_factor=settings.kafka.topics.replication_factor,
+        topic_config=_service_topic_config(settings),
+    )
+
+
+def _service_topic_config(settings: Settings) -> dict[str, str]:
+    """Return what service topics take over from the user's topics: what concerns durability."""
+    name = "min.insync.replicas"
+    config = settings.kafka.topics.config
+    return {name: config[name]} if name in config else {}
+
+
+def _sink_options(settings: Settings, client: ClientOptions) -> SinkOptions:
+    prefix, factor = settings.kafka.topic_prefix, settings.kafka.topics.replication_factor
+    common = _service_topic_config(settings)
+    return SinkOptions(
+        client=client,
+        transactional_id=f"pgsluice-{prefix}-{settings.name}",
+        transactions_topic=TopicSpec(f"{prefix}.transactions", 1, factor, common),
+        checkpoint_topic=TopicSpec(f"{prefix}.checkpoint", 1, factor, {**common, "cleanup.policy": "compact"}),
+        queue_bytes=QUEUE_FACTOR * settings.delivery.inflight_max.bytes,
+        transaction_timeout_s=settings.delivery.transaction_timeout.seconds,
+    )
+
+
+def _pipeline_options(settings: Settings, *, adopt_slot: bool) -> PipelineOptions:
+    delivery = settings.delivery
+    limits = Limits(
+        delivery.cut_interval.seconds,
+        delivery.cut_bytes.bytes,
+        delivery.inflight_max.bytes,
+        delivery.heartbeat.seconds,
+    )
+    return PipelineOptions(
+        name=settings.name,
+        slot=settings.slot_name,
+        tables=_tables(settings),
+        types=TypeOptions(settings.tables.numeric.decimal or "string", settings.tables.time_range),
+        session=SessionOptions(limits, commit_timestamps=settings.kafka.timestamp == "commit"),
+        create_slot=settings.postgres.create_slot,
+        adopt_slot=adopt_slot,
+        drain_timeout_s=settings.shutdown.drain_timeout.seconds,
+    )
+
+
+def _tables(settings: Settings) -> Tables:
+    topics, tables = settings.kafka.topics, settings.tables
+    return Tables(
+        prefix=settings.kafka.topic_prefix,
+        topic=topics.name,
+        partitions=topics.partitions,
+        replication_factor=topics.replication_factor,
+        config=topics.config,
+        include=tables.include,
+        exclude=tables.exclude,
+        tombstones=tables.tombstones,
+        truncate=tables.truncate == "emit",
+        rules=[
+            TableRule(
+                match=rule.match,
+                keys=None if rule.keys is None else tuple(rule.keys),
+                topic=rule.topic,
+                partitions=rule.partitions,
+                replication_factor=rule.replication_factor,
+                config=rule.config,
+                tombstones=rule.tombstones,
+                truncate=None if rule.truncate is None else rule.truncate == "emit",
+            )
+            for rule in tables.rules
+        ],
+    )
+
+
+def _encoder(schema_id: int, schema: dict[str, Any]) -> Callable[[dict[str, Any]], bytes]:
+    """Return what writes a record of ``schema`` in Confluent's wire format."""
+    parsed, head = fastavro.parse_schema(schema), header(schema_id)
+
+    def encode(record: dict[str, Any]) -> bytes:
+        out = BytesIO(head)
+        out.seek(len(head))
+        fastavro.schemaless_writer(out, parsed, record)
+        return out.getvalue()
+
+    return encode
+
+
+@asynccontextmanager
+async def _signals(stop: Callable[[], None]) -> AsyncIterator[None]:
+    """Call ``stop`` at the first SIGTERM or SIGINT; a second one ends the process at once."""
+    loop = asyncio.get_running_loop()
+    asked = False
+
+    def on_signal(number: int) -> None:
+        nonlocal asked
+        if asked:
+            os._exit(128 + number)
+        asked = True
+        log.info("stopping", signal=signal.Signals(number).name)
+        stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+@asynccontextmanager
+async def _background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run ``work`` beside the block; when it fails, so does the block."""
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(work)
+        try:
+            yield
+        finally:
+            task.cancel()
+
+
+async def _check(settings: Settings) -> list[Finding]:
+    source = _source_options(settings)
+    client = ClientOptions(settings.kafka.librdkafka_properties(), f"pgsluice-{settings.name}-check")
+    postgres, kafka = await asyncio.gather(
+        postgres_checks.check(source.connection, source.slot, source.publications),
+        asyncio.to_thread(kafka_checks.check, client, _sink_options(settings, client)),
+    )
+    return [*postgres, *kafka]
+
+
+async def _serve_registry(settings: Settings, prefixes: Sequence[str]) -> None:
+    store, metrics = SchemaStore(), Metrics()
+    follower = SchemaFollower(_registry_options(settings), [f"{prefix}.schemas" for prefix in prefixes], store)
+    stop = asyncio.Event()
+    health = Health(
+        lambda: {"version": __version__, "prefixes": list(prefixes), "subjects": len(store.subjects())},
+        lambda: None,
+        lambda _role: None if follower.ready else "the schemas have not been read to their end yet",
+    )
+    http = HttpServer(str(settings.http.listen), health, metrics.registry, store)
+    await http.start()
+    try:
+        async with _signals(stop.set):
+            following = asyncio.create_task(follower.follow())
+            stopping = asyncio.create_task(stop.wait())
+            await asyncio.wait((following, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if following.done():
+                following.result()
+            following.cancel()
+            with suppress(asyncio.CancelledError):
+                await following
+    finally:
+        await follower.close()
+        await http.stop()
+
+
+async def _with_replication(
+    settings: Settings, action: Callable[[ReplicationConnection], Coroutine[Any, Any, Any]]
+) -> Any:  # noqa: ANN401 - what the action returns
+    connection = await ReplicationConnection.open(_connection_options(settings))
+    try:
+        return await action(connection)
+    finally:
+        await connection.close()

@@ -1,0 +1,72 @@
+"""What ``pgsluice check`` looks at in Kafka: reachable, allowed to, topics as they must be. Changes nothing."""
+
+import threading
+from collections.abc import Callable, Iterator
+
+from pgsluice.errors import PgsluiceError
+from pgsluice.finding import Finding, Verdict
+from pgsluice.kafka.client import ClientOptions
+from pgsluice.kafka.sink import SinkOptions
+from pgsluice.kafka.topics import Topics
+
+
+def check(client: ClientOptions, options: SinkOptions) -> list[Finding]:
+    """Return the findings, good and bad; blocks for some seconds where Kafka does not answer."""
+    try:
+        topics = Topics(client, threading.Event())
+        brokers = topics.brokers()
+    except PgsluiceError as error:
+        remedy = "Check kafka.bootstrap_servers, kafka.client and that a broker listens there."
+        return [Finding("kafka reachable", Verdict.FAIL, str(error), remedy)]
+    reachable = Finding("kafka reachable", Verdict.OK, f"{brokers} broker(s)")
+    return [reachable, *(_guarded(name, look) for name, look in _looks(topics, options))]
+
+
+def _looks(topics: Topics, options: SinkOptions) -> Iterator[tuple[str, Callable[[], Finding]]]:
+    yield "kafka transaction timeout", lambda: _transaction_timeout(topics, options)
+    for spec in (options.transactions_topic, options.checkpoint_topic):
+        yield f"topic {spec.name}", lambda name=spec.name: _service_topic(topics, name)
+    yield "kafka may create topics", lambda: _creation(topics, options)
+
+
+def _guarded(name: str, look: Callable[[], Finding]) -> Finding:
+    try:
+        return look()
+    except PgsluiceError as error:
+        return Finding(name, Verdict.FAIL, str(error), "See the reason Kafka gave.")
+
+
+def _transaction_timeout(topics: Topics, options: SinkOptions) -> Finding:
+    name = "kafka transaction timeout"
+    allowed_ms = topics.max_transaction_timeout_ms()
+    wanted = options.transaction_timeout_s
+    if allowed_ms is None:
+        remedy = "Allow DESCRIBE_CONFIGS on the cluster, or keep delivery.transaction_timeout below the limit yourself."
+        return Finding(name, Verdict.WARN, "transaction.max.timeout.ms cannot be read", remedy)
+    if allowed_ms < wanted * 1000:
+        remedy = "Raise transaction.max.timeout.ms on the brokers if larger transactions are to be expected."
+        return Finding(name, Verdict.OK, f"{wanted:g} s wanted, {allowed_ms / 1000:g} s allowed and used", remedy)
+    return Finding(name, Verdict.OK, f"{wanted:g} s")
+
+
+def _service_topic(topics: Topics, topic: str) -> Finding:
+    name, found = f"topic {topic}", topics.partitions([topic])
+    if topic not in found:
+        return Finding(name, Verdict.OK, "will be created")
+    if found[topic] != 1:
+        return Finding(
+            name,
+            Verdict.FAIL,
+            f"has {found[topic]} partitions, or one without a leader",
+            "It must have exactly one partition, as pgsluice creates it.",
+        )
+    return Finding(name, Verdict.OK, "exists")
+
+
+def _creation(topics: Topics, options: SinkOptions) -> Finding:
+    name = "kafka may create topics"
+    refusal = topics.refusal_to_create(options.transactions_topic)
+    if refusal is None:
+        return Finding(name, Verdict.OK, "as configured")
+    remedy = "Allow CREATE on the prefix, correct [kafka.topics], or create every topic by hand."
+    return Finding(name, Verdict.WARN, refusal, remedy)

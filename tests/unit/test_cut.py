@@ -1,0 +1,118 @@
+"""The account of a cut, and the record that is made of it."""
+
+from io import BytesIO
+from typing import Any
+
+import fastavro
+import pytest
+
+from pgsluice import cut as module
+from pgsluice.avro.schema import cut_schema
+from pgsluice.cut import Cut, cut_records
+from pgsluice.envelope import Record, Target
+from pgsluice.transaction import Transaction
+
+ORDERS, ITEMS = Target("shop.public.orders", 11, 12), Target("shop.public.items", 21, None)
+IDENTITY = {"pipeline": "shop", "cut": 4, "epoch": 1}
+SCHEMA = fastavro.parse_schema(cut_schema("shop"))
+
+
+def record(target: Target, op: str | None) -> Record:
+    return Record(target, op, b"k", None if op is None else b"value")
+
+
+def round_trip(part: dict[str, Any]) -> Any:  # noqa: ANN401 - what fastavro reads
+    out = BytesIO()
+    fastavro.schemaless_writer(out, SCHEMA, part)
+    return fastavro.schemaless_reader(BytesIO(out.getvalue()), SCHEMA)
+
+
+def test_transactions_join_it_in_commit_order() -> None:
+    cut = Cut()
+    first, second = Transaction(1, 100, 7), Transaction(2, 200, 8)
+    records = [record(ORDERS, "c"), record(ORDERS, "d")]
+    cut.add(first, 110, records[:1], 6, 1)
+    cut.add(second, 210, records[1:], 7, 2)
+    assert (cut.records, cut.size, cut.transactions, cut.events) == (records, 13, 2, 3)
+    assert (cut.first_lsn, cut.last) == (100, (second, 210))
+
+
+def test_the_record_names_what_was_written_where() -> None:
+    cut = Cut(end_lsn=215)
+    cut.add(Transaction(1, 100, 0), 110, (), 0, 4)
+    for op, partition in (("c", 0), ("c", 2), ("d", 2), (None, 2)):
+        cut.count(record(ORDERS, op), (partition,))
+    cut.count(record(ITEMS, "t"), range(2))
+    offsets = {
+        (ITEMS.topic, 1): (0, 2),
+        (ORDERS.topic, 2): (5, 9),
+        (ORDERS.topic, 0): (1, 3),
+        (ITEMS.topic, 0): (0, 2),
+    }
+    (part,) = cut_records(cut, IDENTITY, offsets, full=False)
+    assert cut.topics[ORDERS.topic].produced == {0: 1, 2: 3}
+    assert cut.topics[ITEMS.topic].produced == {0: 1, 1: 1}
+    found = round_trip(part)
+    assert found.pop("ts").isoformat() == "2000-01-01T00:00:00+00:00"
+    assert found == {
+        **IDENTITY,
+        "first_lsn": 100,
+        "last_lsn": 100,
+        "end_lsn": 215,
+        "transactions": 1,
+        "events": 4,
+        "topics": [
+            {
+                "topic": ITEMS.topic,
+                "schema_ids": [21],
+                "offsets": [{"partition": 0, "first": 0, "next": 2}, {"partition": 1, "first": 0, "next": 2}],
+                "counts": {"t": 1},
+            },
+            {
+                "topic": ORDERS.topic,
+                "schema_ids": [11],
+                "offsets": [{"partition": 0, "first": 1, "next": 3}, {"partition": 2, "first": 5, "next": 9}],
+                "counts": {"c": 2, "d": 1},
+            },
+        ],
+        "full": False,
+        "part": 0,
+        "parts": 1,
+    }
+
+
+def test_a_heartbeat_has_a_position_and_nothing_else() -> None:
+    (part,) = cut_records(Cut(end_lsn=99), IDENTITY, {}, full=False)
+    found = round_trip(part)
+    assert (found["first_lsn"], found["last_lsn"], found["end_lsn"], found["ts"]) == (None, None, 99, None)
+
+
+def test_a_full_cut_lists_partitions_that_it_did_not_touch() -> None:
+    (part,) = cut_records(Cut(), IDENTITY, {(ORDERS.topic, 0): (3, 3)}, full=True)
+    assert round_trip(part)["topics"] == [
+        {
+            "topic": ORDERS.topic,
+            "schema_ids": [],
+            "offsets": [{"partition": 0, "first": 3, "next": 3}],
+            "counts": {},
+        }
+    ]
+
+
+def test_a_record_too_large_for_a_message_is_split_between_topics() -> None:
+    offsets = {(f"{'t' * 240}{n:04}", partition): (2**40, 2**41) for n in range(3000) for partition in range(8)}
+    parts = cut_records(Cut(), IDENTITY, offsets, full=True)
+    assert [(part["part"], part["parts"]) for part in parts] == [(n, len(parts)) for n in range(len(parts))]
+    assert len(parts) > 1
+    assert [topic["topic"] for part in parts for topic in part["topics"]] == sorted({topic for topic, _ in offsets})
+    for part in parts:
+        out = BytesIO()
+        fastavro.schemaless_writer(out, SCHEMA, part)
+        assert len(out.getvalue()) <= module.MAX_PART_BYTES
+
+
+def test_one_topic_is_never_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_PART_BYTES", 1)
+    offsets = {(topic, partition): (0, 1) for topic in ("a", "b") for partition in range(3)}
+    parts = cut_records(Cut(), IDENTITY, offsets, full=True)
+    assert [[topic["topic"] for topic in part["topics"]] for part in parts] == [["a"], ["b"]]

@@ -1,0 +1,246 @@
+"""Every kind of change as the records that fastavro reads back."""
+
+from io import BytesIO
+from typing import Any
+
+import fastavro
+import pytest
+
+from pgsluice.avro.encoder import KeyEncoder, RowEncoder
+from pgsluice.avro.schema import TableFields, envelope_schema, key_fields, key_schema
+from pgsluice.avro.types import TypeOptions
+from pgsluice.avro.wire import unframe
+from pgsluice.envelope import ChangeEncoder, Record, Stamp, Target
+from pgsluice.errors import PoisonError, ProtocolError
+from pgsluice.pgoutput.messages import UNCHANGED, Delete, Insert, TupleData, Truncate, Update
+from pgsluice.relation import Column, PgType, Relation
+from pgsluice.transaction import Change, RowMessage, Transaction
+
+TRANSACTION = Transaction(700, 1000, 86_400_000_000)
+TARGET = Target("shop.public.orders", 11, 12)
+TS = "2000-01-02T00:00:00+00:00"
+
+INT4, TEXT, NUMERIC = (PgType(oid, "pg_catalog", name) for oid, name in ((23, "int4"), (25, "text"), (1700, "numeric")))
+MONEY = (10 << 16 | 2) + 4
+"""The typmod of numeric(10,2)."""
+
+
+def table(identity: str = "d") -> Relation:
+    """Describe orders(id int primary key, amount numeric(10,2), note text)."""
+    full = identity == "f"
+    return Relation(
+        7,
+        "public",
+        "orders",
+        identity,
+        (
+            Column("id", INT4, -1, full or identity == "d"),
+            Column("amount", NUMERIC, MONEY, full),
+            Column("note", TEXT, -1, full),
+        ),
+    )
+
+
+class Table:
+    """An encoder and the schemas to read its records with."""
+
+    def __init__(self, identity: str = "d", *, keys: tuple[str, ...] = ("id",), **options: bool) -> None:
+        relation = table(identity)
+        fields = TableFields(TypeOptions()).assign(relation)
+        of_key = key_fields(relation, fields, keys, TypeOptions())
+        self.schema = fastavro.parse_schema(envelope_schema("shop.public.orders", fields))
+        self.key_schema = fastavro.parse_schema(key_schema("shop.public.orders", of_key))
+        self.relation = relation
+        self.encoder = ChangeEncoder(
+            relation,
+            TARGET if keys else Target(TARGET.topic, 11, None),
+            RowEncoder(relation, fields),
+            KeyEncoder(relation, of_key) if keys else None,
+            **{"tombstones": False, "truncate": True, **options},
+        )
+
+    def records(self, message: RowMessage, stamp: Stamp | None = None) -> list[Record]:
+        stamp = stamp or Stamp(TRANSACTION, 3, commit_timestamps=False)
+        return self.encoder.encode(Change(stamp.transaction, self.relation, message), stamp)
+
+    def read(self, record: Record) -> tuple[Any, Any]:
+        """Return key and value as fastavro reads them."""
+        return self._read(record.key, 12, self.key_schema), self._read(record.value, 11, self.schema)
+
+    def _read(self, data: bytes | None, schema_id: int, schema: Any) -> Any:  # noqa: ANN401 - fastavro's types
+        if data is None:
+            return None
+        found, body = unframe(data)
+        assert found == schema_id
+        stream = BytesIO(body)
+        value = fastavro.schemaless_reader(stream, schema)
+        assert stream.tell() == len(body)
+        return value
+
+    def only(self, message: RowMessage) -> tuple[Any, Any]:
+        (record,) = self.records(message)
+        return self.read(record)
+
+
+def row(number: str, amount: str | None = "1.50", note: str | None = "n") -> TupleData:
+    return [value if value is None else value.encode() for value in (number, amount, note)]
+
+
+def as_row(number: int, amount: str | None = "1.50", note: str | None = "n") -> dict[str, Any]:
+    from decimal import Decimal  # noqa: PLC0415 - only here
+
+    return {"id": number, "amount": None if amount is None else Decimal(amount), "note": note}
+
+
+def test_an_insert() -> None:
+    key, value = Table().only(Insert(None, 7, row("1")))
+    assert key == {"id": 1}
+    assert value.pop("ts").isoformat() == TS
+    assert value == {
+        "op": "c",
+        "schema": "public",
+        "table": "orders",
+        "before": None,
+        "before_image": "none",
+        "after": as_row(1),
+        "unchanged": [],
+        "raw": {},
+        "epoch": 3,
+        "lsn": 1000,
+        "seq": 0,
+        "xid": 700,
+        "origin": None,
+        "flags": [],
+    }
+
+
+def test_an_insert_with_values_that_were_not_sent_or_do_not_fit() -> None:
+    _, value = Table().only(Insert(None, 7, [b"1", b"NaN", UNCHANGED]))
+    assert value["after"] == as_row(1, None, None)
+    assert value["unchanged"] == ["note"]
+    assert value["raw"] == {"amount": "NaN"}
+
+
+def test_an_update_without_an_old_image() -> None:
+    key, value = Table().only(Update(None, 7, None, None, [b"1", b"2.00", UNCHANGED]))
+    assert key == {"id": 1}
+    assert (value["op"], value["before"], value["before_image"]) == ("u", None, "none")
+    assert (value["after"], value["unchanged"]) == (as_row(1, "2.00", None), ["note"])
+
+
+def test_an_update_with_the_whole_old_row_fills_what_is_unchanged_from_it() -> None:
+    key, value = Table("f").only(Update(None, 7, None, row("1", "NaN", "long"), [b"1", b"Infinity", UNCHANGED]))
+    assert key == {"id": 1}
+    assert (value["op"], value["before_image"]) == ("u", "full")
+    assert value["before"] == as_row(1, None, "long")
+    assert (value["after"], value["unchanged"]) == (as_row(1, None, "long"), [])
+    assert value["raw"] == {"before.amount": "NaN", "amount": "Infinity"}
+
+
+def test_an_update_with_the_old_key_though_it_did_not_change() -> None:
+    """The identity has an out-of-line value: the server sends the key, and not the value in the new row."""
+    key, value = Table().only(Update(None, 7, [b"1", None, None], None, [UNCHANGED, b"2.00", b"n"]))
+    assert key == {"id": 1}
+    assert (value["op"], value["before_image"], value["before"]) == ("u", "key", as_row(1, None, None))
+    assert (value["after"], value["unchanged"]) == (as_row(1, "2.00"), [])
+
+
+def test_an_update_of_the_key_is_a_delete_and_an_insert() -> None:
+    found = Table()
+    records = found.records(Update(None, 7, [b"1", b"", b""], None, [b"2", b"2.00", UNCHANGED]))
+    (old_key, gone), (new_key, come) = map(found.read, records)
+    assert (old_key, new_key) == ({"id": 1}, {"id": 2})
+    assert (gone["op"], gone["before"], gone["before_image"], gone["after"]) == ("d", as_row(1, None, None), "key", None)
+    assert (come["op"], come["before"], come["before_image"]) == ("c", as_row(1, None, None), "key")
+    assert (come["after"], come["unchanged"], gone["unchanged"]) == (as_row(2, "2.00", None), ["note"], [])
+    assert [gone["flags"], come["flags"]] == [["key_change"], ["key_change"]]
+    assert [gone["seq"], come["seq"]] == [0, 1]
+
+
+def test_an_update_of_the_key_with_the_whole_old_row() -> None:
+    found = Table("f")
+    records = found.records(Update(None, 7, None, row("1", "NaN"), [b"2", b"2.00", UNCHANGED]))
+    (_, gone), (_, come) = map(found.read, records)
+    for value in (gone, come):
+        assert (value["before"], value["before_image"]) == (as_row(1, None), "full")
+        assert value["raw"] == {"before.amount": "NaN"}
+    assert (come["after"], come["unchanged"]) == (as_row(2, "2.00"), [])
+
+
+@pytest.mark.parametrize(("identity", "image"), [("d", "key"), ("f", "full")])
+def test_a_delete(identity: str, image: str) -> None:
+    message = Delete(None, 7, None, row("1")) if identity == "f" else Delete(None, 7, row("1"), None)
+    key, value = Table(identity).only(message)
+    assert key == {"id": 1}
+    assert (value["op"], value["before_image"], value["after"], value["flags"]) == ("d", image, None, [])
+    assert value["before"] == (as_row(1) if identity == "f" else as_row(1, None, None))
+
+
+def test_tombstones_follow_deletes_and_are_no_events() -> None:
+    found = Table(tombstones=True)
+    deleted = found.records(Delete(None, 7, row("1"), None))
+    moved = found.records(Update(None, 7, row("1"), None, row("2")))
+    assert [record.op for record in deleted] == ["d", None]
+    assert [record.op for record in moved] == ["d", None, "c"]
+    assert deleted[1] == Record(TARGET, None, deleted[0].key, None)
+
+
+def test_without_a_key_there_are_no_tombstones() -> None:
+    assert len(Table("f", keys=(), tombstones=True).records(Delete(None, 7, None, row("1")))) == 1
+
+
+def test_a_table_without_a_key() -> None:
+    found = Table("f", keys=())
+    for message in (Insert(None, 7, row("1")), Update(None, 7, None, row("1"), row("2"))):
+        key, value = found.only(message)
+        assert key is None
+        assert value["after"] == as_row(2 if isinstance(message, Update) else 1)
+
+
+@pytest.mark.parametrize(
+    ("cascade", "restart", "flags"),
+    [(False, False, []), (True, False, ["cascade"]), (True, True, ["cascade", "restart_identity"])],
+)
+def test_a_truncate(cascade: bool, restart: bool, flags: list[str]) -> None:  # noqa: FBT001
+    key, value = Table().only(Truncate(None, cascade, restart, (7,)))
+    assert key is None
+    assert (value["op"], value["before"], value["after"], value["flags"]) == ("t", None, None, flags)
+
+
+def test_truncates_can_be_left_out_and_use_up_no_seq() -> None:
+    stamp = Stamp(TRANSACTION, 1, commit_timestamps=False)
+    assert Table(truncate=False).records(Truncate(None, False, False, (7,)), stamp) == []  # noqa: FBT003
+    assert stamp.next_seq == 0
+
+
+def test_the_records_of_a_transaction_are_numbered() -> None:
+    found, stamp = Table(), Stamp(TRANSACTION, 1, commit_timestamps=False)
+    records = [record for _ in range(3) for record in found.records(Insert(None, 7, row("1")), stamp)]
+    assert [found.read(record)[1]["seq"] for record in records] == [0, 1, 2]
+
+
+def test_the_origin_of_a_replicated_transaction() -> None:
+    stamp = Stamp(Transaction(1, 2, 3, "ünît"), 1, commit_timestamps=False)
+    found = Table()
+    assert found.read(found.records(Insert(None, 7, row("1")), stamp)[0])[1]["origin"] == "ünît"
+
+
+@pytest.mark.parametrize(("commit_timestamps", "expected"), [(False, 0), (True, 946_771_200_000)])
+def test_the_records_timestamp_is_that_of_the_commit_on_request(commit_timestamps: bool, expected: int) -> None:  # noqa: FBT001
+    stamp = Stamp(TRANSACTION, 1, commit_timestamps=commit_timestamps)
+    assert Table().records(Insert(None, 7, row("1")), stamp)[0].timestamp_ms == expected
+
+
+def test_the_size_of_a_record_is_that_of_key_and_value() -> None:
+    assert Record(TARGET, "c", b"12", b"345").size == 5
+    assert Record(TARGET, None, None, None).size == 0
+
+
+def test_a_key_that_avro_cannot_hold_is_poison() -> None:
+    with pytest.raises(PoisonError, match=r"public\.orders"):
+        Table("f", keys=("amount",)).records(Insert(None, 7, row("1", "NaN")))
+
+
+def test_an_old_row_with_values_that_were_not_sent_is_a_protocol_error() -> None:
+    with pytest.raises(ProtocolError, match="lacks values"):
+        Table("f").records(Delete(None, 7, None, [b"1", UNCHANGED, b"n"]))
