@@ -1,0 +1,85 @@
+"""Spark expressions that decode a framed key or value with the schema that wrote it.
+
+Used by :mod:`.changes`. The schema id of a record becomes the number of a branch of a union: Avro then picks
+the writer's schema, so one ``from_avro`` decodes the records of all versions, and the query plan does not
+grow with their number. Ids that are not known raise an error; nothing is decoded with a guessed schema.
+
+https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/index.html#wire-format
+https://avro.apache.org/docs/1.12.0/specification/#unions-1
+"""
+
+from typing import Final, Literal, TypeAlias
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
+from pyspark.sql.avro.functions import from_avro
+
+from pgsluice_spark.schema import Reading
+
+Part: TypeAlias = Literal["key", "value"]
+"""The column of Kafka's source that is decoded."""
+
+_HEADER_BYTES: Final = 5
+"""A zero byte and the schema id, big-endian."""
+_TO_THE_END: Final = 2**31 - 1
+
+
+def decoded(part: Part, reading: Reading) -> Column:
+    """Return the struct in a record's key or value; null where that is null."""
+    branch = F.try_element_at(_map({i: F.lit(_varint(n)) for i, n in reading.branches.items()}), _header(part))
+    body = F.substring(part, _HEADER_BYTES + 1, _TO_THE_END)
+    data = F.concat(F.coalesce(branch, F.raise_error(_refusal(part))), body)
+    options = {
+        "avroSchema": reading.reader,
+        "mode": "FAILFAST",
+        "datetimeRebaseMode": "CORRECTED",  # dates before 1582 are PostgreSQL's, that is Gregorian
+    }
+    return F.when(F.col(part).isNotNull(), from_avro(data, reading.writers, options))
+
+
+def absent(reading: Reading) -> Column:
+    """Return the names of the row's fields that the schema of a value lacks; null where the value is null."""
+    names = {i: F.array(*map(F.lit, fields)).cast("array<string>") for i, fields in reading.absent.items()}
+    return F.try_element_at(_map(names), _header("value"))
+
+
+def undecodable_key() -> Column:
+    """Return an expression that raises the error of a key whose schema is not known."""
+    return F.raise_error(_refusal("key"))
+
+
+def _header(part: Part) -> Column:
+    return F.substring(part, 1, _HEADER_BYTES)
+
+
+def _map(entries: dict[int, Column]) -> Column:
+    """Return a map from what stands in front of a record with a schema id to something."""
+    framed = {b"\x00" + identifier.to_bytes(4, "big"): value for identifier, value in entries.items()}
+    return F.create_map(*(item for header, value in framed.items() for item in (F.lit(header), value)))
+
+
+def _varint(branch: int) -> bytes:
+    """Return how Avro writes the number of a branch: zigzag, seven bits a byte, lowest first."""
+    rest, encoded = branch << 1, bytearray()
+    while rest > 0x7F:  # noqa: PLR2004 - seven bits
+        encoded.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    return bytes([*encoded, rest])
+
+
+def _refusal(part: Part) -> Column:
+    where = F.format_string(f"topic %s, partition %d, offset %d: the {part} ", "topic", "partition", "offset")
+    data = F.col(part)
+    is_framed = (F.length(data) >= _HEADER_BYTES) & (F.substring(data, 1, 1) == F.lit(b"\x00"))
+    unframed = F.format_string(
+        "is not in Confluent's wire format (a magic byte of 0 and a 4-byte schema id): it begins with 0x%s",
+        F.hex(_header(part)),
+    )
+    unknown = F.format_string(
+        "has schema id %s, which was not known when this query was planned. Restart the query from its "
+        "checkpoint: it reads the schemas again and goes on with this record. If the error comes back, "
+        f"subject %s-{part} of the schema registry lacks this id.",
+        F.conv(F.hex(F.substring(data, 2, 4)), 16, 10),
+        "topic",
+    )
+    return F.concat(where, F.when(is_framed, unknown).otherwise(unframed))

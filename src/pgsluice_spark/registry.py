@@ -1,0 +1,150 @@
+"""Where the schemas come from: a registry's REST API, or the Kafka topic of pgsluice's own registry.
+
+Used by :mod:`.changes`, which takes any object that has :meth:`Registry.versions`.
+
+https://docs.confluent.io/platform/current/schema-registry/develop/api.html
+"""
+
+import base64
+import json
+import ssl
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
+
+from pgsluice_spark.schema import SchemaVersion
+
+_ACCEPT: Final = "application/vnd.schemaregistry.v1+json, application/json"
+_SUBJECT_NOT_FOUND: Final = 40401
+
+
+class RegistryError(Exception):
+    """The schema registry gives no answer, or not one that can be used."""
+
+
+class Registry(Protocol):
+    """A source of schemas."""
+
+    def versions(self, subjects: Collection[str]) -> Sequence[SchemaVersion]:
+        """Return all versions of ``subjects``, each subject's oldest first; none for those it lacks.
+
+        Asks anew on every call: what was registered before the call is in the answer.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class RestRegistry:
+    """A server with the REST API of Confluent's Schema Registry; pgsluice serves it too.
+
+    ``tls``: for https with a certificate authority or client certificate of your own.
+    """
+
+    url: str
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    tls: ssl.SSLContext | None = field(default=None, repr=False)
+    timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"the registry's URL must begin with http:// or https://, not {self.url!r}")
+
+    def versions(self, subjects: Collection[str]) -> list[SchemaVersion]:
+        """See :meth:`Registry.versions`."""
+        return [version for subject in subjects for version in self._versions(subject)]
+
+    def _versions(self, subject: str) -> list[SchemaVersion]:
+        path = f"/subjects/{urllib.parse.quote(subject, safe='')}/versions"
+        numbers = self._get(path)
+        return [] if numbers is None else [self._version(path, number) for number in sorted(numbers)]
+
+    def _version(self, path: str, number: int) -> SchemaVersion:
+        answer = self._get(f"{path}/{number}")
+        try:
+            return SchemaVersion(answer["subject"], answer["version"], answer["id"], answer["schema"])
+        except (TypeError, KeyError):
+            raise RegistryError(f"{self.url}{path}/{number} does not answer with a schema") from None
+
+    def _get(self, path: str) -> Any:  # noqa: ANN401 - JSON
+        """Return the answer's JSON; None when the registry does not have the subject."""
+        # Messages outlive the deletion of their schema's version, so deleted ones are asked for too.
+        url = f"{self.url.rstrip('/')}{path}?deleted=true"
+        request = urllib.request.Request(url, headers=self._headers())  # noqa: S310 - the scheme was checked
+        try:
+            with urllib.request.urlopen(request, timeout=self.timeout_s, context=self.tls) as answer:  # noqa: S310 - as above
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            with error:
+                if _error_code(error) == _SUBJECT_NOT_FOUND:
+                    return None
+                raise RegistryError(f"{url} answers {error.code} {error.reason}") from None
+        except (OSError, ValueError) as error:
+            raise RegistryError(f"{url} gives no answer that can be used: {error}") from error
+
+    def _headers(self) -> dict[str, str]:
+        headers = {"Accept": _ACCEPT}
+        if self.username is not None:
+            credentials = f"{self.username}:{self.password or ''}".encode()
+            headers["Authorization"] = f"Basic {base64.b64encode(credentials).decode()}"
+        return headers
+
+
+def _error_code(error: urllib.error.HTTPError) -> int | None:
+    """Return the API's own code of an error; None when something else than a registry answered."""
+    try:
+        code: int = json.load(error)["error_code"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return code
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRegistry:
+    """The compacted topic ``<prefix>.schemas`` of pgsluice's own registry; needs no server but Kafka.
+
+    ``kafka_options``: further options of Spark's Kafka source, such as ``kafka.security.protocol``.
+    """
+
+    spark: SparkSession
+    bootstrap_servers: str
+    topic: str
+    kafka_options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def versions(self, subjects: Collection[str]) -> list[SchemaVersion]:
+        """See :meth:`Registry.versions`; reads the topic from its beginning to its present end."""
+        options = {
+            **self.kafka_options,
+            "kafka.bootstrap.servers": self.bootstrap_servers,
+            "subscribe": self.topic,
+            "startingOffsets": "earliest",
+            "endingOffsets": "latest",
+        }
+        text = F.col("value").cast("string")
+        records = (
+            self.spark.read.format("kafka")
+            .options(**options)
+            .load()
+            .where(F.get_json_object(text, "$.subject").isin(*subjects))
+            .select("offset", text.alias("value"))
+            .collect()
+        )
+        return parse_records([(record["offset"], record["value"]) for record in records], self.topic)
+
+
+def parse_records(records: Sequence[tuple[int, str]], topic: str) -> list[SchemaVersion]:
+    """Return the schemas in ``records`` (offset and JSON value) of a schema topic, oldest first."""
+    versions: dict[tuple[str, int], SchemaVersion] = {}
+    for offset, value in sorted(records):
+        try:
+            entry = json.loads(value)
+            version = SchemaVersion(entry["subject"], entry["version"], entry["id"], entry["schema"])
+        except (ValueError, TypeError, KeyError):
+            raise RegistryError(f"{topic}, offset {offset}: not a record of pgsluice's registry") from None
+        versions[version.subject, version.id] = version
+    return sorted(versions.values(), key=lambda version: (version.subject, version.version))

@@ -1,0 +1,260 @@
+"""Avro schemas of one subject, put together so that Spark can read every record written with any of them.
+
+Used by :mod:`.decode`. A record must be read with the schema that wrote it, and all of them as one type. So
+the writers' schemas become the branches of one Avro union, in which a record names its own by number, and
+the reader's schema has the fields of all versions. Pure: JSON in, JSON out.
+
+https://avro.apache.org/docs/1.12.0/specification/#schema-resolution
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, Final, TypeAlias, TypeGuard
+
+Schema: TypeAlias = str | dict[str, Any] | list[Any]
+"""A schema as parsed JSON."""
+
+Record: TypeAlias = dict[str, Any]
+"""A schema of type record as parsed JSON."""
+
+_PRIMITIVES: Final = frozenset(("null", "boolean", "int", "long", "float", "double", "bytes", "string"))
+_CONTAINERS: Final = {"array": "items", "map": "values"}
+_LOGICAL: Final[Sequence[str]] = ("logicalType", "precision", "scale")
+
+# The only types that a field may change to in place; decimals may get more digits too.
+_WIDENINGS: Final = {("int", "long"), ("int", "double"), ("float", "double")}
+
+_ENVELOPE_FIELDS: Final = frozenset(("op", "before", "after", "unchanged", "epoch", "lsn", "seq"))
+
+
+class SchemaError(ValueError):
+    """The schemas of a subject are not those that pgsluice writes, or cannot be read as one type."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaVersion:
+    """One version of a subject, as the registry has it; ``schema`` is its text."""
+
+    subject: str
+    version: int
+    id: int
+    schema: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How the framed records of one subject are decoded."""
+
+    writers: str
+    """JSON of the union of the writers' schemas."""
+    reader: str
+    """JSON of the record that they all are read as."""
+    branches: Mapping[int, int]
+    """The branch of the union that each known schema id stands for."""
+    absent: Mapping[int, tuple[str, ...]]
+    """The row's fields that the schema of this id does not have; nothing for keys."""
+
+
+def value_reading(versions: Sequence[SchemaVersion]) -> Reading:
+    """Return how envelopes are decoded; ``versions`` oldest first, at least one."""
+    return _reading(versions, [_envelope(version) for version in versions])
+
+
+def key_reading(versions: Sequence[SchemaVersion]) -> Reading:
+    """Return how keys are decoded; ``versions`` oldest first, at least one."""
+    return _reading(versions, [_record(version) for version in versions])
+
+
+def ambiguous_names(reading: Reading) -> list[str]:
+    """Return the fields of any record that differ from another field of theirs only in case."""
+    return sorted(set(_ambiguous(json.loads(reading.reader))))
+
+
+def _ambiguous(record: Record) -> Iterator[str]:
+    names: dict[str, list[str]] = {}
+    for field in record["fields"]:
+        names.setdefault(field["name"].lower(), []).append(field["name"])
+        row = _split(field["type"])[1]
+        yield from _ambiguous(row) if _is_record(row) else ()
+    for alike in names.values():
+        yield from alike if len(alike) > 1 else ()
+
+
+def _reading(versions: Sequence[SchemaVersion], records: Sequence[Record]) -> Reading:
+    try:
+        reader = _merged(list(reversed(records)))
+    except SchemaError as error:
+        raise SchemaError(f"subject {versions[0].subject}: {error}") from None
+    texts = [_text(record) for record in records]
+    branches = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+    return Reading(
+        writers=json.dumps([_render(json.loads(text), f"writer{n}") for text, n in branches.items()]),
+        reader=json.dumps(_render(reader, "reader")),
+        branches={version.id: branches[text] for version, text in zip(versions, texts, strict=True)},
+        absent={version.id: _absent(reader, record) for version, record in zip(versions, records, strict=True)},
+    )
+
+
+def _absent(reader: Record, record: Record) -> tuple[str, ...]:
+    own = set(_row_names(record))
+    return tuple(name for name in _row_names(reader) if name not in own)
+
+
+def _row_names(record: Record) -> list[str]:
+    rows = [_split(field["type"])[1] for field in record["fields"] if field["name"] == "after"]
+    return [field["name"] for row in rows if _is_record(row) for field in row["fields"]]
+
+
+# --- parsing: what the bytes and the values depend on, and nothing else
+
+
+def _envelope(version: SchemaVersion) -> Record:
+    record = _record(version)
+    missing = _ENVELOPE_FIELDS - {field["name"] for field in record["fields"]}
+    if missing:
+        raise SchemaError(
+            f"version {version.version} of subject {version.subject} is not a change event of pgsluice: "
+            f"it lacks {', '.join(sorted(missing))}"
+        )
+    return record
+
+
+def _record(version: SchemaVersion) -> Record:
+    where = f"version {version.version} of subject {version.subject}"
+    try:
+        record = _plain(json.loads(version.schema), {})
+    except (ValueError, TypeError, KeyError) as error:
+        raise SchemaError(f"{where} is not an Avro schema that pgsluice writes: {error}") from error
+    if not _is_record(record):
+        raise SchemaError(f"{where} is not a record")
+    return record
+
+
+def _plain(schema: Schema, names: dict[str, Schema]) -> Schema:
+    """Return ``schema`` without properties and namespaces, and names replaced by what they stand for."""
+    if isinstance(schema, list):
+        return [_plain(branch, names) for branch in schema]
+    if isinstance(schema, str):
+        return schema if schema in _PRIMITIVES else names[_unqualified(schema)]
+    kind = schema["type"]
+    if kind == "record":
+        return _plain_record(schema, names)
+    if kind in _CONTAINERS:
+        part = _CONTAINERS[kind]
+        return {"type": kind, part: _plain(schema[part], names)}
+    return _plain_primitive(schema) if kind in _PRIMITIVES else _plain(kind, names)
+
+
+def _plain_record(schema: Record, names: dict[str, Schema]) -> Record:
+    name = _unqualified(schema["name"])
+    record = {"type": "record", "name": name, "fields": [_plain_field(field, names) for field in schema["fields"]]}
+    if names.setdefault(name, record) != record:
+        raise SchemaError(f"it has two records named {name}")
+    return record
+
+
+def _plain_field(field: dict[str, Any], names: dict[str, Schema]) -> dict[str, Any]:
+    default = {"default": field["default"]} if "default" in field else {}
+    return {"name": field["name"], "type": _plain(field["type"], names), **default}
+
+
+def _plain_primitive(schema: dict[str, Any]) -> Schema:
+    kind: str = schema["type"]
+    logical = {name: schema[name] for name in _LOGICAL if name in schema}
+    if "precision" in logical:
+        logical.setdefault("scale", 0)
+    return {"type": kind} | logical if logical else kind
+
+
+def _unqualified(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+# --- merging: one record with the fields of all
+
+
+def _merged(records: Sequence[Record]) -> Record:
+    """Return a record that can read all of ``records``: the first one's fields first, then what it lacks."""
+    names = dict.fromkeys(field["name"] for record in records for field in record["fields"])
+    fields = [_merged_field(name, records) for name in names]
+    return {"type": "record", "name": records[0]["name"], "fields": fields}
+
+
+def _merged_field(name: str, records: Sequence[Record]) -> dict[str, Any]:
+    found = [field for record in records for field in record["fields"] if field["name"] == name]
+    schema = reduce(lambda one, other: _widest(name, one, other), (field["type"] for field in found))
+    everywhere = len(found) == len(records)
+    if _split(schema)[0] or not (everywhere or "default" in found[0]):
+        return {"name": name, "type": ["null", _split(schema)[1]], "default": None}
+    return {**found[0], "type": schema}
+
+
+def _widest(name: str, one: Schema, other: Schema) -> Schema:
+    if one == other:
+        return one
+    (one_nullable, one), (other_nullable, other) = _split(one), _split(other)
+    if one_nullable or other_nullable:
+        return ["null", _widest(name, one, other)]
+    if _is_record(one) and _is_record(other):
+        return _merged([one, other])
+    if _widens(other, one):
+        return one
+    if _widens(one, other):
+        return other
+    raise SchemaError(
+        f"field {name} has the types {json.dumps(one)} and {json.dumps(other)} in different versions; neither "
+        "can be read as the other without changing values"
+    )
+
+
+def _widens(narrow: Schema, wide: Schema) -> bool:
+    if isinstance(narrow, str) and isinstance(wide, str):
+        return (narrow, wide) in _WIDENINGS
+    if isinstance(narrow, dict) and isinstance(wide, dict) and "precision" in narrow and "precision" in wide:
+        return bool(narrow["precision"] < wide["precision"] and narrow == {**wide, "precision": narrow["precision"]})
+    return False
+
+
+def _is_record(schema: Schema) -> TypeGuard[Record]:
+    return isinstance(schema, dict) and schema["type"] == "record"
+
+
+def _split(schema: Schema) -> tuple[bool, Schema]:
+    """Return whether ``schema`` is nullable, and what it is apart from that."""
+    if not isinstance(schema, list) or "null" not in schema:
+        return False, schema
+    rest = [branch for branch in schema if branch != "null"]
+    return True, rest[0] if len(rest) == 1 else rest
+
+
+# --- rendering
+
+
+def _text(record: Record) -> str:
+    return json.dumps(record, sort_keys=True)
+
+
+def _render(record: Record, namespace: str) -> Schema:
+    """Return ``record`` as Avro wants it: each named type is defined where it first occurs."""
+    return _named_once({**record, "namespace": namespace}, set())
+
+
+def _named_once(schema: Schema, defined: set[str]) -> Schema:
+    if isinstance(schema, list):
+        return [_named_once(branch, defined) for branch in schema]
+    if isinstance(schema, str):
+        return schema
+    if _is_record(schema):
+        return _record_once(schema, defined)
+    part = _CONTAINERS.get(schema["type"])
+    return schema if part is None else {**schema, part: _named_once(schema[part], defined)}
+
+
+def _record_once(record: Record, defined: set[str]) -> Schema:
+    if record["name"] in defined:
+        return str(record["name"])
+    defined.add(record["name"])
+    fields = [{**field, "type": _named_once(field["type"], defined)} for field in record["fields"]]
+    return {**record, "fields": fields}

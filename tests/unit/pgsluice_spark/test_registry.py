@@ -1,0 +1,135 @@
+"""pgsluice_spark.registry against the daemon's own REST API on a real socket; the topic's reader in tests/spark."""
+
+import base64
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qsl, urlsplit
+
+import pytest
+
+from pgsluice.registry import api
+from pgsluice.registry.store import SchemaStore
+from pgsluice_spark.registry import RegistryError, RestRegistry, parse_records
+from pgsluice_spark.schema import SchemaVersion
+
+Handler = Callable[[BaseHTTPRequestHandler], tuple[int, bytes]]
+
+SUBJECT = "shop.public.x/ö-value"
+SCHEMAS = ['"int"', '"long"']
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Handler], str]]:
+    """Serve what a function answers to each request; gives the server's URL."""
+    servers = []
+
+    def start(handler: Handler) -> str:
+        class Answering(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                status, body = handler(self)
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
+        return f"http://127.0.0.1:{server.server_port}"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def store() -> SchemaStore:
+    store = SchemaStore()
+    for schema in SCHEMAS:
+        store.add(store.propose(SUBJECT, json.loads(schema), None)[0])
+    return store
+
+
+def daemon(store: SchemaStore) -> Handler:
+    def answer(request: BaseHTTPRequestHandler) -> tuple[int, bytes]:
+        url = urlsplit(request.path)
+        found = api.answer(store, "GET", url.path, dict(parse_qsl(url.query)), b"")
+        return found.status, json.dumps(found.body).encode()
+
+    return answer
+
+
+def test_versions_over_rest(serve: Callable[[Handler], str], store: SchemaStore) -> None:
+    url = serve(daemon(store))
+    ids = [store.propose(SUBJECT, json.loads(schema), None)[0].id for schema in SCHEMAS]
+    expected = [SchemaVersion(SUBJECT, 1, ids[0], SCHEMAS[0]), SchemaVersion(SUBJECT, 2, ids[1], SCHEMAS[1])]
+    assert RestRegistry(f"{url}/").versions(["missing-value", SUBJECT]) == expected
+
+
+def test_deleted_versions_are_asked_for(serve: Callable[[Handler], str]) -> None:
+    paths = []
+
+    def answer(request: BaseHTTPRequestHandler) -> tuple[int, bytes]:
+        paths.append(request.path)
+        return 200, b"[]"
+
+    assert RestRegistry(serve(answer)).versions(["a"]) == []
+    assert paths == ["/subjects/a/versions?deleted=true"]
+
+
+def test_credentials(serve: Callable[[Handler], str]) -> None:
+    sent = []
+
+    def answer(request: BaseHTTPRequestHandler) -> tuple[int, bytes]:
+        sent.append(request.headers["Authorization"])
+        return 200, b"[]"
+
+    url = serve(answer)
+    for registry in (RestRegistry(url), RestRegistry(url, "u", "secret:ö"), RestRegistry(url, "u")):
+        registry.versions(["a"])
+        assert "secret" not in repr(registry)
+    assert sent[0] is None
+    passwords = [base64.b64decode(header.removeprefix("Basic ")).decode() for header in sent[1:]]
+    assert passwords == ["u:secret:ö", "u:"]
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "problem"),
+    [
+        (401, b"{}", "answers 401"),
+        (404, b"<html>", "answers 404"),
+        (404, b"[]", "answers 404"),
+        (404, b'{"error_code": 404}', "answers 404"),
+        (500, b'{"error_code": 50001}', "answers 500"),
+        (200, b"<html>", "gives no answer that can be used"),
+        (200, b"[1]", "does not answer with a schema"),
+    ],
+)
+def test_answers_of_no_use(serve: Callable[[Handler], str], status: int, body: bytes, problem: str) -> None:
+    with pytest.raises(RegistryError, match=problem):
+        RestRegistry(serve(lambda _: (status, body))).versions(["a"])
+
+
+def test_no_server() -> None:
+    with pytest.raises(RegistryError, match="gives no answer that can be used"):
+        RestRegistry("http://127.0.0.1:1").versions(["a"])
+    with pytest.raises(ValueError, match="must begin with http"):
+        RestRegistry("file:///etc/passwd")
+
+
+def test_records_of_the_schema_topic() -> None:
+    def record(version: int, identifier: int) -> str:
+        return json.dumps({"subject": "a", "version": version, "id": identifier, "schema": f'"{identifier}"'})
+
+    # Out of order; the schema with id 7 was recorded again under another version.
+    records = [(9, record(3, 7)), (5, record(1, 7)), (7, record(2, 8)), (6, record(1, 9))]
+    found = parse_records(records, "shop.schemas")
+    assert [(version.version, version.id) for version in found] == [(1, 9), (2, 8), (3, 7)]
+    with pytest.raises(RegistryError, match=r"shop\.schemas, offset 4: not a record"):
+        parse_records([(4, '{"subject": "a"}')], "shop.schemas")
