@@ -8,9 +8,9 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from io import BytesIO
-from typing import Any
+from typing import Any, TypeVar
 
 import fastavro
 import structlog
@@ -21,6 +21,7 @@ from pgsluice.avro.schema import cut_schema
 from pgsluice.avro.types import TypeOptions
 from pgsluice.avro.wire import header
 from pgsluice.config import Settings
+from pgsluice.errors import SinkUnavailable
 from pgsluice.finding import Finding
 from pgsluice.http import Health, HttpServer, Role
 from pgsluice.kafka import checks as kafka_checks
@@ -44,6 +45,8 @@ from pgsluice.registry.store import SchemaStore
 from pgsluice.tables import TableRule, Tables
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 GAUGES_S = 1.0
 """How often positions and lags are copied into the metrics."""
@@ -106,8 +109,8 @@ class _Daemon:
         await http.start()
         log.info("listening", address=str(self._settings.http.listen), version=__version__)
         try:
-            async with _signals(self._pipeline.stop), _background(self._keep_gauges()):
-                await self._pipeline.run()
+            async with _signals(self._pipeline.stop):
+                await _first_of(self._pipeline.run(), self._keep_gauges())
         finally:
             await self._registry.close()
             await http.stop()
@@ -298,56 +301,60 @@ async def _signals(stop: Callable[[], None]) -> AsyncIterator[None]:
             loop.remove_signal_handler(number)
 
 
-@asynccontextmanager
-async def _background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run ``work`` beside the block; when it fails, so does the block."""
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(work)
-        try:
-            yield
-        finally:
-            task.cancel()
-
-
 async def _check(settings: Settings) -> list[Finding]:
     source = _source_options(settings)
     client = ClientOptions(settings.kafka.librdkafka_properties(), f"pgsluice-{settings.name}-check")
     postgres, kafka = await asyncio.gather(
-        postgres_checks.check(source.connection, source.slot, source.publications),
+        postgres_checks.check(
+            source.connection, source.slot, source.publications, create_slot=settings.postgres.create_slot
+        ),
         asyncio.to_thread(kafka_checks.check, client, _sink_options(settings, client)),
     )
     return [*postgres, *kafka]
 
 
 async def _serve_registry(settings: Settings, prefixes: Sequence[str]) -> None:
-    store, metrics = SchemaStore(), Metrics()
+    store, stop, caught_up = SchemaStore(), asyncio.Event(), asyncio.Event()
     follower = SchemaFollower(_registry_options(settings), [f"{prefix}.schemas" for prefix in prefixes], store)
-    stop = asyncio.Event()
     health = Health(
         lambda: {"version": __version__, "prefixes": list(prefixes), "subjects": len(store.subjects())},
         lambda: None,
-        lambda _role: None if follower.ready else "the schemas have not been read to their end yet",
+        lambda _role: None if caught_up.is_set() else "the schemas have not been read to their end yet",
     )
-    http = HttpServer(str(settings.http.listen), health, metrics.registry, store)
+    http = HttpServer(str(settings.http.listen), health, Metrics().registry, store)
     await http.start()
     try:
         async with _signals(stop.set):
-            following = asyncio.create_task(follower.follow())
-            stopping = asyncio.create_task(stop.wait())
-            await asyncio.wait((following, stopping), return_when=asyncio.FIRST_COMPLETED)
-            if following.done():
-                following.result()
-            following.cancel()
-            with suppress(asyncio.CancelledError):
-                await following
+            await _first_of(_follow(follower, caught_up), stop.wait())
     finally:
         await follower.close()
         await http.stop()
 
 
-async def _with_replication(
-    settings: Settings, action: Callable[[ReplicationConnection], Coroutine[Any, Any, Any]]
-) -> Any:  # noqa: ANN401 - what the action returns
+async def _follow(follower: SchemaFollower, caught_up: asyncio.Event) -> None:
+    while not caught_up.is_set():
+        try:
+            await follower.start()
+            caught_up.set()
+        except SinkUnavailable as error:
+            log.warning("waiting for Kafka", reason=str(error))
+    await follower.follow()
+
+
+async def _first_of(*works: Coroutine[Any, Any, Any]) -> None:
+    """Run all of ``works`` until one of them ends; raises what ended it."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _with_replication(settings: Settings, action: Callable[[ReplicationConnection], Coroutine[Any, Any, T]]) -> T:
     connection = await ReplicationConnection.open(_connection_options(settings))
     try:
         return await action(connection)

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from pgsluice.errors import PgsluiceError
 from pgsluice.finding import Finding, Verdict
@@ -25,7 +26,7 @@ def check(client: ClientOptions, options: SinkOptions) -> list[Finding]:
 def _looks(topics: Topics, options: SinkOptions) -> Iterator[tuple[str, Callable[[], Finding]]]:
     yield "kafka transaction timeout", lambda: _transaction_timeout(topics, options)
     for spec in (options.transactions_topic, options.checkpoint_topic):
-        yield f"topic {spec.name}", lambda name=spec.name: _service_topic(topics, name)
+        yield f"topic {spec.name}", partial(_service_topic, topics, spec.name)
     yield "kafka may create topics", lambda: _creation(topics, options)
 
 
