@@ -75,10 +75,15 @@ class Server:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
-    def wait(self, timeout_s: float) -> None:
-        """Return once the server and all its children have ended; ServerError if that takes too long."""
+    def wait(self, timeout_s: float) -> int:
+        """Return the exit status once the server and all its children have ended.
+
+        ServerError if that takes too long. A signal that ended the server is a negative status.
+        """
         if not self._said_something(timeout_s):
             raise ServerError(self._with_log(f"the server still runs after {timeout_s:g} s"))
+        status = self._channel.recv(supervisor.LINE_BYTES, socket.MSG_PEEK)  # stays there, for ``alive``
+        return int(status or -signal.SIGKILL)  # a supervisor that was killed says nothing
 
     def kill(self) -> None:
         """``kill -9``, for the server and all its children."""
