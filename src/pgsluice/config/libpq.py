@@ -10,7 +10,6 @@ from functools import cache
 from pathlib import Path
 
 from pgsluice.config.problems import did_you_mean
-from pgsluice.errors import ConfigError
 
 OWN_KEYS = ("host", "port", "dbname", "user", "password", "sslmode", "sslrootcert", "sslcert", "sslkey")
 """Parameters that are keys of ``[postgres]`` under the same name."""
@@ -64,16 +63,16 @@ def _known_parameters() -> frozenset[str]:
 
 
 def read_password_file(name: str) -> str:
-    """Return the first line of file ``name``; ConfigError when there is none."""
+    """Return the first line of file ``name``; ValueError when there is none."""
     try:
         with Path(name).open("rb") as file:
             content = file.read(_PASSWORD_BYTES_MAX)
     except OSError as error:
-        raise ConfigError(f"postgres.password_file: {name} cannot be read: {error.strerror}") from None
+        raise ValueError(f"{name} cannot be read: {error.strerror}") from None
     try:
         password = content.decode().split("\n", 1)[0].removesuffix("\r")
     except UnicodeDecodeError:
-        raise ConfigError(f"postgres.password_file: {name} is not UTF-8 text") from None
+        raise ValueError(f"{name} is not UTF-8 text") from None
     if not password or "\0" in password:
-        raise ConfigError(f"postgres.password_file: the first line of {name} is not a password")
+        raise ValueError(f"the first line of {name} is not a password")
     return password

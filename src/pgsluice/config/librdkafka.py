@@ -48,6 +48,6 @@ REFUSED = {
 
 def refusal(name: str) -> str:
     """Return why property ``name`` cannot be set, nothing when it can."""
-    if name.endswith("_cb"):
+    if name.endswith(("_cb", ".cb")):  # as it is, and as an environment variable would say it
         return "cannot be set: it takes a function, which settings cannot hold"
     return f"cannot be set: {REFUSED[name]}" if name in REFUSED else ""

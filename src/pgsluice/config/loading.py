@@ -8,6 +8,7 @@ https://docs.pydantic.dev/latest/concepts/pydantic_settings/#customise-settings-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Self
 
 from pydantic import ValidationError
@@ -101,7 +102,15 @@ class Sources:
 
     def origin(self, path: Path) -> str | None:
         """Return where the value that holds for ``path`` was set, None when no source sets it."""
-        return next((layer.place(path) for layer in self.layers if layer.get(path) is not None), None)
+        layers = self._layers_of(path)
+        return next((layer.place(path) for layer in layers if layer.get(path) is not None), None)
+
+    def _layers_of(self, path: Path) -> Sequence[Layer]:
+        """Return the layers that can set ``path``: tables are merged from all, a list comes from one."""
+        names = tuple(takewhile(lambda part: isinstance(part, str), path))
+        if names == path:
+            return self.layers
+        return [layer for layer in self.layers if layer.get(names) is not None][:1]
 
     def value(self, path: Path) -> object:
         """Return the value that holds for ``path``, not validated; None when no source sets it."""
@@ -131,9 +140,8 @@ class Sources:
             return origin
         for length in range(len(path) - 1, 0, -1):
             outer = path[:length]
-            in_list = any(isinstance(part, int) for part in outer)
-            for layer in self.layers:
-                # tables are merged from all layers; the entries of a list come from one
+            for layer in self._layers_of(outer):
+                in_list = isinstance(outer[-1], int)
                 if layer.get(outer) is not None and (in_list or outer in layer.places):
                     return layer.place(outer)
         return self.layers[_FILE].name

@@ -36,6 +36,7 @@ from pgsluice.config.naming import (
 )
 from pgsluice.config.problems import KeyProblems, Path, is_secret
 from pgsluice.config.units import Duration, ListenAddress, NumericAs, Size, Within
+from pgsluice.errors import ConfigError
 
 _STATUS_INTERVALS_PER_TIMEOUT = 3
 """One lost or late status update must not end the connection."""
@@ -209,14 +210,17 @@ class Postgres(Section):
         return interval
 
     def libpq_parameters(self) -> dict[str, str]:
-        """Return what to connect with. Reads the password file: call it for every connection."""
+        """Return what to connect with, for one connection: the password file is read, ConfigError if it cannot be."""
         parameters = libpq.parse_dsn(self.dsn.get_secret_value()) if self.dsn else {}
         own = {name: getattr(self, name) for name in libpq.OWN_KEYS if name != "password"}
         parameters |= {name: str(value) for name, value in own.items() if value is not None}
         if self.password is not None:
             parameters["password"] = self.password.get_secret_value()
         if self.password_file is not None:
-            parameters["password"] = libpq.read_password_file(self.password_file)
+            try:
+                parameters["password"] = libpq.read_password_file(self.password_file)
+            except ValueError as error:
+                raise ConfigError(f"postgres.password_file: {error}") from None
         return parameters | _reveal(self.parameters)
 
 

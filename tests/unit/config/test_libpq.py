@@ -1,0 +1,80 @@
+from pathlib import Path
+
+import pytest
+
+from pgsluice.config import libpq
+
+
+def test_a_dsn_is_a_connection_string_or_a_uri() -> None:
+    expected = {"host": "db", "password": "a b"}
+    assert libpq.parse_dsn("host=db password='a b'") == expected
+    assert libpq.parse_dsn("postgresql://:a%20b@db") == expected
+
+
+def test_a_dsn_that_cannot_be_read_is_not_repeated() -> None:
+    with pytest.raises(ValueError, match="is neither a connection string of libpq") as caught:
+        libpq.check_dsn("password=hunter2 hunter2")
+    assert "hunter2" not in str(caught.value)
+    assert caught.value.__suppress_context__
+
+
+def test_a_dsn_may_not_set_what_is_not_the_users() -> None:
+    with pytest.raises(ValueError, match="may not set replication: the connection is always"):
+        libpq.check_dsn("host=db replication=database")
+    libpq.check_dsn("host=db")
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("host", "has a key of its own: write it as postgres.host"),
+        ("application_name", "cannot be set: connections are named after the pipeline: set name instead"),
+        ("gsencmode", "is not a connection parameter of libpq: did you mean gssencmode?"),
+        ("work_mem", "is not a connection parameter of libpq"),
+    ],
+)
+def test_parameters_that_are_refused(name: str, reason: str) -> None:
+    assert libpq.refusal(name) == reason
+
+
+@pytest.mark.parametrize("name", ["passfile", "service", "require_auth", "krbsrvname", "sslpassword", "options"])
+def test_every_way_to_authenticate_can_be_configured(name: str) -> None:
+    assert libpq.refusal(name) == ""
+
+
+def test_the_first_line_of_a_file_is_the_password(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    for content in ("s3cret", "s3cret\n", "s3cret\r\n", "s3cret\nnote\n"):
+        file.write_text(content, newline="")
+        assert libpq.read_password_file(str(file)) == "s3cret"
+    file.write_text(" p\u00e4ss \n")
+    assert libpq.read_password_file(str(file)) == " p\u00e4ss "
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "is not a password"),
+        (b"\nlater\n", "is not a password"),
+        (b"hunter2\0\n", "is not a password"),
+        (b"hunter2\xff\n", "is not UTF-8 text"),
+    ],
+)
+def test_files_without_a_password(tmp_path: Path, content: bytes, reason: str) -> None:
+    file = tmp_path / "password"
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=reason) as caught:
+        libpq.read_password_file(str(file))
+    assert "hunter2" not in str(caught.value)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"absent cannot be read: No such file"):
+        libpq.read_password_file(str(tmp_path / "absent"))
+    with pytest.raises(ValueError, match="cannot be read: Is a directory"):
+        libpq.read_password_file(str(tmp_path))
+
+
+def test_a_file_named_by_mistake_is_not_read_to_its_end() -> None:
+    with pytest.raises(ValueError, match="is not a password"):
+        libpq.read_password_file("/dev/zero")

@@ -1,0 +1,31 @@
+import pytest
+from confluent_kafka import KafkaException, Producer
+
+from pgsluice.config import librdkafka
+
+
+def test_what_delivery_rests_on_is_refused_with_the_reason() -> None:
+    assert librdkafka.refusal("acks") == (
+        "cannot be set: nothing is confirmed to PostgreSQL before all in-sync replicas have it"
+    )
+    assert librdkafka.refusal("error_cb") == "cannot be set: it takes a function, which settings cannot hold"
+    assert librdkafka.refusal("error.cb") == librdkafka.refusal("error_cb")
+    assert librdkafka.refusal("linger.ms") == ""
+
+
+_VALUES = {
+    "partitioner": "random",
+    "isolation.level": "read_committed",
+    "compression.codec": "lz4",
+    "auto.offset.reset": "latest",
+    "transaction.timeout.ms": "1000",
+    "delivery.report.only.error": True,
+}
+
+
+@pytest.mark.parametrize("name", librdkafka.REFUSED)
+def test_every_property_refused_is_one_that_the_library_knows(name: str) -> None:
+    value = _VALUES.get(name, "true" if name.startswith(("enable", "allow")) else "5")
+    # the library takes them one by one, and stops at the first that it does not know
+    with pytest.raises(KafkaException, match=r'No such configuration property: "no\.such\.name"'):
+        Producer({name: value, "no.such.name": "1"})

@@ -1,0 +1,68 @@
+import pytest
+
+from pgsluice.config import naming
+
+
+@pytest.mark.parametrize("glob", ["*.*", "public.orders", "public.*", "*.orders", "a.b.c"])
+def test_globs_over_schema_and_table(glob: str) -> None:
+    assert naming.check_glob(glob) == glob
+
+
+@pytest.mark.parametrize("glob", ["orders", "*", ".orders", "public.", ""])
+def test_globs_that_match_nothing(glob: str) -> None:
+    with pytest.raises(ValueError, match="must be a pattern of schema and table"):
+        naming.check_glob(glob)
+
+
+@pytest.mark.parametrize(
+    "template", ["{prefix}.{schema}.{table}", "{table}-.{schema}", "{schema}..{table}", "orders", "{prefix}.{table}"]
+)
+def test_templates(template: str) -> None:
+    assert naming.check_template(template) == template
+
+
+@pytest.mark.parametrize("template", ["", "a b", "{database}.{table}", "{table", "{table!r}", "{}", "\u00e4"])
+def test_templates_that_kafka_would_refuse(template: str) -> None:
+    with pytest.raises(ValueError, match="cannot name a topic"):
+        naming.check_template(template)
+
+
+def test_templates_in_which_topics_could_coincide() -> None:
+    with pytest.raises(ValueError, match="must have a dot between"):
+        naming.check_template("{schema}_{table}")
+    with pytest.raises(ValueError, match="must have a dot between"):
+        naming.check_template("{table}{prefix}{schema}")
+    with pytest.raises(ValueError, match="repeats a placeholder"):
+        naming.check_template("{table}.{schema}{table}")
+
+
+@pytest.mark.parametrize(
+    ("template", "glob", "missing"),
+    [
+        ("orders", "public.orders", []),
+        ("orders", "public.*", ["{table}"]),
+        ("orders", "*.orders", ["{schema}"]),
+        ("orders", "?.[ab]", ["{schema}", "{table}"]),
+        ("{table}", "public.*", []),
+    ],
+)
+def test_what_a_template_needs_depends_on_what_varies(template: str, glob: str, missing: list[str]) -> None:
+    assert naming.missing_placeholders(template, glob) == missing
+
+
+def test_names_of_slots_and_pipelines() -> None:
+    assert naming.check_slot_name("a" * 63) == "a" * 63
+    assert naming.check_pipeline_name("shop_2") == "shop_2"
+    for name in ("", "Shop", "shop-2", "a" * 55, "a\n"):
+        with pytest.raises(ValueError, match="must be 1 to 54 lower-case letters, digits and underscores"):
+            naming.check_pipeline_name(name)
+    with pytest.raises(ValueError, match="must be 1 to 63"):
+        naming.check_slot_name("a" * 64)
+
+
+def test_prefixes_of_topics() -> None:
+    for prefix in ("shop", "Shop-2.eu_west", "a" * 150):
+        assert naming.check_topic_prefix(prefix) == prefix
+    for prefix in ("", ".", "shop.", ".shop", "a..b", "a b", "a" * 151):
+        with pytest.raises(ValueError, match="must be at most 150 letters"):
+            naming.check_topic_prefix(prefix)

@@ -1,0 +1,180 @@
+from pathlib import Path
+
+import pytest
+
+from pgsluice.config.problems import Problem
+from pgsluice.config.sources import Layer, environment_layer, file_layer, flags_layer, secrets_layer
+
+
+def test_a_file_remembers_its_lines(tmp_path: Path) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text("version = 1\r\n[kafka.topics]\r\npartitions = 3\r\n", newline="")
+    layer = file_layer(str(file))
+    assert layer.values == {"version": 1, "kafka": {"topics": {"partitions": 3}}}
+    assert layer.place(("kafka", "topics", "partitions")) == f"{file}:3"
+    assert layer.place(("kafka", "topics", "name")) == f"{file}:2"
+    assert layer.place(("name",)) == str(file)
+    assert not layer.broken
+
+
+def test_without_a_file_the_version_is_this_one() -> None:
+    layer = file_layer(None)
+    assert layer.values == {"version": 1}
+    assert layer.place(("name",)) == "settings (no file: -c, PGSLUICE_CONFIG)"
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "sentence"),
+    [
+        (b"a = 1\nb = \n", ":2", "is not TOML: Invalid value, at column 5"),
+        (b"a = [", "", "is not TOML: Invalid value (at end of document)"),
+        (b"a = 1\na = 2\n", ":2", "is not TOML: Cannot overwrite a value, at column 6"),
+        (b"a = {", "", "is not TOML: "),
+        (b"a = '\xff'", "", "is not UTF-8 text"),
+    ],
+)
+def test_files_that_are_not_toml(tmp_path: Path, content: bytes, line: str, sentence: str) -> None:
+    file = tmp_path / "a.toml"
+    file.write_bytes(content)
+    layer = file_layer(str(file))
+    (problem,) = layer.problems
+    assert problem.origin == f"{file}{line}"
+    assert problem.sentence.startswith(sentence)
+    assert layer.broken
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    layer = file_layer(str(tmp_path / "absent"))
+    assert layer.problems == [Problem(str(tmp_path / "absent"), "cannot be read: No such file or directory")]
+
+
+def test_secret_files_are_named_like_keys(tmp_path: Path) -> None:
+    (tmp_path / "postgres__password").write_text("s3cret\n")
+    (tmp_path / "KAFKA__CLIENT__SASL.PASSWORD").write_text("hush\r\n", newline="")
+    (tmp_path / "kafka__client__sasl_username").write_text("a\n\n")
+    (tmp_path / "ca.crt").write_text("somebody else's")
+    (tmp_path / "..2026__data").write_text("how Kubernetes swaps directories")
+    (tmp_path / "a__directory").mkdir()
+    layer = secrets_layer(str(tmp_path))
+    assert layer.problems == []
+    assert layer.values == {
+        "postgres": {"password": "s3cret"},
+        "kafka": {"client": {"sasl.password": "hush", "sasl.username": "a\n"}},
+    }
+    assert layer.place(("postgres", "password")) == f"{tmp_path}/postgres__password"
+
+
+def test_secret_files_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "postgres__pasword").write_text("hunter2")
+    (tmp_path / "postgres__user").write_bytes(b"\xff")
+    layer = secrets_layer(str(tmp_path))
+    assert layer.problems == [
+        Problem(f"{tmp_path}/postgres__pasword", "is not a setting: did you mean postgres__password?"),
+        Problem(f"{tmp_path}/postgres__user", "is not UTF-8 text"),
+    ]
+    absent = secrets_layer(str(tmp_path / "absent"))
+    assert absent.problems == [
+        Problem("PGSLUICE_SECRETS_DIR", f"{tmp_path}/absent cannot be read: No such file or directory")
+    ]
+    assert secrets_layer(None) == Layer("PGSLUICE_SECRETS_DIR")
+
+
+def test_a_secret_file_may_vanish_while_it_is_read(tmp_path: Path) -> None:
+    # is_file() follows the link, opening what /proc says of a memory that cannot be read does not succeed
+    (tmp_path / "postgres__password").symlink_to("/proc/self/mem")
+    (problem,) = secrets_layer(str(tmp_path)).problems
+    assert problem.sentence.startswith("cannot be read: ")
+
+
+def test_variables_are_named_like_keys() -> None:
+    layer = environment_layer(
+        {
+            "PGSLUICE_NAME": "shop",
+            "PGSLUICE_POSTGRES__PORT": "5433",
+            "PGSLUICE_POSTGRES__CREATE_SLOT": "false",
+            "PGSLUICE_POSTGRES__PUBLICATIONS": "a, b",
+            "PGSLUICE_POSTGRES__PARAMETERS__TARGET_SESSION_ATTRS": "any",
+            "PGSLUICE_KAFKA__CLIENT": '{"linger.ms": 5}',
+            "PGSLUICE_KAFKA__CLIENT__SASL_PASSWORD": "hush",
+            "PGSLUICE_KAFKA__TOPICS__CONFIG__MIN_INSYNC_REPLICAS": "2",
+            "PGSLUICE_TABLES__RULES": '[{"match": "a.b"}]',
+            "PGSLUICE_TABLES__EXCLUDE": ' ["a.b"]',
+        }
+    )
+    assert layer.problems == []
+    assert layer.values == {
+        "name": "shop",
+        "postgres": {
+            "port": 5433,
+            "create_slot": False,
+            "publications": ["a", "b"],
+            "parameters": {"target_session_attrs": "any"},
+        },
+        "kafka": {
+            "client": {"linger.ms": 5, "sasl.password": "hush"},
+            "topics": {"config": {"min.insync.replicas": "2"}},
+        },
+        "tables": {"rules": [{"match": "a.b"}], "exclude": ["a.b"]},
+    }
+    assert layer.place(("tables", "rules", 0, "match")) == "PGSLUICE_TABLES__RULES"
+
+
+def test_variables_of_others_are_ignored() -> None:
+    others = {
+        "PGSLUICE_PORT": "tcp://10.0.0.1:8080", "PGSLUICE_SERVICE_HOST": "10.0.0.1", "PGSLUICE_CONFIG": "x",
+        "PGSLUICE_SECRETS_DIR": "x", "PGSLUICE_VERSION": "0.1.0", "OTHER__NAME": "x", "NAME": "x",
+    }  # fmt: skip
+    assert environment_layer(others) == Layer("environment")
+
+
+def test_unknown_variables_are_problems() -> None:
+    layer = environment_layer({"PGSLUICE_POSTGRES__HOTS": "a", "PGSLUICE_X__Y": "b", "PGSLUICE_LOG__LEVEL__X": "c"})
+    assert layer.values == {}
+    assert layer.problems == [
+        Problem("PGSLUICE_LOG__LEVEL__X", "is not a setting"),
+        Problem("PGSLUICE_POSTGRES__HOTS", "is not a setting: did you mean PGSLUICE_POSTGRES__HOST?"),
+        Problem("PGSLUICE_X__Y", "is not a setting"),
+    ]
+
+
+def test_what_is_not_what_it_should_be_is_left_to_the_model() -> None:
+    layer = environment_layer(
+        {
+            "PGSLUICE_POSTGRES__PORT": "many",
+            "PGSLUICE_POSTGRES__CREATE_SLOT": "yes",
+            "PGSLUICE_KAFKA__CLIENT": "acks=1",
+            "PGSLUICE_KAFKA__CLIENT__LINGER_MS": "5",
+        }
+    )
+    assert layer.problems == []
+    assert layer.values == {"postgres": {"port": "many", "create_slot": "yes"}, "kafka": {"client": "acks=1"}}
+
+
+def test_json_that_is_none_is_a_problem_that_does_not_repeat_it() -> None:
+    layer = environment_layer({"PGSLUICE_KAFKA__CLIENT": '{"sasl.password": "hunter2}'})
+    assert layer.problems == [
+        Problem("PGSLUICE_KAFKA__CLIENT", "is not JSON: Unterminated string starting at, at column 19")
+    ]
+
+
+def test_flags_are_keys_and_values() -> None:
+    layer = flags_layer(
+        [
+            "postgres.host=a=b",
+            "kafka.client.sasl.password=x",
+            " name =y",
+            "kafka.topics.partitions=-1",
+            "log",
+            "log.x=1",
+        ]
+    )
+    assert layer.values == {
+        "postgres": {"host": "a=b"},
+        "kafka": {"client": {"sasl.password": "x"}, "topics": {"partitions": -1}},
+        "name": "y",
+    }
+    assert layer.place(("postgres", "host")) == "--set postgres.host"
+    assert layer.problems == [
+        Problem("--set log", "lacks its value: write KEY=VALUE"),
+        Problem("--set log.x", "is not a setting"),
+    ]

@@ -1,0 +1,28 @@
+import pytest
+from pydantic import SecretStr
+
+from pgsluice.config.toml_text import toml_key, toml_value
+from pgsluice.config.units import Size
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (True, "true"),
+        (5, "5"),
+        ('a "b"\n', '"a \\"b\\"\\n"'),
+        ("\x7f\u00e4", '"\\u007f\u00e4"'),
+        ([], "[]"),
+        (["a", 1], '["a", 1]'),
+        ({}, "{}"),
+        ({"a": 1, "b.c": {}}, '{ a = 1, "b.c" = {} }'),
+        (SecretStr("hunter2"), '"***"'),
+        (Size(1024), '"1KiB"'),
+    ],
+)
+def test_values(value: object, text: str) -> None:
+    assert toml_value(value) == text
+
+
+def test_keys() -> None:
+    assert [toml_key(name) for name in ("a-b_1", "a.b", "")] == ["a-b_1", '"a.b"', '""']
