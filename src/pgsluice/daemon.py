@@ -26,6 +26,7 @@ from pgsluice.finding import Finding
 from pgsluice.http import Health, HttpServer, Role
 from pgsluice.kafka import checks as kafka_checks
 from pgsluice.kafka.client import ClientOptions
+from pgsluice.kafka.producer import ProducerOptions
 from pgsluice.kafka.sink import CutFormat, KafkaSink, SinkOptions
 from pgsluice.kafka.topics import TopicSpec
 from pgsluice.lsn import format_lsn
@@ -208,12 +209,14 @@ def _sink_options(settings: Settings, client: ClientOptions) -> SinkOptions:
     prefix, factor = settings.kafka.topic_prefix, settings.kafka.topics.replication_factor
     common = _service_topic_config(settings)
     return SinkOptions(
-        client=client,
-        transactional_id=f"pgsluice-{prefix}-{settings.name}",
+        ProducerOptions(
+            client,
+            f"pgsluice-{prefix}-{settings.name}",
+            QUEUE_FACTOR * settings.delivery.inflight_max.bytes,
+            settings.delivery.transaction_timeout.seconds,
+        ),
         transactions_topic=TopicSpec(f"{prefix}.transactions", 1, factor, common),
         checkpoint_topic=TopicSpec(f"{prefix}.checkpoint", 1, factor, {**common, "cleanup.policy": "compact"}),
-        queue_bytes=QUEUE_FACTOR * settings.delivery.inflight_max.bytes,
-        transaction_timeout_s=settings.delivery.transaction_timeout.seconds,
     )
 
 
@@ -308,7 +311,7 @@ async def _check(settings: Settings) -> list[Finding]:
         postgres_checks.check(
             source.connection, source.slot, source.publications, create_slot=settings.postgres.create_slot
         ),
-        asyncio.to_thread(kafka_checks.check, client, _sink_options(settings, client)),
+        asyncio.to_thread(kafka_checks.check, _sink_options(settings, client)),
     )
     return [*postgres, *kafka]
 

@@ -7,6 +7,7 @@
     │   ├── SourceUnavailable       PostgreSQL is down, restarting, or the connection broke
     │   ├── SlotInUse               another process streams from the slot: wait as its hot standby
     │   └── SinkUnavailable         Kafka cannot be reached, or a Kafka transaction was given up
+    │       └── DeadlineMissed      a Kafka transaction took longer than its timeout; twice in a row stops
     └── StopError                   the daemon stops; the message is the sentence an operator needs
         ├── UsageError        2     the command line
         ├── ProtocolError    65     bytes that are not pgoutput (names message, offset, expectation)
@@ -47,6 +48,10 @@ class SlotInUse(RetryableError):
 
 class SinkUnavailable(RetryableError):
     """Kafka cannot be reached now, or the outcome of a Kafka transaction is unknown."""
+
+
+class DeadlineMissed(SinkUnavailable):
+    """A Kafka transaction did not finish within its timeout, which activity does not extend."""
 
 
 class StopError(PgsluiceError):

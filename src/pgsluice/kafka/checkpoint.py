@@ -4,32 +4,31 @@ It is the one thing that decides where a session goes on, so the read has to be 
 watermark, which an ordinary read_committed reader does not see while somebody's transaction is open.
 """
 
+import threading
 import time
-from collections.abc import Callable
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from pgsluice.errors import SinkUnavailable, UnavailableError
 from pgsluice.kafka.client import ClientOptions, failure
+from pgsluice.kafka.topics import Topics
 from pgsluice.progress import Checkpoint
 
 FIRST_WINDOW = 64
 """Records read from the end at first: a checkpoint and its commit marker take two offsets."""
 
 _POLL_S = 0.2
-_REQUEST_S = 10.0
 
 
 def read_checkpoint(
-    options: ClientOptions, topic: str, *, patience_s: float, cancelled: Callable[[], bool]
+    options: ClientOptions, topics: Topics, topic: str, *, patience_s: float, given_up: threading.Event
 ) -> Checkpoint | None:
     """Return the last committed checkpoint in ``topic``, None when there is none. Blocks.
 
     SinkUnavailable when Kafka does not answer; UnavailableError when a transaction of another producer stays
     open on the topic for longer than ``patience_s``.
     """
-    low, high = _watermarks(options, topic)
+    low, high = topics.bounds(topic, 0)
     consumer = Consumer(
         options.config(
             {
@@ -45,7 +44,7 @@ def read_checkpoint(
         window = FIRST_WINDOW
         while True:
             start = max(low, high - window)
-            found = _last_record(consumer, topic, start, high, _Limit(patience_s, cancelled))
+            found = _last_record(consumer, topic, start, high, _Limit(patience_s, given_up))
             if found is not None or start == low:
                 return Checkpoint.from_json(found) if found is not None else None
             window *= 16
@@ -56,12 +55,12 @@ def read_checkpoint(
 class _Limit:
     """How long one read may take; raises when it is over."""
 
-    def __init__(self, patience_s: float, cancelled: Callable[[], bool]) -> None:
+    def __init__(self, patience_s: float, given_up: threading.Event) -> None:
         self._deadline = time.monotonic() + patience_s
-        self._cancelled = cancelled
+        self._given_up = given_up
 
     def check(self, topic: str, position: int, high: int) -> None:
-        if self._cancelled():
+        if self._given_up.is_set():
             raise SinkUnavailable(f"Reading {topic} was given up because the session ends.")
         if time.monotonic() > self._deadline:
             raise UnavailableError(
@@ -70,25 +69,6 @@ class _Limit:
                 "transaction open on it, or its leader does not answer. Find it with kafka-transactions.sh "
                 "find-hanging and end it; only pgsluice may write to this topic."
             )
-
-
-def _watermarks(options: ClientOptions, topic: str) -> tuple[int, int]:
-    admin = AdminClient(options.config())
-    partition = TopicPartition(topic, 0)
-    try:
-        low, high = (
-            admin.list_offsets(
-                {partition: spec},
-                isolation_level=IsolationLevel.READ_UNCOMMITTED,
-                request_timeout=_REQUEST_S,
-            )[partition]
-            .result()
-            .offset
-            for spec in (OffsetSpec.earliest(), OffsetSpec.latest())
-        )
-    except KafkaException as error:
-        raise failure(error, f"Listing the offsets of {topic}", options.errors) from error
-    return low, high
 
 
 def _last_record(consumer: Consumer, topic: str, start: int, high: int, limit: _Limit) -> bytes | None:

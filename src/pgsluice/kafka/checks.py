@@ -6,20 +6,19 @@ from functools import partial
 
 from pgsluice.errors import PgsluiceError
 from pgsluice.finding import Finding, Verdict
-from pgsluice.kafka.client import ClientOptions
 from pgsluice.kafka.sink import SinkOptions
 from pgsluice.kafka.topics import Topics
 
 
-def check(client: ClientOptions, options: SinkOptions) -> list[Finding]:
+def check(options: SinkOptions) -> list[Finding]:
     """Return the findings, good and bad; blocks for some seconds where Kafka does not answer."""
     try:
-        topics = Topics(client, threading.Event())
+        topics = Topics(options.producer.client, threading.Event())
         brokers = topics.brokers()
     except PgsluiceError as error:
         remedy = "Check kafka.bootstrap_servers, kafka.client and that a broker listens there."
         return [Finding("kafka reachable", Verdict.FAIL, str(error), remedy)]
-    reachable = Finding("kafka reachable", Verdict.OK, f"{brokers} broker(s)")
+    reachable = Finding("kafka reachable", Verdict.OK, f"{len(brokers)} broker(s)")
     return [reachable, *(_guarded(name, look) for name, look in _looks(topics, options))]
 
 
@@ -40,7 +39,7 @@ def _guarded(name: str, look: Callable[[], Finding]) -> Finding:
 def _transaction_timeout(topics: Topics, options: SinkOptions) -> Finding:
     name = "kafka transaction timeout"
     allowed_ms = topics.max_transaction_timeout_ms()
-    wanted = options.transaction_timeout_s
+    wanted = options.producer.timeout_s
     if allowed_ms is None:
         remedy = "Allow DESCRIBE_CONFIGS on the cluster, or keep delivery.transaction_timeout below the limit yourself."
         return Finding(name, Verdict.WARN, "transaction.max.timeout.ms cannot be read", remedy)

@@ -54,6 +54,11 @@ class ClientErrors:
     last: KafkaError | None = None
     count: int = 0
 
+    def note(self, error: KafkaException, doing: str) -> None:
+        """Take an error that changes nothing any more."""
+        self.count += 1
+        logger.warning("%s: %s", doing, error.args[0])
+
     def __call__(self, error: KafkaError) -> None:
         """Take an error from ``error_cb``."""
         self.count += 1

@@ -6,7 +6,9 @@ https://kafka.apache.org/documentation/#topicconfigs
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec
@@ -14,10 +16,21 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetS
 from pgsluice.errors import ConfigError, PermissionDenied, SinkUnavailable
 from pgsluice.kafka.client import ClientOptions, failure
 
-_REQUEST_S = 15.0
+REQUEST_S = 15.0
+_SLICE_S = 0.5
 _RETRY_S = 0.05
 _SETTLE_S = 30.0
 """Until every partition of a new topic has a leader; librdkafka waits as long for its metadata."""
+
+
+_UNKNOWN_TOPIC = (
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - librdkafka's local errors are named with an underscore
+)
+
+
+class _UnknownTopic(SinkUnavailable):
+    """The topic does not exist, or the broker asked has not heard of it yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +73,13 @@ class Topics:
         """
         if not topics:
             return {}
-        futures = self._admin.describe_topics(TopicCollection(list(topics)), request_timeout=_REQUEST_S)
+        futures = self._admin.describe_topics(TopicCollection(list(topics)), request_timeout=REQUEST_S)
         counts = {}
         for topic, future in futures.items():
             try:
-                found = future.result().partitions
-            except KafkaException as error:
-                if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                    continue
-                raise failure(error, f"Describing topic {topic}", self._errors) from error
+                found = self._answer(future, f"Describing topic {topic}").partitions
+            except _UnknownTopic:
+                continue
             counts[topic] = len(found) if all(partition.leader is not None for partition in found) else 0
         return counts
 
@@ -79,59 +90,77 @@ class Topics:
     def max_transaction_timeout_ms(self) -> int | None:
         """Return the brokers' transaction.max.timeout.ms, None when we may not ask."""
         try:
-            found = self._configuration(ConfigResource.Type.BROKER, str(min(self._brokers())))
+            found = self._configuration(ConfigResource.Type.BROKER, str(min(self.brokers())))
         except PermissionDenied:
             return None
         return int(found["transaction.max.timeout.ms"])
 
-    def brokers(self) -> int:
-        """Return how many brokers the cluster has."""
-        return len(self._brokers())
+    def brokers(self) -> list[int]:
+        """Return the ids of the cluster's brokers."""
+        future = self._admin.describe_cluster(request_timeout=REQUEST_S)
+        return [node.id for node in self._answer(future, "Asking Kafka for its brokers").nodes]
 
     def refusal_to_create(self, spec: TopicSpec) -> str | None:
         """Return why Kafka would not create such a topic, None when it would; creates nothing."""
         new = NewTopic(spec.name, spec.partitions, spec.replication_factor, config=dict(spec.config))
         try:
-            self._admin.create_topics([new], validate_only=True, request_timeout=_REQUEST_S)[spec.name].result()
+            self._admin.create_topics([new], validate_only=True, request_timeout=REQUEST_S)[spec.name].result()
         except KafkaException as error:
             exists = error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS
             return None if exists else str(failure(error, f"Creating topic {spec.name}", self._errors))
         return None
 
-    def _brokers(self) -> list[int]:
-        try:
-            return list(self._admin.list_topics(timeout=_REQUEST_S).brokers)
-        except KafkaException as error:
-            raise failure(error, "Asking Kafka for its brokers", self._errors) from error
-
-    def next_offsets(self, partitions: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
+    def next_offsets(self, places: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
         """Return the end of each partition, transactions still open included."""
-        request = {TopicPartition(topic, partition): OffsetSpec.latest() for topic, partition in partitions}
-        if not request:
-            return {}
+        request = {TopicPartition(topic, partition): OffsetSpec.latest() for topic, partition in places}
+        return self._offsets(request, IsolationLevel.READ_UNCOMMITTED) if request else {}
+
+    def bounds(self, topic: str, partition: int) -> tuple[int, int]:
+        """Return the first offset of a partition and its high watermark, transactions still open included."""
+        place = TopicPartition(topic, partition)
+        low, high = (
+            self._offsets({place: spec}, IsolationLevel.READ_UNCOMMITTED)[topic, partition]
+            for spec in (OffsetSpec.earliest(), OffsetSpec.latest())
+        )
+        return low, high
+
+    def _offsets(
+        self, request: dict[TopicPartition, OffsetSpec], isolation: IsolationLevel
+    ) -> dict[tuple[str, int], int]:
+        end = time.monotonic() + REQUEST_S
         while True:
-            futures = self._admin.list_offsets(
-                request, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=_REQUEST_S
-            )
+            futures = self._admin.list_offsets(request, isolation_level=isolation, request_timeout=REQUEST_S)
             try:
-                return {(place.topic, place.partition): future.result().offset for place, future in futures.items()}
-            except KafkaException as error:
+                doing = "Listing the offsets of topics"
+                return {(at.topic, at.partition): self._answer(one, doing).offset for at, one in futures.items()}
+            except (_UnknownTopic, SinkUnavailable):
                 # A leader that moves, or one that a new topic has just got, is found at the next try.
-                if not error.args[0].retriable() or self._given_up.wait(_RETRY_S):
-                    raise failure(error, "Listing the offsets of the cut's partitions", self._errors) from error
+                if time.monotonic() > end or self._given_up.wait(_RETRY_S):
+                    raise
+
+    def _answer(self, future: "Future[Any]", doing: str) -> Any:  # noqa: ANN401 - the requests' answers differ
+        """Wait for an answer in slices, so that giving up is noticed."""
+        while True:
+            try:
+                return future.result(_SLICE_S)
+            except TimeoutError:
+                if self._given_up.is_set():
+                    raise SinkUnavailable(f"{doing} was given up because the session ends.") from None
+            except KafkaException as error:
+                if error.args[0].code() in _UNKNOWN_TOPIC:
+                    raise _UnknownTopic(f"{doing}: {error.args[0].str()}.") from error
+                raise failure(error, doing, self._errors) from error
 
     def _configuration(self, kind: ConfigResource.Type, name: str) -> dict[str, str]:
         resource = ConfigResource(kind, name)
-        try:
-            found = self._admin.describe_configs([resource], request_timeout=_REQUEST_S)[resource].result()
-        except KafkaException as error:
-            raise failure(error, f"Reading the configuration of {name}", self._errors) from error
+        future = self._admin.describe_configs([resource], request_timeout=REQUEST_S)[resource]
+        found = self._answer(future, f"Reading the configuration of {name}")
         return {entry.name: entry.value for entry in found.values()}
 
     def _create(self, spec: TopicSpec) -> None:
         new = NewTopic(spec.name, spec.partitions, spec.replication_factor, config=dict(spec.config))
         try:
-            self._admin.create_topics([new], request_timeout=_REQUEST_S)[spec.name].result()
+            self._admin.create_topics([new], request_timeout=REQUEST_S)[spec.name].result()
         except KafkaException as error:
             code = error.args[0].code()
             if code == KafkaError.TOPIC_ALREADY_EXISTS:

@@ -16,7 +16,15 @@ import structlog
 
 from pgsluice.avro.types import TypeOptions
 from pgsluice.cut import Cut
-from pgsluice.errors import ConfigError, DrainTimeout, HistoryError, RetryableError, SlotInUse
+from pgsluice.errors import (
+    ConfigError,
+    DeadlineMissed,
+    DrainTimeout,
+    HistoryError,
+    RetryableError,
+    SlotInUse,
+    UnavailableError,
+)
 from pgsluice.lsn import INVALID_LSN, format_lsn
 from pgsluice.metrics import Metrics
 from pgsluice.pipeline.encoders import Encoders
@@ -36,6 +44,11 @@ from pgsluice.tables import Tables
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
+
+_TOO_SLOW = (
+    "It happened twice in a row: a transaction of PostgreSQL is too large for it at this speed. Raise "
+    "delivery.transaction_timeout, and transaction.max.timeout.ms on the brokers."
+)
 
 BACKOFF_FIRST_S = 0.5
 BACKOFF_MAX_S = 30.0
@@ -85,6 +98,7 @@ class Pipeline:
         self._metrics = metrics
         self._stop = asyncio.Event()
         self._failures = 0
+        self._missed_after: int | None = None
         self.state = State.STARTING
         self.session: Session | None = None
         self.last_error: str | None = None
@@ -103,11 +117,21 @@ class Pipeline:
             except SlotInUse as error:
                 self._note(State.STANDBY, error)
                 await self._pause(STANDBY_S)
+            except DeadlineMissed as error:
+                self._give_up_if_missed_before(error)
+                self._note(State.WAITING, error)
             except RetryableError as error:
                 self._note(State.WAITING, error)
                 await self._pause(min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2**self._failures))
                 self._failures += 1
         self.state = State.STOPPED
+
+    def _give_up_if_missed_before(self, error: DeadlineMissed) -> None:
+        """Raise UnavailableError when the transaction behind the same position missed its deadline before."""
+        delivered = self.session.progress.delivered if self.session is not None else None
+        if delivered is not None and delivered == self._missed_after:
+            raise UnavailableError(f"{error} {_TOO_SLOW}") from error
+        self._missed_after = delivered
 
     def _note(self, state: State, error: RetryableError) -> None:
         """Say what happened, once: the same sentence again is only counted."""
@@ -126,10 +150,10 @@ class Pipeline:
     async def _run_session(self) -> None:
         self._metrics.sessions.inc()
         async with contextlib.AsyncExitStack() as stack:
-            sink = await self._unless_stopped(self._make_sink())
-            stack.push_async_callback(sink.close)
             source = await self._unless_stopped(self._open_source())
             stack.push_async_callback(source.close)
+            sink = await self._unless_stopped(self._make_sink())
+            stack.push_async_callback(sink.close)
             stream, checkpoint = await self._unless_stopped(self._start(source, sink))
             await self._stream(stream, checkpoint, source, sink)
 
@@ -150,11 +174,11 @@ class Pipeline:
 
     async def _start(self, source: Source, sink: Sink) -> tuple[Stream, Checkpoint]:
         """Own the slot, then the topics, and find where to go on."""
-        await self._registry.start()
+        position = await source.slot_position()
         await sink.prepare()
         server = await source.identify()
         history = await source.timeline_history(server.timeline) if server.timeline > 1 else ()
-        if await source.slot_position() is None:
+        if position is None:
             await self._create_slot(source, sink, server)
         stream = await source.start()
         await sink.fence()

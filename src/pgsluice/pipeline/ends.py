@@ -40,7 +40,7 @@ class Source(Protocol):
         """Return where the ancestors of ``timeline`` ended; before :meth:`start`."""
 
     async def slot_position(self) -> int | None:
-        """Return confirmed_flush_lsn, None when there is no slot; raises when the slot is not usable."""
+        """Return the slot's confirmed_flush_lsn, None when there is no slot; SlotInUse while another streams."""
 
     async def flushed_lsn(self) -> int:
         """Return the end of the server's flushed WAL."""
@@ -49,7 +49,7 @@ class Source(Protocol):
         """Create the slot and return its consistent point: everything committed later will be streamed."""
 
     async def start(self) -> Stream:
-        """Stream from the slot's own position; SlotInUse while another process does."""
+        """Stream from the slot's own position; SlotInUse while another process does, StopError if unusable."""
 
     async def primary_key(self, relation_oid: int) -> tuple[str, ...]:
         """Return the primary key's columns as of now; empty when there is none."""

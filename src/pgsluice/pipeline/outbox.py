@@ -15,6 +15,9 @@ from pgsluice.pipeline.ends import Sink
 from pgsluice.progress import Checkpoint, Progress
 from pgsluice.transaction import Transaction
 
+RECORD_OVERHEAD_BYTES = 160
+"""What a record takes in memory beside its bytes: the object, the headers of two bytes objects, its place in a list."""
+
 CHUNK_BYTES = 1024 * 1024
 """A large transaction is handed to the producer in pieces of this size: one switch of threads each."""
 
@@ -52,13 +55,17 @@ class Outbox:
         self._open = Cut()
         self._opened_at = 0.0
         self._closed_at = time.monotonic()
-        self._committing_size = 0
+        self._committing_held = 0
         self._own: Cut | None = None
 
     @property
     def size(self) -> int:
-        """Encoded bytes that are not yet durable."""
-        return self._pending_size + self._open.size + self._committing_size
+        """Bytes in memory that are not yet durable."""
+        return self._pending_held + _held(self._open) + self._committing_held
+
+    @property
+    def _pending_held(self) -> int:
+        return self._pending_size + RECORD_OVERHEAD_BYTES * len(self._pending)
 
     @property
     def full(self) -> bool:
@@ -77,7 +84,7 @@ class Outbox:
             pending.append(record)
             self._pending_size += record.size
             self._pending_events += record.op is not None
-        return self._pending_size >= (self._limits.cut_bytes if self._own is None else CHUNK_BYTES)
+        return self._pending_held >= (self._limits.cut_bytes if self._own is None else CHUNK_BYTES)
 
     async def overflow(self) -> None:
         """Give the transaction in progress a Kafka transaction of its own, and produce what is there of it."""
@@ -121,7 +128,7 @@ class Outbox:
         now = time.monotonic()
         if self._open.transactions:
             waited = now - self._opened_at >= self._limits.cut_interval_s
-            if idle or waited or self._open.size >= self._limits.cut_bytes:
+            if idle or waited or _held(self._open) >= self._limits.cut_bytes:
                 self._close(now)
         elif self._progress.undelivered and (at_once or now - self._closed_at >= self._limits.heartbeat_s):
             self._close(now)
@@ -150,14 +157,14 @@ class Outbox:
         cut, self._open = self._open, Cut()
         cut.end_lsn = self._progress.received
         self._closed_at = now
-        self._committing_size = cut.size
+        self._committing_held = _held(cut)
         self.committing = asyncio.create_task(self._deliver(cut), name="cut")
 
     async def _deliver(self, cut: Cut) -> None:
         started = time.monotonic()
         checkpoint = self._next_checkpoint(cut)
         await self._sink.deliver(cut, checkpoint)
-        self._committing_size = 0
+        self._committing_held = 0
         self._delivered(cut, checkpoint, time.monotonic() - started)
 
     def _next_checkpoint(self, cut: Cut) -> Checkpoint:
@@ -171,3 +178,7 @@ class Outbox:
     def _forget_pending(self) -> None:
         self._pending = []
         self._pending_size = self._pending_events = 0
+
+
+def _held(cut: Cut) -> int:
+    return cut.size + RECORD_OVERHEAD_BYTES * len(cut.records)

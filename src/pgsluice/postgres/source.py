@@ -6,7 +6,7 @@ The pipeline's upper end (``pipeline.ends.Source``). Nothing survives the sessio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pgsluice.errors import ConfigError
+from pgsluice.errors import ConfigError, SlotInUse
 from pgsluice.postgres.catalog import Catalog
 from pgsluice.postgres.connection import ReplicationConnection
 from pgsluice.postgres.options import ConnectionOptions
@@ -52,18 +52,22 @@ class PostgresSource:
 
     async def identify(self) -> ServerIdentity:
         """Return who the server is; before :meth:`start`."""
-        found = await self._replication.identify_system()
-        return ServerIdentity(found.systemid, found.timeline, found.xlogpos)
+        return await self._replication.identify_system()
 
     async def timeline_history(self, timeline: int) -> list[TimelineSwitch]:
         """Return where the ancestors of ``timeline`` ended; before :meth:`start`."""
-        found = await self._replication.timeline_history(timeline)
-        return [TimelineSwitch(entry.timeline, entry.switch_lsn) for entry in found]
+        return await self._replication.timeline_history(timeline)
 
     async def slot_position(self) -> int | None:
-        """Return the slot's confirmed_flush_lsn, None when there is no slot."""
+        """Return the slot's confirmed_flush_lsn, None when there is no slot; SlotInUse while another streams."""
         state = await self._catalog.slot(self._options.slot)
-        return None if state is None else state.confirmed_flush_lsn
+        if state is None:
+            return None
+        if state.active_pid not in (None, self._replication.backend_pid):
+            raise SlotInUse(
+                f"Replication slot {self._options.slot!r} is active for PID {state.active_pid}: waiting to take over."
+            )
+        return state.confirmed_flush_lsn
 
     async def flushed_lsn(self) -> int:
         """Return the end of the server's WAL."""
@@ -71,7 +75,7 @@ class PostgresSource:
 
     async def create_slot(self) -> int:
         """Create the slot and return its consistent point."""
-        return await self._replication.create_slot(self._options.slot)
+        return await self._replication.create_slot(self._options.slot, blockers=self._catalog.slot_creation_blockers)
 
     async def start(self) -> ReplicationStream:
         """Stream from the slot's own position; SlotInUse while another does, StopError if it is unusable."""

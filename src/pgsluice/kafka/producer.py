@@ -1,0 +1,182 @@
+"""One transactional producer instance, from fencing to its end. Every method blocks.
+
+An instance is never used again after an error: a commit whose answer was lost could otherwise commit half of
+the next transaction. Whoever gets an error out of it makes a new one and reads from Kafka what became of the last.
+
+https://kafka.apache.org/documentation/#semantics and KIP-98.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from pgsluice.errors import DeadlineMissed, PgsluiceError, PoisonError, SinkUnavailable
+from pgsluice.kafka.client import ClientOptions, failure
+
+SLICE_S = 0.5
+"""Longest single blocking call, so that giving up is noticed soon."""
+
+RETRY_S = 0.05
+"""Between two tries of a call that failed at once, as while a coordinator loads."""
+
+INIT_S = 30.0
+"""How long to wait for the transaction coordinator."""
+
+DEADLINE_SHARE = 0.9
+"""The part of the transaction timeout that we use: the broker's clock starts with the first partition registered."""
+
+MAX_RECORD_BYTES = 1_000_000_000
+"""librdkafka's highest ``message.max.bytes``: the limits that count are the topic's and the broker's."""
+
+_ABORT_S = 5.0
+
+_FENCED = frozenset(
+    (
+        KafkaError._FENCED,  # noqa: SLF001 - librdkafka's local errors are named with an underscore
+        KafkaError.PRODUCER_FENCED,
+        KafkaError.INVALID_PRODUCER_EPOCH,
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerOptions:
+    """``queue_bytes``: what librdkafka may hold; ``timeout_s``: of a transaction, at most what brokers allow."""
+
+    client: ClientOptions
+    transactional_id: str
+    queue_bytes: int
+    timeout_s: float
+
+
+class TransactionalProducer:
+    """Made by :meth:`fence`; any error out of its methods is its end, except for :meth:`close`."""
+
+    def __init__(self, options: ProducerOptions, given_up: threading.Event) -> None:
+        self._options = options
+        self._given_up = given_up
+        self._refused: PgsluiceError | None = None
+        self._deadline = 0.0
+        self._open = False
+        try:
+            self._producer = Producer(self._config())
+        except KafkaException as error:
+            raise failure(error, "Making the transactional producer") from error
+
+    def _config(self) -> dict[str, object]:
+        timeout_ms = int(self._options.timeout_s * 1000)
+        return self._options.client.config(
+            {
+                "transactional.id": self._options.transactional_id,
+                "transaction.timeout.ms": timeout_ms,
+                "message.timeout.ms": timeout_ms,
+                "message.max.bytes": MAX_RECORD_BYTES,
+                "queue.buffering.max.messages": 0,
+                "queue.buffering.max.kbytes": max(1, self._options.queue_bytes // 1024),
+                "delivery.report.only.error": True,
+                "on_delivery": self._on_delivery,
+                "allow.auto.create.topics": False,
+            }
+        )
+
+    def fence(self) -> None:
+        """From here on no earlier instance with this transactional.id can commit anything."""
+        try:
+            self._until(self._producer.init_transactions, time.monotonic() + INIT_S)
+        except KafkaException as error:
+            raise failure(error, "Registering the transactional producer", self._options.client.errors) from error
+
+    def begin(self) -> None:
+        """Start a transaction."""
+        self._deadline = time.monotonic() + self._options.timeout_s * DEADLINE_SHARE
+        self._open = True
+        try:
+            self._producer.begin_transaction()
+        except KafkaException as error:
+            raise self._broken(error, "Beginning a Kafka transaction") from error
+
+    def send(self, topic: str, partition: int, key: bytes | None, value: bytes | None, timestamp_ms: int = 0) -> None:
+        """Queue a record; waits while librdkafka's queue is full."""
+        while True:
+            try:
+                self._producer.produce(topic, value, key, partition, None, timestamp_ms)
+            except BufferError:
+                self._producer.poll(SLICE_S)
+                self.check()
+            except KafkaException as error:
+                raise self._broken(error, f"Producing to {topic}") from error
+            else:
+                return
+
+    def check(self) -> None:
+        """Raise when a record was refused, the session was given up, or the transaction took too long."""
+        self._producer.poll(0)
+        if self._refused is not None:
+            raise self._refused
+        if self._given_up.is_set():
+            raise SinkUnavailable("The Kafka transaction was given up because the session ends.")
+        if time.monotonic() > self._deadline:
+            raise DeadlineMissed(
+                f"A Kafka transaction did not finish within {self._options.timeout_s:.0f} s, so it is given up "
+                "(delivery.transaction_timeout, and the brokers' transaction.max.timeout.ms)."
+            )
+
+    def flush(self) -> None:
+        """Return when everything queued is in Kafka."""
+        while self._producer.flush(SLICE_S):
+            self.check()
+        self.check()
+
+    def commit(self) -> None:
+        """Commit: the outcome is certain only when this returns."""
+        self._open = False
+        try:
+            self._until(self._producer.commit_transaction, self._deadline)
+        except KafkaException as error:
+            raise self._broken(error, "Committing a Kafka transaction") from error
+
+    def close(self) -> None:
+        """Abort what was not committed, as far as Kafka answers: readers need not wait for its timeout."""
+        if self._open:
+            try:
+                self._producer.abort_transaction(_ABORT_S)
+            except KafkaException as error:
+                self._options.client.errors.note(error, "Aborting a Kafka transaction")
+
+    def _until(self, call: Callable[[float], None], end: float) -> None:
+        """Repeat a resumable call in slices until it succeeds; KafkaException when it fails or time is up."""
+        while True:
+            try:
+                call(SLICE_S)
+            except KafkaException as error:
+                if not error.args[0].retriable() or time.monotonic() > end or self._given_up.wait(RETRY_S):
+                    raise
+            else:
+                return
+
+    def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
+        """Keep the first refusal: it says which record, where the transaction's error only says that one failed."""
+        if error is None or self._refused is not None:
+            return
+        doing = f"Writing a record to {message.topic()} [{message.partition()}]"
+        found = failure(error, doing, self._options.client.errors)
+        if isinstance(found, PoisonError):
+            key, value = message.key() or b"", message.value() or b""
+            found = PoisonError(
+                f"{found} Key {len(key)} bytes, value {len(value)} bytes: raise the topic's max.message.bytes "
+                "(`config` in [kafka.topics] or [[tables.rules]]) or the brokers' message.max.bytes."
+            )
+        self._refused = found
+
+    def _broken(self, error: KafkaException, doing: str) -> PgsluiceError:
+        if self._refused is not None:
+            return self._refused
+        if error.args[0].code() in _FENCED:
+            return SinkUnavailable(
+                f"{doing}: another producer with transactional.id {self._options.transactional_id} has taken over, "
+                "or the broker's transaction timeout struck."
+            )
+        return failure(error, doing, self._options.client.errors)
