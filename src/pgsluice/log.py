@@ -93,12 +93,12 @@ class _ToStructlog(logging.Handler):
     """Hands what libraries log through ``logging`` to structlog."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        level = min(max(record.levelno // 10 * 10, logging.DEBUG), logging.CRITICAL)
         try:
-            level = min(max(record.levelno // 10 * 10, logging.DEBUG), logging.CRITICAL)
-            logger = structlog.get_logger(record.name)
-            logger.log(level, record.getMessage(), exc_info=record.exc_info, _record=record)
-        except Exception:  # noqa: BLE001 - a library's wrong format string must not end a session
-            self.handleError(record)
+            message = record.getMessage()
+        except Exception:  # noqa: BLE001 - a library whose arguments do not fit its text must not end a session
+            message = str(record.msg)
+        structlog.get_logger(record.name).log(level, message, exc_info=record.exc_info, _record=record)
 
 
 def _without_record(_logger: object, _method: str, event: EventDict) -> EventDict:

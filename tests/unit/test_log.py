@@ -1,0 +1,209 @@
+import io
+import json
+import logging
+import re
+import warnings
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import PurePosixPath
+from typing import Any
+
+import pytest
+import structlog
+
+from pgsluice import log
+from pgsluice.finding import Verdict
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def _restored() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.captureWarnings(capture=False)
+    structlog.reset_defaults()
+
+
+@pytest.fixture
+def stream() -> io.StringIO:
+    stream = io.StringIO()
+    log.configure(stream=stream)
+    return stream
+
+
+def events(stream: io.StringIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_an_event_is_one_line_of_json(stream: io.StringIO) -> None:
+    structlog.get_logger("pgsluice.pipeline").info("streaming", slot="shop", cut=5)
+    (event,) = events(stream)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", event.pop("timestamp"))
+    assert event == {"event": "streaming", "level": "info", "logger": "pgsluice.pipeline", "slot": "shop", "cut": 5}
+
+
+def test_loggers_made_before_follow_the_last_configuration() -> None:
+    early = structlog.get_logger()
+    first, second = io.StringIO(), io.StringIO()
+    log.configure("error", "json", first)
+    early.warning("not heard")
+    early.error("heard")
+    log.configure("debug", "json", second)
+    early.debug("later")
+    assert [event["event"] for event in events(first)] == ["heard"]
+    assert events(second)[0]["logger"] == "pgsluice"
+
+
+def test_people_at_a_terminal_get_colours_and_no_json() -> None:
+    terminal = Terminal()
+    log.configure("info", "auto", terminal)
+    structlog.get_logger().info("streaming", confirmed_lsn=0x16B374D848)
+    assert "\x1b[" in terminal.getvalue()
+    assert "16/B374D848" in terminal.getvalue()
+    asked_for = Terminal()
+    log.configure("info", "json", asked_for)
+    structlog.get_logger().info("streaming")
+    assert events(asked_for)[0]["event"] == "streaming"
+
+
+def test_the_console_can_be_asked_for_without_a_terminal() -> None:
+    stream = io.StringIO()
+    log.configure("info", "console", stream)
+    structlog.get_logger().info("streaming", slot="shop")
+    assert re.search(r"\[info +\] streaming +\[pgsluice\] slot=shop", stream.getvalue())
+
+
+def test_standard_error_is_where_it_goes(capsys: pytest.CaptureFixture[str]) -> None:
+    log.configure()
+    structlog.get_logger().info("streaming")
+    assert json.loads(capsys.readouterr().err)["event"] == "streaming"
+
+
+def test_libraries_log_into_the_same_stream(stream: io.StringIO) -> None:
+    library = logging.getLogger("rdkafka")
+    library.debug("not heard")
+    library.warning("broker %s is down", 5, extra={"broker": "b"})
+    library.log(35, "between two levels")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.warn("old", DeprecationWarning, stacklevel=1)
+    broker, between, warning = events(stream)
+    assert (broker["event"], broker["level"], broker["logger"]) == ("broker 5 is down", "warning", "rdkafka")
+    assert broker["broker"] == "b"
+    assert "_record" not in broker
+    assert between["level"] == "warning"
+    assert "DeprecationWarning: old" in warning["event"]
+
+
+def test_a_library_that_logs_wrongly_does_no_harm(stream: io.StringIO) -> None:
+    wrong = logging.LogRecord("rdkafka", logging.WARNING, "x.c", 1, "broker %d is down", ("x",), None)
+    (handler,) = [one for one in logging.getLogger().handlers if type(one).__module__ == log.__name__]
+    handler.handle(wrong)
+    assert events(stream)[0]["event"] == "broker %d is down"
+
+
+@pytest.mark.parametrize("style", ["json", "console"])
+def test_tracebacks_do_not_show_what_variables_hold(style: str) -> None:
+    stream = io.StringIO()
+    log.configure("info", style, stream)
+    row = b"hunter2"
+    try:
+        len(row) // 0
+    except ZeroDivisionError:
+        structlog.get_logger().exception("bug")
+    assert "ZeroDivisionError" in stream.getvalue()
+    assert "hunter2" not in stream.getvalue()
+
+
+def test_positions_are_written_as_postgresql_does(stream: io.StringIO) -> None:
+    structlog.get_logger().info(
+        "progress", lsn=1, confirmed_lsn=0x16B374D848, end_lsn=None, wrong_lsn=-1, flag_lsn=True, lsns=5
+    )
+    (event,) = events(stream)
+    assert (event["lsn"], event["confirmed_lsn"], event["end_lsn"]) == ("0/1", "16/B374D848", None)
+    assert (event["wrong_lsn"], event["flag_lsn"], event["lsns"]) == (-1, True, 5)
+
+
+def test_what_could_carry_a_row_is_not_printed(stream: io.StringIO) -> None:
+    structlog.get_logger().info(
+        "all kinds",
+        payload=b"hunter2",
+        error=ValueError("duplicate key\nDETAIL: Key (id)=(hunter2)"),
+        nested={"a": [1, b"hunter2", ("x",)], 2: None},
+        verdict=Verdict.FAIL,
+        path=PurePosixPath("/spill"),
+        age=timedelta(seconds=5),
+        ratio=0.5,
+    )
+    assert "hunter2" not in stream.getvalue()
+    (event,) = events(stream)
+    assert event["payload"] == "<bytes>"
+    assert event["error"] == "ValueError: duplicate key"
+    assert event["nested"] == {"a": [1, "<bytes>", ["x"]], "2": None}
+    assert (event["verdict"], event["path"], event["age"], event["ratio"]) == ("FAIL", "/spill", "0:00:05", 0.5)
+
+
+def test_nobody_reading_the_log_is_no_reason_to_stop() -> None:
+    stream = io.StringIO()
+    log.configure(stream=stream)
+    stream.close()
+    structlog.get_logger().info("streaming")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def passes(limiter: log.RepeatLimiter, method: str = "info", **event: object) -> dict[str, object] | None:
+    try:
+        return dict(limiter(None, method, {"event": "retrying", **event}))
+    except structlog.DropEvent:
+        return None
+
+
+def test_repeats_are_dropped_and_counted() -> None:
+    clock = Clock()
+    limiter = log.RepeatLimiter(10.0, clock)
+    assert passes(limiter, slot="a", tries=1) == {"event": "retrying", "slot": "a", "tries": 1}
+    clock.now += 9.9
+    assert passes(limiter, slot="a", tries=2) is None
+    assert passes(limiter, slot="a", tries=3) is None
+    clock.now += 0.1
+    assert passes(limiter, slot="a", tries=4) == {"event": "retrying", "slot": "a", "tries": 4, "repeats_dropped": 2}
+    clock.now += 10
+    assert passes(limiter, slot="a", tries=5) == {"event": "retrying", "slot": "a", "tries": 5}
+
+
+def test_what_differs_in_level_or_in_a_text_is_no_repeat() -> None:
+    limiter = log.RepeatLimiter(10.0, Clock())
+    assert passes(limiter, slot="a")
+    assert passes(limiter, slot="b")
+    assert passes(limiter, "warning", slot="a")
+    assert passes(limiter)
+    assert passes(limiter, "debug")
+    assert passes(limiter, "debug")
+
+
+def test_memory_for_repeats_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "REPEATS_TRACKED_MAX", 2)
+    limiter = log.RepeatLimiter(10.0, Clock())
+    assert all(passes(limiter, slot=slot) for slot in "abc")
+    assert passes(limiter, slot="c") is None
+    assert passes(limiter, slot="a")
+
+
+def test_the_log_itself_drops_repeats(stream: io.StringIO) -> None:
+    for number in range(3):
+        structlog.get_logger().info("retrying", number=number)
+    assert len(events(stream)) == 1
