@@ -9,6 +9,7 @@ https://man7.org/linux/man-pages/man7/unix.7.html
 
 import random
 import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -36,18 +37,21 @@ class ReservedPort:
     @classmethod
     def any(cls) -> Self:
         """Reserve some free port."""
-        ceiling = int(EPHEMERAL_RANGE.read_text().split()[0])
+        ceiling = max(ephemeral_start(), LOWEST + ATTEMPTS)
         candidates = random.SystemRandom()
         for _ in range(ATTEMPTS):
-            try:
-                return cls(candidates.randrange(LOWEST, max(ceiling, LOWEST + ATTEMPTS)))
-            except OSError:
-                continue
+            with suppress(OSError):
+                return cls(candidates.randrange(LOWEST, ceiling))
         raise NoFreePort(f"{ATTEMPTS} ports between {LOWEST} and {ceiling} are taken")
 
     def release(self) -> None:
         """Let others have the port."""
         self._reservation.close()
+
+
+def ephemeral_start() -> int:
+    """Return the lowest port that the kernel hands to clients."""
+    return int(EPHEMERAL_RANGE.read_text().split()[0])
 
 
 def _bind_once(number: int) -> None:

@@ -17,8 +17,7 @@ import sys
 
 from sandbox.errors import MissingPrerequisites
 
-PYTHON_MINIMUM = (3, 11, 4)
-"""The first 3.11 with extraction filters in tarfile."""
+PYTHON_MINIMUM = (3, 11)
 
 JAVA_MINIMUM = 17
 """What Kafka 4 and Spark 4 need."""

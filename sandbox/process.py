@@ -31,7 +31,7 @@ class Server:
         directory: Path,
         log: Path,
         account: Account,
-        orphan_signal: signal.Signals,
+        death_signal: signal.Signals,
     ) -> None:
         """Start ``command`` in ``directory``, which is removed if this process ends without ``dismiss``."""
         self._log = log
@@ -42,7 +42,7 @@ class Server:
             log=str(log),
             uid=account.uid,
             gid=account.gid,
-            orphan_signal=orphan_signal,
+            death_signal=death_signal,
             environment=environment(),
         )
         self._channel, theirs = socket.socketpair()

@@ -4,6 +4,8 @@ Run as a script of its own, standard library only, by ``process.py``. It is the 
 what the server leaves behind, so nothing that a server forks can escape it. Should the supervisor itself be
 killed, the kernel signals the server.
 
+An unwanted server is killed, and its directory removed: nobody will read its data.
+
 Over its standard output it says the server's pid, and later its exit status. It waits for
 ``DISMISS`` on its standard input; end of file there, or the owner's end, means that the owner is gone.
 
@@ -28,9 +30,6 @@ DISMISS = b"d"
 LINE_BYTES = 16
 """Both answers have this length, so that they stay apart in the stream."""
 
-ORPHAN_GRACE_MS = 10_000
-"""PostgreSQL's immediate shutdown kills its own stragglers after 5 s."""
-
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 IPC_RMID = 0
@@ -40,7 +39,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What to run, and how it ends when nobody wants it any more."""
+    """What to run, for whom, and what the kernel signals to it if the supervisor dies."""
 
     owner: int
     command: list[str]
@@ -48,7 +47,7 @@ class Task:
     log: str
     uid: int
     gid: int
-    orphan_signal: int
+    death_signal: int
     environment: dict[str, str]
 
     def to_json(self) -> str:
@@ -65,11 +64,10 @@ def main(argument: str) -> None:
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     server = _start(task)
     _say(server.pid)
-    if _wait_until_dismissed(server, owner):
-        _end_descendants(server.pid)
-        return
-    _end_orphan(server, task)
-    shutil.rmtree(task.directory, ignore_errors=True)
+    dismissed = _wait_until_dismissed(server, owner)
+    _end_descendants(server.pid)
+    if not dismissed:
+        shutil.rmtree(task.directory, ignore_errors=True)
 
 
 def _start(task: Task) -> subprocess.Popen[bytes]:
@@ -77,7 +75,7 @@ def _start(task: Task) -> subprocess.Popen[bytes]:
 
     def die_with_supervisor() -> None:
         # after the change of user, which would clear it
-        _prctl(PR_SET_PDEATHSIG, task.orphan_signal)
+        _prctl(PR_SET_PDEATHSIG, task.death_signal)
         if os.getppid() != supervisor:
             os._exit(1)
 
@@ -122,15 +120,6 @@ def _dismissed() -> bool:
         return os.read(sys.stdin.fileno(), 1) == DISMISS
     except ConnectionResetError:  # the owner ended before it read all that we said
         return False
-
-
-def _end_orphan(server: subprocess.Popen[bytes], task: Task) -> None:
-    if server.returncode is None:
-        server.send_signal(task.orphan_signal)
-        server.send_signal(signal.SIGCONT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            server.wait(ORPHAN_GRACE_MS / 1000)
-    _end_descendants(server.pid)
 
 
 def _end_descendants(server: int) -> None:

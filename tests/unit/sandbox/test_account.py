@@ -1,0 +1,54 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from sandbox.account import can_enter, current_account, environment, run_as, server_account
+from sandbox.errors import ServerError
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+
+
+def test_servers_never_run_as_root() -> None:
+    assert server_account().uid != 0
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root must become somebody else")
+def test_an_ordinary_user_runs_servers_itself() -> None:
+    assert server_account() == current_account()
+
+
+@as_root
+def test_commands_run_under_the_account_without_groups_of_root(tmp_path: Path) -> None:
+    answer = tmp_path / "answer"
+    answer.touch()
+    answer.chmod(0o666)
+    for directory in (tmp_path, *tmp_path.parents[:3]):
+        directory.chmod(0o711)
+    run_as(server_account(), ["/bin/sh", "-c", '{ id -u; id -g; id -G; } > "$0"', answer])
+    account = server_account()
+    assert answer.read_text().split() == [str(account.uid), str(account.gid), str(account.gid)]
+
+
+def test_a_command_that_fails_is_told_with_what_it_said() -> None:
+    with pytest.raises(ServerError, match=r"(?s)sh -c .* failed:.*no good"):
+        run_as(current_account(), ["/bin/sh", "-c", "echo no good >&2; exit 3"])
+
+
+def test_a_directory_is_entered_by_those_who_may(tmp_path: Path) -> None:
+    assert can_enter(current_account(), tmp_path)
+    assert not can_enter(current_account(), tmp_path / "missing")
+
+
+@as_root
+def test_a_directory_below_a_closed_one_cannot_be_entered(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    (closed / "open").mkdir(parents=True)
+    closed.chmod(0o700)
+    assert not can_enter(server_account(), closed / "open")
+
+
+def test_the_environment_has_nothing_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGPASSWORD", "secret")
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Xmx1m")
+    assert environment().keys() == {"PATH", "LC_ALL", "TZ"}

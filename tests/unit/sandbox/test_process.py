@@ -1,0 +1,221 @@
+"""The promise: no server outlives its owner, whatever happens to whom. Here a shell script is the server."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sandbox import process, supervisor
+from sandbox.account import SHARED_DIRECTORY, can_enter, current_account, server_account
+from sandbox.errors import ServerError
+from sandbox.process import Server, make_directory
+from sandbox.supervisor import descendants
+
+FAMILY = ["/bin/sh", "-c", "trap '' TERM; setsid sleep 1000 & sleep 1000 & echo $! >> family; wait; wait"]
+"""A server that ignores SIGTERM, with two children, one of them in a session of its own."""
+
+WAIT_S = 30
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    path = tmp_path / "server"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def servers(directory: Path) -> Iterator["list[Server]"]:
+    running: list[Server] = []
+    yield running
+    for server in running:
+        server.dismiss()
+    assert directory.exists(), "an orderly end leaves the directory to the owner"
+
+
+def start(directory: Path, command: list[str]) -> Server:
+    return Server(command, directory, directory / "log", current_account(), signal.SIGKILL)
+
+
+def wait_for(server: Server, file: Path) -> None:
+    server.wait_until(lambda: file.exists() and bool(file.read_text()), WAIT_S)
+
+
+def wait_until_gone(watched: list[int]) -> None:
+    """Wait for the end of processes, given by descriptors that were opened while they ran."""
+    for descriptor in watched:
+        assert select.select([descriptor], [], [], WAIT_S)[0]
+        os.close(descriptor)
+
+
+def test_a_server_runs_in_its_directory_with_its_log(directory: Path, servers: list[Server]) -> None:
+    server = start(directory, ["/bin/sh", "-c", "pwd; echo to-stderr >&2; env; umask; sleep 1000"])
+    servers.append(server)
+    server.wait_until(lambda: "0077" in (directory / "log").read_text(), WAIT_S)
+    log = (directory / "log").read_text()
+    assert log.startswith(f"{directory}\nto-stderr\n")
+    assert "HOME=" not in log
+    assert server.alive
+    assert Path(f"/proc/{server.pid}").exists()
+
+
+def test_kill_ends_all_children_wherever_they_hide(directory: Path, servers: list[Server]) -> None:
+    server = start(directory, FAMILY)
+    servers.append(server)
+    wait_for(server, directory / "family")
+    watched = [os.pidfd_open(pid) for pid in [server.pid, *descendants(server.pid)]]
+    assert len(watched) == 3
+    server.kill()
+    assert not server.alive
+    wait_until_gone(watched)
+
+
+def test_children_do_not_outlive_a_server_that_ends_by_itself(directory: Path, servers: list[Server]) -> None:
+    server = start(directory, ["/bin/sh", "-c", "setsid sleep 1000 & echo $! > child; read forever < fifo"])
+    servers.append(server)
+    wait_for(server, directory / "child")
+    server.wait(WAIT_S)
+    assert not Path(f"/proc/{(directory / 'child').read_text().strip()}").exists()
+
+
+def test_signals_reach_the_server_until_it_has_ended(directory: Path, servers: list[Server]) -> None:
+    server = start(directory, ["/bin/sleep", "1000"])
+    servers.append(server)
+    server.send(signal.SIGTERM)
+    server.wait(WAIT_S)
+    server.send(signal.SIGTERM)
+    assert not server.alive
+
+
+def test_a_server_that_does_not_stop_is_told_with_its_log(directory: Path, servers: list[Server]) -> None:
+    server = start(
+        directory, ["/bin/sh", "-c", "trap '' TERM; echo last words; echo > ready; while :; do sleep 1; done"]
+    )
+    servers.append(server)
+    wait_for(server, directory / "log")
+    server.send(signal.SIGTERM)
+    with pytest.raises(ServerError, match=r"(?s)still runs after 0 s.*last words"):
+        server.wait(0)
+
+
+def test_a_server_that_ends_while_starting_is_told_with_its_log(directory: Path, servers: list[Server]) -> None:
+    servers.append(start(directory, ["/bin/sh", "-c", "echo no such database; exit 1"]))
+    with pytest.raises(ServerError, match=r"(?s)ended while starting.*no such database"):
+        servers[0].wait_until(lambda: False, WAIT_S)
+
+
+def test_a_server_that_never_gets_ready_is_told(directory: Path, servers: list[Server]) -> None:
+    servers.append(start(directory, ["/bin/sleep", "1000"]))
+    with pytest.raises(ServerError, match="not ready after 0 s"):
+        servers[0].wait_until(lambda: False, 0)
+
+
+def test_a_program_that_is_not_there(directory: Path) -> None:
+    with pytest.raises(ServerError, match=r"(?s)could not be started.*No such file"):
+        start(directory, ["/no/such/program"])
+
+
+OWNER = f"""if True:
+    import os, signal, sys, time
+    from pathlib import Path
+    from sandbox.account import current_account
+    from sandbox.process import Server
+    directory = Path(sys.argv[1])
+    server = Server({FAMILY!r}, directory, directory / "log", current_account(), signal.SIGKILL)
+    server.wait_until((directory / "family").exists, {WAIT_S})
+    print("started", flush=True)
+    sys.stdin.readline()
+    if child := os.fork():
+        print(child, flush=True)
+    time.sleep(1000)
+"""
+
+
+@pytest.fixture
+def owner(directory: Path) -> Iterator["subprocess.Popen[str]"]:
+    """Give another process, which owns a server with children."""
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNER, directory],
+        cwd=Path(process.__file__).parents[1],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as owner:
+        assert owner.stdout is not None
+        owner.stdout.readline()
+        yield owner
+        owner.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_outlives_an_owner_that_is_killed(
+    owner: "subprocess.Popen[str]", directory: Path, number: signal.Signals
+) -> None:
+    watched = [os.pidfd_open(pid) for pid in descendants(owner.pid)]
+    assert len(watched) == 4
+    owner.send_signal(number)
+    wait_until_gone(watched)
+    assert not directory.exists()
+
+
+def test_nothing_outlives_an_owner_whose_own_child_still_has_its_descriptors(
+    owner: "subprocess.Popen[str]", directory: Path
+) -> None:
+    assert owner.stdin is not None
+    assert owner.stdout is not None
+    watched = [os.pidfd_open(pid) for pid in descendants(owner.pid)]
+    owner.stdin.write("fork\n")
+    owner.stdin.flush()
+    child = int(owner.stdout.readline())
+    owner.kill()
+    wait_until_gone(watched)
+    assert not directory.exists()
+    os.kill(child, signal.SIGKILL)
+
+
+def test_the_server_dies_with_its_supervisor(owner: "subprocess.Popen[str]") -> None:
+    supervisor_pid, server_pid, *children = descendants(owner.pid)
+    watched = [os.pidfd_open(server_pid)]
+    os.kill(supervisor_pid, signal.SIGKILL)
+    wait_until_gone(watched)
+    for child in children:  # PostgreSQL's end with the postmaster, those of a shell do not
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_supervisor_whose_owner_is_gone_already_starts_nothing(directory: Path) -> None:
+    task = supervisor.Task(
+        owner=1,
+        command=["/bin/sh", "-c", "echo > started"],
+        directory=str(directory),
+        log=str(directory / "log"),
+        uid=os.geteuid(),
+        gid=os.getegid(),
+        death_signal=signal.SIGKILL,
+        environment={},
+    )
+    subprocess.run([sys.executable, "-I", "-S", supervisor.__file__, task.to_json()], check=True)
+    assert not list(directory.iterdir())
+
+
+def test_directories_are_ours_alone_and_apart() -> None:
+    first, second = make_directory(current_account()), make_directory(current_account())
+    assert first != second
+    assert first.stat().st_mode & 0o777 == 0o700
+    first.rmdir()
+    second.rmdir()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_directories_for_another_account_can_be_entered_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o700)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    directory = make_directory(server_account())
+    assert can_enter(server_account(), directory)
+    assert directory.parent == SHARED_DIRECTORY
+    directory.rmdir()
