@@ -21,7 +21,7 @@ from pgsluice.finding import Finding, Verdict
 from pgsluice.lsn import format_lsn
 
 if TYPE_CHECKING:
-    from pgsluice.config import Settings, Sources
+    from pgsluice.config import ListenAddress, Settings, Sources
 
 _EXIT_INTERRUPTED = 130
 """What shells report for a program that Ctrl-C ended."""
@@ -232,9 +232,13 @@ def _health(options: argparse.Namespace) -> int:
 
 def _status(options: argparse.Namespace) -> int:
     code, body = _ask(options, "/status")
-    if code != _HTTP_OK:
-        raise UnavailableError(f"the daemon answered {code} to a question for its status")
-    return _say("\n".join(_outline(json.loads(body))))
+    try:
+        status = json.loads(body) if code == _HTTP_OK else None
+    except ValueError:
+        status = None
+    if not isinstance(status, Mapping):
+        raise UnavailableError(f"what answers there is no pgsluice: asked for its status, it said {code}")
+    return _say("\n".join(_outline(status)))
 
 
 def _outline(value: object, indent: str = "") -> list[str]:
@@ -282,13 +286,11 @@ def _settings(options: argparse.Namespace, defaults: Mapping[str, object] | None
 
 def _ask(options: argparse.Namespace, path: str) -> tuple[int, str]:
     """Ask a running daemon over HTTP; its status code and answer."""
-    url = options.url or _daemon_url(options)
-    parts = urlsplit(url)
-    if parts.scheme != "http" or not parts.hostname:
-        raise UsageError(f"--url {url}: must look like http://127.0.0.1:8080")
-    connection = HTTPConnection(parts.hostname, parts.port, timeout=_HTTP_TIMEOUT_S)
+    url = options.url or _url(_sources(options).listen_address())
+    host, port, base = _split(url)
+    connection = HTTPConnection(host, port, timeout=_HTTP_TIMEOUT_S)
     try:
-        connection.request("GET", parts.path.rstrip("/") + path)
+        connection.request("GET", base + path)
         response = connection.getresponse()
         return response.status, response.read().decode(errors="replace")
     except (OSError, HTTPException) as error:
@@ -297,7 +299,17 @@ def _ask(options: argparse.Namespace, path: str) -> tuple[int, str]:
         connection.close()
 
 
-def _daemon_url(options: argparse.Namespace) -> str:
-    listen = _sources(options).listen_address()
+def _split(url: str) -> tuple[str, int | None, str]:
+    parts = urlsplit(url)
+    try:
+        if parts.scheme == "http" and parts.hostname:
+            return parts.hostname, parts.port, parts.path.rstrip("/")
+    except ValueError:
+        pass  # the port is not a number
+    raise UsageError(f"--url {url}: must look like http://127.0.0.1:8080")
+
+
+def _url(listen: "ListenAddress") -> str:
+    """Return where a daemon that listens there can be asked from this machine."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen.host, listen.host)  # noqa: S104 - not bound here
     return f"http://{replace(listen, host=host)}"

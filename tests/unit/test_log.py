@@ -3,7 +3,6 @@ import json
 import logging
 import re
 import warnings
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import PurePosixPath
 from typing import Any
@@ -14,21 +13,12 @@ import structlog
 from pgsluice import log
 from pgsluice.finding import Verdict
 
+pytestmark = pytest.mark.usefixtures("restored_logging")
+
 
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
-
-
-@pytest.fixture(autouse=True)
-def _restored() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    logging.captureWarnings(capture=False)
-    structlog.reset_defaults()
 
 
 @pytest.fixture

@@ -1,0 +1,19 @@
+"""Fixtures of the unit tests."""
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+
+@pytest.fixture
+def restored_logging() -> Iterator[None]:
+    """Undo after the test what configuring the log did to the process."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.captureWarnings(capture=False)
+    structlog.reset_defaults()

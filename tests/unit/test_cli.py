@@ -1,0 +1,313 @@
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from pgsluice import __version__, cli
+from pgsluice.config import ListenAddress
+from pgsluice.finding import Finding, Verdict
+
+pytestmark = pytest.mark.usefixtures("restored_logging")
+
+SETTINGS = """\
+version = 1
+name = "shop"
+[postgres]
+host = "127.0.0.1"
+port = 1
+dbname = "shop"
+user = "nobody"
+[kafka]
+bootstrap_servers = "127.0.0.1:1"
+topic_prefix = "shop"
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.startswith("PGSLUICE_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "pgsluice.toml"
+    path.write_text(SETTINGS)
+    return str(path)
+
+
+def pgsluice(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:  # noqa: ANN401 - of run()
+    command = [sys.executable, "-m", "pgsluice", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, **options)
+
+
+# -- the process ---------------------------------------------------------------------------------
+
+
+def test_the_module_is_the_command() -> None:
+    result = pgsluice("version")
+    assert (result.returncode, result.stdout, result.stderr) == (0, f"pgsluice {__version__}\n", "")
+
+
+def test_small_commands_load_nothing_heavy() -> None:
+    code = (
+        "import sys; from pgsluice.cli import main; main(['version']);"
+        "sys.exit(sorted({'pydantic', 'psycopg', 'confluent_kafka', 'aiohttp', 'structlog'} & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.stderr == "[]\n"
+
+
+def test_usage_errors_exit_with_2() -> None:
+    assert pgsluice().returncode == 2
+    result = pgsluice("run", "--adopt")
+    assert result.returncode == 2
+    assert "unrecognized arguments: --adopt" in result.stderr
+
+
+def test_help_names_commands_and_exit_codes() -> None:
+    result = pgsluice("--help")
+    assert result.returncode == 0
+    for word in ("run", "check", "slot", "registry", "status", "health", "config", "version", "78 configuration"):
+        assert word in result.stdout
+
+
+def test_a_reader_that_has_enough_is_no_error() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as closed:
+        result = subprocess.run(
+            [sys.executable, "-m", "pgsluice", "config", "example"],
+            stdout=closed, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert (result.returncode, result.stderr) == (141, "")
+
+
+def test_a_refusal_is_one_sentence_and_an_exit_code(file: str) -> None:
+    result = pgsluice("slot", "status", "-c", file)
+    assert result.returncode == 69
+    assert result.stdout == ""
+    assert result.stderr.startswith("pgsluice: PostgreSQL cannot be reached")
+
+
+# -- settings ------------------------------------------------------------------------------------
+
+
+def test_settings_come_from_file_environment_and_flags(
+    file: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGSLUICE_CONFIG", file)
+    monkeypatch.setenv("PGSLUICE_POSTGRES__PASSWORD", "hunter2")
+    assert cli.main(["config", "show", "--set", "log.level=debug", "--set", "name=other"]) == 0
+    shown = capsys.readouterr().out
+    assert 'name = "other"  # --set name\n' in shown
+    assert f'user = "nobody"  # {file}:7\n' in shown
+    assert 'password = "***"  # PGSLUICE_POSTGRES__PASSWORD\n' in shown
+
+
+def test_wrong_settings_exit_with_78(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["config", "show", "-c", file, "--set", "log.level=loud", "--set", "x.y=1"]) == 78
+    assert capsys.readouterr().err == (
+        "pgsluice: the configuration has 2 errors:\n"
+        "  --set log.level: log.level: must be 'debug', 'info', 'warning' or 'error'\n"
+        "  --set x.y: is not a setting\n"
+    )
+
+
+def test_settings_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["config", "schema"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert schema["required"] == ["version", "name", "kafka"]
+    assert cli.main(["config", "example"]) == 0
+    assert "[tables]" in capsys.readouterr().out
+    assert cli.main(["config", "reference"]) == 0
+    assert "| `name` |" in capsys.readouterr().out
+
+
+# -- check ---------------------------------------------------------------------------------------
+
+
+def test_check_offline_looks_at_the_settings_only(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check", "--offline", "-c", file]) == 0
+    assert capsys.readouterr().out == "OK    configuration  can be used\n"
+
+
+def test_check_lists_every_problem_of_the_settings(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["check", "--offline", "-c", file, "--set", "x.y=1", "--set", "delivery.heartbeat=10"]
+    assert cli.main(command) == 78
+    assert capsys.readouterr().out == (
+        "FAIL  configuration  delivery.heartbeat: '10' needs one of the units ms, s, min, h, d: perhaps '10ms'?\n"
+        "                     -> see --set delivery.heartbeat\n"
+        "FAIL  configuration  is not a setting\n"
+        "                     -> see --set x.y\n"
+    )
+    assert cli.main([*command, "--json"]) == 78
+    findings = json.loads(capsys.readouterr().out)
+    assert findings[1] == {
+        "name": "configuration", "verdict": "FAIL", "detail": "is not a setting", "remedy": "see --set x.y",
+    }  # fmt: skip
+
+
+def test_findings_are_a_table() -> None:
+    findings = [
+        Finding("a", Verdict.OK, "fine"),
+        Finding("wal_level", Verdict.WARN, "odd", "mend it"),
+    ]
+    assert cli._table(findings).splitlines() == [
+        "OK    a          fine",
+        "WARN  wal_level  odd",
+        "                 -> mend it",
+    ]
+
+
+# -- what needs the daemon -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("action", ["create", "status", "drop"])
+def test_slots_without_a_server(file: str, action: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["slot", action, "-c", file]) == 69
+    assert "Connection refused" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["run"], ["registry"], ["registry", "--prefix", "a", "--prefix", "b"]])
+def test_what_listens_where_somebody_listens(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"http.listen=127.0.0.1:{taken.getsockname()[1]}"
+        needed = ["--set", "kafka.bootstrap_servers=127.0.0.1:1", "--set", listen]
+        if "--prefix" not in command:
+            needed += ["--set", "name=shop", "--set", "kafka.topic_prefix=shop"]
+        assert cli.main([*command, *needed]) == 78
+    assert "address already in use" in capsys.readouterr().err
+
+
+# -- health and status ---------------------------------------------------------------------------
+
+ANSWERS = {
+    "/livez": (200, "ok\n"),
+    "/odd/status": (200, "no JSON"),
+    "/list/status": (200, "[]"),
+    "/readyz": (200, "ok\n"),
+    "/readyz?role=active": (503, "standby\n"),
+    "/status": (200, json.dumps({"state": "streaming", "confirmed_lsn": "0/1", "slot": {}, "cut": 0, "last_error": None,
+                                 "ready": True, "tables": [{"name": "a.b", "rows": 5}, {"name": "c"}, "x"]})),
+}  # fmt: skip
+
+
+class Answering(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        code, text = ANSWERS.get(self.path, (404, "not found\n"))
+        self.send_response(code)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), Answering) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_health_asks_and_exits(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["health", "--url", url]) == 0
+    assert cli.main(["health", "--url", f"{url}/", "--ready"]) == 0
+    assert capsys.readouterr().out == "ok\nok\n"
+    assert cli.main(["health", "--url", url, "--role", "active"]) == 69
+    assert capsys.readouterr().out == "standby\n"
+
+
+def test_the_daemon_is_where_the_settings_say(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    port = url.rpartition(":")[2]
+    assert cli.main(["health", "--set", f"http.listen=0.0.0.0:{port}"]) == 0
+    assert capsys.readouterr().out == "ok\n"
+
+
+@pytest.mark.parametrize(
+    ("listen", "url"),
+    [
+        ("0.0.0.0:1", "http://127.0.0.1:1"),
+        ("[::]:2", "http://[::1]:2"),
+        ("[fe80::1]:3", "http://[fe80::1]:3"),
+        ("db:4", "http://db:4"),
+    ],
+)
+def test_a_daemon_that_listens_everywhere_is_asked_here(listen: str, url: str) -> None:
+    assert cli._url(ListenAddress.parse(listen)) == url
+
+
+def test_status_is_an_outline(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["status", "--url", url]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "state          streaming",
+        "confirmed_lsn  0/1",
+        "slot           -",
+        "cut            0",
+        "last_error     -",
+        "ready          true",
+        "tables",
+        "  -",
+        "    name  a.b",
+        "    rows  5",
+        "  -",
+        "    name  c",
+        "  -  x",
+    ]
+    assert cli.main(["status", "--url", f"{url}/elsewhere"]) == 69
+    assert "what answers there is no pgsluice: asked for its status, it said 404" in capsys.readouterr().err
+    assert cli.main(["status", "--url", f"{url}/odd"]) == 69
+    assert "it said 200" in capsys.readouterr().err
+    assert cli.main(["status", "--url", f"{url}/list"]) == 69
+
+
+def test_a_daemon_that_does_not_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    assert cli.main(["health", "--url", f"http://127.0.0.1:{port}"]) == 69
+    assert f"no daemon answers at http://127.0.0.1:{port}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("url", ["https://127.0.0.1", "127.0.0.1:8080", "http://", "http://a:b"])
+def test_urls_that_cannot_be_asked(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["health", "--url", url]) == 2
+    assert f"--url {url}: must look like http://127.0.0.1:8080" in capsys.readouterr().err
+
+
+# -- the unexpected ------------------------------------------------------------------------------
+
+
+def test_bugs_are_logged_with_their_traceback(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def bug(_options: object) -> int:
+        raise AssertionError("planted")
+
+    monkeypatch.setattr(cli, "_version", bug)
+    assert cli.main(["version"]) == 70
+    assert cli.main(["version"]) == 70  # the log is configured by now, and drops what it has said
+    (line,) = capsys.readouterr().err.splitlines()
+    event = json.loads(line)
+    assert event["event"] == "unexpected exception, please report it"
+    assert "AssertionError: planted" in event["exception"]
+
+
+def test_ctrl_c_is_what_shells_expect(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_options: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_version", interrupted)
+    assert cli.main(["version"]) == 130
