@@ -72,7 +72,7 @@ def _refusal(part: Part) -> Column:
     data = F.col(part)
     is_framed = (F.length(data) >= _HEADER_BYTES) & (F.substring(data, 1, 1) == F.lit(b"\x00"))
     unframed = F.format_string(
-        "is not in Confluent's wire format (a magic byte of 0 and a 4-byte schema id): it begins with 0x%s",
+        "is not in Confluent's wire format (a magic byte of 0 and a 4-byte schema id): it begins with 0x%s.",
         F.hex(_header(part)),
     )
     unknown = F.format_string(
