@@ -14,6 +14,7 @@ import pytest
 from pgsluice import __version__, cli
 from pgsluice.config import ListenAddress
 from pgsluice.finding import Finding, Verdict
+from tests.support.log import restored_logging  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.usefixtures("restored_logging")
 
@@ -56,6 +57,11 @@ def pgsluice(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str
 def test_the_module_is_the_command() -> None:
     result = pgsluice("version")
     assert (result.returncode, result.stdout, result.stderr) == (0, f"pgsluice {__version__}\n", "")
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["version"]) == 0
+    assert capsys.readouterr().out == f"pgsluice {__version__}\n"
 
 
 def test_small_commands_load_nothing_heavy() -> None:

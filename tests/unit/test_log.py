@@ -12,6 +12,7 @@ import structlog
 
 from pgsluice import log
 from pgsluice.finding import Verdict
+from tests.support.log import restored_logging  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.usefixtures("restored_logging")
 

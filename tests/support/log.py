@@ -1,4 +1,4 @@
-"""Fixtures of the unit tests."""
+"""A fixture for tests that configure the log of their own process."""
 
 import logging
 from collections.abc import Iterator

@@ -1,0 +1,93 @@
+"""The commands against real servers, one after another, as a person at a shell would use them."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pgsluice import cli
+from sandbox.kafka import Kafka
+from sandbox.ports import ReservedPort
+from sandbox.postgres import Database
+from tests.support.log import restored_logging  # noqa: F401 - a fixture
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    reserved = ReservedPort.any()
+    yield reserved.number
+    reserved.release()
+
+
+@pytest.fixture
+def settings(database: Database, kafka: Kafka, tmp_path: Path, port: int) -> str:
+    with database.connect() as connection:
+        connection.execute("CREATE TABLE orders (id int PRIMARY KEY)")
+        connection.execute("CREATE PUBLICATION pgsluice FOR ALL TABLES")
+    file = tmp_path / "pgsluice.toml"
+    file.write_text(
+        f'version = 1\nname = "shop"\npostgres.dsn = "{database.conninfo()}"\npostgres.slot = "{database.name}"\n'
+        f'kafka.bootstrap_servers = "{kafka.bootstrap_servers}"\nkafka.topic_prefix = "{database.name}"\n'
+        f'http.listen = "127.0.0.1:{port}"\n'
+    )
+    return str(file)
+
+
+@pytest.mark.usefixtures("restored_logging")
+def test_check_and_slot(settings: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check", "-c", settings, "--json"]) == 0
+    findings = json.loads(capsys.readouterr().out)
+    assert findings[0] == {"name": "configuration", "verdict": "OK", "detail": "can be used", "remedy": ""}
+    assert len(findings) > 5
+    assert cli.main(["slot", "status", "-c", settings]) == 69
+    assert "there is no slot" in capsys.readouterr().err
+    assert cli.main(["slot", "create", "-c", settings]) == 0
+    assert "created, its stream begins at 0/" in capsys.readouterr().out
+    assert cli.main(["slot", "status", "-c", settings]) == 0
+    outline = capsys.readouterr().out.splitlines()
+    assert outline[1] == "plugin               pgoutput"
+    assert any(line.startswith("confirmed_flush_lsn  0/") for line in outline)
+    assert cli.main(["slot", "drop", "-c", settings]) == 0
+    assert cli.main(["slot", "drop", "-c", settings]) != 0
+
+
+@contextmanager
+def running(settings: str, *arguments: str) -> Iterator[None]:
+    """Start a command that serves until told to stop, and wait until it does; it must then end well."""
+    command = [sys.executable, "-m", "pgsluice", *arguments, "-c", settings]
+    with subprocess.Popen(command) as process:
+        try:
+            while cli.main(["health", "-c", settings]) != 0:
+                assert process.poll() is None
+                time.sleep(0.1)
+            yield
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+
+
+def test_a_registry_without_a_pipeline(settings: str) -> None:
+    with running(settings, "registry"):
+        pass
+
+
+def test_run_until_told_to_stop(settings: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with running(settings, "run"):
+        while cli.main(["health", "-c", settings, "--role", "active"]) != 0:
+            time.sleep(0.1)
+        capsys.readouterr()
+        assert cli.main(["status", "-c", settings]) == 0
+        assert "state" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("restored_logging")
+def test_run_stops_with_a_sentence(settings: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", "-c", settings, "--set", "postgres.create_slot=false"]) == 78
+    assert capsys.readouterr().err.splitlines()[-1].startswith("pgsluice: ")
