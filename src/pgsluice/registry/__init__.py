@@ -1,0 +1,7 @@
+"""Where Avro schemas get their ids, and where consumers find them by id.
+
+:mod:`.builtin` keeps them in a compacted Kafka topic, :mod:`.follower` reads such topics for ever,
+:mod:`.api` answers Confluent's REST requests from what was read.
+
+https://docs.confluent.io/platform/current/schema-registry/develop/api.html
+"""

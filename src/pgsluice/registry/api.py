@@ -1,0 +1,286 @@
+"""The read side of Confluent's Schema Registry REST API, as a pure function over a :class:`SchemaStore`.
+
+Served by :mod:`pgsluice.http`. Enough for every deserializer that speaks this API, Kafka Connect's converters
+and the usual user interfaces. Schemas get in by pgsluice's own work only: requests to write are refused, in
+the way that clients know from a registry in READONLY mode. What a client may leave out or add is accepted.
+
+https://docs.confluent.io/platform/current/schema-registry/develop/api.html
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NoReturn, TypeAlias
+from urllib.parse import unquote
+
+from pgsluice.avro.wire import Schema
+from pgsluice.registry.record import MAX_ID, Registered
+from pgsluice.registry.store import SchemaStore
+
+CONTENT_TYPE: Final = "application/vnd.schemaregistry.v1+json"
+
+SUBJECT_NOT_FOUND: Final = 40401
+VERSION_NOT_FOUND: Final = 40402
+SCHEMA_NOT_FOUND: Final = 40403
+SUBJECT_CONFIG_NOT_FOUND: Final = 40408
+SUBJECT_MODE_NOT_FOUND: Final = 40409
+INVALID_SCHEMA: Final = 42201
+INVALID_VERSION: Final = 42202
+OPERATION_NOT_PERMITTED: Final = 42205
+
+_CONFIG: Final = {"compatibilityLevel": "NONE"}
+"""This registry compares no schemas: how they may change is decided before they get here."""
+_MODE: Final = {"mode": "READONLY"}
+_ANY: Final = "*"
+"""In the pattern of a path: a subject, a version or an id."""
+_ALL_CONTEXTS: Final = ":*:"
+_DEFAULT_CONTEXT: Final = ":.:"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """``body`` is to be sent as JSON; ``allow``: the methods that a refused one should have been."""
+
+    status: int
+    body: object
+    allow: tuple[str, ...] = ()
+
+
+def answer(store: SchemaStore, method: str, path: str, query: Mapping[str, str], body: bytes) -> Answer:
+    """Answer one request; ``path`` as it was sent, still percent-encoded. Raises nothing."""
+    segments = [unquote(segment) for segment in path.strip("/").split("/")]
+    pattern, handlers = next((route for route in _ROUTES if _matches(route[0], segments)), ((), {}))
+    if not handlers:
+        return _error(404, "HTTP 404 Not Found")
+    handler = handlers.get("GET" if method == "HEAD" else method)
+    if handler is None:
+        return _error(405, "HTTP 405 Method Not Allowed", tuple(handlers))
+    names = [segment for part, segment in zip(pattern, segments, strict=True) if part == _ANY]
+    try:
+        return Answer(200, handler(_Request(store, names, query, body)))
+    except _Refusal as refusal:
+        return _error(refusal.code, str(refusal))
+
+
+def _matches(pattern: Sequence[str], segments: Sequence[str]) -> bool:
+    return len(pattern) == len(segments) and all(
+        part in (_ANY, segment) for part, segment in zip(pattern, segments, strict=True)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    store: SchemaStore
+    names: Sequence[str]
+    """What stands in the path for a subject, a version or an id."""
+    query: Mapping[str, str]
+    body: bytes
+
+    def flag(self, name: str) -> bool:
+        return self.query.get(name, "").lower() == "true"
+
+
+_Handler: TypeAlias = Callable[[_Request], object]
+
+
+class _Refusal(Exception):
+    """An error of the API."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def _error(code: int, message: str, allow: tuple[str, ...] = ()) -> Answer:
+    status = int(str(code)[:3])  # Confluent's codes are the HTTP status, or it and two more digits
+    return Answer(status, {"error_code": code, "message": message}, allow)
+
+
+def _root(_: _Request) -> object:
+    return {}
+
+
+def _types(_: _Request) -> object:
+    return ["AVRO"]
+
+
+def _schema_by_id(request: _Request) -> object:
+    found: dict[str, object] = {"schema": _uses(request)[0].schema}
+    if request.flag("fetchMaxId"):
+        found["maxId"] = request.store.max_id()
+    return found
+
+
+def _bare_schema_by_id(request: _Request) -> object:
+    return json.loads(_uses(request)[0].schema)
+
+
+def _versions_by_id(request: _Request) -> object:
+    return [{"subject": use.subject, "version": use.version} for use in _chosen_uses(request)]
+
+
+def _subjects_by_id(request: _Request) -> object:
+    return [use.subject for use in _chosen_uses(request)]
+
+
+def _schema_by_guid(request: _Request) -> NoReturn:
+    raise _Refusal(SCHEMA_NOT_FOUND, f"Schema {request.names[0]} not found")
+
+
+def _subjects(request: _Request) -> object:
+    prefix = request.query.get("subjectPrefix", "").removeprefix(_ALL_CONTEXTS).removeprefix(_DEFAULT_CONTEXT)
+    return _page(request, [name for name in request.store.subjects() if name.startswith(prefix)])
+
+
+def _versions(request: _Request) -> object:
+    return _page(request, [entry.version for entry in _known_subject(request)])
+
+
+def _version(request: _Request) -> object:
+    wanted = request.names[1]
+    number = _number(wanted)
+    if wanted not in ("latest", "-1") and number is None:
+        raise _Refusal(
+            INVALID_VERSION,
+            f"The specified version '{wanted}' is not a valid version id. "
+            'Allowed values are between [1, 2^31-1] and the string "latest"',
+        )
+    versions = _known_subject(request)
+    entry = versions[-1] if number is None else request.store.version(request.names[0], number)
+    if entry is None:
+        raise _Refusal(VERSION_NOT_FOUND, f"Version {wanted} not found.")
+    return _described(entry)
+
+
+def _look_up(request: _Request) -> object:
+    found = _find(request)
+    if found is None:
+        _known_subject(request)
+        raise _Refusal(SCHEMA_NOT_FOUND, "Schema not found")
+    return _described(found)
+
+
+def _register(request: _Request) -> object:
+    found = _find(request)
+    if found is None:
+        raise _read_only(
+            f"Subject '{request.names[0]}' does not have this schema, and only pgsluice registers schemas, "
+            "when it publishes the first row that needs them. Readers need not register any; to write to "
+            "topics of your own, use a registry of your own"
+        )
+    return {"id": found.id}
+
+
+def _config(_: _Request) -> object:
+    return _CONFIG
+
+
+def _subject_config(request: _Request) -> object:
+    if not request.flag("defaultToGlobal"):
+        message = f"Subject '{request.names[0]}' does not have subject-level compatibility configured"
+        raise _Refusal(SUBJECT_CONFIG_NOT_FOUND, message)
+    return _CONFIG
+
+
+def _mode(_: _Request) -> object:
+    return _MODE
+
+
+def _subject_mode(request: _Request) -> object:
+    if not request.flag("defaultToGlobal"):
+        message = f"Subject '{request.names[0]}' does not have subject-level mode configured"
+        raise _Refusal(SUBJECT_MODE_NOT_FOUND, message)
+    return _MODE
+
+
+def _write(_: _Request) -> NoReturn:
+    raise _read_only("Schemas and their versions cannot be changed or deleted: messages in Kafka need them")
+
+
+def _read_only(message: str) -> _Refusal:
+    return _Refusal(OPERATION_NOT_PERMITTED, f"{message} (this registry is in READONLY mode).")
+
+
+_ROUTES: Final[Sequence[tuple[tuple[str, ...], Mapping[str, _Handler]]]] = (
+    (("",), {"GET": _root}),
+    (("schemas", "types"), {"GET": _types}),
+    (("schemas", "ids", _ANY), {"GET": _schema_by_id}),
+    (("schemas", "ids", _ANY, "schema"), {"GET": _bare_schema_by_id}),
+    (("schemas", "ids", _ANY, "versions"), {"GET": _versions_by_id}),
+    (("schemas", "ids", _ANY, "subjects"), {"GET": _subjects_by_id}),
+    (("schemas", "guids", _ANY), {"GET": _schema_by_guid}),
+    (("schemas", "guids", _ANY, "ids"), {"GET": _schema_by_guid}),
+    (("subjects",), {"GET": _subjects}),
+    (("subjects", _ANY), {"POST": _look_up, "DELETE": _write}),
+    (("subjects", _ANY, "versions"), {"GET": _versions, "POST": _register}),
+    (("subjects", _ANY, "versions", _ANY), {"GET": _version, "DELETE": _write}),
+    (("config",), {"GET": _config, "PUT": _write, "DELETE": _write}),
+    (("config", _ANY), {"GET": _subject_config, "PUT": _write, "DELETE": _write}),
+    (("mode",), {"GET": _mode, "PUT": _write, "DELETE": _write}),
+    (("mode", _ANY), {"GET": _subject_mode, "PUT": _write, "DELETE": _write}),
+)
+
+
+def _uses(request: _Request) -> list[Registered]:
+    wanted = request.names[0]
+    number = _number(wanted)
+    uses = [] if number is None else request.store.uses(number, request.query.get("subject"))
+    if not uses:
+        raise _Refusal(SCHEMA_NOT_FOUND, f"Schema {wanted} not found")
+    return uses
+
+
+def _chosen_uses(request: _Request) -> list[Registered]:
+    uses = _uses(request)
+    subject = request.query.get("subject")
+    return [] if request.flag("deletedOnly") else [use for use in uses if subject in (None, use.subject)]
+
+
+def _known_subject(request: _Request) -> list[Registered]:
+    versions = request.store.versions(request.names[0])
+    if not versions:
+        raise _Refusal(SUBJECT_NOT_FOUND, f"Subject '{request.names[0]}' not found.")
+    return versions
+
+
+def _described(entry: Registered) -> object:
+    return {"subject": entry.subject, "version": entry.version, "id": entry.id, "schema": entry.schema}
+
+
+def _page(request: _Request, items: Sequence[object]) -> Sequence[object]:
+    """Cut ``offset`` and ``limit`` out of a list; nothing is ever deleted, so ``deletedOnly`` leaves none."""
+    if request.flag("deletedOnly"):
+        return []
+    first = _number(request.query.get("offset", "")) or 0
+    limit = _number(request.query.get("limit", "")) or len(items)
+    return items[first : first + limit]
+
+
+def _number(text: str) -> int | None:
+    """Return an id, version or count from 1 up, None for anything else."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= len(str(MAX_ID))):
+        return None
+    return int(text) if 1 <= int(text) <= MAX_ID else None
+
+
+def _find(request: _Request) -> Registered | None:
+    try:
+        return request.store.look_up(request.names[0], _schema(request.body))
+    except ValueError as error:
+        raise _Refusal(INVALID_SCHEMA, f"Invalid schema: {error}") from None
+
+
+def _schema(body: bytes) -> Schema:
+    try:
+        request = json.loads(body)
+        text = request["schema"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise _Refusal(400, 'The body is not a JSON object with a "schema"') from None
+    if request.get("schemaType") not in (None, "AVRO"):
+        raise ValueError(f"type {request['schemaType']!r}; all schemas here are AVRO")
+    if not isinstance(text, str):
+        raise ValueError("not a string")  # noqa: TRY004 - wrong data, not a wrong argument
+    try:
+        return json.loads(text)  # type: ignore[no-any-return]  # whatever it is, the look-up judges it
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None

@@ -1,0 +1,90 @@
+"""Whether two Avro schemas are the same, however they are written.
+
+Used by look-ups: clients send back the schema as their own Avro library prints it, Java's with a namespace
+left out where it is inherited and ``{"type": "string"}`` as ``"string"``. Unlike Avro's parsing canonical
+form this keeps everything that carries meaning: logical types, defaults, documentation, properties.
+
+https://avro.apache.org/docs/1.12.0/specification/#names
+"""
+
+import re
+from typing import Any, Final
+
+from pgsluice.avro.wire import Schema, normalise
+
+_PRIMITIVES: Final = frozenset(("null", "boolean", "int", "long", "float", "double", "bytes", "string"))
+_NAMED: Final = frozenset(("record", "error", "enum", "fixed"))
+_CONTAINERS: Final = {"array": "items", "map": "values"}
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*", re.ASCII)
+
+
+def canonical(schema: Schema) -> str:
+    """Return the text that all ways of writing ``schema`` share; ValueError when it is not a schema."""
+    try:
+        return normalise(_Names().schema(schema, ""))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+class _Names:
+    """Writes every name in full; knows the names defined so far."""
+
+    def __init__(self) -> None:
+        self._defined: set[str] = set()
+
+    def schema(self, schema: object, namespace: str) -> Schema:
+        if isinstance(schema, str):
+            return schema if schema in _PRIMITIVES else self._reference(schema, namespace)
+        if isinstance(schema, list):
+            return [self.schema(branch, namespace) for branch in schema]
+        if isinstance(schema, dict):
+            return self._annotated(schema, namespace)
+        raise ValueError(f"{schema!r} is not a schema")
+
+    def _reference(self, name: str, namespace: str) -> str:
+        full = _full_name(name, namespace)
+        if full not in self._defined:
+            raise ValueError(f"unknown type {name!r}")
+        return full
+
+    def _annotated(self, schema: dict[str, Any], namespace: str) -> Schema:
+        kind = schema.get("type")
+        if not isinstance(kind, str):
+            return self.schema(kind, namespace)
+        if kind in _NAMED:
+            return self._definition(schema, kind, namespace)
+        if kind in _CONTAINERS:
+            part = _CONTAINERS[kind]
+            return {**schema, part: self.schema(schema.get(part), namespace)}
+        plain = self.schema(kind, namespace)
+        return schema if kind in _PRIMITIVES and len(schema) > 1 else plain
+
+    def _definition(self, schema: dict[str, Any], kind: str, namespace: str) -> Schema:
+        name = _full_name(schema.get("name"), schema.get("namespace", namespace))
+        self._defined.add(name)
+        attributes = {key: value for key, value in schema.items() if key != "namespace"}
+        attributes["name"] = name
+        if kind in {"record", "error"}:
+            inner = name.rpartition(".")[0]
+            attributes["fields"] = [self._field(field, inner) for field in _fields(schema)]
+        return attributes
+
+    def _field(self, field: object, namespace: str) -> dict[str, Any]:
+        if not isinstance(field, dict):
+            raise ValueError(f"{field!r} is not a field")  # noqa: TRY004 - wrong data, not a wrong argument
+        _full_name(field.get("name"), "")
+        return {**field, "type": self.schema(field.get("type"), namespace)}
+
+
+def _full_name(name: object, namespace: object) -> str:
+    full = f"{namespace}.{name}" if namespace and "." not in str(name) else name
+    if not isinstance(full, str) or not _NAME.fullmatch(full):
+        raise ValueError(f"{name!r} is not a name")
+    return full
+
+
+def _fields(record: dict[str, Any]) -> list[object]:
+    fields = record.get("fields")
+    if not isinstance(fields, list):
+        raise ValueError("a record without fields")  # noqa: TRY004 - as above
+    return fields

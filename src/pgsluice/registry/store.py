@@ -1,0 +1,135 @@
+"""The schemas of one or more schema topics, in memory: subjects, versions, ids.
+
+Pure. Filled in the order of the topic by :mod:`.follower`, read by :mod:`.api` and :mod:`.builtin`, so every
+process that reads a topic holds the same. A schema's id is a hash of its text, so writers need no agreement.
+"""
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pgsluice.avro.wire import Schema, normalise, schema_id
+from pgsluice.registry.canonical import canonical
+from pgsluice.registry.record import MAX_ID, Registered
+
+
+@dataclass(slots=True)
+class _Subject:
+    versions: dict[int, Registered] = field(default_factory=dict)
+    by_id: dict[int, int] = field(default_factory=dict)
+    """Id to version."""
+    by_text: dict[str, int] = field(default_factory=dict)
+    """Normalised schema to version."""
+    displaced: set[int] = field(default_factory=set)
+    """Ids whose recorded version another schema had taken before."""
+
+    def next_version(self) -> int:
+        return max(self.versions, default=0) + 1
+
+
+class SchemaStore:
+    """Subjects with versions 1, 2, ...; the same schema has the same id in every subject."""
+
+    def __init__(self) -> None:
+        self._subjects: dict[str, _Subject] = {}
+        self._by_id: dict[int, dict[str, Registered]] = {}
+        self._ids: dict[str, int] = {}
+        self._canonical: dict[str, str | None] = {}
+
+    def propose(self, subject: str, schema: Schema, postgres: Mapping[str, Any] | None) -> tuple[Registered, bool]:
+        """Return ``schema`` as it is, or would be, registered, and whether that has yet to be recorded.
+
+        Changes nothing. A known schema keeps version and id; it has to be recorded again when ``postgres``
+        changed, or when its version turned out to be taken.
+        """
+        text = normalise(schema)
+        known = self._subjects.get(subject, _Subject())
+        if postgres is not None:
+            postgres = json.loads(json.dumps(postgres))  # as it reads back: tuples are lists
+        version = known.by_text.get(text)
+        if version is None:
+            return Registered(subject, known.next_version(), self._id(text), text, postgres), True
+        registered = known.versions[version]
+        if postgres is None:
+            postgres = registered.postgres
+        changed = postgres != registered.postgres or registered.id in known.displaced
+        return replace(registered, postgres=postgres), changed
+
+    def add(self, record: Registered) -> None:
+        """Take in the next record of a topic; one that was read before changes nothing.
+
+        ValueError when its id already stands for another schema of the subject.
+        """
+        subject = self._subjects.setdefault(record.subject, _Subject())
+        old = subject.versions.get(subject.by_id.get(record.id, 0))
+        if old is not None and old.schema != record.schema:
+            raise ValueError(f"id {record.id} stands for two schemas of subject {record.subject!r}")
+        holder = subject.versions.get(record.version)
+        version = record.version
+        if holder is not None and holder.id != record.id:
+            version = old.version if old is not None else subject.next_version()
+        if old is not None:
+            del subject.versions[old.version]
+        self._place(subject, replace(record, version=version), displaced=version != record.version)
+
+    def _place(self, subject: _Subject, entry: Registered, *, displaced: bool) -> None:
+        subject.versions[entry.version] = entry
+        subject.by_id[entry.id] = entry.version
+        subject.by_text[entry.schema] = entry.version
+        (subject.displaced.add if displaced else subject.displaced.discard)(entry.id)
+        self._by_id.setdefault(entry.id, {})[entry.subject] = entry
+        self._ids.setdefault(entry.schema, entry.id)
+
+    def subjects(self) -> list[str]:
+        """Return every subject, sorted."""
+        return sorted(self._subjects)
+
+    def versions(self, subject: str) -> list[Registered]:
+        """Return the versions of ``subject``, oldest first; none when it is unknown."""
+        known = self._subjects.get(subject, _Subject())
+        return [known.versions[version] for version in sorted(known.versions)]
+
+    def version(self, subject: str, version: int) -> Registered | None:
+        """Return one version of ``subject``, None when there is none."""
+        return self._subjects.get(subject, _Subject()).versions.get(version)
+
+    def uses(self, identifier: int, subject: str | None = None) -> list[Registered]:
+        """Return every version that has this id, in the order of their subjects; ``subject`` first of all.
+
+        Schemas of different prefixes can share an id by chance; the subject tells them apart.
+        """
+        found = self._by_id.get(identifier, {})
+        return sorted(found.values(), key=lambda entry: (entry.subject != subject, entry.subject))
+
+    def look_up(self, subject: str, schema: Schema) -> Registered | None:
+        """Return the version of ``subject`` that is this schema; ValueError when it is not a schema.
+
+        Another way of writing the same schema is found too, as Avro libraries each print it their own way.
+        """
+        wanted = canonical(schema)
+        version = self._subjects.get(subject, _Subject()).by_text.get(normalise(schema))
+        if version is not None:
+            return self.version(subject, version)
+        return next((entry for entry in self.versions(subject) if self._same(entry.schema, wanted)), None)
+
+    def max_id(self) -> int:
+        """Return the largest id, 0 when there is none."""
+        return max(self._by_id, default=0)
+
+    def _same(self, text: str, wanted: str) -> bool:
+        if text not in self._canonical:
+            self._canonical[text] = None
+            with suppress(ValueError):  # others can write to the topic
+                self._canonical[text] = canonical(json.loads(text))
+        return self._canonical[text] == wanted
+
+    def _id(self, text: str) -> int:
+        return self._ids[text] if text in self._ids else self._next_free(schema_id(text))
+
+    def _next_free(self, identifier: int) -> int:
+        """Return ``identifier``, or the next one after it that no other schema has."""
+        while identifier in self._by_id:
+            identifier = identifier % MAX_ID + 1
+        return identifier

@@ -1,0 +1,111 @@
+"""A schema topic as an administrator sees it: whether it is there, is what it must be, and where it ends.
+
+Used by :mod:`.builtin`, which makes the topic, and :mod:`.follower`, which reads it.
+
+https://kafka.apache.org/documentation/#topicconfigs_cleanup.policy
+"""
+
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec
+
+from pgsluice.errors import ConfigError
+from pgsluice.registry.client import ClientErrors, RegistryOptions, failure
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+_REQUEST_S: Final = 10.0
+_SERVE_S: Final = 0.1
+"""How often the client is asked for what it has to report while a request is under way."""
+
+
+class TopicAdmin:
+    """Asks about schema topics and makes them. No method blocks the event loop."""
+
+    def __init__(self, options: RegistryOptions, errors: ClientErrors) -> None:
+        self._errors = errors
+        self._admin = options.client(AdminClient, errors)
+
+    async def find(self, topic: str) -> str | None:
+        """Return the id of ``topic``, None when it does not exist. Asking does not make it.
+
+        ConfigError when it has not exactly one partition.
+        """
+        doing = f"Looking for topic {topic}"
+        request = self._admin.describe_topics(TopicCollection([topic]), request_timeout=_REQUEST_S)
+        try:
+            found = await self._result(request[topic], doing)
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                return None
+            raise failure(error, doing) from error
+        if len(found.partitions) != 1:
+            raise ConfigError(
+                f"Topic {topic} has {len(found.partitions)} partitions; a schema topic has one, as the order of its "
+                "records counts. Delete the topic if it is empty, or choose another kafka.topic_prefix."
+            )
+        return str(found.topic_id)
+
+    async def check_policy(self, topic: str) -> None:
+        """Raise ConfigError unless ``topic`` keeps the last record of every key for ever."""
+        doing = f"Reading the configuration of topic {topic}"
+        resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
+        request = self._admin.describe_configs([resource], request_timeout=_REQUEST_S)
+        try:
+            found = await self._result(request[resource], doing)
+        except KafkaException as error:
+            raise failure(error, doing) from error
+        policy = found["cleanup.policy"].value
+        if policy != "compact":
+            raise ConfigError(
+                f"Topic {topic} has cleanup.policy={policy}, so Kafka would delete schemas that messages "
+                "still need. Set it to compact."
+            )
+
+    async def create(self, topic: str, replication_factor: int, config: Mapping[str, str]) -> None:
+        """Make ``topic``; that somebody else just did is fine."""
+        doing = f"Creating topic {topic}"
+        new = NewTopic(topic, 1, replication_factor, config={**config, "cleanup.policy": "compact"})
+        try:
+            await self._result(self._admin.create_topics([new], request_timeout=_REQUEST_S)[topic], doing)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise failure(error, doing) from error
+
+    async def end(self, topic: str) -> int:
+        """Return the offset behind the last record of ``topic``: everything acknowledged is before it.
+
+        A new leader answers only when it knows that end itself, so an election hides nothing.
+        """
+        doing = f"Asking for the end of topic {topic}"
+        partition = TopicPartition(topic, 0)
+        request = self._admin.list_offsets(
+            {partition: OffsetSpec.latest()},
+            isolation_level=IsolationLevel.READ_UNCOMMITTED,
+            request_timeout=_REQUEST_S,
+        )
+        try:
+            found = await self._result(request[partition], doing)
+        except KafkaException as error:
+            raise failure(error, doing) from error
+        return int(found.offset)
+
+    def serve(self) -> None:
+        """Let the client report and log."""
+        self._admin.poll(0)
+
+    async def _result(self, request: "Future[Any]", doing: str) -> Any:  # noqa: ANN401 - of many types
+        self._errors.forget()
+        result = asyncio.wrap_future(request)
+        try:
+            while not result.done():
+                await asyncio.wait({result}, timeout=_SERVE_S)
+                self.serve()
+                self._errors.raise_if_denied(doing)
+            return await result
+        finally:
+            result.cancel()

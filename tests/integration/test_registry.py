@@ -1,0 +1,574 @@
+"""The built-in registry and its followers against a real broker, and Confluent's own client against the server."""
+
+import asyncio
+import io
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import fastavro
+import pytest
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ConfigResource,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+)
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient, SchemaRegistryError
+from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+from prometheus_client import CollectorRegistry
+
+from pgsluice.avro.wire import header, normalise, schema_id
+from pgsluice.errors import ConfigError, HistoryError, PermissionDenied, PoisonError, SinkUnavailable
+from pgsluice.http import Health, HttpServer
+from pgsluice.registry.builtin import BuiltinRegistry
+from pgsluice.registry.client import RegistryOptions
+from pgsluice.registry.follower import SchemaFollower
+from pgsluice.registry.record import Registered, parse
+from pgsluice.registry.store import SchemaStore
+from sandbox.kafka import Kafka
+
+T = TypeVar("T")
+SUBJECT = "shop.public.orders-value"
+
+
+def record_schema(number: int, name: str = "Value") -> dict[str, Any]:
+    fields = [{"name": f"column_{number}", "type": ["null", "string"], "default": None}]
+    return {"type": "record", "name": name, "namespace": "shop.public.orders", "fields": fields}
+
+
+@pytest.fixture
+def topic() -> str:
+    return f"shop-{uuid4().hex[:8]}.schemas"
+
+
+def options(kafka: Kafka, **other: Any) -> RegistryOptions:  # noqa: ANN401 - of many types
+    return RegistryOptions({"bootstrap.servers": kafka.bootstrap_servers}, **other)
+
+
+@asynccontextmanager
+async def open_registry(
+    options: RegistryOptions, topic: str, *, patiently: bool = False
+) -> AsyncIterator[BuiltinRegistry]:
+    registry = BuiltinRegistry(options, topic)
+    try:
+        await (persist(registry.start) if patiently else registry.start())
+        yield registry
+    finally:
+        await registry.close()
+
+
+@asynccontextmanager
+async def open_follower(options: RegistryOptions, *topics: str) -> AsyncIterator[SchemaFollower]:
+    follower = SchemaFollower(options, topics, SchemaStore())
+    try:
+        await follower.start()
+        yield follower
+    finally:
+        await follower.close()
+
+
+def admin(kafka: Kafka) -> AdminClient:
+    return AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+
+
+def create_topic(kafka: Kafka, topic: str, partitions: int = 1, **config: str) -> None:
+    named = {name.replace("_", "."): value for name, value in config.items()}
+    client = admin(kafka)
+    client.create_topics([NewTopic(topic, partitions, 1, config=named)])[topic].result()
+
+
+def write(kafka: Kafka, topic: str, *records: tuple[bytes | None, bytes | None]) -> None:
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    for key, value in records:
+        producer.produce(topic, value, key)
+    assert producer.flush(60) == 0
+
+
+def read(kafka: Kafka, topic: str) -> list[tuple[dict[str, Any], Registered]]:
+    """Read what is in ``topic`` right now, with a client of one's own."""
+    consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": "test"})
+    end = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=10)[1]
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    messages = consumer.consume(end, timeout=10) if end else []
+    consumer.close()
+    assert len(messages) == end
+    return [(json.loads(message.key()), parse(message.value())) for message in messages]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while True:
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+
+
+async def persist(operation: Callable[[], Awaitable[T]]) -> T:
+    """Do as a caller does: try again."""
+    while True:
+        try:
+            return await operation()
+        except SinkUnavailable:
+            continue
+
+
+class TestBuiltin:
+    async def test_a_restart_finds_the_same_ids(self, kafka: Kafka, topic: str) -> None:
+        async with open_registry(options(kafka), topic) as registry:
+            ids = [await registry.register(SUBJECT, record_schema(n), {"typmod": n}) for n in range(3)]
+            key = await registry.register("shop.public.orders-key", "long")
+        assert ids == [schema_id(normalise(record_schema(n))) for n in range(3)]
+        async with open_registry(options(kafka), topic) as registry:
+            assert registry.subjects() == ["shop.public.orders-key", SUBJECT]
+            assert registry.versions(SUBJECT) == [record_schema(n) for n in range(3)]
+            assert [await registry.register(SUBJECT, record_schema(n), None) for n in range(3)] == ids
+            assert await registry.register("shop.public.orders-key", "long") == key
+        assert len(read(kafka, topic)) == 4
+
+    async def test_a_schema_is_durable_when_register_returns(self, kafka: Kafka, topic: str) -> None:
+        async with open_registry(options(kafka), topic) as registry:
+            for n in range(5):
+                identifier = await registry.register(SUBJECT, record_schema(n), {"typmod": n})
+                expected = Registered(SUBJECT, n + 1, identifier, normalise(record_schema(n)), {"typmod": n})
+                assert (await asyncio.to_thread(read, kafka, topic))[-1] == (
+                    {"subject": SUBJECT, "id": identifier},
+                    expected,
+                )
+                assert registry.store.version(SUBJECT, n + 1) == expected
+
+    async def test_facts_beside_a_schema_are_written_again_when_they_change(self, kafka: Kafka, topic: str) -> None:
+        async with open_registry(options(kafka), topic) as registry:
+            for postgres in ({"typmod": 24}, None, {"typmod": 24}, {"typmod": 54}):
+                await registry.register(SUBJECT, record_schema(0), postgres)
+        records = [record for _, record in read(kafka, topic)]
+        assert [(record.version, record.postgres) for record in records] == [(1, {"typmod": 24}), (1, {"typmod": 54})]
+
+    async def test_concurrent_registrations(self, kafka: Kafka, topic: str) -> None:
+        schemas = [record_schema(n % 20) for n in range(60)]
+        async with open_registry(options(kafka), topic) as registry:
+            ids = await asyncio.gather(*(registry.register(SUBJECT, schema) for schema in schemas))
+        assert ids == [schema_id(normalise(schema)) for schema in schemas]
+        records = [record for _, record in read(kafka, topic)]
+        assert sorted(record.version for record in records) == list(range(1, 21))
+
+    async def test_several_writers_lose_nothing_and_agree(self, kafka: Kafka, topic: str) -> None:
+        """They have to notice that a version was taken: none of them waits for the others."""
+        writers = 4
+        async with AsyncExitStack() as stack:
+            registries = [await stack.enter_async_context(open_registry(options(kafka), topic)) for _ in range(writers)]
+            work = (
+                registry.register(SUBJECT, record_schema(n, f"By{index}"))
+                for n in range(10)
+                for index, registry in enumerate(registries)
+            )
+            ids = await asyncio.gather(*work)
+            for registry in registries:
+                await registry.start()
+            known = [registry.store.versions(SUBJECT) for registry in registries]
+        assert len(set(ids)) == 10 * writers
+        assert sorted(ids) == sorted(entry.id for entry in known[0])
+        assert all(versions == known[0] for versions in known)
+        compacted = SchemaStore()
+        for record in {record.key(): record for _, record in read(kafka, topic)}.values():
+            compacted.add(record)
+        assert compacted.versions(SUBJECT) == known[0]
+
+    async def test_start_catches_up_with_other_writers(self, kafka: Kafka, topic: str) -> None:
+        async with open_registry(options(kafka), topic) as one, open_registry(options(kafka), topic) as other:
+            identifier = await one.register(SUBJECT, record_schema(0))
+            await other.start()
+            assert [entry.id for entry in other.store.versions(SUBJECT)] == [identifier]
+
+    async def test_the_topic_is_made_as_it_must_be(self, kafka: Kafka, topic: str) -> None:
+        wanted = options(kafka, topic_config={"min.compaction.lag.ms": "1000", "cleanup.policy": "delete"})
+        async with open_registry(wanted, topic), open_registry(wanted, topic):
+            pass
+        client, resource = admin(kafka), ConfigResource(ConfigResource.Type.TOPIC, topic)
+        config = client.describe_configs([resource])[resource].result()
+        assert config["cleanup.policy"].value == "compact"
+        assert config["min.compaction.lag.ms"].value == "1000"
+        assert len(client.list_topics(topic).topics[topic].partitions) == 1
+
+    @pytest.mark.parametrize("policy", ["delete", "compact,delete"])
+    async def test_a_topic_that_would_forget_schemas_is_refused(self, kafka: Kafka, topic: str, policy: str) -> None:
+        create_topic(kafka, topic, cleanup_policy=policy)
+        with pytest.raises(ConfigError, match=rf"Topic {topic} has cleanup.policy={policy}, .* Set it to compact"):
+            async with open_registry(options(kafka), topic):
+                pass
+
+    async def test_a_topic_of_several_partitions_is_refused(self, kafka: Kafka, topic: str) -> None:
+        create_topic(kafka, topic, 2, cleanup_policy="compact")
+        with pytest.raises(ConfigError, match=f"Topic {topic} has 2 partitions"):
+            async with open_registry(options(kafka), topic):
+                pass
+
+    async def test_a_topic_that_cannot_be_made_is_tried_until_time_is_up(self, kafka: Kafka, topic: str) -> None:
+        wanted = options(kafka, replication_factor=3, timeout_s=1.5)
+        with pytest.raises(SinkUnavailable, match=f"Preparing topic {topic}: .*INVALID_REPLICATION_FACTOR"):
+            async with open_registry(wanted, topic):
+                pass
+
+    async def test_a_schema_too_large_for_the_topic(self, kafka: Kafka, topic: str) -> None:
+        wanted = options(kafka, topic_config={"max.message.bytes": "2000"})
+        async with open_registry(wanted, topic) as registry:
+            with pytest.raises(PoisonError, match=f"subject {SUBJECT} in topic {topic}: .* max.message.bytes"):
+                await registry.register(SUBJECT, {**record_schema(0), "doc": "x" * 2000})
+            assert await registry.register(SUBJECT, record_schema(0)) > 0
+        assert len(read(kafka, topic)) == 1
+
+    async def test_follow_ends_when_the_topic_is_deleted(self, kafka: Kafka, topic: str) -> None:
+        async with open_registry(options(kafka), topic) as registry:
+            await registry.register(SUBJECT, record_schema(0))
+            following = asyncio.create_task(registry.follow())
+            client = admin(kafka)
+            client.delete_topics([topic])[topic].result()
+            with pytest.raises(HistoryError, match=f"Topic {topic} was deleted"):
+                await following
+
+    async def test_start_sees_that_the_topic_is_another_one(self, kafka: Kafka, topic: str) -> None:
+        """What is in memory is not in Kafka any more: registering it again must not be skipped."""
+        async with open_registry(options(kafka), topic) as registry:
+            await registry.register(SUBJECT, record_schema(0))
+            client = admin(kafka)
+            client.delete_topics([topic])[topic].result()
+            with pytest.raises(HistoryError, match=f"Topic {topic} was deleted"):
+                await registry.start()
+
+    async def test_cancelling_a_registration_harms_no_later_one(self, kafka: Kafka, topic: str) -> None:
+        async with open_registry(options(kafka), topic) as registry:
+            for n in range(10):
+                registering = asyncio.create_task(registry.register(SUBJECT, record_schema(n)))
+                await asyncio.sleep(n / 1000)
+                registering.cancel()
+            ids = [await registry.register(SUBJECT, record_schema(n)) for n in range(10)]
+        assert ids == [schema_id(normalise(record_schema(n))) for n in range(10)]
+
+    async def test_thousands_of_versions(self, kafka: Kafka, topic: str, capsys: pytest.CaptureFixture[str]) -> None:
+        create_topic(kafka, topic, cleanup_policy="compact")
+        store = SchemaStore()
+        for n in range(5_000):
+            fields = [{"name": f"c{i}_{n}", "type": ["null", "string"], "default": None} for i in range(50)]
+            store.add(store.propose(f"subject-{n % 250}", {**record_schema(n), "fields": fields}, {"typmod": n})[0])
+        records = [record for subject in store.subjects() for record in store.versions(subject)]
+        await asyncio.to_thread(write, kafka, topic, *((record.key(), record.value()) for record in records))
+        begun = time.perf_counter()
+        async with open_registry(options(kafka), topic) as registry:
+            took = time.perf_counter() - begun
+            assert all(registry.store.versions(subject) == store.versions(subject) for subject in store.subjects())
+        megabytes = sum(len(record.value()) for record in records) / 1e6
+        with capsys.disabled():
+            print(f"\n5,000 versions ({megabytes:.1f} MB) read in {took:.2f} s")  # noqa: T201 - for people
+
+
+class TestFollower:
+    async def test_sees_what_is_registered(self, kafka: Kafka, topic: str) -> None:
+        async with (
+            open_registry(options(kafka), topic) as registry,
+            open_follower(options(kafka), topic) as follower,
+        ):
+            for n in range(3):
+                identifier = await registry.register(SUBJECT, record_schema(n))
+                await until(lambda identifier=identifier: bool(follower.store.uses(identifier)))  # type: ignore[misc]
+
+    async def test_waits_for_topics_that_do_not_exist_yet(self, kafka: Kafka, topic: str) -> None:
+        first, second = f"a-{topic}", f"b-{topic}"
+        async with AsyncExitStack() as stack:
+            writer = await stack.enter_async_context(open_registry(options(kafka), first))
+            one = await writer.register("a", record_schema(0))
+            follower = await stack.enter_async_context(open_follower(options(kafka), first, second))
+            assert [entry.id for entry in follower.store.versions("a")] == [one]
+            writer = await stack.enter_async_context(open_registry(options(kafka), second))
+            two = await writer.register("b", record_schema(1))
+            await until(lambda: bool(follower.store.uses(two)))
+            await follower.start()
+            assert follower.store.subjects() == ["a", "b"]
+        assert second in admin(kafka).list_topics().topics
+
+    async def test_looking_for_a_topic_does_not_make_it(self, kafka: Kafka, topic: str) -> None:
+        async with open_follower(options(kafka), topic) as follower:
+            assert follower.store.subjects() == []
+        assert topic not in admin(kafka).list_topics().topics
+
+    async def test_reads_what_compaction_left(self, kafka: Kafka, topic: str) -> None:
+        """Offsets at the end may be gone too: the end is reached all the same."""
+        create_topic(kafka, topic, cleanup_policy="compact", segment_ms="100", min_cleanable_dirty_ratio="0.001")
+        known = Registered(SUBJECT, 1, 5, '"long"')
+        for _ in range(3):
+            write(kafka, topic, *[(known.key(), known.value())] * 3)
+            await asyncio.sleep(0.2)
+        async with open_follower(options(kafka), topic) as follower:
+            assert follower.store.versions(SUBJECT) == [known]
+
+    @pytest.mark.parametrize(
+        ("value", "complaint"),
+        [
+            (b"\x00\x00\x00\x00\x05", "Expecting value"),
+            (b"{}", "'subject' is not a string"),
+            (None, "it deletes a schema"),
+            (Registered(SUBJECT, 2, 5, '"int"').value(), "id 5 stands for two schemas of subject"),
+        ],
+    )
+    async def test_a_broken_record_is_named(
+        self, kafka: Kafka, topic: str, value: bytes | None, complaint: str
+    ) -> None:
+        create_topic(kafka, topic, cleanup_policy="compact")
+        good = Registered(SUBJECT, 1, 5, '"long"')
+        write(kafka, topic, (good.key(), good.value()), (b"key", value))
+        with pytest.raises(HistoryError, match=f"Record 1 of topic {topic} is not a schema: {complaint}"):
+            async with open_follower(options(kafka), topic):
+                pass
+
+    async def test_closes_though_it_never_started(self, kafka: Kafka, topic: str) -> None:
+        await SchemaFollower(options(kafka), [topic], SchemaStore()).close()
+
+
+@pytest.fixture(scope="class")
+def own_kafka() -> Iterator[Kafka]:
+    """Give a broker that a test may stop."""
+    with Kafka() as cluster:
+        yield cluster
+
+
+class TestOutages:
+    async def test_nobody_answers(self, topic: str) -> None:
+        nobody = RegistryOptions({"bootstrap.servers": "127.0.0.1:9"}, timeout_s=1.5)
+        registry, follower = BuiltinRegistry(nobody, topic), SchemaFollower(nobody, [topic], SchemaStore())
+        with pytest.raises(SinkUnavailable, match=f"Preparing topic {topic}: .*Connection refused"):
+            await registry.start()
+        with pytest.raises(SinkUnavailable, match=f"Reading the schemas in {topic}: .*Connection refused"):
+            await follower.start()
+        await registry.close()
+        await follower.close()
+
+    async def test_kafka_comes_late(self, own_kafka: Kafka, topic: str) -> None:
+        own_kafka.stop()
+        registry = BuiltinRegistry(options(own_kafka, timeout_s=1.0), topic)
+        with pytest.raises(SinkUnavailable):
+            await registry.start()
+        starting = asyncio.create_task(asyncio.to_thread(own_kafka.start))
+        await persist(registry.start)
+        assert await persist(lambda: registry.register(SUBJECT, record_schema(0))) > 0
+        await starting
+        await registry.close()
+
+    async def test_an_outage_while_registering(self, own_kafka: Kafka, topic: str) -> None:
+        async with open_registry(options(own_kafka, timeout_s=2.0), topic, patiently=True) as registry:
+            first = await persist(lambda: registry.register(SUBJECT, record_schema(0)))
+            own_kafka.pause()
+            try:
+                with pytest.raises(SinkUnavailable, match=f"Registering a schema of subject {SUBJECT}"):
+                    await registry.register(SUBJECT, record_schema(1))
+                assert await registry.register(SUBJECT, record_schema(0)) == first
+            finally:
+                own_kafka.resume()
+            second = await persist(lambda: registry.register(SUBJECT, record_schema(1)))
+        versions = {record.id: record.version for _, record in read(own_kafka, topic)}
+        assert versions == {first: 1, second: 2}
+
+    async def test_a_broker_that_was_killed(self, own_kafka: Kafka, topic: str) -> None:
+        async with (
+            open_registry(options(own_kafka, timeout_s=2.0), topic, patiently=True) as registry,
+            open_follower(options(own_kafka), topic) as follower,
+        ):
+            first = await persist(lambda: registry.register(SUBJECT, record_schema(0)))
+            own_kafka.kill()
+            await asyncio.to_thread(own_kafka.start)
+            second = await persist(lambda: registry.register(SUBJECT, record_schema(1)))
+            await until(lambda: bool(follower.store.uses(second)))
+        async with open_registry(options(own_kafka), topic) as registry:
+            assert [entry.id for entry in registry.store.versions(SUBJECT)] == [first, second]
+
+
+LOGIN = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="admin" password="right"'
+CREDENTIALS = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "admin"}
+
+
+class SecuredKafka(Kafka):
+    """A broker that wants a password, and asks its access control lists."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            settings={
+                "listener.security.protocol.map": "PLAINTEXT:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT",
+                "sasl.enabled.mechanisms": "PLAIN",
+                "sasl.mechanism.inter.broker.protocol": "PLAIN",
+                "listener.name.plaintext.plain.sasl.jaas.config": f'{LOGIN} user_admin="right" user_reader="right";',
+                "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+                "super.users": "User:ANONYMOUS;User:admin",
+            }
+        )
+
+    def properties(self, password: str = "right", **other: str) -> dict[str, str]:  # noqa: S107 - of this test
+        return {"bootstrap.servers": self.bootstrap_servers, **CREDENTIALS, "sasl.password": password, **other}
+
+    def _is_complete(self) -> bool:
+        try:
+            return bool(AdminClient({**self.properties(), "log_level": 0}).list_topics(timeout=5).brokers)
+        except KafkaException:
+            return False
+
+
+@pytest.fixture(scope="class")
+def secured_kafka() -> Iterator[SecuredKafka]:
+    with SecuredKafka() as cluster:
+        yield cluster
+
+
+class TestRights:
+    async def test_the_right_password(self, secured_kafka: SecuredKafka, topic: str) -> None:
+        async with open_registry(RegistryOptions(secured_kafka.properties()), topic) as registry:
+            assert await registry.register(SUBJECT, record_schema(0)) > 0
+
+    async def test_a_wrong_password_is_no_matter_of_waiting(self, secured_kafka: SecuredKafka, topic: str) -> None:
+        wrong = RegistryOptions(secured_kafka.properties("wrong"), timeout_s=3600)
+        with pytest.raises(PermissionDenied, match=r"Authentication failed.* Check the credentials"):
+            async with open_registry(wrong, topic):
+                pass
+        with pytest.raises(PermissionDenied, match=r"Authentication failed.* Check the credentials"):
+            async with open_follower(wrong, topic):
+                pass
+
+    async def test_a_user_without_rights(self, secured_kafka: SecuredKafka, topic: str) -> None:
+        reader = RegistryOptions({**secured_kafka.properties(), "sasl.username": "reader"}, timeout_s=30)
+        with pytest.raises(PermissionDenied, match=topic):
+            async with open_registry(reader, topic):
+                pass
+
+    async def test_reading_takes_the_right_to_read_one_topic(self, secured_kafka: SecuredKafka, topic: str) -> None:
+        """No group, no other topic, nothing to write."""
+        async with open_registry(RegistryOptions(secured_kafka.properties()), topic) as registry:
+            await registry.register(SUBJECT, record_schema(0))
+        rights = [
+            AclBinding(
+                ResourceType.TOPIC,
+                topic,
+                ResourcePatternType.LITERAL,
+                "User:reader",
+                "*",
+                AclOperation.READ,
+                AclPermissionType.ALLOW,
+            )
+        ]
+        client = AdminClient(secured_kafka.properties())
+        for future in client.create_acls(rights).values():
+            future.result()
+        reader = RegistryOptions({**secured_kafka.properties(), "sasl.username": "reader"})
+        async with open_follower(reader, topic) as follower:
+            assert follower.store.subjects() == [SUBJECT]
+
+
+VALUE = {
+    "type": "record",
+    "name": "Envelope",
+    "namespace": "shop.public.orders",
+    "fields": [
+        {"name": "op", "type": "string"},
+        {"name": "after", "type": ["null", record_schema(0)], "default": None},
+        {"name": "before", "type": ["null", "shop.public.orders.Value"], "default": None},
+    ],
+}
+ODD = "Straße 50 %/a+b"
+CHANGE = {"op": "c", "after": {"column_0": "some"}, "before": None}
+
+
+def message(schema: dict[str, Any], value: object) -> bytes:
+    body = io.BytesIO()
+    fastavro.schemaless_writer(body, fastavro.parse_schema(schema), value)
+    return header(schema_id(normalise(schema))) + body.getvalue()
+
+
+@asynccontextmanager
+async def serving(store: SchemaStore) -> AsyncIterator[str]:
+    health = Health(dict, lambda: None, lambda _: None)
+    server = HttpServer("127.0.0.1:0", health, CollectorRegistry(), store)
+    await server.start()
+    try:
+        yield f"http://127.0.0.1:{server.port}"
+    finally:
+        await server.stop()
+
+
+@pytest.fixture
+async def client(kafka: Kafka, topic: str) -> AsyncIterator[SchemaRegistryClient]:
+    """Give Confluent's client, unchanged, at a registry with schemas in it."""
+    async with open_registry(options(kafka), topic) as registry:
+        await registry.register(SUBJECT, {"type": "string"})
+        await registry.register(SUBJECT, VALUE, {"typmods": {}})
+        await registry.register(f"{ODD}-value", VALUE)
+        async with serving(registry.store) as url:
+            client = SchemaRegistryClient({"url": url})
+            yield client
+            client.close()
+
+
+class TestConfluentClient:
+    @pytest.mark.parametrize("table", ["shop.public.orders", ODD])
+    @pytest.mark.parametrize("reader", [None, json.dumps(VALUE)])
+    async def test_deserializer(self, client: SchemaRegistryClient, table: str, reader: str | None) -> None:
+        deserializer = AvroDeserializer(client, reader)
+        context = SerializationContext(table, MessageField.VALUE)
+        value = await asyncio.to_thread(deserializer, message(VALUE, CHANGE), context)
+        assert value == CHANGE
+
+    async def test_deserializer_with_the_latest_schema_as_reader(self, client: SchemaRegistryClient) -> None:
+        deserializer = AvroDeserializer(client, conf={"use.latest.version": True})
+        context = SerializationContext("shop.public.orders", MessageField.VALUE)
+        assert await asyncio.to_thread(deserializer, message(VALUE, CHANGE), context) == CHANGE
+
+    async def test_serializer_that_registers_nothing_new(self, client: SchemaRegistryClient) -> None:
+        context = SerializationContext("shop.public.orders", MessageField.VALUE)
+        for automatic in (False, True):
+            serializer = AvroSerializer(client, json.dumps(VALUE), conf={"auto.register.schemas": automatic})
+            assert await asyncio.to_thread(serializer, CHANGE, context) == message(VALUE, CHANGE)
+
+    async def test_look_ups(self, client: SchemaRegistryClient) -> None:
+        def ask() -> None:
+            identifier = schema_id(normalise(VALUE))
+            assert client.get_subjects() == [f"{ODD}-value", SUBJECT]
+            assert client.get_versions(SUBJECT) == [1, 2]
+            latest = client.get_latest_version(SUBJECT)
+            assert (latest.version, latest.schema_id, latest.schema.schema_str) == (2, identifier, normalise(VALUE))
+            assert client.get_version(f"{ODD}-value", 1).schema_id == identifier
+            assert client.lookup_schema(SUBJECT, Schema(json.dumps(VALUE), "AVRO")).version == 2
+            assert client.register_schema(SUBJECT, Schema(json.dumps(VALUE), "AVRO")) == identifier
+            assert [use.subject for use in client.get_schema_versions(identifier)] == [f"{ODD}-value", SUBJECT]
+            assert client.get_subjects_by_schema_id(identifier, SUBJECT) == [SUBJECT]
+            assert client.get_schema_types() == ["AVRO"]
+            assert client.get_compatibility() == "NONE"
+            assert client.get_global_mode() == "READONLY"
+
+        await asyncio.to_thread(ask)
+
+    @pytest.mark.parametrize(
+        ("request_to", "status", "code"),
+        [
+            (lambda client: client.get_schema(1), 404, 40403),
+            (lambda client: client.get_schema_by_guid(str(uuid4())), 404, 40403),
+            (lambda client: client.get_versions("unheard-of"), 404, 40401),
+            (lambda client: client.get_version(SUBJECT, 9), 404, 40402),
+            (lambda client: client.lookup_schema(SUBJECT, Schema('"long"', "AVRO")), 404, 40403),
+            (lambda client: client.register_schema(SUBJECT, Schema('"long"', "AVRO")), 422, 42205),
+            (lambda client: client.register_schema(SUBJECT, Schema('"x"', "AVRO")), 422, 42201),
+            (lambda client: client.get_compatibility(SUBJECT), 404, 40408),
+            (lambda client: client.get_mode(SUBJECT), 404, 40409),
+            (lambda client: client.set_compatibility(level="FULL"), 422, 42205),
+            (lambda client: client.delete_subject(SUBJECT), 422, 42205),
+            (lambda client: client.delete_version(SUBJECT, 1, permanent=True), 422, 42205),
+            (lambda client: client.get_contexts(), 404, 404),
+        ],
+    )
+    async def test_errors(
+        self, client: SchemaRegistryClient, request_to: Callable[[Any], object], status: int, code: int
+    ) -> None:
+        with pytest.raises(SchemaRegistryError) as caught:
+            await asyncio.to_thread(request_to, client)
+        assert (caught.value.http_status_code, caught.value.error_code) == (status, code)

@@ -1,0 +1,77 @@
+import json
+
+import pytest
+
+from pgsluice.registry.record import MAX_ID, Registered, parse
+
+RECORD = Registered("shop.public.öl-value", 3, 77, '{"type":"string"}', {"typmods": {"name": 24}})
+
+
+def test_reads_back_what_was_written() -> None:
+    assert parse(RECORD.value()) == RECORD
+
+
+def test_is_json_without_framing() -> None:
+    assert json.loads(RECORD.value()) == {
+        "subject": "shop.public.öl-value",
+        "version": 3,
+        "id": 77,
+        "schemaType": "AVRO",
+        "schema": '{"type":"string"}',
+        "postgres": {"typmods": {"name": 24}},
+    }
+
+
+def test_two_schemas_of_a_subject_never_share_a_key() -> None:
+    """Not even with the same version: compaction must keep both."""
+    other = Registered(RECORD.subject, RECORD.version, 78, '"long"')
+    assert json.loads(RECORD.key()) == {"subject": "shop.public.öl-value", "id": 77}
+    assert other.key() != RECORD.key()
+
+
+def test_a_new_version_of_the_facts_beside_a_schema_replaces_the_old() -> None:
+    assert Registered(RECORD.subject, 4, RECORD.id, RECORD.schema).key() == RECORD.key()
+
+
+def test_facts_beside_the_schema_may_be_missing() -> None:
+    fields = json.loads(RECORD.value())
+    del fields["postgres"]
+    assert parse(json.dumps(fields).encode()).postgres is None
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"subject": 1}, "'subject' is not a string"),
+        ({"version": "1"}, "'version' is not an integer"),
+        ({"version": True}, "'version' is not an integer"),
+        ({"version": 0}, "'version' is 0, outside 1 to 2147483647"),
+        ({"id": None}, "'id' is not an integer"),
+        ({"id": MAX_ID + 1}, "'id' is 2147483648, outside"),
+        ({"schemaType": "JSON"}, "'schemaType' is 'JSON', not 'AVRO'"),
+        ({"schema": {"type": "string"}}, "'schema' is not a string"),
+        ({"schema": "{"}, "Expecting property name"),
+        ({"schema": "[" * 100_000}, "nested too deeply"),
+        ({"postgres": []}, "'postgres' is neither an object nor null"),
+    ],
+)
+def test_says_what_is_wrong_with_a_record(change: dict[str, object], complaint: str) -> None:
+    value = json.dumps({**json.loads(RECORD.value()), **change}).encode()
+    with pytest.raises(ValueError, match=complaint):
+        parse(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "complaint"),
+    [
+        (None, "it deletes a schema"),
+        (b"", "Expecting value"),
+        (b"\xff\xfe", "codec can't decode"),
+        (b"[]", "it is not a JSON object"),
+        (b"{}", "'subject' is not a string"),
+        (b"[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_what_is_no_record_is_a_value_error(value: bytes | None, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        parse(value)

@@ -1,0 +1,247 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pgsluice.avro.wire import Schema, normalise, schema_id
+from pgsluice.registry.record import MAX_ID, Registered
+from pgsluice.registry.store import SchemaStore
+
+TEXT: Schema = {"type": "string"}
+LONG: Schema = {"type": "long"}
+INT: Schema = {"type": "int"}
+
+
+def registered(store: SchemaStore, subject: str, schema: Schema, **postgres: object) -> Registered:
+    """Do what a writer does, with the topic left out."""
+    record, new = store.propose(subject, schema, postgres or None)
+    if new:
+        store.add(record)
+    return record
+
+
+def entry(subject: str, version: int, identifier: int, schema: Schema) -> Registered:
+    return Registered(subject, version, identifier, normalise(schema))
+
+
+class TestPropose:
+    def test_the_id_is_the_hash_of_the_schema(self) -> None:
+        record, new = SchemaStore().propose("a", TEXT, None)
+        assert new
+        assert record == Registered("a", 1, schema_id(normalise(TEXT)), '{"type":"string"}', None)
+
+    def test_changes_nothing(self) -> None:
+        store = SchemaStore()
+        store.propose("a", TEXT, None)
+        assert store.subjects() == []
+
+    def test_versions_count_up_within_a_subject(self) -> None:
+        store = SchemaStore()
+        versions = [registered(store, "a", schema).version for schema in (TEXT, LONG, INT)]
+        assert versions == [1, 2, 3]
+        assert registered(store, "b", INT).version == 1
+
+    def test_a_known_schema_keeps_its_version(self) -> None:
+        store = SchemaStore()
+        first = registered(store, "a", TEXT)
+        registered(store, "a", LONG)
+        assert store.propose("a", TEXT, None) == (first, False)
+
+    def test_how_it_is_written_does_not_matter(self) -> None:
+        store = SchemaStore()
+        first = registered(store, "a", {"type": "bytes", "logicalType": "decimal", "precision": 4})
+        again = {"precision": 4, "logicalType": "decimal", "type": "bytes"}
+        assert store.propose("a", again, None) == (first, False)
+
+    def test_the_same_schema_has_the_same_id_in_every_subject(self) -> None:
+        store = SchemaStore()
+        assert registered(store, "a", TEXT).id == registered(store, "b", TEXT).id
+
+    def test_other_facts_beside_the_schema_make_no_new_version(self) -> None:
+        store = SchemaStore()
+        first = registered(store, "a", TEXT, typmod=24)
+        record, new = store.propose("a", TEXT, {"typmod": 54})
+        assert new
+        assert (record.version, record.id, record.postgres) == (first.version, first.id, {"typmod": 54})
+        store.add(record)
+        assert store.propose("a", TEXT, {"typmod": 54}) == (record, False)
+        assert store.versions("a") == [record]
+
+    def test_facts_are_kept_when_none_are_given(self) -> None:
+        store = SchemaStore()
+        first = registered(store, "a", TEXT, typmod=24)
+        assert store.propose("a", TEXT, None) == (first, False)
+
+    def test_facts_are_compared_as_they_read_back(self) -> None:
+        store = SchemaStore()
+        registered(store, "a", TEXT, typmods=[("name", 24)])
+        assert not store.propose("a", TEXT, {"typmods": [["name", 24]]})[1]
+
+
+class TestCollision:
+    def test_takes_the_next_free_id(self) -> None:
+        store = SchemaStore()
+        taken = schema_id(normalise(TEXT))
+        store.add(entry("other", 1, taken, "int"))
+        store.add(entry("other", 2, taken + 1, "long"))
+        assert registered(store, "a", TEXT).id == taken + 2
+
+    def test_the_last_id_is_followed_by_the_first(self) -> None:
+        class Taken(dict[int, dict[str, Registered]]):
+            """The last thousand ids are."""
+
+            def __contains__(self, identifier: object) -> bool:
+                return isinstance(identifier, int) and identifier >= MAX_ID - 1000
+
+        store = SchemaStore()
+        store._by_id = Taken()
+        assert store._next_free(MAX_ID - 1000) == 1
+
+    def test_the_id_taken_is_recorded_and_used_again(self) -> None:
+        store = SchemaStore()
+        store.add(entry("other", 1, schema_id(normalise(TEXT)), "int"))
+        first = registered(store, "a", TEXT)
+        reader = SchemaStore()
+        reader.add(first)
+        assert registered(reader, "b", TEXT).id == first.id
+
+    def test_one_id_for_two_schemas_of_a_subject_is_refused(self) -> None:
+        store = SchemaStore()
+        store.add(entry("a", 1, 5, "int"))
+        with pytest.raises(ValueError, match="id 5 stands for two schemas of subject 'a'"):
+            store.add(entry("a", 2, 5, "long"))
+
+    def test_the_subject_tells_schemas_of_several_prefixes_apart(self) -> None:
+        store = SchemaStore()
+        mine, theirs = entry("m", 1, 5, "int"), entry("t", 1, 5, "long")
+        store.add(mine)
+        store.add(theirs)
+        assert store.uses(5) == [mine, theirs]
+        assert store.uses(5, "t") == [theirs, mine]
+        assert store.uses(5, "unknown") == [mine, theirs]
+
+
+class TestTwoWriters:
+    """Each took version 1 before it saw the other's record; the order of the topic decides."""
+
+    FIRST, SECOND = entry("a", 1, 10, TEXT), entry("a", 1, 20, LONG)
+
+    def conflict(self) -> SchemaStore:
+        store = SchemaStore()
+        store.add(self.FIRST)
+        store.add(self.SECOND)
+        return store
+
+    def test_both_schemas_are_kept(self) -> None:
+        store = self.conflict()
+        assert [(known.version, known.id) for known in store.versions("a")] == [(1, 10), (2, 20)]
+        assert [store.uses(10)[0].schema, store.uses(20)[0].schema] == [
+            self.FIRST.schema,
+            self.SECOND.schema,
+        ]
+
+    def test_reading_again_changes_nothing(self) -> None:
+        store = self.conflict()
+        before = store.versions("a")
+        store.add(self.FIRST)
+        store.add(self.SECOND)
+        assert store.versions("a") == before
+
+    def test_the_second_has_to_be_recorded_again_under_its_new_version(self) -> None:
+        store = SchemaStore()
+        first, _ = store.propose("a", TEXT, None)
+        second, _ = store.propose("a", LONG, None)
+        store.add(first)
+        store.add(second)
+        assert store.propose("a", TEXT, None)[1] is False
+        again, new = store.propose("a", LONG, None)
+        assert new
+        assert (again.version, again.id) == (2, second.id)
+        store.add(again)
+        assert store.propose("a", LONG, None) == (again, False)
+
+    def test_after_compaction_every_reader_agrees(self) -> None:
+        store = SchemaStore()
+        store.add(self.FIRST)
+        store.add(entry("a", 2, 20, LONG))
+        assert store.versions("a") == self.conflict().versions("a")
+
+    def test_a_version_can_move(self) -> None:
+        store = self.conflict()
+        store.add(entry("a", 7, 20, LONG))
+        assert [known.version for known in store.versions("a")] == [1, 7]
+        assert store.propose("a", LONG, None)[1] is False
+
+
+class TestLookUp:
+    def test_of_the_same_text(self) -> None:
+        store = SchemaStore()
+        known = registered(store, "a", LONG)
+        assert store.look_up("a", LONG) == known
+
+    def test_of_the_same_schema_written_otherwise(self) -> None:
+        store = SchemaStore()
+        registered(store, "a", TEXT)
+        known = registered(store, "a", LONG)
+        assert store.look_up("a", "long") == known
+        assert store.look_up("a", "long") == known
+
+    def test_of_another_schema(self) -> None:
+        store = SchemaStore()
+        registered(store, "a", TEXT)
+        assert store.look_up("a", LONG) is None
+        assert store.look_up("b", TEXT) is None
+
+    def test_of_no_schema(self) -> None:
+        with pytest.raises(ValueError, match="unknown type 'text'"):
+            SchemaStore().look_up("a", "text")
+
+    def test_foreign_records_do_not_disturb_it(self) -> None:
+        store = SchemaStore()
+        store.add(entry("a", 1, 5, {"no": "schema"}))
+        known = registered(store, "a", LONG)
+        assert store.look_up("a", "long") == known
+
+
+def test_an_empty_store_knows_nothing() -> None:
+    store = SchemaStore()
+    assert (store.subjects(), store.versions("a"), store.version("a", 1), store.uses(1)) == ([], [], None, [])
+    assert store.max_id() == 0
+
+
+def test_subjects_are_sorted_and_versions_oldest_first() -> None:
+    store = SchemaStore()
+    store.add(entry("b", 2, 4, "int"))
+    store.add(entry("b", 1, 3, "long"))
+    store.add(entry("a", 1, 9, "bytes"))
+    assert store.subjects() == ["a", "b"]
+    assert [known.id for known in store.versions("b")] == [3, 4]
+    assert store.version("b", 2) == entry("b", 2, 4, "int")
+    assert store.max_id() == 9
+
+
+SCHEMAS: list[Schema] = [TEXT, LONG, INT, {"type": "bytes"}]
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 3), st.integers(0, 3)), max_size=40))
+def test_a_reader_of_the_topic_knows_what_its_writers_know(
+    steps: list[tuple[str, int, int]],
+) -> None:
+    """Writers see the topic late, by as many records as a step says: versions collide, schemas are never lost."""
+    log: list[Registered] = []
+    for subject, schema, behind in steps:
+        writer = SchemaStore()
+        for record in log[: max(0, len(log) - behind)]:
+            writer.add(record)
+        record, new = writer.propose(subject, SCHEMAS[schema], None)
+        if new:
+            log.append(record)
+    reader, compacted = SchemaStore(), SchemaStore()
+    for record in log:
+        reader.add(record)
+    for record in {record.key(): record for record in log}.values():
+        compacted.add(record)
+    for subject, schema, _ in steps:
+        known = reader.look_up(subject, SCHEMAS[schema])
+        assert known is not None
+        assert known.id == schema_id(normalise(SCHEMAS[schema]))
+        assert compacted.uses(known.id, subject)[0].schema == known.schema

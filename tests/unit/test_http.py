@@ -1,0 +1,251 @@
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from pgsluice.errors import ConfigError
+from pgsluice.http import BODY_MAX_BYTES, Health, HttpServer, Role, status_page
+from pgsluice.registry.store import SchemaStore
+
+SUBJECT = "s.p.Größe 50 %/a-value"
+
+
+@dataclass
+class Process:
+    """A process whose health a test sets."""
+
+    status: dict[str, object] = field(default_factory=dict)
+    dead: str | None = None
+    unready: dict[Role, str] = field(default_factory=dict)
+
+    @property
+    def health(self) -> Health:
+        return Health(lambda: self.status, lambda: self.dead, self.unready.get)
+
+
+@asynccontextmanager
+async def running(
+    process: Process, metrics: CollectorRegistry | None = None, registry: SchemaStore | None = None
+) -> AsyncIterator[httpx.AsyncClient]:
+    server = HttpServer("127.0.0.1:0", process.health, metrics or CollectorRegistry(), registry)
+    await server.start()
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as client:
+            yield client
+    finally:
+        await server.stop()
+
+
+@pytest.fixture
+def store() -> SchemaStore:
+    store = SchemaStore()
+    store.add(store.propose(SUBJECT, {"type": "string"}, None)[0])
+    return store
+
+
+class TestHealth:
+    async def test_alive(self) -> None:
+        async with running(Process()) as client:
+            answer = await client.get("/livez")
+        assert (answer.status_code, answer.text) == (200, "ok\n")
+
+    async def test_dead_says_why(self) -> None:
+        async with running(Process(dead="the reader made no progress for 61 s")) as client:
+            answer = await client.get("/livez")
+        assert (answer.status_code, answer.text) == (503, "the reader made no progress for 61 s\n")
+
+    async def test_ready_by_role(self) -> None:
+        async with running(Process(unready={Role.ACTIVE: "waiting as a hot standby"})) as client:
+            standby, owner = await client.get("/readyz"), await client.get("/readyz?role=active")
+        assert standby.status_code == 200
+        assert (owner.status_code, owner.text) == (503, "waiting as a hot standby\n")
+
+    async def test_an_unknown_role_is_a_mistake(self) -> None:
+        async with running(Process()) as client:
+            answer = await client.get("/readyz?role=leader")
+        assert answer.status_code == 400
+        assert answer.json() == {"error_code": 400, "message": "HTTP 400 role is one of any, active"}
+
+    async def test_head_does_for_load_balancers(self) -> None:
+        async with running(Process()) as client:
+            assert (await client.head("/livez")).status_code == 200
+
+
+class TestMetrics:
+    @pytest.fixture
+    def metrics(self) -> CollectorRegistry:
+        registry = CollectorRegistry()
+        Counter("pgsluice_events", "Change events.", registry=registry).inc(3)
+        return registry
+
+    @pytest.mark.parametrize("accept", ["", "*/*", "text/plain;version=0.0.4", "text/plain;version=x.y"])
+    async def test_as_text(self, metrics: CollectorRegistry, accept: str) -> None:
+        async with running(Process(), metrics) as client:
+            answer = await client.get("/metrics", headers={"Accept": accept})
+        assert answer.headers["Content-Type"].startswith("text/plain")
+        assert "pgsluice_events_total 3.0\n" in answer.text
+
+    @pytest.mark.parametrize("parameters", [";version=1.0.0,text/plain;version=0.0.4;q=0.5", ";version=x.y", ""])
+    async def test_as_openmetrics(self, metrics: CollectorRegistry, parameters: str) -> None:
+        accept = f"application/openmetrics-text{parameters}"
+        async with running(Process(), metrics) as client:
+            answer = await client.get("/metrics", headers={"Accept": accept})
+        assert answer.headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
+        (family,) = text_string_to_metric_families(answer.text)  # type: ignore[no-untyped-call]
+        assert family.name == "pgsluice_events"
+
+
+STATUS: dict[str, object] = {"state": "streaming", "lag": {"bytes": 0}, "topics": ["a", "b"]}
+
+
+class TestStatus:
+    async def test_as_json(self) -> None:
+        async with running(Process(STATUS)) as client:
+            answer = await client.get("/status")
+        assert answer.headers["Content-Type"].startswith("application/json")
+        assert answer.json() == STATUS
+
+    @pytest.mark.parametrize("accept", ["*/*", "text/html,application/json", "application/json"])
+    async def test_as_a_page(self, accept: str) -> None:
+        async with running(Process(STATUS)) as client:
+            answer = await client.get("/", headers={"Accept": accept})
+        assert answer.headers["Content-Type"].startswith("text/html")
+        assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+        assert "streaming" in answer.text
+
+    async def test_the_page_leaves_the_root_to_registry_clients(self, store: SchemaStore) -> None:
+        async with running(Process(STATUS), registry=store) as client:
+            answer = await client.get("/", headers={"Accept": "application/vnd.schemaregistry.v1+json"})
+            page = await client.get("/", headers={"Accept": "text/html,*/*"})
+        assert answer.json() == {}
+        assert page.headers["Content-Type"].startswith("text/html")
+
+
+class TestPage:
+    def test_shows_every_kind_of_value(self) -> None:
+        status: dict[str, object] = {
+            "lsn": "0/16B3748",
+            "slot": {"failover": True, "temporary": False},
+            "since": None,
+            "publications": ["one", "two"],
+            "sessions": (),
+            "tables": [{"name": "orders", "rows": 5}, {"name": "items", "error": "gone"}],
+        }
+        page = status_page(Process(status).health)
+        assert "<th>lsn</th><td>0/16B3748</td>" in page
+        assert "<th>failover</th><td>yes</td>" in page
+        assert "<th>temporary</th><td>no</td>" in page
+        assert "<th>since</th><td>-</td>" in page
+        assert "<th>publications</th><td>one<br>two</td>" in page
+        assert "<th>sessions</th><td>-</td>" in page
+        assert "<tr><th>name</th><th>rows</th><th>error</th></tr><tr><td>orders</td><td>5</td><td>-</td></tr>" in page
+
+    def test_says_what_is_wrong(self) -> None:
+        page = status_page(Process(dead="stuck", unready={Role.ACTIVE: "standby"}).health)
+        assert '<th>live</th><td class="no">no: stuck</td>' in page
+        assert '<th>ready</th><td class="yes">yes</td>' in page
+        assert '<th>active</th><td class="no">no: standby</td>' in page
+
+    def test_escapes_everything(self) -> None:
+        evil = "<script>alert('1')</script>"
+        status: dict[str, object] = {evil: evil, "list": [evil], "table": [{evil: evil}]}
+        page = status_page(Process(status, dead=evil, unready={Role.ANY: evil}).health)
+        assert "<script" not in page
+        assert page.count("&lt;script&gt;") == 7
+
+    def test_needs_nothing_from_elsewhere(self) -> None:
+        page = status_page(Process().health)
+        assert "//" not in page
+        assert "src=" not in page
+
+
+class TestRegistry:
+    @pytest.mark.parametrize("accept", ["*/*", "application/json", "text/html", "application/xml", ""])
+    async def test_answers_whatever_is_accepted(self, store: SchemaStore, accept: str) -> None:
+        async with running(Process(), registry=store) as client:
+            answer = await client.get("/subjects", headers={"Accept": accept})
+        assert answer.headers["Content-Type"] == "application/vnd.schemaregistry.v1+json"
+        assert answer.json() == [SUBJECT]
+
+    async def test_subjects_arrive_as_they_were_encoded(self, store: SchemaStore) -> None:
+        path = "/subjects/s.p.Gr%C3%B6%C3%9Fe%2050%20%25%2Fa-value/versions/latest"
+        async with running(Process(), registry=store) as client:
+            answer = await client.get(path)
+        assert answer.json()["subject"] == SUBJECT
+
+    async def test_bodies_arrive(self, store: SchemaStore) -> None:
+        async with running(Process(), registry=store) as client:
+            answer = await client.post("/subjects/unheard-of", json={"schema": '"string"'})
+        assert answer.status_code == 404
+        assert answer.json() == {"error_code": 40401, "message": "Subject 'unheard-of' not found."}
+
+    async def test_errors_are_json(self, store: SchemaStore) -> None:
+        async with running(Process(), registry=store) as client:
+            missing, wrong = await client.get("/nothing"), await client.put("/subjects")
+            large = await client.post("/subjects/a", content=b"x" * (BODY_MAX_BYTES + 1))
+        assert missing.json() == {"error_code": 404, "message": "HTTP 404 Not Found"}
+        assert (wrong.status_code, wrong.headers["Allow"]) == (405, "GET")
+        assert (large.status_code, large.json()["error_code"]) == (413, 413)
+
+    async def test_without_one_errors_are_json_too(self) -> None:
+        async with running(Process()) as client:
+            missing, wrong = await client.get("/subjects"), await client.post("/livez")
+        assert missing.json() == {"error_code": 404, "message": "HTTP 404 Not Found"}
+        assert (wrong.status_code, wrong.headers["Allow"]) == (405, "GET,HEAD")
+
+    async def test_a_request_line_has_a_limit(self, store: SchemaStore) -> None:
+        async with running(Process(), registry=store) as client:
+            answer = await client.get("/subjects/" + "a" * 10_000)
+        assert answer.status_code == 400
+
+
+class TestListening:
+    def server(self, listen: str) -> HttpServer:
+        return HttpServer(listen, Process().health, CollectorRegistry())
+
+    @pytest.mark.parametrize("listen", ["127.0.0.1:0", "localhost:0", "[::1]:0", ":0", "0.0.0.0:0"])
+    async def test_at_an_address(self, listen: str) -> None:
+        server = self.server(listen)
+        await server.start()
+        assert server.port > 0
+        await server.stop()
+
+    async def test_an_address_that_is_taken(self) -> None:
+        async with AsyncExitStack() as stack:
+            owner = self.server("127.0.0.1:0")
+            await owner.start()
+            stack.push_async_callback(owner.stop)
+            listen = f"127.0.0.1:{owner.port}"
+            with pytest.raises(ConfigError, match=f"Cannot listen on {listen}: .*address already in use"):
+                await self.server(listen).start()
+
+    async def test_an_address_that_is_not_ours(self) -> None:
+        with pytest.raises(ConfigError, match=r"Cannot listen on 192.0.2.1:8080: "):
+            await self.server("192.0.2.1:8080").start()
+
+    @pytest.mark.parametrize("listen", ["", "8080", "host", "host:", "host:x", "host:65536", "::1:80", "a:b:80"])
+    def test_what_is_no_address(self, listen: str) -> None:
+        with pytest.raises(ConfigError, match=r"http.listen: .* is not an address"):
+            self.server(listen)
+
+    async def test_a_client_that_hangs_does_not_delay_the_end(self) -> None:
+        server = self.server("127.0.0.1:0")
+        await server.start()
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"GET /livez HTTP/1.1\r\n")
+        await writer.drain()
+        await server.stop()
+        writer.close()
+
+
+async def test_requests_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with running(Process()) as client:
+        await client.get("/livez")
+    assert [record for record in caplog.records if not record.name.startswith("http")] == []
