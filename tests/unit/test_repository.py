@@ -1,0 +1,93 @@
+"""What is true of the repository as a whole: generated files are current, and style that no linter checks."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pgsluice.config import reference
+
+ROOT = Path(__file__).parents[2]
+DIRECTORIES = ("src", "tests", "sandbox", "bench", "docs", "contract", "deploy", "helm")
+FUNCTION_LINES_MAX = 70
+REFERENCE_MARK = "printed by `pgsluice config reference`; a test keeps it so. -->\n\n"
+
+UNWANTED = {
+    "a path of one machine": r"(?<![\w.~/:-])/(?:root|work|home)/",
+    "an address of a package registry": r"pypi[.]org|python[h]osted|repo[\d.]*maven|art[i]factory|--(?:extra-)?index-url",
+    "an unfinished place": r"\b(?:TO[D]O|FIX[M]E|XX[X])\b",
+    "a number that only a tracker explains": r"(?i)\b(?:issue|ticket|pull request|pr) ?#\d",
+}
+
+
+def files(*patterns: str) -> list[Path]:
+    inside = (path for name in DIRECTORIES for pattern in patterns for path in (ROOT / name).rglob(pattern))
+    top = (path for pattern in patterns for path in ROOT.glob(pattern))
+    return sorted(path for path in {*inside, *top} if path.is_file() and "__pycache__" not in path.parts)
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    assert function.end_lineno is not None
+    return function.end_lineno - function.lineno + 1
+
+
+def test_functions_fit_on_a_screen() -> None:
+    long = [
+        f"{relative(path)}:{function.lineno} {function.name}: {lines_of(function)} lines"
+        for path in files("*.py")
+        for function in functions(path)
+        if lines_of(function) > FUNCTION_LINES_MAX
+    ]
+    assert long == []
+
+
+def test_every_module_says_what_it_holds() -> None:
+    modules = [path for path in files("*.py") if path.is_relative_to(ROOT / "src")]
+    assert modules
+    assert [relative(path) for path in modules if not ast.get_docstring(ast.parse(path.read_text()))] == []
+
+
+def test_the_example_configuration_is_current() -> None:
+    """If not: ``pgsluice config example > config.example.toml``."""
+    assert (ROOT / "config.example.toml").read_text() == reference.example()
+
+
+def test_the_reference_of_settings_is_current() -> None:
+    """If not: replace what follows the mark by what ``pgsluice config reference`` prints."""
+    prose, mark, tables = (ROOT / "docs/configuration.md").read_text().partition(REFERENCE_MARK)
+    assert prose
+    assert mark
+    assert tables == reference.markdown()
+
+
+def texts() -> Iterator[tuple[Path, str]]:
+    for path in files("*"):
+        try:
+            yield path, path.read_text()
+        except UnicodeDecodeError:
+            continue
+
+
+@pytest.mark.parametrize("what", UNWANTED)
+def test_files_speak_of_the_product_only(what: str) -> None:
+    pattern = re.compile(UNWANTED[what])
+    found = [f"{relative(path)}: {match[0]}" for path, text in texts() for match in pattern.finditer(text)]
+    assert found == []
+
+
+@pytest.mark.parametrize("path", files("*.md"), ids=relative)
+def test_links_lead_somewhere(path: Path) -> None:
+    targets = re.findall(r"\]\((?!https?:)([^)#\s]+)(?:#[^)]*)?\)", path.read_text())
+    assert [target for target in targets if not (path.parent / target).exists()] == []
