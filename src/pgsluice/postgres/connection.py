@@ -90,6 +90,11 @@ class ReplicationConnection:
             settings["wal_sender_timeout"] = str(self._options.wal_sender_timeout_ms)
         await self.query("; ".join(f"SET {name} = '{value}'" for name, value in settings.items()))
 
+    @property
+    def backend_pid(self) -> int:
+        """The server's process for this connection."""
+        return self._connection.pgconn.backend_pid
+
     async def close(self) -> None:
         """Close the connection; the server frees the slot as soon as it notices."""
         if self._stream is not None:
@@ -127,9 +132,7 @@ class ReplicationConnection:
         rows = await self.query(slot_query(self.server_version, f"slot_name = {_literal(name)}"))
         return parse_slot(rows[0]) if rows else None
 
-    async def create_slot(
-        self, name: str, *, failover: bool = False, blockers: Blockers | None = None
-    ) -> int:
+    async def create_slot(self, name: str, *, failover: bool = False, blockers: Blockers | None = None) -> int:
         """Create a logical slot for pgoutput; its consistent point, where its stream begins.
 
         The server waits for every transaction that is running, prepared ones included, in all databases.
@@ -137,9 +140,7 @@ class ReplicationConnection:
         this ends the creation at the server, too.
         """
         if failover and self.server_version < _FAILOVER_SLOTS:
-            raise ConfigError(
-                "slots that survive a failover need PostgreSQL 17: set postgres.failover = false"
-            )
+            raise ConfigError("slots that survive a failover need PostgreSQL 17: set postgres.failover = false")
         reports = asyncio.create_task(self._report_waiting(name, blockers))
         try:
             ((_, consistent_point, _, _),) = await self.query(
@@ -163,9 +164,7 @@ class ReplicationConnection:
         while True:
             await asyncio.sleep(SLOT_CREATION_REPORT_S)
             found = await blockers(self._connection.pgconn.backend_pid) if blockers else []
-            log.warning(
-                "slot creation waits for running transactions to end", slot=name, waits_for=list(found)
-            )
+            log.warning("slot creation waits for running transactions to end", slot=name, waits_for=list(found))
 
     async def _cancel_command(self) -> None:
         """Let the command under way end at the server; without that it would wait on after we are gone."""
@@ -179,7 +178,10 @@ class ReplicationConnection:
         await self.query(f"DROP_REPLICATION_SLOT {_identifier(name)}", f"dropping replication slot {name!r}")
 
     async def start(self, slot: str, publications: Sequence[str]) -> ReplicationStream:
-        """Start streaming from the slot's own position. SlotInUse while another process streams from it."""
+        """Start streaming from the slot's own position. SlotInUse while another process streams from it.
+
+        Once per connection: a walsender that has ended one logical stream ends the next as soon as it starts.
+        """
         problem = failures.unusable(slot, await self.slot(slot), self._connection.info.dbname)
         if problem is not None:
             raise problem
@@ -229,8 +231,7 @@ def _start_command(slot: str, publications: Sequence[str], server_version: int) 
 
 def _rows(result: pq.abc.PGresult) -> list[tuple[str | None, ...]]:
     return [
-        tuple(_text(result.get_value(row, column)) for column in range(result.nfields))
-        for row in range(result.ntuples)
+        tuple(_text(result.get_value(row, column)) for column in range(result.nfields)) for row in range(result.ntuples)
     ]
 
 

@@ -98,6 +98,7 @@ class ReplicationStream:
         Waits only while there is nothing; cancelling the wait loses nothing. Raises why the stream ended, as
         soon as it is known: frames not handed out by then are sent again in the next session.
         """
+        await asyncio.sleep(0)  # with data always at hand nothing below waits: the reporter must have its turn
         while True:
             frames = self._drain()
             if self._copy_ended and not frames:
@@ -198,9 +199,7 @@ class ReplicationStream:
                     await self._reply_due.wait()
             self._reply_due.clear()
             silence_s = self._silence_s()
-            self._guarded_send(
-                self._received, self._flushed, reply_requested=silence_s >= self._timing.probe_after_s
-            )
+            self._guarded_send(self._received, self._flushed, reply_requested=silence_s >= self._timing.probe_after_s)
             if silence_s >= self._timing.give_up_after_s:
                 self.fail(SourceUnavailable(f"PostgreSQL sent nothing for {silence_s:.0f} s"))
             await asyncio.sleep(MIN_STATUS_GAP_S)

@@ -1,0 +1,72 @@
+"""Opening and closing what ``pgsluice.postgres`` offers, and reading a stream up to a point, for tests."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from pgsluice.pgoutput import messages
+from pgsluice.pgoutput.decoder import Decoder
+from pgsluice.pgoutput.framing import Keepalive, XLogData
+from pgsluice.postgres.connection import ReplicationConnection
+from pgsluice.postgres.options import ConnectionOptions
+from pgsluice.postgres.stream import ReplicationStream
+from sandbox.postgres import Database
+
+Frames = Sequence[XLogData | Keepalive]
+
+SLOT = "followed"
+PUBLICATION = "published"
+
+
+def options_for(database: Database, **parameters: str) -> ConnectionOptions:
+    """Return options for a database, with statuses frequent enough for tests not to wait for them."""
+    return ConnectionOptions({"dsn": database.conninfo(), **parameters}, status_interval_s=0.1)
+
+
+@asynccontextmanager
+async def replication(options: ConnectionOptions) -> AsyncIterator[ReplicationConnection]:
+    """Open a replication connection for the length of a block."""
+    connection = await ReplicationConnection.open(options)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def streaming(
+    database: Database, options: ConnectionOptions | None = None, publications: Sequence[str] = (PUBLICATION,)
+) -> AsyncIterator[ReplicationStream]:
+    """Stream from ``SLOT``, which is created first if it does not exist."""
+    async with replication(options or options_for(database)) as connection:
+        if await connection.slot(SLOT) is None:
+            await connection.create_slot(SLOT)
+        yield await connection.start(SLOT, publications)
+
+
+async def read_transactions(stream: ReplicationStream, count: int = 1) -> list[messages.Message]:
+    """Read up to the ``count``-th commit; all messages."""
+    decoder, decoded, commits = Decoder(), [], 0
+    while commits < count:
+        for message in decode(await stream.read(), decoder):
+            decoded.append(message)
+            commits += isinstance(message, messages.Commit)
+    return decoded
+
+
+async def read_inserts(stream: ReplicationStream, count: int) -> list[list[bytes | None]]:
+    """Read up to the commit after ``count`` inserted rows; their values."""
+    rows: list[list[bytes | None]] = []
+    while len(rows) < count:
+        decoded = await read_transactions(stream)
+        rows += [_values(message.new) for message in decoded if isinstance(message, messages.Insert)]
+    return rows
+
+
+def decode(frames: Frames, decoder: Decoder | None = None) -> list[messages.Message]:
+    """Return the messages of the frames."""
+    decoder = decoder or Decoder()
+    return [decoder.decode(frame.payload) for frame in frames if isinstance(frame, XLogData)]
+
+
+def _values(row: messages.TupleData) -> list[bytes | None]:
+    return [value if isinstance(value, bytes) else None for value in row]
