@@ -16,7 +16,7 @@ REFERENCE_MARK = "printed by `pgsluice config reference`; a test keeps it so. --
 
 UNWANTED = {
     "a path of one machine": r"(?<![\w.~/:-])/(?:root|work|home)/",
-    "an address of a package registry": r"pypi[.]org|python[h]osted|repo[\d.]*maven|art[i]factory|index-url[ =]",
+    "an address of a package registry": r"pypi[.]org|python[h]osted|repo[\d.]*maven|art[i]factory",
     "an unfinished place": r"\b(?:TO[D]O|FIX[M]E|XX[X])\b",
     "a number that only a tracker explains": r"(?i)\b(?:issue|ticket|pull request|pr) ?#\d",
 }
