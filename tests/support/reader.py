@@ -1,0 +1,239 @@
+"""A consumer that knows the wire contract and nothing of pgsluice: Confluent's own client, read_committed.
+
+It follows the cut records of ``<prefix>.transactions`` and reads every partition they list up to ``next``,
+decoding with Confluent's deserializer against the registry that the daemon serves.
+"""
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from io import BytesIO
+from typing import Any
+
+import fastavro
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka.schema_registry import SchemaRegistryClient, topic_subject_name_strategy
+from confluent_kafka.schema_registry.avro import AvroDeserializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+
+POLL_S = 0.5
+BATCH = 2000
+TIMEOUT_S = 120
+METADATA_TIMEOUT_S = 15
+
+SERVICE_TOPICS = ("transactions", "checkpoint", "schemas")
+
+CONSUMER = {
+    "group.id": "reader",  # never used: partitions are assigned, offsets never committed
+    "enable.auto.commit": False,
+    "isolation.level": "read_committed",
+    "enable.partition.eof": True,  # a position behind a transaction's marker shows in nothing else
+    "auto.offset.reset": "error",
+    "fetch.wait.max.ms": 50,
+    "fetch.message.max.bytes": 128 * 1024 * 1024,
+    "receive.message.max.bytes": 512 * 1024 * 1024,
+}
+
+Place = tuple[str, int]
+"""Topic and partition."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """One record of a table's topic; ``value`` None: a tombstone."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key_bytes: bytes | None
+    key: dict[str, Any] | None
+    key_schema: dict[str, Any] | None
+    value: dict[str, Any] | None
+    schema: dict[str, Any] | None
+    """The value's schema, as the registry has it."""
+    schema_id: int | None
+
+    @cached_property
+    def position(self) -> tuple[int, int, int]:
+        """What orders events and tells them apart."""
+        value = self.value or {}
+        return value["epoch"], value["lsn"], value["seq"]
+
+    def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - whatever the schema says
+        assert self.value is not None, "a tombstone has no fields"
+        return self.value[name]
+
+    def __repr__(self) -> str:
+        return f"{self.topic}[{self.partition}]@{self.offset} {self.value and {'key': self.key, **self.value}}"
+
+
+@dataclass
+class Cut:
+    """One cut record, its parts joined, with the records that it lists."""
+
+    record: dict[str, Any]
+    events: list[Event] = field(default_factory=list)
+
+    @property
+    def offsets(self) -> dict[Place, tuple[int, int]]:
+        """First and next offset of every partition listed."""
+        return {
+            (topic["topic"], entry["partition"]): (entry["first"], entry["next"])
+            for topic in self.record["topics"]
+            for entry in topic["offsets"]
+        }
+
+
+class Reader:
+    """Reads one pipeline from the beginning; every call goes on where the last one ended."""
+
+    def __init__(self, bootstrap_servers: str, registry_url: str, prefix: str) -> None:
+        self.prefix = prefix
+        self.registry = SchemaRegistryClient({"url": registry_url})
+        strategy = {"subject.name.strategy": topic_subject_name_strategy}
+        self._deserialize = AvroDeserializer(self.registry, conf=strategy)
+        self._schemas: dict[int, Any] = {}
+        config = {**CONSUMER, "bootstrap.servers": bootstrap_servers}
+        self._transactions = Consumer(config)
+        self._transactions.assign([TopicPartition(f"{prefix}.transactions", 0, OFFSET_BEGINNING)])
+        self._rows = Consumer(config)
+        self._next: dict[Place, int] = {}
+        """Where each partition was read to."""
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self._transactions.close()
+        self._rows.close()
+        self.registry.close()
+
+    def read_until(self, lsn: int, timeout_s: float = TIMEOUT_S) -> list[Cut]:
+        """Return all cuts up to the first one that ends at or after ``lsn``, with their records."""
+        cuts = self._cuts(lsn, time.monotonic() + timeout_s)
+        self._fill(cuts, time.monotonic() + timeout_s)
+        return cuts
+
+    def topics(self) -> set[str]:
+        """Return the topics of tables that exist."""
+        found = self._rows.list_topics(timeout=METADATA_TIMEOUT_S).topics
+        services = {f"{self.prefix}.{name}" for name in SERVICE_TOPICS}
+        return {topic for topic in found if topic.startswith(f"{self.prefix}.")} - services
+
+    def partitions(self, topic: str) -> int:
+        """Return how many partitions a topic has."""
+        return len(self._rows.list_topics(topic, timeout=METADATA_TIMEOUT_S).topics[topic].partitions)
+
+    def read_rest(self) -> list[Event]:
+        """Return the records that no cut listed so far: there should be none while the source is silent."""
+        places = [(topic, partition) for topic in self.topics() for partition in range(self.partitions(topic))]
+        ends = dict.fromkeys(places, 0)
+        self._rows.assign([TopicPartition(*place, self._next.get(place, 0)) for place in places])
+        rest = []
+        while ends:
+            for message in self._rows.consume(BATCH, POLL_S):
+                if message.error() is None:
+                    rest.append(self._event(message))
+                elif message.error().code() == KafkaError._PARTITION_EOF:
+                    ends.pop((message.topic(), message.partition()), None)
+        return rest
+
+    def _cuts(self, lsn: int, deadline: float) -> list[Cut]:
+        cuts: list[Cut] = []
+        parts: list[dict[str, Any]] = []
+        while not cuts or cuts[-1].record["end_lsn"] < lsn:
+            for message in _messages(self._transactions, 1, deadline, f"no cut reached {lsn:X}"):
+                if message.error() is None:
+                    parts.append(self._decode(message.topic(), MessageField.VALUE, message.value()))
+                    if len(parts) == parts[-1]["parts"]:
+                        cuts.append(Cut(_joined(parts)))
+                        parts = []
+        return cuts
+
+    def _fill(self, cuts: list[Cut], deadline: float) -> None:
+        """Read all partitions listed up to their last ``next``, and give each record to its cut."""
+        wanted: dict[Place, int] = {}
+        owners: dict[Place, list[tuple[int, Cut]]] = defaultdict(list)
+        for cut in cuts:
+            for place, (_, following) in cut.offsets.items():
+                wanted[place] = following
+                owners[place].append((following, cut))
+        for event in self._read(wanted, deadline):
+            place = event.topic, event.partition
+            cut = next(cut for following, cut in owners[place] if event.offset < following)
+            cut.events.append(event)
+        self._next |= wanted
+
+    def _read(self, wanted: dict[Place, int], deadline: float) -> Iterator[Event]:
+        """Yield what lies between the last call's positions and ``wanted``."""
+        open_places = {place: end for place, end in wanted.items() if end > self._next.get(place, 0)}
+        self._rows.assign([TopicPartition(*place, self._next.get(place, 0)) for place in open_places])
+        while open_places:
+            for message in _messages(self._rows, BATCH, deadline, f"unread: {open_places}"):
+                place = message.topic(), message.partition()
+                if place not in open_places:
+                    continue
+                at_end = message.error() is not None
+                if not at_end and message.offset() < open_places[place]:
+                    yield self._event(message)
+                if message.offset() + (not at_end) >= open_places[place]:
+                    del open_places[place]
+
+    def _event(self, message: Message) -> Event:
+        topic, key, value = message.topic(), message.key(), message.value()
+        return Event(
+            topic,
+            message.partition(),
+            message.offset(),
+            message.timestamp()[1],
+            key,
+            self._key(topic, key),
+            self._schema(key),
+            self._decode(topic, MessageField.VALUE, value),
+            self._schema(value),
+            _schema_id(value),
+        )
+
+    def _key(self, topic: str, data: bytes | None) -> Any:  # noqa: ANN401 - as above
+        """Return the decoded key; where Python's dates cannot hold it (infinity), the plain numbers."""
+        try:
+            return self._decode(topic, MessageField.KEY, data)
+        except OverflowError:
+            assert data is not None, "nothing to decode, nothing to overflow"
+            fields = [{**field, "type": _plain(field["type"])} for field in self._schema(data)["fields"]]
+            return fastavro.schemaless_reader(BytesIO(data[5:]), {**self._schema(data), "fields": fields})
+
+    def _decode(self, topic: str, part: MessageField, data: bytes | None) -> Any:  # noqa: ANN401 - as above
+        return self._deserialize(data, SerializationContext(topic, part))
+
+    def _schema(self, data: bytes | None) -> Any:  # noqa: ANN401 - JSON
+        identifier = _schema_id(data)
+        if identifier is not None and identifier not in self._schemas:
+            self._schemas[identifier] = json.loads(self.registry.get_schema(identifier).schema_str or "")
+        return None if identifier is None else self._schemas[identifier]
+
+
+def _messages(consumer: Consumer, count: int, deadline: float, complaint: str) -> list[Message]:
+    """Return what arrives, ends of partitions included; TimeoutError after the deadline."""
+    messages: list[Message] = consumer.consume(count, POLL_S)
+    for message in messages:
+        if message.error() is not None and message.error().code() != KafkaError._PARTITION_EOF:
+            raise AssertionError(message.error())
+    if not messages and time.monotonic() > deadline:
+        raise TimeoutError(complaint)
+    return messages
+
+
+def _schema_id(data: bytes | None) -> int | None:
+    return None if data is None else int.from_bytes(data[1:5], "big")
+
+
+def _plain(schema: Any) -> Any:  # noqa: ANN401 - JSON
+    return schema["type"] if isinstance(schema, dict) and schema["type"] in ("int", "long") else schema
+
+
+def _joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    assert [part["part"] for part in parts] == list(range(parts[0]["parts"])), "parts of a cut record are in order"
+    return {**parts[0], "topics": [topic for part in parts for topic in part["topics"]]}

@@ -1,0 +1,382 @@
+"""Change events applied to tables in memory, as a mirror would, checking on the way all that the contract says.
+
+The tables are compared with what PostgreSQL holds. What is wrong is collected by table, so that one table's
+trouble is not all tables' trouble; what is wrong with the cuts themselves is collected apart.
+"""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import count, groupby, pairwise
+from operator import attrgetter
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from tests.support.pg_text import SESSION, canonical_floats, converter
+from tests.support.reader import Cut, Event
+
+UNKNOWN = "<unknown>"
+"""A value that was never sent to this reader: of an insert with an unchanged value, from a row filter."""
+
+ESCAPE = re.compile("_x([0-9A-F]{4,6})_")
+
+FLOATS = {"float4": "::float8", "_float4": "::float8[]"}
+"""Single precision is compared through PostgreSQL's own exact cast to double."""
+
+Row = dict[str, str | None]
+"""PostgreSQL's texts by column."""
+
+Columns = list[tuple[str, str, Callable[[Any], str]]]
+"""Of the fields of a schema: name, column, converter."""
+
+
+@dataclass
+class Table:
+    """One table as its events tell it. Rows without key are kept under numbers of no meaning."""
+
+    name: str
+    key: tuple[str, ...] | None = None
+    """The columns of the last event's key."""
+    rows: dict[Any, Row] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    moving: Row | None = None
+    """A row whose key is being changed, between its two records."""
+
+
+class Replay:
+    """All tables of one pipeline."""
+
+    def __init__(self, *, tombstones: Callable[[str], bool], partitions: Callable[[str], int]) -> None:
+        """``tombstones`` and ``partitions`` tell, by topic, what to expect."""
+        self.tables: dict[str, Table] = {}
+        self.events: dict[str, list[Event]] = defaultdict(list)
+        """By table, one of the copies of each truncate, without tombstones."""
+        self.problems: list[str] = []
+        self.cuts: list[Cut] = []
+        self._tombstones = tombstones
+        self._partitions = partitions
+        self._places: dict[tuple[str, int], Event] = {}
+        self._partition_of_key: dict[tuple[str, bytes | None], int] = {}
+        self._columns: dict[int, Columns] = {}
+        self._numbers = count()
+
+    def apply(self, cuts: Iterable[Cut]) -> None:
+        """Apply the next cuts."""
+        for cut in cuts:
+            self._check_place(cut)
+            self._check_cut(cut)
+            self.cuts.append(cut)
+            changes = sorted((event for event in cut.events if event.value is not None), key=attrgetter("position"))
+            for _, copies in groupby(changes, attrgetter("position")):
+                self._apply(list(copies))
+            self._check_tombstones(cut)
+
+    def table(self, name: str) -> Table:
+        """Return a table by ``schema.table``; empty if there were no events."""
+        return self.tables.setdefault(name, Table(name))
+
+    # --- cuts
+
+    def _check_cut(self, cut: Cut) -> None:
+        """Compare what the cut record says with what is there."""
+        record = cut.record
+        events = _distinct(event for event in cut.events if event.value is not None)
+        lsns = sorted({event["lsn"] for event in events})
+        expected = {
+            "cut": self.cuts[-1].record["cut"] + 1 if self.cuts else record["cut"],
+            "first_lsn": lsns[0] if lsns else None,
+            "last_lsn": lsns[-1] if lsns else None,
+            "transactions": len(lsns),
+            "events": len(events),
+            "ts": max(events, key=attrgetter("position"))["ts"] if events else None,
+        }
+        found = {name: record[name] for name in expected}
+        if found != expected:
+            self._complain(cut, f"says {found}, holds {expected}")
+        if {event["epoch"] for event in events} - {record["epoch"]}:
+            self._complain(cut, "has events of another epoch")
+        self._check_topics(cut, events)
+
+    def _check_topics(self, cut: Cut, events: list[Event]) -> None:
+        counts: dict[str, Counter[str]] = defaultdict(Counter)
+        schemas: dict[str, set[int | None]] = defaultdict(set)
+        for event in events:
+            counts[event.topic][event["op"]] += 1
+            schemas[event.topic].add(event.schema_id)
+        for topic in cut.record["topics"]:
+            name = topic["topic"]
+            if topic["counts"] != counts.pop(name, {}) or set(topic["schema_ids"]) != schemas[name]:
+                self._complain(cut, f"counts of {name}: {topic['counts']}, schemas {topic['schema_ids']}")
+        if counts:
+            self._complain(cut, f"does not list {list(counts)}")
+
+    def _check_place(self, cut: Cut) -> None:
+        """Cuts follow each other, offsets lie between the bounds, and each partition is in order."""
+        if self.cuts:
+            last = self.cuts[-1].record
+            if cut.record["end_lsn"] < last["end_lsn"]:
+                self._complain(cut, f"ends before cut {last['cut']}")
+            if cut.record["first_lsn"] is not None and cut.record["first_lsn"] < last["end_lsn"]:
+                self._complain(cut, f"begins inside cut {last['cut']}")
+        offsets = cut.offsets
+        for event in cut.events:
+            first, following = offsets[event.topic, event.partition]
+            if not first <= event.offset < following:
+                self._complain(cut, f"{event} lies outside of {first} to {following}")
+            self._check_partition(cut, event)
+
+    def _check_partition(self, cut: Cut, event: Event) -> None:
+        last = self._places.get((event.topic, event.partition))
+        if event.value is not None:
+            if last is not None and last.position >= event.position:
+                self._complain(cut, f"{event} follows {last}")
+            self._places[event.topic, event.partition] = event
+            if event["op"] == "t":
+                return
+        expected = self._partition_of_key.setdefault((event.topic, event.key_bytes), event.partition)
+        if event.partition != expected or (event.key is None and event.partition != 0):
+            self._complain(cut, f"{event}: its key was in partition {expected} before")
+
+    def _check_tombstones(self, cut: Cut) -> None:
+        """After each delete of a table with a key comes a tombstone where they are wanted, and nowhere else."""
+        by_place: dict[tuple[str, int], list[Event]] = defaultdict(list)
+        for event in cut.events:
+            by_place[event.topic, event.partition].append(event)
+        for (topic, _), events in by_place.items():
+            wanted = self._tombstones(topic)
+            expected = [
+                event.key_bytes
+                for event in events
+                if wanted and event.value is not None and event["op"] == "d" and event.key is not None
+            ]
+            found = [
+                after.key_bytes
+                for before, after in pairwise(events)
+                if after.value is None
+                and before.value is not None
+                and (before["op"], before.key_bytes) == ("d", after.key_bytes)
+            ]
+            if found != expected or len(found) != sum(event.value is None for event in events):
+                self._complain(cut, f"tombstones of {topic}: {found} after deletes of {expected}")
+
+    def _complain(self, cut: Cut, what: str) -> None:
+        self.problems.append(f"cut {cut.record['cut']}: {what}")
+
+    # --- events
+
+    def _apply(self, copies: list[Event]) -> None:
+        """Apply one change; a truncate has a copy in each partition."""
+        event = copies[0]
+        name = f"{event['schema']}.{event['table']}"
+        table = self.table(name)
+        self.events[name].append(event)
+        expected = self._partitions(event.topic) if event["op"] == "t" else 1
+        if len(copies) != expected or len({copy.partition for copy in copies}) != expected:
+            table.problems.append(f"{len(copies)} copies instead of {expected}: {copies}")
+        try:
+            self._change(table, event)
+        except AssertionError as error:
+            table.problems.append(f"{error}: {event}")
+
+    def _change(self, table: Table, event: Event) -> None:
+        if event["op"] == "t":
+            assert event.key is None, "a truncate has no key"
+            table.rows.clear()
+            return
+        columns = self._columns_of(event)
+        key = None if event.key is None else self._key(event)
+        self._follow_key(table, event)
+        before = self._image(event, "before", columns)
+        after = self._image(event, "after", columns)
+        self._check_shape(event, before, after)
+        if event["op"] == "d":
+            self._delete(table, event, key, before)
+        elif event["op"] == "u":
+            old = self._take(table, key, before)
+            self._check_before(event, old, before)
+            self._put(table, key, self._merged(after, old, event, columns))
+        else:
+            former = self._arriving(table, event, key)
+            self._check_before(event, former, before)
+            self._put(table, key, self._merged(after, former, event, columns))
+
+    def _check_shape(self, event: Event, before: Row | None, after: Row | None) -> None:
+        """Which images there are follows from the kind of change."""
+        op, image, moves = event["op"], event["before_image"], "key_change" in event["flags"]
+        assert op in ("c", "u", "d"), f"op {op}"
+        assert (after is None) == (op == "d"), "after"
+        assert (before is None) == (image == "none"), "before and before_image"
+        assert image in ("key", "full") or (op != "d" and not moves), "before_image"
+        assert op != "c" or moves == (before is not None), "before of an insert"
+        assert not (image == "full" and event["unchanged"]), "the old row has the unchanged values"
+
+    def _delete(self, table: Table, event: Event, key: Any, before: Row | None) -> None:  # noqa: ANN401 - hashable
+        old = self._take(table, key, before)
+        self._check_before(event, old, before)
+        if "key_change" in event["flags"]:
+            assert table.moving is None, "two rows on the move"
+            table.moving = old
+
+    def _arriving(self, table: Table, event: Event, key: Any) -> Row | None:  # noqa: ANN401 - hashable
+        """Return what an inserted row was under its former key; None: it is new."""
+        assert key is None or key not in table.rows, "the key is there already"
+        if "key_change" not in event["flags"]:
+            return None
+        assert table.moving is not None, "no row on the move"
+        old, table.moving = table.moving, None
+        return old
+
+    def _take(self, table: Table, key: Any, before: Row | None) -> Row:  # noqa: ANN401 - hashable
+        """Remove and return the row that the event changes."""
+        if key is None:
+            assert before is not None, "a row without key is found by its old values"
+            key = next((key for key, row in table.rows.items() if _agree(row, before)), None)
+        assert key in table.rows, "no such row"
+        return table.rows.pop(key)
+
+    def _put(self, table: Table, key: Any, row: Row) -> None:  # noqa: ANN401 - hashable
+        table.rows[next(self._numbers) if key is None else key] = row
+
+    def _merged(self, after: Row | None, old: Row | None, event: Event, columns: Columns) -> Row:
+        """Fill what was not sent from the old row."""
+        assert after is not None, "after"
+        names = {name: column for name, column, _ in columns}
+        for name in event["unchanged"]:
+            assert after[names[name]] is None, f"{name} is unchanged and has a value"
+            after[names[name]] = UNKNOWN if old is None else old.get(names[name], UNKNOWN)
+        return after
+
+    def _check_before(self, event: Event, old: Row | None, before: Row | None) -> None:
+        """Compare the old row that was sent with the row as it was."""
+        if before is None:
+            return
+        assert old is not None, "no row to compare before with"
+        if event["before_image"] == "key" and event.key_schema is not None:
+            names = {_column_of(entry) for entry in event.key_schema["fields"]}
+            before = {name: value for name, value in before.items() if name in names}
+        assert _agree(old, before), f"before differs from {old}"
+
+    def _follow_key(self, table: Table, event: Event) -> None:
+        """File the rows anew when the table's key is made of other columns than before."""
+        schema = event.key_schema
+        names = None if schema is None else tuple(_column_of(entry) for entry in schema["fields"])
+        if names == table.key:
+            return
+        rows, table.rows = table.rows, {}
+        renamed = names is not None and table.key is not None and len(names) == len(table.key)
+        for key, row in rows.items():
+            if names is not None and all(name in row for name in names):
+                table.rows[tuple(row[name] for name in names)] = row
+            else:
+                table.rows[key if renamed else next(self._numbers)] = row
+        table.key = names
+
+    def _columns_of(self, event: Event) -> Columns:
+        assert event.schema_id is not None, "not a tombstone"
+        assert event.schema is not None, "not a tombstone"
+        if event.schema_id not in self._columns:
+            self._columns[event.schema_id] = _row_columns(event.schema)
+        return self._columns[event.schema_id]
+
+    def _image(self, event: Event, image: str, columns: Columns) -> Row | None:
+        """Return a row as PostgreSQL's texts; what stands in ``raw`` is one already."""
+        values, raw = event[image], event["raw"]
+        if values is None:
+            return None
+        row: Row = {}
+        for name, column, to_text in columns:
+            value = values[name]
+            text = raw.get(name if image == "after" else f"before.{name}")
+            assert text is None or value is None, f"{name} has a value and is raw"
+            row[column] = text if value is None else to_text(value)
+        return row
+
+    def _key(self, event: Event) -> tuple[str, ...]:
+        """Return the texts of the key, which must be those of the row."""
+        assert event.key is not None, "a key"
+        assert event.key_schema is not None, "a key has a schema"
+        image, prefix = ("after", "") if event["after"] is not None else ("before", "before.")
+        texts = []
+        for entry in event.key_schema["fields"]:
+            name, value = entry["name"], event.key[entry["name"]]
+            text = event["raw"].get(prefix + name)
+            if text is None:
+                assert event[image][name] == value or name in event["unchanged"], f"key column {name} of the row"
+                text = converter(entry["type"], "")(value)
+            texts.append(text)
+        return tuple(texts)
+
+
+def contents(connection: psycopg.Connection, query: str) -> tuple[list[str], Counter[tuple[str | None, ...]]]:
+    """Return the columns and rows of a query, as the texts of PostgreSQL's output functions."""
+    with connection.transaction(force_rollback=True):
+        connection.execute(SESSION)
+        columns = _columns(connection, query)
+        casts = [sql.SQL("{}" + FLOATS.get(kind, "")).format(sql.Identifier(name)) for name, kind in columns]
+        select = sql.SQL("SELECT {} FROM ({}) AS t").format(sql.SQL(", ").join(casts), sql.SQL(query))
+        result = connection.execute(select).pgresult
+        assert result is not None, "a query has a result"
+    are_floats = ["float" in kind for _, kind in columns]
+    rows = ([result.get_value(number, place) for place in range(len(columns))] for number in range(result.ntuples))
+    return [name for name, _ in columns], Counter(
+        tuple(_text(value, is_float) for value, is_float in zip(row, are_floats, strict=True)) for row in rows
+    )
+
+
+def differences(table: Table, columns: list[str], rows: Counter[tuple[str | None, ...]]) -> list[str]:
+    """Return in words how the mirror differs from what PostgreSQL holds: not at all, one hopes."""
+    odd = [row for row in table.rows.values() if row.keys() != set(columns)]
+    if odd:
+        return [f"columns {list(odd[0])} instead of {columns}"]
+    mirrored = Counter(tuple(row[name] for name in columns) for row in table.rows.values())
+    return [f"PostgreSQL has, the mirror lacks: {row}" for row in rows - mirrored] + [
+        f"the mirror has, PostgreSQL lacks: {row}" for row in mirrored - rows
+    ]
+
+
+def row_fields(envelope: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the fields of the row in an envelope's schema."""
+    (row,) = (field["type"][1] for field in envelope["fields"] if field["name"] == "before")
+    fields: list[dict[str, Any]] = row["fields"]
+    return fields
+
+
+def _columns(connection: psycopg.Connection, query: str) -> list[tuple[str, str]]:
+    """Return name and type of each column."""
+    description = connection.execute(sql.SQL("SELECT * FROM ({}) AS t LIMIT 0").format(sql.SQL(query))).description
+    assert description is not None, "a query has columns"
+    oids = [column.type_code for column in description]
+    names = connection.execute("SELECT oid, typname FROM pg_catalog.pg_type WHERE oid = ANY (%s)", [oids]).fetchall()
+    kinds: dict[int, str] = dict(names)
+    return [(column.name, kinds[column.type_code]) for column in description]
+
+
+def _text(value: bytes | None, is_float: bool) -> str | None:  # noqa: FBT001 - of the column
+    if value is None:
+        return None
+    return canonical_floats(value.decode()) if is_float else value.decode()
+
+
+def _agree(row: Row, image: Row) -> bool:
+    """Whether ``image`` can be of ``row``; a row has not been seen since columns were added or renamed."""
+    return all(row.get(name, value) in (value, UNKNOWN) for name, value in image.items())
+
+
+def _distinct(events: Iterable[Event]) -> list[Event]:
+    """Return one of the copies of each event."""
+    return list({event.position: event for event in events}.values())
+
+
+def _row_columns(envelope: dict[str, Any]) -> Columns:
+    return [
+        (entry["name"], _column_of(entry), converter(entry["type"][1], entry["pg.type"]))
+        for entry in row_fields(envelope)
+    ]
+
+
+def _column_of(entry: Mapping[str, Any]) -> str:
+    """Return the column's name: where it is no Avro name it stands beside the field, or is escaped."""
+    return entry.get("pg.name") or ESCAPE.sub(lambda match: chr(int(match[1], 16)), entry["name"])

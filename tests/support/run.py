@@ -1,0 +1,155 @@
+"""Scenarios carried out: PostgreSQL, the daemon, and a reader behind it, for one server version.
+
+All scenarios of a database share one daemon, which is restarted while they run and stopped while they go on;
+afterwards everything is read and replayed once, and each scenario is judged by its own tables.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from sandbox.daemon import Daemon
+from sandbox.kafka import Kafka
+from sandbox.postgres import Database
+from tests.support.reader import Reader
+from tests.support.replay import Replay, contents, differences
+from tests.support.scenario import Found, Scenario
+
+PARTITIONS = 2
+"""Of a topic, where no rule says otherwise: enough to see that order holds by key only."""
+
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "kafka": {"topics": {"partitions": PARTITIONS}},
+    "delivery": {"heartbeat": "500ms", "cut_bytes": "256KiB"},
+}
+
+END = Scenario("the end", "Its row is the last one written.", "CREATE TABLE t (id serial PRIMARY KEY)")
+
+
+@dataclass
+class Verdict:
+    """What came of one scenario."""
+
+    problems: list[str] = field(default_factory=list)
+    failure: BaseException | None = None
+    """Of the scenario's own check."""
+
+    def confirm(self) -> None:
+        """Raise what is wrong, if anything is."""
+        assert not self.problems, "\n".join(self.problems[:10])
+        if self.failure is not None:
+            raise self.failure
+
+
+class Followed:
+    """A database, the scenarios in it, and the daemon that follows it."""
+
+    def __init__(
+        self,
+        name: str,
+        database: Database,
+        kafka: Kafka,
+        scenarios: Sequence[Scenario],
+        settings: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        self.name = name
+        self.database = database
+        self.scenarios = scenarios
+        self._bootstrap_servers = kafka.bootstrap_servers
+        self._settings = settings or {}
+        self._context = ExitStack()
+
+    def __enter__(self) -> Self:
+        """Prepare the scenarios and start the daemon."""
+        for scenario in (*self.scenarios, END):
+            scenario.prepare(self.database)
+        daemon = Daemon(self.name, self.database.conninfo(), self._bootstrap_servers, self._configuration())
+        with ExitStack() as context:
+            self.daemon = context.enter_context(daemon)
+            self.reader = Reader(self._bootstrap_servers, self.daemon.url, self.name)
+            context.callback(self.reader.close)
+            self._context = context.pop_all()
+        self.replay = Replay(tombstones=self._has_tombstones, partitions=self.reader.partitions)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._context.close()
+
+    def work(self) -> None:
+        """Carry out the scenarios; the daemon is restarted half-way, while they go on."""
+        middle = len(self.scenarios) // 2
+        self._do("work", self.scenarios[:middle])
+        with ThreadPoolExecutor(1) as beside:
+            restarted = beside.submit(self.daemon.restart)
+            self._do("work", self.scenarios[middle:])
+            restarted.result()
+        assert self.daemon.stop() == 0, self.daemon.log_text()
+        self._do("while_down", self.scenarios)
+        self.daemon.start()
+        self._do("after_restart", self.scenarios)
+
+    def read(self) -> None:
+        """Wait until all that was written has arrived, and replay it."""
+        self.replay.apply(self.reader.read_until(self.write_end()))
+
+    def write_end(self) -> int:
+        """Write a last row; its LSN."""
+        with self.database.connect() as connection:
+            connection.execute(f'INSERT INTO "{END.name}".t DEFAULT VALUES')
+            ((lsn,),) = connection.execute("SELECT pg_current_wal_insert_lsn() - '0/0'").fetchall()
+        return int(lsn)
+
+    def judge(self) -> dict[str, Verdict]:
+        """Return the verdict on each scenario."""
+        return {scenario.name: self._verdict(scenario) for scenario in self.scenarios}
+
+    def general_problems(self) -> list[str]:
+        """Return what is wrong with the cuts, and what belongs to no scenario."""
+        rest = [f"no cut lists {event}" for event in self.reader.read_rest()]
+        known = {f"{scenario.name}.{table}" for scenario in (*self.scenarios, END) for table in scenario.known}
+        strangers = [f"events of {name}" for name in self.replay.events.keys() - known]
+        return [*self.replay.problems, *rest, *strangers]
+
+    def _do(self, part: str, scenarios: Iterable[Scenario]) -> None:
+        for scenario in scenarios:
+            scenario.do(getattr(scenario, part), self.database)
+
+    def _verdict(self, scenario: Scenario) -> Verdict:
+        verdict = Verdict()
+        found = Found(scenario.name, self.replay, self.reader)
+        with self.database.connect() as connection:
+            for name, query in scenario.expected().items():
+                table = self.replay.table(f"{scenario.name}.{name}")
+                held = contents(connection, query)
+                verdict.problems += [f"{name}: {what}" for what in (*table.problems, *differences(table, *held))]
+        came = {table: found.ops(table) for table in scenario.ops}
+        if came != scenario.ops:
+            verdict.problems.append(f"{came} instead of {scenario.ops}")
+        try:
+            if scenario.check is not None:
+                scenario.check(found)
+        except Exception as failure:  # noqa: BLE001 - raised again by the scenario's test
+            verdict.failure = failure
+        return verdict
+
+    def _configuration(self) -> dict[str, dict[str, Any]]:
+        rules, exclude = [], []
+        for scenario in self.scenarios:
+            own_rules, own_exclude = scenario.settings()
+            rules += own_rules
+            exclude += own_exclude
+        publications = [scenario.name for scenario in (*self.scenarios, END)]
+        ours: dict[str, dict[str, Any]] = {
+            "postgres": {"publications": publications},
+            "tables": {"rules": rules, "exclude": exclude},
+        }
+        sections = {*SETTINGS, *self._settings, *ours}
+        return {
+            name: {**SETTINGS.get(name, {}), **ours.get(name, {}), **self._settings.get(name, {})} for name in sections
+        }
+
+    def _has_tombstones(self, topic: str) -> bool:
+        tables = (f"{scenario.name}.{table}" for scenario in self.scenarios for table in scenario.tombstones)
+        return topic in {f"{self.name}.{table}" for table in tables}

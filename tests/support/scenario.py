@@ -1,0 +1,160 @@
+"""What a scenario of the replay suite is: SQL, and what has to arrive of it.
+
+Every scenario has a schema and a publication of its own name, so that all of one server version run side by
+side in one database, followed by one daemon.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from sandbox.postgres import Database
+from tests.support.reader import Event, Reader
+from tests.support.replay import Replay, row_fields
+
+FIRST_VERSION = 10
+
+_STATEMENT = re.compile(r"(?:\$\$.*?\$\$|[^;$]|\$|;(?!\s*(?:\n|\Z)))+", re.DOTALL)
+"""Up to a semicolon at the end of a line; $$ quotes."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a scenario's SQL is run."""
+
+    database: Database
+    schema: str
+
+    def connect(self) -> psycopg.Connection:
+        """Open a connection that finds the scenario's tables first."""
+        connection = self.database.connect()
+        connection.execute(sql.SQL("SET search_path = {}, public").format(sql.Identifier(self.schema)))
+        return connection
+
+    def run(self, script: str) -> None:
+        """Run statements one by one, each a transaction of its own outside of BEGIN and COMMIT."""
+        with self.connect() as connection:
+            for statement in _STATEMENT.findall(script):
+                if statement.strip():
+                    connection.execute(statement)
+
+
+Work = str | Callable[[Place], None]
+"""A script, or a function where several connections take part."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What arrived of a scenario."""
+
+    schema: str
+    replay: Replay
+    reader: Reader
+
+    def events(self, table: str = "t") -> list[Event]:
+        """Return the changes of a table, in order."""
+        return self.replay.events[f"{self.schema}.{table}"]
+
+    def ops(self, table: str = "t") -> str:
+        """Return the kinds of changes of a table, in order."""
+        return "".join(event["op"] for event in self.events(table))
+
+    def values(self, column: str, table: str = "t") -> list[Any]:
+        """Return a field of the new rows, in order."""
+        return [event["after"][column] for event in self.events(table) if event["after"] is not None]
+
+    def fields(self, table: str = "t") -> list[list[str]]:
+        """Return the names of the row's fields in each schema registered for the table, oldest first."""
+        subject = f"{self.topic(table)}-value"
+        registry = self.reader.registry
+        texts = [registry.get_version(subject, version).schema.schema_str for version in registry.get_versions(subject)]
+        return [[entry["name"] for entry in row_fields(json.loads(text or ""))] for text in texts]
+
+    def topic(self, table: str = "t") -> str:
+        """Return the topic of a table that has had events."""
+        (topic,) = {event.topic for event in self.events(table)}
+        return topic
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Something that happens in PostgreSQL, and what a consumer must see of it."""
+
+    name: str
+    about: str
+    """In a sentence: what is shown."""
+    setup: str
+    """Makes the tables, before the daemon starts."""
+    work: Work = ""
+    while_down: Work = ""
+    """Runs while the daemon is stopped."""
+    after_restart: Work = ""
+    tables: Sequence[str] = ("t",)
+    """Published, and compared in the end."""
+    publication: str | None = None
+    """What follows CREATE PUBLICATION and the name; by default FOR TABLE and all of ``tables``."""
+    contents: Mapping[str, str] = field(default_factory=dict)
+    """Queries for what a mirror of these tables should hold; by default all of the table."""
+    ops: Mapping[str, str] = field(default_factory=dict)
+    """The kinds of events by table, in order."""
+    check: Callable[[Found], None] | None = None
+    """Whatever else there is to say of the events."""
+    since: int = FIRST_VERSION
+    until: int = 99
+    lacking: str = ""
+    """What other versions lack."""
+    rules: Sequence[Mapping[str, Any]] = ()
+    """Entries of [[tables.rules]]; ``match`` names a table of the scenario."""
+    exclude: Sequence[str] = ()
+    """Tables of the scenario for tables.exclude."""
+
+    def runs_on(self, version: int) -> bool:
+        """Whether a server version has what the scenario needs."""
+        return self.since <= version <= self.until
+
+    @property
+    def tombstones(self) -> list[str]:
+        """The tables whose deletes are followed by a tombstone."""
+        return [rule["match"] for rule in self.rules if rule.get("tombstones")]
+
+    @property
+    def known(self) -> set[str]:
+        """The tables that may have events."""
+        return {*self.tables, *self.contents, *self.ops}
+
+    def prepare(self, database: Database) -> None:
+        """Make schema, tables and publication."""
+        with database.connect() as connection:
+            connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(self.name)))
+        place = Place(database, self.name)
+        place.run(self.setup)
+        tables = ", ".join(quoted(table) for table in self.tables)
+        place.run(f"CREATE PUBLICATION {quoted(self.name)} {self.publication or f'FOR TABLE {tables}'}")
+
+    def do(self, work: Work, database: Database) -> None:
+        """Run one of the scenario's parts."""
+        place = Place(database, self.name)
+        if callable(work):
+            work(place)
+        else:
+            place.run(work)
+
+    def expected(self) -> dict[str, str]:
+        """Return the query for the contents of each table."""
+        names = {table: f"SELECT * FROM {quoted(self.name)}.{quoted(table)}" for table in self.tables}
+        return {**names, **self.contents}
+
+    def settings(self) -> tuple[list[dict[str, Any]], list[str]]:
+        """Return the rules and exclusions with the schema's name in front."""
+        rules = [{**rule, "match": f"{self.name}.{rule['match']}"} for rule in self.rules]
+        return rules, [f"{self.name}.{table}" for table in self.exclude]
+
+
+def quoted(name: str) -> str:
+    """Return ``name`` as SQL wants it."""
+    return '"' + name.replace('"', '""') + '"'
