@@ -1,0 +1,305 @@
+"""The catalog and the checks, asked as a role that has LOGIN and REPLICATION and nothing else."""
+
+from collections.abc import Callable, Iterator
+
+import psycopg
+import pytest
+
+from pgsluice.errors import PermissionDenied, SourceUnavailable
+from pgsluice.finding import Finding, Verdict
+from pgsluice.lsn import parse_lsn
+from pgsluice.postgres.catalog import Catalog, IdentityConflict, Publication, PublishedTable
+from pgsluice.postgres.checks import check
+from pgsluice.postgres.options import ConnectionOptions
+from sandbox.postgres import Database, Postgres
+from tests.support.replication import PUBLICATION, SLOT, options_for, replication, streaming
+
+VERSIONS = (10, 11, 12, 13, 14, 15, 16, 17, 18)
+
+
+@pytest.fixture
+def poor_role(new_database: Callable[..., Database]) -> Iterator[Callable[..., tuple[Database, ConnectionOptions]]]:
+    """Make a database, and options of a role that may connect to it and replicate, and may read no table."""
+    dropped: list[tuple[Database, str]] = []
+
+    def make(version: int = 17) -> tuple[Database, ConnectionOptions]:
+        database = new_database(version)
+        role = f"poor_{database.name}"
+        with database.connect() as admin:
+            admin.execute(f"CREATE ROLE {role} LOGIN REPLICATION")
+        dropped.append((database, role))
+        return database, options_for(database, user=role)
+
+    yield make
+    for database, role in dropped:
+        with database.connect() as admin:
+            admin.execute(f"DROP ROLE {role}")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_what_the_catalog_says(
+    version: int, poor_role: Callable[..., tuple[Database, ConnectionOptions]]
+) -> None:
+    database, options = poor_role(version)
+    with database.connect() as admin:
+        admin.execute("CREATE SCHEMA hidden")
+        admin.execute('CREATE TABLE hidden.keyed (a int, "B" int, c int, PRIMARY KEY ("B", a))')
+        admin.execute("CREATE TABLE hidden.keyless (a int)")
+        admin.execute("CREATE TABLE hidden.whole (a int)")
+        admin.execute("ALTER TABLE hidden.whole REPLICA IDENTITY FULL")
+        admin.execute("CREATE TABLE hidden.indexed (a int NOT NULL UNIQUE)")
+        admin.execute("ALTER TABLE hidden.indexed REPLICA IDENTITY USING INDEX indexed_a_key")
+        admin.execute("CREATE TABLE hidden.late (a int PRIMARY KEY DEFERRABLE)")
+        admin.execute("CREATE TABLE hidden.nothing (a int PRIMARY KEY)")
+        admin.execute("ALTER TABLE hidden.nothing REPLICA IDENTITY NOTHING")
+        admin.execute("CREATE PUBLICATION published FOR ALL TABLES")
+        admin.execute("CREATE PUBLICATION inserts FOR TABLE hidden.keyless WITH (publish = 'insert')")
+        async with Catalog(options) as catalog:
+            server = await catalog.server()
+            assert (server.major, server.database, server.encoding) == (version, database.name, "UTF8")
+            assert server.tls is None
+            assert not server.in_recovery
+
+            assert await catalog.primary_key(oid(admin, "hidden.keyed")) == ("B", "a")
+            assert await catalog.primary_key(oid(admin, "hidden.keyless")) == ()
+            assert await catalog.primary_key(4_294_967_295) == ()
+
+            assert await catalog.missing_publications([PUBLICATION, "absent", "inserts"]) == ["absent"]
+            assert await catalog.publications([PUBLICATION, "inserts"]) == [
+                Publication("inserts", insert=True, update=False, delete=False, truncate=False),
+                Publication(PUBLICATION, insert=True, update=True, delete=True, truncate=version >= 11),
+            ]
+            tables = {table.name: table for table in await catalog.published_tables([PUBLICATION])}
+            assert {name: (table.replica_identity, table.has_identity) for name, table in tables.items()} == {
+                "indexed": ("i", True),
+                "keyed": ("d", True),
+                "keyless": ("d", False),
+                "late": ("d", False),
+                "nothing": ("n", False),
+                "whole": ("f", True),
+            }
+            assert all(table.publishes_old_rows for table in tables.values())
+            assert await catalog.published_tables(["inserts"]) == [
+                PublishedTable("hidden", "keyless", "d", has_identity=False, publishes_old_rows=False)
+            ]
+            admin.execute("DROP TABLE hidden.keyed")
+
+            assert await catalog.setting("wal_level") == "logical"
+            assert await catalog.setting("no_such_setting") is None
+            before = await catalog.current_wal_lsn()
+            assert before <= current_lsn(admin)
+            assert await catalog.slot(SLOT) is None
+            taken = await catalog.slots_in_use()
+            async with streaming(database, options):
+                slot = await catalog.slot(SLOT)
+                assert slot is not None
+                assert slot.active_pid is not None
+                assert slot.confirmed_flush_lsn >= before
+                assert await catalog.slots_in_use() == taken + 1
+                assert await catalog.wal_senders_in_use() >= 1
+
+
+def oid(admin: psycopg.Connection, name: str) -> int:
+    row = admin.execute("SELECT %s::regclass::oid", [name]).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def current_lsn(admin: psycopg.Connection) -> int:
+    row = admin.execute("SELECT pg_current_wal_lsn()::text").fetchone()
+    assert row is not None
+    return parse_lsn(row[0])
+
+
+async def test_a_primary_key_leaves_out_included_columns(
+    poor_role: Callable[..., tuple[Database, ConnectionOptions]],
+) -> None:
+    database, options = poor_role()
+    with database.connect() as admin:
+        admin.execute("CREATE TABLE t (extra int, id int, PRIMARY KEY (id) INCLUDE (extra))")
+        async with Catalog(options) as catalog:
+            assert await catalog.primary_key(oid(admin, "t")) == ("id",)
+
+
+@pytest.mark.parametrize("version", [13, 18])
+async def test_partitions(version: int, poor_role: Callable[..., tuple[Database, ConnectionOptions]]) -> None:
+    database, options = poor_role(version)
+    with database.connect() as admin:
+        admin.execute("CREATE TABLE root (id int PRIMARY KEY) PARTITION BY RANGE (id)")
+        admin.execute("CREATE TABLE leaf PARTITION OF root FOR VALUES FROM (0) TO (9)")
+        admin.execute("CREATE TABLE plain PARTITION OF root DEFAULT")
+        admin.execute("ALTER TABLE plain REPLICA IDENTITY NOTHING")
+        admin.execute("CREATE PUBLICATION leaves FOR TABLE root")
+        admin.execute("CREATE PUBLICATION roots FOR TABLE root WITH (publish_via_partition_root)")
+        async with Catalog(options) as catalog:
+            for publication in ("leaves", "roots"):
+                assert await catalog.published_tables([publication]) == [
+                    PublishedTable("public", "leaf", "d", has_identity=True, publishes_old_rows=True),
+                    PublishedTable("public", "plain", "n", has_identity=False, publishes_old_rows=True),
+                ]
+            assert await catalog.primary_key(oid(admin, "root")) == ("id",)
+
+
+@pytest.mark.parametrize("version", [15, 16, 18])
+async def test_row_filters_and_column_lists(
+    version: int, poor_role: Callable[..., tuple[Database, ConnectionOptions]]
+) -> None:
+    database, options = poor_role(version)
+    with database.connect() as admin:
+        admin.execute("CREATE TABLE t (id int PRIMARY KEY, a int, b int)")
+        admin.execute("CREATE TABLE whole (a int, b int)")
+        admin.execute("ALTER TABLE whole REPLICA IDENTITY FULL")
+        admin.execute("CREATE PUBLICATION fine FOR TABLE t (id, a) WHERE (id > 0), whole WHERE (b > 0)")
+        admin.execute("CREATE PUBLICATION filters FOR TABLE t WHERE (id > 0 AND a > 0)")
+        admin.execute("CREATE PUBLICATION harmless FOR TABLE t WHERE (a > 0) WITH (publish = 'insert')")
+        admin.execute("CREATE PUBLICATION lists FOR TABLE t (a, b), whole (a)")
+        async with Catalog(options) as catalog:
+            assert await catalog.identity_conflicts(["fine", "harmless"]) == []
+            assert await catalog.identity_conflicts(["fine", "filters", "lists"]) == [
+                IdentityConflict("public", "t", "filters"),
+                IdentityConflict("public", "t", "lists"),
+                IdentityConflict("public", "whole", "lists"),
+            ]
+            assert await catalog.differing_columns(["filters", "harmless"]) == []
+            assert await catalog.differing_columns(["fine", "filters"]) == [("public", "t")]
+        for publication, refused in (("fine", False), ("filters", True), ("lists", True)):  # as the server sees it
+            others = {"fine", "filters", "harmless", "lists"} - {publication}
+            admin.execute("BEGIN")
+            admin.execute(f"DROP PUBLICATION {', '.join(others)}")
+            try:
+                admin.execute("DELETE FROM t")
+                assert not refused
+            except psycopg.errors.InvalidColumnReference:
+                assert refused
+            admin.execute("ROLLBACK")
+
+
+async def test_a_lost_connection_is_opened_again(database: Database) -> None:
+    async with Catalog(options_for(database)) as catalog:
+        with database.connect() as admin:
+            await catalog.current_wal_lsn()
+            admin.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE application_name = 'pgsluice' AND datname = current_database()"
+            )
+        assert await catalog.current_wal_lsn() > 0
+
+
+async def test_the_catalog_only_reads_and_does_not_wait_for_ever(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pgsluice.postgres.catalog._SESSION_SETTINGS", {"statement_timeout": "50"})
+    with database.connect(autocommit=False) as admin:
+        admin.execute("LOCK TABLE pg_publication")
+        async with Catalog(options_for(database)) as catalog:
+            with pytest.raises(SourceUnavailable, match=r"reading PostgreSQL's catalog: .*57014"):
+                await catalog.publications([PUBLICATION])
+            assert await catalog.current_wal_lsn() > 0
+    async with Catalog(options_for(database, user="nobody-at-all")) as catalog:
+        with pytest.raises(PermissionDenied, match="does not exist"):
+            await catalog.server()
+
+
+# --- checks ------------------------------------------------------------------------------------------------
+
+
+def by_name(findings: list[Finding]) -> dict[str, Finding]:
+    names = {finding.name: finding for finding in findings}
+    assert len(names) == len(findings)
+    return names
+
+
+def verdicts(findings: list[Finding]) -> dict[str, str]:
+    return {finding.name: finding.verdict.value for finding in findings}
+
+
+@pytest.mark.parametrize("version", [10, 13, 14, 15, 16, 17, 18])
+async def test_a_server_as_it_should_be(
+    version: int, poor_role: Callable[..., tuple[Database, ConnectionOptions]]
+) -> None:
+    database, options = poor_role(version)
+    with database.connect() as admin:
+        admin.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        admin.execute("CREATE PUBLICATION published FOR TABLE t")
+    findings = await check(options, SLOT, [PUBLICATION])
+    expected = {
+        "postgres reachable": "OK",
+        "postgres version": "OK" if version >= 14 else "WARN",
+        "wal_level": "OK",
+        "database encoding": "OK",
+        f"replication slot {SLOT}": "OK",
+        "free replication slots": "OK",
+        "free walsenders": "OK",
+        "replication connection": "OK",
+        f"publication {PUBLICATION}": "OK",
+        "published tables": "OK",
+        "replica identity": "OK",
+    }
+    assert verdicts(findings) == expected | ({"max_slot_wal_keep_size": "OK"} if version >= 13 else {})
+
+    async with streaming(database, options):
+        slot = by_name(await check(options, SLOT, [PUBLICATION]))[f"replication slot {SLOT}"]
+    assert slot.verdict is Verdict.OK
+    assert slot.detail.startswith("in use by process ")
+
+
+async def test_a_server_as_it_should_not_be() -> None:
+    settings = {
+        "wal_level": "replica",
+        "max_replication_slots": "1",
+        "max_wal_senders": "1",
+        "max_slot_wal_keep_size": "1GB",
+        "idle_replication_slot_timeout": "1d",
+    }
+    with Postgres(18, settings) as server, server.connect() as admin:
+        admin.execute("CREATE TABLE keyless (a int)")
+        admin.execute("CREATE TABLE t (id int PRIMARY KEY, a int)")
+        admin.execute("SELECT pg_create_physical_replication_slot('somebody')")
+        admin.execute("CREATE PUBLICATION everything FOR ALL TABLES")
+        admin.execute("CREATE PUBLICATION part FOR TABLE t (a)")
+        admin.execute("CREATE DATABASE ascii TEMPLATE template0 ENCODING 'SQL_ASCII'")
+        postgres, ascii_ = Database(server, "postgres"), Database(server, "ascii")
+        wanted = ["everything", "part", 'a"b']
+        async with replication(options_for(postgres)):
+            findings = await check(options_for(postgres), SLOT, wanted)
+        assert {name: verdict for name, verdict in verdicts(findings).items() if verdict != "OK"} == {
+            "wal_level": "FAIL",
+            "free replication slots": "FAIL",
+            "free walsenders": "WARN",
+            "replication connection": "FAIL",
+            'publication a"b': "FAIL",
+            "replica identity": "WARN",
+            "row filters and column lists": "WARN",
+            "column lists": "FAIL",
+            "idle_replication_slot_timeout": "WARN",
+        }
+        found = by_name(findings)
+        assert found['publication a"b'].remedy.startswith('CREATE PUBLICATION "a""b" FOR TABLE')
+        assert found["replica identity"].detail.endswith(": public.keyless")
+        assert 'ALTER TABLE "public"."keyless" REPLICA IDENTITY FULL;' in found["replica identity"].remedy
+        assert found["max_slot_wal_keep_size"].detail.startswith("1024 MB")
+        assert found["idle_replication_slot_timeout"].detail.startswith("86400 s")
+
+        found = by_name(await check(options_for(ascii_), SLOT, [], create_slot=False))
+        assert found["database encoding"].verdict is Verdict.WARN
+        assert found[f"replication slot {SLOT}"].verdict is Verdict.FAIL
+        assert found["published tables"].verdict is Verdict.WARN
+
+
+async def test_a_server_that_is_not_there() -> None:
+    (finding,) = await check(ConnectionOptions({"host": "127.0.0.1", "port": "1"}), SLOT, [PUBLICATION])
+    assert finding.verdict is Verdict.FAIL
+    assert "Connection refused" in finding.detail
+
+
+async def test_roles_that_may_not_replicate(new_database: Callable[..., Database]) -> None:
+    database = new_database()
+    with database.connect() as admin:
+        admin.execute("CREATE ROLE mere_reader LOGIN")
+        try:
+            found = by_name(await check(options_for(database, user="mere_reader"), SLOT, [PUBLICATION]))
+        finally:
+            admin.execute("DROP ROLE mere_reader")
+    assert found["replication connection"].verdict is Verdict.FAIL
+    assert "ALTER ROLE ... REPLICATION" in found["replication connection"].detail
+    assert found["wal_level"].verdict is Verdict.OK
