@@ -1,0 +1,120 @@
+"""A consumer that knows nothing of pgsluice but its wire contract: Confluent's client, Avro and registry.
+
+It reads cut by cut: the cut record says up to which offset each partition belongs to it, so what is handed
+out is always a whole number of PostgreSQL's transactions, across all topics, in commit order. Used by watch.
+
+https://docs.confluent.io/platform/current/clients/confluent-kafka-python/html/index.html
+"""
+
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from typing import Any, Self
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry.avro import AvroDeserializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+
+from sandbox.demo.events import Cut, Event, Json
+from sandbox.errors import SandboxError
+
+BATCH = 500
+POLL_S = 0.5
+
+Place = tuple[str, int]
+"""Topic and partition."""
+
+
+class CutReader:
+    """Reads from the first cut on. ``check`` is called while nothing comes, to raise what may be the reason."""
+
+    def __init__(self, bootstrap_servers: str, registry_url: str, prefix: str, check: Callable[[], None]) -> None:
+        self._check = check
+        self._cuts_topic = f"{prefix}.transactions"
+        self._deserialize = AvroDeserializer(SchemaRegistryClient({"url": registry_url}))
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": bootstrap_servers,
+                "group.id": f"{prefix}-demo",  # the client wants one; nothing is committed
+                "enable.auto.commit": False,
+                "isolation.level": "read_committed",
+                "enable.partition.eof": True,
+                "auto.offset.reset": "error",
+                "fetch.wait.max.ms": 50,
+            }
+        )
+        self._consumer.assign([TopicPartition(self._cuts_topic, 0, OFFSET_BEGINNING)])
+        self._positions: dict[Place, int] = {}
+        self._waiting: deque[Json] = deque()
+        self._events: defaultdict[Place, deque[tuple[int, Event]]] = defaultdict(deque)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._consumer.close()
+
+    def read(self, patience_s: float = 60.0) -> Iterator[Cut]:
+        """Yield cuts as they become complete; SandboxError when nothing at all comes for ``patience_s``."""
+        last = time.monotonic()
+        while True:
+            messages = self._consumer.consume(BATCH, POLL_S)
+            for message in messages:
+                self._take(message)
+            while self._waiting and self._is_complete(self._waiting[0]):
+                yield self._collect(self._waiting.popleft())
+            if messages:
+                last = time.monotonic()
+            elif time.monotonic() - last > patience_s:
+                raise SandboxError(f"no change has arrived in Kafka for {patience_s:g} s")
+            else:
+                self._check()
+
+    def _take(self, message: Message) -> None:
+        topic, offset = message.topic(), message.offset()
+        assert topic is not None, "only errors of the client itself have none"
+        assert offset is not None, "as above"
+        place = (topic, message.partition() or 0)
+        if (error := message.error()) is not None:
+            if error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - the client's own name for it
+                raise KafkaException(error)
+            self._positions[place] = offset  # beyond markers too, which are never handed out
+            return
+        value = self._decode(topic, message.value(), MessageField.VALUE)
+        if topic == self._cuts_topic:
+            self._follow(value)
+        else:
+            key = self._decode(topic, message.key(), MessageField.KEY)
+            self._events[place].append((offset, Event(topic, key, value)))
+        self._positions[place] = offset + 1
+
+    def _decode(self, topic: str, data: bytes | None, part: str) -> Any:  # noqa: ANN401 - what Avro gives
+        return self._deserialize(data, SerializationContext(topic, part))
+
+    def _follow(self, cut: Json) -> None:
+        """Remember a cut, and read the partitions that no cut has named before."""
+        self._waiting.append(cut)
+        for (topic, partition), offsets in _offsets(cut):
+            if (topic, partition) not in self._positions:
+                self._positions[topic, partition] = offsets["first"]
+                self._consumer.incremental_assign([TopicPartition(topic, partition, offsets["first"])])
+
+    def _is_complete(self, cut: Json) -> bool:
+        return all(self._positions[place] >= offsets["next"] for place, offsets in _offsets(cut))
+
+    def _collect(self, cut: Json) -> Cut:
+        # a truncate stands in every partition of its topic: one of its copies is enough
+        events: dict[tuple[str, tuple[int, int, int]], Event] = {}
+        for place, offsets in _offsets(cut):
+            queue = self._events[place]
+            while queue and queue[0][0] < offsets["next"]:
+                _, event = queue.popleft()
+                events[event.topic, event.position] = event
+        return Cut(cut, sorted(events.values(), key=lambda event: event.position))
+
+
+def _offsets(cut: Json) -> Iterator[tuple[Place, Json]]:
+    for entry in cut["topics"]:
+        for offsets in entry["offsets"]:
+            yield (entry["topic"], offsets["partition"]), offsets

@@ -1,0 +1,133 @@
+"""Change events, and the cuts they come in, as lines for people. Pure; used by watch.
+
+With PostgreSQL's default replica identity an update does not say what the row was before. To show what
+changed, ``Describer`` remembers the rows it has seen.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from pgsluice.lsn import format_lsn
+
+LONGEST = 40
+"""Characters of a value that are shown; of a longer one, only how many it has."""
+
+OPERATIONS = {"c": "insert", "u": "update", "d": "delete", "t": "truncate"}
+
+MOVED = "key_change"
+
+Json = dict[str, Any]
+Row = Mapping[str, Any]
+Identity = tuple[str, tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One change, decoded; ``key`` None for truncates and tables without a key."""
+
+    topic: str
+    key: Json | None
+    value: Json
+
+    @property
+    def position(self) -> tuple[int, int, int]:
+        """Where the change stands in the history of the database."""
+        return self.value["epoch"], self.value["lsn"], self.value["seq"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A cut record and all its changes, in the order of their commits."""
+
+    record: Json
+    events: list[Event]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One event: which row, what happened to it, what that changed, and its place in the history."""
+
+    topic: str
+    operation: str
+    key: str
+    change: str
+    position: str
+
+
+class Describer:
+    """Events to lines; needs them all, in order."""
+
+    def __init__(self) -> None:
+        """Begin with empty tables."""
+        self._rows: dict[Identity, Row] = {}
+
+    def describe(self, event: Event) -> Line:
+        """Return the line of the next event."""
+        value = event.value
+        return Line(
+            topic=event.topic,
+            operation=OPERATIONS[value["op"]],
+            key="" if event.key is None else " ".join(f"{name}={text(key)}" for name, key in event.key.items()),
+            change=self._change(event),
+            position=f"{format_lsn(value['lsn'])} #{value['seq']}",
+        )
+
+    def _change(self, event: Event) -> str:
+        if event.value["op"] == "t":
+            self._rows = {identity: row for identity, row in self._rows.items() if identity[0] != event.topic}
+            return ", ".join(["all rows", *event.value["flags"]])
+        if event.value["op"] == "d":
+            return self._forget(event)
+        return self._remember(event)
+
+    def _forget(self, event: Event) -> str:
+        if MOVED in event.value["flags"]:
+            return "goes on under another key"  # the event that says under which needs the row
+        self._rows.pop(_identity(event, event.key), None)
+        return ""
+
+    def _remember(self, event: Event) -> str:
+        before, unchanged = self._former(event), event.value["unchanged"]
+        row = {**event.value["after"], **{name: before.get(name) for name in unchanged}}
+        self._rows[_identity(event, event.key)] = row
+        changes = [_change(name, before, value) for name, value in row.items() if name not in (event.key or ())]
+        return ", ".join([*filter(None, changes), *(f"{name} not sent: as it was" for name in unchanged)])
+
+    def _former(self, event: Event) -> Row:
+        """Return the row as it was seen last; one that moved stood under another key."""
+        if MOVED in event.value["flags"]:
+            return self._rows.pop(_identity(event, event.value["before"]), {})
+        return self._rows.get(_identity(event, event.key), {}) if event.value["op"] == "u" else {}
+
+
+def cut_line(cut: Cut) -> str:
+    """Return what a cut record says of the changes before it."""
+    record = cut.record
+    transactions, events = count(record["transactions"], "transaction"), count(record["events"], "event")
+    return f"cut {record['cut']}: {transactions}, {events}, up to {format_lsn(record['end_lsn'])}"
+
+
+def text(value: object) -> str:
+    """Return a value on one line, not a long one."""
+    if value is None:
+        return "null"
+    shown = f"{value:%H:%M:%S}" if isinstance(value, datetime) else str(value)
+    return shown if len(shown) <= LONGEST else f"({len(shown):,} characters)"
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number of things."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def _change(name: str, before: Row, value: object) -> str:
+    if name not in before:
+        return "" if value is None else f"{name}={text(value)}"
+    return "" if value == before[name] else f"{name} {text(before[name])} -> {text(value)}"
+
+
+def _identity(event: Event, row: Row | None) -> Identity:
+    """Return what tells a row from all others; ``row`` has at least the columns of the event's key."""
+    return event.topic, tuple((row or {}).get(name) for name in event.key or ())

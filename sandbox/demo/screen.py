@@ -1,0 +1,62 @@
+"""What the demo prints: headings, commands, text, and what is being done.
+
+Used by all of the demo that prints. In colour when standard output is a terminal and NO_COLOR is not set (https://no-color.org/).
+"""
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+WIDTH_MIN, WIDTH_DEFAULT, WIDTH_MAX = 100, 140, 160
+
+INDENT = "   "
+
+BOLD, DIM, RED, GREEN, YELLOW, CYAN = "1", "2", "31", "32", "33", "36"
+
+
+class Screen:
+    """Standard output as the demo uses it. ``width``: columns for text, without the indentation."""
+
+    def __init__(self) -> None:
+        """Look at the terminal."""
+        columns = shutil.get_terminal_size((WIDTH_DEFAULT, 0)).columns
+        self.width = min(max(columns, WIDTH_MIN), WIDTH_MAX) - len(INDENT)
+        self._colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        self._steps = 0
+
+    def step(self, title: str, remark: str = "") -> None:
+        """Begin the next step of the story."""
+        self._steps += 1
+        print(f"\n{self.painted(f'{self._steps}. {title}', BOLD)}", flush=True)
+        self.say(remark)
+
+    def say(self, text: str, colour: str | None = None) -> None:
+        """Print lines of text, if there are any."""
+        for line in text.splitlines():
+            print(f"{INDENT}{self.painted(line, colour)}".rstrip(), flush=True)
+
+    def typed(self, text: str) -> None:
+        """Print what somebody would type: SQL, a file, a command."""
+        self.say(text, CYAN)
+
+    @contextmanager
+    def working(self, what: str) -> Iterator[None]:
+        """Print what is being done, and that it is done once it is."""
+        print(f"{INDENT}{what} ... ", end="", flush=True)
+        try:
+            yield
+        except BaseException:
+            print(flush=True)
+            raise
+        print("done", flush=True)
+
+    def painted(self, text: str, colour: str | None) -> str:
+        """Return text in a colour, where there are any."""
+        return f"\033[{colour}m{text}\033[0m" if self._colour and colour and text else text
+
+
+def fitted(text: str, width: int) -> str:
+    """Return text in exactly ``width`` columns."""
+    return text.ljust(width) if len(text) <= width else f"{text[: width - 3]}..."

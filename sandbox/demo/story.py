@@ -1,0 +1,175 @@
+"""The story that ``make demo`` tells: a function for each of its steps, in this order. Used by the command."""
+
+import contextlib
+import os
+import shlex
+import shutil
+import sys
+import textwrap
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from sandbox.demo import comparison
+from sandbox.demo.cuts import CutReader
+from sandbox.demo.events import count
+from sandbox.demo.pipeline import PREFIX
+from sandbox.demo.screen import CYAN, GREEN, RED, Screen
+from sandbox.demo.shop import ACCESS, ACTS, ADD_COLUMN, DATABASE, KEYS, SCHEMA, SHIP, USE_COLUMN, Act, Shop, Visitors
+from sandbox.demo.spark_job import SparkJob
+from sandbox.demo.stage import Stage
+from sandbox.demo.watch import Watch
+from sandbox.errors import SandboxError
+
+TOPICS = [f"{PREFIX}.public.{table}" for table in KEYS]
+
+FEW = 20
+"""Orders, each a transaction, between the turns of a step."""
+
+FEW_LINES = 7
+
+
+def tell(*, keep: bool) -> bool:
+    """Tell it; return whether everything that happened in PostgreSQL has arrived, once, as it was."""
+    screen, began = Screen(), time.monotonic()
+    screen.step("Real servers, on this machine")
+    with Stage(screen) as stage, stage.postgres.connect(DATABASE) as connection:
+        shop = Shop(connection)
+        _set_up(screen, shop)
+        _start_pgsluice(screen, stage)
+        pgsluice = stage.pgsluice
+        with CutReader(stage.kafka.bootstrap_servers, pgsluice.url, PREFIX, pgsluice.require_alive) as reader:
+            watch = Watch(screen, reader)
+            for act in ACTS:
+                _play(screen, shop, watch, act)
+            _add_column(screen, stage, shop, watch)
+            _kill(screen, stage, shop, watch)
+            spark = _mirror(screen, stage)
+            equal = _compare(screen, shop, spark)
+            verdict = _conclude(screen, watch, time.monotonic() - began, equal=equal)
+            if keep:
+                _stay(screen, stage, spark, watch)
+        exit_code = pgsluice.stop()
+    return verdict and exit_code == 0
+
+
+def _set_up(screen: Screen, shop: Shop) -> None:
+    screen.step("A shop in PostgreSQL", "Its owner needs to do two things for pgsluice: the last two statements.")
+    screen.typed(f"{SCHEMA}\n{ACCESS}")
+    shop.set_up()
+
+
+def _start_pgsluice(screen: Screen, stage: Stage) -> None:
+    pgsluice = stage.pgsluice
+    screen.step("pgsluice: a configuration file, a check, a daemon")
+    screen.typed(pgsluice.config_file.read_text())
+    screen.typed(f"\n$ {typed(pgsluice.command('check'))}")
+    screen.say(pgsluice.check())
+    screen.typed(f"\n$ {typed(pgsluice.command('run'))}")
+    pgsluice.start()
+    screen.say(f"streaming; it shows itself at {pgsluice.url}")
+
+
+def _play(screen: Screen, shop: Shop, watch: Watch, act: Act) -> None:
+    screen.step(act.title, act.remark)
+    screen.typed("\n".join(map(str, act.transactions)) + "\n\n")
+    watch.until(shop.run(act.transactions))
+
+
+def _add_column(screen: Screen, stage: Stage, shop: Shop, watch: Watch) -> None:
+    screen.step("A column is added while orders come in", "Topics go on; the new schema is in the registry first.")
+    with Visitors(lambda: stage.postgres.connect(DATABASE)) as visitors:
+        visitors.wait_for(FEW)
+        screen.typed(str(ADD_COLUMN))
+        shop.run([ADD_COLUMN])
+        visitors.statement = "INSERT INTO orders (customer_id, channel) VALUES (2, 'web')"
+        visitors.wait_for(FEW)
+    screen.typed(str(USE_COLUMN))
+    watch.until(shop.run([USE_COLUMN]), FEW_LINES)
+
+
+def _kill(screen: Screen, stage: Stage, shop: Shop, watch: Watch) -> None:
+    screen.step("kill -9", "Orders come in all the time. Each of them is in the topics once.")
+    before = watch.tally.events
+    with Visitors(lambda: stage.postgres.connect(DATABASE)) as visitors:
+        visitors.wait_for(FEW)
+        screen.typed(f"$ kill -9 {stage.pgsluice.pid}")
+        stage.pgsluice.kill()
+        visitors.wait_for(FEW)
+        screen.typed(f"$ {typed(stage.pgsluice.command('run'))}")
+        stage.pgsluice.start()
+        visitors.wait_for(FEW)
+    watch.until(shop.run([SHIP]), FEW_LINES)
+    arrived = watch.tally.events - before - 1  # SHIP is the other
+    screen.say(f"{count(visitors.orders, 'order')} were placed, {count(arrived, 'insert')} arrived")
+    if visitors.orders != arrived:
+        raise SandboxError("not every order arrived once")
+
+
+def _mirror(screen: Screen, stage: Stage) -> SparkJob:
+    screen.step("Spark reads the topics and works out the tables", "")
+    spark = SparkJob(stage.directory / "mirror", stage.kafka.bootstrap_servers, stage.pgsluice.url, TOPICS)
+    screen.typed(_wrapped(f"$ {typed(spark.command)}", screen.width))
+    spark.run(screen.say)
+    return spark
+
+
+def _compare(screen: Screen, shop: Shop, spark: SparkJob) -> bool:
+    screen.step(
+        "PostgreSQL and Spark, side by side", "Every row and every value; the first rows of each table are shown."
+    )
+    mirrors = {table: spark.directory / topic / "rows" for table, topic in zip(KEYS, TOPICS, strict=True)}
+    comparisons = [
+        comparison.compare(table, KEYS[table], shop.rows(table), comparison.spark_rows(mirror))
+        for table, mirror in mirrors.items()
+    ]
+    for line, equal in comparison.lines(comparisons, screen.width):
+        screen.say(line, None if equal else RED)
+    return all(one.equal for one in comparisons)
+
+
+def _conclude(screen: Screen, watch: Watch, seconds: float, *, equal: bool) -> bool:
+    problems = [*watch.tally.problems, *([] if equal else ["PostgreSQL and Spark differ"])]
+    print()
+    screen.say(f"{watch.tally}, {count(len(watch.tally.problems), 'contradiction')} among them")
+    if problems:
+        screen.say("\n".join(problems), RED)
+    else:
+        screen.say(f"Nothing lost, nothing doubled, every value as it was. {seconds:.0f} seconds.", GREEN)
+    return not problems
+
+
+def _stay(screen: Screen, stage: Stage, spark: SparkJob, watch: Watch) -> None:
+    pgsluice = stage.pgsluice
+    screen.step("Yours, until Ctrl-C", "What you change in the shop appears below.")
+    for name, value in {
+        "PostgreSQL": stage.postgres.conninfo(DATABASE),
+        "Kafka": stage.kafka.bootstrap_servers,
+        "status": f"{pgsluice.url}/ and /status, /metrics, /subjects",
+        "SQL": _sql_command(stage.postgres.conninfo(DATABASE)),
+        "pgsluice": typed(pgsluice.command("status")),
+        "Spark again": typed(spark.command),
+    }.items():
+        screen.say(f"{name:<12}{screen.painted(value, CYAN)}")
+    print(flush=True)
+    with contextlib.suppress(KeyboardInterrupt):
+        watch.forever()
+
+
+def _sql_command(conninfo: str) -> str:
+    """Return what opens a prompt, with psql where it is installed."""
+    program = ["psql", conninfo]
+    if shutil.which("psql") is None:
+        program = [sys.executable, "-c", f"from sandbox.prompt import run; run({conninfo!r}, None)"]
+    return typed(program)
+
+
+def typed(command: Sequence[str]) -> str:
+    """Return a command as one would type it in the present directory."""
+    return shlex.join(command).replace(f"{Path.cwd()}{os.sep}", "")
+
+
+def _wrapped(command: str, width: int) -> str:
+    """Return a command of plain words on several lines, as a shell takes it."""
+    lines = textwrap.wrap(command, width - 2, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    return " \\\n".join(lines)

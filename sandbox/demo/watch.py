@@ -1,0 +1,87 @@
+"""Shows what arrives in the topics, and keeps account of it. Used by story."""
+
+from collections import deque
+
+from sandbox.demo.cuts import CutReader
+from sandbox.demo.events import Cut, Describer, Line, cut_line
+from sandbox.demo.screen import DIM, GREEN, RED, YELLOW, Screen, fitted
+from sandbox.demo.tally import Tally
+
+COLOURS = {"insert": GREEN, "update": YELLOW, "delete": RED, "truncate": RED}
+
+TOPIC_WIDTH, OPERATION_WIDTH, KEY_WIDTH, POSITION_WIDTH = 23, 8, 20, 14
+GAP = "  "
+
+LINES = 18
+TAIL = 3
+"""Of so many lines and more, only the beginning is shown, and this end."""
+
+
+class Watch:
+    """Events and cuts as lines on the screen, in the order of the database's history."""
+
+    def __init__(self, screen: Screen, reader: CutReader) -> None:
+        """Show what ``reader`` reads."""
+        self.tally = Tally()
+        self._screen = screen
+        self._reader = reader
+        self._describer = Describer()
+
+    def until(self, xid: int, lines: int = LINES) -> None:
+        """Show everything up to the transaction ``xid``, in about so many lines."""
+        feed = _Feed(self._screen, lines - TAIL)
+        for cut in self._reader.read():
+            self._show(cut, feed)
+            if any(event.value["xid"] == xid for event in cut.events):
+                break
+        feed.close()
+
+    def forever(self) -> None:
+        """Show what comes until something is raised."""
+        while True:
+            for cut in self._reader.read(patience_s=float("inf")):
+                feed = _Feed(self._screen, LINES - TAIL)
+                self._show(cut, feed)
+                feed.close()
+
+    def _show(self, cut: Cut, feed: "_Feed") -> None:
+        self.tally.add(cut)
+        for event in cut.events:
+            feed.add(self._columns(self._describer.describe(event)))
+        if cut.events:  # the others are heartbeats
+            feed.add(self._screen.painted(cut_line(cut), DIM))
+
+    def _columns(self, line: Line) -> str:
+        painted, taken = self._screen.painted, TOPIC_WIDTH + OPERATION_WIDTH + KEY_WIDTH + POSITION_WIDTH
+        cells = (
+            fitted(line.topic, TOPIC_WIDTH),
+            painted(fitted(line.operation, OPERATION_WIDTH), COLOURS[line.operation]),
+            fitted(line.key, KEY_WIDTH),
+            fitted(line.change, self._screen.width - taken - 4 * len(GAP)),
+            painted(line.position, DIM),
+        )
+        return GAP.join(cells)
+
+
+class _Feed:
+    """A list whose beginning is printed as it grows; ``close`` prints its end."""
+
+    def __init__(self, screen: Screen, head: int) -> None:
+        self._screen = screen
+        self._room = head
+        self._end: deque[str] = deque(maxlen=TAIL)
+        self._left_out = 0
+
+    def add(self, line: str) -> None:
+        if self._room:
+            self._room -= 1
+            self._screen.say(line)
+        else:
+            self._left_out += len(self._end) == TAIL
+            self._end.append(line)
+
+    def close(self) -> None:
+        if self._left_out:
+            self._screen.say(f"... {self._left_out:,} lines ...", DIM)
+        for line in self._end:
+            self._screen.say(line)
