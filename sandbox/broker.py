@@ -87,7 +87,7 @@ class Broker:
 
     def format(self, settings: Mapping[str, str], options: Sequence[str]) -> None:
         """Write the configuration, and prepare the log directory as the first start needs it."""
-        lines = (f"{name}={value}\n" for name, value in {**self._own_settings(), **settings}.items())
+        lines = (f"{name}={value}\n" for name, value in {**self.own_settings(), **settings}.items())
         self._properties.write_text("".join(lines))
         tool = ["kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c", self._properties]
         run_as(current_account(), [*self._java(), *tool, *options])
@@ -133,7 +133,8 @@ class Broker:
         """Return what the broker has logged since it was made."""
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
-    def _own_settings(self) -> dict[str, str]:
+    def own_settings(self) -> dict[str, str]:
+        """Return the settings that differ from broker to broker, and the listeners."""
         everywhere = (CONTROLLER, *self._listeners)
         addresses = {listener.name: self.address(listener.name) for listener in everywhere}
         advertised = {listener.name: listener.advertised or addresses[listener.name] for listener in self._listeners}

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -92,22 +93,26 @@ def test_two_processes_fill_an_entry_once(own_cache: Path) -> None:
         print("started", flush=True)
         print((artifacts.make_entry(artifacts.cache_root(), "thing", fill) / "by").read_text())
     """
-    contenders = [
-        subprocess.Popen(
-            [sys.executable, "-c", program],
-            cwd=Path(artifacts.__file__).parents[1],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(2)
-    ]
-    for contender in contenders:
-        assert contender.stdout is not None
-        contender.stdout.readline()
-    makers = {contender.communicate("go on\n")[0] for contender in contenders}
-    assert len(makers) == 1
+    with ExitStack() as running:
+        contenders = [running.enter_context(start_program(program)) for _ in range(2)]
+        inputs, outputs = zip(*((process.stdin, process.stdout) for process in contenders), strict=True)
+        for output in outputs:
+            output.readline()
+        for each in inputs:  # both, as either may be waiting for the other
+            each.write("go on\n")
+            each.flush()
+        assert len({output.read() for output in outputs}) == 1
     assert own_cache.exists()
+
+
+def start_program(program: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-c", program],
+        cwd=Path(artifacts.__file__).parents[1],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
 
 
 @pytest.mark.parametrize("umask", [0o077, 0o002])

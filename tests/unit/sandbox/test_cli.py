@@ -1,0 +1,62 @@
+"""The command line as far as it goes without servers; the rest is in tests/integration/test_sandbox.py."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sandbox import __main__ as module
+
+REPOSITORY = Path(module.__file__).parents[1]
+
+
+def run(tmp_path: Path, *arguments: str, path: str | None = None) -> "subprocess.CompletedProcess[str]":
+    environment = {**os.environ, "PGSLUICE_SANDBOX_CACHE": str(tmp_path / "cache")}
+    environment.pop("JAVA_HOME", None)
+    if path is not None:
+        environment["PATH"] = path
+    return subprocess.run(
+        [sys.executable, "-m", "sandbox", *arguments],
+        cwd=REPOSITORY,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_help_lists_the_commands(tmp_path: Path) -> None:
+    help_text = run(tmp_path, "--help").stdout
+    assert all(command in help_text for command in ("up", "down", "status", "psql", "fetch"))
+
+
+@pytest.mark.parametrize("command", [["status"], ["psql", "SELECT 1"]])
+def test_what_needs_servers_says_that_none_are_up(tmp_path: Path, command: list[str]) -> None:
+    ended = run(tmp_path, *command)
+    assert (ended.returncode, ended.stderr) == (1, "nothing is up\n")
+
+
+def test_down_without_servers_is_no_error(tmp_path: Path) -> None:
+    ended = run(tmp_path, "down")
+    assert (ended.returncode, ended.stdout) == (0, "nothing was up\n")
+
+
+@pytest.mark.parametrize("arguments", [["up", "--postgres", "9"], ["up", "--brokers", "2"], ["sideways"], []])
+def test_what_is_not_understood_is_a_usage_error(tmp_path: Path, arguments: list[str]) -> None:
+    ended = run(tmp_path, *arguments)
+    assert ended.returncode == 2
+    assert "usage:" in ended.stderr
+
+
+def test_what_cannot_be_fetched_is_told(tmp_path: Path) -> None:
+    ended = run(tmp_path, "fetch", "kafak")
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("there is no kafak, only postgres-10")
+
+
+def test_a_machine_without_java_and_maven_is_told_before_anything_else(tmp_path: Path) -> None:
+    ended = run(tmp_path, "up", path=str(tmp_path))
+    assert ended.returncode == 1
+    assert [line[:7] for line in ended.stderr.splitlines()[1:]] == ["* Java ", "* Maven"]
