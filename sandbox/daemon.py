@@ -91,12 +91,15 @@ class Daemon:
         """Whether the process runs."""
         return self._server is not None and self._server.alive
 
-    def start(self, *arguments: str) -> None:
-        """Start the process; it is ready when this returns. ``arguments`` follow ``pgsluice run``."""
+    def start(self, *arguments: str, wait: bool = True) -> None:
+        """Start the process; it is ready when this returns, unless it is not to be waited for.
+
+        ``arguments`` follow ``pgsluice run``.
+        """
         self.config_file.write_text(_toml(self._configuration()))
         command = [sys.executable, "-m", "pgsluice", "run", "-c", str(self.config_file), *arguments]
         self._server = Server(command, self._directory, self._log, current_account(), signal.SIGKILL)
-        if self._wait_for is not None:
+        if wait and self._wait_for is not None:
             self.wait_until_ready(self._wait_for)
 
     def stop(self) -> int:

@@ -25,10 +25,10 @@ from pgsluice.errors import SinkUnavailable
 from pgsluice.finding import Finding
 from pgsluice.http import Health, HttpServer, Role
 from pgsluice.kafka import checks as kafka_checks
-from pgsluice.kafka.client import ClientOptions
 from pgsluice.kafka.producer import ProducerOptions
 from pgsluice.kafka.sink import CutFormat, KafkaSink, SinkOptions
 from pgsluice.kafka.topics import TopicSpec
+from pgsluice.librdkafka import ClientOptions
 from pgsluice.lsn import format_lsn
 from pgsluice.metrics import Metrics
 from pgsluice.pipeline import Pipeline, PipelineOptions, State

@@ -10,6 +10,9 @@ from fnmatch import fnmatchcase
 
 from pgsluice.errors import ConfigError
 
+SERVICE_TOPICS = ("transactions", "checkpoint", "schemas", "messages", "dead_letters")
+"""What pgsluice writes under the prefix beside the tables."""
+
 MAX_TOPIC_NAME = 249
 """Kafka's limit (org.apache.kafka.common.internals.Topic)."""
 
@@ -83,6 +86,11 @@ class Tables:
                 f"The topic name for table {schema}.{table} would be {len(topic)} characters long, Kafka "
                 f"allows {MAX_TOPIC_NAME}: "
                 'name it with `topic = "..."` in a [[tables.rules]] entry.'
+            )
+        if topic in {f"{self.prefix}.{name}" for name in SERVICE_TOPICS}:
+            raise ConfigError(
+                f"Table {schema}.{table} would go to topic {topic}, which pgsluice keeps for itself: name another with "
+                '`topic = "..."` in a [[tables.rules]] entry.'
             )
         return topic
 

@@ -93,3 +93,9 @@ def test_two_tables_never_share_a_topic(schema: str, table: str, other_schema: s
 def test_a_name_too_long_for_kafka_is_refused_with_the_way_out() -> None:
     with pytest.raises(ConfigError, match="296 characters long, Kafka allows 249"):
         Tables("p").policy("public", "é" * 41)
+
+
+@pytest.mark.parametrize("table", ["transactions", "checkpoint", "schemas"])
+def test_a_table_never_goes_to_a_service_topic(table: str) -> None:
+    with pytest.raises(ConfigError, match=f"topic p.{table}, which pgsluice keeps for itself"):
+        Tables("p", topic="{prefix}.{table}").policy("public", table)

@@ -7,11 +7,11 @@ watermark, which an ordinary read_committed reader does not see while somebody's
 import threading
 import time
 
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 
 from pgsluice.errors import SinkUnavailable, UnavailableError
-from pgsluice.kafka.client import ClientOptions, failure
 from pgsluice.kafka.topics import Topics
+from pgsluice.librdkafka import PARTITION_EOF, ClientOptions, failure
 from pgsluice.progress import Checkpoint
 
 FIRST_WINDOW = 64
@@ -85,7 +85,7 @@ def _last_record(consumer: Consumer, topic: str, start: int, high: int, limit: _
         if error is None:
             last = message.value()
             position = message.offset() + 1
-        elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - librdkafka's name for "no more committed ones"
+        elif error.code() == PARTITION_EOF:
             # Behind commit markers, but not behind an open transaction: there it stays below the high
             # watermark.
             position = max(position, message.offset())

@@ -11,10 +11,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from pgsluice.errors import DeadlineMissed, PgsluiceError, PoisonError, SinkUnavailable
-from pgsluice.kafka.client import ClientOptions, failure
+from pgsluice.librdkafka import FENCED, ClientOptions, failure
+
+log = structlog.get_logger(__name__)
 
 SLICE_S = 0.5
 """Longest single blocking call, so that giving up is noticed soon."""
@@ -32,14 +35,6 @@ MAX_RECORD_BYTES = 1_000_000_000
 """librdkafka's highest ``message.max.bytes``: the limits that count are the topic's and the broker's."""
 
 _ABORT_S = 5.0
-
-_FENCED = frozenset(
-    (
-        KafkaError._FENCED,  # noqa: SLF001 - librdkafka's local errors are named with an underscore
-        KafkaError.PRODUCER_FENCED,
-        KafkaError.INVALID_PRODUCER_EPOCH,
-    )
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +83,7 @@ class TransactionalProducer:
             self._until(self._producer.init_transactions, time.monotonic() + INIT_S)
         except KafkaException as error:
             raise failure(error, "Registering the transactional producer", self._options.client.errors) from error
+        self._options.client.errors.recovered()
 
     def begin(self) -> None:
         """Start a transaction."""
@@ -137,6 +133,7 @@ class TransactionalProducer:
             self._until(self._producer.commit_transaction, self._deadline)
         except KafkaException as error:
             raise self._broken(error, "Committing a Kafka transaction") from error
+        self._options.client.errors.recovered()
 
     def close(self) -> None:
         """Abort what was not committed, as far as Kafka answers: readers need not wait for its timeout."""
@@ -144,7 +141,7 @@ class TransactionalProducer:
             try:
                 self._producer.abort_transaction(_ABORT_S)
             except KafkaException as error:
-                self._options.client.errors.note(error, "Aborting a Kafka transaction")
+                log.warning("a Kafka transaction stays open until its timeout", reason=error.args[0].str())
 
     def _until(self, call: Callable[[float], None], end: float) -> None:
         """Repeat a resumable call in slices until it succeeds; KafkaException when it fails or time is up."""
@@ -174,7 +171,7 @@ class TransactionalProducer:
     def _broken(self, error: KafkaException, doing: str) -> PgsluiceError:
         if self._refused is not None:
             return self._refused
-        if error.args[0].code() in _FENCED:
+        if error.args[0].code() in FENCED:
             return SinkUnavailable(
                 f"{doing}: another producer with transactional.id {self._options.transactional_id} has taken over, "
                 "or the broker's transaction timeout struck."

@@ -14,19 +14,13 @@ from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCol
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec
 
 from pgsluice.errors import ConfigError, PermissionDenied, SinkUnavailable
-from pgsluice.kafka.client import ClientOptions, failure
+from pgsluice.librdkafka import UNKNOWN_TOPIC, ClientOptions, failure
 
 REQUEST_S = 15.0
 _SLICE_S = 0.5
 _RETRY_S = 0.05
 _SETTLE_S = 30.0
 """Until every partition of a new topic has a leader; librdkafka waits as long for its metadata."""
-
-
-_UNKNOWN_TOPIC = (
-    KafkaError.UNKNOWN_TOPIC_OR_PART,
-    KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - librdkafka's local errors are named with an underscore
-)
 
 
 class _UnknownTopic(SinkUnavailable):
@@ -144,10 +138,12 @@ class Topics:
             try:
                 return future.result(_SLICE_S)
             except TimeoutError:
+                self._admin.poll(0)  # has it report errors
+                self._errors.raise_if_denied(doing)
                 if self._given_up.is_set():
                     raise SinkUnavailable(f"{doing} was given up because the session ends.") from None
             except KafkaException as error:
-                if error.args[0].code() in _UNKNOWN_TOPIC:
+                if error.args[0].code() in UNKNOWN_TOPIC:
                     raise _UnknownTopic(f"{doing}: {error.args[0].str()}.") from error
                 raise failure(error, doing, self._errors) from error
 

@@ -1,0 +1,420 @@
+"""Bad weather and bad input, on real servers: what waits, what goes on, what stops and with which sentence.
+
+Each test writes numbered rows and reads the topic back as an ordinary read_committed consumer does: every number
+once, in order.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry.avro import AvroDeserializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+
+from sandbox.daemon import Daemon
+from sandbox.errors import ServerError
+from sandbox.kafka import Kafka
+from sandbox.postgres import Database, Postgres
+
+SETTINGS: dict[str, dict[str, Any]] = {"delivery": {"heartbeat": "500ms"}, "kafka": {"topics": {"partitions": 1}}}
+PATIENCE_S = 60
+
+
+class Pipeline:
+    """One table of numbers, the daemon that follows it, and what came out."""
+
+    def __init__(self, database: Database, kafka: Kafka, daemon: Daemon) -> None:
+        self.database = database
+        self.kafka = kafka
+        self.daemon = daemon
+        self._written = 0
+
+    def write(self, count: int = 10) -> None:
+        """Insert the next numbers, a transaction each."""
+        with self.database.connect() as connection:
+            for _ in range(count):
+                self._written += 1
+                connection.execute("INSERT INTO numbers VALUES (%s)", [self._written])
+
+    def write_at_once(self, count: int) -> None:
+        """Insert the next numbers in one transaction."""
+        first, self._written = self._written + 1, self._written + count
+        with self.database.connect() as connection:
+            connection.execute("INSERT INTO numbers SELECT generate_series(%s::int, %s)", [first, self._written])
+
+    def assert_complete(self) -> None:
+        """Every number arrives once and in order."""
+        assert self.read(self._written) == list(range(1, self._written + 1))
+
+    def read(self, count: int) -> list[int]:
+        """Return the numbers in the topic, waiting until there are ``count``, and a moment for one too many."""
+        return [change["after"]["n"] for change in self.changes(count)]
+
+    def changes(self, count: int) -> list[dict[str, Any]]:
+        topic = f"{self.daemon.name}.public.numbers"
+        context = SerializationContext(topic, MessageField.VALUE)
+        found: list[dict[str, Any]] = []
+        with SchemaRegistryClient({"url": self.daemon.url}) as registry, reading(self.kafka, topic) as consumer:
+            deserialize = AvroDeserializer(registry)
+            end = time.monotonic() + PATIENCE_S
+            while time.monotonic() < end:
+                message = consumer.poll(0.2 if len(found) < count else 1.0)
+                if message is not None and message.error() is None:
+                    found.append(deserialize(message.value(), context))
+                elif len(found) >= count:
+                    break
+        return found
+
+    def wait_for(self, **expected: object) -> None:
+        """Return once the status says what is expected."""
+        wait_until(lambda: status_if(self.daemon, expected), f"status {expected}")
+
+    def wait_until_confirmed(self) -> None:
+        """Return once PostgreSQL's slot stands behind everything written so far."""
+        with self.database.connect() as connection:
+            row = connection.execute("SELECT pg_current_wal_lsn()").fetchone()
+            assert row is not None
+            sql = "SELECT confirmed_flush_lsn >= %s FROM pg_replication_slots WHERE slot_name = %s"
+            wait_until(
+                lambda: connection.execute(sql, [row[0], self.slot]).fetchone() == (True,), "the slot to move on"
+            )
+
+    @property
+    def slot(self) -> str:
+        return f"pgsluice_{self.daemon.name}"
+
+
+@contextmanager
+def reading(kafka: Kafka, topic: str) -> Iterator[Consumer]:
+    consumer = Consumer(
+        {
+            "bootstrap.servers": kafka.bootstrap_servers,
+            "group.id": uuid4().hex,
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+        }
+    )
+    try:
+        consumer.assign([TopicPartition(topic, 0, 0)])
+        yield consumer
+    finally:
+        consumer.close()
+
+
+def status_if(daemon: Daemon, expected: dict[str, object]) -> dict[str, Any] | None:
+    try:
+        status = daemon.status()
+    except ServerError:
+        return None
+    return status if status.items() >= expected.items() else None
+
+
+def wait_until(condition: Callable[[], Any], what: str) -> Any:  # noqa: ANN401 - what the condition returned
+    end = time.monotonic() + PATIENCE_S
+    while not (found := condition()):
+        assert time.monotonic() < end, f"waited {PATIENCE_S} s for {what}"
+        time.sleep(0.05)
+    return found
+
+
+Start = Callable[..., Pipeline]
+
+
+@pytest.fixture
+def start(new_database: Callable[..., Database], kafka: Kafka) -> Iterator[Start]:
+    """Start pipelines, on a broker and a server of one's choice; all are gone after the test."""
+    with ExitStack() as stack:
+
+        def begin(
+            settings: dict[str, dict[str, Any]] | None = None,
+            *,
+            broker: Kafka = kafka,
+            server: Postgres | None = None,
+            wait: bool = True,
+        ) -> Pipeline:
+            database = new_database() if server is None else stack.enter_context(server.database())
+            prepare(database)
+            name = f"w{uuid4().hex[:10]}"
+            daemon = Daemon(
+                name,
+                database.conninfo(),
+                broker.bootstrap_servers,
+                {**SETTINGS, **(settings or {})},
+                wait_for="active" if wait else None,
+            )
+            return Pipeline(database, broker, stack.enter_context(daemon))
+
+        yield begin
+
+
+def prepare(database: Database) -> None:
+    with database.connect() as connection:
+        connection.execute("CREATE TABLE numbers (n int PRIMARY KEY)")
+        connection.execute("CREATE PUBLICATION pgsluice FOR ALL TABLES")
+
+
+@pytest.fixture
+def own_kafka() -> Iterator[Kafka]:
+    """Give a broker that a test may take away."""
+    with Kafka() as kafka:
+        yield kafka
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[Postgres]:
+    """Give a server that a test may take away; it really syncs, because it will crash."""
+    with Postgres(17, {"fsync": "on"}) as server:
+        yield server
+
+
+def fails(pipeline: Pipeline) -> tuple[int, str]:
+    """Start a daemon that is expected to stop by itself; return its exit code and what it logged."""
+    before = len(pipeline.daemon.log_text())
+    pipeline.daemon.start(wait=False)
+    return pipeline.daemon.wait(), pipeline.daemon.log_text()[before:]
+
+
+class TestStopAndStart:
+    def test_what_was_delivered_is_not_repeated_and_what_came_meanwhile_is_not_lost(self, start: Start) -> None:
+        pipeline = start()
+        pipeline.write()
+        pipeline.wait_until_confirmed()
+        assert pipeline.daemon.stop() == 0
+        pipeline.write()
+        pipeline.daemon.start()
+        pipeline.write()
+        pipeline.assert_complete()
+
+    def test_stopping_in_the_middle_of_the_stream(self, start: Start) -> None:
+        pipeline = start()
+        for _ in range(3):
+            pipeline.write_at_once(2000)
+            pipeline.daemon.restart()
+        pipeline.assert_complete()
+
+    def test_after_kill_9(self, start: Start) -> None:
+        pipeline = start()
+        for _ in range(3):
+            pipeline.write(50)
+            pipeline.daemon.kill()
+            pipeline.write(5)
+            pipeline.daemon.start()
+        pipeline.assert_complete()
+
+    def test_a_large_transaction_gets_a_kafka_transaction_of_its_own(self, start: Start) -> None:
+        pipeline = start({"delivery": {"cut_bytes": "64KiB", "heartbeat": "500ms"}})
+        pipeline.write(3)
+        pipeline.write_at_once(5000)
+        pipeline.write(3)
+        pipeline.assert_complete()
+
+    def test_stopping_while_a_large_transaction_is_written_blocks_no_reader(self, start: Start) -> None:
+        pipeline = start({"delivery": {"cut_bytes": "64KiB", "heartbeat": "500ms"}})
+        pipeline.write(3)
+        pipeline.write_at_once(200_000)
+        assert pipeline.daemon.stop() == 0
+        pipeline.daemon.start()
+        pipeline.assert_complete()
+
+
+class TestKafkaIsAway:
+    def test_at_the_start_it_waits_and_says_so_once(self, own_kafka: Kafka, start: Start) -> None:
+        pipeline = start(broker=own_kafka)
+        pipeline.daemon.stop()
+        own_kafka.stop()
+        pipeline.write()
+        before = len(pipeline.daemon.log_text())
+        pipeline.daemon.start(wait=False)
+        time.sleep(5)
+        own_kafka.start()
+        pipeline.daemon.wait_until_ready()
+        pipeline.write()
+        pipeline.assert_complete()
+        assert pipeline.daemon.log_text()[before:].count("Kafka cannot be reached") == 1
+
+    def test_in_the_middle_it_goes_on_where_it_was(self, own_kafka: Kafka, start: Start) -> None:
+        pipeline = start(broker=own_kafka)
+        pipeline.write()
+        pipeline.wait_until_confirmed()
+        own_kafka.kill()
+        pipeline.write(200)
+        time.sleep(20)
+        own_kafka.start()
+        pipeline.write()
+        pipeline.assert_complete()
+
+    def test_stopping_meanwhile_ends_with_75_and_loses_nothing(self, own_kafka: Kafka, start: Start) -> None:
+        pipeline = start({"shutdown": {"drain_timeout": "2s"}}, broker=own_kafka)
+        pipeline.write()
+        pipeline.wait_until_confirmed()
+        own_kafka.pause()
+        pipeline.write()
+        time.sleep(1)
+        assert pipeline.daemon.stop() == 75
+        own_kafka.resume()
+        pipeline.daemon.start()
+        pipeline.assert_complete()
+
+
+class TestPostgresIsAway:
+    @pytest.mark.parametrize("mode", ["fast", "immediate"])
+    def test_it_reconnects_and_goes_on(self, own_postgres: Postgres, start: Start, mode: Any) -> None:  # noqa: ANN401 - a literal
+        pipeline = start(server=own_postgres)
+        for _ in range(2):
+            pipeline.write(20)
+            own_postgres.restart(mode)
+        pipeline.write()
+        pipeline.wait_for(state="streaming")
+        pipeline.assert_complete()
+
+    def test_its_shutdown_is_not_held_up_while_kafka_is_down(
+        self, own_postgres: Postgres, own_kafka: Kafka, start: Start
+    ) -> None:
+        pipeline = start(server=own_postgres, broker=own_kafka)
+        pipeline.write()
+        pipeline.wait_until_confirmed()
+        own_kafka.kill()
+        pipeline.write()
+        own_postgres.stop("fast")
+        own_kafka.start()
+        own_postgres.start()
+        pipeline.write()
+        pipeline.assert_complete()
+
+    def test_it_waits_for_one_that_is_not_there_yet(self, own_postgres: Postgres, start: Start) -> None:
+        pipeline = start(server=own_postgres)
+        pipeline.write()
+        pipeline.daemon.stop()
+        own_postgres.stop()
+        pipeline.daemon.start()
+        pipeline.wait_for(state="waiting")
+        own_postgres.start()
+        pipeline.wait_for(state="streaming")
+        pipeline.assert_complete()
+
+    def test_an_idle_slot_does_not_hold_back_wal_while_others_write(
+        self, start: Start, new_database: Callable[..., Database]
+    ) -> None:
+        pipeline = start()
+        with new_database().connect() as connection:
+            connection.execute("CREATE TABLE other AS SELECT generate_series(1, 10000) AS n")
+        pipeline.wait_until_confirmed()
+
+
+class TestAStandby:
+    def test_it_waits_without_disturbing_and_takes_over(self, start: Start) -> None:
+        owner = start()
+        owner.write()
+        settings = {**SETTINGS, **owner.daemon.settings}
+        dsn, brokers = owner.database.conninfo(), owner.kafka.bootstrap_servers
+        with Daemon(owner.daemon.name, dsn, brokers, settings, wait_for="any") as daemon:
+            standby = Pipeline(owner.database, owner.kafka, daemon)
+            standby.wait_for(state="standby")
+            owner.write()
+            assert owner.daemon.status()["state"] == "streaming"
+            owner.wait_until_confirmed()
+            owner.daemon.kill()
+            standby.wait_for(state="streaming")
+            owner.write()
+            owner.wait_until_confirmed()
+            assert standby.read(30) == list(range(1, 31))
+
+
+class TestItStopsWithASentence:
+    def test_a_slot_without_a_checkpoint(self, start: Start) -> None:
+        pipeline = start()
+        pipeline.daemon.stop()
+        name = f"w{uuid4().hex[:10]}"
+        with pipeline.database.connect() as connection:
+            connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [f"pgsluice_{name}"])
+        dsn, brokers = pipeline.database.conninfo(), pipeline.kafka.bootstrap_servers
+        with Daemon(name, dsn, brokers, SETTINGS, wait_for=None) as daemon:
+            assert daemon.wait() == 65
+            assert "there is no checkpoint for it in Kafka" in daemon.log_text()
+            daemon.start("--adopt-slot")
+            adopted = Pipeline(pipeline.database, pipeline.kafka, daemon)
+            adopted.wait_for(state="streaming", epoch=1)
+            adopted.write()
+            adopted.assert_complete()
+
+    def test_a_slot_that_was_dropped(self, start: Start) -> None:
+        pipeline = start()
+        pipeline.write(5)
+        pipeline.wait_until_confirmed()
+        pipeline.daemon.stop()
+        with pipeline.database.connect() as connection:
+            connection.execute("SELECT pg_drop_replication_slot(%s)", [pipeline.slot])
+        code, log = fails(pipeline)
+        assert (code, "does not exist any more" in log) == (65, True)
+        pipeline.daemon.start("--adopt-slot")
+        pipeline.wait_for(state="streaming", epoch=2)
+        pipeline.write(5)
+        found = pipeline.changes(10)
+        assert [change["epoch"] for change in found] == [1] * 5 + [2] * 5
+
+    def test_a_slot_that_somebody_advanced(self, start: Start) -> None:
+        pipeline = start()
+        pipeline.write(5)
+        pipeline.wait_until_confirmed()
+        pipeline.daemon.stop()
+        pipeline.write(5)
+        with pipeline.database.connect() as connection:
+            connection.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", [pipeline.slot])
+        code, log = fails(pipeline)
+        assert (code, "somebody else advanced or re-created the slot" in log) == (65, True)
+
+    def test_a_prefix_that_belongs_to_another_pipeline(self, start: Start) -> None:
+        pipeline = start()
+        pipeline.daemon.stop()
+        settings = {"kafka": {**SETTINGS["kafka"], "topic_prefix": pipeline.daemon.name}}
+        dsn, brokers = pipeline.database.conninfo(), pipeline.kafka.bootstrap_servers
+        with Daemon(f"w{uuid4().hex[:10]}", dsn, brokers, settings, wait_for=None) as daemon:
+            assert daemon.wait() == 78
+            assert f"belong to pipeline '{pipeline.daemon.name}'" in daemon.log_text()
+
+    def test_a_record_that_kafka_does_not_take(self, start: Start) -> None:
+        pipeline = start()
+        with pipeline.database.connect() as connection:
+            connection.execute("ALTER TABLE numbers ADD t text")
+            connection.execute(
+                "INSERT INTO numbers SELECT 1, string_agg(md5(n::text), '') FROM generate_series(1, 100000) AS n"
+            )
+        assert pipeline.daemon.wait() == 65
+        log = pipeline.daemon.log_text()
+        assert "raise the topic's max.message.bytes" in log
+        assert pipeline.daemon.name in log
+        assert "c4ca4238a0b923820dcc509a6f75849b" not in log
+
+    @pytest.mark.parametrize(
+        ("postgres", "code", "sentence"),
+        [
+            ({"publications": ["missing"]}, 78, "'missing' does not exist"),
+            ({"create_slot": False}, 78, "postgres.create_slot is false"),
+            ({"user": "nobody_there"}, 77, "nobody_there"),
+            ({"dbname": "nowhere"}, 78, "nowhere"),
+        ],
+    )
+    def test_what_is_wrong_in_postgresql(
+        self, start: Start, postgres: dict[str, Any], code: int, sentence: str
+    ) -> None:
+        pipeline = start({"postgres": postgres}, wait=False)
+        assert pipeline.daemon.wait() == code, pipeline.daemon.log_text()
+        assert sentence in pipeline.daemon.log_text()
+
+    def test_a_slot_of_another_plugin(self, start: Start) -> None:
+        pipeline = start({"postgres": {"slot": f"other_{uuid4().hex[:8]}"}}, wait=False)
+        pipeline.daemon.kill()
+        slot = pipeline.daemon.settings["postgres"]["slot"]
+        with pipeline.database.connect() as connection:
+            connection.execute(
+                "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s", [slot]
+            )
+            connection.execute("SELECT pg_create_logical_replication_slot(%s, 'test_decoding')", [slot])
+        code, log = fails(pipeline)
+        assert (code, "test_decoding" in log) == (78, True), log
