@@ -6,6 +6,7 @@ https://docs.aiohttp.org/en/stable/web.html
 https://kubernetes.io/docs/concepts/configuration/liveness-readiness-startup-probes/
 """
 
+import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -29,6 +30,9 @@ HEADER_MAX_BYTES: Final = 8190
 SHUTDOWN_S: Final = 1.0
 """How long requests under way may take once the server stops."""
 REFRESH_S: Final = 5
+EARLY_LOOKS: Final = 10
+EARLY_LOOK_S: Final = 0.1
+"""A consumer can have a message a moment before we have its schema; "not found" would end most consumers."""
 
 _ADDRESS: Final = re.compile(r"(\[(?P<ipv6>[^\]]+)\]|(?P<host>[^:\[\]]*)):(?P<port>[0-9]{1,5})")
 _PORT_MAX: Final = 65535
@@ -133,7 +137,11 @@ class HttpServer:
     async def _registry_api(self, request: web.Request) -> web.StreamResponse:
         assert self._registry is not None, "routed only with a registry"
         body = await request.read()
-        found = api.answer(self._registry, request.method, request.rel_url.raw_path, request.query, body)
+        for _ in range(EARLY_LOOKS):
+            found = api.answer(self._registry, request.method, request.rel_url.raw_path, request.query, body)
+            if not found.early:
+                break
+            await asyncio.sleep(EARLY_LOOK_S)
         headers = {"Allow": ", ".join(found.allow)} if found.allow else {}
         return web.Response(
             status=found.status,

@@ -388,6 +388,15 @@ class TestOutages:
             assert [entry.id for entry in registry.store.versions(SUBJECT)] == [first, second]
 
 
+def grant(kafka: "SecuredKafka", topic: str, operation: AclOperation) -> None:
+    """Let the user "reader" do this with one topic."""
+    right = AclBinding(
+        ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, "User:reader", "*", operation, AclPermissionType.ALLOW
+    )
+    client = AdminClient(kafka.properties())
+    client.create_acls([right])[right].result()
+
+
 LOGIN = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="admin" password="right"'
 CREDENTIALS = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "admin"}
 
@@ -443,24 +452,23 @@ class TestRights:
             async with open_registry(reader, topic):
                 pass
 
+    async def test_a_user_who_may_only_look(self, secured_kafka: SecuredKafka, topic: str) -> None:
+        async with open_registry(RegistryOptions(secured_kafka.properties()), topic) as registry:
+            await registry.register(SUBJECT, record_schema(0))
+            grant(secured_kafka, topic, AclOperation.DESCRIBE)
+            reader = RegistryOptions({**secured_kafka.properties(), "sasl.username": "reader"})
+            with pytest.raises(PermissionDenied, match=f"Reading topic {topic}"):
+                async with open_follower(reader, topic):
+                    pass
+            with pytest.raises(PermissionDenied, match=f"Reading the configuration of topic {topic}"):
+                async with open_registry(reader, topic):
+                    pass
+
     async def test_reading_takes_the_right_to_read_one_topic(self, secured_kafka: SecuredKafka, topic: str) -> None:
         """No group, no other topic, nothing to write."""
         async with open_registry(RegistryOptions(secured_kafka.properties()), topic) as registry:
             await registry.register(SUBJECT, record_schema(0))
-        rights = [
-            AclBinding(
-                ResourceType.TOPIC,
-                topic,
-                ResourcePatternType.LITERAL,
-                "User:reader",
-                "*",
-                AclOperation.READ,
-                AclPermissionType.ALLOW,
-            )
-        ]
-        client = AdminClient(secured_kafka.properties())
-        for future in client.create_acls(rights).values():
-            future.result()
+        grant(secured_kafka, topic, AclOperation.READ)
         reader = RegistryOptions({**secured_kafka.properties(), "sasl.username": "reader"})
         async with open_follower(reader, topic) as follower:
             assert follower.store.subjects() == [SUBJECT]

@@ -46,6 +46,7 @@ async def running(
 def store() -> SchemaStore:
     store = SchemaStore()
     store.add(store.propose(SUBJECT, {"type": "string"}, None)[0])
+    store.complete = True
     return store
 
 
@@ -184,6 +185,20 @@ class TestRegistry:
             answer = await client.post("/subjects/unheard-of", json={"schema": '"string"'})
         assert answer.status_code == 404
         assert answer.json() == {"error_code": 40401, "message": "Subject 'unheard-of' not found."}
+
+    async def test_waits_for_a_schema_that_comes_a_moment_late(self, store: SchemaStore) -> None:
+        late, _ = store.propose("late", {"type": "long"}, None)
+        async with running(Process(), registry=store) as client:
+            asking = asyncio.create_task(client.get(f"/schemas/ids/{late.id}"))
+            await asyncio.sleep(0.2)
+            store.add(late)
+            answer = await asking
+        assert answer.json() == {"schema": '{"type":"long"}'}
+
+    async def test_does_not_wait_for_ever(self, store: SchemaStore) -> None:
+        async with running(Process(), registry=store) as client:
+            answer = await client.get("/schemas/ids/1")
+        assert answer.json() == {"error_code": 40403, "message": "Schema 1 not found"}
 
     async def test_errors_are_json(self, store: SchemaStore) -> None:
         async with running(Process(), registry=store) as client:

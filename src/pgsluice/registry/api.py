@@ -39,11 +39,15 @@ _DEFAULT_CONTEXT: Final = ":.:"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """``body`` is to be sent as JSON; ``allow``: the methods that a refused one should have been."""
+    """``body`` is to be sent as JSON; ``allow``: the methods that a refused one should have been.
+
+    ``early``: the schema may be on its way to us, as whoever asks for an id has seen a message with it.
+    """
 
     status: int
     body: object
     allow: tuple[str, ...] = ()
+    early: bool = False
 
 
 def answer(store: SchemaStore, method: str, path: str, query: Mapping[str, str], body: bytes) -> Answer:
@@ -54,12 +58,14 @@ def answer(store: SchemaStore, method: str, path: str, query: Mapping[str, str],
         return _error(404, "HTTP 404 Not Found")
     handler = handlers.get("GET" if method == "HEAD" else method)
     if handler is None:
-        return _error(405, "HTTP 405 Method Not Allowed", tuple(handlers))
+        return _error(405, "HTTP 405 Method Not Allowed", allow=tuple(handlers))
+    if not store.complete:
+        return _error(503, "The schemas have not been read from Kafka yet: try again")
     names = [segment for part, segment in zip(pattern, segments, strict=True) if part == _ANY]
     try:
         return Answer(200, handler(_Request(store, names, query, body)))
     except _Refusal as refusal:
-        return _error(refusal.code, str(refusal))
+        return _error(refusal.code, str(refusal), early=refusal.early)
 
 
 def _matches(pattern: Sequence[str], segments: Sequence[str]) -> bool:
@@ -86,14 +92,15 @@ _Handler: TypeAlias = Callable[[_Request], object]
 class _Refusal(Exception):
     """An error of the API."""
 
-    def __init__(self, code: int, message: str) -> None:
+    def __init__(self, code: int, message: str, *, early: bool = False) -> None:
         super().__init__(message)
         self.code = code
+        self.early = early
 
 
-def _error(code: int, message: str, allow: tuple[str, ...] = ()) -> Answer:
+def _error(code: int, message: str, *, allow: tuple[str, ...] = (), early: bool = False) -> Answer:
     status = int(str(code)[:3])  # Confluent's codes are the HTTP status, or it and two more digits
-    return Answer(status, {"error_code": code, "message": message}, allow)
+    return Answer(status, {"error_code": code, "message": message}, allow, early)
 
 
 def _root(_: _Request) -> object:
@@ -226,7 +233,7 @@ def _uses(request: _Request) -> list[Registered]:
     number = _number(wanted)
     uses = [] if number is None else request.store.uses(number, request.query.get("subject"))
     if not uses:
-        raise _Refusal(SCHEMA_NOT_FOUND, f"Schema {wanted} not found")
+        raise _Refusal(SCHEMA_NOT_FOUND, f"Schema {wanted} not found", early=number is not None)
     return uses
 
 

@@ -19,6 +19,8 @@ from confluent_kafka import KafkaError, KafkaException
 from pgsluice.errors import ConfigError, PermissionDenied, PgsluiceError, PoisonError, SinkUnavailable
 
 logger = logging.getLogger("pgsluice.registry")
+# properties are set for all clients at once: that a reader ignores how a writer compresses is as it should be
+logger.addFilter(lambda record: "will be ignored by this" not in record.getMessage())
 
 T = TypeVar("T")
 
@@ -129,7 +131,7 @@ def failure(error: KafkaException | KafkaError, doing: str) -> PgsluiceError:
     if cause.code() in _DENIED:
         return PermissionDenied(f"{sentence} Check the credentials under kafka.client, and the user's ACLs.")
     if cause.code() in _POISON:
-        return PoisonError(f"{sentence} Raise the topic's max.message.bytes.")
+        return PoisonError(f"{sentence} Raise the topic's max.message.bytes and kafka.client's message.max.bytes.")
     if cause.code() in _CONFIG:
         return ConfigError(f"{sentence} Check the [kafka] section.")
     return SinkUnavailable(sentence)

@@ -90,6 +90,7 @@ class SchemaFollower:
             await self._until(lambda: self._missing.union(self._found).issuperset(self._topics))
             for topic in sorted(self._found):
                 await self._catch_up(topic)
+        self.store.complete = True
 
     async def follow(self) -> None:
         """Never return; raise what ended the reading, if something does."""
@@ -145,7 +146,7 @@ class SchemaFollower:
             self._progress.set()
             await asyncio.sleep(_LOOK_AGAIN_S)
         start = [TopicPartition(topic, 0, OFFSET_BEGINNING)]
-        await asyncio.to_thread(self._consumer.incremental_assign, start)
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._consumer.incremental_assign, start)
         self._found[topic] = found
         self._missing.discard(topic)
         self._progress.set()
@@ -204,7 +205,8 @@ def _step(message: Message) -> _Step | None:
         raise _gone(topic)
     if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
         raise failure(error, f"Reading topic {topic}")
-    logger.warning("Reading topic %s: %s", topic, error.str())
+    if error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:  # the client asks about its group, which we do not use
+        logger.warning("Reading topic %s: %s", topic, error.str())
     return None
 
 

@@ -33,6 +33,8 @@ class SchemaStore:
     """Subjects with versions 1, 2, ...; the same schema has the same id in every subject."""
 
     def __init__(self) -> None:
+        self.complete = False
+        """Whether all was read that the topics held at first; before that, what is missing here may exist."""
         self._subjects: dict[str, _Subject] = {}
         self._by_id: dict[int, dict[str, Registered]] = {}
         self._ids: dict[str, int] = {}

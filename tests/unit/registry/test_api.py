@@ -30,6 +30,7 @@ def store() -> SchemaStore:
     for subject, schemas in SUBJECTS.items():
         for schema in schemas:
             store.add(store.propose(subject, schema, {"kept": "to ourselves"})[0])
+    store.complete = True
     return store
 
 
@@ -90,12 +91,19 @@ class TestById:
         store = SchemaStore()
         store.add(Registered("a", 1, 7, '"int"'))
         store.add(Registered("b", 1, 7, '"long"'))
+        store.complete = True
         assert get(store, "/schemas/ids/7?subject=b").body == {"schema": '"long"'}
         assert get(store, "/schemas/ids/7?subject=c").body == {"schema": '"int"'}
 
-    @pytest.mark.parametrize("wanted", ["1", "0", "-1", "x", "٣", "99999999999", "2147483648"])
     @pytest.mark.parametrize("part", ["", "/schema", "/versions", "/subjects"])
-    def test_unknown(self, store: SchemaStore, wanted: str, part: str) -> None:
+    def test_unknown(self, store: SchemaStore, part: str) -> None:
+        """Whoever asks has seen the id, so it may be on its way."""
+        body = {"error_code": 40403, "message": "Schema 1 not found"}
+        assert get(store, f"/schemas/ids/1{part}") == Answer(404, body, early=True)
+
+    @pytest.mark.parametrize("wanted", ["0", "-1", "x", "٣", "99999999999", "2147483648"])
+    @pytest.mark.parametrize("part", ["", "/schema", "/versions", "/subjects"])
+    def test_impossible(self, store: SchemaStore, wanted: str, part: str) -> None:
         found = get(store, f"/schemas/ids/{quote(wanted)}{part}")
         assert found == error(404, 40403, f"Schema {wanted} not found")
 
@@ -293,6 +301,13 @@ def test_head_is_answered_as_get(store: SchemaStore) -> None:
 @pytest.mark.parametrize("path", ["/nothing", "/subjects/a/b", "/schemas", "/schemas/ids", "/contexts", "/livez"])
 def test_unknown_paths(store: SchemaStore, path: str) -> None:
     assert get(store, path) == error(404, 404, "HTTP 404 Not Found")
+
+
+@pytest.mark.parametrize("path", ["/schemas/ids/1", "/subjects", "/subjects/a/versions/1"])
+def test_until_all_is_read_nothing_is_missing(path: str) -> None:
+    """Clients try again after a 503, and give up after a 404."""
+    found = get(SchemaStore(), path)
+    assert found == error(503, 503, "The schemas have not been read from Kafka yet: try again")
 
 
 def test_wrong_methods_are_told_the_right_ones(store: SchemaStore) -> None:

@@ -37,6 +37,12 @@ def test_a_property_that_does_not_exist_is_a_setting_to_correct() -> None:
         options.client(AdminClient, ClientErrors())
 
 
+def test_properties_of_other_clients_are_no_reason_to_warn(caplog: pytest.LogCaptureFixture) -> None:
+    options = RegistryOptions({"bootstrap.servers": "", "compression.type": "lz4", "fetch.min.bytes": "1"})
+    options.client(AdminClient, ClientErrors()).poll(0)
+    assert caplog.records == []
+
+
 async def test_a_time_limit_names_the_reason_last_reported() -> None:
     errors = ClientErrors()
     errors(REFUSED)
