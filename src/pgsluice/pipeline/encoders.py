@@ -103,14 +103,16 @@ class Encoders:
             return identity
         published = {column.name for column in relation.columns}
         primary_key = await self._source.primary_key(relation.oid)
-        if set(primary_key) <= published:
+        if primary_key is not None and set(primary_key) <= published:
             return primary_key
-        # The catalog is of now, the row of then: a column of the primary key was renamed or replaced
-        # meanwhile.
+        # The catalog is of now, the row of then: the table was dropped, or a column of the primary key was
+        # renamed or replaced meanwhile.
         for schema in reversed(self._versions(subject, space)):
             last = [field.get("pg.name", pg_name(field["name"])) for field in schema["fields"]]
             if set(last) <= published:
                 return last
+        if primary_key is None:
+            return ()
         raise ConfigError(
             f"The primary key of table {relation.namespace}.{relation.name} ({', '.join(primary_key)}) is "
             "not among its published "

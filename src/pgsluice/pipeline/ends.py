@@ -51,8 +51,8 @@ class Source(Protocol):
     async def start(self) -> Stream:
         """Stream from the slot's own position; SlotInUse while another process does, StopError if unusable."""
 
-    async def primary_key(self, relation_oid: int) -> tuple[str, ...]:
-        """Return the primary key's columns as of now; empty when there is none."""
+    async def primary_key(self, relation_oid: int) -> tuple[str, ...] | None:
+        """Return the primary key's columns as of now; empty when there is none, None when the table is gone."""
 
     async def close(self) -> None:
         """Close every connection."""

@@ -136,6 +136,10 @@ class Catalog:
         """Return what the creation of a slot by backend ``backend_pid`` waits for at this moment."""
         return [_blocker(*row) for row in await self._rows(queries.SLOT_CREATION_BLOCKERS, [backend_pid])]
 
+    async def prepared_transactions(self) -> list[str]:
+        """Return the prepared transactions of the whole cluster: all that the creation of a slot waits for."""
+        return [_prepared(*row) for row in await self._rows(queries.PREPARED_TRANSACTIONS)]
+
     async def current_wal_lsn(self) -> int:
         """Return how far the server's WAL is flushed; on a standby, how far it is replayed."""
         ((lsn,),) = await self._rows(queries.CURRENT_LSN)
@@ -170,9 +174,10 @@ class Catalog:
         rows = await self._rows(queries.DIFFERING_COLUMNS_SINCE_15, [list(publications)])
         return [(schema, name) for schema, name in rows]
 
-    async def primary_key(self, relation_oid: int) -> tuple[str, ...]:
-        """Return the primary key's columns in key order; empty when there is none, or no such relation."""
-        return tuple([name for (name,) in await self._rows(queries.PRIMARY_KEY, [relation_oid])])
+    async def primary_key(self, relation_oid: int) -> tuple[str, ...] | None:
+        """Return the primary key's columns in key order; empty when there is none, None without such a table."""
+        rows = await self._rows(queries.PRIMARY_KEY, [relation_oid])
+        return tuple(name for (name,) in rows if name is not None) if rows else None
 
     async def _version(self) -> int:
         async with self._lock:
@@ -210,8 +215,11 @@ class Catalog:
         return self._connection is not None and not self._connection.closed
 
 
-def _blocker(pid: int | None, role: str | None, database: str | None, gid: str | None, *prepared: str | None) -> str:
-    if gid is not None:
-        owner, prepared_in, since = prepared
-        return f"prepared transaction {gid!r} of {owner} in database {prepared_in}, prepared {since}"
+def _blocker(pid: int | None, role: str | None, database: str | None, *prepared: str | None) -> str:
+    if pid is None:
+        return _prepared(*prepared)
     return f"a transaction of process {pid} (role {role}, database {database})"
+
+
+def _prepared(gid: str | None, owner: str | None, database: str | None, since: str | None) -> str:
+    return f"prepared transaction {gid!r} of {owner} in database {database}, prepared {since}"

@@ -102,13 +102,16 @@ GROUP BY 1, 2
 HAVING count(DISTINCT attnames) > 1
 ORDER BY 1, 2"""
 
-# conkey, unlike the index, leaves out INCLUDE columns
+# One row with null for a table without primary key, none for a table that is gone. A deferrable key is none, as
+# for PostgreSQL's default identity: rows may share its values for a moment, so it cannot tell them apart.
+# conkey, unlike the index, leaves out INCLUDE columns.
 PRIMARY_KEY = """
 SELECT a.attname::text
-FROM pg_constraint c
-CROSS JOIN LATERAL unnest(c.conkey) WITH ORDINALITY AS k (attnum, place)
-JOIN pg_attribute a ON a.attrelid = c.conrelid AND a.attnum = k.attnum
-WHERE c.conrelid = %s AND c.contype = 'p'
+FROM pg_class t
+LEFT JOIN pg_constraint c ON c.conrelid = t.oid AND c.contype = 'p' AND NOT c.condeferrable
+LEFT JOIN LATERAL unnest(c.conkey) WITH ORDINALITY AS k (attnum, place) ON true
+LEFT JOIN pg_attribute a ON a.attrelid = t.oid AND a.attnum = k.attnum
+WHERE t.oid = %s
 ORDER BY k.place"""
 
 # The walsender waits for the lock of one transaction after the other; a prepared one has no process.
@@ -120,3 +123,6 @@ JOIN pg_locks holder
 LEFT JOIN pg_stat_activity a ON a.pid = holder.pid
 LEFT JOIN pg_prepared_xacts p ON p.transaction = holder.transactionid
 WHERE waiter.pid = %s AND waiter.locktype = 'transactionid' AND NOT waiter.granted"""
+
+PREPARED_TRANSACTIONS = """
+SELECT gid, owner::text, database::text, prepared::text FROM pg_prepared_xacts ORDER BY prepared"""

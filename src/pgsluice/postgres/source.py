@@ -81,8 +81,8 @@ class PostgresSource:
         """Stream from the slot's own position; SlotInUse while another does, StopError if it is unusable."""
         return await self._replication.start(self._options.slot, self._options.publications)
 
-    async def primary_key(self, relation_oid: int) -> tuple[str, ...]:
-        """Return the primary key's columns as of now; empty when there is none."""
+    async def primary_key(self, relation_oid: int) -> tuple[str, ...] | None:
+        """Return the primary key's columns as of now; empty when there is none, None when the table is gone."""
         return await self._catalog.primary_key(relation_oid)
 
     async def close(self) -> None:
