@@ -1,29 +1,38 @@
 """Changes of rows under each replica identity: which images there are, and what the key is."""
 
 from collections.abc import Callable
+from typing import Any
 
 from tests.support.scenario import Found, Scenario
 
 BIG = "(SELECT string_agg(md5(g::text), '') FROM generate_series(1, 300) AS g)"
-"""9,600 characters that do not compress: stored out of line."""
+"""9,600 characters; with storage EXTERNAL they are out of line, and not sent while they stay the same."""
 
-TOASTED = "ALTER TABLE t ALTER big SET STORAGE EXTERNAL"
+BIG_LENGTH = 9600
+
+TOASTED = "id int PRIMARY KEY, v int, big text, code text NOT NULL UNIQUE"
 
 
-def _images(found: Found, table: str = "t") -> list[tuple[str, str]]:
-    return [(event["op"], event["before_image"]) for event in found.events(table)]
+def _keys(*expected: dict[str, Any] | None) -> Callable[[Found], None]:
+    def check(found: Found) -> None:
+        assert [event.key for event in found.events()] == list(expected)
+
+    return check
+
+
+def _unchanged(*expected: list[str]) -> Callable[[Found], None]:
+    def check(found: Found) -> None:
+        assert [event["unchanged"] for event in found.events()] == list(expected)
+
+    return check
+
+
+def _images(found: Found) -> list[str]:
+    return [event["before_image"] for event in found.events()]
 
 
 def _key_images(found: Found) -> None:
-    assert _images(found) == [
-        ("c", "none"),
-        ("c", "none"),
-        ("c", "none"),
-        ("u", "none"),
-        ("d", "key"),
-        ("d", "key"),
-        ("c", "key"),
-    ]
+    assert _images(found) == ["none", "none", "none", "none", "key", "key", "key"]
     gone, moved = found.events()[-2:]
     assert (gone.key, moved.key) == ({"id": 3}, {"id": 4})
     assert gone["flags"] == moved["flags"] == ["key_change"]
@@ -32,31 +41,35 @@ def _key_images(found: Found) -> None:
 
 
 def _full_images(found: Found) -> None:
-    assert [image for _, image in _images(found)] == ["none", "none", "full", "full", "full", "full"]
+    assert _images(found) == ["none", "none", "full", "full", "full", "full"]
     assert [event["before"] for event in found.events()[2:]] == [
         {"id": 1, "v": "a"},
         {"id": 2, "v": None},
         {"id": 1, "v": "A"},
         {"id": 1, "v": "A"},
     ]
-    assert [event.key for event in found.events()] == [{"id": n} for n in (1, 2, 1, 2, 1, 5)]
+    _keys({"id": 1}, {"id": 2}, {"id": 1}, {"id": 2}, {"id": 1}, {"id": 5})(found)
 
 
-def _without_keys(found: Found) -> None:
-    assert {event.key for event in found.events()} == {None}
+def _index_images(found: Found) -> None:
+    assert _images(found) == ["none", "none", "none", "key", "key", "key"]
+    _keys(*({"code": code} for code in ("x", "y", "x", "y", "x", "z")))(found)
+
+
+def _no_keys(found: Found) -> None:
+    assert all(event.key is None for event in found.events())
     assert {event.partition for event in found.events()} == {0}
 
 
-def _index_keys(found: Found) -> None:
-    assert [event.key for event in found.events()] == [{"code": code} for code in ("x", "y", "x", "y", "x", "z")]
-    assert _images(found)[2:4] == [("u", "none"), ("d", "key")]
+def _old_values_fill(found: Found) -> None:
+    _unchanged(*[[]] * 6)(found)
+    assert [len(value) for value in found.values("big")] == [BIG_LENGTH] * 3 + [5, BIG_LENGTH]
 
 
-def _unchanged(*expected: list[str]) -> Callable[[Found], None]:
-    def check(found: Found) -> None:
-        assert [event["unchanged"] for event in found.events()] == list(expected)
-
-    return check
+def _toasted_key(found: Found) -> None:
+    _unchanged([], [], [], [], [])(found)
+    assert _images(found) == ["none", "key", "key", "key", "key"]
+    assert {len(event.key["k"]) for event in found.events() if event.key} == {100_000, 100_001}
 
 
 SCENARIOS = [
@@ -87,17 +100,28 @@ SCENARIOS = [
         check=_full_images,
     ),
     Scenario(
-        "identity full without key",
+        "identity full, no key",
         "Rows that nothing tells apart: no key, one partition.",
         setup="CREATE TABLE t (a int, b text); ALTER TABLE t REPLICA IDENTITY FULL",
         work="""
             INSERT INTO t VALUES (1, 'x'), (1, 'x'), (1, 'x'), (2, NULL), (NULL, NULL);
-            DELETE FROM t WHERE ctid = (SELECT min(ctid) FROM t);
-            UPDATE t SET b = 'y' WHERE ctid = (SELECT min(ctid) FROM t);
+            DELETE FROM t WHERE ctid = (SELECT min(ctid::text)::tid FROM t);
+            UPDATE t SET b = 'y' WHERE ctid = (SELECT min(ctid::text)::tid FROM t);
             UPDATE t SET a = NULL WHERE a = 2;
         """,
         ops={"t": "cccccduu"},
-        check=_without_keys,
+        check=_no_keys,
+    ),
+    Scenario(
+        "identity full, deferrable key",
+        "Two rows may share such a key for a moment, so it cannot tell them apart, and is not used.",
+        setup="CREATE TABLE t (id int PRIMARY KEY DEFERRABLE, v text); ALTER TABLE t REPLICA IDENTITY FULL",
+        work="""
+            INSERT INTO t VALUES (1, 'a'), (2, 'b'), (3, 'c');
+            UPDATE t SET id = id + 1;
+            UPDATE t SET id = CASE id WHEN 2 THEN 3 ELSE 2 END WHERE id < 4;
+        """,
+        check=_no_keys,
     ),
     Scenario(
         "identity index",
@@ -113,7 +137,7 @@ SCENARIOS = [
             UPDATE t SET code = 'z' WHERE code = 'x';
         """,
         ops={"t": "ccuddc"},
-        check=_index_keys,
+        check=_index_images,
     ),
     Scenario(
         "identity nothing",
@@ -121,10 +145,132 @@ SCENARIOS = [
         setup="CREATE TABLE t (id int PRIMARY KEY, v text); ALTER TABLE t REPLICA IDENTITY NOTHING",
         work="INSERT INTO t VALUES (1, 'a'), (2, 'b')",
         ops={"t": "cc"},
-        check=lambda found: _keys(found, {"id": 1}, {"id": 2}),
+        check=_keys({"id": 1}, {"id": 2}),
+    ),
+    Scenario(
+        "no identity",
+        "A table without primary key: inserts without key, in one partition.",
+        setup="CREATE TABLE t (id int, v text)",
+        work="INSERT INTO t VALUES (1, 'a'), (1, 'a'), (NULL, NULL)",
+        ops={"t": "ccc"},
+        check=_no_keys,
+    ),
+    Scenario(
+        "no columns",
+        "A row may consist of nothing.",
+        setup="CREATE TABLE t ()",
+        work="INSERT INTO t DEFAULT VALUES",
+        ops={"t": "c"},
+    ),
+    Scenario(
+        "upserts",
+        "ON CONFLICT is an insert or an update; an update of nothing is nothing; equal values are an update.",
+        setup="CREATE TABLE t (id int PRIMARY KEY, v int)",
+        work="""
+            INSERT INTO t SELECT g, 0 FROM generate_series(1, 3) AS g;
+            INSERT INTO t VALUES (3, 5), (4, 5) ON CONFLICT (id) DO UPDATE SET v = excluded.v;
+            INSERT INTO t VALUES (3, 6) ON CONFLICT DO NOTHING;
+            UPDATE t SET v = 9 WHERE false;
+            UPDATE t SET v = v WHERE id = 1;
+        """,
+        ops={"t": "cccucu"},
+    ),
+    Scenario(
+        "merge",
+        "MERGE is what it does to each row.",
+        since=15,
+        lacking="MERGE came with PostgreSQL 15",
+        setup="CREATE TABLE t (id int PRIMARY KEY, v int)",
+        work="""
+            INSERT INTO t VALUES (1, 1), (2, 2);
+            MERGE INTO t USING (VALUES (1), (2), (3)) AS s (id) ON t.id = s.id
+                WHEN MATCHED AND t.id = 1 THEN DELETE
+                WHEN MATCHED THEN UPDATE SET v = 0
+                WHEN NOT MATCHED THEN INSERT VALUES (s.id, 9);
+        """,
+        ops={"t": "ccduc"},
+    ),
+    Scenario(
+        "toast, identity default",
+        "What is out of line and stays the same is named in unchanged; a mirror keeps the old value.",
+        setup=f"CREATE TABLE t ({TOASTED}); ALTER TABLE t ALTER big SET STORAGE EXTERNAL",
+        work=f"""
+            INSERT INTO t VALUES (1, 0, {BIG}, 'x'), (2, 0, {BIG}, 'y');
+            UPDATE t SET v = 1 WHERE id = 1;
+            UPDATE t SET big = 'small' WHERE id = 1;
+            UPDATE t SET v = 2 WHERE id = 1;
+        """,
+        while_down="UPDATE t SET v = 3 WHERE id = 2",
+        after_restart="UPDATE t SET v = 4 WHERE id = 2",
+        ops={"t": "ccuuuuu"},
+        check=_unchanged([], [], ["big"], [], [], ["big"], ["big"]),
+    ),
+    Scenario(
+        "toast, identity index",
+        "As under the default identity.",
+        setup=f"""
+            CREATE TABLE t ({TOASTED});
+            ALTER TABLE t ALTER big SET STORAGE EXTERNAL;
+            ALTER TABLE t REPLICA IDENTITY USING INDEX t_code_key
+        """,
+        work=f"""
+            INSERT INTO t VALUES (1, 0, {BIG}, 'x');
+            UPDATE t SET v = 1;
+            UPDATE t SET code = 'y';
+        """,
+        ops={"t": "cudc"},
+        check=_unchanged([], ["big"], [], ["big"]),
+    ),
+    Scenario(
+        "toast, identity full",
+        "The old row has the value, so the new one is complete.",
+        setup=f"""
+            CREATE TABLE t ({TOASTED});
+            ALTER TABLE t ALTER big SET STORAGE EXTERNAL;
+            ALTER TABLE t REPLICA IDENTITY FULL
+        """,
+        work=f"""
+            INSERT INTO t VALUES (1, 0, {BIG}, 'x');
+            UPDATE t SET v = 1;
+            UPDATE t SET id = 2;
+            UPDATE t SET big = 'small';
+            UPDATE t SET big = {BIG};
+        """,
+        ops={"t": "cudcuu"},
+        check=_old_values_fill,
+    ),
+    Scenario(
+        "toast, key changes",
+        "The value moves with the row: it was sent under another key.",
+        setup=f"CREATE TABLE t ({TOASTED}); ALTER TABLE t ALTER big SET STORAGE EXTERNAL",
+        work=f"""
+            INSERT INTO t VALUES (1, 0, {BIG}, 'x'), (9, 0, {BIG} || '!', 'y');
+            UPDATE t SET id = 2 WHERE id = 1;
+            BEGIN;
+            UPDATE t SET id = 3 WHERE id = 2;
+            UPDATE t SET id = 4 WHERE id = 3;
+            UPDATE t SET v = 1 WHERE id = 4;
+            UPDATE t SET id = id + 10;
+            INSERT INTO t VALUES (1, 7, {BIG}, 'z');
+            COMMIT;
+        """,
+        ops={"t": "cc" + "dc" + "dcdcu" + "dcdc" + "c"},
+    ),
+    Scenario(
+        "toast, in the key",
+        "A key out of line is not sent with the new row, but always with the old key.",
+        setup="""
+            CREATE TABLE t (k text PRIMARY KEY, filler text, v int);
+            ALTER TABLE t ALTER filler SET STORAGE MAIN
+        """,
+        # the key compresses to 1.1 kB, which an index holds; the filler drives it out of line
+        work="""
+            INSERT INTO t SELECT repeat('x', 100000), string_agg(md5(g::text), ''), 0 FROM generate_series(1, 45) AS g;
+            UPDATE t SET v = 1;
+            UPDATE t SET k = k || 'y';
+            DELETE FROM t;
+        """,
+        ops={"t": "cudcd"},
+        check=_toasted_key,
     ),
 ]
-
-
-def _keys(found: Found, *expected: dict[str, object] | None) -> None:
-    assert [event.key for event in found.events()] == list(expected)
