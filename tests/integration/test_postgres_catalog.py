@@ -62,7 +62,8 @@ async def test_what_the_catalog_says(
 
             assert await catalog.primary_key(oid(admin, "hidden.keyed")) == ("B", "a")
             assert await catalog.primary_key(oid(admin, "hidden.keyless")) == ()
-            assert await catalog.primary_key(4_294_967_295) == ()
+            assert await catalog.primary_key(oid(admin, "hidden.late")) == ()
+            assert await catalog.primary_key(4_294_967_295) is None
 
             assert await catalog.missing_publications([PUBLICATION, "absent", "inserts"]) == ["absent"]
             assert await catalog.publications([PUBLICATION, "inserts"]) == [
@@ -258,6 +259,7 @@ async def test_a_server_as_it_should_not_be() -> None:
         admin.execute("CREATE PUBLICATION everything FOR ALL TABLES")
         admin.execute("CREATE PUBLICATION part FOR TABLE t (a)")
         admin.execute("CREATE DATABASE ascii TEMPLATE template0 ENCODING 'SQL_ASCII'")
+        admin.execute("BEGIN; CREATE TABLE u (a int); PREPARE TRANSACTION 'left over'")
         postgres, ascii_ = Database(server, "postgres"), Database(server, "ascii")
         wanted = ["everything", "part", 'a"b']
         async with replication(options_for(postgres)):
@@ -265,6 +267,7 @@ async def test_a_server_as_it_should_not_be() -> None:
         assert {name: verdict for name, verdict in verdicts(findings).items() if verdict != "OK"} == {
             "wal_level": "FAIL",
             "free replication slots": "FAIL",
+            "prepared transactions": "WARN",
             "free walsenders": "WARN",
             "replication connection": "FAIL",
             'publication a"b': "FAIL",
@@ -275,6 +278,9 @@ async def test_a_server_as_it_should_not_be() -> None:
         }
         found = by_name(findings)
         assert found['publication a"b'].remedy.startswith('CREATE PUBLICATION "a""b" FOR TABLE')
+        assert (
+            "prepared transaction 'left over' of postgres in database postgres" in found["prepared transactions"].detail
+        )
         assert found["replica identity"].detail.endswith(": public.keyless")
         assert 'ALTER TABLE "public"."keyless" REPLICA IDENTITY FULL;' in found["replica identity"].remedy
         assert found["max_slot_wal_keep_size"].detail.startswith("1024 MB")
@@ -284,6 +290,15 @@ async def test_a_server_as_it_should_not_be() -> None:
         assert found["database encoding"].verdict is Verdict.WARN
         assert found[f"replication slot {SLOT}"].verdict is Verdict.FAIL
         assert found["published tables"].verdict is Verdict.WARN
+
+
+async def test_standbys() -> None:
+    with Postgres(15) as primary, primary.standby() as standby:
+        found = by_name(await check(options_for(Database(standby, "postgres")), SLOT, [PUBLICATION]))
+        assert found["postgres reachable"].verdict is Verdict.FAIL
+        assert found["postgres reachable"].remedy.startswith("Connect to the primary")
+        async with Catalog(options_for(Database(standby, "postgres"))) as catalog:
+            assert await catalog.current_wal_lsn() > 0
 
 
 async def test_a_server_that_is_not_there() -> None:

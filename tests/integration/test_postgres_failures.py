@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from pgsluice.errors import ConfigError, PermissionDenied, PgsluiceError, SourceUnavailable
+from pgsluice.finding import Verdict
+from pgsluice.postgres.checks import check
 from pgsluice.postgres.connection import ReplicationConnection
 from pgsluice.postgres.options import ConnectionOptions
 from sandbox.postgres import Database, Postgres
@@ -175,6 +177,8 @@ async def test_a_synchronised_slot_is_waited_for() -> None:
             async with replication(options_for(database)) as connection:
                 with pytest.raises(SourceUnavailable, match="a standby's copy of a slot of the primary"):
                     await connection.start(SLOT, [PUBLICATION])
+            findings = {finding.name: finding for finding in await check(options_for(database), SLOT, [PUBLICATION])}
+            assert findings[f"replication slot {SLOT}"].verdict is Verdict.WARN
             admin.execute("SELECT pg_promote()")
         async with streaming(database) as stream:
             assert await stream.read()

@@ -22,6 +22,8 @@ TABLES_NAMED_MAX = 20
 
 _REPLICA_IS_ENOUGH_SINCE = 19_00_00  # the first logical slot raises wal_level by itself
 
+_STANDBYS_DECODE_SINCE = 16_00_00
+
 _OLDEST_MAINTAINED_MAJOR = 14
 
 # major version -> the first minor release without the bug. Majors not named never had it, or got the fix
@@ -76,6 +78,9 @@ async def _reachable(around: _Surroundings) -> list[Finding]:
     role = "a standby" if server.in_recovery else "the primary"
     tls = f"TLS ({server.tls})" if server.tls else "no TLS"
     detail = f"database {server.database} as {server.user}, {role}, {tls}"
+    if server.in_recovery and server.version < _STANDBYS_DECODE_SINCE:
+        remedy = "Connect to the primary, for example with target_session_attrs=read-write."
+        return [Finding("postgres reachable", Verdict.FAIL, f"{detail}: it cannot decode before version 16", remedy)]
     return [Finding("postgres reachable", Verdict.OK, detail)]
 
 
@@ -83,7 +88,8 @@ async def _version(around: _Surroundings) -> list[Finding]:
     name, server = "postgres version", around.server
     version = f"{server.major}.{server.minor}"
     if server.version < OLDEST_SERVER:
-        return [Finding(name, Verdict.FAIL, f"{version} has no pgoutput", "Upgrade to PostgreSQL 14 or later.")]
+        detail = "before 10, so it has no pgoutput"
+        return [Finding(name, Verdict.FAIL, detail, "Upgrade to a maintained major version.")]
     problems = [bug for bug, fixed in _KNOWN_BUGS if _has_bug(server, fixed)]
     if server.major < _OLDEST_MAINTAINED_MAJOR:
         problems.append("its major version is no longer maintained")
@@ -132,7 +138,11 @@ async def _slot(around: _Surroundings) -> list[Finding]:
     name = f"replication slot {around.slot}"
     slot = await around.catalog.slot(around.slot)
     if slot is None and around.create_slot:
-        return [Finding(name, Verdict.OK, "does not exist yet; run creates it"), await _free_slots(around)]
+        new = Finding(name, Verdict.OK, "does not exist yet; run creates it")
+        return [new, await _free_slots(around), *await _prepared_transactions(around)]
+    if slot is not None and slot.synced and around.server.in_recovery:
+        detail = "a copy of the primary's slot, to be used after this standby's promotion"
+        return [Finding(name, Verdict.WARN, detail, "Connect to the primary until then.")]
     problem = failures.unusable(around.slot, slot, around.server.database)
     if problem is not None:
         return [Finding(name, Verdict.FAIL, str(problem))]
@@ -151,6 +161,14 @@ async def _free_slots(around: _Surroundings) -> Finding:
         return Finding("free replication slots", Verdict.OK, detail)
     remedy = "Raise max_replication_slots and restart, or drop slots that nobody needs."
     return Finding("free replication slots", Verdict.FAIL, detail, remedy)
+
+
+async def _prepared_transactions(around: _Surroundings) -> list[Finding]:
+    if not (prepared := await around.catalog.prepared_transactions()):
+        return []
+    detail = f"a new slot waits for the end of {_listed(prepared)}"
+    remedy = "COMMIT PREPARED or ROLLBACK PREPARED those that were left behind."
+    return [Finding("prepared transactions", Verdict.WARN, detail, remedy)]
 
 
 async def _wal_senders(around: _Surroundings) -> list[Finding]:

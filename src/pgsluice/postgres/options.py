@@ -55,9 +55,7 @@ class ConnectionOptions:
 
         The user's own ``options`` stand in front: the last one wins. ConfigError if libpq cannot read it.
         """
-        pinned = " ".join(
-            f"-c {name}={value}" for name, value in {**SESSION_SETTINGS, **(settings or {})}.items()
-        )
+        pinned = " ".join(f"-c {name}={value}" for name, value in {**SESSION_SETTINGS, **(settings or {})}.items())
         try:
             given = conninfo_to_dict(self.parameters.get("dsn", ""), **self._without_dsn())
             ours = {
@@ -68,9 +66,7 @@ class ConnectionOptions:
             return make_conninfo("", **{**_LIBPQ_DEFAULTS, **given, **ours, **parameters})
         except psycopg.ProgrammingError:
             # its text may quote a piece of the string, and with it a password
-            raise ConfigError(
-                "the connection parameters of PostgreSQL are not what libpq understands"
-            ) from None
+            raise ConfigError("the connection parameters of PostgreSQL are not what libpq understands") from None
 
     def _without_dsn(self) -> dict[str, str]:
         return {name: value for name, value in self.parameters.items() if name != "dsn"}

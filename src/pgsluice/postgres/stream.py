@@ -113,8 +113,6 @@ class ReplicationStream:
         self._listening_since = asyncio.get_running_loop().time()
         try:
             await self._wire.readable()
-        except psycopg.OperationalError as error:
-            self.fail(failures.connection_lost(error))
         finally:
             self._listening_since = None
 
@@ -190,7 +188,7 @@ class ReplicationStream:
 
         It waits until flush, or write where flush is 0/0, equals what it has sent.
         """
-        self._guarded_send(wal_end, INVALID_LSN, reply_requested=False)
+        self._send(wal_end, INVALID_LSN, reply_requested=False)
 
     async def _report_regularly(self) -> None:
         while self.failure is None:
@@ -199,7 +197,7 @@ class ReplicationStream:
                     await self._reply_due.wait()
             self._reply_due.clear()
             silence_s = self._silence_s()
-            self._guarded_send(self._received, self._flushed, reply_requested=silence_s >= self._timing.probe_after_s)
+            self._send_report(reply_requested=silence_s >= self._timing.probe_after_s)
             if silence_s >= self._timing.give_up_after_s:
                 self.fail(SourceUnavailable(f"PostgreSQL sent nothing for {silence_s:.0f} s"))
             await asyncio.sleep(MIN_STATUS_GAP_S)
@@ -213,28 +211,26 @@ class ReplicationStream:
         since = self._listening_since
         return 0.0 if since is None else asyncio.get_running_loop().time() - since
 
-    def _guarded_send(self, write: int, flush: int, *, reply_requested: bool) -> None:
-        try:
-            self._send(write, flush, reply_requested=reply_requested)
-        except psycopg.OperationalError as error:
-            self.fail(failures.connection_lost(error))
+    def _send_report(self, *, reply_requested: bool = False) -> None:
+        self._send(self._received, self._flushed, reply_requested=reply_requested)
 
     def _send(self, write: int, flush: int, *, reply_requested: bool) -> None:
-        pgconn = self._wire.pgconn
-        if pgconn.flush():
-            return  # the server does not take what it was sent before: more of it would only pile up
-        now = int((time.time() - _POSTGRES_EPOCH_S) * 1_000_000)
-        pgconn.put_copy_data(standby_status_update(write, flush, flush, now, reply_requested=reply_requested))
-        pgconn.flush()
+        pgconn, now = self._wire.pgconn, int((time.time() - _POSTGRES_EPOCH_S) * 1_000_000)
+        try:
+            if pgconn.flush():
+                return  # the server does not take what it was sent before: more of it would only pile up
+            pgconn.put_copy_data(standby_status_update(write, flush, flush, now, reply_requested=reply_requested))
+            pgconn.flush()
+        except psycopg.OperationalError as error:
+            self.fail(failures.connection_lost(error))
 
     async def stop(self) -> None:
         """End the COPY in order, the last report included; the connection can then take another command."""
         self._reporter.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._reporter
+        await asyncio.wait({self._reporter})
         if not self._is_open():
             return
-        self._guarded_send(self._received, self._flushed, reply_requested=False)
+        self._send_report()
         try:
             async with asyncio.timeout(STOP_TIMEOUT_S):
                 await self._end_copy()

@@ -1,0 +1,154 @@
+from dataclasses import replace
+
+import psycopg
+import pytest
+
+from pgsluice.errors import (
+    ConfigError,
+    HistoryError,
+    PermissionDenied,
+    PgsluiceError,
+    PoisonError,
+    SlotInUse,
+    SourceUnavailable,
+)
+from pgsluice.postgres import failures
+from pgsluice.postgres.failures import ServerError
+from pgsluice.postgres.slot import SlotState
+
+SLOT = SlotState(
+    name="s",
+    plugin="pgoutput",
+    slot_type="logical",
+    database="shop",
+    temporary=False,
+    active_pid=None,
+    restart_lsn=1,
+    confirmed_flush_lsn=2,
+    wal_status="reserved",
+    safe_wal_size=None,
+    two_phase=False,
+    failover=False,
+    synced=False,
+    invalidation=None,
+)
+
+
+def error(sqlstate: str, message: str = "words", detail: str = "", routine: str = "", context: str = "") -> ServerError:
+    return ServerError(sqlstate, message, detail, routine, context)
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        ('FATAL:  password authentication failed for user "u"', PermissionDenied),
+        ('FATAL:  Peer authentication failed for user "u"', PermissionDenied),
+        ("fe_sendauth: no password supplied", PermissionDenied),
+        ('FATAL:  no pg_hba.conf entry for host "h", user "u", database "d", no encryption', PermissionDenied),
+        ("FATAL:  permission denied to start WAL sender", PermissionDenied),
+        ("FATAL:  must be superuser or replication role to start walsender", PermissionDenied),
+        ('FATAL:  permission denied for database "d"', PermissionDenied),
+        ('FATAL:  role "u" does not exist', PermissionDenied),
+        ('FATAL:  database "d" does not exist', ConfigError),
+        ("SSL error: certificate verify failed", ConfigError),
+        ('server certificate for "a" does not match host name "b"', ConfigError),
+        ('root certificate file "f" does not exist', ConfigError),
+        ('could not load private key file "f"', ConfigError),
+        ("FATAL:  unsupported startup parameter: replication", ConfigError),
+        ("Connection refused", SourceUnavailable),
+        ("FATAL:  the database system is starting up", SourceUnavailable),
+        ("FATAL:  sorry, too many clients already", SourceUnavailable),
+        ("FATAL:  die Passwort-Authentifizierung ist fehlgeschlagen", SourceUnavailable),
+    ],
+)
+def test_a_connection_that_could_not_be_made(words: str, kind: type[PgsluiceError]) -> None:
+    found = failures.cannot_connect(psycopg.OperationalError(f"connection failed:\n\t{words}\n"))
+    assert type(found) is kind
+    assert str(found).startswith("PostgreSQL cannot be reached: connection failed:; ")
+    assert words in str(found)
+    assert ("To do: " in str(found)) == (kind is not SourceUnavailable)
+
+
+def test_a_connection_that_broke() -> None:
+    found = failures.connection_lost(psycopg.OperationalError("server closed\n the connection\n"))
+    assert str(found) == "the connection to PostgreSQL broke: server closed; the connection"
+
+
+def test_a_query_that_got_no_answer() -> None:
+    found = failures.query_failed(psycopg.OperationalError("the connection is closed"), "asking")
+    assert type(found) is SourceUnavailable
+    assert "the connection to PostgreSQL broke" in str(found)
+
+
+def test_a_usable_slot() -> None:
+    assert failures.unusable("s", SLOT, "shop") is None
+
+
+@pytest.mark.parametrize(
+    ("slot", "kind", "words"),
+    [
+        (None, ConfigError, "does not exist"),
+        (replace(SLOT, plugin="wal2json"), ConfigError, "has the output plugin wal2json"),
+        (replace(SLOT, plugin=None), ConfigError, "is a physical slot"),
+        (replace(SLOT, database="other"), ConfigError, "belongs to database 'other', but dbname is 'shop'"),
+        (replace(SLOT, invalidation="idle_timeout"), HistoryError, r"invalidated replication slot 's' \(idle_timeout"),
+        (replace(SLOT, two_phase=True), ConfigError, r'ALTER_REPLICATION_SLOT "s" \(TWO_PHASE false\)'),
+    ],
+)
+def test_an_unusable_slot(slot: SlotState | None, kind: type[PgsluiceError], words: str) -> None:
+    found = failures.unusable("s", slot, "shop")
+    with pytest.raises(kind, match=words):
+        raise found or AssertionError
+
+
+@pytest.mark.parametrize(
+    ("refusal", "kind", "words"),
+    [
+        (error("42501"), PermissionDenied, "doing: words .SQLSTATE 42501.. To do: the role needs LOGIN"),
+        (error("55006"), SlotInUse, "wal_sender_timeout"),
+        (error("42710"), SlotInUse, "at the same time"),
+        (error("53400"), SourceUnavailable, "raise max_replication_slots"),
+        (error("57P03"), SourceUnavailable, "doing: words .SQLSTATE 57P03.$"),
+        (error("XX000", detail="More."), SourceUnavailable, "doing: words .SQLSTATE XX000.: More$"),
+        (error("55000", routine="CheckLogicalDecodingRequirements"), ConfigError, "set wal_level = logical"),
+        (error("55000", routine="CheckSlotRequirements"), ConfigError, "max_replication_slots > 0"),
+        (error("0A000", routine="CheckLogicalDecodingRequirements"), SourceUnavailable, "the server is a standby"),
+    ],
+)
+def test_a_refused_command(refusal: ServerError, kind: type[PgsluiceError], words: str) -> None:
+    found = failures.refused(refusal, "doing")
+    assert type(found) is kind
+    with pytest.raises(kind, match=words):
+        raise found
+
+
+@pytest.mark.parametrize(
+    ("failure", "slot", "kind", "words"),
+    [
+        (error("55000"), replace(SLOT, invalidation="wal_removed"), HistoryError, "invalidated"),
+        (error("55000"), replace(SLOT, synced=True), SourceUnavailable, "a standby's copy"),
+        (error("55000"), SLOT, SourceUnavailable, "streaming from slot 's': words"),
+        (error("57P01"), None, SourceUnavailable, "57P01"),
+        (error("42704", 'publication "p" does not exist'), SLOT, ConfigError, 'publication "p" does not exist. '),
+        (error("42704", routine="ReplicationSlotAcquire"), None, ConfigError, "streaming from slot 's': words"),
+        (error("0A000"), SLOT, ConfigError, "agree about each table's columns"),
+        (error("22021"), SLOT, PoisonError, "not valid in the database's encoding"),
+        (error("54000"), SLOT, PoisonError, "exceeds what the server can send"),
+        (error("22012"), SLOT, PoisonError, "from slot 's': DivisionByZero .SQLSTATE 22012.* row filter"),
+        (error("22ZZZ"), SLOT, PoisonError, "error .SQLSTATE 22ZZZ"),
+    ],
+)
+def test_a_stream_that_broke(
+    failure: ServerError, slot: SlotState | None, kind: type[PgsluiceError], words: str
+) -> None:
+    found = failures.stream_broke(failure, "s", slot)
+    assert type(found) is kind
+    with pytest.raises(kind, match=words):
+        raise found
+
+
+def test_poison_has_a_position_but_no_data() -> None:
+    failure = error("22P02", "secret", "secret", context='slot "s", output plugin "pgoutput", associated LSN 0/16B3A98')
+    text = str(failures.stream_broke(failure, "s", SLOT))
+    assert "cannot send a change at 0/16B3A98 from slot" in text
+    assert "secret" not in text

@@ -1,0 +1,76 @@
+import asyncio
+from collections.abc import AsyncIterator
+
+import psycopg
+import pytest
+from psycopg import pq
+
+from pgsluice.postgres.failures import ServerError
+from pgsluice.postgres.wire import Wire
+from tests.support.walsender import Walsender, message
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Walsender]:
+    async with Walsender() as walsender:
+        yield walsender
+
+
+@pytest.fixture
+async def wire(server: Walsender) -> AsyncIterator[Wire]:
+    conninfo = f"host=127.0.0.1 port={server.port} sslmode=disable gssencmode=disable"
+    connection = await psycopg.AsyncConnection.connect(conninfo, autocommit=True)
+    yield Wire(connection.pgconn)
+    await connection.close()
+
+
+async def test_a_query_that_opens_a_copy_ends_there(wire: Wire) -> None:
+    (result,) = await wire.query("START_REPLICATION")
+    assert result.status == pq.ExecStatus.COPY_BOTH
+
+
+async def test_a_refused_query_has_all_its_fields(wire: Wire, server: Walsender) -> None:
+    server.answers_queries = False
+    asking = asyncio.create_task(wire.query("nonsense"))
+    await server.query.wait()
+    server.refuse(S="ERROR", C="42601", M="syntax error", D="detail", R="scanner_yyerror", W="context")
+    server.ready()
+    with pytest.raises(ServerError) as caught:
+        await asking
+    error = caught.value
+    assert (error.sqlstate, error.message, error.detail) == ("42601", "syntax error", "detail")
+    assert (error.routine, error.context) == ("scanner_yyerror", "context")
+
+
+async def test_results_survive_a_cancelled_wait(wire: Wire, server: Walsender) -> None:
+    server.answers_queries = False
+    asking = asyncio.create_task(wire.query("SELECT 1; SELECT 2"))
+    await server.query.wait()
+    server.send(message(b"C", b"SELECT 1\0"))
+    while not wire._results:  # noqa: ASYNC110 - it has no event
+        await asyncio.sleep(0)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    server.send(message(b"C", b"SELECT 2\0"))
+    server.ready()
+    assert [result.command_status for result in await wire.results()] == [b"SELECT 1", b"SELECT 2"]
+
+
+async def test_a_wait_can_be_interrupted(wire: Wire) -> None:
+    wire.interrupt(RuntimeError("nobody waits"))
+    waiting = asyncio.create_task(wire.readable())
+    await asyncio.sleep(0)
+    wire.interrupt(RuntimeError("stop waiting"))
+    wire.interrupt(RuntimeError("once is enough"))
+    with pytest.raises(RuntimeError, match="stop waiting"):
+        await waiting
+
+
+async def test_data_and_an_interruption_at_the_same_time(wire: Wire, server: Walsender) -> None:
+    waiting = asyncio.create_task(wire.readable())
+    await asyncio.sleep(0)
+    server.keepalive()
+    wire.interrupt(RuntimeError("stop waiting"))
+    with pytest.raises(RuntimeError, match="stop waiting"):
+        await waiting
