@@ -1,0 +1,255 @@
+"""Both ends of a pipeline, and the registry, in memory: for faults and timings that no real server gives on request.
+
+A :class:`World` outlives sessions, as PostgreSQL and Kafka do: the WAL, the slot, what is committed. Errors are
+ordered per step (``world.faults``), and are raised once.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pgsluice.avro.wire import Schema, normalise, schema_id
+from pgsluice.cut import Cut
+from pgsluice.envelope import Record
+from pgsluice.errors import PgsluiceError, SinkUnavailable, SlotInUse
+from pgsluice.pgoutput import messages
+from pgsluice.pgoutput.framing import Keepalive, XLogData
+from pgsluice.progress import Checkpoint, ServerIdentity, TimelineSwitch
+from pgsluice.tables import TablePolicy
+from tests.support.pgoutput_encoder import encode
+
+Frame = XLogData | Keepalive
+
+TABLE = messages.Relation(
+    None, 7, "public", "numbers", "d", (messages.RelationColumn(is_key=True, name="n", type_oid=23, typmod=-1),)
+)
+
+
+@dataclass
+class World:
+    """PostgreSQL and Kafka, as far as a pipeline can see them."""
+
+    server: ServerIdentity = field(default_factory=lambda: ServerIdentity("7001", 1, 10_000))
+    history: list[TimelineSwitch] = field(default_factory=list)
+    position: int | None = None
+    """The slot's confirmed_flush_lsn; None: no slot."""
+    streaming: bool = False
+    wal: list[tuple[int, list[Frame]]] = field(default_factory=list)
+    """Transactions as (commit LSN, frames), in commit order."""
+    checkpoint: Checkpoint | None = None
+    cuts: list[tuple[Cut, list[Record], Checkpoint]] = field(default_factory=list)
+    """What a read_committed consumer sees."""
+    owner: "FakeSink | None" = None
+    """The producer that was registered last."""
+    topics: set[str] = field(default_factory=set)
+    primary_keys: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    schemas: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    faults: dict[str, list[Exception]] = field(default_factory=dict)
+    """Step to the errors that its next calls raise."""
+    commit_gate: asyncio.Event | None = None
+    """Holds commits back until it is set."""
+    streams: list["FakeStream"] = field(default_factory=list)
+
+    def step(self, name: str) -> None:
+        """Raise what was ordered for this step."""
+        if self.faults.get(name):
+            raise self.faults[name].pop(0)
+
+    def commit(self, *numbers: int, relation: messages.Relation = TABLE, xid: int | None = None) -> int:
+        """Commit a transaction that inserts ``numbers``; its end LSN."""
+        begin = self.server.xlogpos
+        commit_lsn, end_lsn = begin + 50, begin + 100
+        rows = [messages.Insert(None, relation.oid, [str(number).encode()]) for number in numbers]
+        sent: list[messages.Message] = [messages.Begin(commit_lsn, 1_000_000, xid or begin), relation]
+        sent += [*rows, messages.Commit(commit_lsn, end_lsn, 1_000_000)]
+        self.append(commit_lsn, [data(one) for one in sent], end_lsn)
+        return end_lsn
+
+    def append(self, commit_lsn: int, frames: list[Frame], end_lsn: int) -> None:
+        """Put a transaction into the WAL, and into the streams that are open."""
+        self.wal.append((commit_lsn, frames))
+        self.server = ServerIdentity(self.server.systemid, self.server.timeline, end_lsn)
+        for stream in self.streams:
+            stream.queue.put_nowait(frames)
+
+    def keepalive(self, wal_end: int | None = None, *, reply_requested: bool = False) -> None:
+        """Send a keepalive into the open streams."""
+        frame = Keepalive(wal_end or self.server.xlogpos, 0, reply_requested)
+        for stream in self.streams:
+            stream.queue.put_nowait([frame])
+
+    def break_stream(self, error: PgsluiceError) -> None:
+        """End the open streams with ``error``."""
+        for stream in self.streams:
+            stream.queue.put_nowait(error)
+
+    @property
+    def numbers(self) -> list[int]:
+        """What was inserted, as read_committed consumers see it, by the last byte of the key (a small zigzag int)."""
+        return [(record.key or b"\0")[-1] // 2 for _, records, _ in self.cuts for record in records]
+
+
+def data(message: messages.Message) -> Frame:
+    """Return the frame that carries ``message``."""
+    return XLogData(0, 0, 0, encode(message))
+
+
+class FakeStream:
+    """A slot being streamed."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.queue: asyncio.Queue[list[Frame] | PgsluiceError] = asyncio.Queue()
+        self.reports: list[tuple[int, int]] = []
+        self.let_go: list[int] = []
+        self.stopped = False
+        for commit_lsn, frames in world.wal:
+            if commit_lsn >= (world.position or 0):
+                self.queue.put_nowait(frames)
+
+    async def read(self) -> list[Frame]:
+        found = await self.queue.get()
+        if isinstance(found, PgsluiceError):
+            raise found
+        return found
+
+    def report(self, received: int, flushed: int) -> None:
+        self.reports.append((received, flushed))
+        self._world.position = max(self._world.position or 0, flushed)
+
+    def answer_shutdown(self, wal_end: int) -> None:
+        self.let_go.append(wal_end)
+
+    async def stop(self) -> None:
+        self.stopped = True
+
+
+class FakeSource:
+    """One session's connections to PostgreSQL."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._stream: FakeStream | None = None
+
+    async def identify(self) -> ServerIdentity:
+        self._world.step("identify")
+        return self._world.server
+
+    async def timeline_history(self, _timeline: int) -> list[TimelineSwitch]:
+        return self._world.history
+
+    async def slot_position(self) -> int | None:
+        if self._world.streaming and self._stream is None:
+            raise SlotInUse("active")
+        return self._world.position
+
+    async def flushed_lsn(self) -> int:
+        return self._world.server.xlogpos
+
+    async def create_slot(self) -> int:
+        self._world.step("create_slot")
+        self._world.position = self._world.server.xlogpos
+        return self._world.position
+
+    async def start(self) -> FakeStream:
+        self._world.step("start")
+        self._stream = FakeStream(self._world)
+        self._world.streams.append(self._stream)
+        self._world.streaming = True
+        return self._stream
+
+    async def primary_key(self, relation_oid: int) -> tuple[str, ...]:
+        return self._world.primary_keys.get(relation_oid, ())
+
+    async def close(self) -> None:
+        if self._stream in self._world.streams:
+            self._world.streams.remove(self._stream)
+            self._world.streaming = False
+
+
+class FakeSink:
+    """One session of delivery."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._produced: list[Record] | None = None
+        self.closed = False
+
+    async def prepare(self) -> None:
+        self._world.step("prepare")
+
+    async def last_checkpoint(self) -> Checkpoint | None:
+        return self._world.checkpoint
+
+    async def fence(self) -> None:
+        self._world.step("fence")
+        self._world.owner = self
+
+    async def announce(self, checkpoint: Checkpoint) -> None:
+        self._world.step("announce")
+        self._world.checkpoint = checkpoint
+
+    async def open_topics(self, topics: Sequence[str]) -> None:
+        self._world.topics |= set(topics)
+
+    async def open_topic(self, policy: TablePolicy, *, keyed: bool) -> None:
+        self._world.step("open_topic")
+        assert keyed or not policy.tombstones
+        self._world.topics.add(policy.topic)
+
+    async def begin(self) -> None:
+        self._world.step("begin")
+        self._produced = []
+
+    async def produce(self, cut: Cut, records: Sequence[Record]) -> None:
+        self._world.step("produce")
+        assert self._produced is not None, "begin() comes first"
+        for record in records:
+            cut.count(record, (0,))
+        self._produced.extend(records)
+
+    async def commit(self, cut: Cut, checkpoint: Checkpoint) -> None:
+        if self._world.commit_gate is not None:
+            await self._world.commit_gate.wait()
+        self._world.step("commit")
+        if self._world.owner is not self or self.closed:
+            raise SinkUnavailable("fenced")
+        assert self._produced is not None, "begin() comes first"
+        self._world.cuts.append((cut, self._produced, checkpoint))
+        self._world.checkpoint = checkpoint
+        self._produced = None
+        self._world.step("committed")
+
+    async def deliver(self, cut: Cut, checkpoint: Checkpoint) -> None:
+        await self.begin()
+        await self.produce(cut, cut.records)
+        await self.commit(cut, checkpoint)
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class FakeRegistry:
+    """Schemas under the ids they have everywhere."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    async def start(self) -> None:
+        self._world.step("registry")
+
+    def subjects(self) -> list[str]:
+        return list(self._world.schemas)
+
+    def versions(self, subject: str) -> list[dict[str, Any]]:
+        return self._world.schemas.get(subject, [])
+
+    async def register(self, subject: str, schema: Schema, postgres: Mapping[str, Any] | None = None) -> int:
+        self._world.step("register")
+        assert isinstance(schema, dict)
+        assert postgres is not None
+        known = self._world.schemas.setdefault(subject, [])
+        if schema not in known:
+            known.append(schema)
+        return schema_id(normalise(schema))

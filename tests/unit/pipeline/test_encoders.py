@@ -1,0 +1,113 @@
+"""Which key, topic and schemas the rows of a table get. Both ends are scripted."""
+
+import pytest
+
+from pgsluice.avro.types import TypeOptions
+from pgsluice.envelope import ChangeEncoder
+from pgsluice.errors import ConfigError
+from pgsluice.pipeline.encoders import Encoders, Unpublished
+from pgsluice.relation import Column, PgType, Relation
+from pgsluice.tables import TableRule, Tables
+from tests.support.ends import FakeRegistry, FakeSink, FakeSource, World
+
+INT4 = PgType(23, "pg_catalog", "int4")
+
+
+def table(identity: str, *keys: str, columns: tuple[str, ...] = ("a", "b", "c")) -> Relation:
+    flagged = columns if identity == "f" else keys
+    return Relation(7, "public", "t", identity, tuple(Column(name, INT4, -1, name in flagged) for name in columns))
+
+
+def encoders(world: World, keys: tuple[str, ...] | None = None) -> Encoders:
+    tables = Tables("shop", exclude=["public.out"], rules=[TableRule("public.t", keys=keys)])
+    return Encoders(FakeSource(world), FakeSink(world), FakeRegistry(world), tables, TypeOptions())
+
+
+async def key_of(
+    relation: Relation, world: World | None = None, keys: tuple[str, ...] | None = None
+) -> list[str] | None:
+    """Return the fields of the key that the table gets."""
+    world = world or World()
+    await encoders(world, keys).prepare(relation)
+    schemas = world.schemas.get("shop.public.t-key")
+    return [field["name"] for field in schemas[-1]["fields"]] if schemas else None
+
+
+@pytest.mark.parametrize("identity", ["d", "i"])
+async def test_the_key_is_the_replica_identity(identity: str) -> None:
+    assert await key_of(table(identity, "c", "a")) == ["a", "c"]
+
+
+@pytest.mark.parametrize("identity", ["f", "n", "d"])
+async def test_where_the_identity_does_not_tell_it_is_the_primary_key_of_the_catalog(identity: str) -> None:
+    assert await key_of(table(identity), World(primary_keys={7: ("b",)})) == ["b"]
+
+
+@pytest.mark.parametrize("identity", ["f", "n", "d"])
+async def test_a_table_without_any_has_no_key(identity: str) -> None:
+    assert await key_of(table(identity)) is None
+
+
+async def test_keys_of_a_rule_come_first() -> None:
+    assert await key_of(table("f"), World(primary_keys={7: ("b",)}), keys=("c",)) == ["c"]
+
+
+async def test_keys_must_be_among_the_old_values_that_are_sent() -> None:
+    with pytest.raises(ConfigError, match="REPLICA IDENTITY FULL"):
+        await key_of(table("d", "a"), keys=("b",))
+
+
+async def test_when_the_catalog_has_moved_on_the_key_registered_last_holds() -> None:
+    world = World(primary_keys={7: ("b",)})
+    await key_of(table("f"), world)
+    world.primary_keys[7] = ("renamed",)
+    assert await key_of(table("f"), world) == ["b"]
+
+
+async def test_when_that_does_not_help_either_it_says_so() -> None:
+    with pytest.raises(ConfigError, match=r"primary key of table public\.t \(renamed\) is not among its published"):
+        await key_of(table("f"), World(primary_keys={7: ("renamed",)}))
+
+
+async def test_a_table_that_is_left_out_registers_nothing() -> None:
+    world = World()
+    relation = Relation(8, "public", "out", "d", table("d", "a").columns)
+    found = await encoders(world).prepare(relation)
+    assert isinstance(found, Unpublished)
+    assert (world.schemas, world.topics) == ({}, set())
+
+
+async def test_an_encoder_is_made_once_per_version() -> None:
+    world = World()
+    made = encoders(world)
+    first, second = table("d", "a"), table("d", "a", columns=("a", "b"))
+    assert made.ready(first) is None
+    encoder = await made.prepare(first)
+    assert isinstance(encoder, ChangeEncoder)
+    assert made.ready(first) is encoder
+    assert made.ready(second) is None
+    await made.prepare(second)
+    assert made.ready(first) is None
+    assert len(world.schemas["shop.public.t-value"]) == 2
+
+
+async def test_field_names_are_remembered_across_sessions() -> None:
+    world = World()
+    await encoders(world).prepare(table("d", "a"))
+    text = Relation(7, "public", "t", "d", (Column("a", PgType(25, "pg_catalog", "text"), -1, is_key=True),))
+    await encoders(world).prepare(text)
+    value = world.schemas["shop.public.t-value"][-1]
+    row = next(field for field in value["fields"] if field["name"] == "before")["type"][1]
+    assert [field["name"] for field in row["fields"]] == ["a__2"]
+
+
+async def test_tables_that_share_a_topic_have_histories_of_their_own() -> None:
+    world = World()
+    tables = Tables("shop", topic="{prefix}.all")
+    made = Encoders(FakeSource(world), FakeSink(world), FakeRegistry(world), tables, TypeOptions())
+    text = PgType(25, "pg_catalog", "text")
+    await made.prepare(table("d", "a"))
+    await made.prepare(Relation(8, "public", "u", "d", (Column("a", text, -1, is_key=True),)))
+    spaces = [schema["namespace"] for schema in world.schemas["shop.all-value"]]
+    assert spaces == ["shop.public.t", "shop.public.u"]
+    assert world.topics == {"shop.all"}

@@ -1,0 +1,288 @@
+"""One slot's life: how it begins, goes on, and when it must not. Both ends are scripted."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pgsluice.avro.types import TypeOptions
+from pgsluice.errors import (
+    ConfigError,
+    DeadlineMissed,
+    DrainTimeout,
+    HistoryError,
+    PermissionDenied,
+    PgsluiceError,
+    SinkUnavailable,
+    SourceUnavailable,
+    UnavailableError,
+)
+from pgsluice.metrics import Metrics
+from pgsluice.pipeline import Pipeline, PipelineOptions, State
+from pgsluice.pipeline.outbox import Limits
+from pgsluice.pipeline.session import SessionOptions
+from pgsluice.progress import Checkpoint, ServerIdentity, TimelineSwitch
+from pgsluice.tables import Tables
+from tests.support.ends import FakeRegistry, FakeSink, FakeSource, World
+
+LIMITS = Limits(cut_interval_s=0.05, cut_bytes=1 << 20, inflight_max=4 << 20, heartbeat_s=0.05)
+OPTIONS = PipelineOptions(
+    name="shop",
+    slot="s",
+    tables=Tables("shop"),
+    types=TypeOptions(),
+    session=SessionOptions(LIMITS),
+    create_slot=True,
+    adopt_slot=False,
+    drain_timeout_s=5.0,
+)
+CHECKPOINT = Checkpoint("shop", "s", "7001", 1, 1, 4, 9_000)
+
+
+def pipeline(world: World, **options: Any) -> Pipeline:  # noqa: ANN401 - any of the options
+    async def source() -> FakeSource:
+        world.step("connect")
+        return FakeSource(world)
+
+    async def sink() -> FakeSink:
+        return FakeSink(world)
+
+    return Pipeline(replace(OPTIONS, **options), source, sink, FakeRegistry(world), Metrics())
+
+
+@asynccontextmanager
+async def running(world: World, **options: Any) -> AsyncIterator[Pipeline]:  # noqa: ANN401 - as above
+    found = pipeline(world, **options)
+    task = asyncio.create_task(found.run())
+    try:
+        yield found
+        found.stop()
+        await task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 - the condition is whatever a test looks at
+            await asyncio.sleep(0.005)
+
+
+async def streaming(found: Pipeline) -> None:
+    await until(lambda: found.state is State.STREAMING)
+
+
+class TestTheFirstStart:
+    async def test_the_slot_is_announced_created_and_born(self) -> None:
+        world = World()
+        async with running(world) as found:
+            await streaming(found)
+        ((cut, records, checkpoint),) = world.cuts
+        assert (cut.end_lsn, records) == (10_000, [])
+        assert checkpoint == Checkpoint("shop", "s", "7001", 1, 1, 1, 10_000)
+
+    async def test_a_crash_after_the_announcement_does_not_look_like_a_lost_checkpoint(self) -> None:
+        world = World(faults={"start": [SourceUnavailable("crash")]})
+        async with running(world) as found:
+            await streaming(found)
+        assert [checkpoint.cut for _, _, checkpoint in world.cuts] == [1]
+
+    async def test_nothing_is_confirmed_before_the_birth_is_in_kafka(self) -> None:
+        world = World(faults={"begin": [SinkUnavailable("not now")]})
+        async with running(world) as found:
+            await streaming(found)
+            assert world.position == 10_000
+        assert world.checkpoint is not None
+
+    async def test_without_create_slot_it_stops(self) -> None:
+        with pytest.raises(ConfigError, match="create_slot is false"):
+            await pipeline(World(), create_slot=False).run()
+
+
+class TestGoingOn:
+    async def test_from_the_checkpoint_without_repeating_what_was_delivered(self) -> None:
+        world = World(position=8_000, checkpoint=CHECKPOINT, server=ServerIdentity("7001", 1, 8_900))
+        world.commit(1)  # ends at 9,000: delivered, and not confirmed
+        world.commit(2)
+        async with running(world) as found:
+            await until(lambda: world.numbers == [2])
+            assert found.session is not None
+        assert [checkpoint.cut for _, _, checkpoint in world.cuts] == [5]
+
+    @pytest.mark.parametrize("step", ["begin", "produce", "commit", "committed", "open_topic", "register"])
+    async def test_after_an_error_at_any_step_of_delivery(self, step: str) -> None:
+        world = World()
+        async with running(world) as found:
+            await streaming(found)
+            world.faults[step] = [SinkUnavailable("lost")]
+            for number in range(1, 6):
+                world.commit(number)
+                await asyncio.sleep(0.01)
+            await until(lambda: len(world.numbers) >= 5)
+        assert world.numbers == [1, 2, 3, 4, 5]
+
+    async def test_after_the_stream_broke(self) -> None:
+        world = World()
+        async with running(world) as found:
+            await streaming(found)
+            world.commit(1)
+            world.break_stream(SourceUnavailable("restart"))
+            await until(lambda: found.state is State.WAITING)
+            world.commit(2)
+            await until(lambda: len(world.numbers) >= 2)
+        assert world.numbers == [1, 2]
+
+    async def test_on_a_promoted_standby(self) -> None:
+        world = World(
+            position=8_000,
+            checkpoint=CHECKPOINT,
+            server=ServerIdentity("7001", 2, 10_000),
+            history=[TimelineSwitch(1, 9_500)],
+        )
+        async with running(world) as found:
+            await streaming(found)
+            world.commit(3)
+            await until(lambda: world.numbers)
+        assert world.cuts[0][2].timeline == 2
+
+    async def test_as_a_standby_until_the_owner_is_gone(self) -> None:
+        world = World(position=8_000, checkpoint=CHECKPOINT, streaming=True)
+        async with running(world) as found:
+            await until(lambda: found.state is State.STANDBY)
+            assert world.owner is None
+            world.streaming = False
+            await streaming(found)
+
+
+class TestWhenItMustNotGoOn:
+    @pytest.mark.parametrize(
+        ("world", "sentence"),
+        [
+            (World(position=5), "there is no checkpoint for it in Kafka"),
+            (World(checkpoint=CHECKPOINT), "does not exist any more"),
+            (World(position=9_001, checkpoint=CHECKPOINT), "somebody else advanced"),
+            (World(position=5, checkpoint=replace(CHECKPOINT, end_lsn=10_001)), "the server's WAL ends at"),
+            (World(position=5, checkpoint=replace(CHECKPOINT, slot="t")), "written for slot 't'"),
+            (World(position=5, checkpoint=replace(CHECKPOINT, systemid="9")), "system identifier 9"),
+            (World(position=5, checkpoint=replace(CHECKPOINT, timeline=3)), "is not an ancestor"),
+        ],
+    )
+    async def test_it_stops_and_a_new_history_can_be_started(self, world: World, sentence: str) -> None:
+        with pytest.raises(HistoryError, match=sentence):
+            await pipeline(world).run()
+        assert not world.cuts
+        last = world.checkpoint
+        async with running(world, adopt_slot=True) as found:
+            await streaming(found)
+        assert world.checkpoint is not None
+        if last is not None:
+            assert (world.checkpoint.epoch, world.checkpoint.cut) == (last.epoch + 1, last.cut + 1)
+        assert world.checkpoint.end_lsn == world.position
+
+    async def test_adopting_changes_nothing_while_all_is_well(self) -> None:
+        world = World(position=8_000, checkpoint=CHECKPOINT)
+        async with running(world, adopt_slot=True) as found:
+            await streaming(found)
+        assert world.checkpoint == CHECKPOINT
+
+    @pytest.mark.parametrize("position", [None, 8_000])
+    async def test_another_pipelines_prefix_cannot_be_adopted(self, position: int | None) -> None:
+        world = World(position=position, checkpoint=replace(CHECKPOINT, pipeline="other"))
+        with pytest.raises(ConfigError, match="belong to pipeline 'other'"):
+            await pipeline(world, adopt_slot=True).run()
+
+    async def test_a_transaction_in_place_of_the_one_delivered_shows_a_restored_server(self) -> None:
+        last = replace(CHECKPOINT, last_end_lsn=9_000, last_xid=1, last_commit_ts=1)
+        world = World(position=8_000, checkpoint=last, server=ServerIdentity("7001", 1, 8_900))
+        world.commit(1)
+        with pytest.raises(HistoryError, match="restored from a backup"):
+            await pipeline(world).run()
+
+    async def test_an_error_that_waiting_does_not_mend_ends_it(self) -> None:
+        with pytest.raises(PermissionDenied):
+            await pipeline(World(faults={"connect": [PermissionDenied("password")]})).run()
+
+    async def test_a_slot_dropped_while_it_is_started(self) -> None:
+        world = World(position=8_000, checkpoint=CHECKPOINT)
+
+        class Dropped(FakeSource):
+            async def start(self) -> Any:  # noqa: ANN401 - as the fake's
+                stream = await super().start()
+                world.position = None
+                return stream
+
+        async def source() -> FakeSource:
+            return Dropped(world)
+
+        async def sink() -> FakeSink:
+            return FakeSink(world)
+
+        with pytest.raises(ConfigError, match="was dropped while it was being started"):
+            await Pipeline(OPTIONS, source, sink, FakeRegistry(world), Metrics()).run()
+
+    async def test_a_transaction_that_misses_its_deadline_twice(self) -> None:
+        late = [DeadlineMissed("A Kafka transaction did not finish within 1 s."), DeadlineMissed("again")]
+        world = World(position=8_000, checkpoint=CHECKPOINT, faults={"commit": list[Exception](late)})
+        world.commit(1)
+        with pytest.raises(UnavailableError, match="transaction_timeout"):
+            await pipeline(world).run()
+
+    async def test_one_that_misses_it_once_is_tried_again(self) -> None:
+        world = World(position=8_000, checkpoint=CHECKPOINT, faults={"commit": [DeadlineMissed("late")]})
+        world.commit(1)
+        async with running(world):
+            await until(lambda: world.numbers == [1])
+
+
+class TestStopping:
+    async def test_what_is_complete_is_delivered_and_confirmed(self) -> None:
+        world = World()
+        async with running(world) as found:
+            await streaming(found)
+            (stream,) = world.streams
+            world.commit_gate = asyncio.Event()
+            end_lsn = world.commit(1)
+            await until(lambda: found.session is not None and found.session.progress.received == end_lsn)
+            asyncio.get_running_loop().call_later(0.05, world.commit_gate.set)
+        assert world.numbers == [1]
+        assert (stream.reports[-1], stream.stopped) == ((end_lsn, end_lsn), True)
+        assert found.state is State.STOPPED
+
+    async def test_it_does_not_wait_longer_than_it_may(self) -> None:
+        world = World()
+        with pytest.raises(DrainTimeout):  # noqa: PT012 - the end of the block is what raises
+            async with running(world, drain_timeout_s=0.05) as found:
+                await streaming(found)
+                world.commit_gate = asyncio.Event()
+                world.commit(1)
+                await asyncio.sleep(0.05)
+
+    @pytest.mark.parametrize("faults", [{"connect": SourceUnavailable("down")}, {"registry": SinkUnavailable("down")}])
+    async def test_while_it_waits_it_stops_at_once(self, faults: dict[str, PgsluiceError]) -> None:
+        world = World(faults={step: [error] * 99 for step, error in faults.items()})
+        async with running(world) as found:
+            await asyncio.sleep(0.05)
+        assert found.state is State.STOPPED
+
+    async def test_during_the_start_of_a_session(self) -> None:
+        world = World(position=8_000, checkpoint=CHECKPOINT)
+        hanging = asyncio.Event()
+
+        async def source() -> FakeSource:
+            hanging.set()
+            await asyncio.sleep(60)
+            return FakeSource(world)
+
+        async def sink() -> FakeSink:
+            return FakeSink(world)
+
+        found = Pipeline(OPTIONS, source, sink, FakeRegistry(world), Metrics())
+        task = asyncio.create_task(found.run())
+        await hanging.wait()
+        found.stop()
+        async with asyncio.timeout(5):
+            await task

@@ -1,0 +1,217 @@
+"""One session: what is confirmed when, heartbeats, and a server that shuts down. Both ends are scripted."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+
+import pytest
+
+from pgsluice.avro.types import TypeOptions
+from pgsluice.errors import ProtocolError
+from pgsluice.metrics import Metrics
+from pgsluice.pgoutput import messages
+from pgsluice.pipeline import session as module
+from pgsluice.pipeline.encoders import Encoders
+from pgsluice.pipeline.outbox import Limits
+from pgsluice.pipeline.session import Session, SessionOptions
+from pgsluice.progress import Checkpoint
+from pgsluice.tables import Tables
+from tests.support.ends import TABLE, FakeRegistry, FakeSink, FakeSource, FakeStream, World, data
+
+CHECKPOINT = Checkpoint("shop", "s", "7001", 1, 1, 4, 10_000)
+
+
+class Running:
+    """A session in progress."""
+
+    def __init__(self, world: World, limits: Limits, tables: Tables) -> None:
+        self.world = world
+        self.metrics = Metrics()
+        self.stop = asyncio.Event()
+        self.limits = limits
+        self.tables = tables
+
+    async def start(self) -> None:
+        source, sink = FakeSource(self.world), FakeSink(self.world)
+        self.stream: FakeStream = await source.start()
+        await sink.fence()
+        encoders = Encoders(source, sink, FakeRegistry(self.world), self.tables, TypeOptions())
+        options = SessionOptions(self.limits)
+        self.session = Session(self.stream, sink, encoders, CHECKPOINT, options, self.metrics)
+        self.task = asyncio.create_task(self.session.run(self.stop))
+
+    async def finish(self) -> None:
+        self.stop.set()
+        await self.task
+
+    def has_received(self, end_lsn: int) -> bool:
+        return self.session.progress.received == end_lsn
+
+    @property
+    def confirmed(self) -> int:
+        return self.stream.reports[-1][1] if self.stream.reports else 0
+
+    def metric(self, name: str, **labels: str) -> float:
+        return self.metrics.registry.get_sample_value(f"pgsluice_{name}", labels) or 0.0
+
+
+@asynccontextmanager
+async def running(
+    world: World, *, heartbeat_s: float = 60.0, cut_bytes: int = 1 << 20, tables: Tables | None = None
+) -> AsyncIterator[Running]:
+    found = Running(world, Limits(0.05, cut_bytes, 4 << 20, heartbeat_s), tables or Tables("shop"))
+    await found.start()
+    try:
+        yield found
+    finally:
+        found.task.cancel()
+        await asyncio.gather(found.task, return_exceptions=True)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 - the condition is whatever a test looks at
+            await asyncio.sleep(0.005)
+
+
+async def test_a_transaction_is_confirmed_when_its_cut_is_committed_and_not_before() -> None:
+    world = World(position=10_000, commit_gate=asyncio.Event())
+    async with running(world) as found:
+        end_lsn = world.commit(1, 2)
+        await until(lambda: found.session.progress.received == end_lsn)
+        await asyncio.sleep(0.05)
+        assert found.confirmed <= 10_000
+        assert world.commit_gate is not None
+        world.commit_gate.set()
+        await until(lambda: found.confirmed == end_lsn)
+        assert found.metric("events_total", op="c") == 2
+        assert found.metric("transactions_total") == 1
+        assert found.metric("cuts_total", kind="data") == 1
+
+
+async def test_while_one_cut_commits_the_next_is_filled() -> None:
+    world = World(position=10_000, commit_gate=asyncio.Event())
+    async with running(world) as found:
+        for number in range(1, 6):
+            end_lsn = world.commit(number)
+            await until(partial(found.has_received, end_lsn))
+        assert world.commit_gate is not None
+        world.commit_gate.set()
+        await until(lambda: found.confirmed == end_lsn)
+    assert [[(r.key or b"")[-1] // 2 for r in records] for _, records, _ in world.cuts] == [[1], [2, 3, 4, 5]]
+
+
+async def test_idle_progress_is_written_before_it_is_confirmed() -> None:
+    world = World(position=10_000)
+    async with running(world, heartbeat_s=0.05) as found:
+        world.keepalive(12_345)
+        await until(lambda: found.confirmed == 12_345)
+        ((cut, records, checkpoint),) = world.cuts
+        assert (cut.end_lsn, cut.transactions, records) == (12_345, 0, [])
+        assert checkpoint.end_lsn == 12_345
+        assert found.metric("cuts_total", kind="heartbeat") == 1
+
+
+async def test_without_progress_there_are_no_heartbeats() -> None:
+    world = World(position=10_000)
+    async with running(world, heartbeat_s=0.01):
+        world.keepalive(9_000)
+        await asyncio.sleep(0.1)
+    assert not world.cuts
+
+
+async def test_a_transaction_without_published_rows_is_idle_progress() -> None:
+    world = World(position=10_000)
+    async with running(world, heartbeat_s=0.05, tables=Tables("shop", exclude=["public.*"])) as found:
+        end_lsn = world.commit(1)
+        await until(lambda: found.confirmed == end_lsn)
+        assert (world.cuts[0][0].transactions, world.topics, world.schemas) == (0, set(), {})
+
+
+async def test_a_keepalive_inside_a_transaction_is_no_position() -> None:
+    world = World(position=10_000)
+    async with running(world, heartbeat_s=0.01) as found:
+        world.append(10_050, [data(messages.Begin(10_050, 0, 700)), data(TABLE)], 10_100)
+        world.keepalive(10_040)
+        await asyncio.sleep(0.1)
+        assert found.session.progress.received == 0
+        assert not world.cuts
+
+
+async def test_a_server_that_shuts_down_gets_its_last_position_confirmed() -> None:
+    world = World(position=10_000)
+    async with running(world) as found:
+        for _ in range(3):
+            world.keepalive(10_100, reply_requested=True)
+        await until(lambda: found.confirmed == 10_100)
+        assert not found.stream.let_go
+
+
+async def test_it_is_let_go_without_that_when_kafka_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SHUTDOWN_PATIENCE_S", 0.1)
+    world = World(position=10_000, commit_gate=asyncio.Event())
+    async with running(world) as found:
+        for _ in range(3):
+            world.keepalive(10_100, reply_requested=True)
+        await until(lambda: found.stream.let_go)
+        assert found.stream.let_go[0] == 10_100
+        assert found.confirmed <= 10_000
+
+
+async def test_a_single_request_for_a_reply_is_no_shutdown() -> None:
+    world = World(position=10_000)
+    async with running(world) as found:
+        world.keepalive(10_100, reply_requested=True)
+        await until(lambda: found.session.progress.received == 10_100)
+        await asyncio.sleep(0.05)
+    assert not world.cuts
+
+
+async def test_a_large_transaction_gets_a_kafka_transaction_of_its_own() -> None:
+    world = World(position=10_000)
+    async with running(world, cut_bytes=2_000) as found:
+        world.commit(1)
+        world.commit(*range(2, 52))
+        end_lsn = world.commit(52)
+        await until(lambda: found.confirmed == end_lsn)
+    assert world.numbers == list(range(1, 53))
+    assert [len(records) for _, records, _ in world.cuts] == [1, 50, 1]
+
+
+async def test_an_unfinished_large_transaction_is_not_committed_at_the_end() -> None:
+    world = World(position=10_000)
+    async with running(world, cut_bytes=2_000) as found:
+        end_lsn = world.commit(1)
+        rows = [data(messages.Insert(None, 7, [b"2"])) for _ in range(50)]
+        world.append(20_000, [data(messages.Begin(20_000, 0, 9)), *rows], 20_100)
+        await until(lambda: world.numbers == [1])
+        await asyncio.sleep(0.05)
+        await found.finish()
+    assert world.numbers == [1]
+    assert found.confirmed == end_lsn
+
+
+async def test_bytes_that_are_not_the_protocol_end_it() -> None:
+    world = World(position=10_000)
+    async with running(world) as found:
+        world.append(20_000, [data(messages.Insert(None, 7, [b"2"]))], 20_100)
+        with pytest.raises(ProtocolError):
+            await found.task
+
+
+async def test_positions_and_lag() -> None:
+    world = World(position=10_000, commit_gate=asyncio.Event())
+    async with running(world) as found:
+        assert found.session.lag_seconds() == 0.0
+        end_lsn = world.commit(1)
+        await until(lambda: found.session.progress.received == end_lsn)
+        assert found.session.positions() == {
+            "server": end_lsn,
+            "received": end_lsn,
+            "delivered": 10_000,
+            "confirmed": 10_000,
+        }
+        assert found.session.lag_bytes == 100
+        assert found.session.lag_seconds() > 0
+        assert found.session.buffered_bytes > 0
