@@ -22,9 +22,9 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A row on both sides; None where it is missing."""
+    """A row on both sides; None where it is missing. ``name`` are the values of its key."""
 
-    key: str
+    name: str
     postgres: Row | None
     spark: Row | None
 
@@ -39,6 +39,7 @@ class Comparison:
     """One table on both sides."""
 
     table: str
+    key: Sequence[str]
     postgres_rows: int
     spark_rows: int
     pairs: Sequence[Pair]
@@ -53,7 +54,7 @@ def compare(table: str, key: Sequence[str], postgres: Sequence[Row], spark: Sequ
     """Compare a table, row by row; ``postgres`` as psycopg gives them, ``spark`` as ``spark_rows`` does."""
     ours, theirs = _by_key(map(_as_json, postgres), key), _by_key(spark, key)
     pairs = [Pair(name, ours.get(name), theirs.get(name)) for name in dict.fromkeys([*ours, *theirs])]
-    return Comparison(table, len(postgres), len(spark), pairs)
+    return Comparison(table, key, len(postgres), len(spark), pairs)
 
 
 def spark_rows(directory: Path) -> list[Row]:
@@ -70,8 +71,8 @@ def lines(comparisons: Sequence[Comparison], width: int) -> Iterator[tuple[str, 
         yield _line(one.table, *sides, _yes(one.equal), width), one.equal
         pairs = sorted(one.pairs, key=lambda pair: pair.equal)
         for pair in pairs[:ROWS_SHOWN]:
-            cells = _cells(pair.postgres), _cells(pair.spark)
-            yield _line(f"  {pair.key}", *cells, _yes(pair.equal), width), pair.equal
+            cells = _cells(pair.postgres, one.key), _cells(pair.spark, one.key)
+            yield _line(f"  {pair.name}", *cells, _yes(pair.equal), width), pair.equal
         if rest := pairs[ROWS_SHOWN:]:
             equal = all(pair.equal for pair in rest)
             yield _line(f"  {len(rest):,} more", "...", "...", _yes(equal), width), equal
@@ -99,8 +100,8 @@ def _line(name: str, postgres: str, spark: str, equal: str, width: int) -> str:
     return GAP.join([fitted(name, NAME_WIDTH), fitted(postgres, side), fitted(spark, side), equal])
 
 
-def _cells(row: Row | None) -> str:
-    return "" if row is None else ", ".join(map(text, row.values()))
+def _cells(row: Row | None, key: Sequence[str]) -> str:
+    return "" if row is None else ", ".join(text(value) for name, value in row.items() if name not in key)
 
 
 def _yes(equal: bool) -> str:  # noqa: FBT001 - what it is about

@@ -69,7 +69,7 @@ class Describer:
         return Line(
             topic=event.topic,
             operation=OPERATIONS[value["op"]],
-            key="" if event.key is None else " ".join(f"{name}={text(key)}" for name, key in event.key.items()),
+            key="" if event.key is None else _fields(event.key),
             change=self._change(event),
             position=f"{format_lsn(value['lsn'])} #{value['seq']}",
         )
@@ -89,17 +89,20 @@ class Describer:
         return ""
 
     def _remember(self, event: Event) -> str:
-        before, unchanged = self._former(event), event.value["unchanged"]
+        unchanged = event.value["unchanged"]
+        moved, before = self._former(event)
         row = {**event.value["after"], **{name: before.get(name) for name in unchanged}}
         self._rows[_identity(event, event.key)] = row
         changes = [_change(name, before, value) for name, value in row.items() if name not in (event.key or ())]
-        return ", ".join([*filter(None, changes), *(f"{name} not sent: as it was" for name in unchanged)])
+        not_sent = (f"{name} not sent: as it was" for name in unchanged)
+        return ", ".join(filter(None, [moved, *changes, *not_sent]))
 
-    def _former(self, event: Event) -> Row:
-        """Return the row as it was seen last; one that moved stood under another key."""
+    def _former(self, event: Event) -> tuple[str, Row]:
+        """Return the row as it was seen last; one that moved stood under another key, which comes first."""
         if MOVED in event.value["flags"]:
-            return self._rows.pop(_identity(event, event.value["before"]), {})
-        return self._rows.get(_identity(event, event.key), {}) if event.value["op"] == "u" else {}
+            old_key = {name: event.value["before"][name] for name in event.key or ()}
+            return f"was {_fields(old_key)}", self._rows.pop(_identity(event, old_key), {})
+        return "", self._rows.get(_identity(event, event.key), {}) if event.value["op"] == "u" else {}
 
 
 def cut_line(cut: Cut) -> str:
@@ -128,6 +131,10 @@ def _change(name: str, before: Row, value: object) -> str:
     return "" if value == before[name] else f"{name} {text(before[name])} -> {text(value)}"
 
 
-def _identity(event: Event, row: Row | None) -> Identity:
-    """Return what tells a row from all others; ``row`` has at least the columns of the event's key."""
-    return event.topic, tuple((row or {}).get(name) for name in event.key or ())
+def _fields(key: Row) -> str:
+    return " ".join(f"{name}={text(value)}" for name, value in key.items())
+
+
+def _identity(event: Event, key: Row | None) -> Identity:
+    """Return what tells a row from all others."""
+    return event.topic, tuple((key or {}).values())

@@ -58,7 +58,7 @@ def mirror(spark: SparkSession, directory: Path) -> str:
     changes = spark.read.option("mergeSchema", "true").parquet(str(directory / "changes"))
     rows = latest(changes).cache()
     rows.select("after.*").write.mode("overwrite").options(**JSON_OPTIONS).json(str(directory / "rows"))
-    return f"{changes.count():,} changes -> {rows.count():,} rows"
+    return f"changes {changes.count():,}, rows {rows.count():,}"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -100,12 +100,13 @@ class Pgsluice:
         self._running().kill()
         self._forget()
 
-    def stop(self) -> int:
-        """SIGTERM; return the exit code."""
+    def stop(self) -> None:
+        """SIGTERM; ServerError unless it ends in good order."""
         self._running().send(signal.SIGTERM)
         exit_code = self._running().wait(STOP_TIMEOUT_S)
         self._forget()
-        return exit_code
+        if exit_code != 0:
+            raise ServerError(f"pgsluice ended with exit code {exit_code}")
 
     def require_alive(self) -> None:
         """Raise ServerError if the process has ended by itself."""

@@ -4,14 +4,17 @@ Used by all of the demo that prints. In colour when standard output is a termina
 """
 
 import os
+import shlex
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 WIDTH_MIN, WIDTH_DEFAULT, WIDTH_MAX = 100, 140, 160
 
 INDENT = "   "
+CONTINUED = " \\"
 
 BOLD, DIM, RED, GREEN, YELLOW, CYAN = "1", "2", "31", "32", "33", "36"
 
@@ -38,8 +41,12 @@ class Screen:
             print(f"{INDENT}{self.painted(line, colour)}".rstrip(), flush=True)
 
     def typed(self, text: str) -> None:
-        """Print what somebody would type: SQL, a file, a command."""
+        """Print what somebody would type, such as SQL."""
         self.say(text, CYAN)
+
+    def command(self, words: Sequence[str]) -> None:
+        """Print a command as one would type it in the present directory."""
+        self.typed("\n" + shell(words, Path.cwd(), self.width))
 
     @contextmanager
     def working(self, what: str) -> Iterator[None]:
@@ -60,3 +67,15 @@ class Screen:
 def fitted(text: str, width: int) -> str:
     """Return text in exactly ``width`` columns."""
     return text.ljust(width) if len(text) <= width else f"{text[: width - 3]}..."
+
+
+def shell(words: Sequence[str], directory: Path, width: int) -> str:
+    """Return a command for a shell in ``directory``, on several lines if it is longer than ``width``."""
+    lines = ["$"]
+    for word in words:
+        shown = shlex.quote(word).replace(f"{directory}{os.sep}", "")
+        if len(f"{lines[-1]} {shown}{CONTINUED}") > width:
+            lines.append(f"   {shown}")
+        else:
+            lines[-1] += f" {shown}"
+    return f"{CONTINUED}\n".join(lines)

@@ -83,7 +83,8 @@ def _committed(*statements: str) -> Transaction:
 ACTS = (
     Act(
         "One transaction, four tables",
-        "A cut carries whole transactions, in the order of their commits, across all topics.",
+        "A line for each event: topic, operation, key, what changed, commit LSN and number in the transaction.\n"
+        "Events come in cuts: whole transactions, in the order of their commits, across all topics.",
         [
             _committed(
                 "INSERT INTO customers VALUES (1, 'Ada', 'ada@example.org', '{engines,poetry}')",
@@ -168,8 +169,8 @@ class Shop:
         return xid
 
     def rows(self, table: str) -> list[dict[str, object]]:
-        """Return a table's rows, in the order of their keys; jsonb as its text."""
-        statement = sql.SQL("SELECT * FROM {} ORDER BY {}")
+        """Return a table's rows, the highest key first; jsonb as its text."""
+        statement = sql.SQL("SELECT * FROM {} ORDER BY ({}) DESC")
         key = sql.SQL(", ").join(map(sql.Identifier, KEYS[table]))
         with self._connection.cursor(row_factory=dict_row) as cursor:
             cursor.adapters.register_loader("jsonb", TextLoader)

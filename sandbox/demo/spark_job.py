@@ -72,6 +72,10 @@ def properties(directory: Path, libraries: Sequence[Path]) -> str:
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",  # as many as there are cores: the data are small
         "spark.ui.enabled": "false",
+        # compiling queries and bytecode thoroughly would take longer than running them once
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     }
     return "".join(f"{name} {value}\n" for name, value in settings.items())
 

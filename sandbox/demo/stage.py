@@ -61,7 +61,7 @@ class Stage:
         downloads: dict[str, Callable[[], object]] = {
             f"PostgreSQL {DEFAULT_VERSION}, 14 MB": lambda: prepare(DEFAULT_VERSION, server_account()),
             "Kafka, 54 MB": lambda: fetch("kafka"),
-            f"jars for Spark {pyspark.__version__}, 50 MB": lambda: jars(pyspark.__version__),
+            f"jars for Spark {pyspark.__version__}, 23 MB": lambda: jars(pyspark.__version__),
         }
         for name, download in downloads.items():
             with self._screen.working(name):

@@ -1,20 +1,15 @@
 """The story that ``make demo`` tells: a function for each of its steps, in this order. Used by the command."""
 
 import contextlib
-import os
-import shlex
 import shutil
 import sys
-import textwrap
 import time
-from collections.abc import Sequence
-from pathlib import Path
 
 from sandbox.demo import comparison
 from sandbox.demo.cuts import CutReader
 from sandbox.demo.events import count
 from sandbox.demo.pipeline import PREFIX
-from sandbox.demo.screen import CYAN, GREEN, RED, Screen
+from sandbox.demo.screen import GREEN, RED, Screen
 from sandbox.demo.shop import ACCESS, ACTS, ADD_COLUMN, DATABASE, KEYS, SCHEMA, SHIP, USE_COLUMN, Act, Shop, Visitors
 from sandbox.demo.spark_job import SparkJob
 from sandbox.demo.stage import Stage
@@ -26,7 +21,7 @@ TOPICS = [f"{PREFIX}.public.{table}" for table in KEYS]
 FEW = 20
 """Orders, each a transaction, between the turns of a step."""
 
-FEW_LINES = 7
+FEW_LINES = 8
 
 
 def tell(*, keep: bool) -> bool:
@@ -49,8 +44,8 @@ def tell(*, keep: bool) -> bool:
             verdict = _conclude(screen, watch, time.monotonic() - began, equal=equal)
             if keep:
                 _stay(screen, stage, spark, watch)
-        exit_code = pgsluice.stop()
-    return verdict and exit_code == 0
+        pgsluice.stop()
+    return verdict
 
 
 def _set_up(screen: Screen, shop: Shop) -> None:
@@ -63,9 +58,9 @@ def _start_pgsluice(screen: Screen, stage: Stage) -> None:
     pgsluice = stage.pgsluice
     screen.step("pgsluice: a configuration file, a check, a daemon")
     screen.typed(pgsluice.config_file.read_text())
-    screen.typed(f"\n$ {typed(pgsluice.command('check'))}")
+    screen.command(pgsluice.command("check"))
     screen.say(pgsluice.check())
-    screen.typed(f"\n$ {typed(pgsluice.command('run'))}")
+    screen.command(pgsluice.command("run"))
     pgsluice.start()
     screen.say(f"streaming; it shows itself at {pgsluice.url}")
 
@@ -84,7 +79,7 @@ def _add_column(screen: Screen, stage: Stage, shop: Shop, watch: Watch) -> None:
         shop.run([ADD_COLUMN])
         visitors.statement = "INSERT INTO orders (customer_id, channel) VALUES (2, 'web')"
         visitors.wait_for(FEW)
-    screen.typed(str(USE_COLUMN))
+    screen.typed(f"{USE_COLUMN}\n\n")
     watch.until(shop.run([USE_COLUMN]), FEW_LINES)
 
 
@@ -93,12 +88,13 @@ def _kill(screen: Screen, stage: Stage, shop: Shop, watch: Watch) -> None:
     before = watch.tally.events
     with Visitors(lambda: stage.postgres.connect(DATABASE)) as visitors:
         visitors.wait_for(FEW)
-        screen.typed(f"$ kill -9 {stage.pgsluice.pid}")
+        screen.command(["kill", "-9", str(stage.pgsluice.pid)])
         stage.pgsluice.kill()
         visitors.wait_for(FEW)
-        screen.typed(f"$ {typed(stage.pgsluice.command('run'))}")
+        screen.command(stage.pgsluice.command("run"))
         stage.pgsluice.start()
         visitors.wait_for(FEW)
+    print()
     watch.until(shop.run([SHIP]), FEW_LINES)
     arrived = watch.tally.events - before - 1  # SHIP is the other
     screen.say(f"{count(visitors.orders, 'order')} were placed, {count(arrived, 'insert')} arrived")
@@ -107,16 +103,19 @@ def _kill(screen: Screen, stage: Stage, shop: Shop, watch: Watch) -> None:
 
 
 def _mirror(screen: Screen, stage: Stage) -> SparkJob:
-    screen.step("Spark reads the topics and works out the tables", "")
+    screen.step(
+        "Spark reads the topics and works out the tables", "A log of all changes, and of each key the latest row."
+    )
     spark = SparkJob(stage.directory / "mirror", stage.kafka.bootstrap_servers, stage.pgsluice.url, TOPICS)
-    screen.typed(_wrapped(f"$ {typed(spark.command)}", screen.width))
+    screen.command(spark.command)
     spark.run(screen.say)
     return spark
 
 
 def _compare(screen: Screen, shop: Shop, spark: SparkJob) -> bool:
     screen.step(
-        "PostgreSQL and Spark, side by side", "Every row and every value; the first rows of each table are shown."
+        "PostgreSQL and Spark, side by side",
+        "Every row and every value is compared; a few rows of each table are shown.",
     )
     mirrors = {table: spark.directory / topic / "rows" for table, topic in zip(KEYS, TOPICS, strict=True)}
     comparisons = [
@@ -130,46 +129,30 @@ def _compare(screen: Screen, shop: Shop, spark: SparkJob) -> bool:
 
 def _conclude(screen: Screen, watch: Watch, seconds: float, *, equal: bool) -> bool:
     problems = [*watch.tally.problems, *([] if equal else ["PostgreSQL and Spark differ"])]
-    print()
-    screen.say(f"{watch.tally}, {count(len(watch.tally.problems), 'contradiction')} among them")
+    screen.say(f"\nRead from Kafka: {watch.tally}.")
     if problems:
         screen.say("\n".join(problems), RED)
     else:
-        screen.say(f"Nothing lost, nothing doubled, every value as it was. {seconds:.0f} seconds.", GREEN)
+        screen.say(
+            f"Every change once, every cut whole, every value as it is in PostgreSQL. {seconds:.0f} seconds.", GREEN
+        )
     return not problems
 
 
 def _stay(screen: Screen, stage: Stage, spark: SparkJob, watch: Watch) -> None:
-    pgsluice = stage.pgsluice
-    screen.step("Yours, until Ctrl-C", "What you change in the shop appears below.")
-    for name, value in {
-        "PostgreSQL": stage.postgres.conninfo(DATABASE),
-        "Kafka": stage.kafka.bootstrap_servers,
-        "status": f"{pgsluice.url}/ and /status, /metrics, /subjects",
-        "SQL": _sql_command(stage.postgres.conninfo(DATABASE)),
-        "pgsluice": typed(pgsluice.command("status")),
-        "Spark again": typed(spark.command),
-    }.items():
-        screen.say(f"{name:<12}{screen.painted(value, CYAN)}")
+    pgsluice, shop = stage.pgsluice, stage.postgres.conninfo(DATABASE)
+    screen.step("Yours, until Ctrl-C", "What you change in the shop appears here; Spark takes in what is new.")
+    screen.say(f"PostgreSQL  {shop}")
+    screen.say(f"Kafka       {stage.kafka.bootstrap_servers}")
+    screen.say(f"pgsluice    {pgsluice.url}, and there /status, /metrics, /subjects")
+    for command in (_sql_prompt(shop), pgsluice.command("status"), spark.command):
+        screen.command(command)
     print(flush=True)
     with contextlib.suppress(KeyboardInterrupt):
         watch.forever()
 
 
-def _sql_command(conninfo: str) -> str:
-    """Return what opens a prompt, with psql where it is installed."""
-    program = ["psql", conninfo]
-    if shutil.which("psql") is None:
-        program = [sys.executable, "-c", f"from sandbox.prompt import run; run({conninfo!r}, None)"]
-    return typed(program)
-
-
-def typed(command: Sequence[str]) -> str:
-    """Return a command as one would type it in the present directory."""
-    return shlex.join(command).replace(f"{Path.cwd()}{os.sep}", "")
-
-
-def _wrapped(command: str, width: int) -> str:
-    """Return a command of plain words on several lines, as a shell takes it."""
-    lines = textwrap.wrap(command, width - 2, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
-    return " \\\n".join(lines)
+def _sql_prompt(conninfo: str) -> list[str]:
+    if shutil.which("psql"):
+        return ["psql", conninfo]
+    return [sys.executable, "-c", f"from sandbox.prompt import run; run({conninfo!r}, None)"]

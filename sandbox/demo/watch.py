@@ -1,5 +1,6 @@
 """Shows what arrives in the topics, and keeps account of it. Used by story."""
 
+import math
 from collections import deque
 
 from sandbox.demo.cuts import CutReader
@@ -12,7 +13,9 @@ COLOURS = {"insert": GREEN, "update": YELLOW, "delete": RED, "truncate": RED}
 TOPIC_WIDTH, OPERATION_WIDTH, KEY_WIDTH, POSITION_WIDTH = 23, 8, 20, 14
 GAP = "  "
 
-LINES = 18
+ARRIVAL_TIMEOUT_S = 120
+
+LINES = 12
 TAIL = 3
 """Of so many lines and more, only the beginning is shown, and this end."""
 
@@ -30,7 +33,7 @@ class Watch:
     def until(self, xid: int, lines: int = LINES) -> None:
         """Show everything up to the transaction ``xid``, in about so many lines."""
         feed = _Feed(self._screen, lines - TAIL)
-        for cut in self._reader.read():
+        for cut in self._reader.read(ARRIVAL_TIMEOUT_S):
             self._show(cut, feed)
             if any(event.value["xid"] == xid for event in cut.events):
                 break
@@ -38,11 +41,10 @@ class Watch:
 
     def forever(self) -> None:
         """Show what comes until something is raised."""
-        while True:
-            for cut in self._reader.read(patience_s=float("inf")):
-                feed = _Feed(self._screen, LINES - TAIL)
-                self._show(cut, feed)
-                feed.close()
+        for cut in self._reader.read(math.inf):
+            feed = _Feed(self._screen, LINES - TAIL)
+            self._show(cut, feed)
+            feed.close()
 
     def _show(self, cut: Cut, feed: "_Feed") -> None:
         self.tally.add(cut)
