@@ -1,10 +1,12 @@
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from sandbox.account import can_enter, current_account, environment, run_as, server_account
 from sandbox.errors import ServerError
+from sandbox.process import make_directory
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 
@@ -19,15 +21,15 @@ def test_an_ordinary_user_runs_servers_itself() -> None:
 
 
 @as_root
-def test_commands_run_under_the_account_without_groups_of_root(tmp_path: Path) -> None:
-    answer = tmp_path / "answer"
+def test_commands_run_under_the_account_without_groups_of_root() -> None:
+    account = server_account()
+    directory = make_directory(account)
+    answer = directory / "answer"
     answer.touch()
     answer.chmod(0o666)
-    for directory in (tmp_path, *tmp_path.parents[:3]):
-        directory.chmod(0o711)
-    run_as(server_account(), ["/bin/sh", "-c", '{ id -u; id -g; id -G; } > "$0"', answer])
-    account = server_account()
+    run_as(account, ["/bin/sh", "-c", '{ id -u; id -g; id -G; } > "$0"', answer])
     assert answer.read_text().split() == [str(account.uid), str(account.gid), str(account.gid)]
+    shutil.rmtree(directory)
 
 
 def test_a_command_that_fails_is_told_with_what_it_said() -> None:
