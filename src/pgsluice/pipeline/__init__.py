@@ -163,14 +163,15 @@ class Pipeline:
         stopping = asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait((task, stopping), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
             if not task.done():
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError, RetryableError):
                     await task
-                raise _Stopped
-            return task.result()
-        finally:
-            stopping.cancel()
+        if task.cancelled() or (self._stop.is_set() and task.exception() is not None):
+            raise _Stopped
+        return task.result()
 
     async def _start(self, source: Source, sink: Sink) -> tuple[Stream, Checkpoint]:
         """Own the slot, then the topics, and find where to go on."""
