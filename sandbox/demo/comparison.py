@@ -59,8 +59,8 @@ def compare(table: str, key: Sequence[str], postgres: Sequence[Row], spark: Sequ
 
 def spark_rows(directory: Path) -> list[Row]:
     """Return the rows in the JSON lines that Spark wrote."""
-    files = sorted(directory.glob("part-*.json"))
-    return [json.loads(line, parse_float=Decimal) for file in files for line in file.open()]
+    texts = (file.read_text() for file in sorted(directory.glob("part-*.json")))
+    return [json.loads(line, parse_float=Decimal) for written in texts for line in written.split("\n") if line]
 
 
 def lines(comparisons: Sequence[Comparison], width: int) -> Iterator[tuple[str, bool]]:

@@ -1,6 +1,8 @@
 """What the demo prints: headings, commands, text, and what is being done.
 
-Used by all of the demo that prints. In colour when standard output is a terminal and NO_COLOR is not set (https://no-color.org/).
+Used by all of the demo that prints. In colour when standard output is a terminal, unless NO_COLOR is set.
+
+https://no-color.org/
 """
 
 import os
@@ -75,7 +77,7 @@ def shell(words: Sequence[str], directory: Path, width: int) -> str:
     for word in words:
         shown = shlex.quote(word).replace(f"{directory}{os.sep}", "")
         if len(f"{lines[-1]} {shown}{CONTINUED}") > width:
-            lines.append(f"   {shown}")
+            lines.append(f"    {shown}")
         else:
             lines[-1] += f" {shown}"
     return f"{CONTINUED}\n".join(lines)

@@ -133,9 +133,7 @@ def _conclude(screen: Screen, watch: Watch, seconds: float, *, equal: bool) -> b
     if problems:
         screen.say("\n".join(problems), RED)
     else:
-        screen.say(
-            f"Every change once, every cut whole, every value as it is in PostgreSQL. {seconds:.0f} seconds.", GREEN
-        )
+        screen.say(f"Every change once, every cut whole, all values as in PostgreSQL. {seconds:.0f} seconds.", GREEN)
     return not problems
 
 
