@@ -11,7 +11,7 @@ import pytest
 
 from sandbox.kafka import Kafka
 from sandbox.postgres import Postgres
-from tests.integration.scenarios import ddl, rows
+from tests.integration.scenarios import ddl, limits, names, publications, rows, settings, transactions, types
 from tests.support.run import Followed, Verdict
 from tests.support.scenario import Scenario
 
@@ -20,7 +20,16 @@ VERSIONS = (10, 13, 14, 15, 16, 17, 18)
 AT_ONCE = 2
 """Runs of several versions wait for each other's Kafka and PostgreSQL more than they compute."""
 
-SCENARIOS: list[Scenario] = [*rows.SCENARIOS, *ddl.SCENARIOS]
+SCENARIOS: list[Scenario] = [
+    *rows.SCENARIOS,
+    *names.SCENARIOS,
+    *types.SCENARIOS,
+    *limits.SCENARIOS,
+    *publications.SCENARIOS,
+    *transactions.SCENARIOS,
+    *ddl.SCENARIOS,
+    *settings.SCENARIOS,
+]
 
 pytestmark = pytest.mark.timeout(900)  # the first test of a version waits for all of its scenarios
 
@@ -42,7 +51,6 @@ def run(version: int, kafka: Kafka) -> Outcome:
         Followed(f"v{version}", database, kafka, scenarios) as followed,
     ):
         followed.work()
-        followed.read()
         return Outcome(followed.judge(), followed.general_problems())
 
 

@@ -8,7 +8,9 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from io import BytesIO
 from typing import Any
@@ -36,6 +38,8 @@ CONSUMER = {
     "fetch.message.max.bytes": 128 * 1024 * 1024,
     "receive.message.max.bytes": 512 * 1024 * 1024,
 }
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 Place = tuple[str, int]
 """Topic and partition."""
@@ -197,13 +201,15 @@ class Reader:
         )
 
     def _key(self, topic: str, data: bytes | None) -> Any:  # noqa: ANN401 - as above
-        """Return the decoded key; where Python's dates cannot hold it (infinity), the plain numbers."""
+        """Return the decoded key; dates and timestamps that Python cannot hold (infinity) as plain numbers."""
         try:
             return self._decode(topic, MessageField.KEY, data)
-        except OverflowError:
+        except (OverflowError, ValueError):
             assert data is not None, "nothing to decode, nothing to overflow"
-            fields = [{**field, "type": _plain(field["type"])} for field in self._schema(data)["fields"]]
-            return fastavro.schemaless_reader(BytesIO(data[5:]), {**self._schema(data), "fields": fields})
+            fields = self._schema(data)["fields"]
+            plain = [{**entry, "type": _plain(entry["type"])} for entry in fields]
+            found: Any = fastavro.schemaless_reader(BytesIO(data[5:]), {**self._schema(data), "fields": plain})
+            return {entry["name"]: _temporal(entry["type"], found[entry["name"]]) for entry in fields}
 
     def _decode(self, topic: str, part: MessageField, data: bytes | None) -> Any:  # noqa: ANN401 - as above
         return self._deserialize(data, SerializationContext(topic, part))
@@ -232,6 +238,19 @@ def _schema_id(data: bytes | None) -> int | None:
 
 def _plain(schema: Any) -> Any:  # noqa: ANN401 - JSON
     return schema["type"] if isinstance(schema, dict) and schema["type"] in ("int", "long") else schema
+
+
+def _temporal(schema: Any, value: Any) -> Any:  # noqa: ANN401 - as above
+    kind = schema.get("logicalType") if isinstance(schema, dict) else None
+    with suppress(OverflowError):
+        if kind == "date":
+            return _EPOCH.date() + timedelta(days=value)
+        if kind == "time-micros":
+            return (_EPOCH + timedelta(microseconds=value)).time()
+        if kind in ("timestamp-micros", "local-timestamp-micros"):
+            moment = _EPOCH + timedelta(microseconds=value)
+            return moment if kind == "timestamp-micros" else moment.replace(tzinfo=None)
+    return value
 
 
 def _joined(parts: list[dict[str, Any]]) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class Replay:
     """All tables of one pipeline."""
 
     def __init__(self, *, tombstones: Callable[[str], bool], partitions: Callable[[str], int]) -> None:
-        """``tombstones`` and ``partitions`` tell, by topic, what to expect."""
+        """``tombstones`` tells by ``schema.table``, ``partitions`` by topic, what to expect."""
         self.tables: dict[str, Table] = {}
         self.events: dict[str, list[Event]] = defaultdict(list)
         """By table, one of the copies of each truncate, without tombstones."""
@@ -146,11 +146,11 @@ class Replay:
         for event in cut.events:
             by_place[event.topic, event.partition].append(event)
         for (topic, _), events in by_place.items():
-            wanted = self._tombstones(topic)
+            deletes = [event for event in events if event.value is not None and event["op"] == "d"]
             expected = [
                 event.key_bytes
-                for event in events
-                if wanted and event.value is not None and event["op"] == "d" and event.key is not None
+                for event in deletes
+                if event.key is not None and self._tombstones(f"{event['schema']}.{event['table']}")
             ]
             found = [
                 after.key_bytes

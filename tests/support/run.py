@@ -78,20 +78,22 @@ class Followed:
         self._context.close()
 
     def work(self) -> None:
-        """Carry out the scenarios; the daemon is restarted half-way, while they go on."""
+        """Carry out the scenarios: the daemon is restarted half-way while they go on, and later is down."""
         middle = len(self.scenarios) // 2
         self._do("work", self.scenarios[:middle])
         with ThreadPoolExecutor(1) as beside:
             restarted = beside.submit(self.daemon.restart)
             self._do("work", self.scenarios[middle:])
             restarted.result()
+        self.read()
         assert self.daemon.stop() == 0, self.daemon.log_text()
         self._do("while_down", self.scenarios)
         self.daemon.start()
         self._do("after_restart", self.scenarios)
+        self.read()
 
     def read(self) -> None:
-        """Wait until all that was written has arrived, and replay it."""
+        """Wait until all that was written so far has arrived, and replay it."""
         self.replay.apply(self.reader.read_until(self.write_end()))
 
     def write_end(self) -> int:
@@ -150,6 +152,5 @@ class Followed:
             name: {**SETTINGS.get(name, {}), **ours.get(name, {}), **self._settings.get(name, {})} for name in sections
         }
 
-    def _has_tombstones(self, topic: str) -> bool:
-        tables = (f"{scenario.name}.{table}" for scenario in self.scenarios for table in scenario.tombstones)
-        return topic in {f"{self.name}.{table}" for table in tables}
+    def _has_tombstones(self, table: str) -> bool:
+        return table in {f"{scenario.name}.{name}" for scenario in self.scenarios for name in scenario.tombstones}

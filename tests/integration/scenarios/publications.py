@@ -1,0 +1,266 @@
+"""What publications say: partitions, row filters, column lists, generated columns, operations."""
+
+from tests.support.replay import UNKNOWN
+from tests.support.scenario import Found, Scenario
+
+BY_REGION = """
+    CREATE TABLE t (id int, region text, v text) PARTITION BY LIST (region);
+    CREATE TABLE t_eu PARTITION OF t FOR VALUES IN ('eu');
+    CREATE TABLE t_us PARTITION OF t FOR VALUES IN ('us');
+    ALTER TABLE t_eu ADD PRIMARY KEY (id, region);
+    ALTER TABLE t_us ADD PRIMARY KEY (id, region)
+"""
+
+TREE = """
+    CREATE TABLE t (id int, region text, v text, PRIMARY KEY (id, region)) PARTITION BY LIST (region);
+    CREATE TABLE t_eu PARTITION OF t FOR VALUES IN ('eu');
+    CREATE TABLE t_us PARTITION OF t FOR VALUES IN ('us') PARTITION BY RANGE (id);
+    CREATE TABLE t_us_low PARTITION OF t_us FOR VALUES FROM (0) TO (100);
+    CREATE TABLE t_us_high PARTITION OF t_us FOR VALUES FROM (100) TO (1000)
+"""
+
+TREE_WORK = """
+    INSERT INTO t VALUES (1, 'eu', 'a'), (2, 'us', 'b'), (200, 'us', 'c');
+    UPDATE t SET v = v || '!';
+    UPDATE t SET region = 'eu' WHERE id = 2;
+    UPDATE t SET id = 150 WHERE id = 200;
+    UPDATE t SET id = 50 WHERE id = 150;
+    DELETE FROM t WHERE id = 1;
+"""
+
+FILTERED = "CREATE TABLE t (id int, keep bool, big text, PRIMARY KEY (id, keep))"
+
+
+def _unchanged_insert(found: Found) -> None:
+    """The row enters through an update that did not touch the value out of line: nobody sends it."""
+    assert [event["unchanged"] for event in found.events()] == [[], [], ["big"], [], []]
+
+
+def _one_key(found: Found) -> None:
+    assert {tuple(event.key) for event in found.events() if event.key} == {("id", "region")}
+
+
+def _shapes(found: Found) -> None:
+    assert found.fields() == [["id", "w"], ["id", "v"]]
+
+
+def _no_generated(found: Found) -> None:
+    assert found.fields() == [["id", "v"]]
+
+
+def _generated(found: Found) -> None:
+    assert found.fields() == [["id", "v", "stored", "big"]]
+    assert found.events()[-1]["unchanged"] == ["big"]
+
+
+SCENARIOS = [
+    Scenario(
+        "partitions as tables",
+        "Published one by one, partitions are tables like others.",
+        setup=BY_REGION,
+        tables=["t_eu", "t_us"],
+        work="""
+            INSERT INTO t VALUES (1, 'eu', 'a'), (2, 'us', 'b');
+            UPDATE t SET v = v || '!';
+            DELETE FROM t WHERE id = 1;
+        """,
+        ops={"t_eu": "cud", "t_us": "cu", "t": ""},
+    ),
+    Scenario(
+        "rows that change their partition",
+        "A delete here, an insert there.",
+        since=11,
+        lacking="rows can change their partition from PostgreSQL 11 on",
+        setup=BY_REGION,
+        tables=["t_eu", "t_us"],
+        work="""
+            INSERT INTO t VALUES (1, 'eu', 'a'), (2, 'us', 'b');
+            UPDATE t SET region = 'us' WHERE id = 1;
+        """,
+        ops={"t_eu": "cd", "t_us": "cc"},
+    ),
+    Scenario(
+        "partitions of a published table",
+        "Rows are those of the leaf partitions; a truncate of the root lists them all.",
+        since=13,
+        lacking="partitioned tables can be published from PostgreSQL 13 on",
+        setup=TREE,
+        publication="FOR TABLE t",
+        tables=["t_eu", "t_us_low", "t_us_high"],
+        work=TREE_WORK,
+        while_down="""
+            TRUNCATE t;
+            INSERT INTO t VALUES (7, 'eu', 'new');
+            TRUNCATE t_us_low;
+        """,
+        ops={"t": "", "t_eu": "cucdtc", "t_us_low": "cud" + "c" + "tt", "t_us_high": "cu" + "dc" + "d" + "t"},
+    ),
+    Scenario(
+        "partitions via the root",
+        "All rows are the root's, wherever they lie; a partition attached later has its columns in another order.",
+        since=13,
+        lacking="publish_via_partition_root came with PostgreSQL 13",
+        setup=TREE,
+        publication="FOR TABLE t WITH (publish_via_partition_root)",
+        work=f"""
+            {TREE_WORK}
+            CREATE TABLE t_asia (dropped int, v text, region text NOT NULL, id int NOT NULL);
+            ALTER TABLE t_asia DROP COLUMN dropped;
+            ALTER TABLE t ATTACH PARTITION t_asia FOR VALUES IN ('asia');
+            INSERT INTO t VALUES (9, 'asia', 'z');
+            UPDATE t SET v = 'Z' WHERE id = 9;
+            UPDATE t SET region = 'eu' WHERE id = 9;
+        """,
+        while_down="""
+            TRUNCATE t;
+            INSERT INTO t VALUES (7, 'eu', 'new');
+        """,
+        ops={"t": "ccc" + "uuu" + "dc" * 3 + "d" + "cudc" + "tc", "t_eu": "", "t_asia": ""},
+        check=_one_key,
+    ),
+    Scenario(
+        "inheritance",
+        "A child is a table of its own.",
+        setup="""
+            CREATE TABLE t (id int PRIMARY KEY, v text);
+            CREATE TABLE child (extra int, PRIMARY KEY (id)) INHERITS (t)
+        """,
+        tables=["t", "child"],
+        publication="FOR TABLE t",
+        contents={"t": 'SELECT * FROM ONLY "inheritance".t'},
+        work="INSERT INTO t VALUES (1, 'a'); INSERT INTO child VALUES (2, 'b', 3); UPDATE t SET v = 'c'",
+        ops={"t": "cu", "child": "cu"},
+    ),
+    Scenario(
+        "some operations",
+        "What is not published leaves the mirror as it is.",
+        setup="CREATE TABLE t (id int PRIMARY KEY, v text)",
+        publication="FOR TABLE t WITH (publish = 'insert, update')",
+        work="""
+            INSERT INTO t VALUES (1, 'a'), (2, 'b');
+            UPDATE t SET v = 'A' WHERE id = 1;
+            DELETE FROM t WHERE id = 2;
+        """,
+        contents={"t": "SELECT * FROM (VALUES (1, 'A'), (2, 'b')) AS v (id, v)"},
+        ops={"t": "ccu"},
+    ),
+    Scenario(
+        "tables come and go",
+        "Added to the publication, and dropped from it, in the middle.",
+        setup="CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE late (id int PRIMARY KEY)",
+        publication="FOR TABLE t",
+        work="""
+            INSERT INTO t VALUES (1);
+            INSERT INTO late VALUES (1);
+            ALTER PUBLICATION "tables come and go" SET TABLE late;
+            INSERT INTO t VALUES (2);
+            INSERT INTO late VALUES (2);
+        """,
+        contents={"t": "SELECT 1 AS id", "late": "SELECT 2 AS id"},
+        ops={"t": "c", "late": "c"},
+    ),
+    Scenario(
+        "row filter",
+        "A row that comes to match is an insert, one that ceases to match a delete; a truncate is for all.",
+        since=15,
+        lacking="row filters came with PostgreSQL 15",
+        setup="CREATE TABLE t (id int PRIMARY KEY, v int); ALTER TABLE t REPLICA IDENTITY FULL",
+        publication="FOR TABLE t WHERE (v > 10)",
+        work="""
+            INSERT INTO t VALUES (1, 5), (2, 15), (3, NULL);
+            UPDATE t SET v = 20 WHERE id = 1;
+            UPDATE t SET v = v + 1;
+            UPDATE t SET v = 0 WHERE id = 2;
+            UPDATE t SET v = 1 WHERE id = 2;
+            DELETE FROM t WHERE id = 2;
+        """,
+        while_down="TRUNCATE t; INSERT INTO t VALUES (4, 40), (5, 5)",
+        contents={"t": 'SELECT * FROM "row filter".t WHERE v > 10'},
+        ops={"t": "cc" + "uu" + "d" + "tc"},
+    ),
+    Scenario(
+        "row filter and toast",
+        "An insert, too, can have a value that was not sent.",
+        since=15,
+        lacking="row filters came with PostgreSQL 15",
+        setup=f"{FILTERED}; ALTER TABLE t ALTER big SET STORAGE EXTERNAL",
+        publication="FOR TABLE t WHERE (keep)",
+        work="""
+            INSERT INTO t VALUES (1, false, repeat('x', 9000)), (2, true, repeat('y', 9000)), (3, true, 'z');
+            UPDATE t SET keep = true WHERE id = 1;
+            UPDATE t SET keep = false WHERE id > 1;
+        """,
+        contents={"t": f"SELECT 1 AS id, true AS keep, '{UNKNOWN}'::text AS big"},
+        ops={"t": "cccdd"},
+        check=_unchanged_insert,
+    ),
+    Scenario(
+        "column list",
+        "Other columns are not there; an update of them alone is an update all the same.",
+        since=15,
+        lacking="column lists came with PostgreSQL 15",
+        setup="CREATE TABLE t (secret text, id int PRIMARY KEY, v int, w int)",
+        publication="FOR TABLE t (w, id)",
+        work="""
+            INSERT INTO t VALUES ('s', 1, 2, 3);
+            UPDATE t SET v = 4;
+            ALTER PUBLICATION "column list" SET TABLE t (id, v);
+            UPDATE t SET w = 5;
+            ALTER TABLE t ADD COLUMN more int;
+            UPDATE t SET more = 6;
+        """,
+        contents={"t": 'SELECT id, v FROM "column list".t'},
+        ops={"t": "cuuu"},
+        check=_shapes,
+    ),
+    Scenario(
+        "tables in schema",
+        "Also those that are made later.",
+        since=15,
+        lacking="publications of schemas came with PostgreSQL 15",
+        setup="CREATE TABLE t (id int PRIMARY KEY)",
+        publication='FOR TABLES IN SCHEMA "tables in schema"',
+        tables=["t", "later"],
+        work="""
+            INSERT INTO t VALUES (1);
+            BEGIN;
+            CREATE TABLE later (id int PRIMARY KEY, v text);
+            INSERT INTO later VALUES (1, 'a');
+            COMMIT;
+            UPDATE later SET v = 'b';
+        """,
+        ops={"t": "c", "later": "cu"},
+    ),
+    Scenario(
+        "generated columns",
+        "Not sent unless the publication asks for them.",
+        since=12,
+        lacking="generated columns came with PostgreSQL 12",
+        setup="CREATE TABLE t (id int PRIMARY KEY, v int, twice int GENERATED ALWAYS AS (v * 2) STORED)",
+        contents={"t": 'SELECT id, v FROM "generated columns".t'},
+        work="INSERT INTO t VALUES (1, 1), (2, 2); UPDATE t SET v = 3 WHERE id = 1",
+        ops={"t": "ccu"},
+        check=_no_generated,
+    ),
+    Scenario(
+        "generated columns, published",
+        "Stored ones are like others; virtual ones are never sent.",
+        since=18,
+        lacking="publish_generated_columns came with PostgreSQL 18",
+        setup="""
+            CREATE TABLE t (
+                id int PRIMARY KEY,
+                v int,
+                stored int GENERATED ALWAYS AS (v * 2) STORED,
+                virtual int GENERATED ALWAYS AS (v * 3) VIRTUAL,
+                big text GENERATED ALWAYS AS (repeat(id::text, 9000)) STORED
+            );
+            ALTER TABLE t ALTER big SET STORAGE EXTERNAL
+        """,
+        publication="FOR TABLE t WITH (publish_generated_columns = stored)",
+        contents={"t": 'SELECT id, v, stored, big FROM "generated columns, published".t'},
+        work="INSERT INTO t VALUES (1, 1), (2, 2); UPDATE t SET v = 3 WHERE id = 1",
+        ops={"t": "ccu"},
+        check=_generated,
+    ),
+]

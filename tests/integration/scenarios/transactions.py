@@ -1,0 +1,271 @@
+"""What is one transaction, in which order transactions come, and what of them never happened."""
+
+from datetime import UTC, datetime, timedelta
+from uuid import uuid4
+
+from tests.support.scenario import Found, Place, Scenario
+
+LARGE_ROWS = 4000
+"""Of 100 characters: more than delivery.cut_bytes."""
+
+
+def _interleaved(place: Place) -> None:
+    """The later transaction to begin is the first to commit."""
+    with place.connect() as first, place.connect() as second:
+        first.execute("BEGIN; INSERT INTO t VALUES (1, 'first')")
+        second.execute("BEGIN; INSERT INTO t VALUES (2, 'second')")
+        first.execute("INSERT INTO t VALUES (3, 'first')")
+        second.execute("COMMIT; INSERT INTO t VALUES (4, 'third')")
+        first.execute("COMMIT")
+
+
+def _in_commit_order(found: Found) -> None:
+    assert found.values("v") == ["second", "third", "first", "first"]
+
+
+def _prepared(place: Place) -> None:
+    kept, dropped = uuid4().hex, uuid4().hex  # unique in the whole server
+    with place.connect() as connection:
+        connection.execute(f"BEGIN; INSERT INTO t VALUES (1); PREPARE TRANSACTION '{kept}'")
+        connection.execute(f"BEGIN; INSERT INTO t VALUES (2); PREPARE TRANSACTION '{dropped}'")
+        connection.execute("INSERT INTO t VALUES (3)")
+        connection.execute(f"COMMIT PREPARED '{kept}'")
+        connection.execute(f"ROLLBACK PREPARED '{dropped}'")
+
+
+def _at_their_commit(found: Found) -> None:
+    assert found.values("id") == [3, 1]
+
+
+def _identities(found: Found) -> None:
+    """Xid and commit time are those that the server tells."""
+    for event in found.events():
+        assert event["xid"] == event["after"]["xid"]
+        assert timedelta(0) <= event["ts"] - event["after"]["at"] < timedelta(seconds=10)
+        assert abs(event.timestamp_ms / 1000 - event["ts"].timestamp()) < 600, "the time of producing"
+
+
+def _steps(found: Found) -> None:
+    """All changes of a row are there, numbered within the transaction."""
+    assert found.values("v") == list(range(51))
+    assert [event["seq"] for event in found.events()] == list(range(51))
+
+
+def _replicated(place: Place) -> None:
+    """Write as a subscriber does: transactions that came from elsewhere, with the commit times of there."""
+    name = f"node_{uuid4().hex[:8]}"
+    with place.connect() as connection:
+        connection.execute("SELECT pg_replication_origin_create(%s)", [name])
+        connection.execute("SELECT pg_replication_origin_session_setup(%s)", [name])
+        for number in (1, 2):
+            connection.execute("BEGIN")
+            connection.execute("SELECT pg_replication_origin_xact_setup('0/123', '2001-02-03 04:05:06+00')")
+            connection.execute("INSERT INTO t VALUES (%s, %s)", [number, name])
+            connection.execute("COMMIT")
+        connection.execute("SELECT pg_replication_origin_session_reset()")
+        connection.execute("INSERT INTO t VALUES (3, NULL)")
+        connection.execute("SELECT pg_replication_origin_drop(%s)", [name])
+
+
+def _origins(found: Found) -> None:
+    assert [event["origin"] for event in found.events()] == found.values("origin")
+    assert found.values("origin").count(None) == 1
+    times = [event["ts"] == datetime(2001, 2, 3, 4, 5, 6, tzinfo=UTC) for event in found.events()]
+    assert times == [True, True, False]
+
+
+def _own_cuts(found: Found) -> None:
+    """A transaction larger than a cut has a cut of its own, whole."""
+    large = found.events()[1]["lsn"]
+    (cut,) = (cut for cut in found.replay.cuts if large in (cut.record["first_lsn"], cut.record["last_lsn"]))
+    assert cut.record["transactions"] == 1
+    assert cut.record["first_lsn"] == cut.record["last_lsn"] == large
+    assert cut.record["events"] == LARGE_ROWS + 1
+
+
+def _flags(found: Found) -> None:
+    flags = {
+        table: [event["flags"] for event in found.events(table) if event["op"] == "t"]
+        for table in ("parent", "child", "other")
+    }
+    assert flags == {"parent": [["cascade"], []], "child": [["cascade"], []], "other": [["restart_identity"], [], []]}
+
+
+SCENARIOS = [
+    Scenario(
+        "savepoints",
+        "What was rolled back to a savepoint never happened; what was released did.",
+        setup="CREATE TABLE t (id int PRIMARY KEY, v text)",
+        work="""
+            BEGIN;
+            INSERT INTO t VALUES (1, 'a');
+            SAVEPOINT outer_one;
+            INSERT INTO t VALUES (2, 'never');
+            SAVEPOINT inner_one;
+            UPDATE t SET v = 'never' WHERE id = 1;
+            RELEASE inner_one;
+            ROLLBACK TO outer_one;
+            INSERT INTO t VALUES (2, 'b');
+            SAVEPOINT inner_one;
+            INSERT INTO t VALUES (3, 'c');
+            RELEASE inner_one;
+            COMMIT;
+            BEGIN;
+            DELETE FROM t;
+            ROLLBACK;
+        """,
+        ops={"t": "ccc"},
+    ),
+    Scenario(
+        "many subtransactions",
+        "More than fit into a backend's cache of subtransactions; every third fails.",
+        setup="CREATE TABLE t (id int PRIMARY KEY, v int)",
+        work="""
+            DO $$ BEGIN
+                FOR i IN 1 .. 200 LOOP
+                    BEGIN
+                        INSERT INTO t VALUES (i, 6 / (i % 3));
+                    EXCEPTION WHEN division_by_zero THEN
+                        UPDATE t SET v = -1 WHERE id = i - 1;
+                    END;
+                END LOOP;
+            END $$;
+        """,
+        ops={"t": "ccu" * 66 + "cc"},
+    ),
+    Scenario(
+        "interleaved",
+        "Transactions come whole, in the order of their commits.",
+        setup="CREATE TABLE t (id int PRIMARY KEY, v text)",
+        work=_interleaved,
+        ops={"t": "cccc"},
+        check=_in_commit_order,
+    ),
+    Scenario(
+        "prepared",
+        "Without two_phase a prepared transaction comes when it is committed.",
+        setup="CREATE TABLE t (id int PRIMARY KEY)",
+        work=_prepared,
+        ops={"t": "cc"},
+        check=_at_their_commit,
+    ),
+    Scenario(
+        "nothing to publish",
+        "Empty transactions, locks, rolled back ones, other tables, messages: no events.",
+        setup="CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE other (id int); INSERT INTO t VALUES (1)",
+        publication="FOR TABLE t",
+        work="""
+            BEGIN;
+            COMMIT;
+            BEGIN;
+            SELECT txid_current();
+            COMMIT;
+            BEGIN;
+            SELECT * FROM t FOR UPDATE;
+            COMMIT;
+            INSERT INTO other SELECT generate_series(1, 10);
+            BEGIN;
+            INSERT INTO t VALUES (2);
+            ROLLBACK;
+            BEGIN;
+            CREATE TEMP TABLE fleeting AS SELECT generate_series(1, 10) AS id;
+            CREATE UNLOGGED TABLE unlogged AS SELECT * FROM fleeting;
+            COMMIT;
+            SELECT pg_logical_emit_message(true, 'prefix', 'content');
+            SELECT pg_logical_emit_message(false, 'prefix', 'content');
+        """,
+        while_down="INSERT INTO other VALUES (11)",
+        contents={"t": "SELECT 1 AS id WHERE false"},
+        ops={"t": "", "other": ""},
+    ),
+    Scenario(
+        "identity of transactions",
+        "xid and ts are the transaction's, the record's own time is that of producing.",
+        setup="CREATE TABLE t (id serial PRIMARY KEY, xid bigint, at timestamptz)",
+        work="""
+            INSERT INTO t (xid, at) VALUES (txid_current(), clock_timestamp());
+            BEGIN;
+            INSERT INTO t (xid, at) VALUES (txid_current(), clock_timestamp());
+            SAVEPOINT s;
+            INSERT INTO t (xid, at) VALUES (txid_current(), clock_timestamp());
+            COMMIT;
+        """,
+        check=_identities,
+    ),
+    Scenario(
+        "one row, many changes",
+        "Each is there, in order.",
+        setup="CREATE TABLE t (id int PRIMARY KEY, v int)",
+        work="""
+            DO $$ BEGIN
+                INSERT INTO t VALUES (1, 0);
+                FOR i IN 1 .. 50 LOOP UPDATE t SET v = i; END LOOP;
+            END $$;
+        """,
+        check=_steps,
+    ),
+    Scenario(
+        "large",
+        "A transaction larger than a cut is delivered as it arrives, alone; small ones before and after.",
+        setup="CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (id int PRIMARY KEY)",
+        tables=["t", "u"],
+        work=f"""
+            INSERT INTO t VALUES (-1, 'before');
+            BEGIN;
+            INSERT INTO u VALUES (1);
+            INSERT INTO t SELECT g, repeat('x', 100) FROM generate_series(1, {LARGE_ROWS}) AS g;
+            COMMIT;
+            INSERT INTO t VALUES (-2, 'after');
+        """,
+        while_down="BEGIN; UPDATE t SET v = repeat('y', 100); DELETE FROM t WHERE id % 2 = 0; COMMIT",
+        check=_own_cuts,
+    ),
+    Scenario(
+        "truncate",
+        "Several tables, cascading, with sequences; also rolled back, and between rows of one transaction.",
+        since=11,
+        lacking="TRUNCATE is replicated from PostgreSQL 11 on",
+        setup="""
+            CREATE TABLE parent (id int PRIMARY KEY);
+            CREATE TABLE child (id int PRIMARY KEY REFERENCES parent);
+            CREATE TABLE other (id serial PRIMARY KEY, v text)
+        """,
+        tables=["parent", "child", "other"],
+        work="""
+            INSERT INTO parent VALUES (1), (2), (3);
+            INSERT INTO child VALUES (1), (2);
+            INSERT INTO other (v) VALUES ('a'), ('b');
+            TRUNCATE parent CASCADE;
+            BEGIN;
+            TRUNCATE other RESTART IDENTITY;
+            INSERT INTO other (v) VALUES ('c');
+            TRUNCATE other;
+            INSERT INTO other (v) VALUES ('d');
+            SAVEPOINT s;
+            TRUNCATE other, parent, child;
+            ROLLBACK TO s;
+            COMMIT;
+            BEGIN;
+            TRUNCATE other;
+            ROLLBACK;
+        """,
+        while_down="""
+            INSERT INTO parent VALUES (4);
+            BEGIN;
+            INSERT INTO other (v) VALUES ('e');
+            TRUNCATE other, child, parent;
+            INSERT INTO parent VALUES (5);
+            COMMIT;
+        """,
+        ops={"parent": "ccctctc", "child": "cctt", "other": "cctctcct"},
+        check=_flags,
+    ),
+    Scenario(
+        "origins",
+        "What was replicated to here says from where, with the commit time of there.",
+        setup="CREATE TABLE t (id int PRIMARY KEY, origin text)",
+        work=_replicated,
+        ops={"t": "ccc"},
+        check=_origins,
+    ),
+]
