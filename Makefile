@@ -30,16 +30,17 @@ format: setup ## Rewrite the code in the project's style
 	$(BIN)/ruff format
 
 quick: setup ## Tests that need no server: seconds
-	$(PYTEST) tests/unit tests/property -q
+	$(PYTEST) tests/unit tests/property -q -n 2
 
 coverage: setup ## Branch coverage of the core, which has to be complete
-	$(PYTEST) tests/unit tests/property -q --cov --cov-report=term-missing
+	$(PYTEST) tests/unit tests/property -q -n 2 --cov --cov-report=term-missing
 	$(BIN)/coverage report --include='$(CORE)' --fail-under=100
 
 CORE := src/pgsluice/lsn.py,src/pgsluice/errors.py,src/pgsluice/finding.py,src/pgsluice/pgoutput/*,src/pgsluice/relation.py,src/pgsluice/transaction.py,src/pgsluice/avro/*,src/pgsluice/tables.py,src/pgsluice/envelope.py,src/pgsluice/cut.py,src/pgsluice/progress.py
 
 integration: setup ## Tests on real PostgreSQL 10 to 18 and a real Kafka
-	$(PYTEST) tests/integration
+	$(BIN)/python -m sandbox fetch
+	$(PYTEST) tests/integration -q -n 3 --dist loadfile
 
 spark: setup ## Tests of the Spark side
 	$(PYTEST) tests/spark
