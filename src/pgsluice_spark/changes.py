@@ -11,7 +11,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
 
-from pgsluice_spark.decode import absent, decoded, undecodable_key
+from pgsluice_spark.decode import decoded, fields, undecodable_key
 from pgsluice_spark.registry import Registry
 from pgsluice_spark.schema import Reading, SchemaError, SchemaVersion, ambiguous_names, key_reading, value_reading
 
@@ -35,7 +35,8 @@ def read_changes(  # noqa: PLR0913 - all but the first two by name
 ) -> DataFrame:
     """Return the changes in ``topic``, as a stream or (``streaming=False``) as a batch.
 
-    The columns are those of the change event, then ``absent``, ``key`` (if the table has one), and Kafka's
+    The columns are those of the change event, then ``fields`` (the row's, in the
+    schema that wrote the record: others are null because they did not exist), ``key`` (if the table has one), and Kafka's
     ``topic``, ``partition``, ``offset`` and ``timestamp``.
 
     The schemas are those that ``registry`` has when this is called. A record with a later one ends the query
@@ -51,7 +52,7 @@ def read_changes(  # noqa: PLR0913 - all but the first two by name
         records = records.where(F.col("value").isNotNull())
     changes = records.select(
         _change(values, keys).alias("change"),
-        absent(values).alias("absent"),
+        fields(values).alias("fields"),
         *([] if keys is None else [decoded("key", keys).alias("key")]),
         *_POSITION,
     )

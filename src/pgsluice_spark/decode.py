@@ -37,9 +37,9 @@ def decoded(part: Part, reading: Reading) -> Column:
     return F.when(F.col(part).isNotNull(), from_avro(data, reading.writers, options))
 
 
-def absent(reading: Reading) -> Column:
-    """Return the names of the row's fields that the schema of a value lacks; null where the value is null."""
-    names = {i: F.array(*map(F.lit, fields)).cast("array<string>") for i, fields in reading.absent.items()}
+def fields(reading: Reading) -> Column:
+    """Return the names of the row's fields in the schema of a value; null where the value is null."""
+    names = {i: F.array(*map(F.lit, names)).cast("array<string>") for i, names in reading.fields.items()}
     return F.try_element_at(_map(names), _header("value"))
 
 

@@ -97,7 +97,7 @@ def _last_cell(name: str) -> Column:
     Null when there is none. ``is_known`` is false when the schema of that change did not have the field.
     """
     cell = F.struct(
-        (~F.array_contains("absent", name)).alias("is_known"),
+        F.array_contains("fields", name).alias("is_known"),
         F.col("after").getField(name).alias("value"),
         F.try_element_at("raw", F.lit(name)).alias("raw"),
     )

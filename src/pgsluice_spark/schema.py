@@ -53,8 +53,8 @@ class Reading:
     """JSON of the record that they all are read as."""
     branches: Mapping[int, int]
     """The branch of the union that each known schema id stands for."""
-    absent: Mapping[int, tuple[str, ...]]
-    """The row's fields that the schema of this id does not have; nothing for keys."""
+    fields: Mapping[int, tuple[str, ...]]
+    """The names of the row's fields in the schema of each id; nothing for keys."""
 
 
 def value_reading(versions: Sequence[SchemaVersion]) -> Reading:
@@ -93,18 +93,13 @@ def _reading(versions: Sequence[SchemaVersion], records: Sequence[Record]) -> Re
         writers=json.dumps([_render(json.loads(text), f"writer{n}") for text, n in branches.items()]),
         reader=json.dumps(_render(reader, "reader")),
         branches={version.id: branches[text] for version, text in zip(versions, texts, strict=True)},
-        absent={version.id: _absent(reader, record) for version, record in zip(versions, records, strict=True)},
+        fields={version.id: _row_names(record) for version, record in zip(versions, records, strict=True)},
     )
 
 
-def _absent(reader: Record, record: Record) -> tuple[str, ...]:
-    own = set(_row_names(record))
-    return tuple(name for name in _row_names(reader) if name not in own)
-
-
-def _row_names(record: Record) -> list[str]:
+def _row_names(record: Record) -> tuple[str, ...]:
     rows = [_split(field["type"])[1] for field in record["fields"] if field["name"] == "after"]
-    return [field["name"] for row in rows if _is_record(row) for field in row["fields"]]
+    return tuple(field["name"] for row in rows if _is_record(row) for field in row["fields"])
 
 
 # --- parsing: what the bytes and the values depend on, and nothing else

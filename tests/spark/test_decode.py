@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
 
-from pgsluice_spark.decode import Part, absent, decoded
+from pgsluice_spark.decode import Part, decoded, fields
 from pgsluice_spark.schema import Reading, key_reading, value_reading
 from tests.spark.events import (
     Json,
@@ -110,12 +110,12 @@ def test_each_record_is_read_with_the_schema_that_wrote_it(spark: SparkSession) 
     framed = records(spark, "value", *(frame(i, schemas[i], change("c", 1, after=rows[i])) for i in schemas), None)
     read = reading(schemas)
 
-    found = framed.select(decoded("value", read)["after"].alias("after"), absent(read).alias("absent")).collect()
+    found = framed.select(decoded("value", read)["after"].alias("after"), fields(read).alias("fields")).collect()
     names = set().union(*rows.values())
     for row, record in zip(rows.values(), found, strict=False):
         assert record["after"].asDict() == dict.fromkeys(names) | row
-        assert set(record["absent"]) == names - set(row)
-    assert (found[-1]["after"], found[-1]["absent"]) == (None, None)
+        assert record["fields"] == list(row)
+    assert (found[-1]["after"], found[-1]["fields"]) == (None, None)
 
 
 def test_keys_of_several_versions(spark: SparkSession) -> None:
@@ -136,6 +136,7 @@ def test_keys_of_several_versions(spark: SparkSession) -> None:
         (frame(8, SCHEMA, EVENT), r"schema id 8, which was not known .* Restart .* from its checkpoint"),
         (b"\x00\xff\xff\xff\xff\x02", "schema id 4294967295, which was not known"),
     ],
+    ids=["empty", "short", "json", "magic", "unknown", "beyond"],
 )
 def test_what_cannot_be_decoded_is_an_error(spark: SparkSession, datum: bytes, problem: str) -> None:
     framed = records(spark, "value", frame(7, SCHEMA, EVENT), datum)

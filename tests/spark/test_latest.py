@@ -15,7 +15,7 @@ from tests.spark.events import Json, change
 ROW = "struct<id: bigint, note: string, photo: string, amount: decimal(10,2), later: string>"
 CHANGES = (
     f"op string, before {ROW}, after {ROW}, unchanged array<string>, raw map<string,string>, epoch int, lsn bigint,"
-    "seq bigint, ts timestamp, flags array<string>, absent array<string>, key struct<id: bigint>, topic string,"
+    "seq bigint, ts timestamp, flags array<string>, fields array<string>, key struct<id: bigint>, topic string,"
     "partition int, offset bigint"
 )
 COLUMNS = ("id", "note", "photo", "amount", "later")
@@ -24,10 +24,10 @@ TOASTED = ("note", "photo", "later")
 UNKNOWN, ABSENT = object(), object()
 
 
-def record(event: Json, key: int | None, absent: Iterable[str] = ()) -> Json:
+def record(event: Json, key: int | None, fields: Iterable[str] = COLUMNS) -> Json:
     """Return an event as ``read_changes`` gives it."""
     position = {"topic": "t", "partition": 0, "offset": event["lsn"]}
-    return event | {"absent": list(absent), "key": None if key is None else {"id": key}} | position
+    return event | {"fields": list(fields), "key": None if key is None else {"id": key}} | position
 
 
 def changes(spark: SparkSession, records: list[Json]) -> DataFrame:
@@ -45,7 +45,7 @@ class Table:
     epoch: int = 1
     lsn: int = 100
     seq: int = 0
-    absent: tuple[str, ...] = ("later",)
+    columns: tuple[str, ...] = COLUMNS[:-1]
 
     def run(self, statements: int) -> None:
         for _ in range(statements):
@@ -80,20 +80,20 @@ class Table:
         self, op: str, key: int, values: Json, unchanged: Iterable[str] = (), old: Json | None = None, *flags: str
     ) -> None:
         old = old or {}
-        unchanged = [name for name in unchanged if name not in self.absent]
-        row = values | {"id": key} | dict.fromkeys(self.absent, ABSENT)
+        unchanged = [name for name in unchanged if name in self.columns]
+        row = {name: values.get(name) if name in self.columns else ABSENT for name in COLUMNS} | {"id": key}
         for name in unchanged:
             row[name] = UNKNOWN if old.get(name, UNKNOWN) is ABSENT else old.get(name, UNKNOWN)
-        sent = {name: value for name, value in row.items() if name not in (*unchanged, *self.absent)}
+        sent = {name: value for name, value in row.items() if name in self.columns and name not in unchanged}
         raw = {name: value for name, value in sent.items() if value == "NaN"}
         event = change(op, self.lsn, self._next(), epoch=self.epoch, raw=raw, flags=list(flags))
         event |= {"after": {n: v for n, v in sent.items() if n not in raw}, "unchanged": unchanged}
-        self.records.append(record(event, key, self.absent))
+        self.records.append(record(event, key, self.columns))
         self.rows[key], self.positions[key] = row, (self.epoch, self.lsn, self.seq - 1)
 
     def _remove(self, key: int, *flags: str) -> Json:
         event = change("d", self.lsn, self._next(), epoch=self.epoch, flags=list(flags), before={"id": key})
-        self.records.append(record(event, key, self.absent))
+        self.records.append(record(event, key, self.columns))
         return self.rows.pop(key)
 
     def _values(self) -> Json:
@@ -125,7 +125,7 @@ def test_random_histories(spark: SparkSession, seed: int) -> None:
     table.run(60)
     table.truncate()
     table.run(60)
-    table.absent = ()  # ADD COLUMN later
+    table.columns = COLUMNS  # ADD COLUMN later
     table.run(20)
     table.epoch, table.lsn = 2, 50  # another history, whose LSNs may be lower
     table.run(20)
@@ -148,7 +148,7 @@ def test_random_histories(spark: SparkSession, seed: int) -> None:
 
 
 def test_without_moves_nothing_runs_twice(spark: SparkSession) -> None:
-    before = record(change("c", 1, after={"id": 1, "note": "n", "photo": "p"}), 1, ["later"])
+    before = record(change("c", 1, after={"id": 1, "note": "n", "photo": "p"}), 1, COLUMNS[:-1])
     update = record(change("u", 2, after={"id": 1, "photo": "q"}, unchanged=["note", "later"]), 1)
     (row,) = latest(changes(spark, [update, before])).collect()
     assert row["after"].asDict() == {"id": 1, "note": "n", "photo": "q", "amount": None, "later": None}

@@ -1,0 +1,31 @@
+"""Runs these tests with the oldest PySpark that is supported: ``python -m tests.spark.floor [pytest options]``.
+
+It is kept in the sandbox's cache and put in front of the one that is installed.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from sandbox.artifacts import cache_root, make_entry
+from sandbox.spark import FLOOR
+
+HERE = Path(__file__).parent
+
+
+def install(directory: Path) -> None:
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(directory)]
+    subprocess.run([*pip, f"pyspark=={FLOOR}"], check=True)
+
+
+def main(options: list[str]) -> int:
+    directory = make_entry(cache_root(), f"pyspark-{FLOOR}", install)
+    environment = {**os.environ, "PYTHONPATH": str(directory)}
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", str(HERE), *options], env=environment, check=False
+    ).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,231 @@
+"""pgsluice_spark.read_changes on a real broker: cuts, schemas that come and go, restarts."""
+
+import json
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, Row, SparkSession
+
+from pgsluice_spark import SchemaError, SchemaVersion, TopicRegistry, latest, read_changes
+from sandbox.kafka import Kafka
+from tests.spark.events import (
+    Json,
+    change,
+    column,
+    decimal,
+    envelope_schema,
+    frame,
+    key_schema,
+    versions,
+)
+
+numbers = count(1)
+
+
+@dataclass
+class Registered:
+    """A registry of schemas that a test made up, by subject and id."""
+
+    schemas: dict[str, dict[int, Json]]
+
+    def versions(self, subjects: Collection[str]) -> list[SchemaVersion]:
+        return [version for name in subjects for version in versions(name, self.schemas.get(name, {}))]
+
+
+@dataclass
+class Topic:
+    """A table's topic and schemas, written as the daemon does."""
+
+    kafka: Kafka
+    name: str
+    values: dict[int, Json]
+    keys: dict[int, Json]
+    producer: Producer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.producer = Producer({"bootstrap.servers": self.kafka.bootstrap_servers, "transactional.id": self.name})
+        self.producer.init_transactions()
+
+    @contextmanager
+    def cut(self, *, commit: bool = True) -> Iterator[None]:
+        self.producer.begin_transaction()
+        yield
+        assert self.producer.flush(30) == 0
+        if commit:
+            self.producer.commit_transaction()
+        else:
+            self.producer.abort_transaction()
+
+    def put(self, value_id: int, event: Json | None, key_id: int | None, key: Json | None, partition: int = 0) -> None:
+        self.producer.produce(
+            self.name,
+            key=None if key is None or key_id is None else frame(key_id, self.keys[key_id], key),
+            value=None if event is None else frame(value_id, self.values[value_id], event),
+            partition=partition,
+        )
+
+    def read(self, spark: SparkSession, **options: Any) -> DataFrame:  # noqa: ANN401 - as read_changes takes them
+        registry = Registered({f"{self.name}-value": self.values, f"{self.name}-key": self.keys})
+        servers = self.kafka.bootstrap_servers
+        return read_changes(spark, self.name, bootstrap_servers=servers, registry=registry, **options)
+
+
+@pytest.fixture
+def new_topic(kafka: Kafka) -> Callable[[dict[int, Json], dict[int, Json]], Topic]:
+    """Make a topic of two partitions for a table with these schemas."""
+
+    def new(values: dict[int, Json], keys: dict[int, Json]) -> Topic:
+        name = f"shop.public.orders_{next(numbers)}"
+        create(kafka, NewTopic(name, 2))
+        return Topic(kafka, name, values, keys)
+
+    return new
+
+
+def create(kafka: Kafka, topic: NewTopic) -> None:
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    admin.create_topics([topic])[topic.topic].result()
+
+
+def run(changes: DataFrame, checkpoint: Path) -> list[Row]:
+    """Run a stream to the topic's present end; return what it gave, by offset in each partition."""
+    rows: list[Row] = []
+    query = (
+        changes.writeStream.foreachBatch(lambda batch, _: rows.extend(batch.collect()))
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    return sorted(rows, key=lambda row: (row["partition"], row["offset"]))
+
+
+OLD = envelope_schema([column("id", "int"), column("price", decimal(6, 2)), column("note", "string")])
+NEW = envelope_schema([column("id", "long"), column("price", decimal(8, 2)), column("note__2", "double")])
+NEWEST = envelope_schema([column("id", "long"), column("state", "string")])
+OLD_KEY, NEW_KEY = key_schema({"id": "int"}), key_schema({"id": "long"})
+
+
+def test_a_table_through_its_schemas(
+    spark: SparkSession, tmp_path: Path, new_topic: Callable[[dict[int, Json], dict[int, Json]], Topic]
+) -> None:
+    topic = new_topic({1: OLD, 2: NEW}, {11: OLD_KEY, 12: NEW_KEY})
+    with topic.cut():
+        topic.put(1, change("r", 1, after={"id": 1, "note": "old"}, raw={"price": "NaN"}), 11, {"id": 1})
+        topic.put(1, change("c", 2, after={"id": 2}), 11, {"id": 2}, partition=1)
+    with topic.cut(commit=False):
+        topic.put(1, change("d", 3, before={"id": 1}, before_image="key"), 11, {"id": 1})
+    with topic.cut():
+        topic.put(2, change("u", 4, after={"id": 1, "note__2": 0.5}, unchanged=["price"]), 12, {"id": 1})
+        topic.put(2, change("d", 4, 1, before={"id": 2}, before_image="key"), 12, {"id": 2}, partition=1)
+        topic.put(2, None, 12, {"id": 2}, partition=1)
+    planned = topic.read(spark)
+    assert "key struct<id:bigint>" in ", ".join(f"{name} {kind}" for name, kind in planned.dtypes)
+
+    first = run(planned, tmp_path)
+    assert [(row["op"], row["lsn"], row["partition"], row["offset"]) for row in first] == [
+        ("r", 1, 0, 0),
+        ("u", 4, 0, 4),
+        ("c", 2, 1, 0),
+        ("d", 4, 1, 2),
+    ]
+    snapshot, update = first[0], first[1]
+    others = {"price": None, "note__2": None, "note": None}
+    assert snapshot["after"].asDict() == others | {"id": 1, "note": "old"}
+    assert (snapshot["raw"], snapshot["fields"]) == ({"price": "NaN"}, ["id", "price", "note"])
+    assert update["after"].asDict() == others | {"id": 1, "note__2": 0.5}
+    assert (update["unchanged"], update["fields"], update["topic"]) == (
+        ["price"],
+        ["id", "price", "note__2"],
+        topic.name,
+    )
+    assert [row["key"]["id"] for row in first] == [1, 1, 2, 2]
+
+    # A schema that the query does not know ends it; planned again, it goes on where it ended.
+    topic.values[3] = NEWEST
+    with topic.cut():
+        topic.put(2, change("c", 5, after={"id": 3}), 12, {"id": 3})
+        topic.put(3, change("c", 6, after={"id": 4, "state": "new"}), 12, {"id": 4})
+    expected = f"topic {topic.name}, partition 0, offset 7: the value has schema id 3, which .* Restart the query"
+    with pytest.raises(StreamingQueryException, match=expected):
+        run(planned, tmp_path)
+    second = run(topic.read(spark), tmp_path)
+    assert [(row["lsn"], row["after"]["id"], row["after"]["state"]) for row in second] == [(5, 3, None), (6, 4, "new")]
+    assert run(topic.read(spark), tmp_path) == []
+
+    everything = topic.read(spark, streaming=False, tombstones=True)
+    assert everything.where("op IS NULL").select("partition", "offset", "key.id", "fields").collect() == [
+        (1, 3, 2, None)
+    ]
+    rows = {row["key"]["id"]: row for row in latest(everything.where("op IS NOT NULL")).collect()}
+    assert set(rows) == {1, 3, 4}
+    assert (rows[1]["raw"], rows[1]["unchanged"], rows[1]["ts"]) == ({"price": "NaN"}, [], first[0]["ts"])
+
+
+def test_a_table_that_gets_a_key(
+    spark: SparkSession, new_topic: Callable[[dict[int, Json], dict[int, Json]], Topic]
+) -> None:
+    topic = new_topic({1: OLD}, {})
+    with topic.cut():
+        topic.put(1, change("c", 1, after={"id": 1}), None, None)
+    planned = topic.read(spark, streaming=False)
+    assert "key" not in planned.columns
+    assert [row["after"]["id"] for row in planned.collect()] == [1]
+    topic.keys[11] = OLD_KEY
+    with topic.cut():
+        topic.put(1, change("c", 2, after={"id": 2}), 11, {"id": 2})
+    with pytest.raises(Exception, match="offset 2: the key has schema id 11, which was not known"):
+        planned.collect()
+    rows = topic.read(spark, streaming=False).orderBy("lsn").collect()
+    assert [row["key"] and row["key"]["id"] for row in rows] == [None, 2]
+
+
+def test_names_that_differ_only_in_case(
+    spark: SparkSession, new_topic: Callable[[dict[int, Json], dict[int, Json]], Topic]
+) -> None:
+    topic = new_topic({1: envelope_schema([column("id", "int"), column("ID", "string")])}, {})
+    with topic.cut():
+        topic.put(1, change("c", 1, after={"id": 1, "ID": "one"}), None, None)
+    with pytest.raises(SchemaError, match=r"differ only in case \(ID, id\).*set it in the session"):
+        topic.read(spark)
+    spark.conf.set("spark.sql.caseSensitive", "true")
+    try:
+        (row,) = topic.read(spark, streaming=False).select("after.ID", "after.id").collect()
+    finally:
+        spark.conf.unset("spark.sql.caseSensitive")
+    assert tuple(row) == ("one", 1)
+
+
+def test_what_it_refuses(spark: SparkSession, new_topic: Callable[[dict[int, Json], dict[int, Json]], Topic]) -> None:
+    topic = new_topic({}, {})
+    with pytest.raises(SchemaError, match=f"has no subject {topic.name}-value"):
+        topic.read(spark)
+    topic.values[1] = OLD
+    with pytest.raises(ValueError, match=r"read_changes sets kafka\.Isolation\.level itself"):
+        topic.read(spark, kafka_options={"kafka.Isolation.level": "read_uncommitted"})
+
+
+def test_schemas_from_their_topic(spark: SparkSession, kafka: Kafka) -> None:
+    create(kafka, NewTopic("shop.schemas", 1, config={"cleanup.policy": "compact"}))
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "enable.idempotence": True})
+    recorded = [("t-value", 1, 5), ("other-value", 1, 6), ("t-key", 1, 7), ("t-value", 2, 8), ("t-value", 1, 5)]
+    for subject, version, identifier in recorded:
+        entry = {"subject": subject, "version": version, "id": identifier, "schemaType": "AVRO", "schema": '"ö"'}
+        key = json.dumps({"subject": subject, "id": identifier})
+        producer.produce("shop.schemas", key=key, value=json.dumps(entry | {"postgres": None}, ensure_ascii=False))
+    producer.produce("shop.schemas", key="deleted", value=None)
+    producer.flush()
+    registry = TopicRegistry(spark, kafka.bootstrap_servers, "shop.schemas")
+    assert sorted(registry.versions(["t-value", "t-key", "none"]), key=lambda version: version.id) == [
+        SchemaVersion("t-value", 1, 5, '"ö"'),
+        SchemaVersion("t-key", 1, 7, '"ö"'),
+        SchemaVersion("t-value", 2, 8, '"ö"'),
+    ]
