@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from pgsluice.errors import ConfigError, SlotInUse
+from pgsluice.errors import ConfigError, SlotInUse, SourceUnavailable
 from pgsluice.postgres import connection as connection_module
 from pgsluice.postgres.catalog import Catalog
 from pgsluice.postgres.connection import ReplicationConnection
@@ -215,6 +215,30 @@ async def create_slot_blocked(
     event = {"event": "slot creation waits for running transactions to end", "slot": SLOT, "log_level": "warning"}
     assert {**event, "waits_for": list(found)} in logs
     return found
+
+
+@pytest.mark.parametrize("explained", [True, False])
+async def test_slot_creation_that_cannot_be_explained_goes_on(
+    database: Database, monkeypatch: pytest.MonkeyPatch, *, explained: bool
+) -> None:
+    monkeypatch.setattr(connection_module, "SLOT_CREATION_REPORT_S", 0.02)
+    asked = asyncio.Event()
+
+    async def blockers(_: int) -> list[str]:
+        asked.set()
+        raise SourceUnavailable("no answer")
+
+    with database.connect(autocommit=False) as other:
+        other.execute("CREATE TABLE t (id int)")
+        async with replication(options_for(database)) as connection:
+            creation = asyncio.create_task(connection.create_slot(SLOT, blockers=blockers if explained else None))
+            with structlog.testing.capture_logs() as logs:
+                while not logs:  # noqa: ASYNC110 - the log has no event
+                    await asyncio.sleep(0.01)
+            other.rollback()
+            await creation
+    assert asked.is_set() == explained
+    assert logs[0]["waits_for"] == []
 
 
 @pytest.mark.parametrize("version", [10, 18])

@@ -14,7 +14,7 @@ import psycopg
 import structlog
 from psycopg import AsyncConnection, pq
 
-from pgsluice.errors import ConfigError
+from pgsluice.errors import ConfigError, PgsluiceError
 from pgsluice.lsn import parse_lsn
 from pgsluice.postgres import failures
 from pgsluice.postgres.failures import PLUGIN, ServerError
@@ -163,7 +163,10 @@ class ReplicationConnection:
     async def _report_waiting(self, name: str, blockers: Blockers | None) -> None:
         while True:
             await asyncio.sleep(SLOT_CREATION_REPORT_S)
-            found = await blockers(self._connection.pgconn.backend_pid) if blockers else []
+            found: Sequence[str] = []
+            if blockers is not None:
+                with suppress(PgsluiceError):  # it only explains
+                    found = await blockers(self._connection.pgconn.backend_pid)
             log.warning("slot creation waits for running transactions to end", slot=name, waits_for=list(found))
 
     async def _cancel_command(self) -> None:

@@ -12,21 +12,21 @@ from pgsluice.lsn import INVALID_LSN, parse_lsn
 
 # column -> (server version that brought it, what stands in for it before)
 _COLUMNS = {
-    "slot_name": (100000, ""),
-    "plugin": (100000, ""),
-    "slot_type": (100000, ""),
-    "database": (100000, ""),
-    "temporary": (100000, ""),
-    "active_pid": (100000, ""),
-    "restart_lsn": (100000, ""),
-    "confirmed_flush_lsn": (100000, ""),
-    "wal_status": (130000, "NULL"),
-    "safe_wal_size": (130000, "NULL"),
-    "two_phase": (140000, "false"),
-    "conflicting": (160000, "false"),
-    "failover": (170000, "false"),
-    "synced": (170000, "false"),
-    "invalidation_reason": (170000, "NULL"),
+    "slot_name": (10_00_00, ""),
+    "plugin": (10_00_00, ""),
+    "slot_type": (10_00_00, ""),
+    "database": (10_00_00, ""),
+    "temporary": (10_00_00, ""),
+    "active_pid": (10_00_00, ""),
+    "restart_lsn": (10_00_00, ""),
+    "confirmed_flush_lsn": (10_00_00, ""),
+    "wal_status": (13_00_00, "NULL"),
+    "safe_wal_size": (13_00_00, "NULL"),
+    "two_phase": (14_00_00, "false"),
+    "conflicting": (16_00_00, "false"),
+    "failover": (17_00_00, "false"),
+    "synced": (17_00_00, "false"),
+    "invalidation_reason": (17_00_00, "NULL"),
 }
 
 
