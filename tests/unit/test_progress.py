@@ -50,9 +50,7 @@ class TestCheckpoint:
 
     def test_a_cut_advances_it_and_names_its_last_transaction(self) -> None:
         found = CHECKPOINT.advanced(10, 1200, (Transaction(701, 1150, 56), 1180))
-        assert found == replace(
-            CHECKPOINT, cut=10, end_lsn=1200, last_end_lsn=1180, last_xid=701, last_commit_ts=56
-        )
+        assert found == replace(CHECKPOINT, cut=10, end_lsn=1200, last_end_lsn=1180, last_xid=701, last_commit_ts=56)
 
     def test_a_heartbeat_keeps_the_last_transaction(self) -> None:
         assert CHECKPOINT.advanced(10, 1200, None) == replace(CHECKPOINT, cut=10, end_lsn=1200)
@@ -120,7 +118,8 @@ class TestWhetherToGoOn:
             check_slot(CHECKPOINT, 500, replace(SERVER, xlogpos=999))
 
     def test_on_a_promoted_standby_that_has_everything_delivered(self) -> None:
-        found = check_timeline(CHECKPOINT, replace(SERVER, timeline=3), [TimelineSwitch(1, 1000), TimelineSwitch(2, 1500)])
+        history = [TimelineSwitch(1, 1000), TimelineSwitch(2, 1500)]
+        found = check_timeline(CHECKPOINT, replace(SERVER, timeline=3), history)
         assert found == replace(CHECKPOINT, timeline=3)
 
     def test_not_on_one_that_was_promoted_before_it(self) -> None:
