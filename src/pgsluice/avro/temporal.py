@@ -27,9 +27,9 @@ _SECONDS_US: Final = {b":%02d" % s: s * 1_000_000 for s in range(60)}
 _FRACTION_UNITS_US: Final = {1: 100_000, 2: 10_000, 3: 1_000, 4: 100, 5: 10, 6: 1}  # by the number of digits
 
 # Any year, any offset: what the fixed-width reading of the common case leaves over.
-_DATE: Final = re.compile(rb"([0-9]{4,7})-([0-9]{2})-([0-9]{2})( BC)?")
+_DATE: Final = re.compile(rb"([0-9]{4}|[1-9][0-9]{4,6})-([0-9]{2})-([0-9]{2})( BC)?")
 _TIMESTAMP: Final = re.compile(
-    rb"([0-9]{4,6}-[0-9]{2}-[0-9]{2}) ([0-9:.]{8,15})"
+    rb"([0-9]{4,7}-[0-9]{2}-[0-9]{2}) ([0-9:.]{8,15})"
     rb"(?:([+-])([0-9]{2})(?::([0-9]{2}))?(?::([0-9]{2}))?)?( BC)?"
 )
 

@@ -85,6 +85,7 @@ def test_dates_beyond_the_common_range_need_the_full_one(value: bytes, days: int
         b"2024-W01-1",
         b"01/06/2020",
         b"9999999-12-31",
+        b"02024-01-01",
         b"99999999-12-31",
         b"2024-01-01 00:00:00",
         b"\xb2\xb2\xb2\xb2-01-01",

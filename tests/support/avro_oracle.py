@@ -1,0 +1,109 @@
+"""What the values in PostgreSQL's text form are, by psycopg's reading; and fastavro's reading of our bytes."""
+
+import io
+import math
+import struct
+from fractions import Fraction
+from typing import Any
+
+import fastavro
+from psycopg.adapt import Transformer
+from psycopg.pq import Format
+from psycopg.types.hstore import HstoreLoader
+
+from pgsluice.avro.encoder import RowEncoder
+from pgsluice.avro.schema import TableFields, value_schema
+from pgsluice.avro.types import TypeOptions
+from pgsluice.avro.wire import Schema
+from pgsluice.pgoutput import messages
+from pgsluice.relation import BUILTIN_TYPES, Relation, RelationCache
+
+OID = {pg_type.name: oid for oid, pg_type in BUILTIN_TYPES.items()}
+EXTENSIONS = {"hstore": 16_400, "vector": 16_401}
+
+Kind = tuple[str, int]
+"""Name and modifier of a type."""
+
+_LOADERS = Transformer()
+_STRINGS = ("text", "varchar", "jsonb", "json", "interval", "timetz", "inet", "cidr", "money", "int4range")
+
+
+def numeric(precision: int, scale: int) -> Kind:
+    return "numeric", (precision << 16 | scale & 0x7FF) + 4
+
+
+def table(*kinds: Kind) -> Relation:
+    """Return a relation with a column ``c0``, ``c1``, ... of each type; the first is its key."""
+    cache = RelationCache()
+    for name, oid in EXTENSIONS.items():
+        cache.on_type(messages.Type(None, oid, "public", name))
+    columns = [
+        messages.RelationColumn(index == 0, f"c{index}", EXTENSIONS.get(name) or OID[name], typmod)
+        for index, (name, typmod) in enumerate(kinds)
+    ]
+    return cache.on_relation(messages.Relation(None, 16_385, "public", "orders", "d", tuple(columns)))
+
+
+def read(schema: Schema, body: bytes) -> Any:  # noqa: ANN401 - whatever the schema says
+    """Return what fastavro reads, all of it."""
+    stream = io.BytesIO(body)
+    value = fastavro.schemaless_reader(stream, schema, None)
+    assert not stream.read(1)
+    return value
+
+
+def encoded(relation: Relation, texts: list[bytes], options: TypeOptions) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Encode a row; return what fastavro reads of it, and the texts that did not fit."""
+    fields = TableFields(options).assign(relation)
+    raw: list[tuple[bytes, bytes]] = []
+    body = RowEncoder(relation, fields).encode(list(texts), [], raw)
+    return read(value_schema("a.b.c", fields), body), {name.decode(): text for name, text in raw}
+
+
+def value_of(kind: Kind, text: bytes) -> Any:  # noqa: ANN401 - whatever the type holds
+    """Return the value that ``text`` stands for; psycopg's error when there is none."""
+    name, typmod = kind
+    if name == "float4":
+        return nearest_single(text)
+    if name == "vector":
+        return [nearest_single(part) for part in text[1:-1].split(b",")]
+    if name == "hstore":
+        return HstoreLoader(0).load(text)
+    if name in _STRINGS or (name == "numeric" and typmod < 0):
+        return text.decode()
+    if name in ("_float4", "_bytea") or kind == ("_numeric", -1):  # psycopg has its own idea of these items
+        items = _load("_text", text)
+        return [item if item is None else value_of((name[1:], typmod), item.encode()) for item in items]
+    return _load(name, text)
+
+
+def _load(name: str, text: bytes) -> Any:  # noqa: ANN401 - whatever the type holds
+    return _LOADERS.get_loader(OID[name], Format.TEXT).load(text)
+
+
+def nearest_single(text: bytes) -> float:
+    """Return the float4 nearest to ``text``: by exact arithmetic, among all there are around it."""
+    number = float(text)
+    if number == 0 or not math.isfinite(number):  # also 0e123456789, of which no Fraction can be made
+        return number
+    exact = Fraction(text.decode())
+    bits = struct.unpack("<i", struct.pack("<f", abs(number)))[0]
+    around = [_single(bits + step) for step in (-1, 0, 1) if 0 <= bits + step < 0x7F800000]
+    # of two equally near, the even one
+    distances = [(abs(Fraction(single) - abs(exact)), struct.pack("<f", single)[0] & 1, single) for single in around]
+    sign = -1.0 if text.startswith(b"-") else 1.0
+    return sign * min(distances)[2]
+
+
+def _single(bits: int) -> float:
+    number: float = struct.unpack("<f", struct.pack("<i", bits))[0]
+    return number
+
+
+def same(one: object, other: object) -> bool:
+    """Compare values: NaN is NaN, and 0.0 is not -0.0."""
+    if isinstance(one, float) and isinstance(other, float):
+        return struct.pack("<d", one) == struct.pack("<d", other)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return type(one) is type(other) and one == other
