@@ -84,12 +84,12 @@ class Postgres:
         self.settings = {**SETTINGS, **(settings or {})}
         """What ``postgresql.conf`` sets; a change counts from the next ``start``."""
         self._own_identifier = own_identifier
-        self._account = server_account()
         self._server: Server | None = None
         self._context = ExitStack()
 
     def __enter__(self) -> Self:
         require(fetching=False)
+        self._account = server_account()
         self._binaries = installation(self.version, self._account) / "bin"
         with ExitStack() as context:
             self._port = ReservedPort.any()

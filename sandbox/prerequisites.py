@@ -63,13 +63,14 @@ def _platform_problems() -> list[str]:
 
 def _python_problems() -> list[str]:
     found = []
-    if sys.version_info < PYTHON_MINIMUM:
+    recent = sys.version_info >= PYTHON_MINIMUM
+    if not recent:
         minimum = ".".join(map(str, PYTHON_MINIMUM))
         found.append(f"Python {platform.python_version()}: install {minimum} or newer")
     for name, remedy in PYTHON_MODULES.items():
         if importlib.util.find_spec(name) is None:
             found.append(f"Python module {name} is missing: {remedy}")
-    if sys.platform == "linux" and not _has_pidfd():
+    if sys.platform == "linux" and recent and not _has_pidfd():
         found.append("the kernel has no pidfd_open: use Linux 5.3 or newer, in a container one that allows it")
     return found
 
