@@ -35,9 +35,9 @@ def read_changes(  # noqa: PLR0913 - all but the first two by name
 ) -> DataFrame:
     """Return the changes in ``topic``, as a stream or (``streaming=False``) as a batch.
 
-    The columns are those of the change event, then ``fields`` (the row's, in the
-    schema that wrote the record: others are null because they did not exist), ``key`` (if the table has one), and Kafka's
-    ``topic``, ``partition``, ``offset`` and ``timestamp``.
+    The columns are those of the change event, then ``key`` (if the table has one), ``fields``, and Kafka's
+    ``topic``, ``partition``, ``offset`` and ``timestamp``. ``fields`` are those of the row in the schema that
+    wrote the record: others are null because they did not exist.
 
     The schemas are those that ``registry`` has when this is called. A record with a later one ends the query
     with an error that names it; calling this again and starting from the same checkpoint goes on there.
@@ -52,8 +52,8 @@ def read_changes(  # noqa: PLR0913 - all but the first two by name
         records = records.where(F.col("value").isNotNull())
     changes = records.select(
         _change(values, keys).alias("change"),
-        fields(values).alias("fields"),
         *([] if keys is None else [decoded("key", keys).alias("key")]),
+        fields(values).alias("fields"),
         *_POSITION,
     )
     return changes.select("change.*", *changes.columns[1:])

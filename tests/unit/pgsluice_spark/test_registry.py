@@ -53,6 +53,7 @@ def store() -> SchemaStore:
     store = SchemaStore()
     for schema in SCHEMAS:
         store.add(store.propose(SUBJECT, json.loads(schema), None)[0])
+    store.complete = True
     return store
 
 
