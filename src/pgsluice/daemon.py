@@ -28,7 +28,7 @@ from pgsluice.kafka import checks as kafka_checks
 from pgsluice.kafka.producer import ProducerOptions
 from pgsluice.kafka.sink import CutFormat, KafkaSink, SinkOptions
 from pgsluice.kafka.topics import TopicSpec
-from pgsluice.librdkafka import ClientOptions
+from pgsluice.librdkafka import ClientErrors, ClientOptions
 from pgsluice.lsn import format_lsn
 from pgsluice.metrics import Metrics
 from pgsluice.pipeline import Pipeline, PipelineOptions, State
@@ -53,7 +53,7 @@ GAUGES_S = 1.0
 """How often positions and lags are copied into the metrics."""
 
 QUEUE_FACTOR = 2
-"""What librdkafka may hold, in multiples of delivery.inflight_max: it counts its own overhead per record too."""
+"""What librdkafka may hold, in multiples of delivery.inflight_max: also the largest row that can be delivered."""
 
 
 def run(settings: Settings, *, adopt_slot: bool) -> None:
@@ -93,7 +93,9 @@ class _Daemon:
         self._settings = settings
         self._metrics = Metrics()
         self._metrics.info.labels(__version__, settings.name, "python").set(1)
-        self._registry = BuiltinRegistry(_registry_options(settings), f"{settings.kafka.topic_prefix}.schemas")
+        self._kafka = ClientOptions(settings.kafka.librdkafka_properties(), f"pgsluice-{settings.name}")
+        schemas = f"{settings.kafka.topic_prefix}.schemas"
+        self._registry = BuiltinRegistry(_registry_options(settings, self._kafka.errors), schemas)
         self._pipeline = Pipeline(
             _pipeline_options(settings, adopt_slot=adopt_slot),
             lambda: PostgresSource.open(_source_options(settings)),
@@ -102,7 +104,6 @@ class _Daemon:
             self._metrics,
         )
         self._started = time.time()
-        self._kafka = ClientOptions(settings.kafka.librdkafka_properties(), f"pgsluice-{settings.name}")
 
     async def run(self) -> None:
         health = Health(self._status, self._live, self._ready)
@@ -111,7 +112,7 @@ class _Daemon:
         log.info("listening", address=str(self._settings.http.listen), version=__version__)
         try:
             async with _signals(self._pipeline.stop):
-                await _first_of(self._pipeline.run(), self._keep_gauges())
+                await _first_of(self._pipeline.run(), self._registry.follow(), self._keep_gauges())
         finally:
             await self._registry.close()
             await http.stop()
@@ -189,10 +190,9 @@ def _source_options(settings: Settings) -> SourceOptions:
     return SourceOptions(_connection_options(settings), settings.slot_name, settings.postgres.publications)
 
 
-def _registry_options(settings: Settings) -> RegistryOptions:
+def _registry_options(settings: Settings, errors: ClientErrors) -> RegistryOptions:
     return RegistryOptions(
-        settings.kafka.librdkafka_properties(),
-        client_id=f"pgsluice-{settings.name}-schemas",
+        ClientOptions(settings.kafka.librdkafka_properties(), f"pgsluice-{settings.name}-schemas", errors),
         replication_factor=settings.kafka.topics.replication_factor,
         topic_config=_service_topic_config(settings),
     )
@@ -318,7 +318,8 @@ async def _check(settings: Settings) -> list[Finding]:
 
 async def _serve_registry(settings: Settings, prefixes: Sequence[str]) -> None:
     store, stop, caught_up = SchemaStore(), asyncio.Event(), asyncio.Event()
-    follower = SchemaFollower(_registry_options(settings), [f"{prefix}.schemas" for prefix in prefixes], store)
+    options = _registry_options(settings, ClientErrors())
+    follower = SchemaFollower(options, [f"{prefix}.schemas" for prefix in prefixes], store)
     health = Health(
         lambda: {"version": __version__, "prefixes": list(prefixes), "subjects": len(store.subjects())},
         lambda: None,
@@ -326,6 +327,7 @@ async def _serve_registry(settings: Settings, prefixes: Sequence[str]) -> None:
     )
     http = HttpServer(str(settings.http.listen), health, Metrics().registry, store)
     await http.start()
+    log.info("listening", address=str(settings.http.listen), version=__version__)
     try:
         async with _signals(stop.set):
             await _first_of(_follow(follower, caught_up), stop.wait())

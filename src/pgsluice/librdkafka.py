@@ -1,14 +1,17 @@
-"""What all Kafka clients have in common: how they are configured, what librdkafka's errors mean, who hears of them.
+"""What all Kafka clients have in common: how they are made, what librdkafka's errors mean, who hears of them.
 
-Used by ``kafka/`` and ``registry/``, which know nothing of each other.
+Used by ``kafka/`` and ``registry/``, which know nothing of each other. librdkafka retries in the background and
+says why only to its error callback: what it said last makes the difference between "timed out" and a usable
+sentence.
 
-https://docs.confluent.io/platform/current/clients/confluent-kafka-python/html/index.html
+https://docs.confluent.io/platform/current/clients/librdkafka/html/md_INTRODUCTION.html
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from threading import Lock
+from typing import Any, Final, TypeVar
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException
@@ -17,10 +20,24 @@ from pgsluice.errors import ConfigError, PermissionDenied, PgsluiceError, Poison
 
 log = structlog.get_logger(__name__)
 
+T = TypeVar("T")
+
+MAX_RECORD_BYTES: Final = 1_000_000_000
+"""librdkafka's highest ``message.max.bytes``: the limits that count are the topic's and the broker's."""
+
+IDLE_REPORTS_MAX: Final = 5
+"""A broker that closes an idle connection is reported like one that went down, but once per client, and without
+a reason; a pipeline has no more clients than this."""
+
 # librdkafka's own errors, as opposed to the brokers', begin with an underscore in Python too.
-TIMED_OUT: Final = KafkaError._TIMED_OUT  # noqa: SLF001 - as above
 PARTITION_EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - as above
 _ALL_BROKERS_DOWN: Final = KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001 - as above
+_TIMED_OUT: Final = frozenset(
+    (
+        KafkaError._TIMED_OUT,  # noqa: SLF001 - as above
+        KafkaError._MSG_TIMED_OUT,  # noqa: SLF001 - as above
+    )
+)
 
 UNKNOWN_TOPIC: Final = frozenset(
     (
@@ -46,21 +63,23 @@ _DENIED: Final = frozenset(
         KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
     )
 )
-_POISON: Final = frozenset(
-    (
-        KafkaError.MSG_SIZE_TOO_LARGE,
-        KafkaError.RECORD_LIST_TOO_LARGE,
-        KafkaError.INVALID_RECORD,
-        KafkaError.INVALID_TIMESTAMP,
-    )
+_TOO_LARGE: Final = (
+    "Raise the topic's max.message.bytes, or the brokers' message.max.bytes; batches count like records, so "
+    "batch.size under kafka.client has to be lower."
 )
+_POISON: Final = {
+    KafkaError.MSG_SIZE_TOO_LARGE: _TOO_LARGE,
+    KafkaError.RECORD_LIST_TOO_LARGE: _TOO_LARGE,
+    KafkaError.INVALID_RECORD: "A topic with cleanup.policy=compact takes no record without key.",
+    KafkaError.INVALID_TIMESTAMP: 'Compare the clocks, or set kafka.timestamp = "produce".',
+}
+"""What brokers refuse for its content, and what to do about it."""
 _CONFIG: Final = frozenset(
     (
         KafkaError._INVALID_ARG,  # noqa: SLF001 - as above
         KafkaError._SSL,  # noqa: SLF001 - as above
         KafkaError.INVALID_CONFIG,
         KafkaError.INVALID_PARTITIONS,
-        KafkaError.INVALID_REPLICATION_FACTOR,
         KafkaError.INVALID_TRANSACTION_TIMEOUT,
         KafkaError.POLICY_VIOLATION,
         KafkaError.TOPIC_EXCEPTION,
@@ -71,7 +90,7 @@ _CONFIG: Final = frozenset(
 def _to_debug(record: logging.LogRecord) -> bool:
     """Keep librdkafka's chatter for those who debug: what matters of it comes through ClientErrors."""
     record.levelno, record.levelname = logging.DEBUG, "DEBUG"
-    return logging.getLogger(record.name).isEnabledFor(logging.DEBUG)
+    return _chatter.isEnabledFor(logging.DEBUG)
 
 
 _chatter = logging.getLogger("pgsluice.librdkafka.log")
@@ -80,38 +99,50 @@ _chatter.addFilter(_to_debug)
 
 @dataclass(slots=True)
 class ClientErrors:
-    """What the clients of one cluster report in the background; their calls often end only in a time-out."""
+    """What the clients of one cluster report in the background; their calls often end only in a time-out.
+
+    All clients of a cluster share one: that Kafka is away is said once, and once that it is back.
+    """
 
     last: KafkaError | None = None
-    """Reported since :meth:`forget`."""
+    """Reported since Kafka answered."""
     count: int = 0
     is_away: bool = False
     """Whether it has been said that Kafka is away, and not yet that it is back."""
+    _reports: int = 0
+    """Since Kafka answered."""
+    _all_down: bool = False
+    _lock: Lock = field(default_factory=Lock)
 
     def __call__(self, error: KafkaError) -> None:
         """Take a report; this is ``error_cb``, called in whichever thread serves the client."""
-        self.count += 1
-        # That all brokers are down follows the reason why.
-        if self.last is None or error.code() != _ALL_BROKERS_DOWN:
-            self.last = error
-        if not self.is_away:
-            self.is_away = True
-            log.warning("Kafka cannot be reached, or refuses us", reason=error.str())
-
-    def forget(self) -> None:
-        """Start anew: what was reported before has nothing to do with what comes now."""
-        self.last = None
+        with self._lock:
+            self.count += 1
+            self._reports += 1
+            self._all_down |= error.code() == _ALL_BROKERS_DOWN
+            # That all brokers are down says less than the reason why, which comes before or after it.
+            if self.last is None or error.code() != _ALL_BROKERS_DOWN:
+                self.last = error
+            explained = self.last.code() != _ALL_BROKERS_DOWN or self._reports > IDLE_REPORTS_MAX
+            if self._all_down and explained and not self.is_away:
+                self.is_away = True
+                log.warning("Kafka cannot be reached, or refuses us", reason=self.last.str())
 
     def recovered(self) -> None:
-        """Note that Kafka answers."""
-        if self.is_away:
-            self.is_away = False
-            log.info("Kafka answers again")
+        """Note that Kafka answers; what was reported before has nothing to do with what comes now."""
+        if not self._reports:
+            return
+        with self._lock:
+            self.last, self._reports, self._all_down = None, 0, False
+            if self.is_away:
+                self.is_away = False
+                log.info("Kafka answers again")
 
     def raise_if_denied(self, doing: str) -> None:
         """Raise PermissionDenied if a broker refused the credentials; waiting would not change that."""
-        if self.last is not None and self.last.code() in _DENIED:
-            raise failure(self.last, doing)
+        last = self.last
+        if last is not None and last.code() in _DENIED:
+            raise failure(last, doing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,24 +153,33 @@ class ClientOptions:
     client_id: str
     errors: ClientErrors = field(default_factory=ClientErrors)
 
-    def config(self, own: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return the configuration of one client, with the properties that are its ``own``."""
+    def make(self, kind: Callable[[dict[str, Any]], T], own: Mapping[str, Any] | None = None) -> T:
+        """Return a client of this kind, with the properties that are its ``own``; ConfigError if one is wrong."""
         common = {"client.id": self.client_id, "error_cb": self.errors, "logger": _chatter}
-        return {**self.properties, **common, **(own or {})}
+        try:
+            return kind({**self.properties, **common, **(own or {})})
+        except KafkaException as error:
+            raise failure(error, "Setting up a Kafka client") from error
 
 
 def failure(error: KafkaException | KafkaError, doing: str, errors: ClientErrors | None = None) -> PgsluiceError:
-    """Return what ``error`` means, with a sentence that begins with what was being done."""
+    """Return what ``error`` means, with a sentence that begins with what was being done.
+
+    With ``errors``, a time-out is explained by what was reported last.
+    """
     cause = error.args[0] if isinstance(error, KafkaException) else error
     code, sentence = cause.code(), f"{doing}: {cause.str()} ({cause.name()})"
-    if code == TIMED_OUT and errors is not None and errors.last is not None:
-        if errors.last.code() in _DENIED | _CONFIG:
-            return failure(errors.last, doing)
-        sentence = f"{sentence}; last reported: {errors.last.str()}"
+    last = errors.last if errors is not None and code in _TIMED_OUT else None
+    if last is not None:
+        if last.code() in _DENIED | _CONFIG:
+            return failure(last, doing)
+        sentence = f"{sentence}; last reported: {last.str()}"
     if code in _DENIED:
         return PermissionDenied(f"{sentence}. Check the credentials under kafka.client, and the user's ACLs.")
     if code in _POISON:
-        return PoisonError(f"{sentence}. Kafka refuses the record for what it is.")
+        return PoisonError(f"{sentence}. {_POISON[code]}")
     if code in _CONFIG:
         return ConfigError(f"{sentence}. Check the [kafka] section, and the brokers' limits.")
+    if code == KafkaError.INVALID_REPLICATION_FACTOR:  # for good, or because brokers are still starting
+        return SinkUnavailable(f"{sentence}. Fewer brokers are up than replication_factor asks for.")
     return SinkUnavailable(f"{sentence}.")

@@ -30,6 +30,7 @@ from prometheus_client import CollectorRegistry
 from pgsluice.avro.wire import header, normalise, schema_id
 from pgsluice.errors import ConfigError, HistoryError, PermissionDenied, PoisonError, SinkUnavailable
 from pgsluice.http import Health, HttpServer
+from pgsluice.librdkafka import ClientOptions
 from pgsluice.registry.builtin import BuiltinRegistry
 from pgsluice.registry.client import RegistryOptions
 from pgsluice.registry.follower import SchemaFollower
@@ -52,7 +53,11 @@ def topic() -> str:
 
 
 def options(kafka: Kafka, **other: Any) -> RegistryOptions:  # noqa: ANN401 - of many types
-    return RegistryOptions({"bootstrap.servers": kafka.bootstrap_servers}, **other)
+    return RegistryOptions(kafka_client({"bootstrap.servers": kafka.bootstrap_servers}), **other)
+
+
+def kafka_client(properties: dict[str, str]) -> ClientOptions:
+    return ClientOptions(properties, "pgsluice-test")
 
 
 @asynccontextmanager
@@ -340,7 +345,7 @@ def own_kafka() -> Iterator[Kafka]:
 
 class TestOutages:
     async def test_nobody_answers(self, topic: str) -> None:
-        nobody = RegistryOptions({"bootstrap.servers": "127.0.0.1:9"}, timeout_s=1.5)
+        nobody = RegistryOptions(kafka_client({"bootstrap.servers": "127.0.0.1:9"}), timeout_s=1.5)
         registry, follower = BuiltinRegistry(nobody, topic), SchemaFollower(nobody, [topic], SchemaStore())
         with pytest.raises(SinkUnavailable, match=f"Preparing topic {topic}: .*Connection refused"):
             await registry.start()
@@ -434,11 +439,11 @@ def secured_kafka() -> Iterator[SecuredKafka]:
 
 class TestRights:
     async def test_the_right_password(self, secured_kafka: SecuredKafka, topic: str) -> None:
-        async with open_registry(RegistryOptions(secured_kafka.properties()), topic) as registry:
+        async with open_registry(RegistryOptions(kafka_client(secured_kafka.properties())), topic) as registry:
             assert await registry.register(SUBJECT, record_schema(0)) > 0
 
     async def test_a_wrong_password_is_no_matter_of_waiting(self, secured_kafka: SecuredKafka, topic: str) -> None:
-        wrong = RegistryOptions(secured_kafka.properties("wrong"), timeout_s=3600)
+        wrong = RegistryOptions(kafka_client(secured_kafka.properties("wrong")), timeout_s=3600)
         with pytest.raises(PermissionDenied, match=r"Authentication failed.* Check the credentials"):
             async with open_registry(wrong, topic):
                 pass
@@ -447,16 +452,16 @@ class TestRights:
                 pass
 
     async def test_a_user_without_rights(self, secured_kafka: SecuredKafka, topic: str) -> None:
-        reader = RegistryOptions({**secured_kafka.properties(), "sasl.username": "reader"}, timeout_s=30)
+        reader = RegistryOptions(kafka_client({**secured_kafka.properties(), "sasl.username": "reader"}), timeout_s=30)
         with pytest.raises(PermissionDenied, match=topic):
             async with open_registry(reader, topic):
                 pass
 
     async def test_a_user_who_may_only_look(self, secured_kafka: SecuredKafka, topic: str) -> None:
-        async with open_registry(RegistryOptions(secured_kafka.properties()), topic) as registry:
+        async with open_registry(RegistryOptions(kafka_client(secured_kafka.properties())), topic) as registry:
             await registry.register(SUBJECT, record_schema(0))
             grant(secured_kafka, topic, AclOperation.DESCRIBE)
-            reader = RegistryOptions({**secured_kafka.properties(), "sasl.username": "reader"})
+            reader = RegistryOptions(kafka_client({**secured_kafka.properties(), "sasl.username": "reader"}))
             with pytest.raises(PermissionDenied, match=f"Reading topic {topic}"):
                 async with open_follower(reader, topic):
                     pass
@@ -466,10 +471,10 @@ class TestRights:
 
     async def test_reading_takes_the_right_to_read_one_topic(self, secured_kafka: SecuredKafka, topic: str) -> None:
         """No group, no other topic, nothing to write."""
-        async with open_registry(RegistryOptions(secured_kafka.properties()), topic) as registry:
+        async with open_registry(RegistryOptions(kafka_client(secured_kafka.properties())), topic) as registry:
             await registry.register(SUBJECT, record_schema(0))
         grant(secured_kafka, topic, AclOperation.READ)
-        reader = RegistryOptions({**secured_kafka.properties(), "sasl.username": "reader"})
+        reader = RegistryOptions(kafka_client({**secured_kafka.properties(), "sasl.username": "reader"}))
         async with open_follower(reader, topic) as follower:
             assert follower.store.subjects() == [SUBJECT]
 

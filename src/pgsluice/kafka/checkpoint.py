@@ -7,7 +7,7 @@ watermark, which an ordinary read_committed reader does not see while somebody's
 import threading
 import time
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from pgsluice.errors import SinkUnavailable, UnavailableError
 from pgsluice.kafka.topics import Topics
@@ -16,6 +16,9 @@ from pgsluice.progress import Checkpoint
 
 FIRST_WINDOW = 64
 """Records read from the end at first: a checkpoint and its commit marker take two offsets."""
+
+WINDOW_FACTOR = 16
+"""How much further back the next attempt begins, while there were only aborted records and markers."""
 
 _POLL_S = 0.2
 
@@ -29,67 +32,79 @@ def read_checkpoint(
     open on the topic for longer than ``patience_s``.
     """
     low, high = topics.bounds(topic, 0)
-    consumer = Consumer(
-        options.config(
+    reader = _Reader(options, topic, high, _Limit(topic, patience_s, given_up))
+    try:
+        window = FIRST_WINDOW
+        while True:
+            start = max(low, high - window)
+            found = reader.last_from(start)
+            if found is not None or start == low:
+                return Checkpoint.from_json(found) if found is not None else None
+            window *= WINDOW_FACTOR
+    finally:
+        reader.close()
+
+
+class _Limit:
+    """How long reading may take; raises when it is over."""
+
+    def __init__(self, topic: str, patience_s: float, given_up: threading.Event) -> None:
+        self._topic = topic
+        self._deadline = time.monotonic() + patience_s
+        self._given_up = given_up
+
+    def check(self, position: int, high: int, *, hidden: bool) -> None:
+        """``hidden``: the rest is there, but not to be read."""
+        if self._given_up.is_set():
+            raise SinkUnavailable(f"Reading {self._topic} was given up because the session ends.")
+        if time.monotonic() <= self._deadline:
+            return
+        if not hidden:
+            raise SinkUnavailable(f"Reading {self._topic}: nothing came beyond offset {position} of {high} in time.")
+        raise UnavailableError(
+            f"{self._topic} cannot be read beyond offset {position} (its end is {high}): another producer keeps a "
+            "transaction open on it. Find it with kafka-transactions.sh find-hanging and end it; only pgsluice may "
+            "write to this topic."
+        )
+
+
+class _Reader:
+    """Reads the topic up to ``high``, committed records only."""
+
+    def __init__(self, options: ClientOptions, topic: str, high: int, limit: _Limit) -> None:
+        self._topic = topic
+        self._high = high
+        self._limit = limit
+        self._consumer = options.make(
+            Consumer,
             {
                 "group.id": options.client_id,  # required by the constructor; nothing is ever committed under it
                 "isolation.level": "read_committed",
                 "enable.auto.commit": False,
                 "enable.partition.eof": True,
+                "auto.offset.reset": "error",
                 "allow.auto.create.topics": False,
-            }
+            },
         )
-    )
-    try:
-        window = FIRST_WINDOW
-        while True:
-            start = max(low, high - window)
-            found = _last_record(consumer, topic, start, high, _Limit(patience_s, given_up))
-            if found is not None or start == low:
-                return Checkpoint.from_json(found) if found is not None else None
-            window *= 16
-    finally:
-        consumer.close()
 
+    def close(self) -> None:
+        self._consumer.close()
 
-class _Limit:
-    """How long one read may take; raises when it is over."""
-
-    def __init__(self, patience_s: float, given_up: threading.Event) -> None:
-        self._deadline = time.monotonic() + patience_s
-        self._given_up = given_up
-
-    def check(self, topic: str, position: int, high: int) -> None:
-        if self._given_up.is_set():
-            raise SinkUnavailable(f"Reading {topic} was given up because the session ends.")
-        if time.monotonic() > self._deadline:
-            raise UnavailableError(
-                f"{topic} cannot be read beyond offset {position} (its end is {high}): another producer "
-                "keeps a "
-                "transaction open on it, or its leader does not answer. Find it with kafka-transactions.sh "
-                "find-hanging and end it; only pgsluice may write to this topic."
-            )
-
-
-def _last_record(consumer: Consumer, topic: str, start: int, high: int, limit: _Limit) -> bytes | None:
-    """Return the value of the last committed record from ``start`` to ``high``."""
-    last: bytes | None = None
-    position = start
-    consumer.assign([TopicPartition(topic, 0, start)])
-    while position < high:
-        message = consumer.poll(_POLL_S)
-        if message is None:
-            limit.check(topic, position, high)
-            continue
-        error = message.error()
-        if error is None:
-            last = message.value()
-            position = message.offset() + 1
-        elif error.code() == PARTITION_EOF:
-            # Behind commit markers, but not behind an open transaction: there it stays below the high
-            # watermark.
-            position = max(position, message.offset())
-            limit.check(topic, position, high)
-        elif not error.retriable():
-            raise failure(error, f"Reading {topic}")
-    return last
+    def last_from(self, start: int) -> bytes | None:
+        """Return the value of the last committed record from ``start``."""
+        last: bytes | None = None
+        position, hidden = start, False
+        self._consumer.assign([TopicPartition(self._topic, 0, start)])
+        while position < self._high:
+            message = self._consumer.poll(_POLL_S)
+            error = message.error() if message is not None else None
+            if message is not None and error is None:
+                last, position = message.value() or b"", message.offset() + 1
+                continue
+            if error is not None and error.code() == PARTITION_EOF:
+                # Behind commit markers, but not behind an open transaction: there it stays below the end.
+                position, hidden = max(position, message.offset()), True
+            elif error is not None and error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:  # we use no group
+                raise failure(error, f"Reading {self._topic}")
+            self._limit.check(position, self._high, hidden=hidden)
+        return last

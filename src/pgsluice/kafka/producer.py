@@ -15,7 +15,7 @@ import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from pgsluice.errors import DeadlineMissed, PgsluiceError, PoisonError, SinkUnavailable
-from pgsluice.librdkafka import FENCED, ClientOptions, failure
+from pgsluice.librdkafka import FENCED, MAX_RECORD_BYTES, ClientOptions, failure
 
 log = structlog.get_logger(__name__)
 
@@ -31,8 +31,11 @@ INIT_S = 30.0
 DEADLINE_SHARE = 0.9
 """The part of the transaction timeout that we use: the broker's clock starts with the first partition registered."""
 
-MAX_RECORD_BYTES = 1_000_000_000
-"""librdkafka's highest ``message.max.bytes``: the limits that count are the topic's and the broker's."""
+FULL_S = 0.01
+"""How long to wait for room in librdkafka's queue: it says nothing of what was delivered well."""
+
+RECORD_OVERHEAD_BYTES = 512
+"""What librdkafka holds for a record beside its value, key included; its own limit counts the values only."""
 
 _ABORT_S = 5.0
 
@@ -56,26 +59,21 @@ class TransactionalProducer:
         self._refused: PgsluiceError | None = None
         self._deadline = 0.0
         self._open = False
-        try:
-            self._producer = Producer(self._config())
-        except KafkaException as error:
-            raise failure(error, "Making the transactional producer") from error
+        self._producer = options.client.make(Producer, self._properties())
 
-    def _config(self) -> dict[str, object]:
+    def _properties(self) -> dict[str, object]:
         timeout_ms = int(self._options.timeout_s * 1000)
-        return self._options.client.config(
-            {
-                "transactional.id": self._options.transactional_id,
-                "transaction.timeout.ms": timeout_ms,
-                "message.timeout.ms": timeout_ms,
-                "message.max.bytes": MAX_RECORD_BYTES,
-                "queue.buffering.max.messages": 0,
-                "queue.buffering.max.kbytes": max(1, self._options.queue_bytes // 1024),
-                "delivery.report.only.error": True,
-                "on_delivery": self._on_delivery,
-                "allow.auto.create.topics": False,
-            }
-        )
+        return {
+            "transactional.id": self._options.transactional_id,
+            "transaction.timeout.ms": timeout_ms,
+            "message.timeout.ms": timeout_ms,
+            "message.max.bytes": MAX_RECORD_BYTES,
+            "queue.buffering.max.messages": max(1, self._options.queue_bytes // RECORD_OVERHEAD_BYTES),
+            "queue.buffering.max.kbytes": max(1, self._options.queue_bytes // 1024),
+            "delivery.report.only.error": True,
+            "on_delivery": self._on_delivery,
+            "allow.auto.create.topics": False,
+        }
 
     def fence(self) -> None:
         """From here on no earlier instance with this transactional.id can commit anything."""
@@ -83,16 +81,16 @@ class TransactionalProducer:
             self._until(self._producer.init_transactions, time.monotonic() + INIT_S)
         except KafkaException as error:
             raise failure(error, "Registering the transactional producer", self._options.client.errors) from error
-        self._options.client.errors.recovered()
+        self._recovered()
 
     def begin(self) -> None:
         """Start a transaction."""
         self._deadline = time.monotonic() + self._options.timeout_s * DEADLINE_SHARE
-        self._open = True
         try:
             self._producer.begin_transaction()
         except KafkaException as error:
             raise self._broken(error, "Beginning a Kafka transaction") from error
+        self._open = True
 
     def send(self, topic: str, partition: int, key: bytes | None, value: bytes | None, timestamp_ms: int = 0) -> None:
         """Queue a record; waits while librdkafka's queue is full."""
@@ -100,7 +98,8 @@ class TransactionalProducer:
             try:
                 self._producer.produce(topic, value, key, partition, None, timestamp_ms)
             except BufferError:
-                self._producer.poll(SLICE_S)
+                self._check_fits(topic, partition, value or b"")
+                self._producer.poll(FULL_S)
                 self.check()
             except KafkaException as error:
                 raise self._broken(error, f"Producing to {topic}") from error
@@ -128,12 +127,14 @@ class TransactionalProducer:
 
     def commit(self) -> None:
         """Commit: the outcome is certain only when this returns."""
-        self._open = False
         try:
             self._until(self._producer.commit_transaction, self._deadline)
         except KafkaException as error:
+            # Otherwise it may have been committed: aborting could hit the next one.
+            self._open = error.args[0].txn_requires_abort()
             raise self._broken(error, "Committing a Kafka transaction") from error
-        self._options.client.errors.recovered()
+        self._open = False
+        self._recovered()
 
     def close(self) -> None:
         """Abort what was not committed, as far as Kafka answers: readers need not wait for its timeout."""
@@ -154,6 +155,17 @@ class TransactionalProducer:
             else:
                 return
 
+    def _recovered(self) -> None:
+        self._producer.poll(0)  # what it still has to report is from before
+        self._options.client.errors.recovered()
+
+    def _check_fits(self, topic: str, partition: int, value: bytes) -> None:
+        if len(value) > self._options.queue_bytes:
+            raise PoisonError(
+                f"A record for {topic} [{partition}] has a value of {len(value)} bytes, more than the producer may "
+                f"hold ({self._options.queue_bytes} bytes): raise delivery.inflight_max."
+            )
+
     def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
         """Keep the first refusal: it says which record, where the transaction's error only says that one failed."""
         if error is None or self._refused is not None:
@@ -162,10 +174,7 @@ class TransactionalProducer:
         found = failure(error, doing, self._options.client.errors)
         if isinstance(found, PoisonError):
             key, value = message.key() or b"", message.value() or b""
-            found = PoisonError(
-                f"{found} Key {len(key)} bytes, value {len(value)} bytes: raise the topic's max.message.bytes "
-                "(`config` in [kafka.topics] or [[tables.rules]]) or the brokers' message.max.bytes."
-            )
+            found = PoisonError(f"{found} The record: key {len(key)} bytes, value {len(value)} bytes.")
         self._refused = found
 
     def _broken(self, error: KafkaException, doing: str) -> PgsluiceError:

@@ -135,6 +135,7 @@ class KafkaSink:
         for spec in (self._options.transactions_topic, self._options.checkpoint_topic):
             if self._topics.ensure(spec) != 1:
                 raise ConfigError(f"Topic {spec.name} must have exactly one partition, as pgsluice creates it.")
+        self._topics.check_compacted(self._options.checkpoint_topic.name)
         allowed_ms = self._topics.max_transaction_timeout_ms()
         if allowed_ms is not None:
             self._timeout_s = min(self._timeout_s, allowed_ms / 1000)

@@ -44,7 +44,7 @@ class Topics:
     def __init__(self, options: ClientOptions, given_up: threading.Event) -> None:
         self._errors = options.errors
         self._given_up = given_up
-        self._admin = AdminClient(options.config())
+        self._admin = options.make(AdminClient)
 
     def ensure(self, spec: TopicSpec) -> int:
         """Return the number of partitions of the topic, which exists afterwards; else ConfigError."""
@@ -52,13 +52,22 @@ class Topics:
         if spec.name not in known:
             self._create(spec)
         partitions = known.get(spec.name) or self._settled(spec.name)
-        if not spec.compactable and "compact" in self.config(spec.name).get("cleanup.policy", ""):
+        if not spec.compactable and "compact" in (self._cleanup_policy(spec.name) or ""):
             raise ConfigError(
                 f"Topic {spec.name} has cleanup.policy=compact, but rows without key or truncates go to it, and "
                 "Kafka refuses records without key there: give the table a key (`keys` in [[tables.rules]]), set "
                 'truncate = "skip", or change the policy.'
             )
         return partitions
+
+    def check_compacted(self, topic: str) -> None:
+        """Raise ConfigError unless ``topic`` keeps the last record of every key for ever."""
+        policy = self._cleanup_policy(topic)
+        if policy not in (None, "compact"):
+            raise ConfigError(
+                f"Topic {topic} has cleanup.policy={policy}, so Kafka would delete in time what a restart needs. "
+                "Set it to compact."
+            )
 
     def partitions(self, topics: Sequence[str]) -> dict[str, int]:
         """Return how many partitions each of ``topics`` has: 0 while some have no leader.
@@ -77,17 +86,11 @@ class Topics:
             counts[topic] = len(found) if all(partition.leader is not None for partition in found) else 0
         return counts
 
-    def config(self, topic: str) -> dict[str, str]:
-        """Return the topic's configuration."""
-        return self._configuration(ConfigResource.Type.TOPIC, topic)
-
     def max_transaction_timeout_ms(self) -> int | None:
-        """Return the brokers' transaction.max.timeout.ms, None when we may not ask."""
-        try:
-            found = self._configuration(ConfigResource.Type.BROKER, str(min(self.brokers())))
-        except PermissionDenied:
-            return None
-        return int(found["transaction.max.timeout.ms"])
+        """Return the brokers' transaction.max.timeout.ms, None when it cannot be known."""
+        broker = str(min(self.brokers()))
+        found = self._setting(ConfigResource.Type.BROKER, broker, "transaction.max.timeout.ms")
+        return None if found is None else int(found)
 
     def brokers(self) -> list[int]:
         """Return the ids of the cluster's brokers."""
@@ -96,12 +99,14 @@ class Topics:
 
     def refusal_to_create(self, spec: TopicSpec) -> str | None:
         """Return why Kafka would not create such a topic, None when it would; creates nothing."""
-        new = NewTopic(spec.name, spec.partitions, spec.replication_factor, config=dict(spec.config))
+        new, doing = _new_topic(spec), f"Creating topic {spec.name}"
         try:
-            self._admin.create_topics([new], validate_only=True, request_timeout=REQUEST_S)[spec.name].result()
+            self._wait(
+                self._admin.create_topics([new], validate_only=True, request_timeout=REQUEST_S)[spec.name], doing
+            )
         except KafkaException as error:
             exists = error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS
-            return None if exists else str(failure(error, f"Creating topic {spec.name}", self._errors))
+            return None if exists else str(failure(error, doing, self._errors))
         return None
 
     def next_offsets(self, places: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
@@ -127,47 +132,63 @@ class Topics:
             try:
                 doing = "Listing the offsets of topics"
                 return {(at.topic, at.partition): self._answer(one, doing).offset for at, one in futures.items()}
-            except (_UnknownTopic, SinkUnavailable):
+            except SinkUnavailable:
                 # A leader that moves, or one that a new topic has just got, is found at the next try.
                 if time.monotonic() > end or self._given_up.wait(_RETRY_S):
                     raise
 
     def _answer(self, future: "Future[Any]", doing: str) -> Any:  # noqa: ANN401 - the requests' answers differ
-        """Wait for an answer in slices, so that giving up is noticed."""
+        """Wait for an answer; raise what a refusal means."""
+        try:
+            return self._wait(future, doing)
+        except KafkaException as error:
+            if error.args[0].code() in UNKNOWN_TOPIC:
+                raise _UnknownTopic(f"{doing}: {error.args[0].str()}.") from error
+            raise failure(error, doing, self._errors) from error
+
+    def _wait(self, future: "Future[Any]", doing: str) -> Any:  # noqa: ANN401 - as above
+        """Wait for an answer in slices, so that giving up is noticed; KafkaException when it is a refusal."""
         while True:
             try:
-                return future.result(_SLICE_S)
+                answer = future.result(_SLICE_S)
             except TimeoutError:
                 self._admin.poll(0)  # has it report errors
                 self._errors.raise_if_denied(doing)
                 if self._given_up.is_set():
                     raise SinkUnavailable(f"{doing} was given up because the session ends.") from None
-            except KafkaException as error:
-                if error.args[0].code() in UNKNOWN_TOPIC:
-                    raise _UnknownTopic(f"{doing}: {error.args[0].str()}.") from error
-                raise failure(error, doing, self._errors) from error
+            else:
+                self._admin.poll(0)  # what it still has to report is from before
+                self._errors.recovered()
+                return answer
 
-    def _configuration(self, kind: ConfigResource.Type, name: str) -> dict[str, str]:
+    def _cleanup_policy(self, topic: str) -> str | None:
+        """Return the topic's policy, None when it cannot be known: then the records will tell."""
+        return self._setting(ConfigResource.Type.TOPIC, topic, "cleanup.policy")
+
+    def _setting(self, kind: ConfigResource.Type, name: str, setting: str) -> str | None:
+        """Return one setting, None when we may not ask, or when this kind of broker does not have it."""
         resource = ConfigResource(kind, name)
         future = self._admin.describe_configs([resource], request_timeout=REQUEST_S)[resource]
-        found = self._answer(future, f"Reading the configuration of {name}")
-        return {entry.name: entry.value for entry in found.values()}
+        try:
+            found = self._answer(future, f"Reading the configuration of {name}")
+        except PermissionDenied:
+            return None
+        return found[setting].value if setting in found else None
 
     def _create(self, spec: TopicSpec) -> None:
-        new = NewTopic(spec.name, spec.partitions, spec.replication_factor, config=dict(spec.config))
+        new, doing = _new_topic(spec), f"Creating topic {spec.name}"
         try:
-            self._admin.create_topics([new], request_timeout=REQUEST_S)[spec.name].result()
+            self._wait(self._admin.create_topics([new], request_timeout=REQUEST_S)[spec.name], doing)
         except KafkaException as error:
             code = error.args[0].code()
             if code == KafkaError.TOPIC_ALREADY_EXISTS:
                 return
             if code == KafkaError.TOPIC_EXCEPTION:
                 raise ConfigError(
-                    f"Kafka refuses topic {spec.name!r}: {error.args[0].str()}. Where it collides with "
-                    "another topic in '.' and '_', "
-                    'name it with `topic = "..."` in a [[tables.rules]] entry.'
+                    f"Kafka refuses topic {spec.name!r}: {error.args[0].str()}. Where it collides with another "
+                    "topic in '.' and '_', name it with `topic = \"...\"` in a [[tables.rules]] entry."
                 ) from error
-            raise failure(error, f"Creating topic {spec.name}", self._errors) from error
+            raise failure(error, doing, self._errors) from error
 
     def _settled(self, topic: str) -> int:
         deadline = time.monotonic() + _SETTLE_S
@@ -175,3 +196,7 @@ class Topics:
             if partitions := self.partitions([topic]).get(topic):
                 return partitions
         raise SinkUnavailable(f"Topic {topic} has partitions without a leader.")
+
+
+def _new_topic(spec: TopicSpec) -> NewTopic:
+    return NewTopic(spec.name, spec.partitions, spec.replication_factor, config=dict(spec.config))

@@ -14,7 +14,8 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from pgsluice.avro.wire import Schema
-from pgsluice.registry.client import RegistryOptions, failure
+from pgsluice.librdkafka import MAX_RECORD_BYTES, failure
+from pgsluice.registry.client import RegistryOptions
 from pgsluice.registry.follower import SchemaFollower
 from pgsluice.registry.record import Registered
 from pgsluice.registry.store import SchemaStore
@@ -31,7 +32,7 @@ class BuiltinRegistry:
         self._options = options
         self._topic = topic
         self._follower = SchemaFollower(options, [topic], self.store)
-        self._errors = self._follower.errors
+        self._patience = self._follower.patience
         self._registering = asyncio.Lock()
         self._producer = self._new_producer()
         self._follower.serve(lambda: self._producer.poll(0))
@@ -41,8 +42,8 @@ class BuiltinRegistry:
 
         ConfigError when the topic cannot keep schemas; SinkUnavailable when Kafka is not there in time.
         """
-        async with self._errors.time_limit(self._options.timeout_s, f"Preparing topic {self._topic}"):
-            await self._errors.persist(self._prepare_topic)
+        async with self._patience.time_limit(self._options.timeout_s, f"Preparing topic {self._topic}"):
+            await self._patience.persist(self._prepare_topic)
         await self._follower.start()
 
     async def follow(self) -> None:
@@ -64,7 +65,7 @@ class BuiltinRegistry:
         Kafka does not take it in time; registering again is always safe.
         """
         doing = f"Registering a schema of subject {subject} in topic {self._topic}"
-        async with self._errors.time_limit(self._options.timeout_s, doing), self._registering:
+        async with self._patience.time_limit(self._options.timeout_s, doing), self._registering:
             record, new = self.store.propose(subject, schema, postgres)
             while new:
                 position = await self._publish(record, doing) + 1
@@ -85,34 +86,37 @@ class BuiltinRegistry:
 
     async def _publish(self, record: Registered, doing: str) -> int:
         """Return the offset of ``record``, which every in-sync replica has."""
-        loop = asyncio.get_running_loop()
+        loop, errors = asyncio.get_running_loop(), self._options.client.errors
         delivered: asyncio.Future[Message] = loop.create_future()
 
         def on_delivery(error: KafkaError | None, message: Message) -> None:
             loop.call_soon_threadsafe(_settle, delivered, error, message)
 
-        self._errors.forget()
         try:
             self._producer.produce(self._topic, record.value(), record.key(), partition=0, on_delivery=on_delivery)
             while not delivered.done():
                 self._producer.poll(0)
                 await asyncio.wait({delivered}, timeout=_SERVE_S)
-            return int((await delivered).offset())
+            offset = int((await delivered).offset())
         except KafkaException as error:
             if error.args[0].fatal():
                 self._producer = self._new_producer()
-            raise failure(error, doing) from error
+            raise failure(error, doing, errors) from error
         finally:
             delivered.cancel()
+        errors.recovered()
+        return offset
 
     def _new_producer(self) -> Producer:
-        return self._options.client(
+        return self._options.client.make(
             Producer,
-            self._errors,
-            enable_idempotence=True,
-            acks="all",
-            linger_ms=0,
-            message_timeout_ms=int(self._options.timeout_s * 1000),
+            {
+                "enable.idempotence": True,
+                "acks": "all",
+                "linger.ms": 0,
+                "message.timeout.ms": int(self._options.timeout_s * 1000),
+                "message.max.bytes": MAX_RECORD_BYTES,
+            },
         )
 
 

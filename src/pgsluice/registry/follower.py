@@ -11,13 +11,17 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple
 
+import structlog
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, TopicPartition
 
 from pgsluice.errors import HistoryError
-from pgsluice.registry.client import ClientErrors, RegistryOptions, failure, logger
+from pgsluice.librdkafka import PARTITION_EOF, failure
+from pgsluice.registry.client import Patience, RegistryOptions
 from pgsluice.registry.record import Registered, parse
 from pgsluice.registry.store import SchemaStore
 from pgsluice.registry.topic import TopicAdmin
+
+log = structlog.get_logger(__name__)
 
 _POLL_S: Final = 0.25
 """How long the reading thread waits for a record; ``close`` waits for that thread."""
@@ -30,11 +34,11 @@ _LOOK_AFTER_S: Final = 5.0
 _MISSED_LOOKS: Final = 3
 """After so many in a row a topic is gone: a broker that is behind the others may not know a new one yet."""
 _CONSUMER: Final = {
-    "group_id": "pgsluice-registry",  # the client asks for one; nothing is committed in it
-    "enable_auto_commit": False,
-    "enable_partition_eof": True,  # offsets that compaction emptied are passed too
-    "auto_offset_reset": "error",
-    "isolation_level": "read_uncommitted",  # a foreign transaction must not hide what is behind it
+    "group.id": "pgsluice-registry",  # the client asks for one; nothing is committed in it
+    "enable.auto.commit": False,
+    "enable.partition.eof": True,  # offsets that compaction emptied are passed too
+    "auto.offset.reset": "error",
+    "isolation.level": "read_uncommitted",  # a foreign transaction must not hide what is behind it
 }
 _GONE: Final = frozenset(
     (
@@ -56,12 +60,12 @@ class SchemaFollower:
     """Keeps ``store`` up to date with ``topics``; several can be read into one store."""
 
     def __init__(self, options: RegistryOptions, topics: Sequence[str], store: SchemaStore) -> None:
-        self.errors = ClientErrors()
-        self.admin = TopicAdmin(options, self.errors)
+        self.patience = Patience(options.client.errors)
+        self.admin = TopicAdmin(options.client)
         self.store = store
         self._topics = topics
         self._options = options
-        self._consumer = options.client(Consumer, self.errors, **_CONSUMER)
+        self._consumer = options.client.make(Consumer, _CONSUMER)
         self._thread = ThreadPoolExecutor(1, "schema-topics")
         self._served: list[Callable[[], object]] = [self.admin.serve]
         self._tasks: list[asyncio.Task[None]] = []
@@ -86,7 +90,7 @@ class SchemaFollower:
                 *(self._task(self._keep(topic)) for topic in self._topics),
             ]
         doing = f"Reading the schemas in {', '.join(self._topics)}"
-        async with self.errors.time_limit(self._options.timeout_s, doing):
+        async with self.patience.time_limit(self._options.timeout_s, doing):
             await self._until(lambda: self._missing.union(self._found).issuperset(self._topics))
             for topic in sorted(self._found):
                 await self._catch_up(topic)
@@ -116,7 +120,7 @@ class SchemaFollower:
 
     async def _catch_up(self, topic: str) -> None:
         await self._is_there(topic)
-        end = await self.errors.persist(lambda: self.admin.end(topic))
+        end = await self.patience.persist(lambda: self.admin.end(topic))
         await self.reach(topic, end)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
@@ -157,7 +161,7 @@ class SchemaFollower:
         raise _gone(topic)
 
     async def _find(self, topic: str) -> str | None:
-        return await self.errors.persist(lambda: self.admin.find(topic))
+        return await self.patience.persist(lambda: self.admin.find(topic))
 
     async def _is_there(self, topic: str) -> bool:
         """Return whether ``topic`` exists; HistoryError when it is another one than before."""
@@ -199,14 +203,14 @@ def _step(message: Message) -> _Step | None:
             return _Step(topic, offset + 1, parse(message.value()))
         except ValueError as wrong:
             raise _broken(topic, offset, wrong) from None
-    if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - as above
+    if error.code() == PARTITION_EOF:
         return _Step(topic, offset, None)
     if error.code() in _GONE:
         raise _gone(topic)
     if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
         raise failure(error, f"Reading topic {topic}")
     if error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:  # the client asks about its group, which we do not use
-        logger.warning("Reading topic %s: %s", topic, error.str())
+        log.warning("reading a schema topic", topic=topic, reason=error.str())
     return None
 
 

@@ -13,7 +13,7 @@ from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCol
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec
 
 from pgsluice.errors import ConfigError
-from pgsluice.registry.client import ClientErrors, RegistryOptions, failure
+from pgsluice.librdkafka import UNKNOWN_TOPIC, ClientOptions, failure
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -26,9 +26,9 @@ _SERVE_S: Final = 0.1
 class TopicAdmin:
     """Asks about schema topics and makes them. No method blocks the event loop."""
 
-    def __init__(self, options: RegistryOptions, errors: ClientErrors) -> None:
-        self._errors = errors
-        self._admin = options.client(AdminClient, errors)
+    def __init__(self, options: ClientOptions) -> None:
+        self._errors = options.errors
+        self._admin = options.make(AdminClient)
 
     async def find(self, topic: str) -> str | None:
         """Return the id of ``topic``, None when it does not exist. Asking does not make it.
@@ -40,9 +40,9 @@ class TopicAdmin:
         try:
             found = await self._result(request[topic], doing)
         except KafkaException as error:
-            if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            if error.args[0].code() in UNKNOWN_TOPIC:
                 return None
-            raise failure(error, doing) from error
+            raise failure(error, doing, self._errors) from error
         if len(found.partitions) != 1:
             raise ConfigError(
                 f"Topic {topic} has {len(found.partitions)} partitions; a schema topic has one, as the order of its "
@@ -58,7 +58,7 @@ class TopicAdmin:
         try:
             found = await self._result(request[resource], doing)
         except KafkaException as error:
-            raise failure(error, doing) from error
+            raise failure(error, doing, self._errors) from error
         policy = found["cleanup.policy"].value
         if policy != "compact":
             raise ConfigError(
@@ -74,7 +74,7 @@ class TopicAdmin:
             await self._result(self._admin.create_topics([new], request_timeout=_REQUEST_S)[topic], doing)
         except KafkaException as error:
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                raise failure(error, doing) from error
+                raise failure(error, doing, self._errors) from error
 
     async def end(self, topic: str) -> int:
         """Return the offset behind the last record of ``topic``: everything acknowledged is before it.
@@ -91,7 +91,7 @@ class TopicAdmin:
         try:
             found = await self._result(request[partition], doing)
         except KafkaException as error:
-            raise failure(error, doing) from error
+            raise failure(error, doing, self._errors) from error
         return int(found.offset)
 
     def serve(self) -> None:
@@ -99,13 +99,15 @@ class TopicAdmin:
         self._admin.poll(0)
 
     async def _result(self, request: "Future[Any]", doing: str) -> Any:  # noqa: ANN401 - of many types
-        self._errors.forget()
         result = asyncio.wrap_future(request)
         try:
             while not result.done():
                 await asyncio.wait({result}, timeout=_SERVE_S)
                 self.serve()
                 self._errors.raise_if_denied(doing)
-            return await result
+            answer = await result
         finally:
             result.cancel()
+        self.serve()  # what it still has to report is from before
+        self._errors.recovered()
+        return answer

@@ -1,0 +1,176 @@
+"""How clients are made, and what their errors mean. That Kafka really says these things is tested in integration."""
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import structlog
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
+
+from pgsluice.errors import ConfigError, PermissionDenied, PgsluiceError, PoisonError, SinkUnavailable
+from pgsluice.librdkafka import IDLE_REPORTS_MAX, ClientErrors, ClientOptions, failure
+
+REFUSED = KafkaError(KafkaError._TRANSPORT, "Connection refused")
+ALL_DOWN = KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down")
+PASSWORD = KafkaError(KafkaError._AUTHENTICATION, "Authentication failed")
+TIMED_OUT = KafkaError(KafkaError._TIMED_OUT, "Timed out")
+
+AWAY = {"event": "Kafka cannot be reached, or refuses us", "log_level": "warning"}
+BACK = {"event": "Kafka answers again", "log_level": "info"}
+
+
+class TestFailure:
+    @pytest.mark.parametrize(
+        ("code", "kind", "advice"),
+        [
+            (KafkaError._AUTHENTICATION, PermissionDenied, "Check the credentials"),
+            (KafkaError.TOPIC_AUTHORIZATION_FAILED, PermissionDenied, "the user's ACLs"),
+            (KafkaError.MSG_SIZE_TOO_LARGE, PoisonError, "Raise the topic's max.message.bytes"),
+            (KafkaError.INVALID_RECORD, PoisonError, "cleanup.policy=compact"),
+            (KafkaError.INVALID_TIMESTAMP, PoisonError, "kafka.timestamp"),
+            (KafkaError.POLICY_VIOLATION, ConfigError, "[kafka] section"),
+            (KafkaError._SSL, ConfigError, "[kafka] section"),
+            (KafkaError._TRANSPORT, SinkUnavailable, ""),
+            (KafkaError.INVALID_REPLICATION_FACTOR, SinkUnavailable, "Fewer brokers are up"),
+        ],
+    )
+    def test_what_an_error_means(self, code: int, kind: type[PgsluiceError], advice: str) -> None:
+        for error in (KafkaError(code, "says Kafka"), KafkaException(KafkaError(code, "says Kafka"))):
+            found = failure(error, "Doing this")
+            assert type(found) is kind
+            assert str(found).startswith(f"Doing this: says Kafka ({KafkaError(code).name()}).")
+            assert advice in str(found)
+
+    def test_a_time_out_names_what_was_reported_last(self) -> None:
+        errors = ClientErrors()
+        assert str(failure(TIMED_OUT, "Asking", errors)) == "Asking: Timed out (_TIMED_OUT)."
+        errors(REFUSED)
+        found = failure(TIMED_OUT, "Asking", errors)
+        assert type(found) is SinkUnavailable
+        assert str(found) == "Asking: Timed out (_TIMED_OUT); last reported: Connection refused."
+
+    def test_a_time_out_because_of_a_wrong_password_is_no_matter_of_waiting(self) -> None:
+        errors = ClientErrors()
+        errors(PASSWORD)
+        found = failure(TIMED_OUT, "Asking", errors)
+        assert type(found) is PermissionDenied
+        assert str(found).startswith("Asking: Authentication failed (_AUTHENTICATION).")
+
+    def test_an_answer_stands_for_itself(self) -> None:
+        errors = ClientErrors()
+        errors(PASSWORD)
+        found = failure(KafkaError(KafkaError.NOT_COORDINATOR, "moved"), "Asking", errors)
+        assert str(found) == "Asking: moved (NOT_COORDINATOR)."
+
+
+class TestClientErrors:
+    @pytest.mark.parametrize("reports", [(REFUSED, ALL_DOWN), (ALL_DOWN, REFUSED)])
+    def test_says_once_that_kafka_is_away_and_once_that_it_is_back(self, reports: tuple[KafkaError, ...]) -> None:
+        errors = ClientErrors()
+        with structlog.testing.capture_logs() as lines:
+            for _ in range(3):
+                for report in reports * 3:
+                    errors(report)
+                assert errors.is_away
+                assert errors.last == REFUSED
+                errors.recovered()
+                errors.recovered()
+                assert not errors.is_away
+                assert errors.last is None
+        assert lines == [{**AWAY, "reason": "Connection refused"}, BACK] * 3
+        assert errors.count == 18
+
+    def test_one_broker_of_several_is_not_kafka(self) -> None:
+        errors = ClientErrors()
+        with structlog.testing.capture_logs() as lines:
+            for _ in range(100):
+                errors(REFUSED)
+            errors.recovered()
+        assert lines == []
+
+    def test_idle_connections_may_be_closed(self) -> None:
+        """As brokers do after ten minutes: every client reports it, without a reason."""
+        errors = ClientErrors()
+        with structlog.testing.capture_logs() as lines:
+            for _ in range(10):
+                for _ in range(IDLE_REPORTS_MAX):
+                    errors(ALL_DOWN)
+                errors.recovered()
+        assert lines == []
+
+    def test_brokers_that_are_down_again_and_again_need_no_reason(self) -> None:
+        """As where a listener wants another security.protocol."""
+        errors = ClientErrors()
+        with structlog.testing.capture_logs() as lines:
+            for _ in range(IDLE_REPORTS_MAX + 3):
+                errors(ALL_DOWN)
+        assert lines == [{**AWAY, "reason": "1/1 brokers are down"}]
+
+    def test_refused_credentials(self) -> None:
+        errors = ClientErrors()
+        errors.raise_if_denied("Waiting")
+        errors(REFUSED)
+        errors.raise_if_denied("Waiting")
+        errors(PASSWORD)
+        errors(ALL_DOWN)
+        with pytest.raises(PermissionDenied, match=r"^Waiting: Authentication failed .* Check the credentials"):
+            errors.raise_if_denied("Waiting")
+        errors.recovered()
+        errors.raise_if_denied("Waiting")
+
+    def test_many_clients_in_many_threads(self) -> None:
+        errors, reports = ClientErrors(), 2_000
+        with structlog.testing.capture_logs() as lines, ThreadPoolExecutor(8) as threads:
+            for _ in range(reports):
+                threads.submit(errors, ALL_DOWN)
+                threads.submit(errors, REFUSED)
+                threads.submit(errors.recovered)
+        errors.recovered()
+        assert errors.count == 2 * reports
+        events = [line["event"] for line in lines]
+        assert events == [AWAY["event"], BACK["event"]] * (len(events) // 2) + [AWAY["event"]] * (len(events) % 2)
+
+
+class TestClientOptions:
+    def test_a_property_that_does_not_exist_is_a_setting_to_correct(self) -> None:
+        options = ClientOptions({"bootstrap.servers": "127.0.0.1:9", "no.such": "thing"}, "pgsluice-shop")
+        with pytest.raises(ConfigError, match=r'No such configuration property: "no.such"'):
+            options.make(AdminClient)
+
+    def test_a_client_has_the_users_properties_and_its_own(self) -> None:
+        options = ClientOptions({"bootstrap.servers": "127.0.0.1:9", "acks": "1"}, "pgsluice-shop")
+        config = options.make(dict, {"acks": "all"})
+        assert config.pop("logger").name == "pgsluice.librdkafka.log"
+        assert config == {
+            "bootstrap.servers": "127.0.0.1:9",
+            "acks": "all",
+            "client.id": "pgsluice-shop",
+            "error_cb": options.errors,
+        }
+
+    @pytest.mark.parametrize(
+        ("kind", "own"), [(Producer, {}), (Consumer, {"group.id": "pgsluice-shop"}), (AdminClient, {})]
+    )
+    def test_clients_report_to_one_place(self, kind: Callable[[Any], Any], own: dict[str, Any]) -> None:
+        options = ClientOptions({"bootstrap.servers": "127.0.0.1:9"}, "pgsluice-shop")
+        client = options.make(kind, own)
+        with structlog.testing.capture_logs() as lines:
+            while not options.errors.is_away:
+                client.poll(0.1)
+        assert [line["event"] for line in lines] == [AWAY["event"]]
+        assert "Connection refused" in lines[0]["reason"]
+
+    def test_librdkafkas_own_lines_are_for_those_who_debug(self, caplog: pytest.LogCaptureFixture) -> None:
+        """It warns of properties that are meant for other kinds of clients, and of whatever it tries again."""
+        properties = {"bootstrap.servers": "127.0.0.1:9", "compression.type": "lz4", "fetch.min.bytes": "1"}
+        options = ClientOptions(properties, "pgsluice-shop")
+        caplog.set_level(logging.INFO)
+        options.make(AdminClient).poll(0)
+        assert caplog.records == []
+        caplog.set_level(logging.DEBUG)
+        options.make(AdminClient).poll(0)
+        assert {record.levelname for record in caplog.records} == {"DEBUG"}
+        assert any("will be ignored by this producer instance" in record.getMessage() for record in caplog.records)
