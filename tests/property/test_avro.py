@@ -382,6 +382,7 @@ def test_later_schemas_read_earlier_rows_right(versions: list[Relation]) -> None
     rows = []
     for relation in versions:
         fields = history.assign(relation)
+        fastavro.parse_schema(envelope(history, relation))
         row_schema = schema.value_schema("shop.public.orders", fields)
         texts = [EXAMPLES[column.type.name] for column in relation.columns]
         rows.append((fastavro.parse_schema(row_schema), RowEncoder(relation, fields).encode(list(texts), [], [])))

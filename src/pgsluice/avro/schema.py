@@ -50,6 +50,10 @@ class Field:
     type: ColumnType
 
 
+_AMBIGUOUS: Final[Schema] = []
+"""In place of a field's type when other programs gave it several: a union of nothing, which no type widens."""
+
+
 class TableFields:
     """The history of one table's field names: which name stood for which column with which type.
 
@@ -104,10 +108,7 @@ class TableFields:
     def _learn_type(self, column: str, name: str, schema: Schema) -> None:
         known = self._types.setdefault(column, {})
         widest = wider(known.get(name, schema), schema)
-        if widest is None:  # not of our making: a name with two meanings is not used again
-            del known[name]
-        else:
-            known[name] = widest
+        known[name] = _AMBIGUOUS if widest is None else widest
 
 
 def _row_fields(envelope: Schema) -> list[dict[str, Any]]:

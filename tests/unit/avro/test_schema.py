@@ -196,7 +196,7 @@ def test_a_name_registered_with_two_meanings_is_not_used_again() -> None:
     history = TableFields(OPTIONS, registered[:2])
     assert names(history, column("a", "text")) == ["a__2"]
     assert names(history, column("a", "int4")) == ["a__3"]
-    assert names(TableFields(OPTIONS, registered), column("a", "bool")) == ["a__2"]
+    assert names(TableFields(OPTIONS, registered), column("a", "int4")) == ["a__2"]
 
 
 @pytest.mark.parametrize(
