@@ -140,6 +140,8 @@ ACTS = (
     ),
 )
 
+ORDER = "INSERT INTO orders (customer_id) VALUES (2)"
+ORDER_WITH_CHANNEL = "INSERT INTO orders (customer_id, channel) VALUES (2, 'web')"
 ADD_COLUMN = _committed("ALTER TABLE orders ADD COLUMN channel text")
 USE_COLUMN = _committed("UPDATE orders SET channel = 'phone' WHERE id = 1")
 SHIP = _committed("UPDATE orders SET status = 'shipped' WHERE id = 1")
@@ -180,16 +182,16 @@ class Shop:
 class Visitors:
     """Customers who place one order after another, each a transaction, on a connection of their own.
 
-    with Visitors(connect) as visitors: visitors.wait_for(20)
+    with Visitors(connect, ORDER) as visitors: visitors.wait_for(20)
     """
 
-    def __init__(self, connect: Callable[[], psycopg.Connection]) -> None:
-        """Take what opens the connection."""
+    def __init__(self, connect: Callable[[], psycopg.Connection], statement: str) -> None:
+        """Take what opens the connection, and what places an order."""
         self._connect = connect
         self._executor = ThreadPoolExecutor(1)
         self._leaving = False
-        self.statement = "INSERT INTO orders (customer_id) VALUES (2)"
-        """What they do; a change counts from the next order."""
+        self.statement = statement
+        """What places an order; a change counts from the next one."""
         self.orders = 0
         """Orders committed so far."""
 

@@ -10,7 +10,21 @@ from sandbox.demo.cuts import CutReader
 from sandbox.demo.events import count
 from sandbox.demo.pipeline import PREFIX
 from sandbox.demo.screen import GREEN, RED, Screen
-from sandbox.demo.shop import ACCESS, ACTS, ADD_COLUMN, DATABASE, KEYS, SCHEMA, SHIP, USE_COLUMN, Act, Shop, Visitors
+from sandbox.demo.shop import (
+    ACCESS,
+    ACTS,
+    ADD_COLUMN,
+    DATABASE,
+    KEYS,
+    ORDER,
+    ORDER_WITH_CHANNEL,
+    SCHEMA,
+    SHIP,
+    USE_COLUMN,
+    Act,
+    Shop,
+    Visitors,
+)
 from sandbox.demo.spark_job import SparkJob
 from sandbox.demo.stage import Stage
 from sandbox.demo.watch import Watch
@@ -73,11 +87,11 @@ def _play(screen: Screen, shop: Shop, watch: Watch, act: Act) -> None:
 
 def _add_column(screen: Screen, stage: Stage, shop: Shop, watch: Watch) -> None:
     screen.step("A column is added while orders come in", "Topics go on; the new schema is in the registry first.")
-    with Visitors(lambda: stage.postgres.connect(DATABASE)) as visitors:
+    with Visitors(lambda: stage.postgres.connect(DATABASE), ORDER) as visitors:
         visitors.wait_for(FEW)
         screen.typed(str(ADD_COLUMN))
         shop.run([ADD_COLUMN])
-        visitors.statement = "INSERT INTO orders (customer_id, channel) VALUES (2, 'web')"
+        visitors.statement = ORDER_WITH_CHANNEL
         visitors.wait_for(FEW)
     screen.typed(f"{USE_COLUMN}\n\n")
     watch.until(shop.run([USE_COLUMN]), FEW_LINES)
@@ -86,7 +100,7 @@ def _add_column(screen: Screen, stage: Stage, shop: Shop, watch: Watch) -> None:
 def _kill(screen: Screen, stage: Stage, shop: Shop, watch: Watch) -> None:
     screen.step("kill -9", "Orders come in all the time. Each of them is in the topics once.")
     before = watch.tally.events
-    with Visitors(lambda: stage.postgres.connect(DATABASE)) as visitors:
+    with Visitors(lambda: stage.postgres.connect(DATABASE), ORDER_WITH_CHANNEL) as visitors:
         visitors.wait_for(FEW)
         screen.command(["kill", "-9", str(stage.pgsluice.pid)])
         stage.pgsluice.kill()
