@@ -3,7 +3,7 @@
 The scenarios stand in ``scenarios``; those of one server version run side by side, followed by one daemon.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -11,7 +11,18 @@ import pytest
 
 from sandbox.kafka import Kafka
 from sandbox.postgres import Postgres
-from tests.integration.scenarios import ddl, limits, names, publications, rows, settings, transactions, types
+from tests.integration.scenarios import (
+    ddl,
+    limits,
+    names,
+    publications,
+    rows,
+    settings,
+    storm,
+    transactions,
+    types,
+    whole,
+)
 from tests.support.run import Followed, Verdict
 from tests.support.scenario import Scenario
 
@@ -29,7 +40,9 @@ SCENARIOS: list[Scenario] = [
     *transactions.SCENARIOS,
     *ddl.SCENARIOS,
     *settings.SCENARIOS,
+    *storm.SCENARIOS,
 ]
+"""Of one database; those of ``whole`` have a second one."""
 
 pytestmark = pytest.mark.timeout(900)  # the first test of a version waits for all of its scenarios
 
@@ -39,11 +52,12 @@ class Outcome:
     """What came of all scenarios on one version."""
 
     verdicts: dict[str, Verdict]
-    problems: list[str]
+    problems_of_cuts: list[str]
+    problems_of_idling: list[str]
 
 
 def run(version: int, kafka: Kafka) -> Outcome:
-    """Carry out all scenarios that the version can."""
+    """Carry out all scenarios that the version can, and then those of a second database beside them."""
     scenarios = [scenario for scenario in SCENARIOS if scenario.runs_on(version)]
     with (
         Postgres(version) as server,
@@ -51,18 +65,22 @@ def run(version: int, kafka: Kafka) -> Outcome:
         Followed(f"v{version}", database, kafka, scenarios) as followed,
     ):
         followed.work()
-        return Outcome(followed.judge(), followed.general_problems())
+        with (
+            server.database() as another,
+            Followed(f"v{version}_whole", another, kafka, whole.SCENARIOS, whole.SETTINGS) as beside,
+        ):
+            beside.work_undisturbed()
+            idling = followed.idle_until(beside.read_lsn)
+            verdicts = followed.judge() | beside.judge()
+            return Outcome(verdicts, followed.general_problems() + beside.general_problems(), idling)
 
 
 @pytest.fixture(scope="module")
-def outcome_of(kafka: Kafka, request: pytest.FixtureRequest) -> Iterator[Callable[[int], Outcome]]:
-    """Run all versions that were asked for, some at a time; give the outcome of each once it is there."""
+def outcomes(kafka: Kafka, request: pytest.FixtureRequest) -> Iterator[Mapping[int, Future[Outcome]]]:
+    """Run all versions that tests were selected of, some at a time."""
     wanted = {item.callspec.params.get("version") for item in request.session.items if hasattr(item, "callspec")}
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        outcomes: dict[int, Future[Outcome]] = {
-            version: pool.submit(run, version, kafka) for version in VERSIONS if version in wanted
-        }
-        yield lambda version: outcomes[version].result()
+        yield {version: pool.submit(run, version, kafka) for version in VERSIONS if version in wanted}
         pool.shutdown(cancel_futures=True)
 
 
@@ -72,12 +90,21 @@ def version(request: pytest.FixtureRequest) -> int:
     return found
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
-def test_mirror_is_equal(version: int, scenario: Scenario, outcome_of: Callable[[int], Outcome]) -> None:
+@pytest.fixture(scope="module")
+def outcome(version: int, outcomes: Mapping[int, Future[Outcome]]) -> Outcome:
+    return outcomes[version].result()
+
+
+@pytest.mark.parametrize("scenario", [*SCENARIOS, *whole.SCENARIOS], ids=lambda scenario: scenario.name)
+def test_mirror_is_equal(version: int, scenario: Scenario, outcome: Outcome) -> None:
     if not scenario.runs_on(version):
         pytest.skip(scenario.lacking)
-    outcome_of(version).verdicts[scenario.name].confirm()
+    outcome.verdicts[scenario.name].confirm()
 
 
-def test_cuts_are_consistent(version: int, outcome_of: Callable[[int], Outcome]) -> None:
-    assert outcome_of(version).problems == []
+def test_cuts_are_consistent(outcome: Outcome) -> None:
+    assert outcome.problems_of_cuts == []
+
+
+def test_other_databases_only_move_the_slot(outcome: Outcome) -> None:
+    assert outcome.problems_of_idling == []

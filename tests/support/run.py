@@ -4,11 +4,14 @@ All scenarios of a database share one daemon, which is restarted while they run 
 afterwards everything is read and replayed once, and each scenario is judged by its own tables.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Self
+
+import psycopg
 
 from sandbox.daemon import Daemon
 from sandbox.kafka import Kafka
@@ -16,6 +19,9 @@ from sandbox.postgres import Database
 from tests.support.reader import Reader
 from tests.support.replay import Replay, contents, differences
 from tests.support.scenario import Found, Scenario
+
+TIMEOUT_S = 60
+POLL_S = 0.1
 
 PARTITIONS = 2
 """Of a topic, where no rule says otherwise: enough to see that order holds by key only."""
@@ -60,6 +66,8 @@ class Followed:
         self._bootstrap_servers = kafka.bootstrap_servers
         self._settings = settings or {}
         self._context = ExitStack()
+        self.read_lsn = 0
+        """Everything written before it has been read."""
 
     def __enter__(self) -> Self:
         """Prepare the scenarios and start the daemon."""
@@ -92,16 +100,27 @@ class Followed:
         self._do("after_restart", self.scenarios)
         self.read()
 
+    def work_undisturbed(self) -> None:
+        """Carry out the scenarios with the daemon running all the time."""
+        for part in ("work", "while_down", "after_restart"):
+            self._do(part, self.scenarios)
+        self.read()
+
+    def idle_until(self, lsn: int) -> list[str]:
+        """Wait until the pipeline has come past what others wrote; what it did meanwhile that it should not."""
+        cuts = self.reader.read_until(lsn)
+        self.replay.apply(cuts)
+        with self.database.connect() as connection:
+            wait_until(lambda: _confirmed_lsn(connection, f"pgsluice_{self.name}") >= lsn, "the slot has not moved")
+        return [f"cut {cut.record['cut']} has events" for cut in cuts if cut.record["first_lsn"] is not None]
+
     def read(self) -> None:
         """Wait until all that was written so far has arrived, and replay it."""
-        self.replay.apply(self.reader.read_until(self.write_end()))
-
-    def write_end(self) -> int:
-        """Write a last row; its LSN."""
         with self.database.connect() as connection:
             connection.execute(f'INSERT INTO "{END.name}".t DEFAULT VALUES')
             ((lsn,),) = connection.execute("SELECT pg_current_wal_insert_lsn() - '0/0'").fetchall()
-        return int(lsn)
+        self.read_lsn = int(lsn)
+        self.replay.apply(self.reader.read_until(self.read_lsn))
 
     def judge(self) -> dict[str, Verdict]:
         """Return the verdict on each scenario."""
@@ -153,4 +172,21 @@ class Followed:
         }
 
     def _has_tombstones(self, table: str) -> bool:
-        return table in {f"{scenario.name}.{name}" for scenario in self.scenarios for name in scenario.tombstones}
+        everywhere: bool = self._settings.get("tables", {}).get("tombstones", False)
+        some = {f"{scenario.name}.{name}" for scenario in self.scenarios for name in scenario.tombstones}
+        return everywhere or table in some
+
+
+def wait_until(done: Callable[[], bool], complaint: str) -> None:
+    """Return once ``done()``; TimeoutError after a while."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not done():
+        if time.monotonic() > deadline:
+            raise TimeoutError(complaint)
+        time.sleep(POLL_S)
+
+
+def _confirmed_lsn(connection: psycopg.Connection, slot: str) -> int:
+    query = "SELECT confirmed_flush_lsn - '0/0' FROM pg_replication_slots WHERE slot_name = %s"
+    ((lsn,),) = connection.execute(query, [slot]).fetchall()
+    return int(lsn)
