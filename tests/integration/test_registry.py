@@ -4,24 +4,15 @@ import asyncio
 import io
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar
 from uuid import uuid4
 
 import fastavro
 import pytest
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import (
-    AclBinding,
-    AclOperation,
-    AclPermissionType,
-    AdminClient,
-    ConfigResource,
-    NewTopic,
-    ResourcePatternType,
-    ResourceType,
-)
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AclOperation, ConfigResource
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient, SchemaRegistryError
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
@@ -37,6 +28,7 @@ from pgsluice.registry.follower import SchemaFollower
 from pgsluice.registry.record import Registered, parse
 from pgsluice.registry.store import SchemaStore
 from sandbox.kafka import Kafka
+from tests.support.kafka import SecuredKafka, admin, client_options, create_topic, grant
 
 T = TypeVar("T")
 SUBJECT = "shop.public.orders-value"
@@ -53,11 +45,7 @@ def topic() -> str:
 
 
 def options(kafka: Kafka, **other: Any) -> RegistryOptions:  # noqa: ANN401 - of many types
-    return RegistryOptions(kafka_client({"bootstrap.servers": kafka.bootstrap_servers}), **other)
-
-
-def kafka_client(properties: dict[str, str]) -> ClientOptions:
-    return ClientOptions(properties, "pgsluice-test")
+    return RegistryOptions(client_options(kafka), **other)
 
 
 @asynccontextmanager
@@ -80,16 +68,6 @@ async def open_follower(options: RegistryOptions, *topics: str) -> AsyncIterator
         yield follower
     finally:
         await follower.close()
-
-
-def admin(kafka: Kafka) -> AdminClient:
-    return AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-
-
-def create_topic(kafka: Kafka, topic: str, partitions: int = 1, **config: str) -> None:
-    named = {name.replace("_", "."): value for name, value in config.items()}
-    client = admin(kafka)
-    client.create_topics([NewTopic(topic, partitions, 1, config=named)])[topic].result()
 
 
 def write(kafka: Kafka, topic: str, *records: tuple[bytes | None, bytes | None]) -> None:
@@ -336,16 +314,9 @@ class TestFollower:
         await SchemaFollower(options(kafka), [topic], SchemaStore()).close()
 
 
-@pytest.fixture(scope="class")
-def own_kafka() -> Iterator[Kafka]:
-    """Give a broker that a test may stop."""
-    with Kafka() as cluster:
-        yield cluster
-
-
 class TestOutages:
     async def test_nobody_answers(self, topic: str) -> None:
-        nobody = RegistryOptions(kafka_client({"bootstrap.servers": "127.0.0.1:9"}), timeout_s=1.5)
+        nobody = RegistryOptions(ClientOptions({"bootstrap.servers": "127.0.0.1:9"}, "pgsluice-test"), timeout_s=1.5)
         registry, follower = BuiltinRegistry(nobody, topic), SchemaFollower(nobody, [topic], SchemaStore())
         with pytest.raises(SinkUnavailable, match=f"Preparing topic {topic}: .*Connection refused"):
             await registry.start()
@@ -393,57 +364,17 @@ class TestOutages:
             assert [entry.id for entry in registry.store.versions(SUBJECT)] == [first, second]
 
 
-def grant(kafka: "SecuredKafka", topic: str, operation: AclOperation) -> None:
-    """Let the user "reader" do this with one topic."""
-    right = AclBinding(
-        ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, "User:reader", "*", operation, AclPermissionType.ALLOW
-    )
-    client = AdminClient(kafka.properties())
-    client.create_acls([right])[right].result()
-
-
-LOGIN = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="admin" password="right"'
-CREDENTIALS = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "admin"}
-
-
-class SecuredKafka(Kafka):
-    """A broker that wants a password, and asks its access control lists."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            settings={
-                "listener.security.protocol.map": "PLAINTEXT:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT",
-                "sasl.enabled.mechanisms": "PLAIN",
-                "sasl.mechanism.inter.broker.protocol": "PLAIN",
-                "listener.name.plaintext.plain.sasl.jaas.config": f'{LOGIN} user_admin="right" user_reader="right";',
-                "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-                "super.users": "User:ANONYMOUS;User:admin",
-            }
-        )
-
-    def properties(self, password: str = "right", **other: str) -> dict[str, str]:  # noqa: S107 - of this test
-        return {"bootstrap.servers": self.bootstrap_servers, **CREDENTIALS, "sasl.password": password, **other}
-
-    def _is_complete(self) -> bool:
-        try:
-            return bool(AdminClient({**self.properties(), "log_level": 0}).list_topics(timeout=5).brokers)
-        except KafkaException:
-            return False
-
-
-@pytest.fixture(scope="class")
-def secured_kafka() -> Iterator[SecuredKafka]:
-    with SecuredKafka() as cluster:
-        yield cluster
+def logged_in(kafka: SecuredKafka, user: str, password: str = "right") -> RegistryOptions:  # noqa: S107 - of tests
+    return RegistryOptions(ClientOptions(kafka.properties(user, password), "pgsluice-test"), timeout_s=3600)
 
 
 class TestRights:
     async def test_the_right_password(self, secured_kafka: SecuredKafka, topic: str) -> None:
-        async with open_registry(RegistryOptions(kafka_client(secured_kafka.properties())), topic) as registry:
+        async with open_registry(options(secured_kafka), topic) as registry:
             assert await registry.register(SUBJECT, record_schema(0)) > 0
 
     async def test_a_wrong_password_is_no_matter_of_waiting(self, secured_kafka: SecuredKafka, topic: str) -> None:
-        wrong = RegistryOptions(kafka_client(secured_kafka.properties("wrong")), timeout_s=3600)
+        wrong = logged_in(secured_kafka, "admin", "wrong")
         with pytest.raises(PermissionDenied, match=r"Authentication failed.* Check the credentials"):
             async with open_registry(wrong, topic):
                 pass
@@ -452,16 +383,16 @@ class TestRights:
                 pass
 
     async def test_a_user_without_rights(self, secured_kafka: SecuredKafka, topic: str) -> None:
-        reader = RegistryOptions(kafka_client({**secured_kafka.properties(), "sasl.username": "reader"}), timeout_s=30)
+        reader = logged_in(secured_kafka, "reader")
         with pytest.raises(PermissionDenied, match=topic):
             async with open_registry(reader, topic):
                 pass
 
     async def test_a_user_who_may_only_look(self, secured_kafka: SecuredKafka, topic: str) -> None:
-        async with open_registry(RegistryOptions(kafka_client(secured_kafka.properties())), topic) as registry:
+        async with open_registry(options(secured_kafka), topic) as registry:
             await registry.register(SUBJECT, record_schema(0))
             grant(secured_kafka, topic, AclOperation.DESCRIBE)
-            reader = RegistryOptions(kafka_client({**secured_kafka.properties(), "sasl.username": "reader"}))
+            reader = logged_in(secured_kafka, "reader")
             with pytest.raises(PermissionDenied, match=f"Reading topic {topic}"):
                 async with open_follower(reader, topic):
                     pass
@@ -471,10 +402,10 @@ class TestRights:
 
     async def test_reading_takes_the_right_to_read_one_topic(self, secured_kafka: SecuredKafka, topic: str) -> None:
         """No group, no other topic, nothing to write."""
-        async with open_registry(RegistryOptions(kafka_client(secured_kafka.properties())), topic) as registry:
+        async with open_registry(options(secured_kafka), topic) as registry:
             await registry.register(SUBJECT, record_schema(0))
         grant(secured_kafka, topic, AclOperation.READ)
-        reader = RegistryOptions(kafka_client({**secured_kafka.properties(), "sasl.username": "reader"}))
+        reader = logged_in(secured_kafka, "reader")
         async with open_follower(reader, topic) as follower:
             assert follower.store.subjects() == [SUBJECT]
 

@@ -1,0 +1,161 @@
+"""Kafka by means of its clients alone: topics, transactions and readers that know nothing of pgsluice."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    NewTopic,
+    OffsetSpec,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from pgsluice.librdkafka import ClientOptions
+from sandbox.kafka import Kafka
+
+TIMEOUT_S = 60
+
+LOGIN = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="admin" password="right"'
+CREDENTIALS = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "admin"}
+
+
+class SecuredKafka(Kafka):
+    """A broker that wants a password, and asks its access control lists; "reader" has no rights."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            settings={
+                "listener.security.protocol.map": "PLAINTEXT:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT",
+                "sasl.enabled.mechanisms": "PLAIN",
+                "sasl.mechanism.inter.broker.protocol": "PLAIN",
+                "listener.name.plaintext.plain.sasl.jaas.config": f'{LOGIN} user_admin="right" user_reader="right";',
+                "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+                "super.users": "User:ANONYMOUS;User:admin",
+            }
+        )
+
+    def properties(self, user: str = "admin", password: str = "right") -> dict[str, str]:  # noqa: S107 - of tests
+        return {
+            "bootstrap.servers": self.bootstrap_servers,
+            **CREDENTIALS,
+            "sasl.username": user,
+            "sasl.password": password,
+        }
+
+    def _is_complete(self) -> bool:
+        try:
+            return bool(AdminClient({**self.properties(), "log_level": 0}).list_topics(timeout=5).brokers)
+        except KafkaException:
+            return False
+
+
+def properties(kafka: Kafka) -> dict[str, str]:
+    """Return how to reach a broker, as one who may do everything."""
+    return kafka.properties() if isinstance(kafka, SecuredKafka) else {"bootstrap.servers": kafka.bootstrap_servers}
+
+
+def client_options(kafka: Kafka) -> ClientOptions:
+    """Return how pgsluice's own clients reach a broker."""
+    return ClientOptions(properties(kafka), "pgsluice-test")
+
+
+def admin(kafka: Kafka) -> AdminClient:
+    """Return a client for everything about topics; to be kept until its requests are answered."""
+    return AdminClient(properties(kafka))
+
+
+def create_topic(kafka: Kafka, topic: str, partitions: int = 1, **config: str) -> None:
+    """Create a topic, configured with underscores for dots."""
+    named = {name.replace("_", "."): value for name, value in config.items()}
+    client = admin(kafka)
+    client.create_topics([NewTopic(topic, partitions, 1, config=named)])[topic].result(TIMEOUT_S)
+
+
+def delete_topic(kafka: Kafka, topic: str) -> None:
+    """Delete a topic and return when it is gone."""
+    client = admin(kafka)
+    client.delete_topics([topic])[topic].result(TIMEOUT_S)
+    while topic in client.list_topics(timeout=TIMEOUT_S).topics:
+        time.sleep(0.05)
+
+
+def grant(kafka: SecuredKafka, topic: str, operation: AclOperation) -> None:
+    """Let the user "reader" do this with one topic."""
+    right = AclBinding(
+        ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, "User:reader", "*", operation, AclPermissionType.ALLOW
+    )
+    client = admin(kafka)
+    client.create_acls([right])[right].result(TIMEOUT_S)
+
+
+@contextmanager
+def transaction(
+    kafka: Kafka, topic: str, values: Sequence[bytes | None], name: str | None = None
+) -> Iterator[Producer]:
+    """Give a producer with an open transaction in which ``values`` reached the topic; the block ends it."""
+    producer = Producer({**properties(kafka), "transactional.id": name or f"other-{topic}"})
+    producer.init_transactions(TIMEOUT_S)
+    producer.begin_transaction()
+    for value in values:
+        producer.produce(topic, value, b"key", 0)
+    assert producer.flush(TIMEOUT_S) == 0
+    yield producer
+
+
+def commit(kafka: Kafka, topic: str, *values: bytes | None) -> None:
+    """Write a committed transaction."""
+    with transaction(kafka, topic, values) as producer:
+        producer.commit_transaction(TIMEOUT_S)
+
+
+def abort(kafka: Kafka, topic: str, *values: bytes | None) -> None:
+    """Write a transaction and abort it."""
+    with transaction(kafka, topic, values) as producer:
+        producer.abort_transaction(TIMEOUT_S)
+
+
+def end_of(kafka: Kafka, topic: str, partition: int = 0) -> int:
+    """Return the offset behind everything in a partition, open transactions and markers included."""
+    client, place, level = admin(kafka), TopicPartition(topic, partition), IsolationLevel.READ_UNCOMMITTED
+    found = client.list_offsets({place: OffsetSpec.latest()}, isolation_level=level)[place].result(TIMEOUT_S)
+    return int(found.offset)
+
+
+def read_committed(kafka: Kafka, topic: str, partition: int = 0, *, end: int | None = None) -> list[Message]:
+    """Return the committed records of a partition before ``end``, or before its present end; waits for that.
+
+    TimeoutError when an open transaction hides it.
+    """
+    wanted, position, found = end_of(kafka, topic, partition) if end is None else end, 0, []
+    consumer = Consumer(
+        {
+            **properties(kafka),
+            "group.id": "test",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "enable.auto.commit": False,
+            "auto.offset.reset": "error",
+            "fetch.wait.max.ms": 50,
+        }
+    )
+    consumer.assign([TopicPartition(topic, partition, 0)])
+    deadline = time.monotonic() + TIMEOUT_S
+    while position < wanted:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{topic} [{partition}] cannot be read beyond {position}, its end is {wanted}")
+        for message in consumer.consume(1000, 0.1):
+            if message.error() is None:
+                position = message.offset() + 1
+                found.append(message)
+            elif message.error().code() == KafkaError._PARTITION_EOF:
+                position = max(position, message.offset())
+            else:
+                raise KafkaException(message.error())
+    consumer.close()
+    return [message for message in found if message.offset() < wanted]
