@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from threading import Lock
+from time import monotonic
 from typing import Any, Final, TypeVar
 
 import structlog
@@ -24,6 +25,9 @@ T = TypeVar("T")
 
 MAX_RECORD_BYTES: Final = 1_000_000_000
 """librdkafka's highest ``message.max.bytes``: the limits that count are the topic's and the broker's."""
+
+STALE_S: Final = 5.0
+"""So long after Kafka answered, other clients may still deliver reports from before: they queue until polled."""
 
 IDLE_REPORTS_MAX: Final = 5
 """A broker that closes an idle connection is reported like one that went down, but once per client, and without
@@ -112,6 +116,8 @@ class ClientErrors:
     _reports: int = 0
     """Since Kafka answered."""
     _all_down: bool = False
+    _answered_at: float = float("-inf")
+    clock: Callable[[], float] = monotonic
     _lock: Lock = field(default_factory=Lock)
 
     def __call__(self, error: KafkaError) -> None:
@@ -124,7 +130,8 @@ class ClientErrors:
             if self.last is None or error.code() != _ALL_BROKERS_DOWN:
                 self.last = error
             explained = self.last.code() != _ALL_BROKERS_DOWN or self._reports > IDLE_REPORTS_MAX
-            if self._all_down and explained and not self.is_away:
+            fresh = self.clock() - self._answered_at > STALE_S
+            if self._all_down and explained and fresh and not self.is_away:
                 self.is_away = True
                 log.warning("Kafka cannot be reached, or refuses us", reason=self.last.str())
 
@@ -134,6 +141,7 @@ class ClientErrors:
             return
         with self._lock:
             self.last, self._reports, self._all_down = None, 0, False
+            self._answered_at = self.clock()
             if self.is_away:
                 self.is_away = False
                 log.info("Kafka answers again")

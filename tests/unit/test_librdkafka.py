@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from pgsluice.errors import ConfigError, PermissionDenied, PgsluiceError, PoisonError, SinkUnavailable
-from pgsluice.librdkafka import IDLE_REPORTS_MAX, ClientErrors, ClientOptions, failure
+from pgsluice.librdkafka import IDLE_REPORTS_MAX, STALE_S, ClientErrors, ClientOptions, failure
 
 REFUSED = KafkaError(KafkaError._TRANSPORT, "Connection refused")
 ALL_DOWN = KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down")
@@ -69,9 +69,11 @@ class TestFailure:
 class TestClientErrors:
     @pytest.mark.parametrize("reports", [(REFUSED, ALL_DOWN), (ALL_DOWN, REFUSED)])
     def test_says_once_that_kafka_is_away_and_once_that_it_is_back(self, reports: tuple[KafkaError, ...]) -> None:
-        errors = ClientErrors()
+        now = 0.0
+        errors = ClientErrors(clock=lambda: now)
         with structlog.testing.capture_logs() as lines:
             for _ in range(3):
+                now += 60
                 for report in reports * 3:
                     errors(report)
                 assert errors.is_away
@@ -82,6 +84,19 @@ class TestClientErrors:
                 assert errors.last is None
         assert lines == [{**AWAY, "reason": "Connection refused"}, BACK] * 3
         assert errors.count == 18
+
+    def test_reports_from_before_may_come_late(self) -> None:
+        """Every client queues its own until it is polled."""
+        now = 0.0
+        errors = ClientErrors(clock=lambda: now)
+        with structlog.testing.capture_logs() as lines:
+            for report in (REFUSED, ALL_DOWN):
+                errors(report)
+            errors.recovered()
+            now += STALE_S
+            for report in (REFUSED, ALL_DOWN):
+                errors(report)
+        assert lines == [{**AWAY, "reason": "Connection refused"}, BACK]
 
     def test_one_broker_of_several_is_not_kafka(self) -> None:
         errors = ClientErrors()
