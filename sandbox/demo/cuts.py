@@ -90,7 +90,11 @@ class CutReader:
         self._positions[place] = offset + 1
 
     def _decode(self, topic: str, data: bytes | None, part: str) -> Any:  # noqa: ANN401 - what Avro gives
-        return self._deserialize(data, SerializationContext(topic, part))
+        try:
+            return self._deserialize(data, SerializationContext(topic, part))
+        except Exception:
+            self._check()  # without pgsluice there is no registry
+            raise
 
     def _follow(self, cut: Json) -> None:
         """Remember a cut, and read the partitions that no cut has named before."""

@@ -5,20 +5,24 @@ https://spark.apache.org/docs/latest/submitting-applications.html
 
 import os
 import signal
-import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pyspark
 
+from sandbox.account import current_account
 from sandbox.errors import ServerError
+from sandbox.process import Server
 from sandbox.spark import jars
 
 JOB = Path(__file__).with_name("mirror.py")
 SUBMIT = Path(sys.executable).with_name("spark-submit")
 
-END_TIMEOUT_S = 10
+POLL_S = 0.2
+
+WITH_OUTPUT_IN_FILE = ("/bin/sh", "-c", 'exec "$@" > "$0"')
 
 
 class SparkJob:
@@ -28,36 +32,33 @@ class SparkJob:
         """Write the properties that Spark is started with."""
         directory.mkdir()
         self.directory = directory
-        self.log = directory / "spark.log"
+        self._output = directory / "output"
         properties_file = directory / "spark.properties"
         properties_file.write_text(properties(directory, jars(pyspark.__version__)))
-        # spark-submit looks for PySpark with this Python, which need not be the first on the PATH
-        self.command = ["env", f"PYSPARK_PYTHON={sys.executable}", str(SUBMIT)]
-        self.command += ["--properties-file", str(properties_file), str(JOB)]
+        self.command = ["env", *_variables(), str(SUBMIT), "--properties-file", str(properties_file), str(JOB)]
         self.command += ["--bootstrap-servers", bootstrap_servers, "--registry", registry_url]
         self.command += ["--directory", str(directory), *topics]
 
     def run(self, say: Callable[[str], None]) -> None:
         """Run to the end and pass on what it prints; ServerError if it fails."""
-        with self.log.open("w") as log:
-            process = subprocess.Popen(
-                self.command,
-                env=_environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                start_new_session=True,  # a group of its own, that can be ended as a whole
-            )
-        with process:
-            try:
-                for line in process.stdout or ():
-                    say(line.rstrip())
-                process.wait()
-            finally:
-                _end(process)
-        if process.returncode != 0:
-            raise ServerError(f"the Spark job ended with exit code {process.returncode}")
+        self._output.touch()
+        command = [*WITH_OUTPUT_IN_FILE, str(self._output), *self.command]
+        log = self.directory / "spark.log"
+        server = Server(command, self.directory, log, current_account(), signal.SIGKILL)
+        try:
+            self._follow(server, say)
+            exit_code = server.wait(timeout_s=0)
+        finally:
+            server.dismiss()
+        if exit_code != 0:
+            raise ServerError(f"the Spark job ended with exit code {exit_code}")
+
+    def _follow(self, server: Server, say: Callable[[str], None]) -> None:
+        with self._output.open() as output:
+            while server.alive:
+                say(output.read())
+                time.sleep(POLL_S)
+            say(output.read())
 
 
 def properties(directory: Path, libraries: Sequence[Path]) -> str:
@@ -80,18 +81,7 @@ def properties(directory: Path, libraries: Sequence[Path]) -> str:
     return "".join(f"{name} {value}\n" for name, value in settings.items())
 
 
-def _environment() -> dict[str, str]:
-    """Return the user's environment without what would lead to another Spark."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """End Spark and its JVM, if they still run."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        if process.poll() is not None:
-            return
-        os.killpg(process.pid, number)
-        try:
-            process.wait(END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            continue
+def _variables() -> list[str]:
+    """Return the environment of spark-submit: which Python, whose PySpark it takes, and which Java if that was said."""
+    java_home = os.environ.get("JAVA_HOME")
+    return [f"PYSPARK_PYTHON={sys.executable}", *([f"JAVA_HOME={java_home}"] if java_home else [])]
