@@ -1,7 +1,7 @@
 """pgsluice_spark.read_changes on a real broker: cuts, schemas that come and go, restarts."""
 
 import json
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import NewTopic
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 
@@ -24,20 +24,10 @@ from tests.spark.events import (
     envelope_schema,
     frame,
     key_schema,
-    versions,
 )
+from tests.spark.topics import Registered, create
 
 numbers = count(1)
-
-
-@dataclass
-class Registered:
-    """A registry of schemas that a test made up, by subject and id."""
-
-    schemas: dict[str, dict[int, Json]]
-
-    def versions(self, subjects: Collection[str]) -> list[SchemaVersion]:
-        return [version for name in subjects for version in versions(name, self.schemas.get(name, {}))]
 
 
 @dataclass
@@ -88,11 +78,6 @@ def new_topic(kafka: Kafka) -> Callable[[dict[int, Json], dict[int, Json]], Topi
         return Topic(kafka, name, values, keys)
 
     return new
-
-
-def create(kafka: Kafka, topic: NewTopic) -> None:
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-    admin.create_topics([topic])[topic.topic].result()
 
 
 def run(changes: DataFrame, checkpoint: Path) -> list[Row]:

@@ -1,0 +1,25 @@
+"""Topics that tests write themselves, and registries that know what they want them to know."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from pgsluice_spark import SchemaVersion
+from sandbox.kafka import Kafka
+from tests.spark.events import Json, versions
+
+
+@dataclass
+class Registered:
+    """A registry of schemas that a test made up, by subject and id."""
+
+    schemas: dict[str, dict[int, Json]]
+
+    def versions(self, subjects: Collection[str]) -> list[SchemaVersion]:
+        return [version for name in subjects for version in versions(name, self.schemas.get(name, {}))]
+
+
+def create(kafka: Kafka, topic: NewTopic) -> None:
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    admin.create_topics([topic])[topic.topic].result()
