@@ -4,12 +4,22 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicCollection,
+    TopicPartition,
+)
 from confluent_kafka.admin import (
     AclBinding,
     AclOperation,
     AclPermissionType,
     AdminClient,
+    ConfigResource,
     NewTopic,
     OffsetSpec,
     ResourcePatternType,
@@ -71,10 +81,19 @@ def admin(kafka: Kafka) -> AdminClient:
 
 
 def create_topic(kafka: Kafka, topic: str, partitions: int = 1, **config: str) -> None:
-    """Create a topic, configured with underscores for dots."""
+    """Create a topic, configured with underscores for dots, and return when the broker tells of it."""
     named = {name.replace("_", "."): value for name, value in config.items()}
-    client = admin(kafka)
+    client, resource = admin(kafka), ConfigResource(ConfigResource.Type.TOPIC, topic)
     client.create_topics([NewTopic(topic, partitions, 1, config=named)])[topic].result(TIMEOUT_S)
+    while True:
+        try:
+            client.describe_topics(TopicCollection([topic]))[topic].result(TIMEOUT_S)
+            client.describe_configs([resource])[resource].result(TIMEOUT_S)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise
+        else:
+            return
 
 
 def delete_topic(kafka: Kafka, topic: str) -> None:

@@ -7,7 +7,7 @@ from functools import partial
 from pgsluice.errors import PgsluiceError
 from pgsluice.finding import Finding, Verdict
 from pgsluice.kafka.sink import SinkOptions
-from pgsluice.kafka.topics import Topics
+from pgsluice.kafka.topics import Topics, TopicSpec
 
 
 def check(options: SinkOptions) -> list[Finding]:
@@ -25,7 +25,7 @@ def check(options: SinkOptions) -> list[Finding]:
 def _looks(topics: Topics, options: SinkOptions) -> Iterator[tuple[str, Callable[[], Finding]]]:
     yield "kafka transaction timeout", lambda: _transaction_timeout(topics, options)
     for spec in (options.transactions_topic, options.checkpoint_topic):
-        yield f"topic {spec.name}", partial(_service_topic, topics, spec.name)
+        yield f"topic {spec.name}", partial(_service_topic, topics, spec)
     yield "kafka may create topics", lambda: _creation(topics, options)
 
 
@@ -49,7 +49,8 @@ def _transaction_timeout(topics: Topics, options: SinkOptions) -> Finding:
     return Finding(name, Verdict.OK, f"{wanted:g} s")
 
 
-def _service_topic(topics: Topics, topic: str) -> Finding:
+def _service_topic(topics: Topics, spec: TopicSpec) -> Finding:
+    topic = spec.name
     name, found = f"topic {topic}", topics.partitions([topic])
     if topic not in found:
         return Finding(name, Verdict.OK, "will be created")
@@ -60,6 +61,8 @@ def _service_topic(topics: Topics, topic: str) -> Finding:
             f"has {found[topic]} partitions, or one without a leader",
             "It must have exactly one partition, as pgsluice creates it.",
         )
+    if spec.config.get("cleanup.policy") == "compact":
+        topics.check_compacted(topic)
     return Finding(name, Verdict.OK, "exists")
 
 

@@ -5,16 +5,18 @@ https://kafka.apache.org/documentation/#topicconfigs
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec
 
 from pgsluice.errors import ConfigError, PermissionDenied, SinkUnavailable
 from pgsluice.librdkafka import UNKNOWN_TOPIC, ClientOptions, failure
+
+T = TypeVar("T")
 
 REQUEST_S = 15.0
 _SLICE_S = 0.5
@@ -126,14 +128,20 @@ class Topics:
     def _offsets(
         self, request: dict[TopicPartition, OffsetSpec], isolation: IsolationLevel
     ) -> dict[tuple[str, int], int]:
+        def ask() -> dict[tuple[str, int], int]:
+            futures = self._admin.list_offsets(request, isolation_level=isolation, request_timeout=REQUEST_S)
+            doing = "Listing the offsets of topics"
+            return {(at.topic, at.partition): self._answer(one, doing).offset for at, one in futures.items()}
+
+        return self._patiently(ask)
+
+    def _patiently(self, ask: Callable[[], T]) -> T:
+        """Ask again for a while: of new topics, and of leaders that move, the brokers hear one after the other."""
         end = time.monotonic() + REQUEST_S
         while True:
-            futures = self._admin.list_offsets(request, isolation_level=isolation, request_timeout=REQUEST_S)
             try:
-                doing = "Listing the offsets of topics"
-                return {(at.topic, at.partition): self._answer(one, doing).offset for at, one in futures.items()}
+                return ask()
             except SinkUnavailable:
-                # A leader that moves, or one that a new topic has just got, is found at the next try.
                 if time.monotonic() > end or self._given_up.wait(_RETRY_S):
                     raise
 
@@ -163,7 +171,7 @@ class Topics:
 
     def _cleanup_policy(self, topic: str) -> str | None:
         """Return the topic's policy, None when it cannot be known: then the records will tell."""
-        return self._setting(ConfigResource.Type.TOPIC, topic, "cleanup.policy")
+        return self._patiently(lambda: self._setting(ConfigResource.Type.TOPIC, topic, "cleanup.policy"))
 
     def _setting(self, kind: ConfigResource.Type, name: str, setting: str) -> str | None:
         """Return one setting, None when we may not ask, or when this kind of broker does not have it."""

@@ -1,0 +1,260 @@
+"""Topics: made, found, refused; and what ``pgsluice check`` says of Kafka."""
+
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Event
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AclOperation, ConfigResource
+
+from pgsluice.errors import ConfigError, PermissionDenied, SinkUnavailable
+from pgsluice.finding import Finding, Verdict
+from pgsluice.kafka import topics as module
+from pgsluice.kafka.checks import check
+from pgsluice.kafka.producer import ProducerOptions
+from pgsluice.kafka.sink import SinkOptions
+from pgsluice.kafka.topics import Topics, TopicSpec
+from pgsluice.librdkafka import ClientOptions
+from sandbox.kafka import Kafka
+from tests.support.kafka import SecuredKafka, admin, client_options, commit, create_topic, grant, transaction
+
+SOON_S = 1.0
+
+
+@pytest.fixture
+def topics(kafka: Kafka) -> Topics:
+    return Topics(client_options(kafka), Event())
+
+
+@pytest.fixture
+def name() -> str:
+    return f"shop-{uuid4().hex[:8]}.public.orders"
+
+
+class TestEnsure:
+    def test_a_new_topic_is_as_specified(self, kafka: Kafka, topics: Topics, name: str) -> None:
+        assert topics.ensure(TopicSpec(name, 3, 1, {"retention.ms": "60000"})) == 3
+        client, resource = admin(kafka), ConfigResource(ConfigResource.Type.TOPIC, name)
+        assert client.describe_configs([resource])[resource].result()["retention.ms"].value == "60000"
+        assert topics.partitions([name]) == {name: 3}
+
+    def test_an_existing_one_stays_as_it_is(self, topics: Topics, name: str) -> None:
+        assert topics.ensure(TopicSpec(name, 2)) == 2
+        assert topics.ensure(TopicSpec(name, 12, 3, {"retention.ms": "1"})) == 2
+
+    def test_several_may_want_to_make_it(self, kafka: Kafka, name: str) -> None:
+        several = [Topics(client_options(kafka), Event()) for _ in range(4)]
+        with ThreadPoolExecutor(len(several)) as threads:
+            found = threads.map(lambda one: one.ensure(TopicSpec(name, 5)), several)
+        assert list(found) == [5] * len(several)
+
+    def test_too_few_brokers_may_become_enough(self, topics: Topics, name: str) -> None:
+        with pytest.raises(SinkUnavailable, match=rf"Creating topic {name}: .*Fewer brokers are up"):
+            topics.ensure(TopicSpec(name, 1, 3))
+
+    def test_a_name_that_kafka_takes_for_another(self, topics: Topics, name: str) -> None:
+        topics.ensure(TopicSpec(f"{name}.a_b", 1))
+        with pytest.raises(
+            ConfigError, match=r"collides with another topic .* `topic = \"...\"` in a \[\[tables.rules"
+        ):
+            topics.ensure(TopicSpec(f"{name}_a.b", 1))
+
+    @pytest.mark.parametrize(
+        ("spec", "reason"),
+        [
+            (TopicSpec("no spaces", 1), "topic no spaces: Broker: Invalid topic"),
+            (TopicSpec("x" * 250, 1), "topic xxx.*: Broker: Invalid topic"),
+            (TopicSpec("shop.no-such-setting", 1, config={"no.such.setting": "1"}), "no.such.setting"),
+            (TopicSpec("shop.no-partitions", 0), "partitions"),
+        ],
+    )
+    def test_what_no_broker_would_take(self, topics: Topics, spec: TopicSpec, reason: str) -> None:
+        with pytest.raises(ConfigError, match=reason):
+            topics.ensure(spec)
+
+    @pytest.mark.parametrize("policy", ["compact", "compact,delete"])
+    def test_a_compacted_topic_takes_only_records_with_keys(
+        self, kafka: Kafka, topics: Topics, name: str, policy: str
+    ) -> None:
+        create_topic(kafka, name, cleanup_policy=policy)
+        assert topics.ensure(TopicSpec(name, 1)) == 1
+        with pytest.raises(ConfigError, match=f"Topic {name} has cleanup.policy=compact, but rows without key"):
+            topics.ensure(TopicSpec(name, 1, compactable=False))
+
+    def test_a_topic_that_is_compacted_as_specified(self, topics: Topics, name: str) -> None:
+        with pytest.raises(ConfigError, match=f"Topic {name} has cleanup.policy=compact"):
+            topics.ensure(TopicSpec(name, 1, config={"cleanup.policy": "compact"}, compactable=False))
+
+    def test_a_topic_that_keeps_the_last_record_of_each_key(self, topics: Topics, name: str) -> None:
+        topics.ensure(TopicSpec(f"{name}.1", 1, config={"cleanup.policy": "compact"}))
+        topics.check_compacted(f"{name}.1")
+        topics.ensure(TopicSpec(f"{name}.2", 1))
+        with pytest.raises(ConfigError, match=rf"Topic {name}.2 has cleanup.policy=delete, .* Set it to compact"):
+            topics.check_compacted(f"{name}.2")
+
+
+class TestQuestions:
+    def test_asking_does_not_make_a_topic(self, topics: Topics, name: str) -> None:
+        assert topics.partitions([]) == {}
+        assert topics.partitions([name, f"{name}.other"]) == {}
+        topics.ensure(TopicSpec(name, 2))
+        assert topics.partitions([name, f"{name}.other"]) == {name: 2}
+        assert topics.refusal_to_create(TopicSpec(f"{name}.other", 2)) is None
+        assert topics.partitions([f"{name}.other"]) == {}
+
+    def test_offsets_are_known_as_soon_as_a_topic_is_there(self, topics: Topics, name: str) -> None:
+        assert topics.next_offsets([]) == {}
+        for number in range(5):
+            topic = f"{name}.{number}"
+            places = [(topic, partition) for partition in range(topics.ensure(TopicSpec(topic, 7)))]
+            assert topics.next_offsets(places) == dict.fromkeys(places, 0)
+
+    def test_offsets_count_what_is_not_committed(self, kafka: Kafka, topics: Topics, name: str) -> None:
+        topics.ensure(TopicSpec(name, 2))
+        commit(kafka, name, b"1", b"2")
+        with transaction(kafka, name, [b"3"]) as foreign:
+            assert topics.next_offsets([(name, 0), (name, 1)]) == {(name, 0): 4, (name, 1): 0}
+            assert topics.bounds(name, 0) == (0, 4)
+            foreign.abort_transaction()
+        client, place = admin(kafka), TopicPartition(name, 0, 2)
+        client.delete_records([place])[place].result()
+        while topics.bounds(name, 0) != (2, 5):  # the marker comes a moment after the abort
+            time.sleep(0.05)
+
+    def test_offsets_of_a_topic_that_is_gone(self, topics: Topics, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "REQUEST_S", SOON_S)
+        with pytest.raises(SinkUnavailable, match="Listing the offsets of topics"):
+            topics.next_offsets([(name, 0)])
+
+    def test_brokers_and_their_limit(self, topics: Topics) -> None:
+        assert topics.brokers() == [1]
+        assert topics.max_transaction_timeout_ms() == 900_000
+
+
+class TestGivingUp:
+    def test_a_broker_that_does_not_answer(self, own_kafka: Kafka, name: str) -> None:
+        given_up = Event()
+        topics = Topics(client_options(own_kafka), given_up)
+        topics.ensure(TopicSpec(name, 1))
+        own_kafka.pause()
+        try:
+            with ThreadPoolExecutor() as threads:
+                waiting: list[Future[Any]] = [
+                    threads.submit(topics.ensure, TopicSpec(f"{name}.new", 1)),
+                    threads.submit(topics.next_offsets, [(name, 0)]),
+                    threads.submit(topics.refusal_to_create, TopicSpec(f"{name}.new", 1)),
+                ]
+                time.sleep(0.5)
+                given_up.set()
+                for call in waiting:
+                    with pytest.raises(SinkUnavailable, match="was given up because the session ends"):
+                        call.result()
+        finally:
+            own_kafka.resume()
+
+    def test_no_broker(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "REQUEST_S", SOON_S)
+        topics = Topics(ClientOptions({"bootstrap.servers": "127.0.0.1:9"}, "pgsluice-test"), Event())
+        with pytest.raises(
+            SinkUnavailable, match=r"Asking Kafka for its brokers: .*last reported: .*Connection refused"
+        ):
+            topics.brokers()
+
+
+def sink_options(client: ClientOptions, prefix: str, timeout_s: float = 60.0) -> SinkOptions:
+    return SinkOptions(
+        ProducerOptions(client, f"pgsluice-{prefix}", 1024 * 1024, timeout_s),
+        TopicSpec(f"{prefix}.transactions", 1),
+        TopicSpec(f"{prefix}.checkpoint", 1, config={"cleanup.policy": "compact"}),
+    )
+
+
+def by_name(findings: Iterable[Finding]) -> dict[str, tuple[Verdict, str]]:
+    return {finding.name: (finding.verdict, finding.detail) for finding in findings}
+
+
+class TestCheck:
+    def test_all_is_well(self, kafka: Kafka, topics: Topics, name: str) -> None:
+        before = {
+            "kafka reachable": (Verdict.OK, "1 broker(s)"),
+            "kafka transaction timeout": (Verdict.OK, "60 s"),
+            f"topic {name}.transactions": (Verdict.OK, "will be created"),
+            f"topic {name}.checkpoint": (Verdict.OK, "will be created"),
+            "kafka may create topics": (Verdict.OK, "as configured"),
+        }
+        options = sink_options(client_options(kafka), name)
+        assert by_name(check(options)) == before
+        assert by_name(check(options)) == before
+        topics.ensure(options.transactions_topic)
+        topics.ensure(options.checkpoint_topic)
+        exist = {f"topic {name}.{which}": (Verdict.OK, "exists") for which in ("transactions", "checkpoint")}
+        assert by_name(check(options)) == {**before, **exist}
+
+    def test_what_is_wrong_with_topics(self, kafka: Kafka, name: str) -> None:
+        create_topic(kafka, f"{name}.transactions", 3)
+        create_topic(kafka, f"{name}.checkpoint", cleanup_policy="delete")
+        options = sink_options(client_options(kafka), name)
+        found = by_name(check(options))
+        assert found[f"topic {name}.transactions"] == (Verdict.FAIL, "has 3 partitions, or one without a leader")
+        verdict, detail = found[f"topic {name}.checkpoint"]
+        assert verdict is Verdict.FAIL
+        assert "cleanup.policy=delete" in detail
+
+    def test_what_kafka_would_not_create(self, kafka: Kafka, name: str) -> None:
+        client = client_options(kafka)
+        options = SinkOptions(
+            ProducerOptions(client, name, 1, 3600.0), TopicSpec(f"{name}.transactions", 1, 3), TopicSpec(name, 1)
+        )
+        found = by_name(check(options))
+        verdict, detail = found["kafka may create topics"]
+        assert verdict is Verdict.WARN
+        assert "Fewer brokers are up" in detail
+        assert found["kafka transaction timeout"] == (Verdict.OK, "3600 s wanted, 900 s allowed and used")
+
+    def test_no_broker(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+        monkeypatch.setattr(module, "REQUEST_S", SOON_S)
+        client = ClientOptions({"bootstrap.servers": "127.0.0.1:9"}, "pgsluice-test")
+        (finding,) = check(sink_options(client, name))
+        assert (finding.name, finding.verdict) == ("kafka reachable", Verdict.FAIL)
+        assert "Connection refused" in finding.detail
+
+    def test_a_property_that_does_not_exist(self, name: str) -> None:
+        client = ClientOptions({"bootstrap.servers": "127.0.0.1:9", "no.such": "thing"}, "pgsluice-test")
+        (finding,) = check(sink_options(client, name))
+        assert 'No such configuration property: "no.such"' in finding.detail
+
+    def test_a_wrong_password(self, secured_kafka: SecuredKafka, name: str) -> None:
+        client = ClientOptions(secured_kafka.properties("admin", "wrong"), "pgsluice-test")
+        (finding,) = check(sink_options(client, name))
+        assert (finding.name, finding.verdict) == ("kafka reachable", Verdict.FAIL)
+        assert "Authentication failed" in finding.detail
+
+    def test_a_user_without_rights(self, secured_kafka: SecuredKafka, name: str) -> None:
+        client = ClientOptions(secured_kafka.properties("reader"), "pgsluice-test")
+        found = by_name(check(sink_options(client, name)))
+        assert found["kafka reachable"][0] is Verdict.OK
+        assert found["kafka transaction timeout"] == (Verdict.WARN, "transaction.max.timeout.ms cannot be read")
+        for which in ("transactions", "checkpoint"):
+            verdict, detail = found[f"topic {name}.{which}"]
+            assert verdict is Verdict.FAIL
+            assert "Topic authorization failed" in detail
+        verdict, detail = found["kafka may create topics"]
+        assert verdict is Verdict.WARN
+        assert "Authorization failed" in detail
+
+    def test_topics_made_by_hand_need_no_right_to_create_or_configure(
+        self, secured_kafka: SecuredKafka, name: str
+    ) -> None:
+        reader = Topics(ClientOptions(secured_kafka.properties("reader"), "pgsluice-test"), Event())
+        create_topic(secured_kafka, name, 2)
+        with pytest.raises(PermissionDenied, match=f"topic {name}"):
+            reader.ensure(TopicSpec(name, 2))
+        grant(secured_kafka, name, AclOperation.DESCRIBE)
+        assert reader.ensure(TopicSpec(name, 2, compactable=False)) == 2
+        reader.check_compacted(name)
+        assert reader.next_offsets([(name, 0)]) == {(name, 0): 0}
+        assert reader.max_transaction_timeout_ms() is None
