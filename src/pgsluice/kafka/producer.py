@@ -57,6 +57,7 @@ class TransactionalProducer:
         self._options = options
         self._given_up = given_up
         self._refused: PgsluiceError | None = None
+        self._refused_bytes = 0
         self._deadline = 0.0
         self._open = False
         self._producer = options.client.make(Producer, self._properties())
@@ -168,15 +169,21 @@ class TransactionalProducer:
             )
 
     def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
-        """Keep the first refusal: it says which record, where the transaction's error only says that one failed."""
-        if error is None or self._refused is not None:
+        """Keep the first refusal: it says which record, where the transaction's error only says that one failed.
+
+        What is too large is refused with all its batch: of those, the largest.
+        """
+        key, value = message.key() or b"", message.value() or b""
+        size = len(key) + len(value)
+        if error is None or (self._refused is not None and size <= self._refused_bytes):
             return
         doing = f"Writing a record to {message.topic()} [{message.partition()}]"
         found = failure(error, doing, self._options.client.errors)
         if isinstance(found, PoisonError):
-            key, value = message.key() or b"", message.value() or b""
-            found = PoisonError(f"{found} The record: key {len(key)} bytes, value {len(value)} bytes.")
-        self._refused = found
+            self._refused_bytes = size
+            self._refused = PoisonError(f"{found} The record: key {len(key)} bytes, value {len(value)} bytes.")
+        elif self._refused is None:
+            self._refused = found
 
     def _broken(self, error: KafkaException, doing: str) -> PgsluiceError:
         if self._refused is not None:

@@ -1,0 +1,370 @@
+"""Cuts delivered to a real broker, and read back by an independent read_committed consumer as the contract says."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Self
+from uuid import uuid4
+
+import pytest
+import structlog
+
+from pgsluice.cut import Cut
+from pgsluice.envelope import Record, Target
+from pgsluice.errors import ConfigError, DeadlineMissed, HistoryError, PoisonError, SinkUnavailable
+from pgsluice.kafka.partitioner import partition_for
+from pgsluice.kafka.producer import ProducerOptions
+from pgsluice.kafka.sink import CutFormat, KafkaSink, SinkOptions
+from pgsluice.kafka.topics import TopicSpec
+from pgsluice.librdkafka import ClientOptions
+from pgsluice.progress import Checkpoint
+from pgsluice.registry.builtin import BuiltinRegistry
+from pgsluice.registry.client import RegistryOptions
+from pgsluice.tables import TablePolicy
+from pgsluice.transaction import Transaction
+from sandbox.kafka import Kafka
+from tests.support.kafka import client_options, create_topic, delete_topic, end_of, read_committed
+
+KEY = b"the pipeline's key"
+MIB = 1024 * 1024
+SECRET = b"row data"
+
+Place = tuple[str, int]
+Content = dict[Place, list[tuple[bytes | None, bytes | None]]]
+"""Keys and values by topic and partition."""
+
+
+@pytest.fixture
+def prefix() -> str:
+    return f"shop-{uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def orders(prefix: str) -> Target:
+    return Target(f"{prefix}.public.orders", 11, 12)
+
+
+@pytest.fixture
+def logs(prefix: str) -> Target:
+    """A table without key."""
+    return Target(f"{prefix}.public.logs", 13, None)
+
+
+def insert(target: Target, number: int, size: int = 0) -> Record:
+    key = b"key %d" % number if target.key_schema_id is not None else None
+    return Record(target, "c", key, b"value %d" % number + bytes(size))
+
+
+def policy(target: Target, partitions: int = 1, **config: str) -> TablePolicy:
+    named = {name.replace("_", "."): value for name, value in config.items()}
+    return TablePolicy(target.topic, partitions, -1, named, keys=None, tombstones=True, truncate=True)
+
+
+class Session:
+    """A sink from prepare to close, and the checkpoint it has reached."""
+
+    def __init__(
+        self,
+        kafka: Kafka,
+        prefix: str,
+        *,
+        timeout_s: float = 60.0,
+        queue_bytes: int = 8 * MIB,
+        client: ClientOptions | None = None,
+    ) -> None:
+        options = SinkOptions(
+            ProducerOptions(client or client_options(kafka), f"pgsluice-{prefix}", queue_bytes, timeout_s),
+            TopicSpec(f"{prefix}.transactions", 1),
+            TopicSpec(f"{prefix}.checkpoint", 1, config={"cleanup.policy": "compact"}),
+        )
+        self.sink = KafkaSink(options, CutFormat(KEY, lambda record: json.dumps(record).encode()))
+        self.checkpoint = Checkpoint("shop", "pgsluice_shop", "7000000000000000001", 1, 1, cut=0, end_lsn=0)
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.sink.close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.sink.close()
+
+    async def start(self) -> None:
+        await self.sink.prepare()
+        await self.sink.fence()
+        self.checkpoint = await self.sink.last_checkpoint() or self.checkpoint
+
+    async def deliver(self, *records: Record) -> None:
+        """Deliver a cut of one transaction with these records, a heartbeat without any."""
+        cut, checkpoint = self.next_cut(records)
+        await self.sink.deliver(cut, checkpoint)
+        self.checkpoint = checkpoint
+
+    async def produce(self, *records: Record) -> tuple[Cut, Checkpoint]:
+        """Write records in an open transaction, and return when they are in Kafka."""
+        await self.sink.begin()
+        cut, checkpoint = self.next_cut(())
+        await self.sink.produce(cut, records)
+        await self.sink._run(self.sink._live.flush)
+        return cut, checkpoint
+
+    def next_cut(self, records: Sequence[Record]) -> tuple[Cut, Checkpoint]:
+        number = self.checkpoint.cut + 1
+        cut = Cut(end_lsn=number * 256)
+        if records:
+            cut.add(Transaction(700 + number, number * 256 - 8, number), number * 256, records, 0, len(records))
+        return cut, self.checkpoint.advanced(number, cut.end_lsn, cut.last)
+
+
+def cut_records(kafka: Kafka, prefix: str) -> list[dict[str, Any]]:
+    messages = read_committed(kafka, f"{prefix}.transactions")
+    assert {message.key() for message in messages} == {KEY}
+    return [json.loads(message.value()) for message in messages]
+
+
+def offsets(cut: dict[str, Any]) -> dict[Place, tuple[int, int]]:
+    return {
+        (topic["topic"], at["partition"]): (at["first"], at["next"])
+        for topic in cut["topics"]
+        for at in topic["offsets"]
+    }
+
+
+def content(kafka: Kafka, cut: dict[str, Any]) -> Content:
+    """Return what a cut brought, as a consumer finds it that only knows the cut's record."""
+    found = {}
+    for (topic, partition), (first, following) in offsets(cut).items():
+        messages = read_committed(kafka, topic, partition, end=following)
+        found[topic, partition] = [(one.key(), one.value()) for one in messages if one.offset() >= first]
+    return found
+
+
+def expected(records: Sequence[Record], partitions: int) -> Content:
+    places: Content = {}
+    for record in records:
+        partition = partition_for(record.key, partitions) if record.key is not None else 0
+        places.setdefault((record.target.topic, partition), []).append((record.key, record.value))
+    return places
+
+
+class TestDelivery:
+    async def test_a_cut_is_where_its_record_says(
+        self, kafka: Kafka, prefix: str, orders: Target, logs: Target
+    ) -> None:
+        first = [*(insert(orders, n) for n in range(20)), *(insert(logs, n) for n in range(3))]
+        second = [insert(orders, n) for n in (7, 7, 8)]
+        async with Session(kafka, prefix) as session:
+            assert session.checkpoint.cut == 0
+            await session.sink.open_topic(policy(orders, 3), keyed=True)
+            await session.sink.open_topic(policy(logs, 2), keyed=False)
+            await session.deliver(*first)
+            await session.deliver(*second)
+            await session.deliver()
+            assert await session.sink.last_checkpoint() == session.checkpoint
+        one, two, three = await asyncio.to_thread(cut_records, kafka, prefix)
+        everywhere = {(orders.topic, 0), (orders.topic, 1), (orders.topic, 2), (logs.topic, 0), (logs.topic, 1)}
+        assert (one["full"], two["full"], three["full"]) == (True, False, False)
+        assert offsets(one).keys() == everywhere
+        brought = await asyncio.to_thread(content, kafka, one)
+        assert {place: records for place, records in brought.items() if records} == expected(first, 3)
+        assert await asyncio.to_thread(content, kafka, two) == expected(second, 3)
+        assert all(offsets(one)[place][1] == begin for place, (begin, _) in offsets(two).items())
+        assert three["topics"] == []
+        assert [(cut["cut"], cut["end_lsn"], cut["last_lsn"], cut["events"]) for cut in (one, two, three)] == [
+            (1, 256, 248, 23),
+            (2, 512, 504, 3),
+            (3, 768, None, 0),
+        ]
+        entries = {topic["topic"]: (topic["counts"], topic["schema_ids"]) for topic in one["topics"]}
+        assert entries == {orders.topic: ({"c": 20}, [11]), logs.topic: ({"c": 3}, [13])}
+
+    async def test_a_truncate_goes_to_every_partition(self, kafka: Kafka, prefix: str, orders: Target) -> None:
+        truncate, tombstone = Record(orders, "t", None, b"truncated"), Record(orders, None, b"key", None)
+        async with Session(kafka, prefix) as session:
+            await session.sink.open_topic(policy(orders, 3), keyed=True)
+            await session.deliver(insert(orders, 1), truncate, tombstone)
+        (cut,) = await asyncio.to_thread(cut_records, kafka, prefix)
+        wanted: Content = {(orders.topic, partition): [(None, truncate.value)] for partition in range(3)}
+        wanted[orders.topic, partition_for(b"key 1", 3)].insert(0, (b"key 1", b"value 1"))
+        wanted[orders.topic, partition_for(b"key", 3)].append((b"key", None))
+        assert await asyncio.to_thread(content, kafka, cut) == wanted
+        assert cut["topics"][0]["counts"] == {"c": 1, "t": 1}
+
+    async def test_the_first_cut_of_a_session_lists_everything(
+        self, kafka: Kafka, prefix: str, orders: Target, logs: Target
+    ) -> None:
+        """Also what was written in earlier sessions, and not what is gone."""
+        async with Session(kafka, prefix) as session:
+            await session.sink.open_topic(policy(orders, 2), keyed=True)
+            await session.deliver(*(insert(orders, n) for n in range(10)))
+            reached = session.checkpoint
+        async with Session(kafka, prefix) as session:
+            assert session.checkpoint == reached
+            await session.sink.open_topics([orders.topic, f"{prefix}.gone"])
+            await session.sink.open_topic(policy(orders, 2), keyed=True)
+            await session.sink.open_topic(policy(logs, 1), keyed=False)
+            await session.deliver()
+        earlier, full = await asyncio.to_thread(cut_records, kafka, prefix)
+        ends = {(orders.topic, partition): end_of(kafka, orders.topic, partition) for partition in range(2)}
+        assert offsets(full) == {**{place: (end, end) for place, end in ends.items()}, (logs.topic, 0): (0, 0)}
+        # nothing but the marker came since
+        assert {place: following + 1 for place, (_, following) in offsets(earlier).items()} == ends
+
+    async def test_a_large_transaction_in_pieces(self, kafka: Kafka, prefix: str, orders: Target) -> None:
+        async with Session(kafka, prefix) as session:
+            await session.sink.open_topic(policy(orders, 3), keyed=True)
+            cut, checkpoint = await session.produce(*(insert(orders, n) for n in range(100)))
+            await session.sink.produce(cut, [insert(orders, n) for n in range(100, 200)])
+            await session.sink.commit(cut, checkpoint)
+        (record,) = await asyncio.to_thread(cut_records, kafka, prefix)
+        assert await asyncio.to_thread(content, kafka, record) == expected([insert(orders, n) for n in range(200)], 3)
+
+    async def test_an_announcement_is_a_checkpoint_alone(self, kafka: Kafka, prefix: str) -> None:
+        async with Session(kafka, prefix) as session:
+            await session.sink.announce(session.checkpoint)
+            assert await session.sink.last_checkpoint() == session.checkpoint
+        assert end_of(kafka, f"{prefix}.transactions") == 0
+
+    async def test_a_queue_smaller_than_a_cut(self, kafka: Kafka, prefix: str, orders: Target) -> None:
+        records = [insert(orders, n, 1000) for n in range(2000)]
+        async with Session(kafka, prefix, queue_bytes=64 * 1024) as session:
+            await session.sink.open_topic(policy(orders), keyed=True)
+            await session.deliver(*records)
+        (cut,) = await asyncio.to_thread(cut_records, kafka, prefix)
+        assert await asyncio.to_thread(content, kafka, cut) == expected(records, 1)
+
+
+class TestOwners:
+    async def test_a_new_owner_fences_the_former_one(self, kafka: Kafka, prefix: str, orders: Target) -> None:
+        async with Session(kafka, prefix) as former:
+            await former.sink.open_topic(policy(orders), keyed=True)
+            await former.deliver(insert(orders, 1))
+            lost = await former.produce(insert(orders, 2))
+            async with Session(kafka, prefix) as owner:
+                assert owner.checkpoint == former.checkpoint
+                with pytest.raises(SinkUnavailable, match=f"transactional.id pgsluice-{prefix} has taken over"):
+                    await former.sink.commit(*lost)
+                await owner.sink.open_topic(policy(orders), keyed=True)
+                await owner.deliver(insert(orders, 3))
+        cuts = await asyncio.to_thread(cut_records, kafka, prefix)
+        assert [cut["cut"] for cut in cuts] == [1, 2]
+        visible = await asyncio.to_thread(read_committed, kafka, orders.topic)
+        assert [message.value() for message in visible] == [b"value 1", b"value 3"]
+
+    async def test_what_is_given_up_blocks_no_reader(self, kafka: Kafka, prefix: str, orders: Target) -> None:
+        async with Session(kafka, prefix, timeout_s=900) as session:
+            await session.sink.open_topic(policy(orders), keyed=True)
+            await session.produce(insert(orders, 1))
+            assert end_of(kafka, orders.topic) == 1
+        assert await asyncio.to_thread(read_committed, kafka, orders.topic) == []
+
+    async def test_a_sink_that_never_started_can_be_closed(self, kafka: Kafka, prefix: str) -> None:
+        await Session(kafka, prefix).sink.close()
+
+    async def test_transactions_have_a_deadline(self, kafka: Kafka, prefix: str, orders: Target) -> None:
+        async with Session(kafka, prefix, timeout_s=1.0) as session:
+            await session.sink.open_topic(policy(orders), keyed=True)
+            cut, _ = await session.produce(insert(orders, 1))
+            await asyncio.sleep(1.0)
+            with pytest.raises(DeadlineMissed, match=r"did not finish within 1 s.*delivery.transaction_timeout"):
+                await session.sink.produce(cut, [insert(orders, 2)])
+        assert await asyncio.to_thread(read_committed, kafka, orders.topic) == []
+
+    async def test_service_topics_must_be_what_they_are_for(self, kafka: Kafka, prefix: str) -> None:
+        create_topic(kafka, f"{prefix}-1.transactions", 2)
+        with pytest.raises(ConfigError, match=f"Topic {prefix}-1.transactions must have exactly one partition"):
+            async with Session(kafka, f"{prefix}-1"):
+                pass
+        create_topic(kafka, f"{prefix}-2.checkpoint", cleanup_policy="delete")
+        with pytest.raises(ConfigError, match=f"Topic {prefix}-2.checkpoint has cleanup.policy=delete"):
+            async with Session(kafka, f"{prefix}-2"):
+                pass
+
+
+class TestRefusals:
+    async def test_a_record_too_large_for_its_topic(self, kafka: Kafka, prefix: str, orders: Target) -> None:
+        large = Record(orders, "c", SECRET, SECRET * 1000)
+        async with Session(kafka, prefix) as session:
+            await session.sink.open_topic(policy(orders, max_message_bytes="2000"), keyed=True)
+            await session.deliver(insert(orders, 1))
+            with pytest.raises(PoisonError, match=rf"{orders.topic} \[0\].*key 8 bytes, value 8000 bytes") as caught:
+                await session.deliver(insert(orders, 2), large)
+        assert "max.message.bytes" in str(caught.value)
+        assert SECRET.decode() not in str(caught.value)
+        visible = await asyncio.to_thread(read_committed, kafka, orders.topic)
+        assert [message.value() for message in visible] == [b"value 1"]
+        assert len(await asyncio.to_thread(cut_records, kafka, prefix)) == 1
+
+    async def test_a_record_too_large_for_the_memory_allowed(self, kafka: Kafka, prefix: str, orders: Target) -> None:
+        async with Session(kafka, prefix, queue_bytes=64 * 1024) as session:
+            await session.sink.open_topic(policy(orders), keyed=True)
+            await session.deliver(insert(orders, 1, 60_000))
+            with pytest.raises(PoisonError, match=r"70007 bytes, more than .*65536 bytes.*delivery.inflight_max"):
+                await session.deliver(insert(orders, 2, 70_000))
+
+    async def test_a_record_without_key_on_a_compacted_topic(self, kafka: Kafka, prefix: str, logs: Target) -> None:
+        async with Session(kafka, prefix) as session:
+            truncated_never = replace(policy(logs, cleanup_policy="compact"), truncate=False)
+            await session.sink.open_topic(truncated_never, keyed=True)
+            with pytest.raises(PoisonError, match=r"public.logs \[0\].*cleanup.policy=compact takes no record without"):
+                await session.deliver(insert(logs, 1))
+
+    async def test_a_topic_made_anew(self, kafka: Kafka, prefix: str, orders: Target) -> None:
+        async with Session(kafka, prefix) as session:
+            await session.sink.open_topic(policy(orders), keyed=True)
+            await session.deliver(*(insert(orders, n) for n in range(10)))
+            await asyncio.to_thread(delete_topic, kafka, orders.topic)
+            await asyncio.to_thread(create_topic, kafka, orders.topic)
+            with pytest.raises(HistoryError, match=rf"Partition 0 of topic {orders.topic} ends at offset \d+, before"):
+                await session.deliver(insert(orders, 10))
+
+
+class TestOutages:
+    @pytest.mark.parametrize("step", ["prepare", "fence", "deliver"])
+    async def test_giving_up_needs_no_answer(self, own_kafka: Kafka, prefix: str, orders: Target, step: str) -> None:
+        session = Session(own_kafka, prefix, timeout_s=900)
+        if step != "prepare":
+            await session.sink.prepare()
+        if step == "deliver":
+            await session.start()
+            await session.sink.open_topic(policy(orders), keyed=True)
+        own_kafka.pause()
+        try:
+            call = session.deliver(insert(orders, 1)) if step == "deliver" else getattr(session.sink, step)()
+            working = asyncio.create_task(call)
+            await asyncio.sleep(1)
+            assert not working.done()
+            async with asyncio.timeout(20):
+                await session.sink.close()
+            with pytest.raises(SinkUnavailable):
+                await working
+        finally:
+            own_kafka.resume()
+        if step != "prepare":
+            assert end_of(own_kafka, f"{prefix}.transactions") == 0
+
+    async def test_away_and_back_is_said_once(self, own_kafka: Kafka, prefix: str) -> None:
+        """Whichever of the clients notices first."""
+        client = client_options(own_kafka)
+        registry = BuiltinRegistry(RegistryOptions(client, timeout_s=2.0), f"{prefix}.schemas")
+        await registry.start()
+        try:
+            async with Session(own_kafka, prefix, client=client) as session:
+                await session.deliver()
+                with structlog.testing.capture_logs() as lines:
+                    own_kafka.stop()
+                    while not client.errors.is_away:
+                        session.sink._live._producer.poll(0.1)
+                        await asyncio.sleep(0)
+                    await asyncio.sleep(1)
+                    own_kafka.start()
+                    await session.deliver()
+                    await registry.start()
+                    await asyncio.sleep(1)
+        finally:
+            await registry.close()
+        said = [line["event"] for line in lines if line["log_level"] != "debug"]
+        assert said == ["Kafka cannot be reached, or refuses us", "Kafka answers again"]
