@@ -3,14 +3,16 @@
 The scenarios stand in ``scenarios``; those of one server version run side by side, followed by one daemon.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
 
 from sandbox.kafka import Kafka
-from sandbox.postgres import Postgres
+from sandbox.postgres import Database, Postgres
 from tests.integration.scenarios import (
     ddl,
     limits,
@@ -54,6 +56,19 @@ class Outcome:
     verdicts: dict[str, Verdict]
     problems_of_cuts: list[str]
     problems_of_idling: list[str]
+    log: str
+
+
+@contextmanager
+def latin1_database(server: Postgres) -> Iterator[Database]:
+    """Create a database that is not in UTF-8."""
+    database = Database(server, "latin1")
+    with server.connect() as connection:
+        connection.execute(f"CREATE DATABASE {database.name} ENCODING 'LATIN1' TEMPLATE template0")
+    try:
+        yield database
+    finally:
+        server.drop_database(database.name)
 
 
 def run(version: int, kafka: Kafka) -> Outcome:
@@ -66,13 +81,14 @@ def run(version: int, kafka: Kafka) -> Outcome:
     ):
         followed.work()
         with (
-            server.database() as another,
+            latin1_database(server) as another,
             Followed(f"v{version}_whole", another, kafka, whole.SCENARIOS, whole.SETTINGS) as beside,
         ):
             beside.work_undisturbed()
             idling = followed.idle_until(beside.read_lsn)
             verdicts = followed.judge() | beside.judge()
-            return Outcome(verdicts, followed.general_problems() + beside.general_problems(), idling)
+            problems = [*followed.general_problems(), *beside.general_problems()]
+            return Outcome(verdicts, problems, idling, followed.daemon.log_text() + beside.daemon.log_text())
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +120,12 @@ def test_mirror_is_equal(version: int, scenario: Scenario, outcome: Outcome) -> 
 
 def test_cuts_are_consistent(outcome: Outcome) -> None:
     assert outcome.problems_of_cuts == []
+
+
+def test_log_tells_no_values(outcome: Outcome) -> None:
+    lines = [json.loads(line) for line in outcome.log.splitlines()]
+    assert {line["level"] for line in lines} <= {"info", "warning"}
+    assert limits.A_VALUE not in outcome.log
 
 
 def test_other_databases_only_move_the_slot(outcome: Outcome) -> None:

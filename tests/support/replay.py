@@ -58,7 +58,11 @@ class Replay:
         self.cuts: list[Cut] = []
         self._tombstones = tombstones
         self._partitions = partitions
+        self._topics: set[str] = set()
+        self._next: dict[tuple[str, int], int] = {}
+        """Where the last cut that listed a partition ended."""
         self._places: dict[tuple[str, int], Event] = {}
+        """The last event of each partition."""
         self._partition_of_key: dict[tuple[str, bytes | None], int] = {}
         self._columns: dict[int, Columns] = {}
         self._numbers = count()
@@ -68,6 +72,7 @@ class Replay:
         for cut in cuts:
             self._check_place(cut)
             self._check_cut(cut)
+            self._check_offsets(cut)
             self.cuts.append(cut)
             changes = sorted((event for event in cut.events if event.value is not None), key=attrgetter("position"))
             for _, copies in groupby(changes, attrgetter("position")):
@@ -99,6 +104,22 @@ class Replay:
         if {event["epoch"] for event in events} - {record["epoch"]}:
             self._complain(cut, "has events of another epoch")
         self._check_topics(cut, events)
+
+    def _check_offsets(self, cut: Cut) -> None:
+        """Partitions touched are listed, in a full cut all that there are, each from where it ended before or later."""
+        offsets = cut.offsets
+        expected = {(event.topic, event.partition) for event in cut.events}
+        self._topics |= {topic for topic, _ in offsets}
+        if cut.record["full"]:
+            expected = {(topic, place) for topic in self._topics for place in range(self._partitions(topic))}
+        if offsets.keys() != expected:
+            self._complain(cut, f"lists {offsets}, not {expected}")
+        for place, (first, following) in offsets.items():
+            if not self._next.get(place, 0) <= first <= following:
+                self._complain(cut, f"{place} goes from {first} to {following} after {self._next[place]}")
+            self._next[place] = following
+        if not (self.cuts or cut.record["full"]):
+            self._complain(cut, "is the first one and not full")
 
     def _check_topics(self, cut: Cut, events: list[Event]) -> None:
         counts: dict[str, Counter[str]] = defaultdict(Counter)

@@ -31,6 +31,15 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "delivery": {"heartbeat": "500ms", "cut_bytes": "256KiB"},
 }
 
+ODD_SETTINGS = (
+    "DateStyle = 'SQL, DMY'",
+    "IntervalStyle = sql_standard",
+    "TimeZone = 'America/St_Johns'",
+    "extra_float_digits = 0",
+    "bytea_output = escape",
+)
+"""Of the database: they hold for walsenders, too, and must not show in the values."""
+
 END = Scenario("the end", "Its row is the last one written.", "CREATE TABLE t (id serial PRIMARY KEY)")
 
 
@@ -71,6 +80,9 @@ class Followed:
 
     def __enter__(self) -> Self:
         """Prepare the scenarios and start the daemon."""
+        with self.database.connect() as connection:
+            for setting in ODD_SETTINGS:
+                connection.execute(f"ALTER DATABASE {self.database.name} SET {setting}")
         for scenario in (*self.scenarios, END):
             scenario.prepare(self.database)
         daemon = Daemon(self.name, self.database.conninfo(), self._bootstrap_servers, self._configuration())
@@ -86,13 +98,17 @@ class Followed:
         self._context.close()
 
     def work(self) -> None:
-        """Carry out the scenarios: the daemon is restarted half-way while they go on, and later is down."""
-        middle = len(self.scenarios) // 2
-        self._do("work", self.scenarios[:middle])
+        """Carry out the scenarios: meanwhile the daemon is restarted, killed and started, and later it is down."""
+        third = len(self.scenarios) // 3
+        self._do("work", self.scenarios[:third])
         with ThreadPoolExecutor(1) as beside:
             restarted = beside.submit(self.daemon.restart)
-            self._do("work", self.scenarios[middle:])
+            self._do("work", self.scenarios[third : 2 * third])
             restarted.result()
+            self.daemon.kill()
+            started = beside.submit(self.daemon.start)
+            self._do("work", self.scenarios[2 * third :])
+            started.result()
         self.read()
         assert self.daemon.stop() == 0, self.daemon.log_text()
         self._do("while_down", self.scenarios)

@@ -5,6 +5,9 @@ from tests.support.scenario import Found, Scenario
 COLUMNS = 1600
 """PostgreSQL's limit (MaxHeapAttributeNumber)."""
 
+A_VALUE = "of-no-concern-to-the-log"
+"""No value of a row stands in the log."""
+
 LARGE_BYTES = 50_000_000
 
 _NAMES = [f"column_{number}" for number in range(1, COLUMNS)]
@@ -24,9 +27,9 @@ SCENARIOS = [
             CREATE TABLE t (id int PRIMARY KEY,
                 {", ".join(f"{name} {_TYPES[number % 4]}" for number, name in enumerate(_NAMES))})
         """,
-        work="""
+        work=f"""
             INSERT INTO t (id) VALUES (1), (2);
-            INSERT INTO t SELECT 3, 1, 2, true, 'a';
+            INSERT INTO t SELECT 3, 1, 2, true, '{A_VALUE}';
             UPDATE t SET column_1597 = 7, column_4 = 'b' WHERE id = 1;
             DELETE FROM t WHERE id = 2;
         """,

@@ -52,6 +52,24 @@ SCENARIOS = [
         check=_fields,
     ),
     Scenario(
+        "names of our own",
+        "Columns may be called as fields of the envelope, as its records, and as fields that we would make.",
+        setup="""
+            CREATE TABLE t (
+                id int PRIMARY KEY, op int, before date, after date, raw text, "Value" int, "Key" int, "Envelope" int,
+                "before.after" date, "ID" int, id__2 int
+            );
+            ALTER TABLE t REPLICA IDENTITY FULL
+        """,
+        work="""
+            INSERT INTO t VALUES (1, 2, 'infinity', '-infinity', 'x', 3, 4, 5, 'infinity', 6, 7);
+            UPDATE t SET before = '-infinity', "ID" = 8;
+            UPDATE t SET "before.after" = NULL, id__2 = 9;
+            DELETE FROM t;
+        """,
+        ops={"t": "cuud"},
+    ),
+    Scenario(
         "composite key",
         "Several columns, in an order of their own, with mixed case.",
         setup='CREATE TABLE t (v int, a text, "B" int, PRIMARY KEY ("B", a))',

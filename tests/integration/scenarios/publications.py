@@ -28,6 +28,8 @@ TREE_WORK = """
     DELETE FROM t WHERE id = 1;
 """
 
+GENERATED = "CREATE TABLE t (id int PRIMARY KEY, v int, twice int GENERATED ALWAYS AS (v * 2) STORED)"
+
 FILTERED = "CREATE TABLE t (id int, keep bool, big text, PRIMARY KEY (id, keep))"
 
 
@@ -236,10 +238,22 @@ SCENARIOS = [
         "Not sent unless the publication asks for them.",
         since=12,
         lacking="generated columns came with PostgreSQL 12",
-        setup="CREATE TABLE t (id int PRIMARY KEY, v int, twice int GENERATED ALWAYS AS (v * 2) STORED)",
+        setup=GENERATED,
         contents={"t": 'SELECT id, v FROM "generated columns".t'},
-        work="INSERT INTO t VALUES (1, 1), (2, 2); UPDATE t SET v = 3 WHERE id = 1",
-        ops={"t": "ccu"},
+        work="INSERT INTO t VALUES (1, 1), (2, 2); UPDATE t SET v = 3 WHERE id = 1; DELETE FROM t WHERE id = 2",
+        ops={"t": "ccud"},
+        check=_no_generated,
+    ),
+    Scenario(
+        "generated columns, identity full",
+        "The old row lacks them, too.",
+        since=12,
+        until=17,
+        lacking="generated columns came with PostgreSQL 12, and 18 refuses such updates",
+        setup=f"{GENERATED}; ALTER TABLE t REPLICA IDENTITY FULL",
+        contents={"t": 'SELECT id, v FROM "generated columns, identity full".t'},
+        work="INSERT INTO t VALUES (1, 1), (2, 2); UPDATE t SET v = 3 WHERE id = 1; DELETE FROM t WHERE id = 2",
+        ops={"t": "ccud"},
         check=_no_generated,
     ),
     Scenario(

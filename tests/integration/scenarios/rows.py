@@ -257,6 +257,33 @@ SCENARIOS = [
         ops={"t": "cc" + "dc" + "dcdcu" + "dcdc" + "c"},
     ),
     Scenario(
+        "toast, keys swapped",
+        "Each value ends where its row does.",
+        setup=f"CREATE TABLE t ({TOASTED}); ALTER TABLE t ALTER big SET STORAGE EXTERNAL",
+        work=f"""
+            INSERT INTO t VALUES (1, 0, {BIG} || 'x', 'x'), (2, 0, {BIG} || 'y', 'y');
+            BEGIN;
+            UPDATE t SET id = -1 WHERE id = 1;
+            UPDATE t SET id = 1 WHERE id = 2;
+            UPDATE t SET id = 2 WHERE id = -1;
+            COMMIT;
+        """,
+        ops={"t": "cc" + "dc" * 3},
+    ),
+    Scenario(
+        "equal keys",
+        "For PostgreSQL 1.0 and 1.00 are the same key; here the text is the key, and it changes.",
+        setup="CREATE TABLE t (k numeric PRIMARY KEY, v int)",
+        work="""
+            INSERT INTO t VALUES (1.0, 1), (2.0, 1);
+            UPDATE t SET k = 1.00 WHERE k = 1;
+            UPDATE t SET k = 2.0 WHERE k = 2;
+            DELETE FROM t WHERE k = 1;
+        """,
+        ops={"t": "cc" + "dc" + "u" + "d"},
+        check=_keys(*({"k": key} for key in ("1.0", "2.0", "1.0", "1.00", "2.0", "1.00"))),
+    ),
+    Scenario(
         "toast, in the key",
         "A key out of line is not sent with the new row, but always with the old key.",
         setup="""

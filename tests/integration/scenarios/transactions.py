@@ -3,6 +3,8 @@
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
+import psycopg
+
 from tests.support.scenario import Found, Place, Scenario
 
 LARGE_ROWS = 4000
@@ -37,6 +39,10 @@ def _at_their_commit(found: Found) -> None:
     assert found.values("id") == [3, 1]
 
 
+def _ids(found: Found, *expected: int) -> None:
+    assert found.values("id") == list(expected)
+
+
 def _identities(found: Found) -> None:
     """Xid and commit time are those that the server tells."""
     for event in found.events():
@@ -49,6 +55,44 @@ def _steps(found: Found) -> None:
     """All changes of a row are there, numbered within the transaction."""
     assert found.values("v") == list(range(51))
     assert [event["seq"] for event in found.events()] == list(range(51))
+
+
+class _OpenTransaction:
+    """A transaction that begins before the daemon stops and commits after its next start."""
+
+    def __init__(self) -> None:
+        self._connections: dict[str, psycopg.Connection] = {}
+
+    def begin(self, place: Place) -> None:
+        connection = self._connections[place.database.name] = place.connect()
+        connection.execute("BEGIN; INSERT INTO t VALUES (1, 'before')")
+
+    def go_on(self, place: Place) -> None:
+        self._connections[place.database.name].execute("INSERT INTO t VALUES (2, 'down')")
+        place.run("INSERT INTO t VALUES (3, 'other')")
+
+    def commit(self, place: Place) -> None:
+        with self._connections.pop(place.database.name) as connection:
+            connection.execute("INSERT INTO t VALUES (4, 'after'); COMMIT")
+
+
+_open_transaction = _OpenTransaction()
+
+
+def _whole(found: Found) -> None:
+    assert found.values("id") == [3, 1, 2, 4]
+    assert len({event["lsn"] for event in found.events()}) == 2
+
+
+def _prepare(place: Place) -> None:
+    with place.connect() as connection:
+        connection.execute(f"BEGIN; INSERT INTO t VALUES (1); PREPARE TRANSACTION 'held {place.database.name}'")
+        connection.execute("INSERT INTO t VALUES (2)")
+
+
+def _commit_prepared(place: Place) -> None:
+    with place.connect() as connection:
+        connection.execute(f"COMMIT PREPARED 'held {place.database.name}'")
 
 
 def _replicated(place: Place) -> None:
@@ -148,6 +192,25 @@ SCENARIOS = [
         work=_prepared,
         ops={"t": "cc"},
         check=_at_their_commit,
+    ),
+    Scenario(
+        "prepared across restarts",
+        "However long it takes.",
+        setup="CREATE TABLE t (id int PRIMARY KEY)",
+        work=_prepare,
+        while_down="INSERT INTO t VALUES (3)",
+        after_restart=_commit_prepared,
+        check=lambda found: _ids(found, 2, 3, 1),
+    ),
+    Scenario(
+        "open across restarts",
+        "A transaction that began before the daemon stopped is whole.",
+        setup="CREATE TABLE t (id int PRIMARY KEY, v text)",
+        work=_open_transaction.begin,
+        while_down=_open_transaction.go_on,
+        after_restart=_open_transaction.commit,
+        ops={"t": "cccc"},
+        check=_whole,
     ),
     Scenario(
         "nothing to publish",

@@ -1,4 +1,6 @@
-"""A database published as a whole, with other settings: tombstones and commit times everywhere, topics by template."""
+"""A database published as a whole, in another encoding and with other settings: tombstones and commit times
+everywhere, topics named by a template.
+"""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -28,15 +30,15 @@ SCENARIOS = [
         publication="FOR ALL TABLES",
         tables=["t", "later", "unkeyed"],
         work="""
-            INSERT INTO t VALUES (1, 'a'), (2, 'b');
+            INSERT INTO t VALUES (1, 'ä'), (2, 'ß');
             BEGIN;
-            CREATE TABLE later (id int PRIMARY KEY, v text);
+            CREATE TABLE later (id int PRIMARY KEY, "größe" text);
             INSERT INTO later SELECT * FROM t;
             DELETE FROM t WHERE id = 1;
             COMMIT;
             CREATE TABLE unkeyed AS SELECT * FROM later;
             ALTER TABLE unkeyed REPLICA IDENTITY FULL;
-            UPDATE unkeyed SET v = v || '!';
+            UPDATE unkeyed SET "größe" = '¥';
             DELETE FROM later WHERE id = 2;
             CREATE TEMP TABLE fleeting AS SELECT * FROM t;
             CREATE UNLOGGED TABLE unlogged AS SELECT * FROM t;
