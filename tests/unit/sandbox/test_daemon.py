@@ -1,0 +1,64 @@
+import tomllib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from sandbox.daemon import Daemon
+from sandbox.errors import ServerError
+
+NOWHERE = "127.0.0.1:1"
+
+CONFIGURATION_ERROR = 78
+
+
+@pytest.fixture
+def refused() -> Iterator[Daemon]:
+    """Give a daemon whose configuration has an unknown section, so that it ends at once."""
+    with Daemon("shop", "host=127.0.0.1 port=1", NOWHERE, {"nonsense": {"key": 1}}, wait_for=None) as daemon:
+        yield daemon
+
+
+def test_configuration_file_has_addresses_and_settings() -> None:
+    settings: dict[str, dict[str, Any]] = {
+        "kafka": {"topic_prefix": "other", "topics": {"partitions": 2, "config": {"retention.ms": "-1"}}},
+        "tables": {"exclude": ['*.ü"\\'], "tombstones": True, "rules": [{"match": "a.b", "config": {}}]},
+        "nonsense": {},
+    }
+    with Daemon("shop", "dbname=shop", NOWHERE, settings, wait_for=None) as daemon:
+        found = tomllib.loads(daemon.config_file.read_text())
+        assert daemon.wait() == CONFIGURATION_ERROR
+    assert found == {
+        "version": 1,
+        "name": "shop",
+        "postgres": {"dsn": "dbname=shop"},
+        "kafka": {"bootstrap_servers": NOWHERE, **settings["kafka"]},
+        "http": {"listen": daemon.url.removeprefix("http://")},
+        "tables": settings["tables"],
+        "nonsense": {},
+    }
+
+
+def test_exit_code_and_log_of_one_that_ends(refused: Daemon) -> None:
+    assert refused.wait() == CONFIGURATION_ERROR
+    assert not refused.alive
+    assert "nonsense" in refused.log_text()
+
+
+def test_one_that_ends_while_it_is_waited_for_is_an_error_with_its_log(refused: Daemon) -> None:
+    with pytest.raises(ServerError, match="nonsense"):
+        refused.wait_until_ready()
+
+
+def test_log_goes_on_over_starts(refused: Daemon) -> None:
+    refused.wait()
+    refused.start()
+    refused.wait()
+    assert refused.log_text().count("nonsense") == 2
+
+
+def test_one_that_is_down_can_be_told_nothing(refused: Daemon) -> None:
+    refused.wait()
+    for action in (refused.stop, refused.kill, refused.wait, refused.restart, lambda: refused.pid):
+        with pytest.raises(ServerError, match="not running"):
+            action()
