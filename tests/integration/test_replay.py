@@ -80,6 +80,7 @@ def run(version: int, kafka: Kafka) -> Outcome:
         Followed(f"v{version}", database, kafka, scenarios) as followed,
     ):
         followed.work()
+        followed.crash()
         with (
             latin1_database(server) as another,
             Followed(f"v{version}_whole", another, kafka, whole.SCENARIOS, whole.SETTINGS) as beside,

@@ -116,6 +116,12 @@ class Followed:
         self._do("after_restart", self.scenarios)
         self.read()
 
+    def crash(self) -> None:
+        """Kill the server: afterwards it knows only an old position of the slot, and sends again what followed."""
+        self.database.server.kill()
+        self.database.server.start()
+        self.read()
+
     def work_undisturbed(self) -> None:
         """Carry out the scenarios with the daemon running all the time."""
         for part in ("work", "while_down", "after_restart"):
