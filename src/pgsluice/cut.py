@@ -39,7 +39,7 @@ class Cut:
     size: int = 0
     transactions: int = 0
     events: int = 0
-    first_lsn: int | None = None
+    first: Transaction | None = None
     last: tuple[Transaction, int] | None = None
     """The last transaction, with its end LSN."""
     end_lsn: int = 0
@@ -51,8 +51,8 @@ class Cut:
         self.size += size
         self.transactions += 1
         self.events += events
-        if self.first_lsn is None:
-            self.first_lsn = transaction.commit_lsn
+        if self.first is None:
+            self.first = transaction
         self.last = (transaction, end_lsn)
 
     def count(self, record: Record, partitions: Iterable[int]) -> None:
@@ -77,7 +77,7 @@ def cut_records(cut: Cut, identity: Mapping[str, Any], offsets: Offsets, *, full
     last = cut.last[0] if cut.last else None
     common = {
         **identity,
-        "first_lsn": cut.first_lsn,
+        "first_lsn": cut.first.commit_lsn if cut.first else None,
         "last_lsn": last.commit_lsn if last else None,
         "end_lsn": cut.end_lsn,
         "ts": last.commit_ts + POSTGRES_EPOCH_US if last else None,

@@ -4,6 +4,7 @@ Used by the commands of ``cli``. The only place that knows both the settings and
 """
 
 import asyncio
+import math
 import os
 import signal
 import time
@@ -158,7 +159,9 @@ class _Daemon:
         return None
 
     def _ready(self, role: Role) -> str | None:
-        state = self._pipeline.state
+        state, session = self._pipeline.state, self._pipeline.session
+        if session is not None and session.is_stalled:
+            return "Kafka does not take what it is given"
         if state is State.STREAMING or (state is State.STANDBY and role is Role.ANY):
             return None
         return f"{state.value}: {self._pipeline.last_error or 'not streaming yet'}"
@@ -167,11 +170,11 @@ class _Daemon:
         metrics = self._metrics
         while True:
             session = self._pipeline.session
+            metrics.lag_bytes.set(math.nan if session is None else session.lag_bytes)
+            metrics.lag_seconds.set(math.nan if session is None else session.lag_seconds())
             if session is not None:
                 for position, lsn in session.positions().items():
                     metrics.lsn.labels(position).set(lsn)
-                metrics.lag_bytes.set(session.lag_bytes)
-                metrics.lag_seconds.set(session.lag_seconds())
             metrics.kafka_errors.set(self._kafka.errors.count)
             await asyncio.sleep(GAUGES_S)
 

@@ -7,7 +7,8 @@
     │   ├── SourceUnavailable       PostgreSQL is down, restarting, or the connection broke
     │   ├── SlotInUse               another process streams from the slot: wait as its hot standby
     │   └── SinkUnavailable         Kafka cannot be reached, or a Kafka transaction was given up
-    │       └── DeadlineMissed      a Kafka transaction took longer than its timeout; twice in a row stops
+    │       ├── DeadlineMissed      a Kafka transaction took longer than its timeout
+    │       └── Fenced              another producer took over: its process owns the slot, or we stop
     └── StopError                   the daemon stops; the message is the sentence an operator needs
         ├── UsageError        2     the command line
         ├── ProtocolError    65     bytes that are not pgoutput (names message, offset, expectation)
@@ -52,6 +53,10 @@ class SinkUnavailable(RetryableError):
 
 class DeadlineMissed(SinkUnavailable):
     """A Kafka transaction did not finish within its timeout, which activity does not extend."""
+
+
+class Fenced(SinkUnavailable):
+    """Another producer with our transactional id took over."""
 
 
 class StopError(PgsluiceError):

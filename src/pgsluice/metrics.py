@@ -30,9 +30,11 @@ class Metrics:
         self.lsn = self._gauge(
             "lsn", "Positions in the WAL, in bytes: server, received, delivered, confirmed.", "position"
         )
-        self.lag_bytes = self._gauge("lag_bytes", "WAL written by the server and not yet confirmed by us.")
+        self.lag_bytes = self._gauge(
+            "lag_bytes", "WAL written by the server and not yet confirmed by us; NaN while no session streams."
+        )
         self.lag_seconds = self._gauge(
-            "lag_seconds", "Age of the last delivered transaction's commit while behind; 0 when not."
+            "lag_seconds", "Age of the oldest commit received and not yet delivered, 0 when there is none."
         )
         self.buffered_bytes = self._gauge("buffered_bytes", "Encoded bytes on their way to Kafka.")
         self.active = self._gauge("active", "1 while this process streams from the slot, 0 while it waits.")

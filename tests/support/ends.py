@@ -35,6 +35,7 @@ class World:
     position: int | None = None
     """The slot's confirmed_flush_lsn; None: no slot."""
     streaming: bool = False
+    standby: bool = False
     wal: list[tuple[int, list[Frame]]] = field(default_factory=list)
     """Transactions as (commit LSN, frames), in commit order."""
     checkpoint: Checkpoint | None = None
@@ -145,7 +146,11 @@ class FakeSource:
         return self._world.position
 
     async def flushed_lsn(self) -> int:
+        self._world.step("flushed_lsn")
         return self._world.server.xlogpos
+
+    async def is_standby(self) -> bool:
+        return self._world.standby
 
     async def create_slot(self) -> int:
         self._world.step("create_slot")

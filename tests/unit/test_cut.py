@@ -34,7 +34,7 @@ def test_transactions_join_it_in_commit_order() -> None:
     cut.add(first, 110, records[:1], 6, 1)
     cut.add(second, 210, records[1:], 7, 2)
     assert (cut.records, cut.size, cut.transactions, cut.events) == (records, 13, 2, 3)
-    assert (cut.first_lsn, cut.last) == (100, (second, 210))
+    assert (cut.first, cut.last) == (first, (second, 210))
 
 
 def test_the_record_names_what_was_written_where() -> None:

@@ -116,10 +116,7 @@ class TransactionalProducer:
         if self._given_up.is_set():
             raise SinkUnavailable("The Kafka transaction was given up because the session ends.")
         if time.monotonic() > self._deadline:
-            raise DeadlineMissed(
-                f"A Kafka transaction did not finish within {self._options.timeout_s:.0f} s, so it is given up "
-                "(delivery.transaction_timeout, and the brokers' transaction.max.timeout.ms)."
-            )
+            raise self._too_late()
 
     def flush(self) -> None:
         """Return when everything queued is in Kafka."""
@@ -144,7 +141,8 @@ class TransactionalProducer:
             try:
                 self._producer.abort_transaction(_ABORT_S)
             except KafkaException as error:
-                log.warning("a Kafka transaction stays open until its timeout", reason=error.args[0].str())
+                if error.args[0].code() not in FENCED:  # else the new owner has aborted it
+                    log.warning("a Kafka transaction stays open until its timeout", reason=error.args[0].str())
 
     def _until(self, call: Callable[[float], None], end: float) -> None:
         """Repeat a resumable call in slices until it succeeds; KafkaException when it fails or time is up."""
@@ -152,6 +150,7 @@ class TransactionalProducer:
             try:
                 call(SLICE_S)
             except KafkaException as error:
+                self._producer.poll(0)  # has it report errors
                 if not error.args[0].retriable() or time.monotonic() > end or self._given_up.wait(RETRY_S):
                     raise
             else:
@@ -185,12 +184,13 @@ class TransactionalProducer:
         elif self._refused is None:
             self._refused = found
 
+    def _too_late(self) -> DeadlineMissed:
+        return DeadlineMissed(
+            f"A Kafka transaction did not finish within {self._options.timeout_s:.0f} s, so it is given up "
+            "(delivery.transaction_timeout, and the brokers' transaction.max.timeout.ms)."
+        )
+
     def _broken(self, error: KafkaException, doing: str) -> PgsluiceError:
-        if self._refused is not None:
+        if self._refused is not None and error.args[0].code() not in FENCED:
             return self._refused
-        if error.args[0].code() in FENCED:
-            return SinkUnavailable(
-                f"{doing}: another producer with transactional.id {self._options.transactional_id} has taken over, "
-                "or the broker's transaction timeout struck."
-            )
         return failure(error, doing, self._options.client.errors)

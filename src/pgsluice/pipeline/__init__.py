@@ -6,7 +6,9 @@ The pipeline knows both ends only as the protocols in ``pipeline.ends``.
 
 import asyncio
 import contextlib
+import logging
 import random
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -20,16 +22,18 @@ from pgsluice.errors import (
     ConfigError,
     DeadlineMissed,
     DrainTimeout,
+    Fenced,
     HistoryError,
     RetryableError,
     SlotInUse,
+    SourceUnavailable,
     UnavailableError,
 )
 from pgsluice.lsn import INVALID_LSN, format_lsn
 from pgsluice.metrics import Metrics
 from pgsluice.pipeline.encoders import Encoders
 from pgsluice.pipeline.ends import Registry, Sink, Source, Stream
-from pgsluice.pipeline.session import Session, SessionOptions
+from pgsluice.pipeline.session import Ends, Session, SessionOptions
 from pgsluice.progress import (
     Checkpoint,
     ServerIdentity,
@@ -40,6 +44,7 @@ from pgsluice.progress import (
     check_timeline,
 )
 from pgsluice.tables import Tables
+from pgsluice.transaction import Transaction
 
 log = structlog.get_logger(__name__)
 
@@ -50,8 +55,16 @@ _TOO_SLOW = (
     "delivery.transaction_timeout, and transaction.max.timeout.ms on the brokers."
 )
 
+_NOTHING_LOST = "Nothing is lost: what was not delivered was not confirmed either, and will be sent again."
+
 BACKOFF_FIRST_S = 0.5
 BACKOFF_MAX_S = 30.0
+_DOUBLINGS = 6
+"""From the first to beyond the longest."""
+
+SAY_AGAIN_S = 300.0
+"""How often a state that lasts is logged."""
+
 STANDBY_S = 1.0
 """How often a standby looks whether the slot is free: it takes over within that time."""
 
@@ -64,6 +77,9 @@ class State(StrEnum):
     STREAMING = "streaming"
     WAITING = "waiting"
     STOPPED = "stopped"
+
+
+_LEVELS = {State.STANDBY: logging.INFO, State.WAITING: logging.WARNING}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +113,11 @@ class Pipeline:
         self._registry = registry
         self._metrics = metrics
         self._stop = asyncio.Event()
+        self._adopt = options.adopt_slot
         self._failures = 0
-        self._missed_after: int | None = None
+        self._missed: int | None = None
+        self._said: str | None = None
+        self._said_at = 0.0
         self.state = State.STARTING
         self.session: Session | None = None
         self.last_error: str | None = None
@@ -108,39 +127,48 @@ class Pipeline:
         self._stop.set()
 
     async def run(self) -> None:
-        """Run sessions until stopped. DrainTimeout when the last one could not finish in time."""
+        """Run sessions until stopped. DrainTimeout when what was in flight could not be delivered then."""
         while not self._stop.is_set():
             try:
                 await self._run_session()
             except _Stopped:
                 break
             except SlotInUse as error:
-                self._note(State.STANDBY, error)
+                self._wait_because(error, State.STANDBY)
                 await self._pause(STANDBY_S)
-            except DeadlineMissed as error:
-                self._give_up_if_missed_before(error)
-                self._note(State.WAITING, error)
             except RetryableError as error:
-                self._note(State.WAITING, error)
-                await self._pause(min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2**self._failures))
-                self._failures += 1
+                await self._try_again(error)
         self.state = State.STOPPED
 
-    def _give_up_if_missed_before(self, error: DeadlineMissed) -> None:
-        """Raise UnavailableError when the transaction behind the same position missed its deadline before."""
-        delivered = self.session.progress.delivered if self.session is not None else None
-        if delivered is not None and delivered == self._missed_after:
-            raise UnavailableError(f"{error} {_TOO_SLOW}") from error
-        self._missed_after = delivered
-
-    def _note(self, state: State, error: RetryableError) -> None:
-        """Say what happened, once: the same sentence again is only counted."""
-        self.session = None
-        self._metrics.active.set(0)
+    async def _try_again(self, error: RetryableError) -> None:
+        session, self.session = self.session, None
+        if session is not None and self._stop.is_set():
+            raise DrainTimeout(f"{error} {_NOTHING_LOST}") from error
+        if session is not None and session.has_delivered:
+            self._failures, self._said = 0, None
+        if isinstance(error, DeadlineMissed) and session is not None:
+            self._give_up_if_missed_before(error, session.own_transaction)
         self._metrics.session_errors.labels(type(error).__name__).inc()
-        if (state, str(error)) != (self.state, self.last_error):
-            log.warning("session ended", reason=str(error), then=state.value)
-        self.state, self.last_error = state, str(error)
+        self._wait_because(error, State.WAITING)
+        await self._pause(min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** min(self._failures, _DOUBLINGS)))
+        self._failures += 1
+
+    def _give_up_if_missed_before(self, error: DeadlineMissed, transaction: Transaction | None) -> None:
+        """Raise UnavailableError when the same transaction missed the deadline of its Kafka transaction before."""
+        if transaction is None:
+            return
+        if transaction.commit_lsn == self._missed:
+            raise UnavailableError(f"{error} {_TOO_SLOW}") from error
+        self._missed = transaction.commit_lsn
+
+    def _wait_because(self, error: RetryableError, state: State) -> None:
+        """Say why nothing is streamed: once, and again after a while if it stays so."""
+        self._metrics.active.set(0)
+        now, sentence = time.monotonic(), str(error)
+        if (state, sentence) != (self.state, self._said) or now - self._said_at > SAY_AGAIN_S:
+            log.log(_LEVELS[state], state.value, reason=sentence)
+            self._said, self._said_at = sentence, now
+        self.state, self.last_error = state, sentence
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -148,14 +176,29 @@ class Pipeline:
             await asyncio.wait_for(self._stop.wait(), seconds * random.uniform(0.5, 1.0))  # noqa: S311
 
     async def _run_session(self) -> None:
-        self._metrics.sessions.inc()
         async with contextlib.AsyncExitStack() as stack:
             source = await self._unless_stopped(self._open_source())
             stack.push_async_callback(source.close)
             sink = await self._unless_stopped(self._make_sink())
             stack.push_async_callback(sink.close)
-            stream, checkpoint = await self._unless_stopped(self._start(source, sink))
-            await self._stream(stream, checkpoint, source, sink)
+            try:
+                stream, checkpoint = await self._unless_stopped(self._start(source, sink))
+                await self._stream(stream, checkpoint, source, sink)
+            except Fenced as error:
+                await self._stop_if_owner(source, error)
+                raise
+
+    async def _stop_if_owner(self, source: Source, error: Fenced) -> None:
+        """Raise UnavailableError when the slot is still ours: whoever fenced us follows another server."""
+        try:
+            await source.slot_position()
+        except RetryableError:
+            return
+        raise UnavailableError(
+            f"{error} It does not stream from our slot: another pipeline with the same name and kafka.topic_prefix "
+            "follows a "
+            "copy of this database, or another server. Stop one of the two, or give it a topic_prefix of its own."
+        ) from error
 
     async def _unless_stopped(self, step: Awaitable[T]) -> T:
         """Wait for ``step`` unless the pipeline is stopped meanwhile; nothing was read then, nothing is lost."""
@@ -175,21 +218,24 @@ class Pipeline:
 
     async def _start(self, source: Source, sink: Sink) -> tuple[Stream, Checkpoint]:
         """Own the slot, then the topics, and find where to go on."""
-        position = await source.slot_position()
+        await source.slot_position()  # a standby goes no further
         await sink.prepare()
         server = await source.identify()
         history = await source.timeline_history(server.timeline) if server.timeline > 1 else ()
-        if position is None:
+        if await source.slot_position() is None:
             await self._create_slot(source, sink, server)
         stream = await source.start()
         await sink.fence()
-        checkpoint = await sink.last_checkpoint()
         # Asked for only now: another owner may have worked until a moment ago.
+        await self._registry.start()
+        checkpoint = await sink.last_checkpoint()
         position = await source.slot_position()
         if position is None:
             raise ConfigError(f"Slot {self._options.slot!r} was dropped while it was being started.")
         server = replace(server, xlogpos=await source.flushed_lsn())
         await sink.open_topics(self._known_topics())
+        if checkpoint is not None and checkpoint.end_lsn > server.xlogpos:
+            await self._wait_if_standby(source, f"it has not replayed {format_lsn(checkpoint.end_lsn)} yet")
         found = self._resume(checkpoint, position, server, history)
         if found.cut != (checkpoint.cut if checkpoint is not None else 0):
             await sink.deliver(Cut(end_lsn=found.end_lsn), found)
@@ -206,20 +252,26 @@ class Pipeline:
         # Without a slot there is no owner at work that this could disturb.
         await sink.fence()
         last = await sink.last_checkpoint()
+        if await source.slot_position() is not None:
+            raise SlotInUse(f"Slot {slot!r} was created by another process just now.")
         if last is not None:
             check_pipeline(last, name)
-            if not (last.is_announcement or self._options.adopt_slot):
-                raise HistoryError(
-                    f"Slot {slot!r} does not exist any more, but changes before {format_lsn(last.end_lsn)} "
-                    "were delivered from it: "
-                    "what came after them is lost to this pipeline. Reload the tables, then start a new "
-                    "history with "
-                    "--adopt-slot."
-                )
+        if last is not None and not last.is_announcement and not self._adopt:
+            await self._wait_if_standby(source, "the slot is not there")
+            raise HistoryError(
+                f"Slot {slot!r} does not exist any more, but changes before {format_lsn(last.end_lsn)} were delivered "
+                "from it: what came after them is lost to this pipeline. Reload the tables, then start a new history "
+                "with --adopt-slot."
+            )
         await sink.announce(_new_history(last, name, slot, server, INVALID_LSN))
         log.info("creating slot", slot=slot)
         point = await source.create_slot()
         log.info("slot created", slot=slot, consistent_point_lsn=point)
+
+    async def _wait_if_standby(self, source: Source, but: str) -> None:
+        """Raise SourceUnavailable on a standby, which may be behind, or the wrong server for a moment."""
+        if await source.is_standby():
+            raise SourceUnavailable(f"The server is a standby, and {but}: waiting for it, or for the primary.")
 
     def _resume(
         self,
@@ -229,7 +281,7 @@ class Pipeline:
         history: Sequence[TimelineSwitch],
     ) -> Checkpoint:
         """Return the checkpoint to go on from: the last one, or with a higher cut number the birth of a history."""
-        name, slot, adopt = self._options.name, self._options.slot, self._options.adopt_slot
+        name, slot, adopt = self._options.name, self._options.slot, self._adopt
         if checkpoint is None:
             if not adopt:
                 raise HistoryError(
@@ -266,16 +318,12 @@ class Pipeline:
     async def _stream(self, stream: Stream, checkpoint: Checkpoint, source: Source, sink: Sink) -> None:
         options = self._options
         encoders = Encoders(source, sink, self._registry, options.tables, options.types)
-        self.session = Session(
-            stream,
-            sink,
-            encoders,
-            checkpoint,
-            options.session,
-            self._metrics,
-        )
-        self.state, self.last_error, self._failures = State.STREAMING, None, 0
+        ends = Ends(source, stream, sink, encoders)
+        self.session = Session(ends, checkpoint, options.session, self._metrics)
+        self.state, self.last_error = State.STREAMING, None
+        self._adopt = False
         self._metrics.active.set(1)
+        self._metrics.sessions.inc()
         log.info(
             "streaming",
             slot=options.slot,
@@ -313,9 +361,7 @@ async def _drained_within(seconds: float, stop: asyncio.Event) -> AsyncIterator[
         if not limit.expired():
             raise
         raise DrainTimeout(
-            f"What was in flight could not be delivered within shutdown.drain_timeout ({seconds:g} s); "
-            "nothing is lost: "
-            "it was not confirmed, and will be sent again."
+            f"What was in flight could not be delivered within shutdown.drain_timeout ({seconds:g} s). {_NOTHING_LOST}"
         ) from error
 
 

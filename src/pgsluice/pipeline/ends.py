@@ -40,10 +40,16 @@ class Source(Protocol):
         """Return where the ancestors of ``timeline`` ended; before :meth:`start`."""
 
     async def slot_position(self) -> int | None:
-        """Return the slot's confirmed_flush_lsn, None when there is no slot; SlotInUse while another streams."""
+        """Return the slot's confirmed_flush_lsn, None when there is no slot; SlotInUse while another streams.
+
+        After :meth:`start`, SourceUnavailable when it is no longer us who streams.
+        """
 
     async def flushed_lsn(self) -> int:
         """Return the end of the server's flushed WAL."""
+
+    async def is_standby(self) -> bool:
+        """Return whether the server is in recovery."""
 
     async def create_slot(self) -> int:
         """Create the slot and return its consistent point: everything committed later will be streamed."""

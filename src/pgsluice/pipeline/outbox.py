@@ -5,8 +5,9 @@ of its own and is produced as it arrives; nothing else is ever in that one, so a
 """
 
 import asyncio
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from pgsluice.cut import Cut
@@ -55,13 +56,27 @@ class Outbox:
         self._open = Cut()
         self._opened_at = 0.0
         self._closed_at = time.monotonic()
-        self._committing_held = 0
+        self._closing: Cut | None = None
         self._own: Cut | None = None
+        self._busy_since: float | None = None
+        self.own_transaction: Transaction | None = None
+        """The transaction that has a Kafka transaction of its own, while it is being written."""
 
     @property
     def size(self) -> int:
         """Bytes in memory that are not yet durable."""
-        return self._pending_held + _held(self._open) + self._committing_held
+        return self._pending_held + _held(self._open) + (_held(self._closing) if self._closing else 0)
+
+    @property
+    def busy_s(self) -> float:
+        """How long Kafka has been busy with what it was last given; 0 when it has nothing to do."""
+        return 0.0 if self._busy_since is None else time.monotonic() - self._busy_since
+
+    @property
+    def oldest(self) -> Transaction | None:
+        """The first transaction that is complete, and not yet durable."""
+        closing = self._closing.first if self._closing is not None else None
+        return closing or self._open.first
 
     @property
     def _pending_held(self) -> int:
@@ -72,11 +87,6 @@ class Outbox:
         """Whether nothing more may be read until something is delivered."""
         return self.size >= self._limits.inflight_max and self.committing is not None
 
-    @property
-    def empty(self) -> bool:
-        """Whether everything added so far is durable."""
-        return not (self._pending or self._open.transactions or self.committing or self._own)
-
     def add(self, records: list[Record]) -> bool:
         """Take the records of a change of the transaction in progress; True: call :meth:`overflow` now."""
         pending = self._pending
@@ -86,13 +96,14 @@ class Outbox:
             self._pending_events += record.op is not None
         return self._pending_held >= (self._limits.cut_bytes if self._own is None else CHUNK_BYTES)
 
-    async def overflow(self) -> None:
+    async def overflow(self, transaction: Transaction) -> None:
         """Give the transaction in progress a Kafka transaction of its own, and produce what is there of it."""
         if self._own is None:
             await self.drain()
-            await self._sink.begin()
+            self.own_transaction = transaction
+            await self._busy(self._sink.begin())
             self._own = Cut()
-        await self._sink.produce(self._own, self._pending)
+        await self._busy(self._sink.produce(self._own, self._pending))
         self._own.size += self._pending_size
         self._own.events += self._pending_events
         self._forget_pending()
@@ -108,14 +119,15 @@ class Outbox:
             self._forget_pending()
 
     async def _commit_own(self, transaction: Transaction, end_lsn: int) -> None:
-        await self.overflow()
-        cut, self._own = self._own, None
+        await self.overflow(transaction)
+        cut = self._own
         assert cut is not None, "overflow() has begun it"
         cut.add(transaction, end_lsn, (), 0, 0)
         cut.end_lsn = end_lsn
         started = self._closed_at = time.monotonic()
         checkpoint = self._next_checkpoint(cut)
-        await self._sink.commit(cut, checkpoint)
+        await self._busy(self._sink.commit(cut, checkpoint))
+        self._own = self.own_transaction = None
         self._delivered(cut, checkpoint, time.monotonic() - started)
 
     def close_if_due(self, *, idle: bool, at_once: bool = False) -> None:
@@ -134,11 +146,14 @@ class Outbox:
             self._close(now)
 
     def seconds_until_due(self) -> float:
-        """Return how long nothing will have to be closed, if nothing arrives."""
+        """Return how long nothing will have to be closed, if nothing arrives and no commit ends."""
         now = time.monotonic()
-        if self._open.transactions:
-            return max(0.0, self._opened_at + self._limits.cut_interval_s - now)
-        return max(0.0, self._closed_at + self._limits.heartbeat_s - now)
+        if self.committing is None and self._own is None:
+            if self._open.transactions:
+                return max(0.0, self._opened_at + self._limits.cut_interval_s - now)
+            if self._progress.undelivered:
+                return max(0.0, self._closed_at + self._limits.heartbeat_s - now)
+        return math.inf
 
     async def drain(self) -> None:
         """Deliver everything that is committed in PostgreSQL so far."""
@@ -157,15 +172,21 @@ class Outbox:
         cut, self._open = self._open, Cut()
         cut.end_lsn = self._progress.received
         self._closed_at = now
-        self._committing_held = _held(cut)
+        self._closing = cut
         self.committing = asyncio.create_task(self._deliver(cut), name="cut")
 
     async def _deliver(self, cut: Cut) -> None:
         started = time.monotonic()
         checkpoint = self._next_checkpoint(cut)
-        await self._sink.deliver(cut, checkpoint)
-        self._committing_held = 0
+        await self._busy(self._sink.deliver(cut, checkpoint))
+        self._closing = None
         self._delivered(cut, checkpoint, time.monotonic() - started)
+
+    async def _busy(self, call: Awaitable[None]) -> None:
+        """Wait for the sink, and know since when."""
+        self._busy_since = time.monotonic()
+        await call
+        self._busy_since = None
 
     def _next_checkpoint(self, cut: Cut) -> Checkpoint:
         return self.checkpoint.advanced(self.checkpoint.cut + 1, cut.end_lsn, cut.last)

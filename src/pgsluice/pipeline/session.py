@@ -13,11 +13,12 @@ import structlog
 
 from pgsluice.cut import Cut
 from pgsluice.envelope import Stamp
+from pgsluice.errors import PgsluiceError
 from pgsluice.metrics import Metrics
 from pgsluice.pgoutput.decoder import Decoder
 from pgsluice.pgoutput.framing import Keepalive, XLogData
 from pgsluice.pipeline.encoders import Encoders
-from pgsluice.pipeline.ends import Sink, Stream
+from pgsluice.pipeline.ends import Sink, Source, Stream
 from pgsluice.pipeline.outbox import Limits, Outbox
 from pgsluice.progress import Checkpoint, Progress, check_resent
 from pgsluice.transaction import Change, Committed, Event, Resent, Transaction, Transactions
@@ -26,6 +27,15 @@ log = structlog.get_logger(__name__)
 
 FULL_BATCH = 256
 """A read that gives fewer frames has emptied the socket: the stream is idle, and a cut need not wait."""
+
+FULL_BATCH_BYTES = 512 * 1024
+"""The same for large rows: a read ends at 1 MiB, too."""
+
+WATCH_S = 2.0
+"""How often the server is asked for its position."""
+
+STALL_S = 10.0
+"""A cut takes milliseconds; after this long Kafka is away, or too slow to be called ready."""
 
 SHUTDOWN_SIGN_S = 0.1
 SHUTDOWN_PATIENCE_S = 1.0
@@ -44,29 +54,37 @@ class SessionOptions:
     commit_timestamps: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """What a session stands between."""
+
+    source: Source
+    stream: Stream
+    sink: Sink
+    encoders: Encoders
+
+
 class Session:
-    """Changes out of ``stream``, through the encoders, into ``sink``, until one ends or stop is asked for."""
+    """Changes out of the stream, through the encoders, into the sink, until one ends or stop is asked for."""
 
     def __init__(
         self,
-        stream: Stream,
-        sink: Sink,
-        encoders: Encoders,
+        ends: Ends,
         checkpoint: Checkpoint,
         options: SessionOptions,
         metrics: Metrics,
     ) -> None:
         self.progress = Progress(checkpoint.end_lsn)
         self.server_lsn = checkpoint.end_lsn
-        self.last_commit_ts = checkpoint.last_commit_ts
-        self._stream = stream
-        self._encoders = encoders
+        self._source = ends.source
+        self._stream = ends.stream
+        self._encoders = ends.encoders
         self._resumed_from = checkpoint
         self._metrics = metrics
         self._commit_timestamps = options.commit_timestamps
         self._decoder = Decoder()
         self._transactions = Transactions(checkpoint.end_lsn)
-        self._outbox = Outbox(sink, checkpoint, self.progress, options.limits, self._on_delivered)
+        self._outbox = Outbox(ends.sink, checkpoint, self.progress, options.limits, self._on_delivered)
         self._stamp: Stamp | None = None
         self._idle = True
         self._shutdown = _ShutdownWatch()
@@ -76,8 +94,32 @@ class Session:
         """The last checkpoint committed."""
         return self._outbox.checkpoint
 
+    @property
+    def own_transaction(self) -> Transaction | None:
+        """The transaction that is being written in a Kafka transaction of its own."""
+        return self._outbox.own_transaction
+
+    @property
+    def has_delivered(self) -> bool:
+        """Whether a cut was committed in this session."""
+        return self.checkpoint is not self._resumed_from
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether Kafka has not finished for long what it was last given."""
+        return self._outbox.busy_s > STALL_S
+
     async def run(self, stop: asyncio.Event) -> None:
         """Run until ``stop`` is set, then deliver what is complete; raises whatever ends the session before."""
+        work = asyncio.create_task(self._work(stop), name="work")
+        watch = asyncio.create_task(self._watch(), name="watch")
+        try:
+            await asyncio.wait((work, watch), return_when=asyncio.FIRST_COMPLETED)
+            (work if work.done() else watch).result()
+        finally:
+            await _cancel(work, watch)
+
+    async def _work(self, stop: asyncio.Event) -> None:
         reading: asyncio.Task[list[XLogData | Keepalive]] | None = None
         stopping = asyncio.create_task(stop.wait(), name="stop")
         try:
@@ -98,32 +140,49 @@ class Session:
             await _cancel(reading, stopping, self._outbox.committing)
 
     def _patience(self) -> float:
-        return min(self._outbox.seconds_until_due(), SHUTDOWN_SIGN_S if self._shutdown.suspected else 3600.0)
+        return min(self._outbox.seconds_until_due(), SHUTDOWN_SIGN_S if self._shutdown.suspected else WATCH_S)
+
+    async def _watch(self) -> None:
+        """Ask how far the server's WAL goes; while Kafka holds everything up, it is all we hear of the server.
+
+        A server that shuts down ends ordinary connections at once, and waits for a walsender that nobody reads.
+        """
+        stalled = False
+        while True:
+            await asyncio.sleep(WATCH_S)
+            if self.is_stalled and not stalled:
+                log.warning("Kafka has not taken a cut for some time", seconds=round(self._outbox.busy_s))
+            stalled = self.is_stalled
+            try:
+                self.server_lsn = max(self.server_lsn, await self._source.flushed_lsn())
+            except PgsluiceError:
+                if stalled:
+                    raise
 
     async def _take(self, frames: list[XLogData | Keepalive]) -> None:
         """Carry a batch of frames through to the outbox."""
-        decode, receive = self._decoder.decode, self._transactions.receive
+        decode, receive, ready = self._decoder.decode, self._transactions.receive, self._encoders.ready
+        add = self._outbox.add
         size = 0
         for frame in frames:
-            if isinstance(frame, XLogData):
-                size += len(frame.payload)
-                for event in receive(decode(frame.payload)):
-                    await self._take_event(event)
-            else:
+            if not isinstance(frame, XLogData):
                 self._take_keepalive(frame)
-        self._idle = len(frames) < FULL_BATCH
+                continue
+            size += len(frame.payload)
+            for event in receive(decode(frame.payload)):
+                if type(event) is Change:
+                    encoder = ready(event.relation) or await self._encoders.prepare(event.relation)
+                    if add(encoder.encode(event, self._stamp_of(event.transaction))):
+                        await self._outbox.overflow(event.transaction)
+                else:
+                    await self._end(event)
+        self._idle = len(frames) < FULL_BATCH and size < FULL_BATCH_BYTES
         self._metrics.received_bytes.inc(size)
-        last = frames[-1]
-        self.server_lsn = max(self.server_lsn, last.wal_end, self.progress.received)
+        self.server_lsn = max(self.server_lsn, frames[-1].wal_end, self.progress.received)
 
-    async def _take_event(self, event: Event) -> None:
-        if type(event) is Change:
-            encoder = self._encoders.ready(event.relation)
-            if encoder is None:
-                encoder = await self._encoders.prepare(event.relation)
-            if encoder is not None and self._outbox.add(encoder.encode(event, self._stamp_of(event.transaction))):
-                await self._outbox.overflow()
-        elif type(event) is Committed:
+    async def _end(self, event: Event) -> None:
+        """Take the end of a transaction."""
+        if type(event) is Committed:
             self.progress.on_received(event.end_lsn)
             await self._outbox.commit(event.transaction, event.end_lsn)
         elif type(event) is Resent:
@@ -166,8 +225,6 @@ class Session:
         metrics.transactions.inc(cut.transactions)
         metrics.cuts.labels("data" if cut.transactions else "heartbeat").inc()
         metrics.cut_seconds.observe(seconds)
-        if cut.last is not None:
-            self.last_commit_ts = cut.last[0].commit_ts
         self._report()
 
     @property
@@ -181,10 +238,11 @@ class Session:
         return max(0, self.server_lsn - max(self.progress.confirmable, self._resumed_from.end_lsn))
 
     def lag_seconds(self) -> float:
-        """Return the age of the last delivered commit while something is undelivered, else 0."""
-        if not self.progress.undelivered and self._outbox.empty:
+        """Return the age of the oldest commit that was received and is not yet durable, else 0."""
+        oldest = self._outbox.own_transaction or self._outbox.oldest
+        if oldest is None:
             return 0.0
-        return max(0.0, time.time() - _POSTGRES_EPOCH_S - self.last_commit_ts / MICROSECONDS)
+        return max(0.0, time.time() - _POSTGRES_EPOCH_S - oldest.commit_ts / MICROSECONDS)
 
     def positions(self) -> dict[str, int]:
         """Return the positions by the names they have in the metrics."""

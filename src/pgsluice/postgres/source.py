@@ -6,7 +6,7 @@ The pipeline's upper end (``pipeline.ends.Source``). Nothing survives the sessio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pgsluice.errors import ConfigError, SlotInUse
+from pgsluice.errors import ConfigError, SlotInUse, SourceUnavailable
 from pgsluice.postgres.catalog import Catalog
 from pgsluice.postgres.connection import ReplicationConnection
 from pgsluice.postgres.options import ConnectionOptions
@@ -30,6 +30,7 @@ class PostgresSource:
         self._options = options
         self._replication = replication
         self._catalog = catalog
+        self._started = False
 
     @classmethod
     async def open(cls, options: SourceOptions) -> "PostgresSource":
@@ -59,7 +60,10 @@ class PostgresSource:
         return await self._replication.timeline_history(timeline)
 
     async def slot_position(self) -> int | None:
-        """Return the slot's confirmed_flush_lsn, None when there is no slot; SlotInUse while another streams."""
+        """Return the slot's confirmed_flush_lsn, None when there is no slot; SlotInUse while another streams.
+
+        After :meth:`start`, SourceUnavailable when it is no longer us who streams.
+        """
         state = await self._catalog.slot(self._options.slot)
         if state is None:
             return None
@@ -67,7 +71,16 @@ class PostgresSource:
             raise SlotInUse(
                 f"Replication slot {self._options.slot!r} is active for PID {state.active_pid}: waiting to take over."
             )
+        if self._started and state.active_pid is None:
+            raise SourceUnavailable(
+                "The replication stream has ended, or the catalog's connection reached another server than it: "
+                "with several hosts, set target_session_attrs."
+            )
         return state.confirmed_flush_lsn
+
+    async def is_standby(self) -> bool:
+        """Return whether the server is in recovery."""
+        return (await self._catalog.server()).in_recovery
 
     async def flushed_lsn(self) -> int:
         """Return the end of the server's WAL."""
@@ -79,7 +92,9 @@ class PostgresSource:
 
     async def start(self) -> ReplicationStream:
         """Stream from the slot's own position; SlotInUse while another does, StopError if it is unusable."""
-        return await self._replication.start(self._options.slot, self._options.publications)
+        stream = await self._replication.start(self._options.slot, self._options.publications)
+        self._started = True
+        return stream
 
     async def primary_key(self, relation_oid: int) -> tuple[str, ...] | None:
         """Return the primary key's columns as of now; empty when there is none, None when the table is gone."""

@@ -13,10 +13,12 @@ from pgsluice.errors import (
     ConfigError,
     DeadlineMissed,
     DrainTimeout,
+    Fenced,
     HistoryError,
     PermissionDenied,
     PgsluiceError,
     SinkUnavailable,
+    SlotInUse,
     SourceUnavailable,
     UnavailableError,
 )
@@ -224,18 +226,135 @@ class TestWhenItMustNotGoOn:
         with pytest.raises(ConfigError, match="was dropped while it was being started"):
             await Pipeline(OPTIONS, source, sink, FakeRegistry(world), Metrics()).run()
 
-    async def test_a_transaction_that_misses_its_deadline_twice(self) -> None:
-        late = [DeadlineMissed("A Kafka transaction did not finish within 1 s."), DeadlineMissed("again")]
-        world = World(position=8_000, checkpoint=CHECKPOINT, faults={"commit": list[Exception](late)})
-        world.commit(1)
+    async def test_a_large_transaction_that_misses_its_deadline_twice(self) -> None:
+        world = World(position=8_000, checkpoint=CHECKPOINT, faults={"commit": [DeadlineMissed("late")] * 2})
+        world.commit(*range(1, 50))
         with pytest.raises(UnavailableError, match="transaction_timeout"):
-            await pipeline(world).run()
+            await pipeline(world, session=SessionOptions(replace(LIMITS, cut_bytes=2_000))).run()
 
     async def test_one_that_misses_it_once_is_tried_again(self) -> None:
         world = World(position=8_000, checkpoint=CHECKPOINT, faults={"commit": [DeadlineMissed("late")]})
+        world.commit(*range(1, 50))
+        async with running(world, session=SessionOptions(replace(LIMITS, cut_bytes=2_000))):
+            await until(lambda: len(world.numbers) == 49)
+
+    async def test_a_small_cut_that_misses_it_is_not_too_large_but_kafka_away(self) -> None:
+        world = World(position=8_000, checkpoint=CHECKPOINT, faults={"commit": [DeadlineMissed("late")] * 2})
         world.commit(1)
         async with running(world):
             await until(lambda: world.numbers == [1])
+
+    async def test_being_fenced_while_the_slot_is_ours(self) -> None:
+        world = World(position=8_000, checkpoint=CHECKPOINT, faults={"commit": [Fenced("Another took over.")]})
+        world.commit(1)
+        with pytest.raises(UnavailableError, match="It does not stream from our slot"):
+            await pipeline(world).run()
+
+    async def test_being_fenced_by_the_slots_new_owner_makes_a_standby(self) -> None:
+        world = World(position=8_000, checkpoint=CHECKPOINT)
+
+        class Taken(FakeSource):
+            async def slot_position(self) -> int | None:
+                if world.cuts:
+                    raise SlotInUse("active for another")
+                return await super().slot_position()
+
+        async def source() -> FakeSource:
+            return Taken(world)
+
+        async def sink() -> FakeSink:
+            return FakeSink(world)
+
+        found = Pipeline(OPTIONS, source, sink, FakeRegistry(world), Metrics())
+        task = asyncio.create_task(found.run())
+        await streaming(found)
+        world.commit(1)
+        await until(lambda: world.numbers)
+        world.faults["commit"] = [Fenced("Another took over.")]
+        world.commit(2)
+        await until(lambda: found.state is State.STANDBY)
+        found.stop()
+        await task
+
+
+class TestAdopting:
+    async def test_it_is_asked_for_once_and_not_for_good(self) -> None:
+        world = World(position=8_000)
+        with pytest.raises(HistoryError, match="somebody else advanced"):  # noqa: PT012 - the end of the block raises
+            async with running(world, adopt_slot=True) as found:
+                await streaming(found)
+                world.commit(1)
+                await until(lambda: world.numbers)
+                world.server = replace(world.server, xlogpos=20_000)
+                world.position = 15_000
+                world.break_stream(SourceUnavailable("restart"))
+                await until(lambda: found.state is State.STOPPED or not world.streams)
+                await asyncio.sleep(1)
+        assert world.numbers == [1]
+
+
+class TestTheWrongServerForAMoment:
+    @pytest.mark.parametrize(
+        "world",
+        [
+            World(checkpoint=CHECKPOINT, standby=True),
+            World(position=5, checkpoint=replace(CHECKPOINT, end_lsn=10_001), standby=True),
+        ],
+    )
+    async def test_a_standby_is_waited_for(self, world: World) -> None:
+        async with running(world) as found:
+            await until(lambda: found.state is State.WAITING)
+            assert "The server is a standby" in (found.last_error or "")
+            world.standby = False
+            world.position = 8_000
+            world.server = replace(world.server, xlogpos=20_000)
+            await streaming(found)
+
+    async def test_a_slot_that_another_process_creates_meanwhile(self) -> None:
+        world = World()
+
+        class Late(FakeSink):
+            async def fence(self) -> None:
+                await super().fence()
+                if world.position is None:
+                    world.position, world.checkpoint = 8_000, CHECKPOINT
+
+        async def source() -> FakeSource:
+            return FakeSource(world)
+
+        async def sink() -> FakeSink:
+            return Late(world)
+
+        found = Pipeline(OPTIONS, source, sink, FakeRegistry(world), Metrics())
+        task = asyncio.create_task(found.run())
+        await streaming(found)
+        found.stop()
+        await task
+        assert world.checkpoint == CHECKPOINT
+
+
+class TestBackOff:
+    async def test_an_error_that_recurs_is_tried_again_ever_more_slowly(self) -> None:
+        world = World(position=8_000, checkpoint=CHECKPOINT, faults={"produce": [SinkUnavailable("no")] * 9})
+        world.commit(1)
+        async with running(world) as found:
+            await until(lambda: found._failures == 2)
+
+    async def test_it_may_last_for_days(self) -> None:
+        world = World(faults={"connect": [SourceUnavailable("down")] * 99})
+        async with running(world) as found:
+            found._failures = 5_000
+            await until(lambda: found._failures == 5_001 or found.state is State.WAITING)
+
+    async def test_what_was_delivered_resets_it(self) -> None:
+        world = World(position=8_000, checkpoint=CHECKPOINT)
+        async with running(world) as found:
+            await streaming(found)
+            found._failures = 3
+            world.commit(1)
+            await until(lambda: world.numbers)
+            world.break_stream(SourceUnavailable("restart"))
+            await until(lambda: found._failures == 1)
 
 
 class TestStopping:
@@ -260,6 +379,17 @@ class TestStopping:
                 world.commit_gate = asyncio.Event()
                 world.commit(1)
                 await asyncio.sleep(0.05)
+
+    async def test_what_could_not_be_delivered_is_no_success(self) -> None:
+        world = World(position=8_000, checkpoint=CHECKPOINT, commit_gate=asyncio.Event())
+        with pytest.raises(DrainTimeout, match="Nothing is lost"):  # noqa: PT012 - the end of the block raises
+            async with running(world) as found:
+                await streaming(found)
+                world.commit(1)
+                await until(lambda: found.session is not None and found.session.buffered_bytes)
+                world.faults["commit"] = [SinkUnavailable("down")]
+                assert world.commit_gate is not None
+                asyncio.get_running_loop().call_later(0.05, world.commit_gate.set)
 
     @pytest.mark.parametrize("faults", [{"connect": SourceUnavailable("down")}, {"registry": SinkUnavailable("down")}])
     async def test_while_it_waits_it_stops_at_once(self, faults: dict[str, PgsluiceError]) -> None:

@@ -8,14 +8,14 @@ from functools import partial
 import pytest
 
 from pgsluice.avro.types import TypeOptions
-from pgsluice.errors import ProtocolError
+from pgsluice.errors import ProtocolError, SourceUnavailable
 from pgsluice.metrics import Metrics
 from pgsluice.pgoutput import messages
 from pgsluice.pipeline import session as module
 from pgsluice.pipeline.encoders import Encoders
 from pgsluice.pipeline.outbox import Limits
-from pgsluice.pipeline.session import Session, SessionOptions
-from pgsluice.progress import Checkpoint
+from pgsluice.pipeline.session import Ends, Session, SessionOptions
+from pgsluice.progress import Checkpoint, ServerIdentity
 from pgsluice.tables import Tables
 from tests.support.ends import TABLE, FakeRegistry, FakeSink, FakeSource, FakeStream, World, data
 
@@ -38,7 +38,8 @@ class Running:
         await sink.fence()
         encoders = Encoders(source, sink, FakeRegistry(self.world), self.tables, TypeOptions())
         options = SessionOptions(self.limits)
-        self.session = Session(self.stream, sink, encoders, CHECKPOINT, options, self.metrics)
+        ends = Ends(source, self.stream, sink, encoders)
+        self.session = Session(ends, CHECKPOINT, options, self.metrics)
         self.task = asyncio.create_task(self.session.run(self.stop))
 
     async def finish(self) -> None:
@@ -198,6 +199,50 @@ async def test_bytes_that_are_not_the_protocol_end_it() -> None:
         world.append(20_000, [data(messages.Insert(None, 7, [b"2"]))], 20_100)
         with pytest.raises(ProtocolError):
             await found.task
+
+
+async def test_while_kafka_takes_nothing_it_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STALL_S", 0.05)
+    world = World(position=10_000, commit_gate=asyncio.Event())
+    async with running(world) as found:
+        assert not found.session.is_stalled
+        end_lsn = world.commit(1)
+        await until(lambda: found.session.is_stalled)
+        assert world.commit_gate is not None
+        world.commit_gate.set()
+        await until(partial(found.has_received, end_lsn))
+        await until(lambda: not found.session.is_stalled)
+
+
+async def test_a_server_that_shuts_down_meanwhile_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody reads its walsender then; that ordinary connections are refused is the only sign."""
+    monkeypatch.setattr(module, "STALL_S", 0.05)
+    monkeypatch.setattr(module, "WATCH_S", 0.02)
+    world = World(position=10_000, commit_gate=asyncio.Event())
+    async with running(world) as found:
+        world.commit(1)
+        await until(lambda: found.session.is_stalled)
+        world.faults["flushed_lsn"] = [SourceUnavailable("the database system is shutting down")]
+        with pytest.raises(SourceUnavailable):
+            await found.task
+
+
+async def test_while_all_is_well_the_servers_answers_matter_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WATCH_S", 0.01)
+    world = World(position=10_000, faults={"flushed_lsn": [SourceUnavailable("too many connections")] * 3})
+    async with running(world) as found:
+        await until(lambda: not world.faults["flushed_lsn"])
+        end_lsn = world.commit(1)
+        await until(lambda: found.confirmed == end_lsn)
+        assert found.session.lag_bytes == 0
+
+
+async def test_the_lag_is_that_of_the_server_not_of_what_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WATCH_S", 0.01)
+    world = World(position=10_000, server=ServerIdentity("7001", 1, 99_000))
+    async with running(world) as found:
+        await until(lambda: found.session.lag_bytes == 89_000)
+        assert found.session.lag_seconds() == 0.0
 
 
 async def test_positions_and_lag() -> None:
