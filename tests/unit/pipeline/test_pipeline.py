@@ -339,6 +339,7 @@ class TestBackOff:
         world.commit(1)
         async with running(world) as found:
             await until(lambda: found._failures == 2)
+            world.faults.clear()
 
     async def test_it_may_last_for_days(self) -> None:
         world = World(faults={"connect": [SourceUnavailable("down")] * 99})
