@@ -340,6 +340,7 @@ class TestBackOff:
         async with running(world) as found:
             await until(lambda: found._failures == 2)
             world.faults.clear()
+            await until(lambda: world.numbers)
 
     async def test_it_may_last_for_days(self) -> None:
         world = World(faults={"connect": [SourceUnavailable("down")] * 99})
