@@ -205,8 +205,8 @@ class ChangeEncoder:
             image = _VALUE + self._row.encode_key_image(key, unchanged, found) + _KEY_IMAGE
         if unchanged:
             raise ProtocolError(
-                f"The old row of a change of {self.relation.namespace}.{self.relation.name} lacks values "
-                "(unchanged TOAST): expected all of them. Please report it."
+                f"The old row of a change of {self.relation.namespace}.{self.relation.name} lacks values (unchanged "
+                "TOAST): expected all of them. Please report it."
             )
         raw.extend((b"before." + name, text) for name, text in found)
         return image

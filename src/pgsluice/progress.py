@@ -72,10 +72,8 @@ class Checkpoint:
         types_fit = all(isinstance(getattr(checkpoint, f.name, None), f.type) for f in fields(cls))  # type: ignore[arg-type]
         if written_by != _CHECKPOINT_VERSION or checkpoint is None or not types_fit:
             raise HistoryError(
-                "The checkpoint record is not one that this version of pgsluice can read. Was it written by "
-                "a newer "
-                "version, or by another program? Run the version that wrote it, or start a new history with "
-                "--adopt-slot."
+                "The checkpoint record is not one that this version of pgsluice can read. Was it written by a newer "
+                "version, or by another program? Run the version that wrote it, or choose another kafka.topic_prefix."
             )
         return checkpoint
 
@@ -101,8 +99,8 @@ def check_pipeline(checkpoint: Checkpoint, pipeline: str) -> None:
     """Raise ConfigError when another pipeline writes under this prefix."""
     if checkpoint.pipeline != pipeline:
         raise ConfigError(
-            f"The topics under this prefix belong to pipeline {checkpoint.pipeline!r}, not to {pipeline!r}: "
-            "give each pipeline its own kafka.topic_prefix."
+            f"The topics under this prefix belong to pipeline {checkpoint.pipeline!r}, not to {pipeline!r}: give each "
+            "pipeline its own kafka.topic_prefix."
         )
 
 
@@ -110,15 +108,13 @@ def check_origin(checkpoint: Checkpoint, slot: str, server: ServerIdentity) -> N
     """Raise HistoryError unless ``checkpoint`` was written for this slot of this cluster."""
     if checkpoint.slot != slot:
         raise HistoryError(
-            f"The checkpoint was written for slot {checkpoint.slot!r}, but postgres.slot is {slot!r}: set "
-            "it back, "
-            "or start a new history with --adopt-slot."
+            f"The checkpoint was written for slot {checkpoint.slot!r}, but postgres.slot is {slot!r}: set it back, or "
+            "start a new history with --adopt-slot."
         )
     if checkpoint.systemid != server.systemid:
         raise HistoryError(
-            "The checkpoint belongs to the PostgreSQL cluster with system identifier "
-            f"{checkpoint.systemid}, this server's "
-            f"is {server.systemid}: connect to the right server, or start a new history with --adopt-slot."
+            f"The checkpoint belongs to the PostgreSQL cluster with system identifier {checkpoint.systemid}, this "
+            f"server's is {server.systemid}: connect to the right server, or start a new history with --adopt-slot."
         )
 
 
@@ -127,17 +123,14 @@ def check_slot(checkpoint: Checkpoint, confirmed_flush_lsn: int, server: ServerI
     delivered = format_lsn(checkpoint.end_lsn)
     if confirmed_flush_lsn > checkpoint.end_lsn:
         raise HistoryError(
-            f"Slot {checkpoint.slot!r} is at {format_lsn(confirmed_flush_lsn)}, but only changes before "
-            f"{delivered} are in Kafka: "
-            "somebody else advanced or re-created the slot, and the changes between are lost to this "
-            "pipeline. "
-            "Reload the tables concerned, then start a new history with --adopt-slot."
+            f"Slot {checkpoint.slot!r} is at {format_lsn(confirmed_flush_lsn)}, but only changes before {delivered} "
+            "are in Kafka: somebody else advanced or re-created the slot, and the changes between are lost to this "
+            "pipeline. Reload the tables concerned, then start a new history with --adopt-slot."
         )
     if checkpoint.end_lsn > server.xlogpos:
         raise HistoryError(
-            f"Changes before {delivered} are in Kafka, but the server's WAL ends at "
-            f"{format_lsn(server.xlogpos)}: it was restored or "
-            "failed over to a state before them. Compare the tables, then start a new history with "
+            f"Changes before {delivered} are in Kafka, but the server's WAL ends at {format_lsn(server.xlogpos)}: it "
+            "was restored or failed over to a state before them. Compare the tables, then start a new history with "
             "--adopt-slot."
         )
 
@@ -150,11 +143,9 @@ def check_timeline(checkpoint: Checkpoint, server: ServerIdentity, history: Iter
     if switch is None or checkpoint.end_lsn > switch:
         at = "is not an ancestor of it" if switch is None else f"was left at {format_lsn(switch)}"
         raise HistoryError(
-            f"Changes before {format_lsn(checkpoint.end_lsn)} on timeline {checkpoint.timeline} are in "
-            "Kafka; the server is on timeline "
-            f"{server.timeline}, and timeline {checkpoint.timeline} {at}: the server lost changes that were "
-            "published. "
-            "Compare the tables, then start a new history with --adopt-slot."
+            f"Changes before {format_lsn(checkpoint.end_lsn)} on timeline {checkpoint.timeline} are in Kafka; the "
+            f"server is on timeline {server.timeline}, and timeline {checkpoint.timeline} {at}: the server lost "
+            "changes that were published. Compare the tables, then start a new history with --adopt-slot."
         )
     return replace(checkpoint, timeline=server.timeline)
 
@@ -167,11 +158,9 @@ def check_resent(checkpoint: Checkpoint, resent: Resent) -> None:
         checkpoint.last_commit_ts,
     ):
         raise HistoryError(
-            f"The transaction that ends at {format_lsn(resent.end_lsn)} is {found[0]}, but the one "
-            f"delivered was {checkpoint.last_xid}: "
-            "the server was restored from a backup and has another history now. Compare the tables, then "
-            "start a "
-            "new history with --adopt-slot."
+            f"The transaction that ends at {format_lsn(resent.end_lsn)} is {found[0]}, but the one delivered was "
+            f"{checkpoint.last_xid}: the server was restored from a backup and has another history now. Compare the "
+            "tables, drop the slot, then start a new history with --adopt-slot."
         )
 
 

@@ -83,8 +83,8 @@ class Tables:
         topic = template.format(prefix=self.prefix, schema=escape(schema), table=escape(table))
         if len(topic) > MAX_TOPIC_NAME:
             raise ConfigError(
-                f"The topic name for table {schema}.{table} would be {len(topic)} characters long, Kafka "
-                f"allows {MAX_TOPIC_NAME}: "
+                f"The topic name for table {schema}.{table} would be {len(topic)} characters long, Kafka allows "
+                f"{MAX_TOPIC_NAME}: "
                 'name it with `topic = "..."` in a [[tables.rules]] entry.'
             )
         if topic in {f"{self.prefix}.{name}" for name in SERVICE_TOPICS}:

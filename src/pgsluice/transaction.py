@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from pgsluice.errors import ConfigError, ProtocolError
+from pgsluice.errors import ConfigError, HistoryError, ProtocolError
 from pgsluice.lsn import format_lsn
 from pgsluice.pgoutput import messages
 from pgsluice.relation import Relation, RelationCache
@@ -109,8 +109,8 @@ class Transactions:
     def _begin(self, message: messages.Begin) -> Iterable[Event]:
         if self.current is not None:
             raise ProtocolError(
-                f"Begin of transaction {message.xid} inside transaction {self.current.xid}: "
-                "expected its Commit first. This is a defect of the server or of pgsluice; please report it."
+                f"Begin of transaction {message.xid} inside transaction {self.current.xid}: expected its Commit first. "
+                "This is a defect of the server or of pgsluice; please report it."
             )
         self.current = Transaction(message.xid, message.commit_lsn, message.commit_ts)
         # A commit record is [commit_lsn, end_lsn), and a delivered position never lies inside one.
@@ -124,17 +124,16 @@ class Transactions:
         if message.commit_lsn != transaction.commit_lsn:
             raise ProtocolError(
                 f"Commit at {format_lsn(message.commit_lsn)} for a transaction that began with commit LSN "
-                f"{format_lsn(transaction.commit_lsn)}: this is a defect of the server or of pgsluice; "
-                "please report it."
+                f"{format_lsn(transaction.commit_lsn)}: this is a defect of the server or of pgsluice; please report "
+                "it."
             )
         if not self._resent:
             return (Committed(transaction, message.end_lsn),)
         if message.end_lsn > self._delivered_lsn:
-            raise ProtocolError(
-                f"Position {format_lsn(self._delivered_lsn)}, recorded as delivered, lies inside the commit "
-                "record "
-                f"{format_lsn(message.commit_lsn)} to {format_lsn(message.end_lsn)}: the server is not the "
-                "one that was followed before."
+            raise HistoryError(
+                f"Position {format_lsn(self._delivered_lsn)}, recorded as delivered, lies inside the commit record "
+                f"{format_lsn(message.commit_lsn)} to {format_lsn(message.end_lsn)}: the server is not the one that "
+                "was followed before. Compare the tables, drop the slot, then start a new history with --adopt-slot."
             )
         return (Resent(transaction, message.end_lsn),)
 
@@ -158,20 +157,18 @@ class Transactions:
 
 def _outside(message: messages.Message) -> ProtocolError:
     return ProtocolError(
-        f"{type(message).__name__} outside a transaction: expected Begin first. "
-        "This is a defect of the server or of pgsluice; please report it."
+        f"{type(message).__name__} outside a transaction: expected Begin first. This is a defect of the server or of "
+        "pgsluice; please report it."
     )
 
 
 def _not_asked_for(message: messages.Message) -> ConfigError | ProtocolError:
     if isinstance(message, (messages.BeginPrepare, messages.CommitPrepared, messages.RollbackPrepared)):
         return ConfigError(
-            "The slot sends two-phase transactions, which this version does not take. On PostgreSQL 18 and "
-            "later run "
-            "ALTER_REPLICATION_SLOT with TWO_PHASE false; before, drop the slot and create it again without "
-            "two-phase."
+            "The slot sends two-phase transactions, which this version does not take. On PostgreSQL 18 and later run "
+            "ALTER_REPLICATION_SLOT with TWO_PHASE false; before, drop the slot and create it again without two-phase."
         )
     return ProtocolError(
-        f"{type(message).__name__} came although its option was not asked for. "
-        "This is a defect of the server or of pgsluice; please report it."
+        f"{type(message).__name__} came although its option was not asked for. This is a defect of the server or of "
+        "pgsluice; please report it."
     )

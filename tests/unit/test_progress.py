@@ -45,7 +45,7 @@ class TestCheckpoint:
         ],
     )
     def test_anything_else_is_refused_with_the_way_out(self, data: bytes) -> None:
-        with pytest.raises(HistoryError, match="--adopt-slot"):
+        with pytest.raises(HistoryError, match="topic_prefix"):
             Checkpoint.from_json(data)
 
     def test_a_cut_advances_it_and_names_its_last_transaction(self) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pgsluice.errors import ConfigError, ProtocolError
+from pgsluice.errors import ConfigError, HistoryError, ProtocolError
 from pgsluice.pgoutput import messages
 from pgsluice.transaction import Change, Committed, Resent, Transaction, Transactions
 
@@ -76,7 +76,7 @@ def test_a_transaction_that_commits_at_the_delivered_position_is_new() -> None:
 
 def test_a_delivered_position_inside_a_commit_record_is_another_servers() -> None:
     found = transactions(BEGIN, delivered_lsn=110)
-    with pytest.raises(ProtocolError, match="0/6E, recorded as delivered, lies inside the commit record 0/64 to 0/78"):
+    with pytest.raises(HistoryError, match="0/6E, recorded as delivered, lies inside the commit record 0/64 to 0/78"):
         found.receive(COMMIT)
 
 

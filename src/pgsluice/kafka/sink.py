@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from pgsluice.cut import Cut, cut_records
 from pgsluice.envelope import Record
-from pgsluice.errors import ConfigError, HistoryError
+from pgsluice.errors import ConfigError, HistoryError, SinkUnavailable
 from pgsluice.kafka.checkpoint import read_checkpoint
 from pgsluice.kafka.partitioner import partition_for
 from pgsluice.kafka.producer import ProducerOptions, TransactionalProducer
@@ -156,7 +156,10 @@ class KafkaSink:
             self._producer.fence()
 
     def _open_topics(self, topics: Sequence[str]) -> None:
-        self._pin({topic: count for topic, count in self._topics.partitions(topics).items() if count})
+        counts = self._topics.partitions(topics)
+        if leaderless := [topic for topic, count in counts.items() if not count]:
+            raise SinkUnavailable(f"Topic {', '.join(leaderless)} has partitions without a leader.")
+        self._pin(counts)
 
     def _open_topic(self, spec: TopicSpec) -> None:
         count = self._topics.ensure(spec)

@@ -56,8 +56,8 @@ class Topics:
         partitions = known.get(spec.name) or self._settled(spec.name)
         if not spec.compactable and "compact" in (self._cleanup_policy(spec.name) or ""):
             raise ConfigError(
-                f"Topic {spec.name} has cleanup.policy=compact, but rows without key or truncates go to it, and "
-                "Kafka refuses records without key there: give the table a key (`keys` in [[tables.rules]]), set "
+                f"Topic {spec.name} has cleanup.policy=compact, but rows without key or truncates go to it, and Kafka "
+                "refuses records without key there: give the table a key (`keys` in [[tables.rules]]), set "
                 'truncate = "skip", or change the policy.'
             )
         return partitions
@@ -67,8 +67,8 @@ class Topics:
         policy = self._cleanup_policy(topic)
         if policy not in (None, "compact"):
             raise ConfigError(
-                f"Topic {topic} has cleanup.policy={policy}, so Kafka would delete in time what a restart needs. "
-                "Set it to compact."
+                f"Topic {topic} has cleanup.policy={policy}, so Kafka would delete in time what a restart needs. Set "
+                "it to compact."
             )
 
     def partitions(self, topics: Sequence[str]) -> dict[str, int]:
@@ -193,8 +193,8 @@ class Topics:
                 return
             if code == KafkaError.TOPIC_EXCEPTION:
                 raise ConfigError(
-                    f"Kafka refuses topic {spec.name!r}: {error.args[0].str()}. Where it collides with another "
-                    "topic in '.' and '_', name it with `topic = \"...\"` in a [[tables.rules]] entry."
+                    f"Kafka refuses topic {spec.name!r}: {error.args[0].str()}. Where it collides with another topic "
+                    "in '.' and '_', name it with `topic = \"...\"` in a [[tables.rules]] entry."
                 ) from error
             raise failure(error, doing, self._errors) from error
 

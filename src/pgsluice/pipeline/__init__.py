@@ -196,8 +196,8 @@ class Pipeline:
             return
         raise UnavailableError(
             f"{error} It does not stream from our slot: another pipeline with the same name and kafka.topic_prefix "
-            "follows a "
-            "copy of this database, or another server. Stop one of the two, or give it a topic_prefix of its own."
+            "follows a copy of this database, or another server. Stop one of the two, or give it a topic_prefix of its "
+            "own."
         ) from error
 
     async def _unless_stopped(self, step: Awaitable[T]) -> T:
@@ -246,8 +246,8 @@ class Pipeline:
         name, slot = self._options.name, self._options.slot
         if not self._options.create_slot:
             raise ConfigError(
-                f"Slot {slot!r} does not exist and postgres.create_slot is false: create it with "
-                "`pgsluice slot create`, or set postgres.create_slot = true."
+                f"Slot {slot!r} does not exist and postgres.create_slot is false: create it with `pgsluice slot "
+                "create`, or set postgres.create_slot = true."
             )
         # Without a slot there is no owner at work that this could disturb.
         await sink.fence()
@@ -285,11 +285,9 @@ class Pipeline:
         if checkpoint is None:
             if not adopt:
                 raise HistoryError(
-                    f"Slot {slot!r} exists, but there is no checkpoint for it in Kafka: either it was not "
-                    "created by pgsluice, or the "
-                    "Kafka cluster lost its topics. If changes before the slot's position may be missing "
-                    "downstream, reload the "
-                    "tables; then start with --adopt-slot."
+                    f"Slot {slot!r} exists, but there is no checkpoint for it in Kafka: either it was not created by "
+                    "pgsluice, or the Kafka cluster lost its topics. If changes before the slot's position may be "
+                    "missing downstream, reload the tables; then start with --adopt-slot."
                 )
             checkpoint = _new_history(None, name, slot, server, INVALID_LSN)
         check_pipeline(checkpoint, name)

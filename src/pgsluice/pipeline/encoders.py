@@ -93,10 +93,9 @@ class Encoders:
         if policy.keys is not None:
             if is_partial and not set(policy.keys) <= set(identity):
                 raise ConfigError(
-                    f"`keys` of table {relation.namespace}.{relation.name} name columns outside its replica "
-                    "identity "
-                    f"({', '.join(identity)}), whose old values PostgreSQL does not send: set REPLICA "
-                    "IDENTITY FULL, or choose others."
+                    f"`keys` of table {relation.namespace}.{relation.name} name columns outside its replica identity "
+                    f"({', '.join(identity)}), whose old values PostgreSQL does not send: set REPLICA IDENTITY FULL, "
+                    "or choose others."
                 )
             return policy.keys
         if is_partial:
@@ -114,9 +113,8 @@ class Encoders:
         if primary_key is None:
             return ()
         raise ConfigError(
-            f"The primary key of table {relation.namespace}.{relation.name} ({', '.join(primary_key)}) is "
-            "not among its published "
-            "columns: publish them, or name the key with `keys` in [[tables.rules]]."
+            f"The primary key of table {relation.namespace}.{relation.name} ({', '.join(primary_key)}) is not among "
+            "its published columns: publish them, or name the key with `keys` in [[tables.rules]]."
         )
 
 

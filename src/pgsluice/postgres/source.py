@@ -47,8 +47,8 @@ class PostgresSource:
     async def _check_publications(self) -> None:
         if missing := await self._catalog.missing_publications(self._options.publications):
             raise ConfigError(
-                f"Publication {', '.join(map(repr, missing))} does not exist in this database: create it "
-                "(CREATE PUBLICATION ... FOR TABLE ...) before the slot, or correct postgres.publications."
+                f"Publication {', '.join(map(repr, missing))} does not exist in this database: create it (CREATE "
+                "PUBLICATION ... FOR TABLE ...) before the slot, or correct postgres.publications."
             )
 
     async def identify(self) -> ServerIdentity:
@@ -73,8 +73,8 @@ class PostgresSource:
             )
         if self._started and state.active_pid is None:
             raise SourceUnavailable(
-                "The replication stream has ended, or the catalog's connection reached another server than it: "
-                "with several hosts, set target_session_attrs."
+                "The replication stream has ended, or the catalog's connection reached another server than it: with "
+                "several hosts, set target_session_attrs."
             )
         return state.confirmed_flush_lsn
 
