@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 import structlog
 from confluent_kafka import KafkaError, KafkaException
 
-from pgsluice.errors import ConfigError, PermissionDenied, PgsluiceError, PoisonError, SinkUnavailable
+from pgsluice.errors import ConfigError, Fenced, PermissionDenied, PgsluiceError, PoisonError, SinkUnavailable
 
 log = structlog.get_logger(__name__)
 
@@ -36,12 +36,15 @@ a reason; a pipeline has no more clients than this."""
 # librdkafka's own errors, as opposed to the brokers', begin with an underscore in Python too.
 PARTITION_EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - as above
 _ALL_BROKERS_DOWN: Final = KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001 - as above
-_TIMED_OUT: Final = frozenset(
+_UNEXPLAINED: Final = frozenset(
     (
         KafkaError._TIMED_OUT,  # noqa: SLF001 - as above
         KafkaError._MSG_TIMED_OUT,  # noqa: SLF001 - as above
+        KafkaError._PURGE_QUEUE,  # noqa: SLF001 - as above
+        KafkaError._PURGE_INFLIGHT,  # noqa: SLF001 - as above
     )
 )
+"""What follows from something that was reported elsewhere."""
 
 UNKNOWN_TOPIC: Final = frozenset(
     (
@@ -49,7 +52,7 @@ UNKNOWN_TOPIC: Final = frozenset(
         KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - as above
     )
 )
-FENCED: Final = frozenset(
+_FENCED: Final = frozenset(
     (
         KafkaError._FENCED,  # noqa: SLF001 - as above
         KafkaError.PRODUCER_FENCED,
@@ -67,17 +70,6 @@ _DENIED: Final = frozenset(
         KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
     )
 )
-_TOO_LARGE: Final = (
-    "Raise the topic's max.message.bytes, or the brokers' message.max.bytes; batches count like records, so "
-    "batch.size under kafka.client has to be lower."
-)
-_POISON: Final = {
-    KafkaError.MSG_SIZE_TOO_LARGE: _TOO_LARGE,
-    KafkaError.RECORD_LIST_TOO_LARGE: _TOO_LARGE,
-    KafkaError.INVALID_RECORD: "A topic with cleanup.policy=compact takes no record without key.",
-    KafkaError.INVALID_TIMESTAMP: 'Compare the clocks, or set kafka.timestamp = "produce".',
-}
-"""What brokers refuse for its content, and what to do about it."""
 _CONFIG: Final = frozenset(
     (
         KafkaError._INVALID_ARG,  # noqa: SLF001 - as above
@@ -89,6 +81,26 @@ _CONFIG: Final = frozenset(
         KafkaError.TOPIC_EXCEPTION,
     )
 )
+
+_TOO_LARGE: Final = (
+    "Raise the topic's max.message.bytes, or the brokers' message.max.bytes; batches count like records, so "
+    "batch.size under kafka.client has to be lower."
+)
+_MEANING: Final[Mapping[int, tuple[type[PgsluiceError], str]]] = {
+    **dict.fromkeys(_DENIED, (PermissionDenied, "Check the credentials under kafka.client, and the user's ACLs.")),
+    **dict.fromkeys(_CONFIG, (ConfigError, "Check the [kafka] section, and the brokers' limits.")),
+    **dict.fromkeys(_FENCED, (Fenced, "Another producer with our transactional.id has taken over.")),
+    KafkaError.MSG_SIZE_TOO_LARGE: (PoisonError, _TOO_LARGE),
+    KafkaError.RECORD_LIST_TOO_LARGE: (PoisonError, _TOO_LARGE),
+    KafkaError.INVALID_RECORD: (PoisonError, "A topic with cleanup.policy=compact takes no record without key."),
+    KafkaError.INVALID_TIMESTAMP: (PoisonError, 'Compare the clocks, or set kafka.timestamp = "produce".'),
+    # For good, or because brokers are still starting.
+    KafkaError.INVALID_REPLICATION_FACTOR: (
+        SinkUnavailable,
+        "Fewer brokers are up than replication_factor asks for.",
+    ),
+}
+"""What an error means, and what to do about it; all others: Kafka is not available now."""
 
 
 def _to_debug(record: logging.LogRecord) -> bool:
@@ -173,21 +185,14 @@ class ClientOptions:
 def failure(error: KafkaException | KafkaError, doing: str, errors: ClientErrors | None = None) -> PgsluiceError:
     """Return what ``error`` means, with a sentence that begins with what was being done.
 
-    With ``errors``, a time-out is explained by what was reported last.
+    With ``errors``, one that does not say why is explained by what was reported last.
     """
     cause = error.args[0] if isinstance(error, KafkaException) else error
-    code, sentence = cause.code(), f"{doing}: {cause.str()} ({cause.name()})"
-    last = errors.last if errors is not None and code in _TIMED_OUT else None
+    sentence = f"{doing}: {cause.str()} ({cause.name()})"
+    last = errors.last if errors is not None and cause.code() in _UNEXPLAINED else None
     if last is not None:
-        if last.code() in _DENIED | _CONFIG:
+        if last.code() in _MEANING:
             return failure(last, doing)
         sentence = f"{sentence}; last reported: {last.str()}"
-    if code in _DENIED:
-        return PermissionDenied(f"{sentence}. Check the credentials under kafka.client, and the user's ACLs.")
-    if code in _POISON:
-        return PoisonError(f"{sentence}. {_POISON[code]}")
-    if code in _CONFIG:
-        return ConfigError(f"{sentence}. Check the [kafka] section, and the brokers' limits.")
-    if code == KafkaError.INVALID_REPLICATION_FACTOR:  # for good, or because brokers are still starting
-        return SinkUnavailable(f"{sentence}. Fewer brokers are up than replication_factor asks for.")
-    return SinkUnavailable(f"{sentence}.")
+    kind, advice = _MEANING.get(cause.code(), (SinkUnavailable, ""))
+    return kind(f"{sentence}. {advice}".rstrip())

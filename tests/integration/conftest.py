@@ -10,8 +10,9 @@ from tests.support.kafka import SecuredKafka
 
 @pytest.fixture(scope="session")
 def own_kafka() -> Iterator[Kafka]:
-    """Give a broker that a test may stop, kill and pause; afterwards it runs. It compacts without delay."""
-    with Kafka(settings={"log.cleaner.backoff.ms": "100"}) as cluster:
+    """Give a broker that a test may stop, kill and pause; afterwards it runs. What it does in time, it does soon."""
+    intervals = ("log.cleaner.backoff.ms", "transaction.abort.timed.out.transaction.cleanup.interval.ms")
+    with Kafka(settings=dict.fromkeys(intervals, "100")) as cluster:
         yield cluster
 
 

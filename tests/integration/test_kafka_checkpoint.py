@@ -21,10 +21,10 @@ from tests.support.kafka import (
     client_options,
     commit,
     create_topic,
-    end_of,
     grant,
     read_committed,
     transaction,
+    wait_for_end,
 )
 
 PATIENCE_S = 60
@@ -84,8 +84,7 @@ class TestWhatIsThere:
         commit(kafka, topic, record(1))
         commit(kafka, topic, record(2))
         abort(kafka, topic, *[record(3)] * (behind - 1))
-        while end_of(kafka, topic) < 4 + behind:  # the marker comes a moment after the abort
-            time.sleep(0.05)
+        wait_for_end(kafka, topic, 4 + behind)
         assert read(client_options(kafka), topic) == checkpoint(2)
 
     def test_what_compaction_left(self, own_kafka: Kafka) -> None:

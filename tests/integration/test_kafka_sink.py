@@ -12,7 +12,8 @@ import structlog
 
 from pgsluice.cut import Cut
 from pgsluice.envelope import Record, Target
-from pgsluice.errors import ConfigError, DeadlineMissed, HistoryError, PoisonError, SinkUnavailable
+from pgsluice.errors import ConfigError, DeadlineMissed, Fenced, HistoryError, PoisonError, SinkUnavailable
+from pgsluice.kafka import producer
 from pgsluice.kafka.partitioner import partition_for
 from pgsluice.kafka.producer import ProducerOptions
 from pgsluice.kafka.sink import CutFormat, KafkaSink, SinkOptions
@@ -24,7 +25,7 @@ from pgsluice.registry.client import RegistryOptions
 from pgsluice.tables import TablePolicy
 from pgsluice.transaction import Transaction
 from sandbox.kafka import Kafka
-from tests.support.kafka import client_options, create_topic, delete_topic, end_of, read_committed
+from tests.support.kafka import client_options, create_topic, delete_topic, end_of, read_committed, wait_for_end
 
 KEY = b"the pipeline's key"
 MIB = 1024 * 1024
@@ -245,7 +246,7 @@ class TestOwners:
             lost = await former.produce(insert(orders, 2))
             async with Session(kafka, prefix) as owner:
                 assert owner.checkpoint == former.checkpoint
-                with pytest.raises(SinkUnavailable, match=f"transactional.id pgsluice-{prefix} has taken over"):
+                with pytest.raises(Fenced, match=r"Another producer .* has taken over"):
                     await former.sink.commit(*lost)
                 await owner.sink.open_topic(policy(orders), keyed=True)
                 await owner.deliver(insert(orders, 3))
@@ -254,15 +255,23 @@ class TestOwners:
         visible = await asyncio.to_thread(read_committed, kafka, orders.topic)
         assert [message.value() for message in visible] == [b"value 1", b"value 3"]
 
+    async def test_a_former_owner_is_not_told_that_its_topics_were_truncated(
+        self, kafka: Kafka, prefix: str, orders: Target
+    ) -> None:
+        """None of its records arrives any more, so the topics' ends are not what it expects."""
+        async with Session(kafka, prefix) as former:
+            await former.sink.open_topic(policy(orders), keyed=True)
+            await former.deliver(insert(orders, 1))
+            async with Session(kafka, prefix):
+                with pytest.raises(Fenced, match=r"Another producer .* has taken over"):
+                    await former.deliver(insert(orders, 2))
+
     async def test_what_is_given_up_blocks_no_reader(self, kafka: Kafka, prefix: str, orders: Target) -> None:
         async with Session(kafka, prefix, timeout_s=900) as session:
             await session.sink.open_topic(policy(orders), keyed=True)
             await session.produce(insert(orders, 1))
             assert end_of(kafka, orders.topic) == 1
         assert await asyncio.to_thread(read_committed, kafka, orders.topic) == []
-
-    async def test_a_sink_that_never_started_can_be_closed(self, kafka: Kafka, prefix: str) -> None:
-        await Session(kafka, prefix).sink.close()
 
     async def test_transactions_have_a_deadline(self, kafka: Kafka, prefix: str, orders: Target) -> None:
         async with Session(kafka, prefix, timeout_s=1.0) as session:
@@ -272,6 +281,17 @@ class TestOwners:
             with pytest.raises(DeadlineMissed, match=r"did not finish within 1 s.*delivery.transaction_timeout"):
                 await session.sink.produce(cut, [insert(orders, 2)])
         assert await asyncio.to_thread(read_committed, kafka, orders.topic) == []
+
+    async def test_the_brokers_deadline_is_not_taken_for_another_owner(
+        self, own_kafka: Kafka, prefix: str, orders: Target
+    ) -> None:
+        async with Session(own_kafka, prefix, timeout_s=1.0) as session:
+            await session.sink.open_topic(policy(orders), keyed=True)
+            lost = await session.produce(insert(orders, 1))
+            await asyncio.to_thread(wait_for_end, own_kafka, orders.topic, 2)
+            with pytest.raises(DeadlineMissed):
+                await session.sink.commit(*lost)
+        assert await asyncio.to_thread(read_committed, own_kafka, orders.topic) == []
 
     async def test_service_topics_must_be_what_they_are_for(self, kafka: Kafka, prefix: str) -> None:
         create_topic(kafka, f"{prefix}-1.transactions", 2)
@@ -345,6 +365,21 @@ class TestOutages:
             own_kafka.resume()
         if step != "prepare":
             assert end_of(own_kafka, f"{prefix}.transactions") == 0
+
+    async def test_what_cannot_be_aborted_ends_with_its_timeout(
+        self, own_kafka: Kafka, prefix: str, orders: Target, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(producer, "_ABORT_S", 0.5)
+        with structlog.testing.capture_logs() as lines:
+            try:
+                async with Session(own_kafka, prefix, timeout_s=5) as session:
+                    await session.sink.open_topic(policy(orders), keyed=True)
+                    await session.produce(insert(orders, 1))
+                    own_kafka.pause()
+            finally:
+                own_kafka.resume()
+        assert [line["event"] for line in lines] == ["a Kafka transaction stays open until its timeout"]
+        assert await asyncio.to_thread(read_committed, own_kafka, orders.topic) == []
 
     async def test_away_and_back_is_said_once(self, own_kafka: Kafka, prefix: str) -> None:
         """Whichever of the clients notices first."""

@@ -146,6 +146,12 @@ def end_of(kafka: Kafka, topic: str, partition: int = 0) -> int:
     return int(found.offset)
 
 
+def wait_for_end(kafka: Kafka, topic: str, end: int) -> None:
+    """Return when a partition has reached this offset: markers come a moment after their transaction ended."""
+    while end_of(kafka, topic) < end:
+        time.sleep(0.05)
+
+
 def read_committed(kafka: Kafka, topic: str, partition: int = 0, *, end: int | None = None) -> list[Message]:
     """Return the committed records of a partition before ``end``, or before its present end; waits for that.
 

@@ -10,7 +10,7 @@ import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
-from pgsluice.errors import ConfigError, PermissionDenied, PgsluiceError, PoisonError, SinkUnavailable
+from pgsluice.errors import ConfigError, Fenced, PermissionDenied, PgsluiceError, PoisonError, SinkUnavailable
 from pgsluice.librdkafka import IDLE_REPORTS_MAX, STALE_S, ClientErrors, ClientOptions, failure
 
 REFUSED = KafkaError(KafkaError._TRANSPORT, "Connection refused")
@@ -35,6 +35,7 @@ class TestFailure:
             (KafkaError._SSL, ConfigError, "[kafka] section"),
             (KafkaError._TRANSPORT, SinkUnavailable, ""),
             (KafkaError.INVALID_REPLICATION_FACTOR, SinkUnavailable, "Fewer brokers are up"),
+            (KafkaError._FENCED, Fenced, "Another producer with our transactional.id"),
         ],
     )
     def test_what_an_error_means(self, code: int, kind: type[PgsluiceError], advice: str) -> None:
@@ -51,6 +52,12 @@ class TestFailure:
         found = failure(TIMED_OUT, "Asking", errors)
         assert type(found) is SinkUnavailable
         assert str(found) == "Asking: Timed out (_TIMED_OUT); last reported: Connection refused."
+
+    def test_so_do_records_that_were_thrown_away(self) -> None:
+        errors = ClientErrors()
+        errors(KafkaError(KafkaError._FENCED, "fenced"))
+        found = failure(KafkaError(KafkaError._PURGE_QUEUE, "purged"), "Writing", errors)
+        assert str(found).startswith("Writing: fenced (_FENCED). Another producer")
 
     def test_a_time_out_because_of_a_wrong_password_is_no_matter_of_waiting(self) -> None:
         errors = ClientErrors()

@@ -8,14 +8,15 @@ https://kafka.apache.org/documentation/#semantics and KIP-98.
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from pgsluice.errors import DeadlineMissed, PgsluiceError, PoisonError, SinkUnavailable
-from pgsluice.librdkafka import FENCED, MAX_RECORD_BYTES, ClientOptions, failure
+from pgsluice.errors import DeadlineMissed, Fenced, PgsluiceError, PoisonError, SinkUnavailable
+from pgsluice.librdkafka import MAX_RECORD_BYTES, ClientOptions, failure
 
 log = structlog.get_logger(__name__)
 
@@ -78,19 +79,15 @@ class TransactionalProducer:
 
     def fence(self) -> None:
         """From here on no earlier instance with this transactional.id can commit anything."""
-        try:
+        with self._judging("Registering the transactional producer"):
             self._until(self._producer.init_transactions, time.monotonic() + INIT_S)
-        except KafkaException as error:
-            raise failure(error, "Registering the transactional producer", self._options.client.errors) from error
-        self._recovered()
+            self._recovered()
 
     def begin(self) -> None:
         """Start a transaction."""
         self._deadline = time.monotonic() + self._options.timeout_s * DEADLINE_SHARE
-        try:
+        with self._judging("Beginning a Kafka transaction"):
             self._producer.begin_transaction()
-        except KafkaException as error:
-            raise self._broken(error, "Beginning a Kafka transaction") from error
         self._open = True
 
     def send(self, topic: str, partition: int, key: bytes | None, value: bytes | None, timestamp_ms: int = 0) -> None:
@@ -101,16 +98,16 @@ class TransactionalProducer:
                 self._producer.produce(topic, value, key, partition, None, None, timestamp_ms)
             except BufferError:
                 self._check_fits(topic, partition, value or b"")
-                self._producer.poll(FULL_S)
-                self.check()
+                self.check(FULL_S)
             except KafkaException as error:
                 raise self._broken(error, f"Producing to {topic}") from error
             else:
                 return
 
-    def check(self) -> None:
+    def check(self, wait_s: float = 0.0) -> None:
         """Raise when a record was refused, the session was given up, or the transaction took too long."""
-        self._producer.poll(0)
+        with self._judging("Writing to Kafka"):
+            self._producer.poll(wait_s)
         if self._refused is not None:
             raise self._refused
         if self._given_up.is_set():
@@ -120,29 +117,34 @@ class TransactionalProducer:
 
     def flush(self) -> None:
         """Return when everything queued is in Kafka."""
-        while self._producer.flush(SLICE_S):
-            self.check()
+        with self._judging("Writing to Kafka"):
+            while self._producer.flush(SLICE_S):
+                self.check()
         self.check()
 
     def commit(self) -> None:
         """Commit: the outcome is certain only when this returns."""
-        try:
-            self._until(self._producer.commit_transaction, self._deadline)
-        except KafkaException as error:
-            # Otherwise it may have been committed: aborting could hit the next one.
-            self._open = error.args[0].txn_requires_abort()
-            raise self._broken(error, "Committing a Kafka transaction") from error
-        self._open = False
-        self._recovered()
+        with self._judging("Committing a Kafka transaction"):
+            try:
+                self._until(self._producer.commit_transaction, self._deadline)
+            except KafkaException as error:
+                # Otherwise it may have been committed: aborting could hit the next one.
+                self._open = error.args[0].txn_requires_abort()
+                raise
+            self._open = False
+            self._recovered()
 
     def close(self) -> None:
         """Abort what was not committed, as far as Kafka answers: readers need not wait for its timeout."""
-        if self._open:
-            try:
+        if not self._open:
+            return
+        try:
+            with self._judging("Aborting a Kafka transaction"):
                 self._producer.abort_transaction(_ABORT_S)
-            except KafkaException as error:
-                if error.args[0].code() not in FENCED:  # else the new owner has aborted it
-                    log.warning("a Kafka transaction stays open until its timeout", reason=error.args[0].str())
+        except Fenced:
+            pass  # the new owner has aborted it
+        except PgsluiceError as error:
+            log.warning("a Kafka transaction stays open until its timeout", reason=str(error))
 
     def _until(self, call: Callable[[float], None], end: float) -> None:
         """Repeat a resumable call in slices until it succeeds; KafkaException when it fails or time is up."""
@@ -184,13 +186,27 @@ class TransactionalProducer:
         elif self._refused is None:
             self._refused = found
 
+    @contextmanager
+    def _judging(self, doing: str) -> Iterator[None]:
+        """Raise what an error of librdkafka means; a fatal one may come out of any call that serves callbacks."""
+        try:
+            yield
+        except KafkaException as error:
+            raise self._broken(error, doing) from error
+        except SystemError as error:
+            # So Python complains when a delivery report is taken while a fatal error is on its way out.
+            if not isinstance(error.__cause__, KafkaException):
+                raise
+            raise self._broken(error.__cause__, doing) from error
+
+    def _broken(self, error: KafkaException, doing: str) -> PgsluiceError:
+        found = failure(error, doing, self._options.client.errors)
+        if not isinstance(found, Fenced):
+            return self._refused or found
+        return self._too_late() if time.monotonic() > self._deadline > 0 else found
+
     def _too_late(self) -> DeadlineMissed:
         return DeadlineMissed(
             f"A Kafka transaction did not finish within {self._options.timeout_s:.0f} s, so it is given up "
             "(delivery.transaction_timeout, and the brokers' transaction.max.timeout.ms)."
         )
-
-    def _broken(self, error: KafkaException, doing: str) -> PgsluiceError:
-        if self._refused is not None and error.args[0].code() not in FENCED:
-            return self._refused
-        return failure(error, doing, self._options.client.errors)

@@ -9,6 +9,7 @@ https://kafka.apache.org/documentation/#compaction
 import asyncio
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -35,7 +36,7 @@ class BuiltinRegistry:
         self._patience = self._follower.patience
         self._registering = asyncio.Lock()
         self._producer = self._new_producer()
-        self._follower.serve(lambda: self._producer.poll(0))
+        self._follower.serve(self._serve_producer)
 
     async def start(self) -> None:
         """Know every schema registered so far; the topic is made if it is missing. Can be called again.
@@ -77,6 +78,12 @@ class BuiltinRegistry:
     async def close(self) -> None:
         """Let go of Kafka."""
         await self._follower.close()
+
+    def _serve_producer(self) -> None:
+        """Let the producer report while nothing is registered."""
+        # A fatal error of it comes out as an exception; the next registration finds the producer unusable.
+        with suppress(KafkaException, SystemError):
+            self._producer.poll(0)
 
     async def _prepare_topic(self) -> None:
         admin = self._follower.admin

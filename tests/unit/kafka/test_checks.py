@@ -1,0 +1,26 @@
+"""Where there is no broker. All else: tests/integration/test_kafka_topics.py."""
+
+import pytest
+
+from pgsluice.finding import Verdict
+from pgsluice.kafka import topics as module
+from pgsluice.kafka.checks import check
+from pgsluice.kafka.producer import ProducerOptions
+from pgsluice.kafka.sink import SinkOptions
+from pgsluice.kafka.topics import TopicSpec
+from pgsluice.librdkafka import ClientOptions
+
+
+@pytest.mark.parametrize(
+    ("properties", "reason"),
+    [({}, "Connection refused"), ({"no.such": "thing"}, 'No such configuration property: "no.such"')],
+)
+def test_nothing_more_is_looked_at(monkeypatch: pytest.MonkeyPatch, properties: dict[str, str], reason: str) -> None:
+    monkeypatch.setattr(module, "REQUEST_S", 1.0)
+    client = ClientOptions({"bootstrap.servers": "127.0.0.1:9", **properties}, "pgsluice-test")
+    producer = ProducerOptions(client, "pgsluice-shop", 1, 60.0)
+    options = SinkOptions(producer, TopicSpec("shop.transactions", 1), TopicSpec("shop.checkpoint", 1))
+    (finding,) = check(options)
+    assert (finding.name, finding.verdict) == ("kafka reachable", Verdict.FAIL)
+    assert reason in finding.detail
+    assert "kafka.bootstrap_servers" in finding.remedy

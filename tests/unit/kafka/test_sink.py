@@ -1,0 +1,38 @@
+"""Without a broker. All else: tests/integration/test_kafka_sink.py."""
+
+import asyncio
+
+import pytest
+
+from pgsluice.errors import SinkUnavailable
+from pgsluice.kafka.producer import ProducerOptions
+from pgsluice.kafka.sink import CutFormat, KafkaSink, SinkOptions
+from pgsluice.kafka.topics import TopicSpec
+from pgsluice.librdkafka import ClientOptions
+
+
+@pytest.fixture
+def sink() -> KafkaSink:
+    client = ClientOptions({"bootstrap.servers": "127.0.0.1:9"}, "pgsluice-test")
+    producer = ProducerOptions(client, "pgsluice-shop", 1024, 60.0)
+    options = SinkOptions(producer, TopicSpec("shop.transactions", 1), TopicSpec("shop.checkpoint", 1))
+    return KafkaSink(options, CutFormat(b"shop", lambda _: b""))
+
+
+async def test_closes_though_it_never_started(sink: KafkaSink) -> None:
+    await sink.close()
+
+
+async def test_fencing_comes_first(sink: KafkaSink) -> None:
+    with pytest.raises(AssertionError, match="fence"):
+        await sink.begin()
+    await sink.close()
+
+
+@pytest.mark.parametrize("step", ["prepare", "fence"])
+async def test_closing_ends_what_is_in_progress(sink: KafkaSink, step: str) -> None:
+    working = asyncio.create_task(getattr(sink, step)())
+    await asyncio.sleep(0)
+    await sink.close()
+    with pytest.raises(SinkUnavailable):
+        await working
