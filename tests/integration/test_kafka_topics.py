@@ -144,7 +144,17 @@ class TestQuestions:
         assert topics.max_transaction_timeout_ms() == 900_000
 
 
-class TestGivingUp:
+class TestOutages:
+    def test_offsets_are_asked_of_new_leaders(self, own_kafka: Kafka, name: str) -> None:
+        """Which librdkafka does not look for by itself."""
+        topics = Topics(client_options(own_kafka), Event())
+        topics.ensure(TopicSpec(name, 2))
+        places = [(name, 0), (name, 1)]
+        assert topics.next_offsets(places) == {(name, 0): 0, (name, 1): 0}
+        own_kafka.stop()
+        own_kafka.start()
+        assert topics.next_offsets(places) == {(name, 0): 0, (name, 1): 0}
+
     def test_a_broker_that_does_not_answer(self, own_kafka: Kafka, name: str) -> None:
         given_up = Event()
         topics = Topics(client_options(own_kafka), given_up)

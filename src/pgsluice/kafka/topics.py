@@ -5,8 +5,9 @@ https://kafka.apache.org/documentation/#topicconfigs
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -133,9 +134,9 @@ class Topics:
             doing = "Listing the offsets of topics"
             return {(at.topic, at.partition): self._answer(one, doing).offset for at, one in futures.items()}
 
-        return self._patiently(ask)
+        return self._patiently({place.topic for place in request}, ask)
 
-    def _patiently(self, ask: Callable[[], T]) -> T:
+    def _patiently(self, topics: Iterable[str], ask: Callable[[], T]) -> T:
         """Ask again for a while: of new topics, and of leaders that move, the brokers hear one after the other."""
         end = time.monotonic() + REQUEST_S
         while True:
@@ -144,6 +145,9 @@ class Topics:
             except SinkUnavailable:
                 if time.monotonic() > end or self._given_up.wait(_RETRY_S):
                     raise
+            # The client would ask the former leaders for ever: describing topics tells it of the new ones.
+            with suppress(SinkUnavailable):
+                self.partitions(list(topics))
 
     def _answer(self, future: "Future[Any]", doing: str) -> Any:  # noqa: ANN401 - the requests' answers differ
         """Wait for an answer; raise what a refusal means."""
@@ -171,7 +175,7 @@ class Topics:
 
     def _cleanup_policy(self, topic: str) -> str | None:
         """Return the topic's policy, None when it cannot be known: then the records will tell."""
-        return self._patiently(lambda: self._setting(ConfigResource.Type.TOPIC, topic, "cleanup.policy"))
+        return self._patiently([topic], lambda: self._setting(ConfigResource.Type.TOPIC, topic, "cleanup.policy"))
 
     def _setting(self, kind: ConfigResource.Type, name: str, setting: str) -> str | None:
         """Return one setting, None when we may not ask, or when this kind of broker does not have it."""

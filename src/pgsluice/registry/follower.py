@@ -119,9 +119,12 @@ class SchemaFollower:
         self._thread.shutdown(wait=False)
 
     async def _catch_up(self, topic: str) -> None:
+        await self.reach(topic, await self.patience.persist(lambda: self._end(topic)))
+
+    async def _end(self, topic: str) -> int:
+        # Looking for the topic comes first each time: it tells the client of a new leader, too.
         await self._is_there(topic)
-        end = await self.patience.persist(lambda: self.admin.end(topic))
-        await self.reach(topic, end)
+        return await self.admin.end(topic)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         """Wait for ``condition``, which can only change with progress; raise what ended the reading."""
