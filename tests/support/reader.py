@@ -7,7 +7,7 @@ decoding with Confluent's deserializer against the registry that the daemon serv
 import json
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -95,8 +95,12 @@ class Cut:
 class Reader:
     """Reads one pipeline from the beginning; every call goes on where the last one ended."""
 
-    def __init__(self, bootstrap_servers: str, registry_url: str, prefix: str) -> None:
+    def __init__(
+        self, bootstrap_servers: str, registry_url: str, prefix: str, on_silence: Callable[[], None] = lambda: None
+    ) -> None:
+        """Read what is under ``prefix``; ``on_silence`` is called while nothing arrives, and may raise."""
         self.prefix = prefix
+        self._on_silence = on_silence
         self.registry = SchemaRegistryClient({"url": registry_url})
         strategy = {"subject.name.strategy": topic_subject_name_strategy}
         self._deserialize = AvroDeserializer(self.registry, conf=strategy)
@@ -114,10 +118,10 @@ class Reader:
         self._rows.close()
         self.registry.close()
 
-    def read_until(self, lsn: int, timeout_s: float = TIMEOUT_S) -> list[Cut]:
+    def read_until(self, lsn: int) -> list[Cut]:
         """Return all cuts up to the first one that ends at or after ``lsn``, with their records."""
-        cuts = self._cuts(lsn, time.monotonic() + timeout_s)
-        self._fill(cuts, time.monotonic() + timeout_s)
+        cuts = self._cuts(lsn)
+        self._fill(cuts)
         return cuts
 
     def topics(self) -> set[str]:
@@ -144,11 +148,11 @@ class Reader:
                     ends.pop((message.topic(), message.partition()), None)
         return rest
 
-    def _cuts(self, lsn: int, deadline: float) -> list[Cut]:
+    def _cuts(self, lsn: int) -> list[Cut]:
         cuts: list[Cut] = []
         parts: list[dict[str, Any]] = []
         while not cuts or cuts[-1].record["end_lsn"] < lsn:
-            for message in _messages(self._transactions, 1, deadline, f"no cut reached {lsn:X}"):
+            for message in self._messages(self._transactions, 1, f"no cut reached {lsn:X}"):
                 if message.error() is None:
                     parts.append(self._decode(message.topic(), MessageField.VALUE, message.value()))
                     if len(parts) == parts[-1]["parts"]:
@@ -156,7 +160,7 @@ class Reader:
                         parts = []
         return cuts
 
-    def _fill(self, cuts: list[Cut], deadline: float) -> None:
+    def _fill(self, cuts: list[Cut]) -> None:
         """Read all partitions listed up to their last ``next``, and give each record to its cut."""
         wanted: dict[Place, int] = {}
         owners: dict[Place, list[tuple[int, Cut]]] = defaultdict(list)
@@ -164,18 +168,18 @@ class Reader:
             for place, (_, following) in cut.offsets.items():
                 wanted[place] = following
                 owners[place].append((following, cut))
-        for event in self._read(wanted, deadline):
+        for event in self._read(wanted):
             place = event.topic, event.partition
             cut = next(cut for following, cut in owners[place] if event.offset < following)
             cut.events.append(event)
         self._next |= wanted
 
-    def _read(self, wanted: dict[Place, int], deadline: float) -> Iterator[Event]:
+    def _read(self, wanted: dict[Place, int]) -> Iterator[Event]:
         """Yield what lies between the last call's positions and ``wanted``."""
         open_places = {place: end for place, end in wanted.items() if end > self._next.get(place, 0)}
         self._rows.assign([TopicPartition(*place, self._next.get(place, 0)) for place in open_places])
         while open_places:
-            for message in _messages(self._rows, BATCH, deadline, f"unread: {open_places}"):
+            for message in self._messages(self._rows, BATCH, f"unread: {open_places}"):
                 place = message.topic(), message.partition()
                 if place not in open_places:
                     continue
@@ -184,6 +188,19 @@ class Reader:
                     yield self._event(message)
                 if message.offset() + (not at_end) >= open_places[place]:
                     del open_places[place]
+
+    def _messages(self, consumer: Consumer, count: int, complaint: str) -> list[Message]:
+        """Return what arrives, ends of partitions included; TimeoutError when nothing does."""
+        deadline = time.monotonic() + TIMEOUT_S
+        messages: list[Message] = []
+        while not messages:
+            messages = consumer.consume(count, POLL_S)
+            self._on_silence()
+            if time.monotonic() > deadline:
+                raise TimeoutError(complaint)
+        errors = [message.error() for message in messages if message.error() is not None]
+        assert all(error.code() == KafkaError._PARTITION_EOF for error in errors), errors
+        return messages
 
     def _event(self, message: Message) -> Event:
         topic, key, value = message.topic(), message.key(), message.value()
@@ -219,17 +236,6 @@ class Reader:
         if identifier is not None and identifier not in self._schemas:
             self._schemas[identifier] = json.loads(self.registry.get_schema(identifier).schema_str or "")
         return None if identifier is None else self._schemas[identifier]
-
-
-def _messages(consumer: Consumer, count: int, deadline: float, complaint: str) -> list[Message]:
-    """Return what arrives, ends of partitions included; TimeoutError after the deadline."""
-    messages: list[Message] = consumer.consume(count, POLL_S)
-    for message in messages:
-        if message.error() is not None and message.error().code() != KafkaError._PARTITION_EOF:
-            raise AssertionError(message.error())
-    if not messages and time.monotonic() > deadline:
-        raise TimeoutError(complaint)
-    return messages
 
 
 def _schema_id(data: bytes | None) -> int | None:

@@ -23,6 +23,9 @@ from tests.support.scenario import Found, Scenario
 TIMEOUT_S = 60
 POLL_S = 0.1
 
+LOG_CHARACTERS = 5000
+"""Of the end of a log, to be shown."""
+
 PARTITIONS = 2
 """Of a topic, where no rule says otherwise: enough to see that order holds by key only."""
 
@@ -88,7 +91,7 @@ class Followed:
         daemon = Daemon(self.name, self.database.conninfo(), self._bootstrap_servers, self._configuration())
         with ExitStack() as context:
             self.daemon = context.enter_context(daemon)
-            self.reader = Reader(self._bootstrap_servers, self.daemon.url, self.name)
+            self.reader = Reader(self._bootstrap_servers, self.daemon.url, self.name, self._check_alive)
             context.callback(self.reader.close)
             self._context = context.pop_all()
         self.replay = Replay(tombstones=self._has_tombstones, partitions=self.reader.partitions)
@@ -110,7 +113,7 @@ class Followed:
             self._do("work", self.scenarios[2 * third :])
             started.result()
         self.read()
-        assert self.daemon.stop() == 0, self.daemon.log_text()
+        assert self.daemon.stop() == 0, self.daemon.log_text()[-LOG_CHARACTERS:]
         self._do("while_down", self.scenarios)
         self.daemon.start()
         self._do("after_restart", self.scenarios)
@@ -154,6 +157,9 @@ class Followed:
         known = {f"{scenario.name}.{table}" for scenario in (*self.scenarios, END) for table in scenario.known}
         strangers = [f"events of {name}" for name in self.replay.events.keys() - known]
         return [*self.replay.problems, *rest, *strangers]
+
+    def _check_alive(self) -> None:
+        assert self.daemon.alive, self.daemon.log_text()[-LOG_CHARACTERS:]
 
     def _do(self, part: str, scenarios: Iterable[Scenario]) -> None:
         for scenario in scenarios:

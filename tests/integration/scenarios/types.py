@@ -197,7 +197,7 @@ def _scenario(name: str, types: Values, *, make: str = "", since: int = 10) -> S
         name,
         "Every value is there, as what it is.",
         since=since,
-        lacking=f"they came with PostgreSQL {since}",
+        lacking=f"its types came with PostgreSQL {since}",
         setup=f"{make}CREATE TABLE t (id int PRIMARY KEY, {columns}); ALTER TABLE t REPLICA IDENTITY FULL",
         work=f"""
             INSERT INTO t VALUES {rows};
