@@ -155,6 +155,20 @@ class TestOutages:
         own_kafka.start()
         assert topics.next_offsets(places) == {(name, 0): 0, (name, 1): 0}
 
+    def test_one_of_several_brokers_does_not_answer(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Its partitions' offsets are unknown then: nothing that could be taken for a truncated topic."""
+        monkeypatch.setattr(module, "REQUEST_S", 5.0)
+        with Kafka(brokers=2) as kafka:
+            topics = Topics(client_options(kafka), Event())
+            places = [(name, partition) for partition in range(topics.ensure(TopicSpec(name, 4, 1)))]
+            offsets = topics.next_offsets(places)
+            assert offsets == dict.fromkeys(places, 0)
+            kafka.pause(2)
+            with pytest.raises(SinkUnavailable, match=r"Listing the offsets of topics: .*did not answer in time"):
+                topics.next_offsets(places)
+            kafka.resume(2)
+            assert topics.next_offsets(places) == offsets
+
     def test_a_broker_that_does_not_answer(self, own_kafka: Kafka, name: str) -> None:
         given_up = Event()
         topics = Topics(client_options(own_kafka), given_up)

@@ -20,6 +20,11 @@ from pgsluice.librdkafka import UNKNOWN_TOPIC, ClientOptions, failure
 T = TypeVar("T")
 
 REQUEST_S = 15.0
+_LEADERS_S = 3.0
+"""Until partitions are asked for their leaders again: a broker that died is asked in vain."""
+
+_LOOK_S = 1.0
+
 _SLICE_S = 0.5
 _RETRY_S = 0.05
 _SETTLE_S = 30.0
@@ -47,7 +52,7 @@ class Topics:
     def __init__(self, options: ClientOptions, given_up: threading.Event) -> None:
         self._errors = options.errors
         self._given_up = given_up
-        self._admin = options.make(AdminClient)
+        self._admin = options.make(AdminClient, {"allow.auto.create.topics": False})
 
     def ensure(self, spec: TopicSpec) -> int:
         """Return the number of partitions of the topic, which exists afterwards; else ConfigError."""
@@ -130,9 +135,12 @@ class Topics:
         self, request: dict[TopicPartition, OffsetSpec], isolation: IsolationLevel
     ) -> dict[tuple[str, int], int]:
         def ask() -> dict[tuple[str, int], int]:
-            futures = self._admin.list_offsets(request, isolation_level=isolation, request_timeout=REQUEST_S)
+            futures = self._admin.list_offsets(request, isolation_level=isolation, request_timeout=_LEADERS_S)
             doing = "Listing the offsets of topics"
-            return {(at.topic, at.partition): self._answer(one, doing).offset for at, one in futures.items()}
+            found = {(at.topic, at.partition): self._answer(one, doing).offset for at, one in futures.items()}
+            if min(found.values()) < 0:  # no error, where only some of the leaders answered
+                raise SinkUnavailable(f"{doing}: the leader of a partition did not answer in time.")
+            return found
 
         return self._patiently({place.topic for place in request}, ask)
 
@@ -145,9 +153,13 @@ class Topics:
             except SinkUnavailable:
                 if time.monotonic() > end or self._given_up.wait(_RETRY_S):
                     raise
-            # The client would ask the former leaders for ever: describing topics tells it of the new ones.
-            with suppress(SinkUnavailable):
-                self.partitions(list(topics))
+            self._look_for_leaders(topics)
+
+    def _look_for_leaders(self, topics: Iterable[str]) -> None:
+        """Tell the client of new leaders, and of brokers that are gone: by itself it asks the former ones again."""
+        with suppress(KafkaException):
+            for topic in topics:
+                self._admin.list_topics(topic, _LOOK_S)
 
     def _answer(self, future: "Future[Any]", doing: str) -> Any:  # noqa: ANN401 - the requests' answers differ
         """Wait for an answer; raise what a refusal means."""

@@ -7,18 +7,20 @@ https://kafka.apache.org/documentation/#topicconfigs_cleanup.policy
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec
 
-from pgsluice.errors import ConfigError
+from pgsluice.errors import ConfigError, SinkUnavailable
 from pgsluice.librdkafka import UNKNOWN_TOPIC, ClientOptions, failure
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-_REQUEST_S: Final = 10.0
+_REQUEST_S: Final = 5.0
+_LOOK_S: Final = 1.0
 _SERVE_S: Final = 0.1
 """How often the client is asked for what it has to report while a request is under way."""
 
@@ -28,7 +30,7 @@ class TopicAdmin:
 
     def __init__(self, options: ClientOptions) -> None:
         self._errors = options.errors
-        self._admin = options.make(AdminClient)
+        self._admin = options.make(AdminClient, {"allow.auto.create.topics": False})
 
     async def find(self, topic: str) -> str | None:
         """Return the id of ``topic``, None when it does not exist. Asking does not make it.
@@ -42,6 +44,7 @@ class TopicAdmin:
         except KafkaException as error:
             if error.args[0].code() in UNKNOWN_TOPIC:
                 return None
+            await asyncio.get_running_loop().run_in_executor(None, self._look_for_brokers, topic)
             raise failure(error, doing, self._errors) from error
         if len(found.partitions) != 1:
             raise ConfigError(
@@ -92,7 +95,14 @@ class TopicAdmin:
             found = await self._result(request[partition], doing)
         except KafkaException as error:
             raise failure(error, doing, self._errors) from error
+        if found.offset < 0:  # no error, where the leader did not answer in time
+            raise SinkUnavailable(f"{doing}: its leader did not answer in time.")
         return int(found.offset)
+
+    def _look_for_brokers(self, topic: str) -> None:
+        """Tell the client of brokers that are gone: by itself it asks them again."""
+        with suppress(KafkaException):
+            self._admin.list_topics(topic, _LOOK_S)
 
     def serve(self) -> None:
         """Let the client report and log."""
