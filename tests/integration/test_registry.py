@@ -22,11 +22,13 @@ from pgsluice.avro.wire import header, normalise, schema_id
 from pgsluice.errors import ConfigError, HistoryError, PermissionDenied, PoisonError, SinkUnavailable
 from pgsluice.http import Health, HttpServer
 from pgsluice.librdkafka import ClientOptions
+from pgsluice.registry import topic as topic_module
 from pgsluice.registry.builtin import BuiltinRegistry
 from pgsluice.registry.client import RegistryOptions
 from pgsluice.registry.follower import SchemaFollower
 from pgsluice.registry.record import Registered, parse
 from pgsluice.registry.store import SchemaStore
+from pgsluice.registry.topic import TopicAdmin
 from sandbox.kafka import Kafka
 from tests.support.kafka import SecuredKafka, admin, client_options, create_topic, grant
 
@@ -349,6 +351,21 @@ class TestOutages:
             second = await persist(lambda: registry.register(SUBJECT, record_schema(1)))
         versions = {record.id: record.version for _, record in read(own_kafka, topic)}
         assert versions == {first: 1, second: 2}
+
+    async def test_an_end_that_nobody_tells(
+        self, own_kafka: Kafka, topic: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Or everything would seem to have been read."""
+        monkeypatch.setattr(topic_module, "_REQUEST_S", 1.0)
+        create_topic(own_kafka, topic)
+        admin = TopicAdmin(client_options(own_kafka))
+        assert await admin.end(topic) == 0
+        own_kafka.pause()
+        try:
+            with pytest.raises(SinkUnavailable, match=f"Asking for the end of topic {topic}"):
+                await admin.end(topic)
+        finally:
+            own_kafka.resume()
 
     async def test_a_broker_that_was_killed(self, own_kafka: Kafka, topic: str) -> None:
         async with (
