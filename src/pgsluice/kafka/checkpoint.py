@@ -14,6 +14,9 @@ from pgsluice.kafka.topics import Topics
 from pgsluice.librdkafka import PARTITION_EOF, ClientOptions, failure
 from pgsluice.progress import Checkpoint
 
+FETCH_WAIT_MS = 10
+"""How long a broker may wait for more at the end of the topic, where this read always ends: 500 by default."""
+
 FIRST_WINDOW = 64
 """Records read from the end at first: a checkpoint and its commit marker take two offsets."""
 
@@ -82,6 +85,7 @@ class _Reader:
                 "isolation.level": "read_committed",
                 "enable.auto.commit": False,
                 "enable.partition.eof": True,
+                "fetch.wait.max.ms": FETCH_WAIT_MS,
                 "auto.offset.reset": "error",
                 "allow.auto.create.topics": False,
             },
