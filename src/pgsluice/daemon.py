@@ -53,6 +53,9 @@ T = TypeVar("T")
 GAUGES_S = 1.0
 """How often positions and lags are copied into the metrics."""
 
+LIVE_S = 120.0
+"""Longer than a look at the server can take: it has time-outs of ten seconds for connecting and for answering."""
+
 QUEUE_FACTOR = 2
 """What librdkafka may hold, in multiples of delivery.inflight_max: also the largest row that can be delivered."""
 
@@ -155,7 +158,10 @@ class _Daemon:
         return status
 
     def _live(self) -> str | None:
-        """Answering at all shows that the event loop runs; the pipeline ends the process when it ends."""
+        """Answering at all shows that the event loop runs; a task that ends, ends the process."""
+        session = self._pipeline.session
+        if session is not None and session.unwatched_s > LIVE_S:
+            return f"the session has not come round for {session.unwatched_s:.0f} s"
         return None
 
     def _ready(self, role: Role) -> str | None:

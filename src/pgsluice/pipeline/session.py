@@ -88,6 +88,7 @@ class Session:
         self._stamp: Stamp | None = None
         self._idle = True
         self._shutdown = _ShutdownWatch()
+        self._watched_at = time.monotonic()
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -108,6 +109,11 @@ class Session:
     def is_stalled(self) -> bool:
         """Whether Kafka has not finished for long what it was last given."""
         return self._outbox.busy_s > STALL_S
+
+    @property
+    def unwatched_s(self) -> float:
+        """How long the session's tasks have not come round; some seconds at most, if all is well."""
+        return time.monotonic() - self._watched_at
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until ``stop`` is set, then deliver what is complete; raises whatever ends the session before."""
@@ -149,6 +155,7 @@ class Session:
         """
         stalled = False
         while True:
+            self._watched_at = time.monotonic()
             await asyncio.sleep(WATCH_S)
             if self.is_stalled and not stalled:
                 log.warning("Kafka has not taken a cut for some time", seconds=round(self._outbox.busy_s))
@@ -215,6 +222,7 @@ class Session:
         self._stream.report(self.progress.received, confirmable)
         if confirmable >= self._shutdown.wal_end:
             self._shutdown = _ShutdownWatch()
+        self._watched_at = time.monotonic()
 
     def _on_delivered(self, cut: Cut, seconds: float) -> None:
         metrics = self._metrics

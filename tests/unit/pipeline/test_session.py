@@ -237,6 +237,14 @@ async def test_while_all_is_well_the_servers_answers_matter_little(monkeypatch: 
         assert found.session.lag_bytes == 0
 
 
+async def test_its_tasks_come_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WATCH_S", 0.01)
+    async with running(World(position=10_000)) as found:
+        began = found.session._watched_at
+        await until(lambda: found.session._watched_at > began)
+        assert found.session.unwatched_s >= 0
+
+
 async def test_the_lag_is_that_of_the_server_not_of_what_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WATCH_S", 0.01)
     world = World(position=10_000, server=ServerIdentity("7001", 1, 99_000))
