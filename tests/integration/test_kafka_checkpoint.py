@@ -2,6 +2,7 @@
 
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from threading import Event
 from uuid import uuid4
 
@@ -22,6 +23,7 @@ from tests.support.kafka import (
     commit,
     create_topic,
     grant,
+    paused,
     read_committed,
     transaction,
     wait_for_end,
@@ -144,13 +146,14 @@ class TestOpenTransactions:
 class PausesAfterwards(Topics):
     """A broker that answers where the topic ends, and then nothing more."""
 
-    def __init__(self, kafka: Kafka) -> None:
+    def __init__(self, kafka: Kafka, stack: ExitStack) -> None:
         super().__init__(client_options(kafka), Event())
         self._kafka = kafka
+        self._stack = stack
 
     def bounds(self, topic: str, partition: int) -> tuple[int, int]:
         found = super().bounds(topic, partition)
-        self._kafka.pause()
+        self._stack.enter_context(paused(self._kafka))
         return found
 
 
@@ -161,11 +164,10 @@ class TestOutages:
         create_topic(own_kafka, name)
         commit(own_kafka, name, record(1))
         options = client_options(own_kafka)
-        try:
+        with ExitStack() as stack:
+            topics = PausesAfterwards(own_kafka, stack)
             with pytest.raises(SinkUnavailable, match=f"Reading {name}: nothing came beyond offset 0 of 2"):
-                read_checkpoint(options, PausesAfterwards(own_kafka), name, patience_s=1, given_up=Event())
-        finally:
-            own_kafka.resume()
+                read_checkpoint(options, topics, name, patience_s=1, given_up=Event())
         assert read(options, name) == checkpoint(1)
 
     def test_it_may_not_be_read(self, secured_kafka: SecuredKafka) -> None:

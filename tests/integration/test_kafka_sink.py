@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Self
 from uuid import uuid4
@@ -25,7 +26,7 @@ from pgsluice.registry.client import RegistryOptions
 from pgsluice.tables import TablePolicy
 from pgsluice.transaction import Transaction
 from sandbox.kafka import Kafka
-from tests.support.kafka import client_options, create_topic, delete_topic, end_of, read_committed, wait_for_end
+from tests.support.kafka import client_options, create_topic, delete_topic, end_of, paused, read_committed, wait_for_end
 
 KEY = b"the pipeline's key"
 MIB = 1024 * 1024
@@ -351,8 +352,7 @@ class TestOutages:
         if step == "deliver":
             await session.start()
             await session.sink.open_topic(policy(orders), keyed=True)
-        own_kafka.pause()
-        try:
+        with paused(own_kafka):
             call = session.deliver(insert(orders, 1)) if step == "deliver" else getattr(session.sink, step)()
             working = asyncio.create_task(call)
             await asyncio.sleep(1)
@@ -361,8 +361,6 @@ class TestOutages:
                 await session.sink.close()
             with pytest.raises(SinkUnavailable):
                 await working
-        finally:
-            own_kafka.resume()
         if step != "prepare":
             assert end_of(own_kafka, f"{prefix}.transactions") == 0
 
@@ -370,14 +368,11 @@ class TestOutages:
         self, own_kafka: Kafka, prefix: str, orders: Target, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(producer, "_ABORT_S", 0.5)
-        with structlog.testing.capture_logs() as lines:
-            try:
-                async with Session(own_kafka, prefix, timeout_s=5) as session:
-                    await session.sink.open_topic(policy(orders), keyed=True)
-                    await session.produce(insert(orders, 1))
-                    own_kafka.pause()
-            finally:
-                own_kafka.resume()
+        with structlog.testing.capture_logs() as lines, ExitStack() as stack:
+            async with Session(own_kafka, prefix, timeout_s=5) as session:
+                await session.sink.open_topic(policy(orders), keyed=True)
+                await session.produce(insert(orders, 1))
+                stack.enter_context(paused(own_kafka))
         assert [line["event"] for line in lines] == ["a Kafka transaction stays open until its timeout"]
         assert await asyncio.to_thread(read_committed, own_kafka, orders.topic) == []
 

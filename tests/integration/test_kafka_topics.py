@@ -27,6 +27,7 @@ from tests.support.kafka import (
     commit,
     create_topic,
     grant,
+    paused,
     transaction,
     wait_for_end,
 )
@@ -157,37 +158,34 @@ class TestOutages:
 
     def test_one_of_several_brokers_does_not_answer(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """Its partitions' offsets are unknown then: nothing that could be taken for a truncated topic."""
-        monkeypatch.setattr(module, "REQUEST_S", 5.0)
+        monkeypatch.setattr(module, "REQUEST_S", SOON_S)
+        monkeypatch.setattr(module, "_LEADERS_S", SOON_S)
         with Kafka(brokers=2) as kafka:
             topics = Topics(client_options(kafka), Event())
             places = [(name, partition) for partition in range(topics.ensure(TopicSpec(name, 4, 1)))]
             offsets = topics.next_offsets(places)
             assert offsets == dict.fromkeys(places, 0)
-            kafka.pause(2)
-            with pytest.raises(SinkUnavailable, match=r"Listing the offsets of topics: .*did not answer in time"):
+            silence = r"Listing the offsets of topics: .*did not answer in time"
+            with paused(kafka, 2), pytest.raises(SinkUnavailable, match=silence):
                 topics.next_offsets(places)
-            kafka.resume(2)
+            monkeypatch.undo()
             assert topics.next_offsets(places) == offsets
 
     def test_a_broker_that_does_not_answer(self, own_kafka: Kafka, name: str) -> None:
         given_up = Event()
         topics = Topics(client_options(own_kafka), given_up)
         topics.ensure(TopicSpec(name, 1))
-        own_kafka.pause()
-        try:
-            with ThreadPoolExecutor() as threads:
-                waiting: list[Future[Any]] = [
-                    threads.submit(topics.ensure, TopicSpec(f"{name}.new", 1)),
-                    threads.submit(topics.next_offsets, [(name, 0)]),
-                    threads.submit(topics.refusal_to_create, TopicSpec(f"{name}.new", 1)),
-                ]
-                time.sleep(0.5)
-                given_up.set()
-                for call in waiting:
-                    with pytest.raises(SinkUnavailable, match="was given up because the session ends"):
-                        call.result()
-        finally:
-            own_kafka.resume()
+        with paused(own_kafka), ThreadPoolExecutor() as threads:
+            waiting: list[Future[Any]] = [
+                threads.submit(topics.ensure, TopicSpec(f"{name}.new", 1)),
+                threads.submit(topics.next_offsets, [(name, 0)]),
+                threads.submit(topics.refusal_to_create, TopicSpec(f"{name}.new", 1)),
+            ]
+            time.sleep(0.5)
+            given_up.set()
+            for call in waiting:
+                with pytest.raises(SinkUnavailable, match="was given up because the session ends"):
+                    call.result()
 
 
 def sink_options(client: ClientOptions, prefix: str, timeout_s: float = 60.0) -> SinkOptions:

@@ -30,7 +30,7 @@ from pgsluice.registry.record import Registered, parse
 from pgsluice.registry.store import SchemaStore
 from pgsluice.registry.topic import TopicAdmin
 from sandbox.kafka import Kafka
-from tests.support.kafka import SecuredKafka, admin, client_options, create_topic, grant
+from tests.support.kafka import SecuredKafka, admin, client_options, create_topic, grant, paused
 
 T = TypeVar("T")
 SUBJECT = "shop.public.orders-value"
@@ -341,13 +341,10 @@ class TestOutages:
     async def test_an_outage_while_registering(self, own_kafka: Kafka, topic: str) -> None:
         async with open_registry(options(own_kafka, timeout_s=2.0), topic, patiently=True) as registry:
             first = await persist(lambda: registry.register(SUBJECT, record_schema(0)))
-            own_kafka.pause()
-            try:
+            with paused(own_kafka):
                 with pytest.raises(SinkUnavailable, match=f"Registering a schema of subject {SUBJECT}"):
                     await registry.register(SUBJECT, record_schema(1))
                 assert await registry.register(SUBJECT, record_schema(0)) == first
-            finally:
-                own_kafka.resume()
             second = await persist(lambda: registry.register(SUBJECT, record_schema(1)))
         versions = {record.id: record.version for _, record in read(own_kafka, topic)}
         assert versions == {first: 1, second: 2}
@@ -360,12 +357,8 @@ class TestOutages:
         create_topic(own_kafka, topic)
         admin = TopicAdmin(client_options(own_kafka))
         assert await admin.end(topic) == 0
-        own_kafka.pause()
-        try:
-            with pytest.raises(SinkUnavailable, match=f"Asking for the end of topic {topic}"):
-                await admin.end(topic)
-        finally:
-            own_kafka.resume()
+        with paused(own_kafka), pytest.raises(SinkUnavailable, match=f"Asking for the end of topic {topic}"):
+            await admin.end(topic)
 
     async def test_a_broker_that_was_killed(self, own_kafka: Kafka, topic: str) -> None:
         async with (

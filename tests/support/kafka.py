@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from confluent_kafka import (
     Consumer,
@@ -111,6 +112,20 @@ def grant(kafka: SecuredKafka, topic: str, operation: AclOperation) -> None:
     )
     client = admin(kafka)
     client.create_acls([right])[right].result(TIMEOUT_S)
+
+
+@contextmanager
+def paused(kafka: Kafka, *nodes: int) -> Iterator[None]:
+    """Freeze brokers within the block, all unless told which; they stand still when it begins."""
+    kafka.pause(*nodes)
+    try:
+        for node in nodes or (1,):
+            tasks = [*Path(f"/proc/{kafka.pid(node)}/task").iterdir()]
+            while any((task / "stat").read_text().rpartition(")")[2].split()[0] != "T" for task in tasks):
+                time.sleep(0.01)
+        yield
+    finally:
+        kafka.resume(*nodes)
 
 
 @contextmanager
