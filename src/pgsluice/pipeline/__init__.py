@@ -181,8 +181,8 @@ class Pipeline:
             stack.push_async_callback(source.close)
             sink = await self._unless_stopped(self._make_sink())
             stack.push_async_callback(sink.close)
+            stream, checkpoint = await self._unless_stopped(self._start(source, sink))
             try:
-                stream, checkpoint = await self._unless_stopped(self._start(source, sink))
                 await self._stream(stream, checkpoint, source, sink)
             except Fenced as error:
                 await self._stop_if_owner(source, error)

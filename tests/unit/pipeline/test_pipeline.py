@@ -332,6 +332,11 @@ class TestTheWrongServerForAMoment:
         await task
         assert world.checkpoint == CHECKPOINT
 
+    async def test_being_fenced_before_the_slot_is_ours_is_a_race_and_no_reason_to_stop(self) -> None:
+        world = World(faults={"announce": [Fenced("Another took over.")]})
+        async with running(world) as found:
+            await streaming(found)
+
 
 class TestBackOff:
     async def test_an_error_that_recurs_is_tried_again_ever_more_slowly(self) -> None:
