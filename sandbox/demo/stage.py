@@ -31,7 +31,6 @@ class Stage:
         """Start nothing yet."""
         self._screen = screen
         self._context = ExitStack()
-        self._logs: dict[str, Callable[[], str]] = {}
 
     def __enter__(self) -> Self:
         with ExitStack() as context:
