@@ -7,7 +7,7 @@ import shutil
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sandbox.account import current_account, run_as
@@ -38,11 +38,14 @@ STARTED = "Kafka Server started"
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A listener by name; ``advertised`` is the ``host:port`` that clients are told, if it is another."""
+    """A listener by name; ``advertised`` is the ``host:port`` that clients are told, if it is another.
+
+    A cluster has one for each broker, by its number.
+    """
 
     name: str
     protocol: str = "PLAINTEXT"
-    advertised: str | None = None
+    advertised: Mapping[int, str] = field(default_factory=dict)
 
 
 PLAIN = Listener("PLAINTEXT")
@@ -137,7 +140,9 @@ class Broker:
         """Return the settings that differ from broker to broker, and the listeners."""
         everywhere = (CONTROLLER, *self._listeners)
         addresses = {listener.name: self.address(listener.name) for listener in everywhere}
-        advertised = {listener.name: listener.advertised or addresses[listener.name] for listener in self._listeners}
+        advertised = {
+            listener.name: listener.advertised.get(self.node, addresses[listener.name]) for listener in self._listeners
+        }
         return {
             "node.id": str(self.node),
             "log.dirs": str(self._directory / "data"),

@@ -10,7 +10,7 @@ from sandbox.ports import ReservedPort
 
 @pytest.fixture
 def broker() -> Iterator[Broker]:
-    listeners = [Listener("SASL", "SASL_SSL"), Listener("PROXY", advertised="127.0.0.1:1")]
+    listeners = [Listener("SASL", "SASL_SSL"), Listener("PROXY", advertised={2: "127.0.0.1:1"})]
     broker = Broker(2, listeners, Path("libraries"))
     yield broker
     broker.remove()

@@ -1,0 +1,143 @@
+"""The proxy of the weather tests does what it is told to."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+from tests.support.proxy import Proxy
+
+TIMEOUT_S = 20
+SILENCE_S = 0.2
+
+
+@pytest.fixture
+def echo() -> Iterator[int]:
+    """Give the port of a server that sends back what it gets."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve(connection: socket.socket) -> None:
+            with connection, suppress(OSError):
+                while data := connection.recv(65536):
+                    connection.sendall(data)
+
+        def accept() -> None:
+            with suppress(OSError):
+                while True:
+                    threading.Thread(target=serve, args=(listening.accept()[0],), daemon=True).start()
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield listening.getsockname()[1]
+        listening.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture
+def proxy(echo: int) -> Iterator[Proxy]:
+    with Proxy("127.0.0.1", echo) as proxy:
+        yield proxy
+
+
+def connected(proxy: Proxy) -> socket.socket:
+    connection = socket.create_connection((proxy.host, proxy.port), TIMEOUT_S)
+    connection.sendall(b"hello")
+    assert received(connection, 5) == b"hello"
+    return connection
+
+
+def received(connection: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count and (more := connection.recv(count - len(data))):
+        data += more
+    return data
+
+
+def is_silent(connection: socket.socket) -> bool:
+    connection.settimeout(SILENCE_S)
+    try:
+        return connection.recv(1) is None
+    except TimeoutError:
+        return True
+    finally:
+        connection.settimeout(TIMEOUT_S)
+
+
+def test_everything_passes_and_an_end_is_an_end(proxy: Proxy) -> None:
+    with connected(proxy) as client:
+        data = bytes(5_000_000)
+        threading.Thread(target=client.sendall, args=(data,), daemon=True).start()
+        assert received(client, len(data)) == data
+        assert proxy.forwarded("to_server") == proxy.forwarded("to_client") == 5 + len(data)
+        client.shutdown(socket.SHUT_WR)
+        assert client.recv(1) == b""
+
+
+def test_a_cut_resets_what_is_open_and_new_connections_pass(proxy: Proxy) -> None:
+    with connected(proxy) as client, connected(proxy) as other:
+        assert proxy.connections == 2
+        proxy.cut()
+        for each in (client, other):
+            with pytest.raises(ConnectionResetError):
+                each.recv(1)
+    connected(proxy).close()
+
+
+def test_a_cut_at_a_byte(proxy: Proxy) -> None:
+    with connected(proxy) as client:
+        proxy.cut_after(3, "to_client")
+        client.sendall(b"abcdef")
+        assert received(client, 3) == b"abc"
+        with pytest.raises(ConnectionResetError):
+            client.recv(1)
+    connected(proxy).close()
+
+
+def test_what_is_stalled_arrives_later(proxy: Proxy) -> None:
+    with connected(proxy) as client:
+        proxy.stall("to_client")
+        client.sendall(b"later")
+        assert is_silent(client)
+        assert proxy.forwarded("to_server") == 10
+        proxy.resume()
+        assert received(client, 5) == b"later"
+
+
+def test_what_is_stalled_can_be_cut(proxy: Proxy) -> None:
+    with connected(proxy) as client:
+        proxy.stall()
+        client.sendall(b"never")
+        assert is_silent(client)
+        proxy.cut()
+        with pytest.raises(ConnectionResetError):
+            client.recv(1)
+
+
+def test_what_is_dropped_never_arrives_nor_does_the_end_of_a_connection(proxy: Proxy) -> None:
+    with connected(proxy) as client:
+        proxy.drop("to_server")
+        client.sendall(b"lost")
+        client.shutdown(socket.SHUT_WR)
+        assert is_silent(client)
+        proxy.resume()
+        assert is_silent(client)
+        assert proxy.connections == 1
+
+
+def test_new_connections_are_refused_and_old_ones_stay(proxy: Proxy) -> None:
+    with connected(proxy) as client:
+        proxy.refuse()
+        with pytest.raises(ConnectionRefusedError):
+            connected(proxy)
+        client.sendall(b"still")
+        assert received(client, 5) == b"still"
+        proxy.resume()
+        connected(proxy).close()
+
+
+def test_a_server_that_is_not_there_resets_the_client(proxy: Proxy) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        proxy.target = ("127.0.0.1", taken.getsockname()[1])
+        with pytest.raises(ConnectionResetError):  # by the time of the first read at the latest
+            connected(proxy)

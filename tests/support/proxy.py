@@ -1,0 +1,243 @@
+"""A TCP proxy that cuts, stalls, drops and refuses when told to: a network's bad weather.
+
+    with Proxy(server.host, server.port) as proxy: ...; proxy.cut()
+
+Its loop runs in a thread of its own, so that tests with and without a loop can use it; what it is told has
+happened when the call returns.
+"""
+
+import asyncio
+import socket
+import struct
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, Literal, Self, TypeVar, get_args
+
+from sandbox.ports import ReservedPort
+
+HOST = "127.0.0.1"
+
+CHUNK_BYTES = 64 * 1024
+
+RESET_AT_CLOSE = struct.pack("ii", 1, 0)
+"""SO_LINGER of no time: close() sends RST, and forgets what was not sent."""
+
+Direction = Literal["to_server", "to_client"]
+BOTH: tuple[Direction, ...] = get_args(Direction)
+
+T = TypeVar("T")
+
+
+class Proxy:
+    """Forwards connections of one port; everything is open, and nothing is wrong, until told otherwise.
+
+    A direction named None stands for both. ``target`` may be changed: it counts for connections from then on.
+    """
+
+    host = HOST
+
+    def __init__(self, target_host: str = HOST, target_port: int = 0) -> None:
+        self.target = (target_host, target_port)
+        self._reserved = ReservedPort.any()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
+        self._listening: asyncio.Server | None = None
+        self._connections: set[_Connection] = set()
+        self._ways: dict[Direction, _Way] = {direction: _Way() for direction in BOTH}
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._do(self._listen)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._do(self._end)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self._reserved.release()
+
+    @property
+    def port(self) -> int:
+        """The port that clients connect to, the same as long as the proxy lives."""
+        return self._reserved.number
+
+    @property
+    def address(self) -> str:
+        """``host:port``."""
+        return f"{HOST}:{self.port}"
+
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return len(self._connections)
+
+    def forwarded(self, direction: Direction) -> int:
+        """Return how many bytes have gone through, over all connections."""
+        return self._ways[direction].forwarded
+
+    def cut(self) -> None:
+        """Reset every connection, on both sides; new ones are accepted."""
+        self._do(self._cut)
+
+    def cut_after(self, count: int, direction: Direction) -> None:
+        """Reset every connection once exactly ``count`` more bytes have gone through, over all of them."""
+        self._each(direction, lambda way: way.limit(count))
+
+    def stall(self, direction: Direction | None = None) -> None:
+        """Forward nothing; connections stay open, new ones too, and what is sent waits."""
+        self._each(direction, lambda way: way.open.clear())
+
+    def drop(self, direction: Direction | None = None) -> None:
+        """Swallow what is sent, and the news that a side has closed: as when a host falls silent."""
+        self._each(direction, _Way.drop)
+
+    def refuse(self) -> None:
+        """Refuse new connections; those that are open stay so."""
+        self._do(self._refuse)
+
+    def resume(self) -> None:
+        """Be an ordinary proxy again. What was dropped is lost: cut those connections, or they are out of step."""
+        self._each(None, _Way.resume)
+        self._do(self._listen)
+
+    def _each(self, direction: Direction | None, change: Callable[["_Way"], None]) -> None:
+        async def order() -> None:
+            for name in BOTH if direction is None else (direction,):
+                change(self._ways[name])
+
+        self._do(order)
+
+    def _do(self, order: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        future: Future[T] = asyncio.run_coroutine_threadsafe(order(), self._loop)
+        return future.result()
+
+    # Everything below runs in the proxy's thread.
+
+    async def _listen(self) -> None:
+        if self._listening is None:
+            self._listening = await asyncio.start_server(self._accept, HOST, self.port)
+
+    async def _refuse(self) -> None:
+        if self._listening is not None:
+            # wait_closed() would wait for the connections, which are to stay
+            self._listening.close()
+            self._listening = None
+
+    async def _cut(self) -> None:
+        for connection in list(self._connections):
+            connection.reset()
+
+    async def _end(self) -> None:
+        await self._refuse()
+        await self._cut()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        await asyncio.gather(*others, return_exceptions=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = _Connection(writer)
+        self._connections.add(connection)
+        try:
+            await connection.run(reader, self.target, self._ways, self._cut)
+        except (OSError, asyncio.CancelledError):
+            connection.reset()
+        finally:
+            self._connections.discard(connection)
+            connection.close()
+
+
+class _Way:
+    """One direction of all connections."""
+
+    def __init__(self) -> None:
+        self.forwarded = 0
+        self.dropping = False
+        self.left: int | None = None
+        """How many bytes may still go through before everything is cut; None: any number."""
+        self.open = asyncio.Event()
+        self.open.set()
+
+    def limit(self, count: int) -> None:
+        self.left = count
+
+    def drop(self) -> None:
+        self.dropping = True
+
+    def resume(self) -> None:
+        self.dropping = False
+        self.left = None
+        self.open.set()
+
+    def take(self, data: bytes) -> bytes:
+        """Return what of ``data`` may go through, and count it."""
+        if self.left is not None:
+            data = data[: self.left]
+            self.left -= len(data)
+        self.forwarded += len(data)
+        return data
+
+
+class _Connection:
+    """A client, the connection to the server on its behalf, and what passes between them."""
+
+    def __init__(self, client: asyncio.StreamWriter) -> None:
+        self._writers = [client]
+        self._pumps: list[asyncio.Task[None]] = []
+
+    async def run(
+        self,
+        client: asyncio.StreamReader,
+        target: tuple[str, int],
+        ways: dict[Direction, _Way],
+        cut: Callable[[], Coroutine[Any, Any, None]],
+    ) -> None:
+        """Forward until both sides have closed; OSError when one has failed, CancelledError when told to cut."""
+        server, to_server = await asyncio.open_connection(*target)
+        to_client = self._writers[0]
+        self._writers.append(to_server)
+        for writer in self._writers:
+            writer.transport.set_write_buffer_limits(0)
+        self._pumps = [
+            asyncio.create_task(_pump(client, to_server, ways["to_server"], cut)),
+            asyncio.create_task(_pump(server, to_client, ways["to_client"], cut)),
+        ]
+        await asyncio.gather(*self._pumps)
+
+    def reset(self) -> None:
+        """Close both sides with RST."""
+        for pump in self._pumps:
+            pump.cancel()
+        for writer in self._writers:
+            if not writer.transport.is_closing():
+                plain: socket.socket = writer.get_extra_info("socket")
+                plain.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_AT_CLOSE)
+                writer.transport.abort()
+
+    def close(self) -> None:
+        """Close both sides once they have what was sent to them."""
+        for writer in self._writers:
+            writer.close()
+
+
+async def _pump(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    way: _Way,
+    cut: Callable[[], Coroutine[Any, Any, None]],
+) -> None:
+    while True:
+        data = await reader.read(CHUNK_BYTES)
+        await way.open.wait()
+        if way.dropping:
+            if not data:
+                await asyncio.Future()  # silence, until somebody cuts
+            continue
+        writer.write(way.take(data))
+        await writer.drain()
+        if way.left == 0:
+            way.left = None
+            await cut()
+        if not data:
+            writer.write_eof()
+            return
