@@ -3,7 +3,7 @@
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import pytest
 
@@ -40,9 +40,11 @@ def proxy(echo: int) -> Iterator[Proxy]:
 
 
 def connected(proxy: Proxy) -> socket.socket:
-    connection = socket.create_connection((proxy.host, proxy.port), TIMEOUT_S)
-    connection.sendall(b"hello")
-    assert received(connection, 5) == b"hello"
+    with ExitStack() as context:
+        connection = context.enter_context(socket.create_connection((proxy.host, proxy.port), TIMEOUT_S))
+        connection.sendall(b"hello")
+        assert received(connection, 5) == b"hello"
+        context.pop_all()
     return connection
 
 

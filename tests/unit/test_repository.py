@@ -24,7 +24,8 @@ UNWANTED = {
 
 def files(*patterns: str) -> list[Path]:
     inside = (path for name in DIRECTORIES for pattern in patterns for path in (ROOT / name).rglob(pattern))
-    top = (path for pattern in patterns for path in ROOT.glob(pattern))
+    # .git is a file in a worktree, and names its place
+    top = (path for pattern in patterns for path in ROOT.glob(pattern) if path.name != ".git")
     return sorted(path for path in {*inside, *top} if path.is_file() and "__pycache__" not in path.parts)
 
 
