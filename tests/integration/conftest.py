@@ -1,11 +1,17 @@
-"""Brokers of a special kind; like all servers, each starts when the first test asks for it."""
+"""Brokers of a special kind, and pipelines; like all servers, each starts when the first test asks for it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+from uuid import uuid4
 
 import pytest
 
+from sandbox.daemon import Daemon
 from sandbox.kafka import Kafka
+from sandbox.postgres import DEFAULT_VERSION, Database, Postgres
 from tests.support.kafka import SecuredKafka
+from tests.support.weather import Pipeline, Start, configured, prepare
 
 
 @pytest.fixture(scope="session")
@@ -21,3 +27,34 @@ def secured_kafka() -> Iterator[SecuredKafka]:
     """Give a broker with users and rights."""
     with SecuredKafka() as cluster:
         yield cluster
+
+
+@pytest.fixture
+def start(new_database: Callable[..., Database], kafka: Kafka) -> Iterator[Start]:
+    """Start pipelines, on a broker and a server of one's choice; all are gone after the test."""
+    with ExitStack() as stack:
+
+        def begin(  # noqa: PLR0913 - as in Start
+            settings: dict[str, dict[str, Any]] | None = None,
+            *,
+            broker: Kafka | None = None,
+            version: int = DEFAULT_VERSION,
+            server: Postgres | None = None,
+            database: Database | None = None,
+            conninfo: Callable[[Database], str] = Database.conninfo,
+            wait: bool = True,
+        ) -> Pipeline:
+            if database is None:
+                database = new_database(version) if server is None else stack.enter_context(server.database())
+            prepare(database)
+            brokers = broker or kafka
+            daemon = Daemon(
+                f"w{uuid4().hex[:10]}",
+                conninfo(database),
+                brokers.bootstrap_servers,
+                configured(settings),
+                wait_for="active" if wait else None,
+            )
+            return Pipeline(database, brokers, stack.enter_context(daemon))
+
+        yield begin

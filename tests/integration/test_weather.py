@@ -1,162 +1,16 @@
-"""Bad weather and bad input, on real servers: what waits, what goes on, what stops and with which sentence.
-
-Each test writes numbered rows and reads the topic back as an ordinary read_committed consumer does: every number
-once, in order.
-"""
+"""Bad weather and bad input, on real servers: what waits, what goes on, what stops and with which sentence."""
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
-from confluent_kafka.schema_registry import SchemaRegistryClient
-from confluent_kafka.schema_registry.avro import AvroDeserializer
-from confluent_kafka.serialization import MessageField, SerializationContext
 
 from sandbox.daemon import Daemon
-from sandbox.errors import ServerError
 from sandbox.kafka import Kafka
 from sandbox.postgres import Database, Postgres
-
-SETTINGS: dict[str, dict[str, Any]] = {"delivery": {"heartbeat": "500ms"}, "kafka": {"topics": {"partitions": 1}}}
-PATIENCE_S = 60
-
-
-class Pipeline:
-    """One table of numbers, the daemon that follows it, and what came out."""
-
-    def __init__(self, database: Database, kafka: Kafka, daemon: Daemon) -> None:
-        self.database = database
-        self.kafka = kafka
-        self.daemon = daemon
-        self._written = 0
-
-    def write(self, count: int = 10) -> None:
-        """Insert the next numbers, a transaction each."""
-        with self.database.connect() as connection:
-            for _ in range(count):
-                self._written += 1
-                connection.execute("INSERT INTO numbers VALUES (%s)", [self._written])
-
-    def write_at_once(self, count: int) -> None:
-        """Insert the next numbers in one transaction."""
-        first, self._written = self._written + 1, self._written + count
-        with self.database.connect() as connection:
-            connection.execute("INSERT INTO numbers SELECT generate_series(%s::int, %s)", [first, self._written])
-
-    def assert_complete(self) -> None:
-        """Every number arrives once and in order."""
-        assert self.read(self._written) == list(range(1, self._written + 1))
-
-    def read(self, count: int) -> list[int]:
-        """Return the numbers in the topic, waiting until there are ``count``, and a moment for one too many."""
-        return [change["after"]["n"] for change in self.changes(count)]
-
-    def changes(self, count: int) -> list[dict[str, Any]]:
-        topic = f"{self.daemon.name}.public.numbers"
-        context = SerializationContext(topic, MessageField.VALUE)
-        found: list[dict[str, Any]] = []
-        with SchemaRegistryClient({"url": self.daemon.url}) as registry, reading(self.kafka, topic) as consumer:
-            deserialize = AvroDeserializer(registry)
-            end = time.monotonic() + PATIENCE_S
-            while time.monotonic() < end:
-                message = consumer.poll(0.2 if len(found) < count else 1.0)
-                if message is not None and message.error() is None:
-                    found.append(deserialize(message.value(), context))
-                elif len(found) >= count:
-                    break
-        return found
-
-    def wait_for(self, **expected: object) -> None:
-        """Return once the status says what is expected."""
-        wait_until(lambda: status_if(self.daemon, expected), f"status {expected}")
-
-    def wait_until_confirmed(self) -> None:
-        """Return once PostgreSQL's slot stands behind everything written so far."""
-        with self.database.connect() as connection:
-            row = connection.execute("SELECT pg_current_wal_lsn()").fetchone()
-            assert row is not None
-            sql = "SELECT confirmed_flush_lsn >= %s FROM pg_replication_slots WHERE slot_name = %s"
-            wait_until(
-                lambda: connection.execute(sql, [row[0], self.slot]).fetchone() == (True,), "the slot to move on"
-            )
-
-    @property
-    def slot(self) -> str:
-        return f"pgsluice_{self.daemon.name}"
-
-
-@contextmanager
-def reading(kafka: Kafka, topic: str) -> Iterator[Consumer]:
-    consumer = Consumer(
-        {
-            "bootstrap.servers": kafka.bootstrap_servers,
-            "group.id": uuid4().hex,
-            "isolation.level": "read_committed",
-            "auto.offset.reset": "earliest",
-            "enable.auto.commit": False,
-        }
-    )
-    try:
-        consumer.assign([TopicPartition(topic, 0, 0)])
-        yield consumer
-    finally:
-        consumer.close()
-
-
-def status_if(daemon: Daemon, expected: dict[str, object]) -> dict[str, Any] | None:
-    try:
-        status = daemon.status()
-    except ServerError:
-        return None
-    return status if status.items() >= expected.items() else None
-
-
-def wait_until(condition: Callable[[], Any], what: str) -> Any:  # noqa: ANN401 - what the condition returned
-    end = time.monotonic() + PATIENCE_S
-    while not (found := condition()):
-        assert time.monotonic() < end, f"waited {PATIENCE_S} s for {what}"
-        time.sleep(0.05)
-    return found
-
-
-Start = Callable[..., Pipeline]
-
-
-@pytest.fixture
-def start(new_database: Callable[..., Database], kafka: Kafka) -> Iterator[Start]:
-    """Start pipelines, on a broker and a server of one's choice; all are gone after the test."""
-    with ExitStack() as stack:
-
-        def begin(
-            settings: dict[str, dict[str, Any]] | None = None,
-            *,
-            broker: Kafka = kafka,
-            server: Postgres | None = None,
-            wait: bool = True,
-        ) -> Pipeline:
-            database = new_database() if server is None else stack.enter_context(server.database())
-            prepare(database)
-            name = f"w{uuid4().hex[:10]}"
-            daemon = Daemon(
-                name,
-                database.conninfo(),
-                broker.bootstrap_servers,
-                {**SETTINGS, **(settings or {})},
-                wait_for="active" if wait else None,
-            )
-            return Pipeline(database, broker, stack.enter_context(daemon))
-
-        yield begin
-
-
-def prepare(database: Database) -> None:
-    with database.connect() as connection:
-        connection.execute("CREATE TABLE numbers (n int PRIMARY KEY)")
-        connection.execute("CREATE PUBLICATION pgsluice FOR ALL TABLES")
+from tests.support.weather import SETTINGS, Pipeline, Start, fails
 
 
 @pytest.fixture
@@ -171,13 +25,6 @@ def own_postgres() -> Iterator[Postgres]:
     """Give a server that a test may take away; it really syncs, because it will crash."""
     with Postgres(17, {"fsync": "on"}) as server:
         yield server
-
-
-def fails(pipeline: Pipeline) -> tuple[int, str]:
-    """Start a daemon that is expected to stop by itself; return its exit code and what it logged."""
-    before = len(pipeline.daemon.log_text())
-    pipeline.daemon.start(wait=False)
-    return pipeline.daemon.wait(), pipeline.daemon.log_text()[before:]
 
 
 class TestStopAndStart:

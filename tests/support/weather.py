@@ -1,0 +1,161 @@
+"""A table of numbers and the daemon that follows it: what the weather tests do to both, and what must come out.
+
+Every test writes numbered rows and reads the topic back as an ordinary read_committed consumer does: every number
+once, in order.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+from uuid import uuid4
+
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry.avro import AvroDeserializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+
+from sandbox.daemon import Daemon
+from sandbox.errors import ServerError
+from sandbox.kafka import Kafka
+from sandbox.postgres import DEFAULT_VERSION, Database, Postgres
+
+SETTINGS: dict[str, dict[str, Any]] = {"delivery": {"heartbeat": "500ms"}, "kafka": {"topics": {"partitions": 1}}}
+PATIENCE_S = 60
+
+
+class Pipeline:
+    """One table of numbers, the daemon that follows it, and what came out."""
+
+    def __init__(self, database: Database, kafka: Kafka, daemon: Daemon) -> None:
+        self.database = database
+        self.kafka = kafka
+        self.daemon = daemon
+        self._written = 0
+
+    def write(self, count: int = 10) -> None:
+        """Insert the next numbers, a transaction each."""
+        with self.database.connect() as connection:
+            for _ in range(count):
+                self._written += 1
+                connection.execute("INSERT INTO numbers VALUES (%s)", [self._written])
+
+    def write_at_once(self, count: int) -> None:
+        """Insert the next numbers in one transaction."""
+        first, self._written = self._written + 1, self._written + count
+        with self.database.connect() as connection:
+            connection.execute("INSERT INTO numbers SELECT generate_series(%s::int, %s)", [first, self._written])
+
+    def assert_complete(self) -> None:
+        """Every number arrives once and in order."""
+        assert self.read(self._written) == list(range(1, self._written + 1))
+
+    def read(self, count: int) -> list[int]:
+        """Return the numbers in the topic, waiting until there are ``count``, and a moment for one too many."""
+        return [change["after"]["n"] for change in self.changes(count)]
+
+    def changes(self, count: int) -> list[dict[str, Any]]:
+        topic = f"{self.daemon.name}.public.numbers"
+        context = SerializationContext(topic, MessageField.VALUE)
+        found: list[dict[str, Any]] = []
+        with SchemaRegistryClient({"url": self.daemon.url}) as registry, reading(self.kafka, topic) as consumer:
+            deserialize = AvroDeserializer(registry)
+            end = time.monotonic() + PATIENCE_S
+            while time.monotonic() < end:
+                message = consumer.poll(0.2 if len(found) < count else 1.0)
+                if message is not None and message.error() is None:
+                    found.append(deserialize(message.value(), context))
+                elif len(found) >= count:
+                    break
+        return found
+
+    def wait_for(self, **expected: object) -> None:
+        """Return once the status says what is expected."""
+        wait_until(lambda: status_if(self.daemon, expected), f"status {expected}")
+
+    def wait_until_confirmed(self) -> None:
+        """Return once PostgreSQL's slot stands behind everything written so far."""
+        with self.database.connect() as connection:
+            row = connection.execute("SELECT pg_current_wal_lsn()").fetchone()
+            assert row is not None
+            sql = "SELECT confirmed_flush_lsn >= %s FROM pg_replication_slots WHERE slot_name = %s"
+            wait_until(
+                lambda: connection.execute(sql, [row[0], self.slot]).fetchone() == (True,), "the slot to move on"
+            )
+
+    @property
+    def slot(self) -> str:
+        return f"pgsluice_{self.daemon.name}"
+
+
+@contextmanager
+def reading(kafka: Kafka, topic: str) -> Iterator[Consumer]:
+    consumer = Consumer(
+        {
+            "bootstrap.servers": kafka.bootstrap_servers,
+            "group.id": uuid4().hex,
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+        }
+    )
+    try:
+        consumer.assign([TopicPartition(topic, 0, 0)])
+        yield consumer
+    finally:
+        consumer.close()
+
+
+def status_if(daemon: Daemon, expected: dict[str, object]) -> dict[str, Any] | None:
+    try:
+        status = daemon.status()
+    except ServerError:
+        return None
+    return status if status.items() >= expected.items() else None
+
+
+def wait_until(condition: Callable[[], Any], what: str) -> Any:  # noqa: ANN401 - what the condition returned
+    end = time.monotonic() + PATIENCE_S
+    while not (found := condition()):
+        assert time.monotonic() < end, f"waited {PATIENCE_S} s for {what}"
+        time.sleep(0.05)
+    return found
+
+
+class Start(Protocol):
+    """Starts a pipeline; the ``start`` fixture."""
+
+    def __call__(  # noqa: PLR0913 - a pipeline has many sides, and a test chooses one of them
+        self,
+        settings: dict[str, dict[str, Any]] | None = None,
+        *,
+        broker: Kafka | None = None,
+        version: int = DEFAULT_VERSION,
+        server: Postgres | None = None,
+        database: Database | None = None,
+        conninfo: Callable[[Database], str] = Database.conninfo,
+        wait: bool = True,
+    ) -> Pipeline:
+        """Start one on the shared servers, unless told which broker, server or database to take.
+
+        ``database`` is the caller's to drop; ``conninfo`` says how the daemon gets there.
+        """
+
+
+def configured(settings: Mapping[str, Mapping[str, Any]] | None) -> dict[str, dict[str, Any]]:
+    """Return ``SETTINGS`` with ``settings`` on top, key by key."""
+    given = settings or {}
+    return {section: {**SETTINGS.get(section, {}), **given.get(section, {})} for section in {**SETTINGS, **given}}
+
+
+def prepare(database: Database) -> None:
+    with database.connect() as connection:
+        connection.execute("CREATE TABLE numbers (n int PRIMARY KEY)")
+        connection.execute("CREATE PUBLICATION pgsluice FOR ALL TABLES")
+
+
+def fails(pipeline: Pipeline) -> tuple[int, str]:
+    """Start a daemon that is expected to stop by itself; return its exit code and what it logged."""
+    before = len(pipeline.daemon.log_text())
+    pipeline.daemon.start(wait=False)
+    return pipeline.daemon.wait(), pipeline.daemon.log_text()[before:]
