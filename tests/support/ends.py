@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pgsluice.avro.sent.types import TypeDescription
 from pgsluice.avro.wire import Schema, normalise, schema_id
 from pgsluice.cut import Cut
 from pgsluice.envelope import Record
@@ -45,6 +46,9 @@ class World:
     """The producer that was registered last."""
     topics: set[str] = field(default_factory=set)
     primary_keys: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    types: dict[int, TypeDescription] = field(default_factory=dict)
+    described: list[list[int]] = field(default_factory=list)
+    """The types that were asked about."""
     schemas: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     faults: dict[str, list[Exception]] = field(default_factory=dict)
     """Step to the errors that its next calls raise."""
@@ -166,6 +170,10 @@ class FakeSource:
 
     async def primary_key(self, relation_oid: int) -> tuple[str, ...]:
         return self._world.primary_keys.get(relation_oid, ())
+
+    async def describe_types(self, oids: Sequence[int]) -> list[TypeDescription]:
+        self._world.described.append(list(oids))
+        return [self._world.types[oid] for oid in oids if oid in self._world.types]
 
     async def close(self) -> None:
         if self._stream in self._world.streams:

@@ -10,19 +10,27 @@ from collections.abc import Sequence
 
 from pgsluice.avro.binary import NULL, VALUE
 from pgsluice.avro.schema import Field
-from pgsluice.avro.types import Misfit
+from pgsluice.avro.sent.base import ToText, Unreadable
+from pgsluice.avro.sent.writers import binary_writer
+from pgsluice.avro.text import Writer
+from pgsluice.avro.types import ColumnType, Misfit
 from pgsluice.avro.wire import Schema, normalise
-from pgsluice.errors import PgsluiceError, PoisonError, ProtocolError
-from pgsluice.pgoutput.messages import UNCHANGED, ColumnValue, TupleData
+from pgsluice.errors import ConfigError, PgsluiceError, PoisonError, ProtocolError
+from pgsluice.pgoutput.cursor import Malformed
+from pgsluice.pgoutput.messages import UNCHANGED, BinaryValue, ColumnValue, TupleData
 from pgsluice.relation import Relation
 
 
 class RowEncoder:
-    """The record Value of one version of a relation."""
+    """The record Value of one version of a relation.
 
-    def __init__(self, relation: Relation, fields: Sequence[Field]) -> None:
-        self._table = _Table(relation)
+    ``sent``: how each column's values in binary format become text; without it there must be none.
+    """
+
+    def __init__(self, relation: Relation, fields: Sequence[Field], sent: Sequence[ToText] | None = None) -> None:
+        self._table = _Table(relation, sent)
         self._writers = [field.type.write for field in fields]
+        self._binary_writers = [self._table.binary_writer(index, field.type) for index, field in enumerate(fields)]
         self._names = [field.name.encode() for field in fields]
         self._is_key = [column.is_key for column in relation.columns]
 
@@ -36,7 +44,8 @@ class RowEncoder:
             raise self._table.wrong_count(values)
         parts: list[bytes] = []
         append = parts.append
-        for write, name, value in zip(self._writers, self._names, values, strict=True):
+        columns = zip(self._writers, self._binary_writers, self._names, values, strict=True)
+        for write, write_binary, name, value in columns:
             if value.__class__ is bytes:
                 try:
                     body = write(value)
@@ -46,12 +55,19 @@ class RowEncoder:
                 else:
                     append(VALUE)
                     append(body)
+            elif value.__class__ is BinaryValue:
+                try:
+                    body = write_binary(value)
+                except Misfit:
+                    append(NULL)
+                    raw.append((name, self._table.text(self._names.index(name), value)))
+                else:
+                    append(VALUE)
+                    append(body)
             else:
                 append(NULL)
                 if value is UNCHANGED:
                     unchanged.append(name)
-                elif value is not None:
-                    raise self._table.binary_value(self._names.index(name))
         return b"".join(parts)
 
     def encode_key_image(self, values: TupleData, unchanged: list[bytes], raw: list[tuple[bytes, bytes]]) -> bytes:
@@ -66,35 +82,65 @@ class RowEncoder:
 
 
 class KeyEncoder:
-    """The record Key of one version of a relation."""
+    """The record Key of one version of a relation; ``sent`` as for the row, of all its columns."""
 
-    def __init__(self, relation: Relation, fields: Sequence[Field]) -> None:
-        self._table = _Table(relation)
-        self._columns = [(relation.columns.index(field.column), field.type.write, field) for field in fields]
+    def __init__(self, relation: Relation, fields: Sequence[Field], sent: Sequence[ToText] | None = None) -> None:
+        self._table = _Table(relation, sent)
+        self._columns = [self._column(relation.columns.index(field.column), field) for field in fields]
+
+    def _column(self, index: int, field: Field) -> tuple[int, Writer, Writer, Field]:
+        return index, field.type.write, self._table.binary_writer(index, field.type), field
 
     def encode(self, values: TupleData) -> bytes:
         """Return the key's body, taken from a row; PoisonError when it has a value that Avro cannot hold."""
         if len(values) != self._table.width:
             raise self._table.wrong_count(values)
         parts: list[bytes] = []
-        for index, write, field in self._columns:
+        for index, write, write_binary, field in self._columns:
             value = values[index]
-            if value.__class__ is not bytes:
-                raise self._table.missing_key(index, value)
             try:
-                parts.append(write(value))
+                if value.__class__ is bytes:
+                    parts.append(write(value))
+                elif value.__class__ is BinaryValue:
+                    parts.append(write_binary(value))
+                else:
+                    raise self._table.missing_key(index, value)
             except Misfit:
                 raise self._table.unfit_key(index, field.type.schema) from None
         return b"".join(parts)
 
 
 class _Table:
-    """What the errors of both encoders say about the table."""
+    """What both encoders know of the table: how it is sent in binary format, and what errors say of it."""
 
-    def __init__(self, relation: Relation) -> None:
+    def __init__(self, relation: Relation, sent: Sequence[ToText] | None) -> None:
         self._name = f"{relation.namespace}.{relation.name}"
         self._columns = [column.name for column in relation.columns]
+        self._types = [f"{column.type.namespace}.{column.type.name}" for column in relation.columns]
+        self._sent = sent
         self.width = len(self._columns)
+
+    def binary_writer(self, index: int, kind: ColumnType) -> Writer:
+        """Return the writer of a column's values in binary format; all it raises is documented."""
+        unguarded = None if self._sent is None else binary_writer(kind, self._sent[index])
+
+        def write(value: bytes) -> bytes:
+            if unguarded is None:
+                raise self._binary_value(index)
+            try:
+                return unguarded(value)
+            except (Malformed, Unreadable) as error:
+                raise self._unread(index, error) from None
+
+        return write
+
+    def text(self, index: int, value: bytes) -> bytes:
+        """Return the text of a value in binary format, which the column's Avro type cannot hold."""
+        assert self._sent is not None, "a writer has read the value before"
+        try:
+            return self._sent[index](value)
+        except (Malformed, Unreadable) as error:
+            raise self._unread(index, error) from None
 
     def wrong_count(self, values: TupleData) -> ProtocolError:
         return ProtocolError(
@@ -102,18 +148,25 @@ class _Table:
             " the number of columns of its Relation message)"
         )
 
-    def binary_value(self, index: int) -> ProtocolError:
+    def _unread(self, index: int, error: Malformed | Unreadable) -> PgsluiceError:
+        column = self._columns[index]
+        if isinstance(error, Malformed):
+            return error.within(f"row of table {self._name}: binary value of column {column}")
+        return ConfigError(
+            f"table {self._name}: column {column} of type {self._types[index]} came in binary format, but {error};"
+            " set postgres.binary = false"
+        )
+
+    def _binary_value(self, index: int) -> ProtocolError:
         return ProtocolError(
             f"row of table {self._name}: column {self._columns[index]} came in binary format (expected text format)"
         )
 
-    def missing_key(self, index: int, value: ColumnValue) -> PgsluiceError:
+    def missing_key(self, index: int, value: ColumnValue) -> PoisonError:
         column = self._columns[index]
         if value is None:
             return self._poison(f"key column {column} is null")
-        if value is UNCHANGED:
-            return self._poison(f"the value of key column {column} was not sent (unchanged, out of line)")
-        return self.binary_value(index)
+        return self._poison(f"the value of key column {column} was not sent (unchanged, out of line)")
 
     def unfit_key(self, index: int, schema: Schema) -> PoisonError:
         column = self._columns[index]

@@ -24,10 +24,14 @@ MAX_PRECISION: Final = 38
 
 @dataclass(frozen=True, slots=True)
 class TypeOptions:
-    """The choices a user has: see ``tables.numeric`` and ``tables.time_range``."""
+    """The choices a user has: see ``tables.numeric`` and ``tables.time_range``.
+
+    ``binary``: values may come in binary format, which changes nothing but how they are read.
+    """
 
     numeric: Literal["string"] | tuple[int, int] = "string"
     time_range: Literal["common", "full"] = "common"
+    binary: bool = False
 
 
 class Opcode(StrEnum):

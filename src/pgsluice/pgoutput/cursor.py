@@ -1,7 +1,8 @@
 """Reads fields off the bytes of one message, and knows where they stop making sense.
 
-Used by :mod:`framing` and :mod:`decoder`, which add the name of the message to what is raised here. A length
-is compared with the bytes that are there before anything is made from it.
+Used by :mod:`framing` and :mod:`decoder`, which add the name of the message to what is raised here, and for values
+in binary format by :mod:`pgsluice.avro.sent`. A length is compared with the bytes that are there before anything is
+made from it.
 
 https://www.postgresql.org/docs/current/protocol-message-types.html
 """
@@ -14,7 +15,7 @@ from pgsluice.errors import ProtocolError
 
 
 class Malformed(Exception):
-    """At offset ``at`` the bytes are not what was ``expected``. Never leaves this package."""
+    """At offset ``at`` the bytes are not what was ``expected``. Callers make a ProtocolError of it."""
 
     def __init__(self, at: int, expected: str) -> None:
         super().__init__(at, expected)

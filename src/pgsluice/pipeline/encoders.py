@@ -11,6 +11,8 @@ import structlog
 
 from pgsluice.avro.encoder import KeyEncoder, RowEncoder
 from pgsluice.avro.schema import TableFields, envelope_schema, key_fields, key_schema, namespace, pg_name
+from pgsluice.avro.sent.base import ToText
+from pgsluice.avro.sent.types import conversions, unknown_types
 from pgsluice.avro.types import TypeOptions
 from pgsluice.envelope import ChangeEncoder, Record, Stamp, Target
 from pgsluice.errors import ConfigError
@@ -61,11 +63,12 @@ class Encoders:
         await self._sink.open_topic(policy, keyed=bool(key))
         description = _description(relation, key)
         value_id = await self._registry.register(value_subject, envelope_schema(space, fields), description)
+        sent = await self._sent(relation)
         key_encoder, key_id = None, None
         if key:
             of_key = key_fields(relation, fields, key, self._types)
             key_id = await self._registry.register(key_subject, key_schema(space, of_key), description)
-            key_encoder = KeyEncoder(relation, of_key)
+            key_encoder = KeyEncoder(relation, of_key, sent)
         log.info(
             "table",
             table=f"{relation.namespace}.{relation.name}",
@@ -76,11 +79,18 @@ class Encoders:
         return ChangeEncoder(
             relation,
             Target(policy.topic, value_id, key_id),
-            RowEncoder(relation, fields),
+            RowEncoder(relation, fields, sent),
             key_encoder,
             tombstones=policy.tombstones,
             truncate=policy.truncate,
         )
+
+    async def _sent(self, relation: Relation) -> Sequence[ToText] | None:
+        """Return how values in binary format become text; None when there are none."""
+        if not self._types.binary:
+            return None
+        unknown = unknown_types(relation)
+        return conversions(relation, await self._source.describe_types(unknown) if unknown else [])
 
     def _versions(self, subject: str, space: str) -> list[dict[str, Any]]:
         """Return this table's schemas among those of the subject: a rule may send several tables to one topic."""

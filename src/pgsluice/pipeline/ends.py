@@ -6,6 +6,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from pgsluice.avro.sent.types import TypeDescription
 from pgsluice.avro.wire import Schema
 from pgsluice.cut import Cut
 from pgsluice.envelope import Record
@@ -59,6 +60,9 @@ class Source(Protocol):
 
     async def primary_key(self, relation_oid: int) -> tuple[str, ...] | None:
         """Return the primary key's columns as of now; empty when there is none, None when the table is gone."""
+
+    async def describe_types(self, oids: Sequence[int]) -> Sequence[TypeDescription]:
+        """Return these types and all that they consist of, as of now; without those that are gone or built in."""
 
     async def close(self) -> None:
         """Close every connection."""

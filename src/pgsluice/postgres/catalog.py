@@ -14,6 +14,7 @@ from typing import Any, Self
 import psycopg
 from psycopg import AsyncConnection
 
+from pgsluice.avro.sent.types import TypeDescription, is_built_in
 from pgsluice.errors import SourceUnavailable
 from pgsluice.lsn import parse_lsn
 from pgsluice.postgres import failures, queries
@@ -178,6 +179,19 @@ class Catalog:
         """Return the primary key's columns in key order; empty when there is none, None without such a table."""
         rows = await self._rows(queries.PRIMARY_KEY, [relation_oid])
         return tuple(name for (name,) in rows if name is not None) if rows else None
+
+    async def describe_types(self, oids: Sequence[int]) -> list[TypeDescription]:
+        """Return these types and all that they consist of, without what is built in; PostgreSQL 14 or newer."""
+        described: dict[int, TypeDescription] = {}
+        wanted, asked = set(oids), set[int]()
+        while wanted:
+            rows = await self._rows(queries.TYPES_SINCE_14, [sorted(wanted)])
+            asked |= wanted
+            for oid, name, send, parts, delimiter in rows:
+                described[oid] = TypeDescription(oid, name, send, tuple(parts), delimiter)
+            parts = {part for description in described.values() for part in description.parts}
+            wanted = {part for part in parts - asked if not is_built_in(part)}
+        return list(described.values())
 
     async def _version(self) -> int:
         async with self._lock:

@@ -114,6 +114,27 @@ LEFT JOIN pg_attribute a ON a.attrelid = t.oid AND a.attnum = k.attnum
 WHERE t.oid = %s
 ORDER BY k.place"""
 
+# What values in binary format consist of, as pgsluice.avro.sent.types describes it; only asked since version 14. A
+# domain's values are sent as those of its base type.
+TYPES_SINCE_14 = """
+SELECT t.oid, n.nspname || '.' || t.typname,
+       CASE WHEN t.typtype = 'd' THEN 'domain' ELSE coalesce(p.proname::text, '') END,
+       CASE
+           WHEN t.typtype = 'd' THEN ARRAY[t.typbasetype]
+           WHEN t.typtype = 'r' THEN ARRAY(SELECT rngsubtype FROM pg_range WHERE rngtypid = t.oid)
+           WHEN t.typtype = 'm' THEN ARRAY(SELECT rngtypid FROM pg_range WHERE rngmultitypid = t.oid)
+           WHEN t.typtype = 'c' THEN ARRAY(
+               SELECT DISTINCT atttypid FROM pg_attribute
+               WHERE attrelid = t.typrelid AND attnum > 0 AND NOT attisdropped)
+           WHEN p.proname = 'array_send' THEN ARRAY[t.typelem]
+           ELSE '{}'
+       END::int8[],
+       t.typdelim::text
+FROM pg_type t
+JOIN pg_namespace n ON n.oid = t.typnamespace
+LEFT JOIN pg_proc p ON p.oid = t.typsend
+WHERE t.oid = ANY (%s::oid[])"""
+
 # The walsender waits for the lock of one transaction after the other; a prepared one has no process.
 SLOT_CREATION_BLOCKERS = """
 SELECT holder.pid, a.usename::text, a.datname::text, p.gid, p.owner::text, p.database::text, p.prepared::text

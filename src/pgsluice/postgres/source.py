@@ -6,6 +6,7 @@ The pipeline's upper end (``pipeline.ends.Source``). Nothing survives the sessio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pgsluice.avro.sent.types import TypeDescription
 from pgsluice.errors import ConfigError, SlotInUse, SourceUnavailable
 from pgsluice.postgres.catalog import Catalog
 from pgsluice.postgres.connection import ReplicationConnection
@@ -99,6 +100,10 @@ class PostgresSource:
     async def primary_key(self, relation_oid: int) -> tuple[str, ...] | None:
         """Return the primary key's columns as of now; empty when there is none, None when the table is gone."""
         return await self._catalog.primary_key(relation_oid)
+
+    async def describe_types(self, oids: Sequence[int]) -> list[TypeDescription]:
+        """Return these types and all that they consist of, as of now; without those that are gone or built in."""
+        return await self._catalog.describe_types(oids)
 
     async def close(self) -> None:
         """Close both connections; the server frees the slot."""

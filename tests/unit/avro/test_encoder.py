@@ -9,8 +9,9 @@ import pytest
 
 from pgsluice.avro.encoder import KeyEncoder, RowEncoder
 from pgsluice.avro.schema import TableFields, key_fields, key_schema, value_schema
+from pgsluice.avro.sent.types import TypeDescription, conversions
 from pgsluice.avro.types import TypeOptions
-from pgsluice.errors import PoisonError, ProtocolError
+from pgsluice.errors import ConfigError, PoisonError, ProtocolError
 from pgsluice.pgoutput.messages import UNCHANGED, BinaryValue, ColumnValue
 from pgsluice.relation import CATALOG, Column, PgType, Relation
 
@@ -103,13 +104,75 @@ def test_a_row_must_have_a_value_for_every_column(values: list[ColumnValue]) -> 
             encode(values)
 
 
-def test_binary_values_are_a_protocol_error() -> None:
+def test_binary_values_that_were_not_asked_for_are_a_protocol_error() -> None:
     values: list[ColumnValue] = [BinaryValue(bytes(8)), BinaryValue(b"x"), None]
     for encode in (Row, lambda values: Row(values, key_image=True), encode_key):
         with pytest.raises(ProtocolError, match=r"public\.orders: column id came in binary format"):
             encode(values)
     with pytest.raises(ProtocolError, match=r"column Größe came in binary format"):
         Row([b"7", BinaryValue(b"x"), None])
+
+
+SENT = conversions(TABLE, [])
+BINARY_ROW = [BinaryValue.fromhex("0000000000000007"), BinaryValue("größer".encode()), BinaryValue.fromhex("00002279")]
+"""The row of test_a_row."""
+
+
+def encode_binary(values: Sequence[ColumnValue]) -> tuple[bytes, list[tuple[bytes, bytes]]]:
+    unchanged: list[bytes] = []
+    raw: list[tuple[bytes, bytes]] = []
+    body = RowEncoder(TABLE, FIELDS, SENT).encode(list(values), unchanged, raw)
+    assert unchanged == []
+    return body, raw
+
+
+def encode_binary_key(values: Sequence[ColumnValue]) -> bytes:
+    return KeyEncoder(TABLE, key_fields(TABLE, FIELDS, ("id", "day"), OPTIONS), SENT).encode(list(values))
+
+
+def test_binary_values_give_what_their_text_gives() -> None:
+    texts: list[ColumnValue] = [b"7", "größer".encode(), b"2024-02-29"]
+    assert encode_binary(BINARY_ROW) == (Row(texts).body, [])
+    assert encode_binary([texts[0], BINARY_ROW[1], None]) == (Row([*texts[:2], None]).body, [])
+    assert encode_binary_key(BINARY_ROW) == encode_key(texts)
+
+
+def test_a_binary_value_that_does_not_fit_is_kept_as_text() -> None:
+    infinity = BinaryValue.fromhex("7fffffff")
+    assert encode_binary([None, None, infinity]) == (bytes(3), [(b"day", b"infinity")])
+    assert encode_binary_key([b"7", None, infinity]) == encode_key([b"7", None, b"infinity"])
+    with pytest.raises(PoisonError, match="key column day has a value outside its Avro type"):
+        encode_binary_key([b"7", None, BinaryValue.fromhex("fff49d7b")])
+
+
+def test_a_binary_value_that_is_malformed_is_a_protocol_error() -> None:
+    for encode in (encode_binary, encode_binary_key):
+        with pytest.raises(ProtocolError, match=r"^row of table public\.orders: binary value of column id at offset 0"):
+            encode([BinaryValue(b"x"), BinaryValue(b"x"), BinaryValue(b"x")])
+
+
+def test_a_text_is_read_as_strictly_as_the_value() -> None:
+    """The writer looks at an array's items one by one, and gives up at the first that does not fit."""
+    relation = Relation(1, "public", "t", "n", (column("a", "_date"),))
+    encoder = RowEncoder(relation, TableFields(OPTIONS).assign(relation), conversions(relation, []))
+    array = "00000001 00000000 0000043a 00000002 00000001 00000004 7fffffff 00000003 000000"
+    with pytest.raises(ProtocolError, match=r"binary value of column a at offset 0: expected 4 bytes, found 3"):
+        encoder.encode([BinaryValue.fromhex(array)], [], [])
+
+
+def test_a_binary_value_of_an_unknown_type_stops() -> None:
+    relation = Relation(
+        1, "public", "places", "n", (Column("at", PgType(16_400, "gis", "geometry"), -1, is_key=False),)
+    )
+    described = [TypeDescription(16_400, "gis.geometry", "geometry_send")]
+    encoder = RowEncoder(relation, TableFields(OPTIONS).assign(relation), conversions(relation, described))
+    assert encoder.encode([None], [], []) == b"\0"
+    with pytest.raises(ConfigError) as stop:
+        encoder.encode([BinaryValue(b"secret")], [], [])
+    assert str(stop.value) == (
+        "table public.places: column at of type gis.geometry came in binary format, but the binary format of"
+        " gis.geometry is not known; set postgres.binary = false"
+    )
 
 
 def test_a_key() -> None:

@@ -2,12 +2,16 @@
 
 import pytest
 
+from pgsluice.avro.sent.types import TypeDescription
 from pgsluice.avro.types import TypeOptions
-from pgsluice.envelope import ChangeEncoder
+from pgsluice.envelope import ChangeEncoder, Stamp
 from pgsluice.errors import ConfigError
+from pgsluice.pgoutput import messages
+from pgsluice.pgoutput.messages import BinaryValue
 from pgsluice.pipeline.encoders import Encoders, Unpublished
 from pgsluice.relation import Column, PgType, Relation
 from pgsluice.tables import TableRule, Tables
+from pgsluice.transaction import Change, Transaction
 from tests.support.ends import FakeRegistry, FakeSink, FakeSource, World
 
 INT4 = PgType(23, "pg_catalog", "int4")
@@ -111,3 +115,33 @@ async def test_tables_that_share_a_topic_have_histories_of_their_own() -> None:
     spaces = [schema["namespace"] for schema in world.schemas["shop.all-value"]]
     assert spaces == ["shop.public.t", "shop.public.u"]
     assert world.topics == {"shop.all"}
+
+
+MOOD = PgType(16_400, "public", "mood")
+MOODY = Relation(7, "public", "t", "n", (Column("a", INT4, -1, is_key=False), Column("b", MOOD, -1, is_key=False)))
+
+
+@pytest.mark.parametrize(
+    ("binary", "relation", "asked"), [(False, MOODY, []), (True, table("d", "a"), []), (True, MOODY, [[16_400]])]
+)
+async def test_only_types_that_come_in_binary_format_and_are_not_built_in_are_asked_about(
+    *, binary: bool, relation: Relation, asked: list[list[int]]
+) -> None:
+    world = World(types={16_400: TypeDescription(16_400, "public.mood", "enum_send")})
+    types = TypeOptions(binary=binary)
+    made = Encoders(FakeSource(world), FakeSink(world), FakeRegistry(world), Tables("shop"), types)
+    await made.prepare(relation)
+    assert world.described == asked
+
+
+async def test_binary_values_of_types_that_were_asked_about_are_read() -> None:
+    world = World(types={16_400: TypeDescription(16_400, "public.mood", "enum_send")})
+    types = TypeOptions(binary=True)
+    made = Encoders(FakeSource(world), FakeSink(world), FakeRegistry(world), Tables("shop"), types)
+    encoder = await made.prepare(MOODY)
+    row: messages.TupleData = [BinaryValue(bytes(4)), BinaryValue(b"sad")]
+    transaction = Transaction(1, 0, 7)
+    change = Change(transaction, MOODY, messages.Insert(None, 7, row))
+    (record,) = encoder.encode(change, Stamp(transaction, 1, commit_timestamps=False))
+    assert record.value is not None
+    assert b"sad" in record.value

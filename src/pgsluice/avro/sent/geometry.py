@@ -1,0 +1,106 @@
+"""Geometric types as PostgreSQL writes them, the cube of its extension, and pgvector's vector.
+
+``types`` chooses among these.
+
+https://www.postgresql.org/docs/current/datatype-geometric.html
+"""
+
+import struct
+from typing import Final
+
+from pgsluice.avro.sent.base import fixed
+from pgsluice.avro.sent.numbers import float4_text, float8_text
+from pgsluice.pgoutput.cursor import Layout, Malformed
+
+_TWO: Final = fixed("2d")
+_THREE: Final = fixed("3d")
+_FOUR: Final = fixed("4d")
+
+
+def point(value: bytes) -> bytes:
+    """``(x,y)``."""
+    return b"(%b,%b)" % _texts(_TWO(value))
+
+
+def lseg(value: bytes) -> bytes:
+    """``[(x,y),(x,y)]``."""
+    return b"[(%b,%b),(%b,%b)]" % _texts(_FOUR(value))
+
+
+def box(value: bytes) -> bytes:
+    """``(x,y),(x,y)``, the upper right corner first."""
+    return b"(%b,%b),(%b,%b)" % _texts(_FOUR(value))
+
+
+def line(value: bytes) -> bytes:
+    """``{A,B,C}``."""
+    return b"{%b,%b,%b}" % _texts(_THREE(value))
+
+
+def circle(value: bytes) -> bytes:
+    """``<(x,y),r>``."""
+    return b"<(%b,%b),%b>" % _texts(_THREE(value))
+
+
+_PATH: Final = Layout(closed="B", points="i")
+_POLYGON: Final = Layout(points="i")
+
+
+def path(value: bytes) -> bytes:
+    """``((x,y),...)``, or ``[(x,y),...]`` when it is open."""
+    closed, count = _PATH.read(value, 0)
+    points = _points(value, _PATH.size, count)
+    return b"(%b)" % points if closed else b"[%b]" % points
+
+
+def polygon(value: bytes) -> bytes:
+    """``((x,y),...)``."""
+    (count,) = _POLYGON.read(value, 0)
+    return b"(%b)" % _points(value, _POLYGON.size, count)
+
+
+def _points(value: bytes, at: int, count: int) -> bytes:
+    numbers = _texts(_float8s(value, at, 2 * count))
+    return b",".join([b"(%b,%b)" % pair for pair in zip(numbers[::2], numbers[1::2], strict=True)])
+
+
+def _texts(numbers: tuple[float, ...]) -> tuple[bytes, ...]:
+    return tuple(map(float8_text, numbers))
+
+
+def _float8s(value: bytes, at: int, count: int) -> tuple[float, ...]:
+    if count < 0 or len(value) != at + 8 * count:
+        raise Malformed(at, f"{count} numbers of 8 bytes")
+    return struct.unpack_from(f">{count}d", value, at)
+
+
+# --- extensions
+
+_CUBE: Final = Layout(header="I")
+_CUBE_IS_POINT: Final = 0x8000_0000
+_CUBE_DIMENSIONS: Final = 0x7FFF_FFFF
+
+
+def cube(value: bytes) -> bytes:
+    """``(x, y),(x, y)``, or one corner when both are the same."""
+    (header,) = _CUBE.read(value, 0)
+    dimensions, is_point = header & _CUBE_DIMENSIONS, header & _CUBE_IS_POINT
+    numbers = _texts(_float8s(value, _CUBE.size, dimensions if is_point else 2 * dimensions))
+    corners = [numbers] if is_point else [numbers[:dimensions], numbers[dimensions:]]
+    return b",".join([b"(%b)" % b", ".join(corner) for corner in corners])
+
+
+_VECTOR: Final = Layout(dimensions="H", unused="H")
+
+
+def vector(value: bytes) -> bytes:
+    """``[x,y]``."""
+    return b"[%b]" % b",".join(map(float4_text, vector_items(value)))
+
+
+def vector_items(value: bytes) -> tuple[float, ...]:
+    """Return the numbers of a vector."""
+    dimensions, _ = _VECTOR.read(value, 0)
+    if len(value) != _VECTOR.size + 4 * dimensions:
+        raise Malformed(_VECTOR.size, f"{dimensions} numbers of 4 bytes")
+    return struct.unpack_from(f">{dimensions}f", value, _VECTOR.size)

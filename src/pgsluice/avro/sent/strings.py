@@ -1,0 +1,149 @@
+"""Strings, bytes, bits and network addresses as PostgreSQL writes them, and numbers that are no numbers.
+
+``types`` chooses among these.
+
+https://www.postgresql.org/docs/current/datatype-net-types.html
+"""
+
+import struct
+from typing import Final
+
+from pgsluice.avro.sent.base import INT32, ToText, fixed
+from pgsluice.pgoutput.cursor import Layout, Malformed
+
+
+def text(value: bytes) -> bytes:
+    """Text is sent as what it is, in client_encoding."""
+    return value
+
+
+_CHAR: Final = fixed("B")
+_ASCII: Final = 0x80
+
+
+def char(value: bytes) -> bytes:
+    """One byte, of which 0 is the empty string and those beyond ASCII are octal, as PostgreSQL 16 writes them.
+
+    Older versions would write the byte itself, which is no text in UTF-8.
+    """
+    (byte,) = _CHAR(value)
+    if byte >= _ASCII:
+        return b"\\%03o" % byte
+    return value if byte else b""
+
+
+def bytea(value: bytes) -> bytes:
+    """Hexadecimal, as bytea_output = hex has it."""
+    return b"\\x" + value.hex().encode()
+
+
+_UUID: Final = fixed("16s")
+
+
+def uuid(value: bytes) -> bytes:
+    """36 characters."""
+    digits = _UUID(value)[0].hex()
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}".encode()
+
+
+def bit(value: bytes) -> bytes:
+    """``0101``."""
+    (length,) = INT32.read(value, 0)
+    data = value[INT32.size :]
+    if length < 0 or len(data) != (length + 7) // 8:
+        raise Malformed(0, "the number of bits, and the bytes for them")
+    if not length:
+        return b""
+    bits: str = f"{int.from_bytes(data, 'big'):0{len(data) * 8}b}"
+    return bits[:length].encode()
+
+
+# --- network addresses
+
+
+def macaddr(length: int) -> ToText:
+    """Return the conversion of MAC addresses of this many bytes: hexadecimal, separated by colons."""
+    read = fixed(f"{length}s")
+    return lambda value: read(value)[0].hex(":").encode()
+
+
+_INET: Final = Layout(family="B", bits="B", is_cidr="B", length="B")
+_FAMILIES: Final = {2: 4, 3: 16}
+"""PGSQL_AF_INET and PGSQL_AF_INET6, and the bytes of an address."""
+
+_WORDS: Final = struct.Struct(">8H").unpack
+_MAPPED: Final = 0xFFFF
+
+
+def inet(value: bytes) -> bytes:
+    """``10.0.0.1/8``; the bits are left out where they are all."""
+    return _address(value, always_bits=False)
+
+
+def cidr(value: bytes) -> bytes:
+    """``10.0.0.0/8``."""
+    return _address(value, always_bits=True)
+
+
+def _address(value: bytes, *, always_bits: bool) -> bytes:
+    family, bits, _, length = _INET.read(value, 0)
+    address = value[_INET.size :]
+    if length != _FAMILIES.get(family) or len(address) != length or bits > length * 8:
+        raise Malformed(0, "an address of IPv4 or IPv6")
+    written = _ipv4(address) if family == 2 else _ipv6(address)  # noqa: PLR2004 - see _FAMILIES
+    return written + b"/%d" % bits if always_bits or bits < length * 8 else written
+
+
+def _ipv4(address: bytes) -> bytes:
+    return b"%d.%d.%d.%d" % tuple(address)
+
+
+def _ipv6(address: bytes) -> bytes:
+    words = _WORDS(address)
+    start, length = _longest_zeros(words)
+    if start == 0 and (length == 6 or (length == 5 and words[5] == _MAPPED)):  # noqa: PLR2004 - IPv4 within IPv6
+        return (b"::" if length == 6 else b"::ffff:") + _ipv4(address[12:])  # noqa: PLR2004 - as above
+    if not length:
+        return _hexadecimal(words)
+    return _hexadecimal(words[:start]) + b"::" + _hexadecimal(words[start + length :])
+
+
+def _longest_zeros(words: tuple[int, ...]) -> tuple[int, int]:
+    """Return start and length of the first of the longest runs of zeros; of two at least."""
+    best, start = (0, 0), 0
+    for index, word in enumerate((*words, 1)):
+        if word:
+            if index - start > max(best[1], 1):
+                best = (start, index - start)
+            start = index + 1
+    return best
+
+
+def _hexadecimal(words: tuple[int, ...]) -> bytes:
+    return b":".join([b"%x" % word for word in words])
+
+
+# --- positions and snapshots
+
+_LSN: Final = fixed("II")
+_TID: Final = fixed("IH")
+_SNAPSHOT: Final = Layout(nxip="i", xmin="q", xmax="q")
+
+
+def pg_lsn(value: bytes) -> bytes:
+    """``16/B374D848``."""
+    return b"%X/%X" % _LSN(value)
+
+
+def tid(value: bytes) -> bytes:
+    """``(block,line)``."""
+    return b"(%d,%d)" % _TID(value)
+
+
+def snapshot(value: bytes) -> bytes:
+    """``xmin:xmax:xip,xip``."""
+    nxip, xmin, xmax = _SNAPSHOT.read(value, 0)
+    if nxip < 0 or len(value) != _SNAPSHOT.size + 8 * nxip:
+        raise Malformed(_SNAPSHOT.size, f"{nxip} transaction ids")
+    running = struct.unpack_from(f">{nxip}q", value, _SNAPSHOT.size)
+    return b"%d:%d:%b" % (xmin, xmax, b",".join([b"%d" % xid for xid in running]))

@@ -1,0 +1,177 @@
+"""The conversion of each type from its binary format: built-in ones by name, others by what the catalog says.
+
+``pipeline.encoders`` asks for it once per version of a relation that has values in binary format.
+
+https://www.postgresql.org/docs/current/catalog-pg-type.html
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pgsluice.avro.sent import containers, geometry, numbers, search, strings, temporal
+from pgsluice.avro.sent.base import ToText, Unreadable, version_1
+from pgsluice.relation import BUILTIN_TYPES, CATALOG, PgType, Relation
+
+
+@dataclass(frozen=True, slots=True)
+class TypeDescription:
+    """A type as pg_type describes it.
+
+    ``send``: its send function, or "domain" for one that is sent as its base type; empty when there is none.
+    ``parts``: the OIDs of what its values consist of: an array's element, a domain's base type, a range's
+    subtype, a multirange's range, the attributes of a composite.
+    """
+
+    oid: int
+    name: str
+    send: str
+    parts: tuple[int, ...] = ()
+    delimiter: str = ","
+
+
+_SCALARS: Final[dict[str, ToText]] = {
+    "bool": numbers.boolean,
+    "int2": numbers.int2,
+    "int4": numbers.int4,
+    "int8": numbers.int8,
+    "float4": numbers.float4,
+    "float8": numbers.float8,
+    "numeric": numbers.numeric,
+    "money": numbers.money,
+    **dict.fromkeys(("oid", "xid", "cid"), numbers.oid),
+    # Their text is a name, which only the catalog knows: in binary format they are their number.
+    **dict.fromkeys(("regproc", "regprocedure", "regoper", "regoperator", "regclass", "regtype"), numbers.oid),
+    **dict.fromkeys(("regconfig", "regdictionary", "regnamespace", "regrole", "regcollation"), numbers.oid),
+    "xid8": numbers.xid8,
+    **dict.fromkeys(("text", "varchar", "bpchar", "name", "json", "xml", "refcursor"), strings.text),
+    "char": strings.char,
+    "bytea": strings.bytea,
+    "uuid": strings.uuid,
+    "jsonb": version_1,
+    "jsonpath": version_1,
+    "bit": strings.bit,
+    "varbit": strings.bit,
+    "inet": strings.inet,
+    "cidr": strings.cidr,
+    "macaddr": strings.macaddr(6),
+    "macaddr8": strings.macaddr(8),
+    "pg_lsn": strings.pg_lsn,
+    "tid": strings.tid,
+    "txid_snapshot": strings.snapshot,
+    "pg_snapshot": strings.snapshot,
+    "date": temporal.date,
+    "time": temporal.time,
+    "timetz": temporal.timetz,
+    "timestamp": temporal.timestamp,
+    "timestamptz": temporal.timestamptz,
+    "interval": temporal.interval,
+    "point": geometry.point,
+    "line": geometry.line,
+    "lseg": geometry.lseg,
+    "box": geometry.box,
+    "path": geometry.path,
+    "polygon": geometry.polygon,
+    "circle": geometry.circle,
+    "tsvector": search.tsvector,
+    "tsquery": search.tsquery,
+    "int2vector": containers.old_vector(numbers.int2),
+    "oidvector": containers.old_vector(numbers.oid),
+}
+
+_SUBTYPES: Final = {
+    "int4": "int4",
+    "int8": "int8",
+    "num": "numeric",
+    "ts": "timestamp",
+    "tstz": "timestamptz",
+    "date": "date",
+}
+_RANGES: Final = {f"{name}range": containers.range_(_SCALARS[subtype]) for name, subtype in _SUBTYPES.items()}
+_MULTIRANGES: Final = {f"{name}multirange": containers.multirange(_RANGES[f"{name}range"]) for name in _SUBTYPES}
+_ELEMENTS: Final = _SCALARS | _RANGES | _MULTIRANGES
+_ARRAYS: Final[dict[str, ToText]] = {
+    f"_{name}": containers.ArrayText(element, b";" if name == "box" else b",") for name, element in _ELEMENTS.items()
+}
+
+BUILT_IN: Final = _ELEMENTS | _ARRAYS
+"""The conversions of the types of pg_catalog, by name."""
+
+_BUILT_IN_BY_OID: Final = {oid: BUILT_IN[found.name] for oid, found in BUILTIN_TYPES.items() if found.name in BUILT_IN}
+
+# By send function: what extensions bring, and enums.
+_BY_SEND: Final[dict[str, ToText]] = {
+    "enum_send": strings.text,
+    "citextsend": strings.text,
+    "ltree_send": version_1,
+    "lquery_send": version_1,
+    "ltxtq_send": version_1,
+    "cube_send": geometry.cube,
+    "hstore_send": containers.hstore,
+    "vector_send": geometry.vector,
+}
+
+# By name, for when the extension is gone from the catalog, but not yet from the stream.
+_BY_NAME: Final = {
+    name: _BY_SEND[f"{name}send"] if name == "citext" else _BY_SEND[f"{name}_send"]
+    for name in ("citext", "ltree", "lquery", "cube", "hstore", "vector")
+}
+
+
+def is_built_in(oid: int) -> bool:
+    """Whether nothing has to be asked about a type with this OID."""
+    return oid in BUILTIN_TYPES
+
+
+def unknown_types(relation: Relation) -> list[int]:
+    """Return the OIDs of the columns' types that only the catalog can describe."""
+    return sorted({column.type.oid for column in relation.columns if not _is_known(column.type)})
+
+
+def _is_known(pg_type: PgType) -> bool:
+    return pg_type.namespace == CATALOG and (pg_type.name in BUILT_IN or is_built_in(pg_type.oid))
+
+
+def conversions(relation: Relation, described: Sequence[TypeDescription]) -> list[ToText]:
+    """Return the conversion of each column; one that cannot be done raises Unreadable when it is tried."""
+    by_oid = {description.oid: description for description in described}
+    return [_of_column(column.type, by_oid) for column in relation.columns]
+
+
+def _of_column(pg_type: PgType, described: Mapping[int, TypeDescription]) -> ToText:
+    # A domain has the name of its base type, so that one of a built-in type is found by it.
+    if pg_type.namespace == CATALOG and pg_type.name in BUILT_IN:
+        return BUILT_IN[pg_type.name]
+    if pg_type.oid in described:
+        return _described(pg_type.oid, described)
+    return _BY_NAME.get(pg_type.name) or _unreadable(f"type {pg_type.oid} is not in the catalog (any more)")
+
+
+def _described(oid: int, described: Mapping[int, TypeDescription]) -> ToText:
+    if oid in _BUILT_IN_BY_OID:
+        return _BUILT_IN_BY_OID[oid]
+    found = described.get(oid)
+    if found is None:
+        return _unreadable(f"type {oid} is not in the catalog (any more)")
+    if found.send == "record_send":
+        parts = {part: _described(part, described) for part in found.parts}
+        return containers.record(_BUILT_IN_BY_OID | parts)
+    if found.send in _MADE_OF_ONE and found.parts:
+        (part,) = found.parts
+        return _MADE_OF_ONE[found.send](_described(part, described), found.delimiter.encode())
+    return _BY_SEND.get(found.send) or _unreadable(f"the binary format of {found.name} is not known")
+
+
+_MADE_OF_ONE: Final[dict[str, Callable[[ToText, bytes], ToText]]] = {
+    "domain": lambda base, _: base,
+    "array_send": containers.ArrayText,
+    "range_send": lambda subtype, _: containers.range_(subtype),
+    "multirange_send": lambda one, _: containers.multirange(one),
+}
+
+
+def _unreadable(reason: str) -> ToText:
+    def to_text(_value: bytes) -> bytes:
+        raise Unreadable(reason)
+
+    return to_text

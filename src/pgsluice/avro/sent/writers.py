@@ -1,0 +1,187 @@
+"""From binary format to Avro without the text between, for the types that most columns have.
+
+``encoder`` takes the writer of each column from here, once per version of a relation. What has no short cut goes
+through the text, and so does the value that is marked as not fitting.
+
+https://avro.apache.org/docs/1.12.0/specification/#binary-encoding
+"""
+
+import math
+from collections.abc import Callable
+from typing import Final
+
+from pgsluice.avro import temporal as dates
+from pgsluice.avro.binary import (
+    FALSE,
+    INT_MAX,
+    INT_MIN,
+    LONG_MAX,
+    LONG_MIN,
+    NULL,
+    POSTGRES_EPOCH_US,
+    TRUE,
+    VALUE,
+    encode_array,
+    encode_bytes,
+    encode_double,
+    encode_float,
+    encode_long,
+    encode_unscaled,
+)
+from pgsluice.avro.sent import containers, geometry, numbers, strings, temporal
+from pgsluice.avro.sent.base import ToText, fixed
+from pgsluice.avro.text import Misfit, Writer
+from pgsluice.avro.types import ColumnType, Opcode
+
+_FLOAT4: Final = fixed("f")
+_FLOAT8: Final = fixed("d")
+
+
+def binary_writer(kind: ColumnType, to_text: ToText) -> Writer:
+    """Return the writer of values in the binary format that ``to_text`` reads: it writes what ``kind.write`` would."""
+    if kind.element is not None and isinstance(to_text, containers.ArrayText):
+        return _array(binary_writer(kind.element, to_text.element))
+    make = _SHORT_CUTS.get((kind.opcode, to_text))
+    return make(*kind.parameters) if make is not None else _by_text(kind.write, to_text)
+
+
+def _by_text(write: Writer, to_text: ToText) -> Writer:
+    return lambda value: write(to_text(value))
+
+
+_BOOLEANS: Final = {b"f": FALSE, b"t": TRUE}
+
+
+def _boolean(value: bytes) -> bytes:
+    return _BOOLEANS[numbers.boolean(value)]
+
+
+def _integer(code: str) -> Callable[[int, int], Writer]:
+    read = fixed(code)
+
+    def make(_lowest: int, _highest: int) -> Writer:  # the bounds of the type itself, or wider ones
+        return lambda value: encode_long(*read(value))
+
+    return make
+
+
+def _float4() -> Writer:
+    return lambda value: encode_float(_number(_FLOAT4(value)[0]))
+
+
+def _float4_as_double() -> Writer:
+    return lambda value: encode_double(_number(_FLOAT4(value)[0]))
+
+
+def _float8() -> Writer:
+    return lambda value: encode_double(_number(_FLOAT8(value)[0]))
+
+
+def _number(number: float) -> float:
+    """Return it; of all the NaN that there are, the one that the text stands for."""
+    return number if number == number else math.nan  # noqa: PLR0124 - the definition of NaN
+
+
+def _decimal(precision: int, scale: int) -> Writer:
+    def write(value: bytes) -> bytes:
+        found = numbers.read_numeric(value)
+        if not isinstance(found, numbers.Numeric):
+            raise Misfit
+        significant = found.digits.lstrip(b"0")
+        digits = significant.rstrip(b"0")
+        if not digits:
+            return encode_unscaled(0)
+        zeros = found.point - len(found.digits) + len(significant) - len(digits) + scale
+        if zeros < 0 or len(digits) + zeros > precision:
+            raise Misfit
+        unscaled = int(digits) * 10**zeros
+        return encode_unscaled(-unscaled if found.is_negative else unscaled)
+
+    return write
+
+
+# --- dates and times: the infinities are the ends of the integer, which keys can hold
+
+
+def _moment(code: str, epoch: int, infinities: tuple[int, int], *, key: bool = False) -> Callable[[int, int], Writer]:
+    read = fixed(code)
+
+    def make(lowest: int, highest: int) -> Writer:
+        def write(value: bytes) -> bytes:
+            (number,) = read(value)
+            if number in infinities:
+                if key:
+                    return encode_long(number)
+            elif lowest < number + epoch < highest:
+                return encode_long(number + epoch)
+            raise Misfit
+
+        return write
+
+    return make
+
+
+_EPOCH_DAYS: Final = POSTGRES_EPOCH_US // dates.DAY_US
+_timestamp: Final = _moment("q", POSTGRES_EPOCH_US, (LONG_MIN, LONG_MAX))
+_key_timestamp: Final = _moment("q", POSTGRES_EPOCH_US, (LONG_MIN, LONG_MAX), key=True)
+
+
+def _time(limit: int) -> Writer:
+    def write(value: bytes) -> bytes:
+        time_us = temporal.read_time(value)
+        if time_us >= limit:
+            raise Misfit
+        return encode_long(time_us)
+
+    return write
+
+
+# --- containers
+
+
+def _array(element: Writer) -> Writer:
+    def write(value: bytes) -> bytes:
+        shape, items = containers.read_array(value)
+        if len(shape) > 1 or (shape and shape[0][1] != 1):
+            raise Misfit
+        return encode_array([NULL if item is None else VALUE + element(item) for item in items])
+
+    return write
+
+
+def _hstore() -> Writer:
+    return lambda value: encode_array(
+        [
+            encode_bytes(key) + (NULL if item is None else VALUE + encode_bytes(item))
+            for key, item in containers.read_hstore(value)
+        ]
+    )
+
+
+def _vector() -> Writer:
+    return lambda value: encode_array([encode_float(_number(item)) for item in geometry.vector_items(value)])
+
+
+# By what is to be written and what it is read from; called with the parameters of the type.
+_SHORT_CUTS: Final[dict[tuple[Opcode, ToText], Callable[..., Writer]]] = {
+    (Opcode.BOOLEAN, numbers.boolean): lambda: _boolean,
+    (Opcode.INTEGER, numbers.int2): _integer("h"),
+    (Opcode.INTEGER, numbers.int4): _integer("i"),
+    (Opcode.INTEGER, numbers.int8): _integer("q"),
+    (Opcode.INTEGER, numbers.oid): _integer("I"),
+    (Opcode.FLOAT4, numbers.float4): _float4,
+    (Opcode.FLOAT4_AS_DOUBLE, numbers.float4): _float4_as_double,
+    (Opcode.FLOAT8, numbers.float8): _float8,
+    (Opcode.DECIMAL, numbers.numeric): _decimal,
+    (Opcode.DATE, temporal.date): _moment("i", _EPOCH_DAYS, (INT_MIN, INT_MAX)),
+    (Opcode.KEY_DATE, temporal.date): _moment("i", _EPOCH_DAYS, (INT_MIN, INT_MAX), key=True),
+    (Opcode.TIME, temporal.time): _time,
+    (Opcode.TIMESTAMP, temporal.timestamp): _timestamp,
+    (Opcode.KEY_TIMESTAMP, temporal.timestamp): _key_timestamp,
+    (Opcode.TIMESTAMPTZ, temporal.timestamptz): _timestamp,
+    (Opcode.KEY_TIMESTAMPTZ, temporal.timestamptz): _key_timestamp,
+    (Opcode.STRING, strings.text): lambda: encode_bytes,
+    (Opcode.BYTEA, strings.bytea): lambda: encode_bytes,
+    (Opcode.HSTORE, containers.hstore): _hstore,
+    (Opcode.VECTOR, geometry.vector): _vector,
+}

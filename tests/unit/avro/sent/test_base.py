@@ -1,0 +1,21 @@
+"""Unit tests of pgsluice.avro.sent.base."""
+
+import pytest
+
+from pgsluice.avro.sent.base import fixed, version_1
+from pgsluice.pgoutput.cursor import Malformed
+
+
+def test_a_value_of_fixed_width() -> None:
+    read = fixed("hb")
+    assert read(b"\x01\x02\xff") == (258, -1)
+    for value in (b"", b"\x01\x02", b"\x01\x02\x03\x04"):
+        with pytest.raises(Malformed, match=f"3 bytes, found {len(value)}"):
+            read(value)
+
+
+def test_a_version_byte() -> None:
+    assert version_1(b"\x01{}") == b"{}"
+    for value in (b"", b"\x02{}", b"{}"):
+        with pytest.raises(Malformed, match="version 1"):
+            version_1(value)

@@ -1,0 +1,54 @@
+"""Unit tests of pgsluice.avro.sent.geometry; values and texts are those of PostgreSQL 18."""
+
+import pytest
+
+from pgsluice.avro.sent import geometry
+from pgsluice.avro.sent.base import ToText
+from pgsluice.pgoutput.cursor import Malformed
+
+
+@pytest.mark.parametrize(
+    ("to_text", "text", "sent"),
+    [
+        (geometry.point, b"(1.5,-2)", "3ff8000000000000c000000000000000"),
+        (geometry.lseg, b"[(1,2),(3,4)]", "3ff0000000000000400000000000000040080000000000004010000000000000"),
+        (geometry.box, b"(3,4),(1,2)", "400800000000000040100000000000003ff00000000000004000000000000000"),
+        (geometry.line, b"{1,2,3}", "3ff000000000000040000000000000004008000000000000"),
+        (geometry.circle, b"<(1,2),3>", "3ff000000000000040000000000000004008000000000000"),
+        (geometry.path, b"[(1,2),(3,4)]", "00000000023ff0000000000000400000000000000040080000000000004010000000000000"),
+        (geometry.path, b"((1,2))", "01000000013ff00000000000004000000000000000"),
+        (
+            geometry.polygon,
+            b"((1,2),(3,4))",
+            "000000023ff0000000000000400000000000000040080000000000004010000000000000",
+        ),
+        (geometry.cube, b"(1, 2),(3, 4)", "000000023ff0000000000000400000000000000040080000000000004010000000000000"),
+        (geometry.cube, b"(1.5)", "800000013ff8000000000000"),
+        (geometry.cube, b"(1, 2)", "800000023ff00000000000004000000000000000"),
+        (geometry.cube, b"()", "80000000"),
+    ],
+)
+def test_text_is_postgresql_s(to_text: ToText, text: bytes, sent: str) -> None:
+    assert to_text(bytes.fromhex(sent)) == text
+
+
+@pytest.mark.parametrize(
+    ("to_text", "sent"),
+    [
+        (geometry.point, "00"),
+        (geometry.path, "0000000001"),
+        (geometry.path, "00ffffffff"),
+        (geometry.polygon, "7fffffff"),
+        (geometry.cube, "00000001"),
+        (geometry.vector, "00020000"),
+        (geometry.vector, "00"),
+    ],
+)
+def test_what_no_send_function_writes_is_malformed(to_text: ToText, sent: str) -> None:
+    with pytest.raises(Malformed):
+        to_text(bytes.fromhex(sent))
+
+
+def test_a_vector() -> None:
+    assert geometry.vector(bytes.fromhex("0002 0000 3f800000 3dcccccd")) == b"[1,0.1]"
+    assert geometry.vector_items(bytes.fromhex("0001 0000 3f800000")) == (1.0,)

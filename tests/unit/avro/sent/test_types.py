@@ -1,0 +1,107 @@
+"""Unit tests of pgsluice.avro.sent.types."""
+
+import pytest
+
+from pgsluice.avro.sent.base import Unreadable
+from pgsluice.avro.sent.types import BUILT_IN, TypeDescription, conversions, is_built_in, unknown_types
+from pgsluice.relation import BUILTIN_TYPES, CATALOG, Column, PgType, Relation
+
+WITHOUT_SEND_FUNCTION = {"abstime", "reltime", "tinterval", "aclitem", "gtsvector"}
+"""The first three went before values could be sent in binary format."""
+
+INT_7 = bytes.fromhex("00000007")
+
+
+def table(*types: PgType) -> Relation:
+    columns = tuple(Column(f"c{index}", pg_type, -1, is_key=False) for index, pg_type in enumerate(types))
+    return Relation(16_385, "public", "orders", "d", columns)
+
+
+def text(pg_type: PgType, sent: str, *described: TypeDescription) -> bytes:
+    (to_text,) = conversions(table(pg_type), described)
+    return to_text(bytes.fromhex(sent))
+
+
+def test_every_built_in_type_that_is_sent_has_its_conversion() -> None:
+    names = {pg_type.name for pg_type in BUILTIN_TYPES.values()}
+    assert {name for name in names - BUILT_IN.keys() if not name.startswith("_")} == WITHOUT_SEND_FUNCTION
+    assert {name for name in names if name.removeprefix("_") not in WITHOUT_SEND_FUNCTION} == BUILT_IN.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "sent", "expected"),
+    [
+        ("int4", "00000007", b"7"),
+        ("jsonb", "017b7d", b"{}"),
+        ("regclass", "000004eb", b"1259"),
+        ("_int4", "00000001 00000000 00000017 00000001 00000001 00000004 00000007", b"{7}"),
+        ("_box", "00000000 00000000 0000025b", b"{}"),
+        ("int8range", "02 00000008 0000000000000001 00000008 0000000000000005", b"[1,5)"),
+        ("_int4multirange", "00000001 00000000 00001183 00000001 00000001 00000004 00000000", b"{{}}"),
+        ("oidvector", "00000001 00000000 0000001a 00000001 00000000 00000004 00000007", b"7"),
+    ],
+)
+def test_built_in_types_go_by_their_name(name: str, sent: str, expected: bytes) -> None:
+    quoted = b'{"{}"}' if expected == b"{{}}" else expected
+    assert text(PgType(0, CATALOG, name), sent) == quoted
+
+
+def test_only_what_is_not_built_in_is_asked_about() -> None:
+    mood, cube, domain = PgType(16_400, "public", "mood"), PgType(16_401, "public", "cube"), PgType(9, CATALOG, "int4")
+    newer, acl = PgType(9_999, CATALOG, "9999"), PgType(1033, CATALOG, "aclitem")
+    assert unknown_types(table(cube, domain, mood, acl, newer, mood)) == [9_999, 16_400, 16_401]
+    assert is_built_in(23)
+    assert not is_built_in(16_400)
+
+
+def described(oid: int, send: str, *parts: int, delimiter: str = ",") -> TypeDescription:
+    return TypeDescription(oid, f"public.t{oid}", send, parts, delimiter)
+
+
+MOOD = described(16_400, "enum_send")
+MOODS = described(16_401, "array_send", 16_400)
+PRICE = described(16_402, "domain", 23)
+PAIR = described(16_403, "record_send", 16_400, 16_402)
+SPAN = described(16_404, "range_send", 16_402)
+SPANS = described(16_405, "multirange_send", 16_404)
+CUBES = described(16_406, "array_send", 16_407, delimiter=";")
+CUBE = described(16_407, "cube_send")
+TYPES = (MOOD, MOODS, PRICE, PAIR, SPAN, SPANS, CUBES, CUBE)
+
+
+@pytest.mark.parametrize(
+    ("oid", "sent", "expected"),
+    [
+        (16_400, "736164", b"sad"),
+        (16_401, "00000001 00000000 00004010 00000001 00000001 00000003 736164", b"{sad}"),
+        (16_402, "00000007", b"7"),
+        (16_403, "00000003 00004010 00000003 736164 00004012 00000004 00000007 00000019 00000001 78", b"(sad,7,x)"),
+        (16_404, "12 00000004 00000007", b"[7,)"),
+        (16_405, "00000001 00000009 12 00000004 00000007", b"{[7,)}"),
+        (16_406, "00000001 00000000 00004017 00000002 00000001 00000004 80000000 00000004 80000000", b"{();()}"),
+        (16_407, "80000000", b"()"),
+    ],
+)
+def test_other_types_go_by_what_the_catalog_says(oid: int, sent: str, expected: bytes) -> None:
+    assert text(PgType(oid, "public", "anything"), sent, *TYPES) == expected
+
+
+def test_an_extension_that_is_gone_goes_by_its_name() -> None:
+    assert text(PgType(16_400, "public", "citext"), "78") == b"x"
+    assert text(PgType(16_400, "public", "hstore"), "00000000") == b""
+
+
+@pytest.mark.parametrize(
+    ("described", "reason"),
+    [
+        ((), r"type 16401 is not in the catalog \(any more\)"),
+        ((MOODS,), r"type 16400 is not in the catalog \(any more\)"),
+        ((MOODS, described(16_400, "geometry_send")), r"the binary format of public\.t16400 is not known"),
+        ((MOODS, described(16_400, "")), r"the binary format of public\.t16400 is not known"),
+        ((MOODS, described(16_400, "range_send")), r"the binary format of public\.t16400 is not known"),
+    ],
+)
+def test_what_is_not_known_is_never_guessed(described: tuple[TypeDescription, ...], reason: str) -> None:
+    sent = "00000001 00000000 00004010 00000001 00000001 00000003 736164"
+    with pytest.raises(Unreadable, match=f"^{reason}$"):
+        text(PgType(16_401, "public", "_mood"), sent, *described)
