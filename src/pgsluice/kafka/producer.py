@@ -109,10 +109,11 @@ class TransactionalProducer:
         with self._judging("Writing to Kafka"):
             self._producer.poll(wait_s)
         if self._refused is not None:
-            raise self._refused
+            # The deadline's own doing: what could not be written in time is given up by librdkafka, too.
+            raise self._too_late() if self._is_late and isinstance(self._refused, SinkUnavailable) else self._refused
         if self._given_up.is_set():
             raise SinkUnavailable("The Kafka transaction was given up because the session ends.")
-        if time.monotonic() > self._deadline:
+        if self._is_late:
             raise self._too_late()
 
     def flush(self) -> None:
@@ -141,8 +142,8 @@ class TransactionalProducer:
         try:
             with self._judging("Aborting a Kafka transaction"):
                 self._producer.abort_transaction(_ABORT_S)
-        except Fenced:
-            pass  # the new owner has aborted it
+        except (Fenced, DeadlineMissed):
+            pass  # the new owner has aborted it, or the broker
         except PgsluiceError as error:
             log.warning("a Kafka transaction stays open until its timeout", reason=str(error))
 
@@ -203,7 +204,11 @@ class TransactionalProducer:
         found = failure(error, doing, self._options.client.errors)
         if not isinstance(found, Fenced):
             return self._refused or found
-        return self._too_late() if time.monotonic() > self._deadline > 0 else found
+        return self._too_late() if self._is_late and self._deadline else found
+
+    @property
+    def _is_late(self) -> bool:
+        return time.monotonic() > self._deadline
 
     def _too_late(self) -> DeadlineMissed:
         return DeadlineMissed(

@@ -11,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import structlog
+
 from pgsluice.cut import Cut, cut_records
 from pgsluice.envelope import Record
 from pgsluice.errors import ConfigError, HistoryError, SinkUnavailable
@@ -20,6 +22,8 @@ from pgsluice.kafka.producer import ProducerOptions, TransactionalProducer
 from pgsluice.kafka.topics import Topics, TopicSpec
 from pgsluice.progress import Checkpoint
 from pgsluice.tables import TablePolicy
+
+log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -137,8 +141,9 @@ class KafkaSink:
                 raise ConfigError(f"Topic {spec.name} must have exactly one partition, as pgsluice creates it.")
         self._topics.check_compacted(self._options.checkpoint_topic.name)
         allowed_ms = self._topics.max_transaction_timeout_ms()
-        if allowed_ms is not None:
-            self._timeout_s = min(self._timeout_s, allowed_ms / 1000)
+        if allowed_ms is not None and allowed_ms < self._timeout_s * 1000:
+            self._timeout_s = allowed_ms / 1000
+            log.info("transaction.max.timeout.ms of the brokers shortens transactions", timeout_s=self._timeout_s)
 
     def _last_checkpoint(self) -> Checkpoint | None:
         return read_checkpoint(

@@ -44,16 +44,10 @@ from pgsluice.progress import (
     check_timeline,
 )
 from pgsluice.tables import Tables
-from pgsluice.transaction import Transaction
 
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
-
-_TOO_SLOW = (
-    "It happened twice in a row: a transaction of PostgreSQL is too large for it at this speed. Raise "
-    "delivery.transaction_timeout, and transaction.max.timeout.ms on the brokers."
-)
 
 _NOTHING_LOST = "Nothing is lost: what was not delivered was not confirmed either, and will be sent again."
 
@@ -61,6 +55,8 @@ BACKOFF_FIRST_S = 0.5
 BACKOFF_MAX_S = 30.0
 _DOUBLINGS = 6
 """From the first to beyond the longest."""
+
+MIB = 1024 * 1024
 
 SAY_AGAIN_S = 300.0
 """How often a state that lasts is logged."""
@@ -147,18 +143,24 @@ class Pipeline:
         if session is not None and session.has_delivered:
             self._failures, self._said = 0, None
         if isinstance(error, DeadlineMissed) and session is not None:
-            self._give_up_if_missed_before(error, session.own_transaction)
+            self._give_up_if_missed_before(error, session)
         self._metrics.session_errors.labels(type(error).__name__).inc()
         self._wait_because(error, State.WAITING)
         await self._pause(min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** min(self._failures, _DOUBLINGS)))
         self._failures += 1
 
-    def _give_up_if_missed_before(self, error: DeadlineMissed, transaction: Transaction | None) -> None:
+    def _give_up_if_missed_before(self, error: DeadlineMissed, session: Session) -> None:
         """Raise UnavailableError when the same transaction missed the deadline of its Kafka transaction before."""
+        transaction, (size, seconds) = session.own_transaction, session.own_written
         if transaction is None:
             return
         if transaction.commit_lsn == self._missed:
-            raise UnavailableError(f"{error} {_TOO_SLOW}") from error
+            mib = size / MIB
+            raise UnavailableError(
+                f"{error} It happened twice in a row to transaction {transaction.xid} of PostgreSQL, of which "
+                f"{mib:.1f} MiB were written, at {mib / max(seconds, 1):.2f} MiB/s. Raise "
+                "delivery.transaction_timeout, and transaction.max.timeout.ms on the brokers."
+            ) from error
         self._missed = transaction.commit_lsn
 
     def _wait_because(self, error: RetryableError, state: State) -> None:

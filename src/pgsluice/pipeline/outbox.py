@@ -58,6 +58,7 @@ class Outbox:
         self._closed_at = time.monotonic()
         self._closing: Cut | None = None
         self._own: Cut | None = None
+        self._own_since = 0.0
         self._busy_since: float | None = None
         self.own_transaction: Transaction | None = None
         """The transaction that has a Kafka transaction of its own, while it is being written."""
@@ -71,6 +72,11 @@ class Outbox:
     def busy_s(self) -> float:
         """How long Kafka has been busy with what it was last given; 0 when it has nothing to do."""
         return 0.0 if self._busy_since is None else time.monotonic() - self._busy_since
+
+    @property
+    def own_written(self) -> tuple[int, float]:
+        """Bytes that the producer has taken of the transaction that has its own, and the seconds since its begin."""
+        return (0, 0.0) if self._own is None else (self._own.size, time.monotonic() - self._own_since)
 
     @property
     def oldest(self) -> Transaction | None:
@@ -102,7 +108,7 @@ class Outbox:
             await self.drain()
             self.own_transaction = transaction
             await self._busy(self._sink.begin())
-            self._own = Cut()
+            self._own, self._own_since = Cut(), time.monotonic()
         await self._busy(self._sink.produce(self._own, self._pending))
         self._own.size += self._pending_size
         self._own.events += self._pending_events

@@ -101,6 +101,11 @@ class Session:
         return self._outbox.own_transaction
 
     @property
+    def own_written(self) -> tuple[int, float]:
+        """Bytes of it that are written, and in how many seconds."""
+        return self._outbox.own_written
+
+    @property
     def has_delivered(self) -> bool:
         """Whether a cut was committed in this session."""
         return self.checkpoint is not self._resumed_from
