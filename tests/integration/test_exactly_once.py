@@ -1,0 +1,317 @@
+"""Exactly once, rule by rule: commits of unknown outcome, deadlines, half transactions.
+
+A proxy before the broker loses answers, and sends late what was given up.
+"""
+
+import signal
+from collections.abc import Callable, Iterator
+from threading import Event
+from time import sleep
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from sandbox.broker import Listener
+from sandbox.kafka import Kafka
+from sandbox.postgres import Postgres
+from tests.support.kafka import end_of, transaction
+from tests.support.kafka_proxy import ADD_PARTITIONS_TO_TXN, END_TXN, INIT_PRODUCER_ID, PRODUCE, KafkaProxy, Request
+from tests.support.weather import Pipeline, Start, fails, wait_until
+
+SEEN = "SEEN"
+"""The listener behind the proxy."""
+
+TIMEOUT_S = 2
+"""Of a Kafka transaction: a commit that is not answered is given up before."""
+
+SETTINGS: dict[str, Any] = {
+    "transaction_timeout": f"{TIMEOUT_S}s",
+    "heartbeat": "1min",  # a commit that the tests catch is one of rows
+    "cut_bytes": "64KiB",
+}
+
+LARGE = 20_000
+"""Rows of a transaction that gets a Kafka transaction of its own."""
+
+
+class Seen:
+    """A broker behind a proxy, and pipelines that know it by its proxy's address."""
+
+    def __init__(self, kafka: Kafka, proxy: KafkaProxy, start: Start) -> None:
+        self.kafka = kafka
+        self.proxy = proxy
+        self._start = start
+
+    def start(self, **options: Any) -> Pipeline:  # noqa: ANN401 - what the fixture takes
+        settings = {"kafka": {"bootstrap_servers": self.proxy.address}, "delivery": SETTINGS}
+        return self._start(settings, broker=self.kafka, **options)
+
+
+@pytest.fixture(scope="module")
+def proxied_kafka() -> Iterator[tuple[Kafka, KafkaProxy]]:
+    with KafkaProxy() as proxy:
+        soon = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "100"}
+        with Kafka(settings=soon, listeners=[Listener(SEEN, advertised={1: proxy.address})]) as kafka:
+            proxy.target = kafka.addresses(SEEN)
+            yield kafka, proxy
+
+
+@pytest.fixture
+def seen(proxied_kafka: tuple[Kafka, KafkaProxy], start: Start) -> Iterator[Seen]:
+    kafka, proxy = proxied_kafka
+    yield Seen(kafka, proxy, start)
+    proxy.forward()
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[Postgres]:
+    """Give a server that a test may take away; it really syncs, because it will crash."""
+    with Postgres(17, {"fsync": "on"}) as server:
+        yield server
+
+
+class Once:
+    """Does the first of the requests that way, and cuts the client off at all others: it never hears an answer."""
+
+    def __init__(self, first: Callable[[Request], None]) -> None:
+        self._first = first
+        self._came = False
+
+    def __call__(self, request: Request) -> None:
+        came, self._came = self._came, True
+        (Request.cut if came else self._first)(request)
+
+
+class Late:
+    """Keeps the first request until told, while its sender is cut off."""
+
+    def __init__(self) -> None:
+        self._kept: list[Request] = []
+        self._came = False
+
+    def __call__(self, request: Request) -> None:
+        if not self._came:
+            self._came = True
+            self._kept.append(request)
+        request.cut()
+
+    @property
+    def waiting(self) -> bool:
+        return bool(self._kept)
+
+    def before(self, request: Request) -> None:
+        """Let it arrive just before this one."""
+        while self._kept:
+            self._kept.pop().send_late()
+        request.forward()
+
+
+class TestACommitOfUnknownOutcome:
+    """Only Kafka knows: the next session fences, and reads what became of it."""
+
+    @pytest.mark.parametrize("fate", [Request.lose_answer, Request.cut], ids=["done", "not done"])
+    def test_its_answer_is_lost(self, seen: Seen, fate: Callable[[Request], None]) -> None:
+        pipeline = seen.start()
+        pipeline.write()
+        assert pipeline.read(10)
+        seen.proxy.on(END_TXN, Once(fate))
+        pipeline.write_at_once(10)
+        pipeline.wait_for(state="waiting")
+        seen.proxy.forward()
+        pipeline.wait_for(state="streaming")
+        pipeline.write()
+        pipeline.assert_complete()
+
+    @pytest.mark.parametrize("moment", [INIT_PRODUCER_ID, ADD_PARTITIONS_TO_TXN], ids=["fencing", "the next cut"])
+    def test_it_arrives_late(self, seen: Seen, moment: int) -> None:
+        pipeline = seen.start()
+        pipeline.write()
+        assert pipeline.read(10)
+        late = Late()
+        seen.proxy.on(END_TXN, late)
+        pipeline.write_at_once(10)
+        pipeline.wait_for(state="waiting")
+        seen.proxy.on(moment, late.before)
+        seen.proxy.forward(END_TXN)
+        pipeline.wait_for(state="streaming")
+        pipeline.write()
+        pipeline.assert_complete()
+        assert not late.waiting
+
+    @pytest.mark.parametrize("moment", [INIT_PRODUCER_ID, ADD_PARTITIONS_TO_TXN], ids=["fencing", "the next cut"])
+    def test_it_arrives_after_its_daemon_was_killed(self, seen: Seen, moment: int) -> None:
+        pipeline = seen.start()
+        late = Late()
+        seen.proxy.on(END_TXN, late)
+        pipeline.write_at_once(10)
+        wait_until(lambda: late.waiting, "the commit")
+        pipeline.daemon.kill()
+        seen.proxy.on(moment, late.before)
+        seen.proxy.forward(END_TXN)
+        pipeline.daemon.start()
+        pipeline.write()
+        pipeline.assert_complete()
+        assert not late.waiting
+
+
+class TestSomebodyElsesTransaction:
+    """An open transaction on the checkpoint topic hides every later checkpoint from read_committed readers."""
+
+    def test_it_is_waited_for(self, seen: Seen) -> None:
+        pipeline = seen.start()
+        topic = f"{pipeline.daemon.name}.checkpoint"
+        with transaction(seen.kafka, topic, [b"not a checkpoint"]) as stranger:
+            pipeline.write()
+            pipeline.wait_until_confirmed()
+            pipeline.daemon.stop()
+            pipeline.daemon.start(wait=False)
+            pipeline.wait_for(state="starting")
+            sleep(1)
+            pipeline.wait_for(state="starting")
+            stranger.abort_transaction(TIMEOUT_S)
+        pipeline.daemon.wait_until_ready()
+        pipeline.write()
+        pipeline.assert_complete()
+
+    def test_one_that_does_not_end_is_named(self, seen: Seen) -> None:
+        pipeline = seen.start()
+        topic = f"{pipeline.daemon.name}.checkpoint"
+        with transaction(seen.kafka, topic, [b"not a checkpoint"]) as stranger:
+            pipeline.write()
+            pipeline.wait_until_confirmed()
+            pipeline.daemon.stop()
+            code, log = fails(pipeline)
+            stranger.abort_transaction(TIMEOUT_S)
+        assert code == 69
+        assert f"{topic} cannot be read beyond offset" in log
+        assert "another producer keeps a transaction open on it" in log
+        pipeline.daemon.start()
+        pipeline.assert_complete()
+
+
+class TestDeadlines:
+    def test_a_timeout_above_the_brokers_is_lowered(self, seen: Seen) -> None:
+        pipeline = seen.start(wait=False)
+        pipeline.daemon.settings["delivery"] |= {"transaction_timeout": "20min"}
+        pipeline.daemon.kill()
+        pipeline.daemon.start(wait=False)
+        pipeline.daemon.wait_until_ready()
+        pipeline.write()
+        pipeline.assert_complete()
+        assert "transaction.max.timeout.ms" in pipeline.daemon.log_text()
+
+    def test_what_misses_it_once_is_tried_again(self, seen: Seen) -> None:
+        pipeline = seen.start()
+        seen.proxy.on(PRODUCE, slowly)
+        pipeline.write_at_once(LARGE)
+        pipeline.wait_for(state="waiting")
+        assert "did not finish within 2 s" in pipeline.daemon.log_text()
+        seen.proxy.forward()
+        pipeline.write()
+        pipeline.assert_complete()
+
+    def test_what_misses_it_twice_stops(self, seen: Seen) -> None:
+        pipeline = seen.start()
+        seen.proxy.on(PRODUCE, slowly)
+        pipeline.write_at_once(LARGE)
+        assert pipeline.daemon.wait() == 69
+        log = pipeline.daemon.log_text()
+        assert "happened twice" in log
+        assert "MiB/s" in log
+        assert "delivery.transaction_timeout" in log
+        seen.proxy.forward()
+        pipeline.daemon.start()
+        pipeline.assert_complete()
+
+    def test_the_brokers_clock_is_not_another_owner(self, seen: Seen) -> None:
+        pipeline = seen.start()
+        gate = Gate()
+        seen.proxy.on(PRODUCE, gate)
+        pipeline.write_at_once(LARGE)
+        gate.wait()
+        pipeline.daemon.send(signal.SIGSTOP)
+        gate.open()
+        sleep(TIMEOUT_S + 1)
+        pipeline.daemon.send(signal.SIGCONT)
+        pipeline.write()
+        pipeline.assert_complete()
+        assert pipeline.daemon.alive
+        assert "Another producer" not in pipeline.daemon.log_text()
+
+    def test_another_owner_without_our_slot_is(self, seen: Seen) -> None:
+        pipeline = seen.start()
+        pipeline.write()
+        assert pipeline.read(10)
+        name = pipeline.daemon.name
+        brokers = {"bootstrap.servers": seen.kafka.bootstrap_servers}
+        other = Producer({**brokers, "transactional.id": f"pgsluice-{name}-{name}"})
+        other.init_transactions(TIMEOUT_S)
+        pipeline.write()
+        assert pipeline.daemon.wait() == 69
+        assert "It does not stream from our slot" in pipeline.daemon.log_text()
+        pipeline.daemon.start()
+        pipeline.assert_complete()
+
+
+class TestHalfATransaction:
+    """Rows of an unfinished transaction are in Kafka already; nobody ever sees them."""
+
+    def test_the_daemon_is_killed(self, seen: Seen) -> None:
+        pipeline = seen.start()
+        gate = Gate()
+        seen.proxy.on(PRODUCE, gate)
+        pipeline.write_at_once(LARGE)
+        gate.wait()
+        gate.open()
+        topic = f"{pipeline.daemon.name}.public.numbers"
+        wait_until(lambda: end_of(seen.kafka, topic) > 0, "rows")
+        pipeline.daemon.kill()
+        seen.proxy.forward()
+        pipeline.daemon.start()
+        pipeline.write()
+        pipeline.assert_complete()
+        assert end_of(seen.kafka, topic) > LARGE + 10 + 3
+
+    def test_postgresql_crashes(self, own_postgres: Postgres, seen: Seen) -> None:
+        pipeline = seen.start(server=own_postgres)
+        gate = Gate()
+        seen.proxy.on(PRODUCE, gate)
+        pipeline.write_at_once(LARGE)
+        gate.wait()
+        own_postgres.kill()
+        gate.open()
+        seen.proxy.forward()
+        own_postgres.start()
+        pipeline.write()
+        pipeline.assert_complete()
+
+
+class Gate:
+    """Lets the first request through and holds the others until it is opened."""
+
+    def __init__(self) -> None:
+        self._came = False
+        self._holding = Event()
+        self._open = Event()
+
+    def __call__(self, request: Request) -> None:
+        if self._came and not self._open.is_set():
+            self._holding.set()
+            self._open.wait()
+        self._came = True
+        request.forward()
+
+    def wait(self) -> None:
+        """Return once something is held."""
+        assert self._holding.wait(TIMEOUT_S), "nothing came"
+
+    def open(self) -> None:
+        """Let all pass."""
+        self._open.set()
+
+
+def slowly(request: Request) -> None:
+    """Take longer than a Kafka transaction may."""
+    sleep(TIMEOUT_S)
+    request.forward()

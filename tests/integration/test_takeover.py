@@ -1,0 +1,139 @@
+"""Two daemons on one pipeline: the second waits, takes over when the first is gone, and keeps it out afterwards."""
+
+import logging
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from http import HTTPStatus
+from http.client import HTTPConnection
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+
+from sandbox.daemon import Daemon
+from sandbox.postgres import Database
+from tests.support.kafka import end_of
+from tests.support.proxy import Proxy
+from tests.support.weather import Pipeline, Start, wait_until
+
+log = logging.getLogger(__name__)
+
+WAL_SENDER_TIMEOUT_S = 4
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "postgres": {"wal_sender_timeout": f"{WAL_SENDER_TIMEOUT_S}s", "status_interval": "1s"},
+    "delivery": {"heartbeat": "200ms", "cut_bytes": "64KiB"},
+}
+
+
+class Pair:
+    """An owner that reaches PostgreSQL through a proxy, and its standby."""
+
+    def __init__(self, owner: Pipeline, standby: Pipeline, proxy: Proxy) -> None:
+        self.owner = owner
+        self.standby = standby
+        self.proxy = proxy
+
+    @contextmanager
+    def load(self) -> Iterator[None]:
+        """Write within the block, one small transaction after the other."""
+        done = Event()
+
+        def write() -> None:
+            while not done.is_set():
+                self.owner.write(5)
+
+        writer = Thread(target=write)
+        writer.start()
+        try:
+            yield
+        finally:
+            done.set()
+            writer.join()
+
+    def assert_complete(self) -> None:
+        """Every number arrives once and in order, whoever sent it."""
+        self.owner.write()
+        self.standby.expect(self.owner)
+        self.standby.assert_complete()
+
+
+@pytest.fixture
+def pair(start: Start) -> Iterator[Pair]:
+    with Proxy() as proxy:
+
+        def through_proxy(database: Database) -> str:
+            proxy.target = (database.server.host, database.server.port)
+            return database.conninfo(port=proxy.port)
+
+        owner = start(SETTINGS, conninfo=through_proxy)
+        dsn, brokers, settings = owner.database.conninfo(), owner.kafka.bootstrap_servers, owner.daemon.settings
+        with Daemon(owner.daemon.name, dsn, brokers, settings, wait_for="any") as daemon:
+            standby = Pipeline(owner.database, owner.kafka, daemon)
+            standby.wait_for(state="standby")
+            yield Pair(owner, standby, proxy)
+
+
+@contextmanager
+def taken_over(former: Pipeline, by: Pipeline) -> Iterator[None]:
+    """Expect that ``by`` takes over from what happens to ``former`` within the block; the log says how fast."""
+    began = time.monotonic()
+    yield
+    by.wait_for(state="streaming")
+    log.info("taken over from %s in %.1f s", former.daemon.url, time.monotonic() - began)
+
+
+def readiness(pipeline: Pipeline, role: str) -> int:
+    host, _, port = pipeline.daemon.url.removeprefix("http://").partition(":")
+    with closing(HTTPConnection(host, int(port), timeout=10)) as connection:
+        connection.request("GET", f"/readyz?role={role}")
+        return connection.getresponse().status
+
+
+class TestAStandby:
+    def test_it_disturbs_nobody_and_takes_over_within_seconds(self, pair: Pair) -> None:
+        with pair.load():
+            time.sleep(3)
+            assert [readiness(pair.standby, role) for role in ("any", "active")] == [200, 503]
+            assert [readiness(pair.owner, role) for role in ("any", "active")] == [200, 200]
+            assert "warning" not in pair.owner.daemon.log_text()
+            with taken_over(pair.owner, by=pair.standby):
+                pair.owner.daemon.kill()
+            assert [readiness(pair.standby, role) for role in ("any", "active")] == [200, 200]
+        pair.assert_complete()
+
+    def test_an_owner_whose_process_stands_still(self, pair: Pair) -> None:
+        """And comes round again, and the same the other way."""
+        with pair.load():
+            for former, other in ((pair.owner, pair.standby), (pair.standby, pair.owner)):
+                with taken_over(former, by=other):
+                    former.daemon.send(signal.SIGSTOP)
+                former.daemon.send(signal.SIGCONT)
+                former.wait_for(state="standby")
+                assert other.daemon.status()["state"] == "streaming"
+        pair.assert_complete()
+
+    def test_an_owner_cut_off_from_postgresql_only(self, pair: Pair) -> None:
+        with pair.load():
+            with taken_over(pair.owner, by=pair.standby):
+                pair.proxy.drop("to_server")
+            wait_until(lambda: readiness(pair.owner, "any") != HTTPStatus.OK, "the former owner to notice")
+            pair.proxy.resume()
+            pair.proxy.cut()
+            pair.owner.wait_for(state="standby")
+        pair.assert_complete()
+
+    def test_an_owner_in_the_middle_of_a_large_transaction(self, pair: Pair) -> None:
+        pair.owner.write()
+        assert pair.owner.read(10)
+        topic = f"{pair.owner.daemon.name}.public.numbers"
+        before = end_of(pair.owner.kafka, topic)
+        with taken_over(pair.owner, by=pair.standby):
+            pair.owner.write_at_once(100_000)
+            wait_until(lambda: end_of(pair.owner.kafka, topic) > before, "rows of it")
+            pair.owner.daemon.send(signal.SIGSTOP)
+        pair.owner.daemon.send(signal.SIGCONT)
+        pair.owner.wait_for(state="standby")
+        pair.assert_complete()

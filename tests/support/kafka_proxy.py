@@ -1,0 +1,179 @@
+"""A proxy before one broker that knows requests apart: holds them, loses their answers, sends them late.
+
+    with KafkaProxy() as proxy, Kafka(listeners=[Listener("SEEN", advertised={1: proxy.address})]) as kafka:
+        proxy.target = kafka.addresses("SEEN")
+        proxy.on(END_TXN, Request.lose_answer)
+
+It reads the heads of requests, nothing more: https://kafka.apache.org/protocol#protocol_messages
+"""
+
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Self
+
+from sandbox.ports import ReservedPort
+
+HOST = "127.0.0.1"
+
+PRODUCE = 0
+FETCH = 1
+INIT_PRODUCER_ID = 22
+ADD_PARTITIONS_TO_TXN = 24
+END_TXN = 26
+"""Keys of the requests that tests tell apart."""
+
+_SIZE = struct.Struct(">i")
+_HEAD = struct.Struct(">hhi")
+"""Key, version, correlation id."""
+
+WAIT_S = 30
+
+
+class Request:
+    """A request on its way; whoever intercepts it decides what becomes of it, and may keep it for later."""
+
+    def __init__(self, connection: "_Connection", frame: bytes) -> None:
+        self.key, _, self._id = _HEAD.unpack_from(frame)
+        self._connection = connection
+        self._frame = frame
+        self._answered = threading.Event()
+
+    def forward(self) -> None:
+        """Send it on; its answer will come back."""
+        self._connection.to_broker(self._frame)
+
+    def lose_answer(self) -> None:
+        """Send it on, and cut the client off once the broker has answered; the client hears nothing of it."""
+        self.send_late()
+        self.cut()
+
+    def cut(self) -> None:
+        """Cut the client off; the broker keeps its connection, and gets nothing."""
+        self._connection.cut_client()
+
+    def send_late(self) -> None:
+        """Send it on, although nobody waits for it any more; the broker has answered when this returns."""
+        self._connection.swallow(self._id, self._answered)
+        self._connection.to_broker(self._frame)
+        assert self._answered.wait(WAIT_S), "the broker did not answer"
+
+
+Handler = Callable[[Request], None]
+
+
+class KafkaProxy:
+    """Stands before a broker's listener, which advertises its address; forwards what no handler was set for."""
+
+    def __init__(self) -> None:
+        self.target = ""
+        self._reserved = ReservedPort.any()
+        self._handlers: dict[int, Handler] = {}
+        self._connections: list[_Connection] = []
+        self._listening = socket.create_server((HOST, self._reserved.number))
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._accept, name="kafka-proxy", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _close(self._listening)
+        for connection in self._connections:
+            connection.close()
+        self._reserved.release()
+
+    @property
+    def address(self) -> str:
+        """``host:port``, for the listener to advertise."""
+        return f"{HOST}:{self._reserved.number}"
+
+    def on(self, key: int, handler: Handler) -> None:
+        """Let ``handler`` decide about all requests of this kind; it may block its connection, and only that."""
+        self._handlers[key] = handler
+
+    def forward(self, *keys: int) -> None:
+        """Let requests of these kinds pass again, of all kinds unless told which."""
+        for key in keys or tuple(self._handlers):
+            self._handlers.pop(key, None)
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listening.accept()
+                host, _, port = self.target.partition(":")
+                try:
+                    broker = socket.create_connection((host, int(port)))
+                except OSError:
+                    client.close()
+                    continue
+                self._connections.append(_Connection(client, broker, self._handlers))
+
+
+class _Connection:
+    """A client, the connection to the broker on its behalf, and the answers that it is not to hear."""
+
+    def __init__(self, client: socket.socket, broker: socket.socket, handlers: dict[int, Handler]) -> None:
+        self._client = client
+        self._broker = broker
+        self._handlers = handlers
+        self._swallowed: dict[int, threading.Event] = {}
+        self._held = False
+        for pump in (self._requests, self._answers):
+            threading.Thread(target=pump, name=f"kafka-proxy-{pump.__name__}", daemon=True).start()
+
+    def to_broker(self, frame: bytes) -> None:
+        self._broker.sendall(_SIZE.pack(len(frame)) + frame)
+
+    def swallow(self, correlation_id: int, answered: threading.Event) -> None:
+        self._swallowed[correlation_id] = answered
+
+    def cut_client(self) -> None:
+        self._held = True
+        _close(self._client)
+
+    def close(self) -> None:
+        _close(self._client)
+        _close(self._broker)
+
+    def _requests(self) -> None:
+        with suppress(OSError):
+            while (frame := _frame(self._client)) is not None:
+                request = Request(self, frame)
+                self._handlers.get(request.key, Request.forward)(request)
+        if not self._held:
+            self.close()
+
+    def _answers(self) -> None:
+        with suppress(OSError):
+            while (frame := _frame(self._broker)) is not None:
+                answered = self._swallowed.pop(int.from_bytes(frame[:4], "big"), None)
+                if answered is not None:
+                    answered.set()
+                    continue
+                with suppress(OSError):
+                    self._client.sendall(_SIZE.pack(len(frame)) + frame)
+        _close(self._client)
+
+
+def _frame(source: socket.socket) -> bytes | None:
+    """Return what follows the length, None at the end."""
+    size = _exactly(source, _SIZE.size)
+    return None if size is None else _exactly(source, _SIZE.unpack(size)[0])
+
+
+def _exactly(source: socket.socket, count: int) -> bytes | None:
+    data = bytearray()
+    while len(data) < count:
+        more = source.recv(count - len(data))
+        if not more:
+            return None
+        data += more
+    return bytes(data)
+
+
+def _close(side: socket.socket) -> None:
+    with suppress(OSError):
+        side.shutdown(socket.SHUT_RDWR)
+    side.close()
