@@ -153,6 +153,7 @@ class Daemon:
         given = {
             "postgres": {"dsn": self._conninfo},
             "kafka": {"bootstrap_servers": self._bootstrap_servers, "topic_prefix": self.name},
+            "buffer": {"spill_dir": str(self._directory / "spill")},
             "http": {"listen": f"{HOST}:{self._port.number}"},
         }
         sections = {name: {**given.get(name, {}), **self.settings.get(name, {})} for name in given | self.settings}

@@ -45,12 +45,15 @@ class Cut:
     end_lsn: int = 0
     topics: dict[str, TopicUse] = field(default_factory=dict)
 
-    def add(self, transaction: Transaction, end_lsn: int, records: Iterable[Record], size: int, events: int) -> None:
-        """Join a committed transaction to the cut."""
+    def add_records(self, records: Iterable[Record], size: int, events: int) -> None:
+        """Join records that belong to no transaction, or to the one that :meth:`add` names."""
         self.records.extend(records)
         self.size += size
-        self.transactions += 1
         self.events += events
+
+    def add(self, transaction: Transaction, end_lsn: int) -> None:
+        """Join a committed transaction to the cut."""
+        self.transactions += 1
         if self.first is None:
             self.first = transaction
         self.last = (transaction, end_lsn)

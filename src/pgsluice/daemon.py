@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import fastavro
 import structlog
 
-from pgsluice import __version__
+from pgsluice import __version__, spool
 from pgsluice.avro.binary import encode_string
 from pgsluice.avro.schema import cut_schema
 from pgsluice.avro.types import TypeOptions
@@ -34,17 +34,19 @@ from pgsluice.lsn import format_lsn
 from pgsluice.metrics import Metrics
 from pgsluice.pipeline import Pipeline, PipelineOptions, State
 from pgsluice.pipeline.outbox import Limits
-from pgsluice.pipeline.session import SessionOptions
+from pgsluice.pipeline.session import SessionOptions, age_s
 from pgsluice.postgres import checks as postgres_checks
 from pgsluice.postgres.connection import ReplicationConnection
-from pgsluice.postgres.options import ConnectionOptions
+from pgsluice.postgres.options import ConnectionOptions, StreamOptions
 from pgsluice.postgres.slot import SlotState
 from pgsluice.postgres.source import PostgresSource, SourceOptions
 from pgsluice.registry.builtin import BuiltinRegistry
 from pgsluice.registry.client import RegistryOptions
 from pgsluice.registry.follower import SchemaFollower
 from pgsluice.registry.store import SchemaStore
+from pgsluice.spool import SpillDirectory, Spool, SpoolOptions
 from pgsluice.tables import TableRule, Tables
+from pgsluice.transaction import Prepared
 
 log = structlog.get_logger(__name__)
 
@@ -52,6 +54,9 @@ T = TypeVar("T")
 
 GAUGES_S = 1.0
 """How often positions and lags are copied into the metrics."""
+
+PREPARED_SHOWN = 10
+"""Prepared transactions in the status: the oldest."""
 
 LIVE_S = 120.0
 """Longer than a look at the server can take: it has time-outs of ten seconds for connecting and for answering."""
@@ -77,7 +82,11 @@ def serve_registry(settings: Settings, prefixes: Sequence[str]) -> None:
 
 def create_slot(settings: Settings) -> int:
     """Create the slot and return its consistent point."""
-    return asyncio.run(_with_replication(settings, lambda one: one.create_slot(settings.slot_name)))
+    return asyncio.run(
+        _with_replication(
+            settings, lambda one: one.create_slot(settings.slot_name, failover=settings.postgres.failover)
+        )
+    )
 
 
 def slot_status(settings: Settings) -> SlotState | None:
@@ -105,8 +114,10 @@ class _Daemon:
             lambda: PostgresSource.open(_source_options(settings)),
             self._make_sink,
             self._registry,
+            self._make_spool,
             self._metrics,
         )
+        self._spill = SpillDirectory(settings.buffer.spill_dir)
         self._started = time.time()
 
     async def run(self) -> None:
@@ -115,8 +126,9 @@ class _Daemon:
         await http.start()
         log.info("listening", address=str(self._settings.http.listen), version=__version__)
         try:
-            async with _signals(self._pipeline.stop):
-                await _first_of(self._pipeline.run(), self._registry.follow(), self._keep_gauges())
+            with self._spill:
+                async with _signals(self._pipeline.stop):
+                    await _first_of(self._pipeline.run(), self._registry.follow(), self._keep_gauges())
         finally:
             await self._registry.close()
             await http.stop()
@@ -130,6 +142,10 @@ class _Daemon:
         key_id = await self._registry.register(f"{prefix}.transactions-key", "string")
         key = header(key_id) + encode_string(self._settings.name)
         return KafkaSink(_sink_options(self._settings, self._kafka), CutFormat(key, _encoder(value_id, schema)))
+
+    def _make_spool(self) -> Spool:
+        buffer = self._settings.buffer
+        return Spool(SpoolOptions(self._spill.path, buffer.memory_max.bytes, buffer.spill_max.bytes))
 
     def _status(self) -> dict[str, object]:
         """Return what ``/status`` says; LSNs in PostgreSQL's notation."""
@@ -154,6 +170,9 @@ class _Daemon:
                 "lag_bytes": session.lag_bytes,
                 "lag_seconds": round(session.lag_seconds(), 3),
                 "buffered_bytes": session.buffered_bytes,
+                "waiting_transactions": session.waiting_transactions,
+                "waiting_bytes": dict(zip(("memory", "disk"), session.waiting_bytes, strict=True)),
+                "prepared": [_prepared(one) for one in session.prepared[:PREPARED_SHOWN]],
             }
         return status
 
@@ -178,11 +197,22 @@ class _Daemon:
             session = self._pipeline.session
             metrics.lag_bytes.set(math.nan if session is None else session.lag_bytes)
             metrics.lag_seconds.set(math.nan if session is None else session.lag_seconds())
+            oldest = None if session is None else session.oldest_prepared
+            metrics.oldest_prepared_seconds.set(0.0 if oldest is None else age_s(oldest.prepare_ts))
             if session is not None:
                 for position, lsn in session.positions().items():
                     metrics.lsn.labels(position).set(lsn)
             metrics.kafka_errors.set(self._kafka.errors.count)
             await asyncio.sleep(GAUGES_S)
+
+
+def _prepared(transaction: Prepared) -> dict[str, object]:
+    return {
+        "gid": transaction.gid,
+        "xid": transaction.xid,
+        "prepare_lsn": format_lsn(transaction.prepare_lsn),
+        "seconds": round(age_s(transaction.prepare_ts)),
+    }
 
 
 def _connection_options(settings: Settings) -> ConnectionOptions:
@@ -196,7 +226,19 @@ def _connection_options(settings: Settings) -> ConnectionOptions:
 
 
 def _source_options(settings: Settings) -> SourceOptions:
-    return SourceOptions(_connection_options(settings), settings.slot_name, settings.postgres.publications)
+    postgres = settings.postgres
+    stream = StreamOptions(
+        streaming=postgres.streaming,
+        two_phase=postgres.two_phase,
+        binary=postgres.binary,
+        messages=postgres.messages,
+        origin=postgres.origin,
+    )
+    if postgres.messages and postgres.streaming != "off":
+        log.info("streaming is off, because messages are published: those of a rolled-back savepoint would be, too")
+    return SourceOptions(
+        _connection_options(settings), settings.slot_name, postgres.publications, stream, postgres.failover
+    )
 
 
 def _registry_options(settings: Settings, errors: ClientErrors) -> RegistryOptions:
@@ -318,11 +360,15 @@ async def _check(settings: Settings) -> list[Finding]:
     client = ClientOptions(settings.kafka.librdkafka_properties(), f"pgsluice-{settings.name}-check")
     postgres, kafka = await asyncio.gather(
         postgres_checks.check(
-            source.connection, source.slot, source.publications, create_slot=settings.postgres.create_slot
+            source.connection,
+            source.slot,
+            source.publications,
+            source.stream,
+            create_slot=settings.postgres.create_slot,
         ),
         asyncio.to_thread(kafka_checks.check, _sink_options(settings, client)),
     )
-    return [*postgres, *kafka]
+    return [*postgres, *kafka, spool.check(settings.buffer.spill_dir)]
 
 
 async def _serve_registry(settings: Settings, prefixes: Sequence[str]) -> None:

@@ -22,6 +22,10 @@ _NULL = b"\x00"
 _VALUE = b"\x02"
 _EMPTY = b"\x00"
 """An array or map without entries."""
+_FALSE, _TRUE = b"\x00", b"\x01"
+
+_BEFORE_ALL = -1
+"""The ``seq`` of a message that is not part of a transaction."""
 
 _INSERT, _UPDATE, _DELETE, _TRUNCATE = (encode_bytes(op) for op in (b"c", b"u", b"d", b"t"))
 _NO_IMAGE, _KEY_IMAGE, _FULL_IMAGE = (encode_bytes(image) for image in (b"none", b"key", b"full"))
@@ -55,7 +59,7 @@ class Target:
 
 @dataclass(slots=True)
 class Record:
-    """One Kafka record. ``op`` None is a tombstone; a truncate (``t``) goes to every partition.
+    """One Kafka record. ``op`` None is a tombstone; a truncate (``t``) goes to every partition; ``m``: a message.
 
     ``timestamp_ms`` 0: the time of producing.
     """
@@ -75,10 +79,11 @@ class Record:
 class Stamp:
     """What the records of one transaction share, encoded once; hands out their ``seq``."""
 
-    __slots__ = ("_head", "_tail", "next_seq", "timestamp_ms", "transaction")
+    __slots__ = ("_head", "_tail", "epoch", "next_seq", "timestamp_ms", "transaction")
 
     def __init__(self, transaction: Transaction, epoch: int, *, commit_timestamps: bool) -> None:
         self.transaction = transaction
+        self.epoch = epoch
         self.next_seq = 0
         commit_us = transaction.commit_ts + POSTGRES_EPOCH_US
         self.timestamp_ms = commit_us // 1000 if commit_timestamps else 0
@@ -95,6 +100,39 @@ class Stamp:
         seq = self.next_seq
         self.next_seq = seq + 1
         return self._head + encode_long(seq) + self._tail
+
+
+class MessageEncoder:
+    """Messages of pg_logical_emit_message to records; their fields are those of ``contract/message.avsc``."""
+
+    def __init__(self, target: Target) -> None:
+        assert target.key_schema_id is not None, "the key of a message is its prefix"
+        self._target = target
+        self._head = header(target.value_schema_id)
+        self._key_head = header(target.key_schema_id)
+
+    def encode(self, message: messages.LogicalMessage, stamp: Stamp) -> list[Record]:
+        """Return the record of a transactional message."""
+        transaction = stamp.transaction
+        position = encode_long(stamp.epoch) + encode_long(transaction.commit_lsn) + encode_long(stamp.next_seq)
+        stamp.next_seq += 1
+        origin = transaction.origin
+        tail = (
+            _VALUE + encode_long(transaction.xid),
+            _VALUE + encode_long(transaction.commit_ts + POSTGRES_EPOCH_US),
+            _NULL if origin is None else _VALUE + encode_bytes(origin.encode()),
+        )
+        return [self._record(message, position + b"".join(tail), stamp.timestamp_ms)]
+
+    def encode_standalone(self, message: messages.LogicalMessage, epoch: int) -> list[Record]:
+        """Return the record of a message outside transactions: its own LSN, and before a commit at the same one."""
+        position = encode_long(epoch) + encode_long(message.lsn) + encode_long(_BEFORE_ALL)
+        return [self._record(message, position + _NULL + _NULL + _NULL, 0)]
+
+    def _record(self, message: messages.LogicalMessage, tail: bytes, timestamp_ms: int) -> Record:
+        prefix = encode_bytes(message.prefix.encode())
+        content = encode_bytes(message.content) + (_TRUE if message.transactional else _FALSE)
+        return Record(self._target, "m", self._key_head + prefix, self._head + prefix + content + tail, timestamp_ms)
 
 
 class ChangeEncoder:

@@ -37,6 +37,17 @@ class Metrics:
             "lag_seconds", "Age of the oldest commit received and not yet delivered, 0 when there is none."
         )
         self.buffered_bytes = self._gauge("buffered_bytes", "Encoded bytes on their way to Kafka.")
+        self.waiting_transactions = self._gauge(
+            "waiting_transactions", "Streamed and prepared transactions whose rows wait for the commit."
+        )
+        self.waiting_bytes = self._gauge("waiting_bytes", "Bytes of rows that wait for their commit.", "place")
+        self.prepared_transactions = self._gauge(
+            "prepared_transactions", "Prepared transactions received that have not ended."
+        )
+        self.oldest_prepared_seconds = self._gauge(
+            "oldest_prepared_seconds",
+            "Age of the oldest prepared transaction with changes: it keeps the slot from moving; 0 without one.",
+        )
         self.active = self._gauge("active", "1 while this process streams from the slot, 0 while it waits.")
         self.info = self._gauge("info", "1; labels tell what runs.", "version", "pipeline", "encoder")
 

@@ -165,29 +165,51 @@ def check_resent(checkpoint: Checkpoint, resent: Resent) -> None:
 
 
 class Progress:
-    """The three positions of one session.
+    """The positions of one session.
 
     ``received``: the highest position received in this session. Before it, the server may still owe us
-    changes. ``delivered``: the end LSN of the last committed checkpoint.
+    changes, and there may be prepared transactions that we do not know yet. ``delivered``: the end LSN of the
+    last committed checkpoint.
     """
 
     def __init__(self, delivered: int) -> None:
         self.received = INVALID_LSN
         self.delivered = delivered
+        self._prepares: dict[int, int] = {}
+        self._released: dict[int, int] = {}
 
     def on_received(self, lsn: int) -> None:
-        """Note that everything before ``lsn`` has been received (end of a Commit, or an idle keepalive)."""
+        """Note that everything before ``lsn`` has been received: the end of a record, or an idle keepalive."""
         self.received = max(self.received, lsn)
 
     def on_delivered(self, end_lsn: int) -> None:
         """Note that the checkpoint with ``end_lsn`` is committed."""
         assert end_lsn >= self.delivered, "a checkpoint never goes back"
         self.delivered = end_lsn
+        self._drop_released()
+
+    def hold(self, xid: int, prepare_lsn: int) -> None:
+        """Confirm nothing behind this Prepare: the server would not send the transaction again."""
+        self._prepares[xid] = prepare_lsn
+
+    def release(self, xid: int, end_lsn: int) -> None:
+        """Note that the transaction ended at ``end_lsn``: it is held until everything before that is delivered."""
+        if xid in self._prepares:
+            self._released[xid] = end_lsn
+            self._drop_released()
+
+    def forget(self, xid: int) -> None:
+        """Note that the transaction was rolled back: there is nothing of it to deliver."""
+        self._prepares.pop(xid, None)
+
+    def _drop_released(self) -> None:
+        for xid in [xid for xid, end_lsn in self._released.items() if end_lsn <= self.delivered]:
+            del self._released[xid], self._prepares[xid]
 
     @property
     def confirmable(self) -> int:
         """What may be confirmed to PostgreSQL: never more than what a committed checkpoint records."""
-        return min(self.delivered, self.received)
+        return min(self.delivered, self.received, *self._prepares.values())
 
     @property
     def undelivered(self) -> bool:

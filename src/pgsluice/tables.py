@@ -79,6 +79,18 @@ class Tables:
             truncate=self.truncate if rule.truncate is None else rule.truncate,
         )
 
+    def messages_policy(self) -> TablePolicy:
+        """Return how messages of pg_logical_emit_message are published: one topic, in one order."""
+        return TablePolicy(
+            topic=f"{self.prefix}.messages",
+            partitions=1,
+            replication_factor=self.replication_factor,
+            config=self.config,
+            keys=None,
+            tombstones=False,
+            truncate=False,
+        )
+
     def _topic(self, template: str, schema: str, table: str) -> str:
         topic = template.format(prefix=self.prefix, schema=escape(schema), table=escape(table))
         if len(topic) > MAX_TOPIC_NAME:

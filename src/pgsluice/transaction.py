@@ -1,19 +1,23 @@
 """From messages to committed changes: which transaction a row belongs to, and where it ends.
 
 The pipeline feeds it every message of one replication connection, in order, and gets back what follows
-from it. Ordinary transactions come one after the other, whole and in commit order; their Begin already
-says where they commit, so their rows go through as they arrive.
+from it. Ordinary transactions come whole and in commit order, and their Begin already says where they
+commit, so their rows go through as they arrive. Rows of streamed and prepared transactions wait, as the
+bytes they came in, until their commit arrives.
 
 https://www.postgresql.org/docs/current/protocol-logical-replication.html
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+import re
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
 
-from pgsluice.errors import ConfigError, HistoryError, ProtocolError
+from pgsluice.errors import HistoryError, ProtocolError
 from pgsluice.lsn import format_lsn
 from pgsluice.pgoutput import messages
+from pgsluice.pgoutput.decoder import Decoder
 from pgsluice.relation import Relation, RelationCache
 
 RowMessage: TypeAlias = messages.Insert | messages.Update | messages.Delete | messages.Truncate
@@ -39,11 +43,24 @@ class Change:
 
 
 @dataclass(slots=True)
+class Emitted:
+    """A message of pg_logical_emit_message; ``transaction`` None: it is not part of one."""
+
+    transaction: Transaction | None
+    message: messages.LogicalMessage
+
+
+@dataclass(slots=True)
 class Committed:
-    """``transaction`` is complete: everything before ``end_lsn`` has been received."""
+    """``transaction`` is complete: everything before ``end_lsn`` has been received.
+
+    ``is_bare``: a Commit Prepared without a Prepare. Either the transaction changed nothing that is published,
+    or somebody else acknowledged its Prepare.
+    """
 
     transaction: Transaction
     end_lsn: int
+    is_bare: bool = False
 
 
 @dataclass(slots=True)
@@ -54,7 +71,85 @@ class Resent:
     end_lsn: int
 
 
-Event: TypeAlias = Change | Committed | Resent
+@dataclass(slots=True)
+class Prepared:
+    """A transaction is prepared; its rows wait for COMMIT PREPARED or ROLLBACK PREPARED.
+
+    ``has_rows``: there is something to lose. ``prepare_ts`` is in µs since 2000-01-01 UTC.
+    """
+
+    xid: int
+    gid: str
+    prepare_lsn: int
+    end_lsn: int
+    prepare_ts: int
+    has_rows: bool
+
+
+@dataclass(slots=True)
+class RolledBack:
+    """A prepared transaction was rolled back."""
+
+    xid: int
+    end_lsn: int
+
+
+Event: TypeAlias = Change | Emitted | Committed | Resent | Prepared | RolledBack
+
+
+class Rows(Protocol):
+    """What waits of one transaction: pieces of bytes, in order."""
+
+    def append(self, number: int, data: bytes) -> None:
+        """Add a piece; ``number`` (unsigned, 32 bits) comes back with it."""
+
+    def __iter__(self) -> Iterator[tuple[int, bytes]]:
+        """Return all of them, oldest first."""
+
+    def discard(self) -> None:
+        """Forget all of them."""
+
+
+class Spool(Protocol):
+    """Where rows wait."""
+
+    def open(self) -> Rows:
+        """Return room for one more transaction."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A transaction whose rows wait. ``is_streamed``: they carry the id of their (sub)transaction."""
+
+    xid: int
+    rows: Rows
+    is_streamed: bool
+    relations: list[Relation] = field(default_factory=list)
+    """The versions of tables that its rows were sent under."""
+    numbers: dict[int, int] = field(default_factory=dict)
+    """From the identity of a version to its place in ``relations``, plus one."""
+    aborted: set[int] = field(default_factory=set)
+    """Subtransactions that were rolled back."""
+    origin: str | None = None
+    has_rows: bool = False
+
+    def number(self, relation: Relation) -> int:
+        """Return the number under which rows of this version of the table wait."""
+        number = self.numbers.get(id(relation))
+        if number is None:
+            self.relations.append(relation)
+            number = self.numbers[id(relation)] = len(self.relations)
+        return number
+
+
+_NO_RELATION = 0
+
+_ROWS = frozenset((b"I", b"U", b"D"))
+_KINDS_THAT_WAIT = frozenset((*_ROWS, b"T", b"M"))
+
+_unpack_xid = struct.Struct(">xI").unpack_from
+_unpack_oid = struct.Struct(">xI").unpack_from
+_unpack_streamed_oid = struct.Struct(">xxxxxI").unpack_from
 
 
 class Transactions:
@@ -64,31 +159,65 @@ class Transactions:
     send transactions before it once more, and they come out as :class:`Resent`, without changes.
     """
 
-    def __init__(self, delivered_lsn: int) -> None:
+    def __init__(self, delivered_lsn: int, spool: Spool) -> None:
         self.relations = RelationCache()
         self.current: Transaction | None = None
+        """The ordinary transaction that is being received."""
+        self.prepared: dict[int, Prepared] = {}
+        """The transactions that are prepared, by xid: a gid may be used again at once."""
+        self._spool = spool
+        self._decoder = Decoder()
         self._delivered_lsn = delivered_lsn
         self._resent = False
+        self._streams: dict[int, _Waiting] = {}
+        self._prepares: dict[int, _Waiting] = {}
+        self._receiving: _Waiting | None = None
         self._handlers: dict[type, Callable[[Any], Iterable[Event]]] = {
             messages.Insert: self._row,
             messages.Update: self._row,
             messages.Delete: self._row,
             messages.Truncate: self._truncate,
+            messages.LogicalMessage: self._message,
             messages.Begin: self._begin,
             messages.Commit: self._commit,
             messages.Relation: self._relation,
             messages.Type: self._type,
             messages.Origin: self._origin,
-            # Some minors of PostgreSQL 18 send it with streaming off: it aborts nothing that was sent.
-            messages.StreamAbort: self._nothing,
+            messages.StreamStart: self._stream_start,
+            messages.StreamStop: self._stream_stop,
+            messages.StreamCommit: self._stream_commit,
+            messages.StreamAbort: self._stream_abort,
+            messages.BeginPrepare: self._begin_prepare,
+            messages.Prepare: self._prepare,
+            messages.StreamPrepare: self._stream_prepare,
+            messages.CommitPrepared: self._commit_prepared,
+            messages.RollbackPrepared: self._rollback_prepared,
         }
 
-    def receive(self, message: messages.Message) -> Iterable[Event]:
-        """Return what follows from ``message``; ProtocolError when it cannot come here."""
-        handler = self._handlers.get(type(message))
-        if handler is None:
-            raise _not_asked_for(message)
-        return handler(message)
+    @property
+    def is_between(self) -> bool:
+        """Whether no transaction, and no segment of one, is being received."""
+        return self.current is None and self._receiving is None
+
+    @property
+    def waiting(self) -> int:
+        """How many streamed and prepared transactions wait for their commit."""
+        return len(self._streams) + len(self._prepares)
+
+    def receive(self, payload: bytes) -> Iterable[Event]:
+        """Return what follows from a message; ProtocolError when it is none, or cannot come here.
+
+        The events of a commit whose rows have waited are made while they are iterated over, and all of them
+        have to be taken before the next message is received.
+        """
+        receiving = self._receiving
+        if receiving is not None and payload[:1] in _KINDS_THAT_WAIT:
+            self._wait(receiving, payload)
+            return ()
+        message = self._decoder.decode(payload)
+        return self._handlers[type(message)](message)
+
+    # Ordinary transactions
 
     def _row(self, message: messages.Insert | messages.Update | messages.Delete) -> Iterable[Event]:
         transaction = self.current
@@ -106,12 +235,17 @@ class Transactions:
             return ()
         return [Change(transaction, self.relations[oid], message) for oid in message.relation_oids]
 
+    def _message(self, message: messages.LogicalMessage) -> Iterable[Event]:
+        if message.transactional:
+            if self.current is None:
+                raise _outside(message)
+            return () if self._resent else (Emitted(self.current, message),)
+        self._expect_between(message)
+        # Its own record ends there: delivered is delivered, as with a commit.
+        return () if message.lsn <= self._delivered_lsn else (Emitted(None, message),)
+
     def _begin(self, message: messages.Begin) -> Iterable[Event]:
-        if self.current is not None:
-            raise ProtocolError(
-                f"Begin of transaction {message.xid} inside transaction {self.current.xid}: expected its Commit first. "
-                "This is a defect of the server or of pgsluice; please report it."
-            )
+        self._expect_between(message)
         self.current = Transaction(message.xid, message.commit_lsn, message.commit_ts)
         # A commit record is [commit_lsn, end_lsn), and a delivered position never lies inside one.
         self._resent = message.commit_lsn < self._delivered_lsn
@@ -124,18 +258,22 @@ class Transactions:
         if message.commit_lsn != transaction.commit_lsn:
             raise ProtocolError(
                 f"Commit at {format_lsn(message.commit_lsn)} for a transaction that began with commit LSN "
-                f"{format_lsn(transaction.commit_lsn)}: this is a defect of the server or of pgsluice; please report "
-                "it."
+                f"{format_lsn(transaction.commit_lsn)}: {_DEFECT}"
             )
-        if not self._resent:
-            return (Committed(transaction, message.end_lsn),)
-        if message.end_lsn > self._delivered_lsn:
+        return (self._ended(transaction, message.end_lsn),)
+
+    def _ended(self, transaction: Transaction, end_lsn: int, *, is_bare: bool = False) -> Committed | Resent:
+        if transaction.commit_lsn >= self._delivered_lsn:
+            return Committed(transaction, end_lsn, is_bare)
+        if end_lsn > self._delivered_lsn:
             raise HistoryError(
                 f"Position {format_lsn(self._delivered_lsn)}, recorded as delivered, lies inside the commit record "
-                f"{format_lsn(message.commit_lsn)} to {format_lsn(message.end_lsn)}: the server is not the one that "
+                f"{format_lsn(transaction.commit_lsn)} to {format_lsn(end_lsn)}: the server is not the one that "
                 "was followed before. Compare the tables, drop the slot, then start a new history with --adopt-slot."
             )
-        return (Resent(transaction, message.end_lsn),)
+        return Resent(transaction, end_lsn)
+
+    # What may come anywhere
 
     def _relation(self, message: messages.Relation) -> Iterable[Event]:
         self.relations.on_relation(message)
@@ -146,29 +284,158 @@ class Transactions:
         return ()
 
     def _origin(self, message: messages.Origin) -> Iterable[Event]:
-        if self.current is None:
+        if self._receiving is not None:
+            self._receiving.origin = message.name
+        elif self.current is not None:
+            self.current.origin = message.name
+        else:
             raise _outside(message)
-        self.current.origin = message.name
         return ()
 
-    def _nothing(self, _message: messages.StreamAbort) -> Iterable[Event]:
+    # Rows that wait
+
+    def _wait(self, waiting: _Waiting, payload: bytes) -> None:
+        """Keep a row as it came, with the version of its table: a later Relation message is not for it."""
+        if payload[:1] not in _ROWS:
+            self._wait_decoded(waiting, payload)
+            return
+        unpack_oid = _unpack_streamed_oid if waiting.is_streamed else _unpack_oid
+        try:
+            (oid,) = unpack_oid(payload)
+        except struct.error:
+            self._decoder.decode(payload)  # says what is wrong
+            raise
+        waiting.rows.append(waiting.number(self.relations[oid]), payload)
+        waiting.has_rows = True
+
+    def _wait_decoded(self, waiting: _Waiting, payload: bytes) -> None:
+        """Keep a truncate, once for each of its tables, or a message."""
+        message = self._decoder.decode(payload)
+        if isinstance(message, messages.Truncate):
+            for oid in message.relation_oids:
+                waiting.rows.append(waiting.number(self.relations[oid]), payload)
+        else:
+            waiting.rows.append(_NO_RELATION, payload)
+        waiting.has_rows = True
+
+    def _release(self, waiting: _Waiting, transaction: Transaction, end_lsn: int) -> Iterator[Event]:
+        """Return the transaction that has waited, as if it arrived now."""
+        ended = self._ended(transaction, end_lsn)
+        if isinstance(ended, Committed):
+            transaction.origin = waiting.origin
+            yield from _changes(waiting, transaction)
+        waiting.rows.discard()
+        yield ended
+
+    # Streamed transactions: segments, interleaved with other transactions
+
+    def _stream_start(self, message: messages.StreamStart) -> Iterable[Event]:
+        self._expect_between(message)
+        known = self._streams.get(message.xid)
+        if message.first_segment != (known is None):
+            which = "second first" if message.first_segment else "later"
+            raise ProtocolError(f"Stream Start with a {which} segment of transaction {message.xid}: {_DEFECT}")
+        if known is None:
+            known = self._streams[message.xid] = self._open(message.xid, is_streamed=True)
+        self._receiving = known
         return ()
+
+    def _stream_stop(self, _message: messages.StreamStop) -> Iterable[Event]:
+        self._receiving = None
+        return ()
+
+    def _stream_commit(self, message: messages.StreamCommit) -> Iterable[Event]:
+        waiting = self._take(message)
+        transaction = Transaction(message.xid, message.commit_lsn, message.commit_ts)
+        return self._release(waiting, transaction, message.end_lsn)
+
+    def _stream_abort(self, message: messages.StreamAbort) -> Iterable[Event]:
+        # Not to know it is no error: it had no published rows, or (some minors of 18) was never streamed.
+        if message.xid not in self._streams:
+            return ()
+        if message.subxid != message.xid:
+            self._streams[message.xid].aborted.add(message.subxid)
+        else:
+            self._take(message).rows.discard()
+        return ()
+
+    def _take(self, message: messages.StreamCommit | messages.StreamAbort | messages.StreamPrepare) -> _Waiting:
+        self._expect_between(message)
+        waiting = self._streams.pop(message.xid, None)
+        if waiting is None:
+            raise ProtocolError(f"{_name(message)} of transaction {message.xid}, which was not streamed: {_DEFECT}")
+        return waiting
+
+    # Two-phase transactions: rows at PREPARE TRANSACTION, the commit later
+
+    def _begin_prepare(self, message: messages.BeginPrepare) -> Iterable[Event]:
+        self._expect_between(message)
+        self._receiving = self._open(message.xid, is_streamed=False)
+        return ()
+
+    def _prepare(self, message: messages.Prepare) -> Iterable[Event]:
+        waiting, self._receiving = self._receiving, None
+        if waiting is None:  # some servers send no Begin Prepare when there was nothing but locks
+            self._expect_between(message)
+            waiting = self._open(message.xid, is_streamed=False)
+        if waiting.is_streamed or waiting.xid != message.xid:
+            raise ProtocolError(f"Prepare of transaction {message.xid} inside transaction {waiting.xid}: {_DEFECT}")
+        return self._hold(message, waiting)
+
+    def _stream_prepare(self, message: messages.StreamPrepare) -> Iterable[Event]:
+        return self._hold(message, self._take(message))
+
+    def _hold(self, message: messages.Prepare | messages.StreamPrepare, waiting: _Waiting) -> Iterable[Event]:
+        if message.xid in self.prepared:
+            raise ProtocolError(f"{_name(message)} of transaction {message.xid}, which is prepared already: {_DEFECT}")
+        self._prepares[message.xid] = waiting
+        found = self.prepared[message.xid] = Prepared(
+            message.xid, message.gid, message.prepare_lsn, message.end_lsn, message.prepare_ts, waiting.has_rows
+        )
+        return (found,)
+
+    def _commit_prepared(self, message: messages.CommitPrepared) -> Iterable[Event]:
+        self._expect_between(message)
+        transaction = Transaction(message.xid, message.commit_lsn, message.commit_ts)
+        if self.prepared.pop(message.xid, None) is None:
+            return (self._ended(transaction, message.end_lsn, is_bare=True),)
+        return self._release(self._prepares.pop(message.xid), transaction, message.end_lsn)
+
+    def _rollback_prepared(self, message: messages.RollbackPrepared) -> Iterable[Event]:
+        self._expect_between(message)
+        if self.prepared.pop(message.xid, None) is not None:
+            self._prepares.pop(message.xid).rows.discard()
+        return (RolledBack(message.xid, message.end_lsn),)
+
+    def _open(self, xid: int, *, is_streamed: bool) -> _Waiting:
+        return _Waiting(xid, self._spool.open(), is_streamed)
+
+    def _expect_between(self, message: messages.Message) -> None:
+        if not self.is_between:
+            raise ProtocolError(f"{_name(message)} inside another transaction: {_DEFECT}")
+
+
+def _changes(waiting: _Waiting, transaction: Transaction) -> Iterator[Change | Emitted]:
+    """Return what has waited, but for the subtransactions that were rolled back."""
+    decoder = Decoder()
+    decoder.in_stream = waiting.is_streamed
+    aborted, relations = waiting.aborted, waiting.relations
+    for number, payload in waiting.rows:
+        if aborted and _unpack_xid(payload)[0] in aborted:
+            continue
+        message: Any = decoder.decode(payload)
+        if number == _NO_RELATION:
+            yield Emitted(transaction, message)
+        else:
+            yield Change(transaction, relations[number - 1], message)
+
+
+_DEFECT = "this is a defect of the server or of pgsluice; please report it."
+
+
+def _name(message: messages.Message) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(message).__name__)
 
 
 def _outside(message: messages.Message) -> ProtocolError:
-    return ProtocolError(
-        f"{type(message).__name__} outside a transaction: expected Begin first. This is a defect of the server or of "
-        "pgsluice; please report it."
-    )
-
-
-def _not_asked_for(message: messages.Message) -> ConfigError | ProtocolError:
-    if isinstance(message, (messages.BeginPrepare, messages.CommitPrepared, messages.RollbackPrepared)):
-        return ConfigError(
-            "The slot sends two-phase transactions, which this version does not take. On PostgreSQL 18 and later run "
-            "ALTER_REPLICATION_SLOT with TWO_PHASE false; before, drop the slot and create it again without two-phase."
-        )
-    return ProtocolError(
-        f"{type(message).__name__} came although its option was not asked for. This is a defect of the server or of "
-        "pgsluice; please report it."
-    )
+    return ProtocolError(f"{_name(message)} outside a transaction: {_DEFECT}")

@@ -117,7 +117,8 @@ class Session:
         number = self.checkpoint.cut + 1
         cut = Cut(end_lsn=number * 256)
         if records:
-            cut.add(Transaction(700 + number, number * 256 - 8, number), number * 256, records, 0, len(records))
+            cut.add_records(records, 0, len(records))
+            cut.add(Transaction(700 + number, number * 256 - 8, number), number * 256)
         return cut, self.checkpoint.advanced(number, cut.end_lsn, cut.last)
 
 

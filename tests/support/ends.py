@@ -5,7 +5,7 @@ ordered per step (``world.faults``), and are raised once.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,6 +106,7 @@ class FakeStream:
     def __init__(self, world: World) -> None:
         self._world = world
         self.queue: asyncio.Queue[list[Frame] | PgsluiceError] = asyncio.Queue()
+        self._ended: asyncio.Future[PgsluiceError] = asyncio.get_running_loop().create_future()
         self.reports: list[tuple[int, int]] = []
         self.let_go: list[int] = []
         self.stopped = False
@@ -119,6 +120,9 @@ class FakeStream:
             raise found
         return found
 
+    async def wait_ended(self) -> None:
+        raise await self._ended
+
     def report(self, received: int, flushed: int) -> None:
         self.reports.append((received, flushed))
         self._world.position = max(self._world.position or 0, flushed)
@@ -128,6 +132,38 @@ class FakeStream:
 
     async def stop(self) -> None:
         self.stopped = True
+
+
+class MemorySpool:
+    """Room for the rows of one session, without bound."""
+
+    def __init__(self) -> None:
+        self.memory = self.spilled = 0
+
+    def open(self) -> "MemoryRows":
+        return MemoryRows()
+
+    async def relieve(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class MemoryRows:
+    """What waits of one transaction."""
+
+    def __init__(self) -> None:
+        self._pieces: list[tuple[int, bytes]] = []
+
+    def append(self, number: int, data: bytes) -> None:
+        self._pieces.append((number, data))
+
+    def __iter__(self) -> Iterator[tuple[int, bytes]]:
+        return iter(self._pieces)
+
+    def discard(self) -> None:
+        self._pieces.clear()
 
 
 class FakeSource:

@@ -30,6 +30,7 @@ PARTITIONS = 2
 """Of a topic, where no rule says otherwise: enough to see that order holds by key only."""
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "buffer": {"memory_max": "1MiB"},
     "kafka": {"topics": {"partitions": PARTITIONS}},
     "delivery": {"heartbeat": "500ms", "cut_bytes": "256KiB"},
 }
@@ -42,6 +43,14 @@ ODD_SETTINGS = (
     "bytea_output = escape",
 )
 """Of the database: they hold for walsenders, too, and must not show in the values."""
+
+DECODING: Mapping[int, Sequence[str]] = {
+    14: ("logical_decoding_work_mem = '64kB'",),
+    15: ("logical_decoding_work_mem = '64kB'",),
+    16: ("debug_logical_replication_streaming = immediate",),
+    18: ("debug_logical_replication_streaming = immediate",),
+}
+"""Of the database, by server version: large transactions are streamed, or all of them. 17 is as it comes."""
 
 END = Scenario("the end", "Its row is the last one written.", "CREATE TABLE t (id serial PRIMARY KEY)")
 
@@ -84,7 +93,7 @@ class Followed:
     def __enter__(self) -> Self:
         """Prepare the scenarios and start the daemon."""
         with self.database.connect() as connection:
-            for setting in ODD_SETTINGS:
+            for setting in (*ODD_SETTINGS, *DECODING.get(self.database.server.version, ())):
                 connection.execute(f"ALTER DATABASE {self.database.name} SET {setting}")
         for scenario in (*self.scenarios, END):
             scenario.prepare(self.database)

@@ -89,7 +89,8 @@ def records(identity: str, message: RowMessage) -> list[Record]:
 def cut_message() -> tuple[bytes, bytes]:
     """Return key and value of the record of a cut with one insert and one truncate."""
     cut = Cut(end_lsn=0x16B374D900)
-    cut.add(TRANSACTION, 0x16B374D880, (), 0, 2)
+    cut.add(TRANSACTION, 0x16B374D880)
+    cut.add_records((), 0, 2)
     for case in ("insert", "truncate"):
         for record in records(*CASES[case]):
             cut.count(record, range(2) if record.op == "t" else (1,))

@@ -31,15 +31,17 @@ def test_transactions_join_it_in_commit_order() -> None:
     cut = Cut()
     first, second = Transaction(1, 100, 7), Transaction(2, 200, 8)
     records = [record(ORDERS, "c"), record(ORDERS, "d")]
-    cut.add(first, 110, records[:1], 6, 1)
-    cut.add(second, 210, records[1:], 7, 2)
+    for transaction, end_lsn, its, size, events in ((first, 110, records[:1], 6, 1), (second, 210, records[1:], 7, 2)):
+        cut.add_records(its, size, events)
+        cut.add(transaction, end_lsn)
     assert (cut.records, cut.size, cut.transactions, cut.events) == (records, 13, 2, 3)
     assert (cut.first, cut.last) == (first, (second, 210))
 
 
 def test_the_record_names_what_was_written_where() -> None:
     cut = Cut(end_lsn=215)
-    cut.add(Transaction(1, 100, 0), 110, (), 0, 4)
+    cut.add(Transaction(1, 100, 0), 110)
+    cut.add_records((), 0, 4)
     for op, partition in (("c", 0), ("c", 2), ("d", 2), (None, 2)):
         cut.count(record(ORDERS, op), (partition,))
     cut.count(record(ITEMS, "t"), range(2))

@@ -87,6 +87,48 @@ class TestProgress:
             Progress(1000).on_delivered(999)
 
 
+class TestPreparedTransactions:
+    def test_nothing_behind_a_prepare_is_confirmed_while_it_is_outstanding(self) -> None:
+        progress = received_and_delivered(2000)
+        progress.hold(700, 1500)
+        progress.hold(800, 1700)
+        assert progress.confirmable == 1500
+
+    def test_not_even_when_its_commit_was_received_until_that_is_delivered(self) -> None:
+        progress = received_and_delivered(2000)
+        progress.hold(700, 1500)
+        progress.on_received(2200)
+        progress.release(700, 2200)
+        progress.on_delivered(2100)
+        assert progress.confirmable == 1500
+        progress.on_delivered(2200)
+        assert progress.confirmable == 2200
+
+    def test_a_commit_that_was_delivered_before_releases_it_at_once(self) -> None:
+        progress = received_and_delivered(2000)
+        progress.hold(700, 1500)
+        progress.release(700, 1900)
+        assert progress.confirmable == 2000
+
+    def test_so_does_a_rollback(self) -> None:
+        progress = received_and_delivered(2000)
+        progress.hold(700, 1500)
+        progress.forget(700)
+        assert progress.confirmable == 2000
+
+    def test_the_end_of_what_is_not_held_changes_nothing(self) -> None:
+        progress = received_and_delivered(2000)
+        progress.release(700, 3000)
+        progress.forget(800)
+        assert progress.confirmable == 2000
+
+
+def received_and_delivered(lsn: int) -> Progress:
+    progress = Progress(lsn)
+    progress.on_received(lsn)
+    return progress
+
+
 class TestWhetherToGoOn:
     def test_from_the_same_pipeline_slot_cluster_and_timeline(self) -> None:
         check_pipeline(CHECKPOINT, "shop")

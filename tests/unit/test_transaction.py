@@ -1,131 +1,387 @@
 """Which events follow from the messages of one connection."""
 
+from collections.abc import Sequence
+
 import pytest
 
-from pgsluice.errors import ConfigError, HistoryError, ProtocolError
+from pgsluice.errors import HistoryError, ProtocolError
 from pgsluice.pgoutput import messages
-from pgsluice.transaction import Change, Committed, Resent, Transaction, Transactions
+from pgsluice.pgoutput.messages import Delete, Insert, LogicalMessage, StreamAbort, Truncate, Update
+from pgsluice.transaction import (
+    Change,
+    Committed,
+    Emitted,
+    Event,
+    Prepared,
+    Resent,
+    RolledBack,
+    Transaction,
+    Transactions,
+)
+from tests.support.ends import MemoryRows, MemorySpool
+from tests.support.pgoutput_encoder import encode
 
-TABLE = messages.Relation(None, 7, "public", "t", "d", (messages.RelationColumn(True, "id", 23, -1),))  # noqa: FBT003
+
+def column(name: str, type_oid: int, *, is_key: bool = False) -> messages.RelationColumn:
+    return messages.RelationColumn(is_key, name, type_oid, -1)
+
+
+TABLE = messages.Relation(None, 7, "public", "t", "d", (column("id", 23, is_key=True),))
 OTHER = messages.Relation(None, 8, "public", "o", "d", TABLE.columns)
 BEGIN = messages.Begin(commit_lsn=100, commit_ts=5, xid=700)
 COMMIT = messages.Commit(commit_lsn=100, end_lsn=120, commit_ts=5)
-INSERT = messages.Insert(None, 7, [b"1"])
+INSERT = Insert(None, 7, [b"1"])
+
+STOP = messages.StreamStop()
+
+
+def start(xid: int, *, first: bool = True) -> messages.StreamStart:
+    return messages.StreamStart(xid, first)
+
+
+def row(xid: int | None, value: int, relation_oid: int = 7) -> Insert:
+    return Insert(xid, relation_oid, [str(value).encode()])
+
+
+def segment(xid: int, *rows: messages.Message, first: bool = True) -> list[messages.Message]:
+    return [start(xid, first=first), *rows, STOP]
+
+
+def truncate(xid: int | None, *relation_oids: int) -> Truncate:
+    return Truncate(xid, cascade=False, restart_identity=True, relation_oids=relation_oids)
+
+
+def emitted(xid: int | None, lsn: int, content: bytes, *, transactional: bool = True) -> LogicalMessage:
+    return LogicalMessage(xid, transactional, lsn, "p", content)
+
+
+def stream_commit(xid: int, commit_lsn: int = 100) -> messages.StreamCommit:
+    return messages.StreamCommit(xid, commit_lsn, commit_lsn + 20, 5)
+
+
+def prepare(xid: int, prepare_lsn: int = 50, gid: str = "g") -> messages.Prepare:
+    return messages.Prepare(prepare_lsn, prepare_lsn + 10, 4, xid, gid)
+
+
+def begin_prepare(xid: int, prepare_lsn: int = 50, gid: str = "g") -> messages.BeginPrepare:
+    return messages.BeginPrepare(prepare_lsn, prepare_lsn + 10, 4, xid, gid)
+
+
+def stream_prepare(xid: int, prepare_lsn: int = 50, gid: str = "g") -> messages.StreamPrepare:
+    return messages.StreamPrepare(prepare_lsn, prepare_lsn + 10, 4, xid, gid)
+
+
+def commit_prepared(xid: int, commit_lsn: int = 100) -> messages.CommitPrepared:
+    return messages.CommitPrepared(commit_lsn, commit_lsn + 20, 5, xid, "g")
+
+
+def rollback_prepared(xid: int) -> messages.RollbackPrepared:
+    return messages.RollbackPrepared(60, 120, 4, 5, xid, "g")
+
+
+def receive(found: Transactions, *received: messages.Message) -> list[Event]:
+    """Return what follows from messages, all of it taken."""
+    return [event for message in received for event in found.receive(encode(message))]
 
 
 def transactions(*received: messages.Message, delivered_lsn: int = 0) -> Transactions:
-    found = Transactions(delivered_lsn)
-    for message in (TABLE, OTHER, *received):
-        assert not list(found.receive(message))
+    """Return a connection on which the tables are described, and from which nothing has come out yet."""
+    found = Transactions(delivered_lsn, MemorySpool())
+    assert not receive(found, TABLE, OTHER, *received)
     return found
 
 
-def test_a_row_comes_out_with_its_transaction_and_its_relation() -> None:
-    found = transactions(BEGIN)
-    (change,) = found.receive(INSERT)
-    assert change == Change(Transaction(700, 100, 5), found.relations[7], INSERT)
+def values(events: Sequence[Event]) -> list[int]:
+    """Return the values inserted."""
+    rows = [event.message for event in events if isinstance(event, Change)]
+    return [int(bytes(one.new[0] or b"")) for one in rows if isinstance(one, Insert)]  # type: ignore[arg-type]  # sent as text
 
 
-def test_updates_and_deletes_are_changes_too() -> None:
-    found = transactions(BEGIN)
-    for message in (
-        messages.Update(None, 7, None, None, [b"1"]),
-        messages.Delete(None, 7, [b"1"], None),
-    ):
-        (change,) = found.receive(message)
+class TestOrdinaryTransactions:
+    def test_a_row_comes_out_with_its_transaction_and_its_relation(self) -> None:
+        found = transactions(BEGIN)
+        assert receive(found, INSERT) == [Change(Transaction(700, 100, 5), found.relations[7], INSERT)]
+
+    @pytest.mark.parametrize("message", [Update(None, 7, None, None, [b"1"]), Delete(None, 7, [b"1"], None)])
+    def test_updates_and_deletes_are_changes_too(self, message: messages.Message) -> None:
+        (change,) = receive(transactions(BEGIN), message)
         assert isinstance(change, Change)
-        assert change.message is message
+        assert change.message == message
 
+    def test_a_truncate_is_one_change_per_table(self) -> None:
+        events = receive(transactions(BEGIN), truncate(None, 8, 7))
+        assert [event.relation.name for event in events if isinstance(event, Change)] == ["o", "t"]
 
-def test_a_truncate_is_one_change_per_table() -> None:
-    found = transactions(BEGIN)
-    truncate = messages.Truncate(None, False, False, (8, 7))  # noqa: FBT003
-    assert [change.relation.name for change in found.receive(truncate) if isinstance(change, Change)] == ["o", "t"]
+    def test_a_commit_ends_the_transaction_at_its_end_lsn(self) -> None:
+        found = transactions(BEGIN)
+        assert not found.is_between
+        assert receive(found, COMMIT) == [Committed(Transaction(700, 100, 5), 120)]
+        assert found.is_between
 
+    def test_an_origin_belongs_to_the_transaction(self) -> None:
+        (change,) = receive(transactions(BEGIN, messages.Origin(9, "elsewhere")), INSERT)
+        assert isinstance(change, Change)
+        assert change.transaction.origin == "elsewhere"
 
-def test_a_commit_ends_the_transaction_at_its_end_lsn() -> None:
-    found = transactions(BEGIN)
-    assert list(found.receive(COMMIT)) == [Committed(Transaction(700, 100, 5), 120)]
-    assert found.current is None
+    def test_a_type_is_known_to_the_relations_that_follow(self) -> None:
+        mood = column("mood", 20000)
+        found = transactions(
+            messages.Type(None, 20000, "public", "mood"), messages.Relation(None, 9, "public", "m", "n", (mood,))
+        )
+        assert found.relations[9].columns[0].type.name == "mood"
 
+    def test_they_do_not_nest(self) -> None:
+        with pytest.raises(ProtocolError, match="Begin inside another transaction"):
+            receive(transactions(BEGIN), BEGIN)
 
-def test_an_origin_belongs_to_the_transaction() -> None:
-    found = transactions(BEGIN, messages.Origin(9, "elsewhere"))
-    (change,) = found.receive(INSERT)
-    assert isinstance(change, Change)
-    assert change.transaction.origin == "elsewhere"
+    def test_a_commit_is_that_of_its_begin(self) -> None:
+        with pytest.raises(ProtocolError, match="Commit at 0/65 for a transaction that began with commit LSN 0/64"):
+            receive(transactions(BEGIN), messages.Commit(101, 120, 5))
 
+    def test_a_change_of_a_table_that_was_not_described_is_an_error(self) -> None:
+        with pytest.raises(ProtocolError, match="relation 99"):
+            receive(transactions(BEGIN), Insert(None, 99, []))
 
-def test_a_type_is_known_to_the_relations_that_follow() -> None:
-    column = messages.RelationColumn(False, "mood", 20000, -1)  # noqa: FBT003
-    found = transactions(
-        messages.Type(None, 20000, "public", "mood"), messages.Relation(None, 9, "public", "m", "n", (column,))
+    @pytest.mark.parametrize(
+        "message",
+        [
+            INSERT,
+            COMMIT,
+            messages.Origin(0, "o"),
+            truncate(None, 7),
+            emitted(None, 1, b""),
+        ],
+        ids=lambda message: type(message).__name__,
     )
-    assert found.relations[9].columns[0].type.name == "mood"
+    def test_nothing_of_a_transaction_comes_outside_of_one(self, message: messages.Message) -> None:
+        with pytest.raises(ProtocolError, match="outside a transaction"):
+            receive(transactions(), message)
+
+    def test_bytes_that_are_no_message_are_an_error(self) -> None:
+        with pytest.raises(ProtocolError, match="found the end"):
+            transactions().receive(b"")
 
 
-def test_a_transaction_delivered_before_comes_out_without_its_changes() -> None:
-    found = transactions(BEGIN, INSERT, messages.Truncate(None, False, False, (7,)), delivered_lsn=120)  # noqa: FBT003
-    assert list(found.receive(COMMIT)) == [Resent(Transaction(700, 100, 5), 120)]
+class TestDeliveredBefore:
+    def test_a_transaction_comes_out_without_its_changes(self) -> None:
+        inside = (INSERT, truncate(None, 7), emitted(None, 90, b""))
+        found = transactions(BEGIN, *inside, delivered_lsn=120)
+        assert receive(found, COMMIT) == [Resent(Transaction(700, 100, 5), 120)]
+
+    def test_a_transaction_that_commits_at_the_delivered_position_is_new(self) -> None:
+        assert len(receive(transactions(BEGIN, delivered_lsn=100), INSERT)) == 1
+
+    def test_a_delivered_position_inside_a_commit_record_is_another_servers(self) -> None:
+        found = transactions(BEGIN, delivered_lsn=110)
+        with pytest.raises(HistoryError, match="0/6E, recorded as delivered, lies inside the commit record 0/64 to"):
+            receive(found, COMMIT)
+
+    def test_so_does_a_streamed_one(self) -> None:
+        found = transactions(*segment(700, row(700, 1)), delivered_lsn=120)
+        assert receive(found, stream_commit(700)) == [Resent(Transaction(700, 100, 5), 120)]
+        assert found.waiting == 0
+
+    def test_so_does_a_prepared_one(self) -> None:
+        found = transactions(begin_prepare(700), row(None, 1), delivered_lsn=120)
+        assert [type(event) for event in receive(found, prepare(700))] == [Prepared]
+        assert receive(found, commit_prepared(700)) == [Resent(Transaction(700, 100, 5), 120)]
+
+    def test_a_message_outside_transactions_is_left_out(self) -> None:
+        found = transactions(delivered_lsn=120)
+        assert not receive(found, emitted(None, 120, b"", transactional=False))
 
 
-def test_a_transaction_that_commits_at_the_delivered_position_is_new() -> None:
-    found = transactions(BEGIN, delivered_lsn=100)
-    assert len(list(found.receive(INSERT))) == 1
+class TestStreamedTransactions:
+    def test_rows_come_out_at_the_commit_across_segments_and_in_order(self) -> None:
+        found = transactions(*segment(700, row(700, 1), row(700, 2)), *segment(700, row(700, 3), first=False))
+        assert found.waiting == 1
+        events = receive(found, stream_commit(700))
+        assert values(events) == [1, 2, 3]
+        assert events[-1] == Committed(Transaction(700, 100, 5), 120)
+        assert found.waiting == 0
+
+    def test_segments_of_several_interleave_with_one_another_and_with_whole_transactions(self) -> None:
+        found = transactions(*segment(700, row(700, 1)), *segment(800, row(800, 10)))
+        assert values(receive(found, messages.Begin(60, 5, 900), row(None, 100), messages.Commit(60, 70, 5))) == [100]
+        receive(found, *segment(700, row(700, 2), first=False), *segment(800, row(800, 20), first=False))
+        assert values(receive(found, stream_commit(800, 80))) == [10, 20]
+        assert values(receive(found, stream_commit(700, 100))) == [1, 2]
+
+    def test_a_subtransaction_that_is_rolled_back_leaves_no_rows(self) -> None:
+        found = transactions(*segment(700, row(700, 1), row(701, 2), row(702, 3)), StreamAbort(700, 701, None, None))
+        receive(found, *segment(700, row(703, 4), first=False))
+        assert values(receive(found, stream_commit(700))) == [1, 3, 4]
+
+    def test_one_that_is_rolled_back_is_forgotten(self) -> None:
+        found = transactions(*segment(700, row(700, 1)), StreamAbort(700, 700, 90, 5))
+        assert found.waiting == 0
+        with pytest.raises(ProtocolError, match="Stream Commit of transaction 700, which was not streamed"):
+            receive(found, stream_commit(700))
+
+    def test_an_abort_of_what_was_never_streamed_is_no_error(self) -> None:
+        found = transactions(BEGIN, StreamAbort(9, 9, None, None))
+        assert len(receive(found, INSERT)) == 1
+
+    def test_empty_ones_commit_without_rows(self) -> None:
+        found = transactions(*segment(700))
+        assert receive(found, stream_commit(700)) == [Committed(Transaction(700, 100, 5), 120)]
+
+    def test_a_row_keeps_the_version_of_its_table_that_it_was_sent_under(self) -> None:
+        wide = column("more", 25)
+        altered = messages.Relation(700, 7, "public", "t", "d", (*TABLE.columns, wide))
+        found = transactions(*segment(700, row(700, 1), altered, Insert(700, 7, [b"2", b"x"]), row(700, 3, 8)))
+        found.relations.on_relation(TABLE)
+        changes = [event for event in receive(found, stream_commit(700)) if isinstance(event, Change)]
+        assert [len(change.relation.columns) for change in changes] == [1, 2, 1]
+        assert [change.relation.name for change in changes] == ["t", "t", "o"]
+
+    def test_a_version_described_in_a_stream_holds_for_what_comes_behind_it(self) -> None:
+        altered = messages.Relation(700, 7, "public", "renamed", "d", TABLE.columns)
+        found = transactions(*segment(700, altered), StreamAbort(700, 700, None, None), BEGIN)
+        (change,) = receive(found, INSERT)
+        assert isinstance(change, Change)
+        assert change.relation.name == "renamed"
+
+    def test_truncates_and_messages_wait_in_their_places(self) -> None:
+        both = truncate(701, 8, 7)
+        message = emitted(700, 90, b"\x00")
+        found = transactions(start(700), messages.Origin(0, "o"), row(700, 1), both, message, STOP)
+        events = receive(found, stream_commit(700))
+        transaction = Transaction(700, 100, 5, "o")
+        assert events[1:4] == [
+            Change(transaction, found.relations[8], both),
+            Change(transaction, found.relations[7], both),
+            Emitted(transaction, message),
+        ]
+
+    def test_other_kinds_of_rows_wait_as_well(self) -> None:
+        rows: list[messages.Message] = [Update(700, 7, None, None, [b"1"]), Delete(700, 7, [b"1"], None)]
+        found = transactions(*segment(700, *rows))
+        events = receive(found, stream_commit(700))
+        assert [event.message for event in events if isinstance(event, Change)] == rows
+
+    @pytest.mark.parametrize(
+        ("received", "expected"),
+        [
+            ([start(700, first=False)], "Stream Start with a later segment of transaction 700"),
+            ([*segment(700), start(700)], "Stream Start with a second first segment of transaction 700"),
+            ([BEGIN, start(700)], "Stream Start inside another transaction"),
+            ([start(700), BEGIN], "Begin inside another transaction"),
+            ([start(700), stream_commit(700)], "Stream Commit inside another transaction"),
+            ([start(700), COMMIT], "Commit outside a transaction"),
+            ([start(700), prepare(700)], "Prepare of transaction 700 inside transaction 700"),
+            ([start(700), row(700, 1, 99)], "relation 99"),
+            ([messages.StreamPrepare(50, 60, 4, 700, "g")], "Stream Prepare of transaction 700, which was not"),
+            (
+                [emitted(None, 1, b"", transactional=False), BEGIN, emitted(None, 1, b"", transactional=False)],
+                "inside another",
+            ),
+        ],
+    )
+    def test_what_cannot_come_there_is_an_error(self, received: list[messages.Message], expected: str) -> None:
+        with pytest.raises(ProtocolError, match=expected):
+            receive(transactions(), *received)
+
+    def test_a_row_that_is_cut_short_is_an_error(self) -> None:
+        found = transactions(start(700))
+        with pytest.raises(ProtocolError, match="Insert"):
+            found.receive(b"I\x00\x00\x02\xbc\x00")
+
+    def test_so_is_one_that_turns_out_to_be_no_row(self) -> None:
+        found = transactions(start(700))
+        assert not list(found.receive(encode(row(700, 1))[:-1]))
+        with pytest.raises(ProtocolError, match="Insert"):
+            receive(found, STOP, stream_commit(700))
 
 
-def test_a_delivered_position_inside_a_commit_record_is_another_servers() -> None:
-    found = transactions(BEGIN, delivered_lsn=110)
-    with pytest.raises(HistoryError, match="0/6E, recorded as delivered, lies inside the commit record 0/64 to 0/78"):
-        found.receive(COMMIT)
+class TestPreparedTransactions:
+    def test_rows_come_out_at_commit_prepared(self) -> None:
+        found = transactions(begin_prepare(700), row(None, 1), row(None, 2))
+        assert receive(found, prepare(700)) == [Prepared(700, "g", 50, 60, 4, has_rows=True)]
+        assert list(found.prepared) == [700]
+        assert found.is_between
+        events = receive(found, commit_prepared(700))
+        assert values(events) == [1, 2]
+        assert events[-1] == Committed(Transaction(700, 100, 5), 120)
+        assert (found.prepared, found.waiting) == ({}, 0)
+
+    def test_streamed_ones_too(self) -> None:
+        found = transactions(*segment(700, row(700, 1), row(701, 2)), StreamAbort(700, 701, None, None))
+        assert receive(found, stream_prepare(700)) == [Prepared(700, "g", 50, 60, 4, has_rows=True)]
+        assert values(receive(found, commit_prepared(700))) == [1]
+
+    def test_they_are_told_apart_by_xid_and_not_by_gid(self) -> None:
+        found = transactions()
+        for xid in (700, 800):
+            receive(found, begin_prepare(xid), row(None, xid), prepare(xid))
+        assert values(receive(found, commit_prepared(800))) == [800]
+        assert values(receive(found, commit_prepared(700))) == [700]
+
+    def test_one_that_is_rolled_back_leaves_nothing(self) -> None:
+        found = transactions(begin_prepare(700), row(None, 1))
+        receive(found, prepare(700))
+        assert receive(found, rollback_prepared(700)) == [RolledBack(700, 120)]
+        assert (found.prepared, found.waiting) == ({}, 0)
+
+    def test_a_rollback_of_an_unknown_one_is_no_error(self) -> None:
+        assert receive(transactions(), rollback_prepared(700)) == [RolledBack(700, 120)]
+
+    def test_one_with_nothing_but_locks_has_nothing_to_lose(self) -> None:
+        found = transactions()
+        (prepared,) = receive(found, prepare(700))
+        assert isinstance(prepared, Prepared)
+        assert not prepared.has_rows
+        assert receive(found, commit_prepared(700)) == [Committed(Transaction(700, 100, 5), 120)]
+
+    def test_a_commit_without_a_prepare_is_marked(self) -> None:
+        events = receive(transactions(), commit_prepared(700))
+        assert events == [Committed(Transaction(700, 100, 5), 120, is_bare=True)]
+
+    @pytest.mark.parametrize(
+        ("received", "expected"),
+        [
+            ([begin_prepare(700), prepare(701)], "Prepare of transaction 701 inside transaction 700"),
+            ([begin_prepare(700), commit_prepared(700)], "Commit Prepared inside another transaction"),
+            ([begin_prepare(700), rollback_prepared(700)], "Rollback Prepared inside another transaction"),
+            ([BEGIN, begin_prepare(700)], "Begin Prepare inside another transaction"),
+            ([BEGIN, prepare(700)], "Prepare inside another transaction"),
+            ([prepare(700), prepare(700)], "Prepare of transaction 700, which is prepared already"),
+        ],
+    )
+    def test_what_cannot_come_there_is_an_error(self, received: list[messages.Message], expected: str) -> None:
+        with pytest.raises(ProtocolError, match=expected):
+            receive(transactions(), *received)
 
 
-def test_a_stray_stream_abort_aborts_nothing() -> None:
-    found = transactions(BEGIN)
-    assert not list(found.receive(messages.StreamAbort(9, 9, None, None)))
-    assert found.current is not None
+class TestMessages:
+    def test_one_of_a_transaction_comes_out_in_its_place(self) -> None:
+        message = emitted(None, 90, b"x")
+        found = transactions(BEGIN)
+        assert receive(found, message) == [Emitted(Transaction(700, 100, 5), message)]
+
+    def test_one_of_a_prepared_transaction_waits_with_it(self) -> None:
+        message = emitted(None, 40, b"x")
+        found = transactions(begin_prepare(700), message)
+        receive(found, prepare(700))
+        assert receive(found, commit_prepared(700))[0] == Emitted(Transaction(700, 100, 5), message)
+
+    def test_one_outside_transactions_comes_out_alone(self) -> None:
+        message = emitted(None, 90, b"x", transactional=False)
+        assert receive(transactions(), message) == [Emitted(None, message)]
 
 
-@pytest.mark.parametrize(
-    "message",
-    [INSERT, COMMIT, messages.Origin(0, "o"), messages.Truncate(None, False, False, (7,))],  # noqa: FBT003
-    ids=lambda message: type(message).__name__,
-)
-def test_nothing_of_a_transaction_comes_outside_of_one(message: messages.Message) -> None:
-    with pytest.raises(ProtocolError, match=f"{type(message).__name__} outside a transaction"):
-        transactions().receive(message)
+def test_rows_are_discarded_when_their_transaction_ends() -> None:
+    class Counting(MemorySpool):
+        rows: list[MemoryRows]
 
+        def open(self) -> MemoryRows:
+            self.rows.append(MemoryRows())
+            return self.rows[-1]
 
-def test_transactions_do_not_nest() -> None:
-    with pytest.raises(ProtocolError, match="Begin of transaction 700 inside transaction 700"):
-        transactions(BEGIN).receive(BEGIN)
-
-
-def test_a_commit_is_that_of_its_begin() -> None:
-    with pytest.raises(ProtocolError, match="Commit at 0/65 for a transaction that began with commit LSN 0/64"):
-        transactions(BEGIN).receive(messages.Commit(101, 120, 5))
-
-
-def test_a_change_of_a_table_that_was_not_described_is_an_error() -> None:
-    with pytest.raises(ProtocolError, match="relation 99"):
-        transactions(BEGIN).receive(messages.Insert(None, 99, []))
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        messages.BeginPrepare(1, 2, 3, 4, "g"),
-        messages.CommitPrepared(1, 2, 3, 4, "g"),
-        messages.RollbackPrepared(1, 2, 3, 4, 5, "g"),
-    ],
-    ids=lambda message: type(message).__name__,
-)
-def test_a_two_phase_slot_is_refused_with_the_way_out(message: messages.Message) -> None:
-    with pytest.raises(ConfigError, match="two-phase"):
-        transactions().receive(message)
-
-
-@pytest.mark.parametrize("message", [messages.StreamStart(1, True), messages.LogicalMessage(None, False, 1, "p", b"")])  # noqa: FBT003
-def test_what_was_not_asked_for_is_an_error(message: messages.Message) -> None:
-    with pytest.raises(ProtocolError, match="its option was not asked for"):
-        transactions().receive(message)
+    spool = Counting()
+    spool.rows = []
+    found = Transactions(0, spool)
+    receive(found, TABLE, *segment(700, row(700, 1)), stream_commit(700))
+    receive(found, *segment(800, row(800, 1)), StreamAbort(800, 800, None, None))
+    receive(found, begin_prepare(900), row(None, 1), prepare(900), rollback_prepared(900))
+    assert [list(rows) for rows in spool.rows] == [[], [], []]

@@ -191,6 +191,25 @@ def envelope_schema(record_namespace: str, fields: Sequence[Field]) -> dict[str,
     )
 
 
+def message_schema(prefix: str) -> dict[str, Any]:
+    """Return the record Message of ``<prefix>.messages``."""
+    return _record(
+        "Message",
+        [
+            _field("prefix", "string"),
+            _field("content", "bytes"),
+            _field("transactional", "boolean"),
+            _field("epoch", "int"),
+            _field("lsn", "long"),
+            _field("seq", "long"),
+            _field("xid", ["null", "long"], None),
+            _field("ts", ["null", _TIMESTAMP], None),
+            _field("origin", ["null", "string"], None),
+        ],
+        avro_name(prefix),
+    )
+
+
 def cut_schema(prefix: str) -> dict[str, Any]:
     """Return the record Cut of ``<prefix>.transactions``."""
     return _record(

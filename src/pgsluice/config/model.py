@@ -169,6 +169,31 @@ class Postgres(Section):
     )
     publications: Names = Field(default=["pgsluice"], description="Publications to follow; they must exist.")
     create_slot: Flag = Field(default=True, description="Create the slot when it does not exist yet.")
+    streaming: Literal["off", "on", "parallel"] = Field(
+        default="on",
+        description="Whether large transactions are sent while they are in progress, where the server offers it "
+        "(PostgreSQL 14; parallel from 16).",
+    )
+    two_phase: Flag = Field(
+        default=False,
+        description="Take prepared transactions at PREPARE TRANSACTION and publish them at COMMIT PREPARED "
+        "(PostgreSQL 15). A slot does not forget that it was asked for.",
+    )
+    binary: Flag = Field(
+        default=False,
+        description="Have values sent in binary format (PostgreSQL 14); what is published is the same.",
+    )
+    messages: Flag = Field(
+        default=False,
+        description="Publish messages of pg_logical_emit_message, too (PostgreSQL 14); switches streaming off.",
+    )
+    origin: Literal["any", "none"] = Field(
+        default="any",
+        description="Changes to publish: all, or only those made on this server (none; PostgreSQL 16).",
+    )
+    failover: Flag = Field(
+        default=False, description="Create a slot that survives a failover to a standby (PostgreSQL 17)."
+    )
     wal_sender_timeout: Annotated[Duration, Within("1s", "1h")] = Field(
         default=Duration.parse("15s"),
         description="How soon the server gives up a silent pgsluice and frees the slot for another; "
@@ -185,6 +210,15 @@ class Postgres(Section):
         if dsn is not None:
             libpq.check_dsn(dsn.get_secret_value())
         return dsn
+
+    @field_validator("origin")
+    @classmethod
+    def _check_origin(cls, origin: str, info: ValidationInfo) -> str:
+        if origin == "none" and info.data.get("two_phase"):
+            raise ValueError(
+                'is "none" beside two_phase = true: PostgreSQL can then lose track of prepared transactions'
+            )
+        return origin
 
     @field_validator("password_file")
     @classmethod
@@ -310,6 +344,21 @@ class Delivery(Section):
         return inflight
 
 
+class Buffer(Section):
+    """Where rows wait whose transaction has not committed yet: streamed and prepared transactions."""
+
+    memory_max: Annotated[Size, Within("1MiB", "1TiB")] = Field(
+        default=Size.parse("64MiB"), description="Bytes in memory, of all transactions; what is more goes to disk."
+    )
+    spill_dir: Text = Field(
+        default="/var/lib/pgsluice/spill",
+        description="Directory on a local disk; nothing in it outlives the process.",
+    )
+    spill_max: Annotated[Size, Within("1MiB", "1024TiB")] = Field(
+        default=Size.parse("20GiB"), description="Bytes on disk, of all transactions."
+    )
+
+
 class Rule(Section):
     """What is different for some tables; the first rule that matches a table holds."""
 
@@ -418,6 +467,7 @@ class Settings(BaseSettings):
     postgres: Postgres = Postgres()
     kafka: Kafka
     delivery: Delivery = Delivery()
+    buffer: Buffer = Buffer()
     tables: Tables = Tables()
     schema_registry: SchemaRegistry = SchemaRegistry()
     http: Http = Http()

@@ -32,7 +32,7 @@ from pgsluice.errors import (
 from pgsluice.lsn import INVALID_LSN, format_lsn
 from pgsluice.metrics import Metrics
 from pgsluice.pipeline.encoders import Encoders
-from pgsluice.pipeline.ends import Registry, Sink, Source, Stream
+from pgsluice.pipeline.ends import Registry, Sink, Source, Spool, Stream
 from pgsluice.pipeline.session import Ends, Session, SessionOptions
 from pgsluice.progress import (
     Checkpoint,
@@ -57,6 +57,9 @@ _DOUBLINGS = 6
 """From the first to beyond the longest."""
 
 MIB = 1024 * 1024
+
+_DATA = ("Envelope", "Message")
+"""What the values in data topics are called in their schemas."""
 
 SAY_AGAIN_S = 300.0
 """How often a state that lasts is logged."""
@@ -101,9 +104,11 @@ class Pipeline:
         open_source: Callable[[], Awaitable[Source]],
         make_sink: Callable[[], Awaitable[Sink]],
         registry: Registry,
+        make_spool: Callable[[], Spool],
         metrics: Metrics,
     ) -> None:
         self._options = options
+        self._make_spool = make_spool
         self._open_source = open_source
         self._make_sink = make_sink
         self._registry = registry
@@ -184,8 +189,11 @@ class Pipeline:
             sink = await self._unless_stopped(self._make_sink())
             stack.push_async_callback(sink.close)
             stream, checkpoint = await self._unless_stopped(self._start(source, sink))
+            spool = self._make_spool()
+            stack.callback(spool.close)
+            encoders = Encoders(source, sink, self._registry, self._options.tables, self._options.types)
             try:
-                await self._stream(stream, checkpoint, source, sink)
+                await self._stream(Ends(source, stream, sink, encoders, spool), checkpoint)
             except Fenced as error:
                 await self._stop_if_owner(source, error)
                 raise
@@ -307,18 +315,16 @@ class Pipeline:
             return replace(found, cut=found.cut + 1)
 
     def _known_topics(self) -> list[str]:
-        """Return the data topics written so far: each has a value schema with an ``op`` among its subjects."""
+        """Return the data topics written so far: each has the schema of its values among the subjects."""
         suffix = "-value"
         return [
             subject.removesuffix(suffix)
             for subject in self._registry.subjects()
-            if subject.endswith(suffix) and self._registry.versions(subject)[-1].get("name") == "Envelope"
+            if subject.endswith(suffix) and self._registry.versions(subject)[-1].get("name") in _DATA
         ]
 
-    async def _stream(self, stream: Stream, checkpoint: Checkpoint, source: Source, sink: Sink) -> None:
+    async def _stream(self, ends: Ends, checkpoint: Checkpoint) -> None:
         options = self._options
-        encoders = Encoders(source, sink, self._registry, options.tables, options.types)
-        ends = Ends(source, stream, sink, encoders)
         self.session = Session(ends, checkpoint, options.session, self._metrics)
         self.state, self.last_error = State.STREAMING, None
         self._adopt = False
@@ -333,7 +339,7 @@ class Pipeline:
         )
         async with _drained_within(options.drain_timeout_s, self._stop):
             await self.session.run(self._stop)
-            await stream.stop()
+            await ends.stream.stop()
         log.info("stopped", delivered_lsn=self.session.progress.delivered)
 
 

@@ -10,11 +10,19 @@ from typing import Any
 import structlog
 
 from pgsluice.avro.encoder import KeyEncoder, RowEncoder
-from pgsluice.avro.schema import TableFields, envelope_schema, key_fields, key_schema, namespace, pg_name
+from pgsluice.avro.schema import (
+    TableFields,
+    envelope_schema,
+    key_fields,
+    key_schema,
+    message_schema,
+    namespace,
+    pg_name,
+)
 from pgsluice.avro.sent.base import ToText
 from pgsluice.avro.sent.types import conversions, unknown_types
 from pgsluice.avro.types import TypeOptions
-from pgsluice.envelope import ChangeEncoder, Record, Stamp, Target
+from pgsluice.envelope import ChangeEncoder, MessageEncoder, Record, Stamp, Target
 from pgsluice.errors import ConfigError
 from pgsluice.pipeline.ends import Registry, Sink, Source
 from pgsluice.relation import Relation
@@ -42,6 +50,7 @@ class Encoders:
         self._tables = tables
         self._types = types
         self._ready: dict[int, tuple[Relation, ChangeEncoder | Unpublished]] = {}
+        self._messages: MessageEncoder | None = None
 
     def ready(self, relation: Relation) -> ChangeEncoder | Unpublished | None:
         """Return the encoder of this version of the table if it was made before."""
@@ -54,6 +63,16 @@ class Encoders:
         encoder = Unpublished() if policy is None else await self._make(relation, policy)
         self._ready[relation.oid] = (relation, encoder)
         return encoder
+
+    async def of_messages(self) -> MessageEncoder:
+        """Return the encoder of messages, which are readable and have a topic then."""
+        if self._messages is None:
+            policy = self._tables.messages_policy()
+            await self._sink.open_topic(policy, keyed=True)
+            value_id = await self._registry.register(f"{policy.topic}-value", message_schema(self._tables.prefix))
+            key_id = await self._registry.register(f"{policy.topic}-key", "string")
+            self._messages = MessageEncoder(Target(policy.topic, value_id, key_id))
+        return self._messages
 
     async def _make(self, relation: Relation, policy: TablePolicy) -> ChangeEncoder:
         space = namespace(self._tables.prefix, relation.namespace, relation.name)

@@ -6,6 +6,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from pgsluice import transaction
 from pgsluice.avro.sent.types import TypeDescription
 from pgsluice.avro.wire import Schema
 from pgsluice.cut import Cut
@@ -20,6 +21,9 @@ class Stream(Protocol):
 
     async def read(self) -> list[XLogData | Keepalive]:
         """Wait for frames; at least one. Cancelling loses none. Raises what ended the stream."""
+
+    async def wait_ended(self) -> None:
+        """Raise what ended the stream as soon as it is known, also while nobody reads; never returns."""
 
     def report(self, received: int, flushed: int) -> None:
         """Let the status updates say so from now on; they go out on their own, never waiting for us."""
@@ -103,6 +107,24 @@ class Sink(Protocol):
 
     async def close(self) -> None:
         """Give up what is not committed."""
+
+
+class Spool(transaction.Spool, Protocol):
+    """Where the rows of one session wait for their commit."""
+
+    @property
+    def memory(self) -> int:
+        """Bytes in memory."""
+
+    @property
+    def spilled(self) -> int:
+        """Bytes on disk."""
+
+    async def relieve(self) -> None:
+        """Keep memory within its bound; UnavailableError when there is no room on disk either."""
+
+    def close(self) -> None:
+        """Forget everything."""
 
 
 class Registry(Protocol):

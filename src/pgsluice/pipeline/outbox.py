@@ -119,16 +119,21 @@ class Outbox:
         if self._own is not None:
             await self._commit_own(transaction, end_lsn)
         elif self._pending:
-            if not self._open.transactions:
-                self._opened_at = time.monotonic()
-            self._open.add(transaction, end_lsn, self._pending, self._pending_size, self._pending_events)
-            self._forget_pending()
+            self.join()
+            self._open.add(transaction, end_lsn)
+
+    def join(self) -> None:
+        """Let what was added join the open cut: it is complete."""
+        if not self._open.records:
+            self._opened_at = time.monotonic()
+        self._open.add_records(self._pending, self._pending_size, self._pending_events)
+        self._forget_pending()
 
     async def _commit_own(self, transaction: Transaction, end_lsn: int) -> None:
         await self.overflow(transaction)
         cut = self._own
         assert cut is not None, "overflow() has begun it"
-        cut.add(transaction, end_lsn, (), 0, 0)
+        cut.add(transaction, end_lsn)
         cut.end_lsn = end_lsn
         started = self._closed_at = time.monotonic()
         checkpoint = self._next_checkpoint(cut)
@@ -144,7 +149,7 @@ class Outbox:
         if self.committing is not None or self._own is not None:
             return
         now = time.monotonic()
-        if self._open.transactions:
+        if self._open.records:
             waited = now - self._opened_at >= self._limits.cut_interval_s
             if idle or waited or _held(self._open) >= self._limits.cut_bytes:
                 self._close(now)
@@ -155,7 +160,7 @@ class Outbox:
         """Return how long nothing will have to be closed, if nothing arrives and no commit ends."""
         now = time.monotonic()
         if self.committing is None and self._own is None:
-            if self._open.transactions:
+            if self._open.records:
                 return max(0.0, self._opened_at + self._limits.cut_interval_s - now)
             if self._progress.undelivered:
                 return max(0.0, self._closed_at + self._limits.heartbeat_s - now)
@@ -164,7 +169,7 @@ class Outbox:
     async def drain(self) -> None:
         """Deliver everything that is committed in PostgreSQL so far."""
         await self.settle()
-        if self._open.transactions:
+        if self._open.records:
             self._close(time.monotonic())
             await self.settle()
 

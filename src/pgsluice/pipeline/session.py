@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 
@@ -15,13 +16,23 @@ from pgsluice.cut import Cut
 from pgsluice.envelope import Stamp
 from pgsluice.errors import PgsluiceError
 from pgsluice.metrics import Metrics
-from pgsluice.pgoutput.decoder import Decoder
+from pgsluice.pgoutput import messages
 from pgsluice.pgoutput.framing import Keepalive, XLogData
 from pgsluice.pipeline.encoders import Encoders
-from pgsluice.pipeline.ends import Sink, Source, Stream
+from pgsluice.pipeline.ends import Sink, Source, Spool, Stream
 from pgsluice.pipeline.outbox import Limits, Outbox
 from pgsluice.progress import Checkpoint, Progress, check_resent
-from pgsluice.transaction import Change, Committed, Event, Resent, Transaction, Transactions
+from pgsluice.transaction import (
+    Change,
+    Committed,
+    Emitted,
+    Event,
+    Prepared,
+    Resent,
+    RolledBack,
+    Transaction,
+    Transactions,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -36,6 +47,13 @@ WATCH_S = 2.0
 
 STALL_S = 10.0
 """A cut takes milliseconds; after this long Kafka is away, or too slow to be called ready."""
+
+TURN = 1000
+"""Changes after which everybody else on the event loop has a turn: a commit that has waited may bring millions."""
+
+PREPARED_LONG_S = 60.0
+PREPARED_AGAIN_S = 300.0
+"""A prepared transaction that is older is worth a warning, now and again."""
 
 SHUTDOWN_SIGN_S = 0.1
 SHUTDOWN_PATIENCE_S = 1.0
@@ -62,6 +80,7 @@ class Ends:
     stream: Stream
     sink: Sink
     encoders: Encoders
+    spool: Spool
 
 
 class Session:
@@ -82,13 +101,16 @@ class Session:
         self._resumed_from = checkpoint
         self._metrics = metrics
         self._commit_timestamps = options.commit_timestamps
-        self._decoder = Decoder()
-        self._transactions = Transactions(checkpoint.end_lsn)
+        self._spool = ends.spool
+        self._transactions = Transactions(checkpoint.end_lsn, ends.spool)
         self._outbox = Outbox(ends.sink, checkpoint, self.progress, options.limits, self._on_delivered)
         self._stamp: Stamp | None = None
         self._idle = True
         self._shutdown = _ShutdownWatch()
-        self._watched_at = time.monotonic()
+        self._watched_at = self._listened_at = time.monotonic()
+        self._warned_at = float("-inf")
+        self._changes = 0
+        self._stop = asyncio.Event()
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -122,21 +144,28 @@ class Session:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until ``stop`` is set, then deliver what is complete; raises whatever ends the session before."""
-        work = asyncio.create_task(self._work(stop), name="work")
-        watch = asyncio.create_task(self._watch(), name="watch")
+        self._stop = stop
+        tasks = [
+            asyncio.create_task(self._work(), name="work"),
+            asyncio.create_task(self._watch(), name="watch"),
+            asyncio.create_task(self._stream.wait_ended(), name="stream"),
+        ]
         try:
-            await asyncio.wait((work, watch), return_when=asyncio.FIRST_COMPLETED)
-            (work if work.done() else watch).result()
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            next(task for task in tasks if task.done()).result()
         finally:
-            await _cancel(work, watch)
+            await _cancel(*tasks)
 
-    async def _work(self, stop: asyncio.Event) -> None:
+    async def _work(self) -> None:
+        stop = self._stop
         reading: asyncio.Task[list[XLogData | Keepalive]] | None = None
         stopping = asyncio.create_task(stop.wait(), name="stop")
         try:
             while not stop.is_set():
                 if reading is None and not self._outbox.full:
                     reading = asyncio.create_task(self._stream.read(), name="read")
+                if reading is not None:
+                    self._listened_at = time.monotonic()
                 tasks = [task for task in (reading, self._outbox.committing, stopping) if task is not None]
                 await asyncio.wait(tasks, timeout=self._patience(), return_when=asyncio.FIRST_COMPLETED)
                 if self._outbox.committing is not None and self._outbox.committing.done():
@@ -154,7 +183,7 @@ class Session:
         return min(self._outbox.seconds_until_due(), SHUTDOWN_SIGN_S if self._shutdown.suspected else WATCH_S)
 
     async def _watch(self) -> None:
-        """Ask how far the server's WAL goes; while Kafka holds everything up, it is all we hear of the server.
+        """Ask how far the server's WAL goes; while nobody reads the stream, it is all we hear of the server.
 
         A server that shuts down ends ordinary connections at once, and waits for a walsender that nobody reads.
         """
@@ -165,42 +194,87 @@ class Session:
             if self.is_stalled and not stalled:
                 log.warning("Kafka has not taken a cut for some time", seconds=round(self._outbox.busy_s))
             stalled = self.is_stalled
+            self._warn_of_prepares()
             try:
                 self.server_lsn = max(self.server_lsn, await self._source.flushed_lsn())
             except PgsluiceError:
-                if stalled:
+                if stalled or time.monotonic() - self._listened_at > STALL_S:
                     raise
+
+    def _warn_of_prepares(self) -> None:
+        """Say now and again which prepared transaction keeps the slot from moving."""
+        oldest, now = self.oldest_prepared, time.monotonic()
+        if oldest is None or age_s(oldest.prepare_ts) < PREPARED_LONG_S or now - self._warned_at < PREPARED_AGAIN_S:
+            return
+        self._warned_at = now
+        log.warning(
+            "a prepared transaction keeps the slot from moving: COMMIT PREPARED or ROLLBACK PREPARED ends that",
+            gid=oldest.gid,
+            xid=oldest.xid,
+            prepare_lsn=oldest.prepare_lsn,
+            seconds=round(age_s(oldest.prepare_ts)),
+        )
 
     async def _take(self, frames: list[XLogData | Keepalive]) -> None:
         """Carry a batch of frames through to the outbox."""
-        decode, receive, ready = self._decoder.decode, self._transactions.receive, self._encoders.ready
-        add = self._outbox.add
-        size = 0
+        receive, ready, add = self._transactions.receive, self._encoders.ready, self._outbox.add
+        size = changes = 0
         for frame in frames:
             if not isinstance(frame, XLogData):
                 self._take_keepalive(frame)
                 continue
             size += len(frame.payload)
-            for event in receive(decode(frame.payload)):
-                if type(event) is Change:
-                    encoder = ready(event.relation) or await self._encoders.prepare(event.relation)
-                    if add(encoder.encode(event, self._stamp_of(event.transaction))):
-                        await self._outbox.overflow(event.transaction)
-                else:
-                    await self._end(event)
+            for event in receive(frame.payload):
+                if type(event) is not Change:
+                    await self._take_other(event)
+                    continue
+                encoder = ready(event.relation) or await self._encoders.prepare(event.relation)
+                if add(encoder.encode(event, self._stamp_of(event.transaction))):
+                    await self._outbox.overflow(event.transaction)
+                    if self._stop.is_set():
+                        return  # in the middle of a large transaction, which is aborted
+                changes += 1
+                if changes % TURN == 0:
+                    await asyncio.sleep(0)
         self._idle = len(frames) < FULL_BATCH and size < FULL_BATCH_BYTES
         self._metrics.received_bytes.inc(size)
         self.server_lsn = max(self.server_lsn, frames[-1].wal_end, self.progress.received)
+        await self._spool.relieve()
 
-    async def _end(self, event: Event) -> None:
-        """Take the end of a transaction."""
-        if type(event) is Committed:
-            self.progress.on_received(event.end_lsn)
-            await self._outbox.commit(event.transaction, event.end_lsn)
-        elif type(event) is Resent:
-            check_resent(self._resumed_from, event)
-            self.progress.on_received(event.end_lsn)
-            self._metrics.resent.inc()
+    async def _take_other(self, event: Event) -> None:
+        """Take what is not a change: ends of transactions, and messages."""
+        match event:
+            case Emitted(transaction, message):
+                await self._take_message(transaction, message)
+            case Committed(transaction, end_lsn):
+                if event.is_bare:
+                    _warn_of_bare_commit(transaction)
+                self._ended(transaction, end_lsn)
+                await self._outbox.commit(transaction, end_lsn)
+            case Resent(transaction, end_lsn):
+                check_resent(self._resumed_from, event)
+                self._ended(transaction, end_lsn)
+                self._metrics.resent.inc()
+            case Prepared(xid, _, prepare_lsn, end_lsn):
+                if event.has_rows:
+                    self.progress.hold(xid, prepare_lsn)
+                self.progress.on_received(end_lsn)
+            case RolledBack(xid, end_lsn):
+                self.progress.forget(xid)
+                self.progress.on_received(end_lsn)
+
+    def _ended(self, transaction: Transaction, end_lsn: int) -> None:
+        self.progress.on_received(end_lsn)
+        self.progress.release(transaction.xid, end_lsn)
+
+    async def _take_message(self, transaction: Transaction | None, message: messages.LogicalMessage) -> None:
+        encoder = await self._encoders.of_messages()
+        if transaction is None:
+            self._outbox.add(encoder.encode_standalone(message, self._resumed_from.epoch))
+            self._outbox.join()
+            self.progress.on_received(message.lsn)
+        elif self._outbox.add(encoder.encode(message, self._stamp_of(transaction))):
+            await self._outbox.overflow(transaction)
 
     def _stamp_of(self, transaction: Transaction) -> Stamp:
         stamp = self._stamp
@@ -210,7 +284,7 @@ class Session:
         return stamp
 
     def _take_keepalive(self, frame: Keepalive) -> None:
-        if self._transactions.current is None:
+        if self._transactions.is_between:
             self.progress.on_received(frame.wal_end)
         if frame.reply_requested:
             self._shutdown.asked(frame.wal_end)
@@ -220,7 +294,12 @@ class Session:
         if self._shutdown.overdue and self.progress.confirmable < self._shutdown.wal_end:
             self._stream.answer_shutdown(self._shutdown.wal_end)
         self._report()
-        self._metrics.buffered_bytes.set(self._outbox.size)
+        metrics, transactions, spool = self._metrics, self._transactions, self._spool
+        metrics.buffered_bytes.set(self._outbox.size)
+        metrics.waiting_transactions.set(transactions.waiting)
+        metrics.prepared_transactions.set(len(transactions.prepared))
+        metrics.waiting_bytes.labels("memory").set(spool.memory)
+        metrics.waiting_bytes.labels("disk").set(spool.spilled)
 
     def _report(self) -> None:
         confirmable = self.progress.confirmable
@@ -236,9 +315,29 @@ class Session:
                 metrics.events.labels(op).inc(count)
         metrics.event_bytes.inc(cut.size)
         metrics.transactions.inc(cut.transactions)
-        metrics.cuts.labels("data" if cut.transactions else "heartbeat").inc()
+        metrics.cuts.labels("data" if cut.events else "heartbeat").inc()
         metrics.cut_seconds.observe(seconds)
         self._report()
+
+    @property
+    def prepared(self) -> list[Prepared]:
+        """The transactions that are prepared and not yet ended, oldest first."""
+        return sorted(self._transactions.prepared.values(), key=lambda one: one.prepare_lsn)
+
+    @property
+    def oldest_prepared(self) -> Prepared | None:
+        """The one that has waited longest, of those with changes."""
+        return next((one for one in self.prepared if one.has_rows), None)
+
+    @property
+    def waiting_transactions(self) -> int:
+        """How many streamed and prepared transactions wait for their commit."""
+        return self._transactions.waiting
+
+    @property
+    def waiting_bytes(self) -> tuple[int, int]:
+        """What their rows take in memory, and on disk."""
+        return self._spool.memory, self._spool.spilled
 
     @property
     def buffered_bytes(self) -> int:
@@ -255,7 +354,7 @@ class Session:
         oldest = self._outbox.own_transaction or self._outbox.oldest
         if oldest is None:
             return 0.0
-        return max(0.0, time.time() - _POSTGRES_EPOCH_S - oldest.commit_ts / MICROSECONDS)
+        return age_s(oldest.commit_ts)
 
     def positions(self) -> dict[str, int]:
         """Return the positions by the names they have in the metrics."""
@@ -289,7 +388,21 @@ class _ShutdownWatch:
         return self.suspected and time.monotonic() - self._since > SHUTDOWN_PATIENCE_S
 
 
-async def _cancel(*tasks: "asyncio.Task[object] | asyncio.Task[list[XLogData | Keepalive]] | None") -> None:
+def age_s(timestamp: int) -> float:
+    """Return how long ago a time of PostgreSQL's was, by our clock, in seconds."""
+    return max(0.0, time.time() - _POSTGRES_EPOCH_S - timestamp / MICROSECONDS)
+
+
+def _warn_of_bare_commit(transaction: Transaction) -> None:
+    log.warning(
+        "COMMIT PREPARED of a transaction that was not received: it had no changes, or somebody else acknowledged its "
+        "PREPARE",
+        xid=transaction.xid,
+        commit_lsn=transaction.commit_lsn,
+    )
+
+
+async def _cancel(*tasks: "asyncio.Task[Any] | None") -> None:
     for task in tasks:
         if task is not None and not task.done():
             task.cancel()

@@ -14,7 +14,7 @@ from pgsluice.lsn import format_lsn
 from pgsluice.postgres import failures
 from pgsluice.postgres.catalog import Catalog, PublishedTable, Server
 from pgsluice.postgres.connection import OLDEST_SERVER, ReplicationConnection
-from pgsluice.postgres.options import ConnectionOptions
+from pgsluice.postgres.options import ConnectionOptions, StreamOptions
 from pgsluice.postgres.slot import SlotState
 
 TABLES_NAMED_MAX = 20
@@ -48,13 +48,19 @@ class _Surroundings:
     slot: str
     publications: Sequence[str]
     create_slot: bool
+    stream: StreamOptions
 
 
 _Look = Callable[[_Surroundings], Awaitable[list[Finding]]]
 
 
 async def check(
-    options: ConnectionOptions, slot: str, publications: Sequence[str], *, create_slot: bool = True
+    options: ConnectionOptions,
+    slot: str,
+    publications: Sequence[str],
+    stream: StreamOptions | None = None,
+    *,
+    create_slot: bool = True,
 ) -> list[Finding]:
     """Return the findings, good and bad. Opens a replication connection, but neither slot nor stream."""
     async with Catalog(options) as catalog:
@@ -62,7 +68,7 @@ async def check(
             server = await catalog.server()
         except PgsluiceError as error:
             return [Finding("postgres reachable", Verdict.FAIL, str(error), "Correct the [postgres] settings.")]
-        around = _Surroundings(catalog, server, options, slot, publications, create_slot)
+        around = _Surroundings(catalog, server, options, slot, publications, create_slot, stream or StreamOptions())
         return [finding for name, look in _LOOKS.items() for finding in await _guarded(name, look, around)]
 
 
@@ -105,6 +111,12 @@ def _has_bug(server: Server, fixed: dict[int, int]) -> bool:
     return server.minor < fixed[server.major]
 
 
+async def _options(around: _Surroundings) -> list[Finding]:
+    asked = around.stream.of_server(around.server.version)
+    detail = ", ".join(f"{name} {value}" for name, value in asked.items())
+    return [Finding("stream options", Verdict.OK, detail or "none")]
+
+
 async def _replication(around: _Surroundings) -> list[Finding]:
     """Open what ``run`` opens: whether a role may is not only a matter of its attributes."""
     connection = await ReplicationConnection.open(around.options)
@@ -143,7 +155,7 @@ async def _slot(around: _Surroundings) -> list[Finding]:
     if slot is not None and slot.synced and around.server.in_recovery:
         detail = "a copy of the primary's slot, to be used after this standby's promotion"
         return [Finding(name, Verdict.WARN, detail, "Connect to the primary until then.")]
-    problem = failures.unusable(around.slot, slot, around.server.database)
+    problem = failures.unusable(around.slot, slot, around.server.database, around.stream)
     if problem is not None:
         return [Finding(name, Verdict.FAIL, str(problem))]
     return [Finding(name, Verdict.OK, _describe(slot))] if slot is not None else []
@@ -254,6 +266,7 @@ _LOOKS: dict[str, _Look] = {
     "postgres version": _version,
     "wal_level": _wal_level,
     "database encoding": _encoding,
+    "stream options": _options,
     "replication slot": _slot,
     "free walsenders": _wal_senders,
     "replication connection": _replication,

@@ -6,7 +6,7 @@ https://www.postgresql.org/docs/current/protocol-replication.html
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Self
 
@@ -18,7 +18,7 @@ from pgsluice.errors import ConfigError, PgsluiceError
 from pgsluice.lsn import parse_lsn
 from pgsluice.postgres import failures
 from pgsluice.postgres.failures import PLUGIN, ServerError
-from pgsluice.postgres.options import SESSION_SETTINGS, ConnectionOptions
+from pgsluice.postgres.options import SESSION_SETTINGS, ConnectionOptions, StreamOptions
 from pgsluice.postgres.slot import SlotState, parse_slot, slot_query
 from pgsluice.postgres.stream import ReplicationStream, Timing
 from pgsluice.postgres.wire import Wire
@@ -180,17 +180,23 @@ class ReplicationConnection:
         """Drop the slot; SlotInUse while somebody streams from it."""
         await self.query(f"DROP_REPLICATION_SLOT {_identifier(name)}", f"dropping replication slot {name!r}")
 
-    async def start(self, slot: str, publications: Sequence[str]) -> ReplicationStream:
+    async def start(
+        self, slot: str, publications: Sequence[str], options: StreamOptions | None = None
+    ) -> ReplicationStream:
         """Start streaming from the slot's own position. SlotInUse while another process streams from it.
 
         Once per connection: a walsender that has ended one logical stream ends the next as soon as it starts.
         """
-        problem = failures.unusable(slot, await self.slot(slot), self._connection.info.dbname)
+        wanted = options or StreamOptions()
+        plugin_options = wanted.of_server(self.server_version)
+        state = await self.slot(slot)
+        problem = failures.unusable(slot, state, self._connection.info.dbname, wanted)
         if problem is not None:
             raise problem
         timing = await self._timing()
+        log.info("starting replication", slot=slot, two_phase=bool(state and state.two_phase), **plugin_options)
         try:
-            await self._run(_start_command(slot, publications, self.server_version))
+            await self._run(_start_command(slot, publications, self.server_version, plugin_options))
         except ServerError as error:
             raise await self._judge(error, slot) from error
         self._stream = ReplicationStream(self._wire, timing, lambda error: self._judge(error, slot))
@@ -225,11 +231,12 @@ def parse_timeline_history(content: str) -> list[TimelineSwitch]:
     return [TimelineSwitch(int(timeline), parse_lsn(lsn)) for timeline, lsn, *_ in fields]
 
 
-def _start_command(slot: str, publications: Sequence[str], server_version: int) -> str:
+def _start_command(slot: str, publications: Sequence[str], server_version: int, options: Mapping[str, str]) -> str:
     proto_version = next(proto for since, proto in _PROTO_VERSIONS if server_version >= since)
     names = ",".join(_identifier(name) for name in publications)
-    options = f"(proto_version '{proto_version}', publication_names {_literal(names)})"
-    return f"START_REPLICATION SLOT {_identifier(slot)} LOGICAL 0/0 {options}"
+    pairs = {"proto_version": str(proto_version), "publication_names": names, **options}
+    listed = ", ".join(f"{name} {_literal(value)}" for name, value in pairs.items())
+    return f"START_REPLICATION SLOT {_identifier(slot)} LOGICAL 0/0 ({listed})"
 
 
 def _rows(result: pq.abc.PGresult) -> list[tuple[str | None, ...]]:

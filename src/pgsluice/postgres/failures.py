@@ -22,6 +22,7 @@ from pgsluice.errors import (
     SlotInUse,
     SourceUnavailable,
 )
+from pgsluice.postgres.options import StreamOptions
 from pgsluice.postgres.slot import SlotState
 
 PLUGIN = "pgoutput"
@@ -149,7 +150,7 @@ def _one_line(text: str) -> str:
 # --- slots -------------------------------------------------------------------------------------------------
 
 
-def unusable(name: str, slot: SlotState | None, database: str) -> PgsluiceError | None:
+def unusable(name: str, slot: SlotState | None, database: str, wanted: StreamOptions) -> PgsluiceError | None:
     """Say why the slot cannot be streamed; None when nothing that the server shows speaks against it."""
     if slot is None:
         return _slot_missing(name)
@@ -166,7 +167,9 @@ def unusable(name: str, slot: SlotState | None, database: str) -> PgsluiceError 
         )
     if slot.invalidation is not None:
         return _slot_invalidated(name, slot.invalidation)
-    return _slot_two_phase(name) if slot.two_phase else None
+    if slot.two_phase and wanted.origin != "any":
+        return _slot_two_phase(name)
+    return None
 
 
 def _slot_missing(name: str) -> ConfigError:
@@ -188,10 +191,10 @@ def _slot_invalidated(name: str, reason: str) -> HistoryError:
 
 def _slot_two_phase(name: str) -> ConfigError:
     return ConfigError(
-        f"replication slot {name!r} decodes prepared transactions at PREPARE TRANSACTION (two_phase), which "
-        "pgsluice does not ask for and the slot does not forget. On PostgreSQL 18 and later send "
-        f'ALTER_REPLICATION_SLOT "{name}" (TWO_PHASE false) over a replication connection; '
-        "before, drop the slot and create it without two_phase"
+        f"replication slot {name!r} decodes prepared transactions at PREPARE TRANSACTION (two_phase, which a slot "
+        'does not forget), and with postgres.origin = "none" PostgreSQL can lose track of them: set origin = "any", or '
+        f'on PostgreSQL 18 and later send ALTER_REPLICATION_SLOT "{name}" (TWO_PHASE false) over a replication '
+        "connection; before, drop the slot and create it without two_phase"
     )
 
 

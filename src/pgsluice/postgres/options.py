@@ -41,6 +41,55 @@ _LIBPQ_DEFAULTS = {
 }
 
 
+STREAMING_SINCE = 14_00_00
+BINARY_SINCE = 14_00_00
+MESSAGES_SINCE = 14_00_00
+TWO_PHASE_SINCE = 15_00_00
+PARALLEL_SINCE = 16_00_00
+ORIGIN_SINCE = 16_00_00
+"""Server versions that brought an option of pgoutput."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """What is asked of pgoutput beside the publications.
+
+    ``streaming``: off, on or parallel, as far as the server offers it. ``origin``: any, or none for changes
+    that were made on this server only.
+    """
+
+    streaming: str = "on"
+    two_phase: bool = False
+    binary: bool = False
+    messages: bool = False
+    origin: str = "any"
+
+    def of_server(self, version: int) -> dict[str, str]:
+        """Return START_REPLICATION's options for a server; ConfigError for what it does not have."""
+        wanted = (
+            (self.two_phase, "two_phase", "two_phase = true", TWO_PHASE_SINCE, "true"),
+            (self.binary, "binary", "binary = true", BINARY_SINCE, "true"),
+            (self.messages, "messages", "messages = true", MESSAGES_SINCE, "true"),
+            (self.origin != "any", "origin", f'origin = "{self.origin}"', ORIGIN_SINCE, self.origin),
+        )
+        found = {}
+        for is_wanted, option, setting, since, value in wanted:
+            if is_wanted and version < since:
+                raise ConfigError(
+                    f"postgres.{setting} needs PostgreSQL {since // 1_00_00} or later; the server is "
+                    f"{version // 1_00_00}: remove the setting, or upgrade the server."
+                )
+            if is_wanted:
+                found[option] = value
+        return self._streaming(version) | found
+
+    def _streaming(self, version: int) -> dict[str, str]:
+        # A message of a savepoint that is rolled back cannot be told apart in a stream.
+        if self.streaming == "off" or self.messages or version < STREAMING_SINCE:
+            return {}
+        return {"streaming": self.streaming if version >= PARALLEL_SINCE else "on"}
+
+
 @dataclass(frozen=True, slots=True)
 class ConnectionOptions:
     """How to reach the server: libpq's own parameters, or a whole conninfo string or URI under ``dsn``."""

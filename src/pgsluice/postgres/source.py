@@ -4,13 +4,13 @@ The pipeline's upper end (``pipeline.ends.Source``). Nothing survives the sessio
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pgsluice.avro.sent.types import TypeDescription
 from pgsluice.errors import ConfigError, SlotInUse, SourceUnavailable
 from pgsluice.postgres.catalog import Catalog
 from pgsluice.postgres.connection import ReplicationConnection
-from pgsluice.postgres.options import ConnectionOptions
+from pgsluice.postgres.options import ConnectionOptions, StreamOptions
 from pgsluice.postgres.stream import ReplicationStream
 from pgsluice.progress import ServerIdentity, TimelineSwitch
 
@@ -22,6 +22,9 @@ class SourceOptions:
     connection: ConnectionOptions
     slot: str
     publications: Sequence[str]
+    stream: StreamOptions = field(default_factory=StreamOptions)
+    failover: bool = False
+    """Whether a slot that is created is to survive a failover."""
 
 
 class PostgresSource:
@@ -89,11 +92,15 @@ class PostgresSource:
 
     async def create_slot(self) -> int:
         """Create the slot and return its consistent point."""
-        return await self._replication.create_slot(self._options.slot, blockers=self._catalog.slot_creation_blockers)
+        options = self._options
+        return await self._replication.create_slot(
+            options.slot, failover=options.failover, blockers=self._catalog.slot_creation_blockers
+        )
 
     async def start(self) -> ReplicationStream:
         """Stream from the slot's own position; SlotInUse while another does, StopError if it is unusable."""
-        stream = await self._replication.start(self._options.slot, self._options.publications)
+        options = self._options
+        stream = await self._replication.start(options.slot, options.publications, options.stream)
         self._started = True
         return stream
 

@@ -88,7 +88,6 @@ class ReplicationStream:
         self.failure: Exception | None = None
         """Why the stream ended; None while it runs."""
         self.ended = asyncio.Event()
-        """Set when the stream ends by itself, also if nobody is reading then."""
         self._reporter = asyncio.create_task(self._report_regularly(), name="standby-status")
         self._reporter.add_done_callback(self._on_reporter_done)
 
@@ -174,6 +173,12 @@ class ReplicationStream:
         self.failure = self.failure or error
         self.ended.set()
         self._wire.interrupt(error)
+
+    async def wait_ended(self) -> None:
+        """Raise what ended the stream as soon as it is known, also while nobody reads; never returns."""
+        await self.ended.wait()
+        assert self.failure is not None, "it is set before"
+        raise self.failure
 
     def report(self, received: int, flushed: int) -> None:
         """Set what the status updates say from now on; positions never go back.

@@ -28,7 +28,7 @@ from pgsluice.pipeline.outbox import Limits
 from pgsluice.pipeline.session import SessionOptions
 from pgsluice.progress import Checkpoint, ServerIdentity, TimelineSwitch
 from pgsluice.tables import Tables
-from tests.support.ends import FakeRegistry, FakeSink, FakeSource, World
+from tests.support.ends import FakeRegistry, FakeSink, FakeSource, MemorySpool, World
 
 LIMITS = Limits(cut_interval_s=0.05, cut_bytes=1 << 20, inflight_max=4 << 20, heartbeat_s=0.05)
 OPTIONS = PipelineOptions(
@@ -52,7 +52,7 @@ def pipeline(world: World, **options: Any) -> Pipeline:  # noqa: ANN401 - any of
     async def sink() -> FakeSink:
         return FakeSink(world)
 
-    return Pipeline(replace(OPTIONS, **options), source, sink, FakeRegistry(world), Metrics())
+    return Pipeline(replace(OPTIONS, **options), source, sink, FakeRegistry(world), MemorySpool, Metrics())
 
 
 @asynccontextmanager
@@ -224,7 +224,7 @@ class TestWhenItMustNotGoOn:
             return FakeSink(world)
 
         with pytest.raises(ConfigError, match="was dropped while it was being started"):
-            await Pipeline(OPTIONS, source, sink, FakeRegistry(world), Metrics()).run()
+            await Pipeline(OPTIONS, source, sink, FakeRegistry(world), MemorySpool, Metrics()).run()
 
     async def test_a_large_transaction_that_misses_its_deadline_twice(self) -> None:
         world = World(position=8_000, checkpoint=CHECKPOINT, faults={"commit": [DeadlineMissed("late")] * 2})
@@ -267,7 +267,7 @@ class TestWhenItMustNotGoOn:
         async def sink() -> FakeSink:
             return FakeSink(world)
 
-        found = Pipeline(OPTIONS, source, sink, FakeRegistry(world), Metrics())
+        found = Pipeline(OPTIONS, source, sink, FakeRegistry(world), MemorySpool, Metrics())
         task = asyncio.create_task(found.run())
         await streaming(found)
         world.commit(1)
@@ -327,7 +327,7 @@ class TestTheWrongServerForAMoment:
         async def sink() -> FakeSink:
             return Late(world)
 
-        found = Pipeline(OPTIONS, source, sink, FakeRegistry(world), Metrics())
+        found = Pipeline(OPTIONS, source, sink, FakeRegistry(world), MemorySpool, Metrics())
         task = asyncio.create_task(found.run())
         await streaming(found)
         found.stop()
@@ -419,7 +419,7 @@ class TestStopping:
         async def sink() -> FakeSink:
             return FakeSink(world)
 
-        found = Pipeline(OPTIONS, source, sink, FakeRegistry(world), Metrics())
+        found = Pipeline(OPTIONS, source, sink, FakeRegistry(world), MemorySpool, Metrics())
         task = asyncio.create_task(found.run())
         await hanging.wait()
         found.stop()

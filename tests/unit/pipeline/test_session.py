@@ -17,7 +17,7 @@ from pgsluice.pipeline.outbox import Limits
 from pgsluice.pipeline.session import Ends, Session, SessionOptions
 from pgsluice.progress import Checkpoint, ServerIdentity
 from pgsluice.tables import Tables
-from tests.support.ends import TABLE, FakeRegistry, FakeSink, FakeSource, FakeStream, World, data
+from tests.support.ends import TABLE, FakeRegistry, FakeSink, FakeSource, FakeStream, MemorySpool, World, data
 
 CHECKPOINT = Checkpoint("shop", "s", "7001", 1, 1, 4, 10_000)
 
@@ -38,7 +38,7 @@ class Running:
         await sink.fence()
         encoders = Encoders(source, sink, FakeRegistry(self.world), self.tables, TypeOptions())
         options = SessionOptions(self.limits)
-        ends = Ends(source, self.stream, sink, encoders)
+        ends = Ends(source, self.stream, sink, encoders, MemorySpool())
         self.session = Session(ends, CHECKPOINT, options, self.metrics)
         self.task = asyncio.create_task(self.session.run(self.stop))
 

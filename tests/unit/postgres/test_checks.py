@@ -10,7 +10,7 @@ from pgsluice.postgres.checks import (
     _Surroundings,
     _version,
 )
-from pgsluice.postgres.options import ConnectionOptions
+from pgsluice.postgres.options import ConnectionOptions, StreamOptions
 
 CONCURRENT_ALTER, TORN_START = (fixed for _, fixed in _KNOWN_BUGS)
 
@@ -64,7 +64,9 @@ def test_tables_without_identity_are_named_up_to_a_limit() -> None:
 )
 async def test_versions(version: int, verdict: Verdict, words: str) -> None:
     options = ConnectionOptions()
-    around = _Surroundings(Catalog(options), server(version), options, "slot", [], create_slot=True)
+    around = _Surroundings(
+        Catalog(options), server(version), options, "slot", [], create_slot=True, stream=StreamOptions()
+    )
     (finding,) = await _version(around)
     assert finding.verdict is verdict
     assert words in finding.detail

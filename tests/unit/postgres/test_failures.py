@@ -14,6 +14,7 @@ from pgsluice.errors import (
 )
 from pgsluice.postgres import failures
 from pgsluice.postgres.failures import ServerError
+from pgsluice.postgres.options import StreamOptions
 from pgsluice.postgres.slot import SlotState
 
 SLOT = SlotState(
@@ -81,7 +82,7 @@ def test_a_query_that_got_no_answer() -> None:
 
 
 def test_a_usable_slot() -> None:
-    assert failures.unusable("s", SLOT, "shop") is None
+    assert failures.unusable("s", SLOT, "shop", StreamOptions()) is None
 
 
 @pytest.mark.parametrize(
@@ -96,7 +97,7 @@ def test_a_usable_slot() -> None:
     ],
 )
 def test_an_unusable_slot(slot: SlotState | None, kind: type[PgsluiceError], words: str) -> None:
-    found = failures.unusable("s", slot, "shop")
+    found = failures.unusable("s", slot, "shop", StreamOptions(origin="none"))
     with pytest.raises(kind, match=words):
         raise found or AssertionError
 

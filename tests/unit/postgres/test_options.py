@@ -2,7 +2,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from pgsluice.errors import ConfigError
-from pgsluice.postgres.options import SESSION_SETTINGS, ConnectionOptions
+from pgsluice.postgres.options import SESSION_SETTINGS, ConnectionOptions, StreamOptions
 
 
 def parameters(
@@ -45,3 +45,38 @@ def test_what_libpq_does_not_understand_is_not_repeated(given: dict[str, str]) -
         ConnectionOptions(given).conninfo()
     assert "hunter2" not in str(caught.value)
     assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    ("options", "version", "asked"),
+    [
+        (StreamOptions(), 130023, {}),
+        (StreamOptions(), 140023, {"streaming": "on"}),
+        (StreamOptions(streaming="parallel"), 150018, {"streaming": "on"}),
+        (StreamOptions(streaming="parallel"), 160014, {"streaming": "parallel"}),
+        (StreamOptions(streaming="off"), 180004, {}),
+        (StreamOptions(messages=True), 180004, {"messages": "true"}),
+        (
+            StreamOptions(two_phase=True, binary=True),
+            150018,
+            {"streaming": "on", "two_phase": "true", "binary": "true"},
+        ),
+        (StreamOptions(origin="none"), 160014, {"streaming": "on", "origin": "none"}),
+    ],
+)
+def test_a_server_is_asked_for_what_it_offers(options: StreamOptions, version: int, asked: dict[str, str]) -> None:
+    assert options.of_server(version) == asked
+
+
+@pytest.mark.parametrize(
+    ("options", "version", "words"),
+    [
+        (StreamOptions(two_phase=True), 140023, "postgres.two_phase = true needs PostgreSQL 15 or later; .* is 14"),
+        (StreamOptions(binary=True), 130023, "postgres.binary = true needs PostgreSQL 14"),
+        (StreamOptions(messages=True), 130023, "postgres.messages = true needs PostgreSQL 14"),
+        (StreamOptions(origin="none"), 150018, 'postgres.origin = "none" needs PostgreSQL 16'),
+    ],
+)
+def test_what_it_does_not_have_is_refused(options: StreamOptions, version: int, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        options.of_server(version)

@@ -33,6 +33,7 @@ def test_configuration_file_has_addresses_and_settings() -> None:
         "name": "shop",
         "postgres": {"dsn": "dbname=shop"},
         "kafka": {"bootstrap_servers": NOWHERE, **settings["kafka"]},
+        "buffer": {"spill_dir": str(daemon.config_file.parent / "spill")},
         "http": {"listen": daemon.url.removeprefix("http://")},
         "tables": settings["tables"],
         "nonsense": {},
