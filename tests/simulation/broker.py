@@ -1,0 +1,487 @@
+"""The scripted Kafka: logs, a transaction coordinator, and the clients of confluent_kafka that talk to it.
+
+Transactions are Kafka's: an epoch per producer, EndTxn that decides before the markers reach the partitions, an open
+transaction that hides what follows it from read_committed readers, a timeout from the first partition on. The
+clients block in virtual time (:mod:`tests.simulation.virtual`); what goes wrong on the way is :class:`Weather`.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
+
+from pgsluice.librdkafka import ClientErrors, ClientOptions
+from tests.simulation import virtual
+from tests.simulation.virtual import Process
+
+T = TypeVar("T")
+
+MAX_TIMEOUT_MS = 60_000
+
+
+@dataclass(slots=True)
+class Entry:
+    """One offset of a partition: a record, or (``key`` and ``value`` None, ``marker``) the end of a transaction."""
+
+    transaction: "Transaction | None"
+    key: bytes | None
+    value: bytes | None
+    marker: bool = False
+
+
+@dataclass(slots=True)
+class Partition:
+    """A log, and where transactions that are still open in it begin."""
+
+    log: list[Entry] = field(default_factory=list)
+    open: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def stable(self) -> int:
+        """The last stable offset: where read_committed readers stop."""
+        return min(self.open.values(), default=len(self.log))
+
+
+@dataclass(slots=True)
+class Transaction:
+    """One transaction; ``committed`` is None until it is decided."""
+
+    number: int
+    producer: str
+    partitions: dict[tuple[str, int], list[int]] = field(default_factory=dict)
+    """The offsets of its records, in order."""
+    committed: bool | None = None
+    unmarked: set[tuple[str, int]] = field(default_factory=set)
+    """Partitions that the marker has not reached."""
+
+
+@dataclass(slots=True)
+class _Coordinated:
+    """What the coordinator knows of a transactional.id."""
+
+    epoch: int = -1
+    transaction: Transaction | None = None
+    by_timeout: bool = False
+
+
+@dataclass(slots=True)
+class Weather:
+    """What goes wrong between clients and brokers, while it does: probabilities per request."""
+
+    answer_lost: float = 0.0
+    never_arrives: float = 0.0
+    arrives_late: float = 0.0
+    not_delivered: float = 0.0
+    slow: float = 0.0
+    is_away: bool = False
+
+
+class Broker:
+    """Kafka, as long as the world lasts."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, dice: random.Random, on_commit: Callable[[Transaction], None]
+    ) -> None:
+        self.loop = loop
+        self.topics: dict[str, list[Partition]] = {}
+        self.weather = Weather()
+        self._coordinated: dict[str, _Coordinated] = {}
+        self._dice = dice
+        self._on_commit = on_commit
+        self._count = 0
+
+    def partition(self, place: tuple[str, int]) -> Partition:
+        return self.topics[place[0]][place[1]]
+
+    def last_committed(self, topic: str) -> bytes | None:
+        """Return the last record of a topic's first partition that is committed, whether or not it can be read yet."""
+        if topic not in self.topics:
+            return None
+        for entry in reversed(self.topics[topic][0].log):
+            if not entry.marker and (entry.transaction is None or entry.transaction.committed):
+                return entry.value
+        return None
+
+    # The coordinator.
+
+    def init(self, name: str) -> int | None:
+        """Fence earlier producers and return the new epoch; None while their last transaction is still being ended."""
+        found = self._coordinated.setdefault(name, _Coordinated())
+        transaction = found.transaction
+        if transaction is not None and transaction.committed is None:
+            found.epoch += 1
+            self._decide(transaction, committed=False)
+        if transaction is not None and transaction.unmarked:
+            return None
+        found.epoch += 1
+        found.transaction, found.by_timeout = None, False
+        return found.epoch
+
+    def write(self, name: str, epoch: int, timeout_s: float, records: "Sequence[_Queued]") -> bool:
+        """Append records to their partitions; False while the last transaction is still being ended."""
+        found = self._checked(name, epoch)
+        transaction = found.transaction
+        if transaction is not None and transaction.committed is not None:
+            if transaction.unmarked:
+                return False
+            transaction = None
+        if transaction is None:
+            transaction = found.transaction = self.open(name, timeout_s)
+        for record in records:
+            self.append(transaction, (record.topic, record.partition), record.key, record.value)
+        return True
+
+    def open(self, name: str, timeout_s: float) -> Transaction:
+        """Open a transaction, which is aborted when it has not ended in time."""
+        self._count += 1
+        transaction = Transaction(self._count, name)
+        # Timers can be set in a thread, because the loop stands still then.
+        self.loop.call_later(timeout_s, self._time_out, transaction)
+        return transaction
+
+    def append(self, transaction: Transaction, place: tuple[str, int], key: bytes | None, value: bytes | None) -> None:
+        partition = self.partition(place)
+        offset = len(partition.log)
+        partition.log.append(Entry(transaction, key, value))
+        partition.open.setdefault(transaction.number, offset)
+        transaction.partitions.setdefault(place, []).append(offset)
+
+    def end(self, name: str, epoch: int, *, commit: bool) -> None:
+        """EndTxn: decides at once; the markers follow."""
+        found = self._checked(name, epoch)
+        transaction = found.transaction
+        if transaction is None:
+            return  # nothing was written
+        if transaction.committed is None:
+            self._decide(transaction, committed=commit)
+        elif transaction.committed is not commit:
+            raise _error(KafkaError.INVALID_TXN_STATE, fatal=True)
+
+    def _checked(self, name: str, epoch: int) -> _Coordinated:
+        found = self._coordinated[name]
+        if epoch != found.epoch:
+            raise _error(KafkaError._FENCED, fatal=True)
+        return found
+
+    def _decide(self, transaction: Transaction, *, committed: bool) -> None:
+        transaction.committed = committed
+        transaction.unmarked = set(transaction.partitions)
+        if committed:
+            self._on_commit(transaction)
+        for place in transaction.partitions:
+            delay_s = self._dice.choice((0.0, 0.0, 0.001, 0.02)) + (2.0 if self._dice.random() < self.weather.slow else 0)
+            self.loop.call_later(delay_s, self._mark, transaction, place)
+
+    def _mark(self, transaction: Transaction, place: tuple[str, int]) -> None:
+        partition = self.partition(place)
+        partition.log.append(Entry(transaction, None, None, marker=True))
+        del partition.open[transaction.number]
+        transaction.unmarked.discard(place)
+
+    def _time_out(self, transaction: Transaction) -> None:
+        if transaction.committed is None:
+            found = self._coordinated.get(transaction.producer)
+            if found is not None and found.transaction is transaction:
+                found.epoch += 1
+                found.by_timeout = True
+            self._decide(transaction, committed=False)
+
+
+def _error(code: int, *, fatal: bool = False, retriable: bool = False, abort: bool = False) -> KafkaException:
+    return KafkaException(KafkaError(code, "scripted", fatal, retriable, abort))
+
+
+@dataclass(slots=True)
+class _Queued:
+    topic: str
+    partition: int
+    key: bytes | None
+    value: bytes | None
+
+
+class Client:
+    """What all clients of one daemon share: the way to the broker."""
+
+    def __init__(self, broker: Broker, process: Process, dice: random.Random) -> None:
+        self.broker = broker
+        self.process = process
+        self.dice = dice
+
+    def travel(self, timeout_s: float, code: int = KafkaError._TIMED_OUT) -> None:
+        """Pass the time that a request takes; a time-out while Kafka is away."""
+        weather = self.broker.weather
+        if not weather.is_away:
+            virtual.sleep(self.dice.choice((0.0, 0.001, 0.001, 0.01)))
+        if weather.is_away or self.dice.random() < weather.slow / 2:
+            virtual.sleep(timeout_s)
+            raise _error(code, retriable=True)
+
+
+class ScriptedOptions(ClientOptions):
+    """Makes the scripted clients in place of confluent_kafka's."""
+
+    def make(self, kind: Callable[[dict[str, Any]], T], own: Mapping[str, Any] | None = None) -> T:
+        client: Client = self.properties["client"]  # type: ignore[assignment]
+        kinds: dict[Any, Any] = {Producer: ScriptedProducer, Consumer: ScriptedConsumer, AdminClient: ScriptedAdmin}
+        made: T = kinds[kind](client, {**(own or {})})
+        return made
+
+
+def client_options(client: Client, errors: ClientErrors) -> ClientOptions:
+    return ScriptedOptions({"client": client}, "simulated", errors)  # type: ignore[dict-item]
+
+
+class ScriptedProducer:
+    """confluent_kafka.Producer with a transactional.id."""
+
+    def __init__(self, client: Client, properties: Mapping[str, Any]) -> None:
+        self._client = client
+        self._broker = client.broker
+        self._dice = client.dice
+        self._name = properties["transactional.id"]
+        self._timeout_s = properties["transaction.timeout.ms"] / 1000
+        self._on_delivery = properties["on_delivery"]
+        self._queue: list[_Queued] = []
+        self._epoch: int | None = None
+        self._in_transaction = False
+        self._ending = False
+        self._wrote = False
+        self._fatal: KafkaException | None = None
+        self._failed = False
+        self._answer_lost = False
+
+    def _check(self) -> None:
+        if self._fatal is not None:
+            raise self._fatal
+
+    def _request(self, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except KafkaException as error:
+            if error.args[0].fatal():
+                self._fatal = error
+            raise
+
+    def init_transactions(self, timeout: float) -> None:
+        self._client.travel(timeout)
+        epoch = self._broker.init(self._name)
+        if epoch is None:
+            virtual.sleep(0.05)
+            raise _error(KafkaError.CONCURRENT_TRANSACTIONS, retriable=True)
+        self._epoch = epoch
+
+    def begin_transaction(self) -> None:
+        self._check()
+        if self._epoch is None or self._in_transaction:
+            raise _error(KafkaError._STATE)
+        self._in_transaction, self._wrote, self._failed, self._answer_lost = True, False, False, False
+        self._ending = False
+
+    def produce(self, topic: str, value: bytes | None, key: bytes | None, partition: int, *_rest: object) -> None:
+        self._check()
+        if not self._in_transaction:
+            raise _error(KafkaError._STATE)
+        self._queue.append(_Queued(topic, partition, key, value))
+
+    def poll(self, timeout: float = 0) -> int:
+        self._check()
+        if self._queue and self._dice.random() < 0.1 and not self._broker.weather.is_away:
+            self._send(self._dice.randrange(len(self._queue) + 1))
+        elif timeout:
+            virtual.sleep(timeout)
+        return 0
+
+    def flush(self, timeout: float) -> int:
+        self._check()
+        if not self._queue:
+            return 0
+        try:
+            self._client.travel(timeout)
+        except KafkaException:
+            return len(self._queue)
+        if self._dice.random() < self._broker.weather.not_delivered:
+            self._refuse(self._dice.randrange(len(self._queue)))
+        elif not self._send(len(self._queue)):
+            virtual.sleep(0.01)
+        return len(self._queue)
+
+    def _send(self, count: int) -> bool:
+        if not count:
+            return True
+        epoch = self._epoch
+        assert epoch is not None
+        records = self._queue[:count]
+        if not self._request(lambda: self._broker.write(self._name, epoch, self._timeout_s, records)):
+            return False
+        self._wrote = True
+        del self._queue[:count]
+        return True
+
+    def _refuse(self, which: int) -> None:
+        refused = self._queue.pop(which)
+        self._queue.clear()
+        self._failed = True
+        error = KafkaError(KafkaError._MSG_TIMED_OUT, "scripted")
+        self._on_delivery(error, SimpleNamespace(
+            key=lambda: refused.key, value=lambda: refused.value,
+            topic=lambda: refused.topic, partition=lambda: refused.partition,
+        ))
+
+    def commit_transaction(self, timeout: float) -> None:
+        self._check()
+        if self._failed:
+            raise _error(KafkaError._STATE, abort=True)
+        if not self._in_transaction:
+            raise _error(KafkaError._STATE)
+        self._client.travel(timeout)
+        if self._queue and not self._send(len(self._queue)):
+            virtual.sleep(0.01)
+            raise _error(KafkaError._TIMED_OUT, retriable=True)
+        self._end(timeout)
+        self._in_transaction = False
+
+    def _end(self, timeout: float) -> None:
+        """Ask for the commit; the weather decides what becomes of request and answer."""
+        weather, chance = self._broker.weather, self._dice.random()
+        epoch = self._epoch
+        assert epoch is not None
+
+        def end() -> None:
+            self._broker.end(self._name, epoch, commit=True)
+
+        if self._answer_lost or chance < weather.never_arrives:
+            self._answer_lost = True
+            virtual.sleep(timeout)
+            raise _error(KafkaError._TIMED_OUT, retriable=True)
+        if chance < weather.never_arrives + weather.answer_lost:
+            self._request(end)
+            self._answer_lost = self._dice.random() < 0.5
+            virtual.sleep(timeout)
+            raise _error(KafkaError._TIMED_OUT, retriable=self._answer_lost or self._dice.random() < 0.5)
+        if chance < weather.never_arrives + weather.answer_lost + weather.arrives_late:
+            self._broker.loop.call_later(self._dice.choice((0.2, 2.0, 10.0, 50.0)), _late, end)
+            raise _error(KafkaError._TRANSPORT)
+        self._request(end)
+        virtual.sleep(self._dice.choice((0.0, 0.0, 0.001, 0.02)))  # the answer's way back
+
+    def abort_transaction(self, timeout: float) -> None:
+        self._check()
+        self._client.travel(timeout)
+        epoch = self._epoch
+        assert epoch is not None
+        self._queue.clear()
+        self._request(lambda: self._broker.end(self._name, epoch, commit=False))
+        self._in_transaction = False
+
+
+def _late(end: Callable[[], None]) -> None:
+    try:
+        end()
+    except KafkaException:
+        pass  # it came too late
+
+
+class ScriptedConsumer:
+    """confluent_kafka.Consumer, read_committed, of one partition."""
+
+    def __init__(self, client: Client, properties: Mapping[str, Any]) -> None:
+        self._client = client
+        assert properties["isolation.level"] == "read_committed"
+        self._partition = Partition()
+        self._position = 0
+
+    def assign(self, places: list[TopicPartition]) -> None:
+        (place,) = places
+        self._partition = self._client.broker.partition((place.topic, place.partition))
+        self._position = place.offset
+
+    def poll(self, timeout: float) -> Any:  # noqa: ANN401 - confluent_kafka's Message, which cannot be made
+        weather = self._client.broker.weather
+        if weather.is_away:
+            virtual.sleep(timeout)
+            return None
+        virtual.sleep(self._client.dice.choice((0.0, 0.001)))
+        while self._position < self._partition.stable:
+            entry = self._partition.log[self._position]
+            self._position += 1
+            if not entry.marker and (entry.transaction is None or entry.transaction.committed):
+                return SimpleNamespace(
+                    error=lambda: None, value=lambda: entry.value, offset=lambda at=self._position - 1: at
+                )
+        error = KafkaError(KafkaError._PARTITION_EOF, "scripted")
+        virtual.sleep(0.01)
+        return SimpleNamespace(error=lambda: error, offset=lambda: self._position)
+
+    def close(self) -> None:
+        pass
+
+
+class _Answer:
+    """A future of the admin client."""
+
+    def __init__(self, client: Client, answer: Callable[[], Any]) -> None:
+        self._client = client
+        self._answer = answer
+
+    def result(self, timeout: float) -> Any:  # noqa: ANN401 - whatever was asked for
+        try:
+            self._client.travel(timeout)
+        except KafkaException:
+            raise TimeoutError from None
+        return self._answer()
+
+
+class ScriptedAdmin:
+    """confluent_kafka.admin.AdminClient, as far as it is used."""
+
+    def __init__(self, client: Client, _properties: Mapping[str, Any]) -> None:
+        self._client = client
+        self._topics = client.broker.topics
+
+    def poll(self, _timeout: float = 0) -> int:
+        return 0
+
+    def describe_topics(self, topics: Any, **_: object) -> dict[str, _Answer]:  # noqa: ANN401 - a TopicCollection tells nothing of its types
+        def describe(topic: str) -> Any:  # noqa: ANN401 - a TopicDescription, which cannot be made
+            if topic not in self._topics:
+                raise _error(KafkaError.UNKNOWN_TOPIC_OR_PART)
+            return SimpleNamespace(partitions=[SimpleNamespace(leader=1, id=n) for n in range(len(self._topics[topic]))])
+
+        return {topic: _Answer(self._client, lambda topic=topic: describe(topic)) for topic in topics.topic_names}
+
+    def create_topics(self, new: list[NewTopic], **_: object) -> dict[str, _Answer]:
+        def create(topic: NewTopic) -> None:
+            if topic.topic in self._topics:
+                raise _error(KafkaError.TOPIC_ALREADY_EXISTS)
+            self._topics[topic.topic] = [Partition() for _ in range(topic.num_partitions)]
+
+        return {topic.topic: _Answer(self._client, lambda topic=topic: create(topic)) for topic in new}
+
+    def describe_cluster(self, **_: object) -> _Answer:
+        return _Answer(self._client, lambda: SimpleNamespace(nodes=[SimpleNamespace(id=1)]))
+
+    def describe_configs(self, resources: list[ConfigResource], **_: object) -> dict[ConfigResource, _Answer]:
+        def settings(name: str) -> dict[str, Any]:
+            policy = "compact" if name.endswith(".checkpoint") else "delete"
+            values = {"cleanup.policy": policy, "transaction.max.timeout.ms": str(MAX_TIMEOUT_MS)}
+            return {setting: SimpleNamespace(value=value) for setting, value in values.items()}
+
+        return {one: _Answer(self._client, lambda name=one.name: settings(name)) for one in resources}
+
+    def list_offsets(self, places: Mapping[TopicPartition, Any], **_: object) -> dict[TopicPartition, _Answer]:
+        def offset(place: TopicPartition, spec: Any) -> Any:  # noqa: ANN401 - an OffsetSpec, and what answers it
+            end = len(self._client.broker.partition((place.topic, place.partition)).log)
+            return SimpleNamespace(offset=end if spec._value == LATEST else 0)
+
+        return {
+            place: _Answer(self._client, lambda place=place, spec=spec: offset(place, spec))
+            for place, spec in places.items()
+        }
+
+
+LATEST = -1

@@ -1,0 +1,252 @@
+"""What a read_committed reader must see, compared with what each Kafka transaction makes visible.
+
+The reader is independent of the product: it decodes with fastavro and the schemas that were registered, and knows
+what to expect from the truth of the WAL alone.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any, TypeAlias
+
+import fastavro
+
+from pgsluice.avro.binary import POSTGRES_EPOCH_US
+from pgsluice.avro.wire import unframe
+from tests.simulation.broker import Broker, Transaction
+from tests.simulation.wal import INT4, Change, Truth, Wal
+
+PREFIX = "sim"
+PARTITIONS = 2
+
+Row: TypeAlias = dict[str, int | str | None]
+
+_parsed: dict[int, Any] = {}
+"""Schemas by id; ids are hashes of their schemas, so this serves all worlds."""
+
+
+@dataclass(slots=True)
+class Event:
+    """What one record has to say; rows in two forms where the publication may have hidden a column."""
+
+    op: str
+    table: str
+    before: list[Row | None]
+    image: str
+    after: list[Row | None]
+    flags: list[str]
+
+
+def events_of(truth: Truth) -> list[Event]:
+    """Return what has to be published of a transaction, in order; its place is its seq."""
+    return [event for change in truth.changes for event in _events(change)]
+
+
+def _events(change: Change) -> list[Event]:
+    nothing: list[Row | None] = [None]
+    if change.op == "message":
+        return []
+    if change.table is None:
+        return [Event("t", table.name, nothing, "none", nothing, []) for table in change.tables]
+    table = change.table
+    full = table.identity == "f"
+    new, old = _rows(change, change.new), _rows(change, change.old, key_only=not full)
+    image = "full" if full else "key"
+    if change.op == "insert":
+        return [Event("c", table.name, nothing, "none", new, [])]
+    if change.op == "delete":
+        return [Event("d", table.name, old, image, nothing, [])]
+    if change.op == "update":
+        return [Event("u", table.name, old if full else nothing, image if full else "none", new, [])]
+    flags = ["key_change"]
+    return [Event("d", table.name, old, image, nothing, flags), Event("c", table.name, old, image, new, flags)]
+
+
+def _rows(change: Change, values: dict[str, bytes] | None, *, key_only: bool = False) -> list[Row | None]:
+    if values is None:
+        return [None]
+    row: Row = {}
+    for name, type_ in change.columns:
+        known = name == "id" or not key_only
+        row[name] = (int(values[name]) if type_ == INT4 and name != "v" else _text(values[name])) if known else None
+    return [row, {name: value for name, value in row.items() if name != "w"}]
+
+
+def _text(value: bytes) -> str:
+    return value.decode()
+
+
+class Model:
+    """Follows what is committed to Kafka, transaction by transaction."""
+
+    def __init__(self, wal: Wal, schemas: dict[int, Any], violate: Callable[[str], None]) -> None:
+        self.broker: Broker
+        self.delivered = 0
+        """The end LSN of the last committed checkpoint."""
+        self.cuts = 0
+        self.seen = 0
+        """Transactions that a reader has seen."""
+        self._wal = wal
+        self._schemas = schemas
+        self._violate = violate
+        self._next = 0
+        self._cut = 0
+        self._last: dict[tuple[str, int], tuple[int, int, int]] = {}
+        self._following: dict[tuple[str, int], int] = {}
+
+    @property
+    def owes(self) -> Truth | None:
+        """The first transaction that is committed, and that no reader has seen."""
+        truth = self._wal.truth
+        return next((one for one in truth[self._next :] if events_of(one)), None)
+
+    # What the broker tells.
+
+    def on_commit(self, transaction: Transaction) -> None:
+        """Check what this Kafka transaction makes visible."""
+        by_topic: dict[str, dict[int, list[bytes]]] = {}
+        for (topic, partition), offsets in transaction.partitions.items():
+            log = self.broker.partition((topic, partition)).log
+            by_topic.setdefault(topic, {})[partition] = [log[offset].value or b"" for offset in offsets]
+        if transaction.producer != "pgsluice-sim-sim":
+            return
+        checkpoints = by_topic.pop(f"{PREFIX}.checkpoint", {}).get(0, [])
+        if len(checkpoints) != 1:
+            self._violate(f"a Kafka transaction with {len(checkpoints)} checkpoints was committed")
+            return
+        checkpoint = json.loads(checkpoints[0])
+        cuts = [json.loads(part) for part in by_topic.pop(f"{PREFIX}.transactions", {}).get(0, [])]
+        if not cuts:
+            self._on_announcement(checkpoint, by_topic)
+            return
+        if len(cuts) != 1:
+            self._violate(f"a Kafka transaction with {len(cuts)} cut records was committed")
+            return
+        self._on_cut(cuts[0], checkpoint, by_topic)
+        self._check_offsets(cuts[0], transaction)
+
+    def _on_announcement(self, checkpoint: dict[str, Any], data: dict[str, Any]) -> None:
+        if checkpoint["end_lsn"] != 0 or data:
+            self._violate("a checkpoint without a cut is no announcement")
+
+    def _on_cut(self, cut: dict[str, Any], checkpoint: dict[str, Any], data: dict[str, dict[int, list[bytes]]]) -> None:
+        end, number = cut["end_lsn"], cut["cut"]
+        if (checkpoint["end_lsn"], checkpoint["cut"], checkpoint["epoch"]) != (end, number, 1) or cut["epoch"] != 1:
+            self._violate(f"cut {number} at {end:X} and its checkpoint contradict one another")
+        if number != self._cut + 1:
+            self._violate(f"cut {number} follows cut {self._cut}")
+        if end < self.delivered:
+            self._violate(f"cut {number} goes back from {self.delivered:X} to {end:X}")
+        if self.cuts == 0:  # the birth: what was before the slot is not ours
+            while self._next < len(self._wal.truth) and self._wal.truth[self._next].end <= end:
+                self._next += 1
+        expected = self._take_until(end)
+        self._compare(number, expected, self._decode(data))
+        self._check_account(cut, expected)
+        self.cuts += 1
+        self._cut, self.delivered = number, max(self.delivered, end)
+
+    def _take_until(self, end: int) -> list[Truth]:
+        first = self._next
+        truth = self._wal.truth
+        while self._next < len(truth) and truth[self._next].end <= end:
+            self._next += 1
+        return truth[first : self._next]
+
+    def _decode(self, data: dict[str, dict[int, list[bytes]]]) -> dict[int, dict[int, list[tuple[str, dict[str, Any]]]]]:
+        """Return the records by commit LSN and seq, after a look at the order of each partition."""
+        found: dict[int, dict[int, list[tuple[str, dict[str, Any]]]]] = {}
+        for topic, partitions in data.items():
+            for partition, values in partitions.items():
+                for value in values:
+                    record = self._read(value)
+                    place = (record["epoch"], record["lsn"], record["seq"])
+                    if place <= self._last.get((topic, partition), (0, 0, -1)):
+                        self._violate(f"{topic} [{partition}] goes back to {place}")
+                    self._last[topic, partition] = place
+                    found.setdefault(record["lsn"], {}).setdefault(record["seq"], []).append((topic, record))
+        return found
+
+    def _read(self, value: bytes) -> dict[str, Any]:
+        schema_id, body = unframe(value)
+        if schema_id not in _parsed:
+            _parsed[schema_id] = fastavro.parse_schema(self._schemas[schema_id])
+        record: dict[str, Any] = fastavro.schemaless_reader(BytesIO(body), _parsed[schema_id], None)  # type: ignore[assignment]
+        return record
+
+    def _compare(
+        self, number: int, expected: list[Truth], found: dict[int, dict[int, list[tuple[str, dict[str, Any]]]]]
+    ) -> None:
+        for truth in expected:
+            if truth.standalone:
+                continue
+            events, records = events_of(truth), found.pop(truth.lsn, {})
+            if sorted(records) != list(range(len(events))):
+                what = "was lost" if events and not records else "is torn"
+                self._violate(
+                    f"transaction {truth.xid} at {truth.lsn:X} {what} in cut {number}: seq {sorted(records)} of "
+                    f"{len(events)}"
+                )
+                continue
+            for seq, event in enumerate(events):
+                self._compare_event(truth, seq, event, records[seq])
+            self.seen += bool(events)
+        for lsn, records in found.items():
+            known = next((truth for truth in self._wal.truth if truth.lsn == lsn), None)
+            what = "was invented" if known is None else "came twice" if known.end <= self.delivered else "came too early"
+            self._violate(f"a transaction at {lsn:X} {what} in cut {number}: seq {sorted(records)}")
+
+    def _compare_event(self, truth: Truth, seq: int, event: Event, records: list[tuple[str, dict[str, Any]]]) -> None:
+        where = f"transaction {truth.xid} at {truth.lsn:X}, seq {seq}"
+        if len(records) != (PARTITIONS if event.op == "t" else 1):
+            self._violate(f"{where}: {len(records)} copies")
+        for topic, record in records:
+            ts = round(record["ts"].timestamp() * 1_000_000)
+            about = (topic, record["op"], record["before_image"], record["flags"], record["xid"], ts, record["origin"])
+            wanted = (
+                f"{PREFIX}.public.{event.table}",
+                event.op,
+                event.image,
+                event.flags,
+                truth.xid,
+                truth.ts + POSTGRES_EPOCH_US,
+                truth.origin,
+            )
+            if about != wanted:
+                self._violate(f"{where}: {about} instead of {wanted}")
+            if record["after"] not in event.after or record["before"] not in event.before:
+                self._violate(f"{where}: {record['before']}, {record['after']} instead of {event.before}, {event.after}")
+
+    def _check_account(self, cut: dict[str, Any], expected: list[Truth]) -> None:
+        published = [truth for truth in expected if events_of(truth)]
+        events = sum(len(events_of(truth)) for truth in published)
+        if (cut["transactions"], cut["events"]) != (len(published), events):
+            self._violate(f"cut {cut['cut']} counts {cut['transactions']} transactions, {cut['events']} events: wrong")
+        if published and (cut["first_lsn"], cut["last_lsn"]) != (published[0].lsn, published[-1].lsn):
+            self._violate(f"cut {cut['cut']} names the wrong first or last transaction")
+
+    def _check_offsets(self, cut: dict[str, Any], transaction: Transaction) -> None:
+        """A reader that takes each partition from ``first`` to ``next`` gets exactly this cut's records."""
+        named = {
+            (topic["topic"], place["partition"]): (place["first"], place["next"])
+            for topic in cut["topics"]
+            for place in topic["offsets"]
+        }
+        for place, offsets in transaction.partitions.items():
+            if place[0] in (f"{PREFIX}.checkpoint", f"{PREFIX}.transactions"):
+                continue
+            first, following = named.get(place, (0, 0))
+            if not first <= offsets[0] <= offsets[-1] < following:
+                self._violate(f"cut {cut['cut']} says {first} to {following} of {place}: it has {offsets}")
+        for place, (first, following) in named.items():
+            if first > following or following < self._following.get(place, 0):
+                self._violate(f"cut {cut['cut']}: the offsets of {place} go back")
+            self._following[place] = following
+
+    # What the server tells.
+
+    def check_ack(self, lsn: int) -> None:
+        """Nothing is acknowledged that the server could send no more and no reader has seen."""
+        if lsn > self.delivered:
+            self._violate(f"{lsn:X} was acknowledged, and only what is before {self.delivered:X} is committed in Kafka")

@@ -1,0 +1,301 @@
+"""The scripted PostgreSQL: one slot, its walsender, the connections of daemons, crashes and shutdowns.
+
+It implements ``pipeline.ends.Source`` and ``Stream``. Like a real server it believes every acknowledgement; unlike
+one it says when that was wrong.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pgsluice.errors import SlotInUse, SourceUnavailable
+from pgsluice.pgoutput.framing import Keepalive, XLogData
+from pgsluice.progress import ServerIdentity, TimelineSwitch
+from tests.simulation.virtual import Process
+from tests.simulation.wal import Wal
+from tests.simulation.walsender import Options, Walsender
+
+WAL_SENDER_TIMEOUT_S = 15.0
+SHUTDOWN_BLOCKED_S = 30.0
+"""So long a server that shuts down may have to wait for its walsender."""
+
+
+@dataclass(slots=True)
+class Slot:
+    """What a crash leaves of a slot: some position that was written at a checkpoint."""
+
+    confirmed: int
+    durable: int
+    two_phase_at: int | None = None
+
+    def crash(self, dice: random.Random) -> None:
+        self.confirmed = dice.choice((self.durable, dice.randint(self.durable, self.confirmed), self.confirmed))
+        self.durable = self.confirmed
+
+
+class Server:
+    """PostgreSQL, as long as the world lasts."""
+
+    def __init__(
+        self, wal: Wal, options: Options, dice: random.Random, check_ack: Callable[[int], None], violate: Callable[[str], None]
+    ) -> None:
+        self.wal = wal
+        self.options = options
+        self.slot: Slot | None = None
+        self.is_up = True
+        self.active: Connection | None = None
+        self.connections: list[Connection] = []
+        self.moved = asyncio.Event()
+        """Set when there is more WAL, or something happened to a connection."""
+        self.shutting_down = False
+        self.falls_back = False
+        """Whether a lower acknowledgement moves the slot back, as in minors before August 2025."""
+        self._dice = dice
+        self._check_ack = check_ack
+        self._violate = violate
+
+    def wake(self) -> None:
+        """Let whoever waits look again."""
+        moved, self.moved = self.moved, asyncio.Event()
+        moved.set()
+
+    def connect(self, process: Process) -> "Connection":
+        if not self.is_up:
+            raise SourceUnavailable("the database system is starting up")
+        connection = Connection(self, process, self._dice)
+        self.connections.append(connection)
+        return connection
+
+    def crash(self) -> None:
+        """Everything in memory is gone."""
+        self.is_up = False
+        self.wal.crash()
+        self._end_connections("the server crashed")
+        if self.slot is not None:
+            self.slot.crash(self._dice)
+
+    async def shut_down(self) -> None:
+        """Stop in order: not before the walsender's client has everything, or says that it will not."""
+        self.shutting_down = True
+        self.wal.crash()
+        self.wake()
+        try:
+            async with asyncio.timeout(SHUTDOWN_BLOCKED_S):
+                while self.active is not None and not self.active.lets_go:
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            if self.active is not None and self.active.process.alive:
+                self._violate("the server cannot shut down: its walsender waits for an acknowledgement")
+        self.is_up = False
+        self._end_connections("the server was shut down")
+        if self.slot is not None and self._dice.random() < 0.5:
+            self.slot.crash(self._dice)
+        self.shutting_down = False
+
+    def _end_connections(self, why: str) -> None:
+        for connection in self.connections:
+            connection.break_off(why)
+        self.connections.clear()
+        self.active = None
+
+    def drop(self, process: Process, *, unnoticed: bool) -> None:
+        """The daemon's host or process is gone; without a word, the server notices after wal_sender_timeout."""
+        for connection in [one for one in self.connections if one.process is process]:
+            if unnoticed:
+                asyncio.get_running_loop().call_later(WAL_SENDER_TIMEOUT_S, self.forget, connection)
+            else:
+                self.forget(connection)
+
+    def forget(self, connection: "Connection") -> None:
+        """Free what a connection held."""
+        if connection in self.connections:
+            self.connections.remove(connection)
+        if self.active is connection:
+            self.active = None
+            self.wake()
+
+    def acknowledge(self, flushed: int) -> None:
+        """Take a status update; as a real server does, without a question."""
+        slot = self.slot
+        if not flushed or slot is None:
+            return
+        self._check_ack(flushed)
+        if flushed > slot.confirmed or self.falls_back:
+            slot.confirmed = flushed
+        if self._dice.random() < 0.2:
+            slot.durable = slot.confirmed
+
+
+class Connection:
+    """One session's connections; a :class:`pgsluice.pipeline.ends.Source`."""
+
+    def __init__(self, server: Server, process: Process, dice: random.Random) -> None:
+        self.process = process
+        self.why: str | None = None
+        """Why the connection is of no use any more; a client learns of it when it tries, or a little later."""
+        self.stream: Stream | None = None
+        self.lets_go = False
+        self._server = server
+        self._dice = dice
+
+    async def _ask(self) -> None:
+        """Send a request and wait for its answer."""
+        await asyncio.sleep(self._dice.choice((0.0, 0.001, 0.02)))
+        if self.why is not None or not self.process.alive:
+            raise SourceUnavailable(self.why or "killed")
+
+    def break_off(self, why: str) -> None:
+        """End it from the server's side, or on the way."""
+        self.why = self.why or why
+        self._server.wake()
+
+    async def identify(self) -> ServerIdentity:
+        await self._ask()
+        return ServerIdentity("7001", 1, self._server.wal.end)
+
+    async def timeline_history(self, _timeline: int) -> list[TimelineSwitch]:
+        return []
+
+    async def slot_position(self) -> int | None:
+        await self._ask()
+        server = self._server
+        if server.slot is None:
+            return None
+        if server.active not in (None, self):
+            raise SlotInUse("active for another")
+        if self.stream is not None and server.active is None:
+            raise SourceUnavailable("the stream has ended")
+        return server.slot.confirmed
+
+    async def flushed_lsn(self) -> int:
+        await self._ask()
+        if self._server.shutting_down:
+            raise SourceUnavailable("the database system is shutting down")
+        return self._server.wal.end
+
+    async def is_standby(self) -> bool:
+        await self._ask()
+        return False
+
+    async def create_slot(self) -> int:
+        await self._ask()
+        server = self._server
+        while server.wal.open or server.wal.prepared:
+            server.wal.finish()  # it waits for them all
+        server.slot = Slot(server.wal.end, server.wal.end, server.wal.end if server.options.two_phase else None)
+        return server.slot.confirmed
+
+    async def start(self) -> "Stream":
+        await self._ask()
+        server = self._server
+        if server.active is not None:
+            raise SlotInUse("active for another")
+        assert server.slot is not None
+        server.active = self
+        if server.options.two_phase and server.slot.two_phase_at is None:
+            server.slot.two_phase_at = server.slot.confirmed
+        self.stream = Stream(server, self, self._dice)
+        return self.stream
+
+    async def primary_key(self, _relation_oid: int) -> tuple[str, ...] | None:
+        await self._ask()
+        return ("id",)
+
+    async def close(self) -> None:
+        if not self.process.alive:
+            return
+        if self.stream is not None:
+            self.stream.abandon()
+        self._server.forget(self)
+
+
+class Stream:
+    """A slot being streamed; a :class:`pgsluice.pipeline.ends.Stream`."""
+
+    def __init__(self, server: Server, connection: Connection, dice: random.Random) -> None:
+        assert server.slot is not None
+        self._server = server
+        self._connection = connection
+        self._dice = dice
+        self._walsender = Walsender(server.wal, server.slot.confirmed, server.slot.two_phase_at, server.options, dice)
+        self._received = 0
+        self._flushed = 0
+        self._asked = False
+        self._told = 0
+        self._waiting: list[XLogData | Keepalive] = []
+        self._status_s = dice.choice((0.05, 1.0, 5.0))
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._status_s, self._send_status)
+
+    async def read(self) -> list[XLogData | Keepalive]:
+        await asyncio.sleep(self._dice.choice((0.0, 0.0, 0.001, 0.01)))
+        while True:
+            moved = self._server.moved
+            if self._connection.why is not None:
+                raise SourceUnavailable(self._connection.why)
+            if frames := self._next():
+                return frames
+            patience_s = 0.02 if self._server.shutting_down else WAL_SENDER_TIMEOUT_S / 2
+            try:
+                async with asyncio.timeout(patience_s):
+                    await moved.wait()
+            except TimeoutError:
+                self._asked = True
+
+    async def wait_ended(self) -> None:
+        while self._connection.why is None:
+            await self._server.moved.wait()
+        raise SourceUnavailable(self._connection.why)
+
+    def _next(self) -> list[XLogData | Keepalive]:
+        """Return what has arrived: some records decoded, and now and then a keepalive between them."""
+        dice, walsender = self._dice, self._walsender
+        frames, self._waiting = self._waiting, []
+        room = dice.choice((1, 2, 5, 50))
+        while len(frames) < room and not walsender.caught_up:
+            frames += walsender.decode_next()
+            if dice.random() < 0.05:
+                frames.append(self._keepalive())
+        if len(frames) > room and dice.random() < 0.5:
+            frames, self._waiting = frames[:room], frames[room:]
+        elif walsender.caught_up and (self._asked or self._told < walsender.sent or self._server.shutting_down):
+            asked, self._asked = self._asked or self._server.shutting_down, False
+            frames.append(self._keepalive(reply_requested=asked))
+        return frames
+
+    def _keepalive(self, *, reply_requested: bool = False) -> Keepalive:
+        self._told = self._walsender.sent
+        if reply_requested:
+            asyncio.get_running_loop().call_later(0.01, self._send_once)
+        return Keepalive(self._walsender.sent, 0, reply_requested)
+
+    def report(self, received: int, flushed: int) -> None:
+        if self._connection.process.alive and flushed > self._flushed:
+            self._server._check_ack(flushed)
+        self._received = max(self._received, received, flushed)
+        self._flushed = max(self._flushed, flushed)
+
+    def _send_status(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._status_s, self._send_status)
+        self._send_once()
+
+    def _send_once(self) -> None:
+        if self._connection.why is not None or not self._connection.process.alive:
+            self._timer.cancel()
+            return
+        if self._server.active is self._connection:
+            self._server.acknowledge(self._flushed)
+            if self._server.shutting_down and self._flushed == self._walsender.sent and self._walsender.caught_up:
+                self._connection.lets_go = True
+
+    def answer_shutdown(self, wal_end: int) -> None:
+        if wal_end == self._walsender.sent and self._walsender.caught_up:
+            self._connection.lets_go = True
+
+    async def stop(self) -> None:
+        self._send_once()
+        self.abandon()
+
+    def abandon(self) -> None:
+        self._timer.cancel()

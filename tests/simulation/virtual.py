@@ -1,0 +1,268 @@
+"""Virtual time: a loop that never waits, threads of which one runs at a time, and clocks that follow them.
+
+Everything that happens in a simulation happens in an order that its seed alone decides. The loop jumps to the next
+timer; blocking calls run in real threads, but a thread runs only while the loop stands still, and hands back when it
+sleeps. ``patched`` puts these clocks, threads and dice into every module of pgsluice that uses the real ones.
+"""
+
+import asyncio
+import contextlib
+import random
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from types import SimpleNamespace
+from typing import Any
+
+START_S = 1_700_000_000.0
+"""The wall clock at the beginning of every world."""
+
+
+TICK_S = 1e-6
+
+
+class Killed(BaseException):
+    """The process that this thread belongs to was killed: nothing of it may have an effect any more."""
+
+
+class Stuck(Exception):
+    """Nothing is left that could ever happen."""
+
+
+class Process:
+    """What dies together: tasks and threads of one daemon."""
+
+    def __init__(self) -> None:
+        self.alive = True
+        self.lanes: list[_Lane] = []
+
+    def kill(self) -> None:
+        """End its threads where they are."""
+        self.alive = False
+        for lane in self.lanes:
+            lane.kill()
+
+
+PROCESS: ContextVar[Process | None] = ContextVar("process", default=None)
+
+
+class _Thread:
+    """A real thread that runs only inside :meth:`step`."""
+
+    idle: list["_Thread"] = []  # noqa: RUF012 - one pool for all worlds: threads are dear
+    current: "_Thread | None" = None
+
+    def __init__(self) -> None:
+        self._go, self._back = threading.Lock(), threading.Lock()
+        self._go.acquire()
+        self._back.acquire()
+        self._call: Callable[[], None] = lambda: None
+        self.asleep_s: float | None = None
+        self.killed = False
+        threading.Thread(target=self._main, name="simulated", daemon=True).start()
+
+    @classmethod
+    def take(cls, call: Callable[[], None]) -> "_Thread":
+        thread = cls.idle.pop() if cls.idle else cls()
+        thread._call, thread.killed = call, False
+        return thread
+
+    def step(self) -> float | None:
+        """Let it run until it sleeps, and return for how long; None when it has ended."""
+        _Thread.current = self
+        self._go.release()
+        self._back.acquire()
+        _Thread.current = None
+        return self.asleep_s
+
+    def sleep(self, seconds: float) -> None:
+        """Hand back to the loop; called in the thread."""
+        self.asleep_s = seconds
+        self._back.release()
+        self._go.acquire()
+        if self.killed:
+            raise Killed
+
+    def _main(self) -> None:
+        while True:
+            self._go.acquire()
+            self._call()
+            self.asleep_s = None
+            self._back.release()
+
+
+class _Lane:
+    """The calls of one executor with one worker: one after the other."""
+
+    def __init__(self, loop: "Loop", process: Process | None) -> None:
+        self._loop = loop
+        self._waiting: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
+        self._thread: _Thread | None = None
+        if process is not None:
+            process.lanes.append(self)
+
+    def submit(self, call: Callable[[], Any]) -> "asyncio.Future[Any]":
+        future = self._loop.create_future()
+        self._waiting.append((call, future))
+        if self._thread is None:
+            self._next()
+        return future
+
+    def kill(self) -> None:
+        self._waiting.clear()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.killed = True
+            while thread.step() is not None:
+                pass
+            _Thread.idle.append(thread)
+
+    def _next(self) -> None:
+        call, future = self._waiting.popleft()
+        outcome: list[Any] = []
+
+        def run() -> None:
+            try:
+                outcome.extend((True, call()))
+            except Killed:
+                outcome.extend((None, None))
+            except BaseException as error:  # noqa: BLE001 - handed to whoever waits
+                outcome.extend((False, error))
+
+        self._thread = _Thread.take(run)
+        self._step(self._thread, future, outcome)
+
+    def _step(self, thread: _Thread, future: "asyncio.Future[Any]", outcome: list[Any]) -> None:
+        if self._thread is not thread or thread.killed:
+            return
+        asleep_s = thread.step()
+        if asleep_s is not None:
+            self._loop.call_later(asleep_s, self._step, thread, future, outcome)
+            return
+        _Thread.idle.append(thread)
+        self._thread = None
+        fine, value = outcome
+        if not future.done():
+            if fine:
+                future.set_result(value)
+            elif fine is not None:
+                future.set_exception(value)
+        if self._waiting:
+            self._next()
+
+
+class _Selector:
+    """Waits for nothing but the next timer, by moving the clock."""
+
+    def __init__(self, loop: "Loop") -> None:
+        self._loop = loop
+
+    def select(self, timeout: float | None) -> list[Any]:
+        if timeout is None:
+            raise Stuck
+        # A little time passes in any case, as it does for real: rounded differences of times would never end.
+        self._loop.now += timeout + TICK_S
+        return []
+
+
+class Loop(asyncio.BaseEventLoop):
+    """An event loop in virtual time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self._clock_resolution = 1e-6
+        self._selector = _Selector(self)
+        self._lanes: dict[int, tuple[object, _Lane]] = {}
+
+    def time(self) -> float:
+        return self.now
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401 - asyncio's own signature
+        process = PROCESS.get()
+        if process is not None and not process.alive:
+            failed = self.create_future()
+            failed.cancel()
+            return failed
+        if id(executor) not in self._lanes:
+            # The executor is kept beside its lane, so that its id is nobody else's.
+            self._lanes[id(executor)] = executor, _Lane(self, process)
+        return self._lanes[id(executor)][1].submit(lambda: func(*args))
+
+    def _process_events(self, event_list: list[Any]) -> None:
+        pass
+
+    def _write_to_self(self) -> None:
+        pass
+
+
+class _Event:
+    """threading.Event, for threads that run one at a time."""
+
+    def __init__(self) -> None:
+        self._set = False
+
+    def set(self) -> None:
+        self._set = True
+
+    def is_set(self) -> bool:
+        return self._set
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if not self._set:
+            assert timeout is not None, "a simulated thread never waits for ever"
+            sleep(timeout)
+        return self._set
+
+
+def sleep(seconds: float) -> None:
+    """Pass time in a simulated thread."""
+    assert _Thread.current is not None, "the event loop never blocks"
+    _Thread.current.sleep(seconds)
+
+
+class SilentLog:
+    """Stands in for a module's logger; ``note`` gets what it says."""
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self._note = note
+
+    def __getattr__(self, level: str) -> Callable[..., None]:
+        return self._say
+
+    def _say(self, *args: object, **fields: object) -> None:
+        self._note(" ".join(map(str, args)) + "".join(f" {name}={value}" for name, value in fields.items()))
+
+
+def _silent(*_args: object) -> None:
+    pass
+
+
+@contextlib.contextmanager
+def patched(loop: Loop, dice: random.Random, note: Callable[[str], None] | None) -> Iterator[None]:
+    """Let the modules of pgsluice see virtual clocks, threads and dice, and no log."""
+    clock = SimpleNamespace(monotonic=loop.time, time=lambda: START_S + loop.now, sleep=sleep)
+    threads = SimpleNamespace(**{**vars(threading), "Event": _Event})
+    log: Any = SilentLog(note or _silent)
+    if note is None:
+        log = SimpleNamespace(**dict.fromkeys(("debug", "info", "warning", "error", "exception", "log"), _quiet))
+    substitutes = {"time": (time, clock), "random": (random, dice), "threading": (threading, threads), "log": (None, log)}
+    changed: list[tuple[Any, str, Any]] = []
+    for module in [module for name, module in sys.modules.items() if name.startswith("pgsluice.")]:
+        for name, (real, substitute) in substitutes.items():
+            found = vars(module).get(name)
+            if found is not None and (found is real or (name == "log" and hasattr(found, "warning"))):
+                changed.append((module, name, found))
+                setattr(module, name, substitute)
+    try:
+        yield
+    finally:
+        for module, name, found in changed:
+            setattr(module, name, found)
+
+
+def _quiet(*_args: object, **_fields: object) -> None:
+    pass

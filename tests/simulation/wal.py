@@ -1,0 +1,460 @@
+"""A WAL of random transactions: what clients do to the scripted PostgreSQL, and what a consumer has to see of it.
+
+Records are what the decoder of a walsender reads (:mod:`tests.simulation.walsender`). Locks are those of PostgreSQL:
+who changes a table's columns has it for itself until the end of the (sub)transaction.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from pgsluice.pgoutput.messages import ColumnValue
+
+INT4, TEXT = 23, 25
+
+Columns: TypeAlias = tuple[tuple[str, int], ...]
+"""Names and types."""
+
+
+@dataclass(slots=True)
+class Table:
+    """A table as it is now; rows keep the columns they were written with."""
+
+    oid: int
+    name: str
+    identity: str
+    columns: Columns
+    users: set[int] = field(default_factory=set)
+    owner: int | None = None
+    hides: bool = False
+    """Whether the publication leaves out the column "w"."""
+    altered: int = 0
+
+
+@dataclass(slots=True)
+class Change:
+    """A row change, a truncate (``tables``) or a transactional message (``prefix``)."""
+
+    lsn: int
+    xid: int
+    subxid: int
+    op: str
+    table: Table | None
+    columns: Columns = ()
+    old: dict[str, bytes] | None = None
+    new: dict[str, bytes] | None = None
+    tables: tuple[Table, ...] = ()
+    columns_of: dict[int, Columns] = field(default_factory=dict)
+    content: bytes = b""
+    end: int = 0
+
+
+@dataclass(slots=True)
+class Altered:
+    """The transaction changed the columns of a table; ``hides``: or what the publication shows of it."""
+
+    lsn: int
+    xid: int
+    subxid: int
+    table: Table
+    hides: bool | None = None
+
+
+@dataclass(slots=True)
+class SubAbort:
+    """A savepoint was rolled back."""
+
+    lsn: int
+    xid: int
+    subxid: int
+
+
+@dataclass(slots=True)
+class Abort:
+    """A whole transaction was rolled back, or died with the server."""
+
+    lsn: int
+    xid: int
+
+
+@dataclass(slots=True)
+class Commit:
+    """``lsn`` is where the record starts: the commit LSN."""
+
+    lsn: int
+    end: int
+    xid: int
+    ts: int
+
+
+@dataclass(slots=True)
+class Prepare:
+    lsn: int
+    end: int
+    xid: int
+    ts: int
+    gid: str
+
+
+@dataclass(slots=True)
+class CommitPrepared:
+    lsn: int
+    end: int
+    xid: int
+    ts: int
+    gid: str
+    prepare: Prepare
+
+
+@dataclass(slots=True)
+class RollbackPrepared:
+    lsn: int
+    end: int
+    xid: int
+    ts: int
+    gid: str
+    prepare: Prepare
+
+
+@dataclass(slots=True)
+class Standalone:
+    """A message that belongs to no transaction; ``lsn`` is where it starts, ``end`` what the protocol calls its LSN."""
+
+    lsn: int
+    end: int
+    content: bytes
+
+
+@dataclass(slots=True)
+class Other:
+    """WAL that nothing published: other databases, vacuum."""
+
+    lsn: int
+    end: int
+
+
+Record: TypeAlias = (
+    Change | Altered | SubAbort | Abort | Commit | Prepare | CommitPrepared | RollbackPrepared | Standalone | Other
+)
+
+
+@dataclass(slots=True)
+class Truth:
+    """What a consumer has to see of one transaction (or, with ``standalone``, of one message)."""
+
+    lsn: int
+    end: int
+    xid: int
+    ts: int
+    origin: str | None
+    changes: list[Change]
+    prepare_lsn: int | None = None
+    standalone: bool = False
+
+
+@dataclass(slots=True)
+class Transaction:
+    """One that is open, or prepared."""
+
+    xid: int
+    origin: str | None
+    stack: list[list[int]]
+    """The savepoints it is in: the id of each, and of those released into it."""
+    changes: list[Change] = field(default_factory=list)
+    undo: list[tuple[int, Callable[[], None]]] = field(default_factory=list)
+    tables: set[int] = field(default_factory=set)
+    aborted: set[int] = field(default_factory=set)
+    prepared: Prepare | None = None
+    locks_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """What this world's clients like to do."""
+
+    two_phase: float
+    ddl: float
+    savepoints: float
+    rollbacks: float
+    messages: float
+    column_lists: float
+    rows_max: int
+
+    @classmethod
+    def of(cls, dice: random.Random) -> "Habits":
+        def often(most: float) -> float:
+            return dice.choice((0.0, most / 3, most))
+
+        return cls(
+            often(0.5), often(0.2), often(0.4), often(0.4), often(0.3), often(0.1), dice.choice((1, 3, 8, 20))
+        )
+
+
+class Wal:
+    """The WAL, and the clients that write it."""
+
+    def __init__(self, dice: random.Random) -> None:
+        self._dice = dice
+        self.habits = Habits.of(dice)
+        self.end = 0x10000
+        self.records: list[Record] = []
+        self.truth: list[Truth] = []
+        """What is committed, in commit order."""
+        self.open: list[Transaction] = []
+        self.prepared: list[Transaction] = []
+        self.outcomes: dict[int, str] = {}
+        """How transactions ended: what a decoder that lags behind may already know."""
+        self.origins: dict[int, str | None] = {}
+        self._xid = 700
+        self._token = 0
+        self._ts = 800_000_000_000_000
+        base: Columns = (("id", INT4), ("v", TEXT), ("w", TEXT))
+        kinds = ["d", "f", "d", "n"]
+        self.tables = [
+            Table(1000 + n, f"t{n}", kinds[n], base) for n in range(dice.choice((1, 2, 2, 4)))
+        ]
+
+    # What a client can do; each adds to the WAL.
+
+    def step(self) -> None:
+        """Let some client do something."""
+        dice, habits = self._dice, self.habits
+        if dice.random() < 0.05:
+            self._other()
+        elif dice.random() < habits.messages / 3:
+            self._standalone()
+        elif dice.random() < habits.column_lists:
+            self._column_list()
+        elif self.prepared and dice.random() < len(self.prepared) / 6:
+            self._resolve(dice.choice(self.prepared))
+        elif not self.open or (len(self.open) < 4 and dice.random() < 0.3):
+            self._begin()
+        else:
+            self._act(dice.choice(self.open))
+
+    def finish(self) -> None:
+        """End what is open; most of what is prepared, too."""
+        for transaction in list(self.open):
+            self._end(transaction)
+        for transaction in list(self.prepared):
+            self._resolve(transaction)
+
+    def crash(self) -> None:
+        """Let the server crash: what is not committed or prepared never was."""
+        for transaction in list(self.open):
+            self._abort(transaction)
+
+    def _take(self, size: int) -> tuple[int, int]:
+        start = self.end
+        self.end += size
+        return start, self.end
+
+    def _room(self) -> int:
+        return self._dice.choice((8, 24, 100))
+
+    def _text(self) -> bytes:
+        self._token += 1
+        return f"x{self._token}".encode()
+
+    def _now(self) -> int:
+        self._ts += self._dice.randrange(1, 1_000_000)
+        return self._ts
+
+    def _other(self) -> None:
+        self.records.append(Other(*self._take(self._room())))
+
+    def _standalone(self) -> None:
+        start, end = self._take(self._room())
+        content = self._text()
+        self.records.append(Standalone(start, end, content))
+        change = Change(start, 0, 0, "message", None, content=content, end=end)
+        self.truth.append(Truth(end, end, 0, 0, None, [change], standalone=True))
+
+    def _column_list(self) -> None:
+        """ALTER PUBLICATION: a transaction of its own, which locks no table."""
+        table = self._dice.choice(self.tables)
+        if table.identity != "d" or table.owner is not None:
+            return
+        transaction = self._begin()
+        table.hides = not table.hides
+        lsn, _ = self._take(self._room())
+        self.records.append(Altered(lsn, transaction.xid, transaction.xid, table, hides=table.hides))
+        self._commit(transaction)
+
+    def _begin(self) -> Transaction:
+        self._xid += 1
+        origin = self._dice.choice((None, None, None, "elsewhere"))
+        transaction = Transaction(self._xid, origin, [[self._xid]])
+        self.origins[self._xid] = origin
+        self.open.append(transaction)
+        return transaction
+
+    def _act(self, transaction: Transaction) -> None:
+        dice, habits = self._dice, self.habits
+        if transaction.locks_only or (transaction.changes and dice.random() < 2 / (1 + habits.rows_max)):
+            self._end(transaction)
+        elif dice.random() < habits.savepoints:
+            self._savepoint(transaction)
+        elif dice.random() < habits.ddl:
+            self._alter(transaction)
+        elif dice.random() < habits.messages:
+            self._message(transaction)
+        elif dice.random() < 0.05:
+            self._end(transaction)
+        elif dice.random() < habits.two_phase / 20 and not transaction.changes:
+            transaction.locks_only = True
+        else:
+            self._change(transaction)
+
+    def _savepoint(self, transaction: Transaction) -> None:
+        stack = transaction.stack
+        if len(stack) == 1 or (len(stack) < 4 and self._dice.random() < 0.4):
+            self._xid += 1
+            stack.append([self._xid])
+        elif self._dice.random() < 0.4:
+            released = stack.pop()
+            stack[-1] += released
+        else:
+            self._roll_back(transaction, stack.pop())
+
+    def _roll_back(self, transaction: Transaction, subxids: list[int]) -> None:
+        """Undo what these subtransactions did."""
+        wrote = {change.subxid for change in transaction.changes} | {subxid for subxid, _ in transaction.undo}
+        for subxid in subxids:
+            if subxid in wrote:
+                self.records.append(SubAbort(self._take(self._room())[0], transaction.xid, subxid))
+        transaction.aborted |= set(subxids)
+        self._undo(transaction, set(subxids))
+
+    def _undo(self, transaction: Transaction, subxids: set[int] | None) -> None:
+        for entry in reversed(list(transaction.undo)):
+            if subxids is None or entry[0] in subxids:
+                entry[1]()
+                transaction.undo.remove(entry)
+
+    def _alter(self, transaction: Transaction) -> None:
+        """Add or drop a column, if nobody else uses the table."""
+        table = self._dice.choice(self.tables)
+        if table.owner not in (None, transaction.xid) or not table.users <= {transaction.xid}:
+            return
+        before, owner = table.columns, table.owner
+
+        def undo() -> None:
+            table.columns, table.owner = before, owner
+
+        transaction.undo.append((transaction.stack[-1][0], undo))
+        table.owner = transaction.xid
+        transaction.tables.add(table.oid)
+        if len(before) > 2 and self._dice.random() < 0.4:
+            table.columns = before[:-1]
+        else:
+            table.altered += 1
+            table.columns = (*before, (f"c{table.altered}", self._dice.choice((INT4, TEXT))))
+        lsn, _ = self._take(self._room())
+        self.records.append(Altered(lsn, transaction.xid, transaction.stack[-1][0], table))
+
+    def _change(self, transaction: Transaction) -> None:
+        dice = self._dice
+        free = [table for table in self.tables if table.owner in (None, transaction.xid)]
+        if not free:
+            return
+        if dice.random() < 0.04:
+            tables = dice.sample(free, dice.randrange(1, len(free) + 1))
+            columns_of = {table.oid: table.columns for table in tables}
+            self._add(transaction, "truncate", None, tables=tuple(tables), columns_of=columns_of)
+            return
+        table = dice.choice(free)
+        kinds = ("insert",) if table.identity == "n" else ("insert", "insert", "update", "move", "delete")
+        op = dice.choice(kinds)
+        old = new = None
+        if op != "insert":
+            old = self._row(table)
+        if op != "delete":
+            new = self._row(table)
+        if op == "update" and old and new:
+            new["id"] = old["id"]
+        self._add(transaction, op, table, old=old, new=new)
+
+    def _message(self, transaction: Transaction) -> None:
+        self._add(transaction, "message", None, content=self._text())
+
+    def _add(self, transaction: Transaction, op: str, table: Table | None, **values: Any) -> None:  # noqa: ANN401 - fields of Change
+        lsn, end = self._take(self._room())
+        columns = table.columns if table is not None else ()
+        change = Change(lsn, transaction.xid, transaction.stack[-1][0], op, table, columns, end=end, **values)
+        for used in (table, *change.tables):
+            if used is not None:
+                used.users.add(transaction.xid)
+                transaction.tables.add(used.oid)
+        transaction.changes.append(change)
+        self.records.append(change)
+
+    def _row(self, table: Table) -> dict[str, bytes]:
+        self._token += 1
+        return {name: b"%d" % self._token if type_ == INT4 else b"x%d" % self._token for name, type_ in table.columns}
+
+    # How transactions end.
+
+    def _end(self, transaction: Transaction) -> None:
+        dice, habits = self._dice, self.habits
+        if dice.random() < habits.two_phase:
+            self._prepare(transaction)
+        elif dice.random() < habits.rollbacks:
+            self._abort(transaction)
+        else:
+            self._commit(transaction)
+
+    def _leave(self, transaction: Transaction) -> None:
+        for table in self.tables:
+            table.users.discard(transaction.xid)
+            if table.owner == transaction.xid:
+                table.owner = None
+
+    def _abort(self, transaction: Transaction) -> None:
+        self.open.remove(transaction)
+        self.outcomes[transaction.xid] = "aborted"
+        lsn, _ = self._take(self._room())
+        subxids = {change.subxid for change in transaction.changes} - {transaction.xid} - transaction.aborted
+        self.records += [SubAbort(lsn, transaction.xid, subxid) for subxid in sorted(subxids)]
+        self.records.append(Abort(lsn, transaction.xid))
+        self._undo(transaction, None)
+        self._leave(transaction)
+
+    def _commit(self, transaction: Transaction) -> None:
+        self.open.remove(transaction)
+        start, end = self._take(self._room())
+        ts = self._now()
+        self.records.append(Commit(start, end, transaction.xid, ts))
+        self._publish(transaction, start, end, ts)
+        self._leave(transaction)
+
+    def _publish(self, transaction: Transaction, start: int, end: int, ts: int) -> None:
+        changes = [change for change in transaction.changes if change.subxid not in transaction.aborted]
+        prepare_lsn = transaction.prepared.lsn if transaction.prepared else None
+        self.truth.append(Truth(start, end, transaction.xid, ts, transaction.origin, changes, prepare_lsn))
+
+    def _prepare(self, transaction: Transaction) -> None:
+        self.open.remove(transaction)
+        self.prepared.append(transaction)
+        start, end = self._take(self._room())
+        # the same few names again and again: a gid means nothing once its transaction is resolved
+        taken = {one.prepared.gid for one in self.prepared if one.prepared}
+        gid = next(name for name in ("", "a", "b", "c", "d", "e", "f", "g", "h") if name not in taken)
+        transaction.prepared = Prepare(start, end, transaction.xid, self._now(), gid)
+        self.records.append(transaction.prepared)
+
+    def _resolve(self, transaction: Transaction) -> None:
+        self.prepared.remove(transaction)
+        prepare = transaction.prepared
+        assert prepare is not None
+        start, end = self._take(self._room())
+        ts = self._now()
+        if self._dice.random() < self.habits.rollbacks / 2:
+            self.outcomes[transaction.xid] = "aborted"
+            self.records.append(RollbackPrepared(start, end, transaction.xid, ts, prepare.gid, prepare))
+            self._undo(transaction, None)
+        else:
+            self.records.append(CommitPrepared(start, end, transaction.xid, ts, prepare.gid, prepare))
+            self._publish(transaction, start, end, ts)
+        self._leave(transaction)

@@ -1,0 +1,384 @@
+"""One world: a scripted PostgreSQL, a scripted Kafka, daemons between them, and what happens to all of these.
+
+Everything follows from the seed. :func:`run` returns what went wrong first, or None.
+"""
+
+import asyncio
+import json
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pgsluice.avro.types import TypeOptions
+from pgsluice.avro.wire import Schema, normalise, schema_id
+from pgsluice.errors import DrainTimeout, PgsluiceError, StopError, UnavailableError
+from pgsluice.kafka.producer import ProducerOptions
+from pgsluice.kafka.sink import CutFormat, KafkaSink, SinkOptions
+from pgsluice.kafka.topics import TopicSpec
+from pgsluice.librdkafka import ClientErrors
+from pgsluice.metrics import Metrics
+from pgsluice.pipeline import Pipeline, PipelineOptions
+from pgsluice.pipeline.outbox import Limits
+from pgsluice.pipeline.session import SessionOptions
+from pgsluice.tables import Tables
+from tests.simulation.broker import Broker, Client, Partition, Weather, client_options
+from tests.simulation.model import PARTITIONS, PREFIX, Model
+from tests.simulation.server import Server
+from tests.simulation.virtual import PROCESS, Loop, Process, Stuck, patched
+from tests.simulation.wal import Wal
+from tests.simulation.walsender import Options
+
+METRICS = Metrics()
+"""One for all worlds: nothing is read from it."""
+
+CALM_S = 900.0
+"""How long everything may take to arrive once nothing goes wrong any more: back-offs, time-outs, patience."""
+
+STEPS = 150
+"""What clients do to the database in one world: some 30 transactions."""
+
+
+class Schemas:
+    """The registry of all daemons; a :class:`pgsluice.pipeline.ends.Registry`."""
+
+    def __init__(self, dice: random.Random) -> None:
+        self.by_id: dict[int, Schema] = {}
+        self._subjects: dict[str, list[dict[str, Any]]] = {}
+        self._dice = dice
+
+    async def start(self) -> None:
+        await asyncio.sleep(self._dice.choice((0.0, 0.001)))
+
+    def subjects(self) -> list[str]:
+        return list(self._subjects)
+
+    def versions(self, subject: str) -> list[dict[str, Any]]:
+        return self._subjects.get(subject, [])
+
+    async def register(self, subject: str, schema: Schema, _postgres: Mapping[str, Any] | None = None) -> int:
+        await asyncio.sleep(self._dice.choice((0.0, 0.001)))
+        assert isinstance(schema, dict)
+        known = self._subjects.setdefault(subject, [])
+        if schema not in known:
+            known.append(schema)
+        number = schema_id(normalise(schema))
+        self.by_id[number] = schema
+        return number
+
+
+@dataclass(slots=True)
+class World:
+    """One seed's world while it runs."""
+
+    seed: int
+    loop: Loop
+    note: Callable[[str], None]
+    violation: str | None = None
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def dice(self, what: str) -> random.Random:
+        """Return dice of their own for each part, so that one part's throws leave the others' alone."""
+        return random.Random(f"{self.seed} {what}")
+
+    def violate(self, what: str) -> None:
+        self.note(f"VIOLATION {what}")
+        if self.violation is None:
+            self.violation = what
+            self.over.set()
+
+
+class Simulation:
+    """What is in a world, and what happens there."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.dice = world.dice("faults")
+        self.wal = Wal(world.dice("wal"))
+        self.schemas = Schemas(world.dice("registry"))
+        self.model = Model(self.wal, self.schemas.by_id, world.violate)  # type: ignore[arg-type]
+        self.broker = Broker(world.loop, world.dice("broker"), self.model.on_commit)
+        self.model.broker = self.broker
+        self.broker.topics[f"{PREFIX}.checkpoint"] = [Partition()]
+        self.broker.topics[f"{PREFIX}.transactions"] = [Partition()]
+        self.server = Server(
+            self.wal, self._server_options(), world.dice("server"), self.model.check_ack, world.violate
+        )
+        self.faulty = True
+        self.daemons: list[Daemon] = []
+        dice = world.dice("limits")
+        self.limits = Limits(
+            cut_interval_s=0.05,
+            cut_bytes=dice.choice((600, 2_000, 1 << 20)),
+            inflight_max=dice.choice((3_000, 1 << 22)),
+            heartbeat_s=dice.choice((0.5, 10.0)),
+        )
+
+    def _server_options(self) -> Options:
+        dice = self.world.dice("options")
+        return Options(work_mem=dice.choice((1, 4, 1000)), empty=dice.random() < 0.3)
+
+    async def run(self) -> None:
+        """Let it all happen."""
+        world, dice = self.world, self.dice
+        self.daemons = [Daemon(self, n) for n in range(dice.choice((1, 1, 1, 2)))]
+        keepers = [asyncio.create_task(daemon.keep()) for daemon in self.daemons]
+        works = [asyncio.create_task(self._happen()), asyncio.create_task(world.over.wait())]
+        await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
+        for task in (*keepers, *works):
+            task.cancel()
+        for daemon in self.daemons:
+            daemon.kill()
+        results = await asyncio.gather(*keepers, *works, return_exceptions=True)
+        for result in results:
+            if isinstance(result, Exception) and world.violation is None:
+                raise result
+
+    async def _happen(self) -> None:
+        trouble = asyncio.create_task(self._make_trouble())
+        await self._work()
+        trouble.cancel()
+        await asyncio.gather(trouble, return_exceptions=True)
+        await self._calm_down()
+        await self._check_arrival()
+
+    async def _work(self) -> None:
+        dice = self.world.dice("work")
+        done = 0
+        while done < STEPS:
+            await asyncio.sleep(dice.choice((0.0, 0.01, 0.2, 2.0)))
+            if self.server.is_up and not self.server.shutting_down:
+                for _ in range(dice.choice((1, 5, 30))):
+                    self.wal.step()
+                    done += 1
+                self.server.wake()
+
+    async def _make_trouble(self) -> None:
+        kinds = self.dice.sample(TROUBLES, self.dice.randrange(1, len(TROUBLES) + 1))
+        pause_s = self.dice.choice((1.0, 3.0, 10.0))
+        while True:
+            await asyncio.sleep(self.dice.expovariate(1 / pause_s))
+            trouble = self.dice.choice(kinds)
+            self.world.note(f"-- {trouble.__name__}")
+            await trouble(self)
+
+    async def _calm_down(self) -> None:
+        self.world.note("-- calm")
+        self.faulty = False
+        self.broker.weather = Weather()
+        if not self.server.is_up or self.server.shutting_down:
+            self.server.shutting_down = False
+            self.server.is_up = True
+        self.wal.finish()
+        self.server.wake()
+
+    async def _check_arrival(self) -> None:
+        """What is committed arrives, and is acknowledged, once nothing goes wrong any more."""
+        deadline = self.world.loop.now + CALM_S
+        while (missing := self._missing()) is not None:
+            if self.world.loop.now > deadline:
+                self.world.violate(missing)
+                return
+            await asyncio.sleep(1.0)
+
+    def _missing(self) -> str | None:
+        owed = self.model.owes
+        if owed is not None:
+            return f"transaction {owed.xid} at {owed.lsn:X} never arrives"
+        last = self.wal.truth[-1].end if self.wal.truth else 0
+        if self.server.slot is None or self.server.slot.confirmed < last:
+            return f"the slot never gets to {last:X}"
+        for name, partitions in self.broker.topics.items():
+            if any(partition.stable < len(partition.log) for partition in partitions):
+                return f"what {name} holds can never be read: a transaction stays open"
+        return None
+
+
+class Daemon:
+    """One host: its processes come one after the other, as a supervisor starts them."""
+
+    def __init__(self, simulation: Simulation, number: int) -> None:
+        self.name = f"daemon {number}"
+        self._number = number
+        self._simulation = simulation
+        self._world = simulation.world
+        self._dice = simulation.world.dice(self.name)
+        self.process = Process()
+        self.pipeline: Pipeline | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def keep(self) -> None:
+        """Start it again whenever it has ended."""
+        while self._number and not self._simulation.model.cuts:
+            await asyncio.sleep(0.1)  # the others join a pipeline that runs
+        while True:
+            self.process = Process()
+            self._world.note(f"{self.name} starts")
+            context_task = asyncio.create_task(self._run(self.process))
+            self._task = context_task
+            await asyncio.wait((context_task,))
+            self._judge(context_task)
+            await asyncio.sleep(self._dice.choice((0.1, 1.0, 5.0)))
+
+    async def _run(self, process: Process) -> None:
+        PROCESS.set(process)
+        self.pipeline = self._make_pipeline(process)
+        await self.pipeline.run()
+
+    def _judge(self, task: "asyncio.Task[None]") -> None:
+        """Say what ended it; most of what it may stop for does not happen in these worlds."""
+        if not self.process.alive or task.cancelled():
+            return
+        error = task.exception()
+        self._world.note(f"{self.name} ended: {error!r}")
+        if error is None or isinstance(error, DrainTimeout):
+            return
+        if isinstance(error, UnavailableError) and "follows a copy" not in str(error):
+            return
+        self._world.violate(f"{self.name} stopped: {type(error).__name__}: {error}")
+
+    def kill(self, *, unnoticed: bool = False) -> None:
+        """End it as kill -9 does, or as a host that falls silent."""
+        self._world.note(f"{self.name} is killed")
+        self.process.kill()
+        self._simulation.server.drop(self.process, unnoticed=unnoticed)
+        if self._task is not None:
+            self._task.cancel()
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        if self.pipeline is not None and self.process.alive:
+            self.pipeline.stop()
+
+    def _make_pipeline(self, process: Process) -> Pipeline:
+        simulation = self._simulation
+        client = Client(simulation.broker, process, self._dice)
+        errors = ClientErrors(clock=simulation.world.loop.time)
+        options = SinkOptions(
+            ProducerOptions(client_options(client, errors), "pgsluice-sim-sim", 1 << 24, 60.0),
+            TopicSpec(f"{PREFIX}.transactions", 1),
+            TopicSpec(f"{PREFIX}.checkpoint", 1),
+        )
+        cut_format = CutFormat(PREFIX.encode(), lambda part: json.dumps(part).encode())
+
+        async def source() -> Any:  # noqa: ANN401 - the scripted one
+            await asyncio.sleep(self._dice.choice((0.0, 0.01)))
+            return simulation.server.connect(process)
+
+        async def sink() -> KafkaSink:
+            return KafkaSink(options, cut_format)
+
+        return Pipeline(self._options(), source, sink, simulation.schemas, METRICS)
+
+    def _options(self) -> PipelineOptions:
+        return PipelineOptions(
+            name="sim",
+            slot="sim",
+            tables=Tables(PREFIX, partitions=PARTITIONS),
+            types=TypeOptions(),
+            session=SessionOptions(self._simulation.limits),
+            create_slot=True,
+            adopt_slot=False,
+            drain_timeout_s=20.0,
+        )
+
+
+# What may go wrong.
+
+
+async def _kill(simulation: Simulation) -> None:
+    simulation.dice.choice(simulation.daemons).kill()
+
+
+async def _silence(simulation: Simulation) -> None:
+    simulation.dice.choice(simulation.daemons).kill(unnoticed=True)
+
+
+async def _terminate(simulation: Simulation) -> None:
+    simulation.dice.choice(simulation.daemons).terminate()
+
+
+async def _cut_connection(simulation: Simulation) -> None:
+    active = simulation.server.active
+    if active is not None:
+        simulation.server.forget(active)
+        # The server knows at once; the client perhaps only later.
+        delay_s = simulation.dice.choice((0.0, 1.0, 20.0))
+        asyncio.get_running_loop().call_later(delay_s, active.break_off, "the connection was lost")
+
+
+async def _crash_server(simulation: Simulation) -> None:
+    simulation.server.crash()
+    await asyncio.sleep(simulation.dice.choice((0.5, 5.0)))
+    simulation.server.is_up = True
+
+
+async def _shut_server_down(simulation: Simulation) -> None:
+    await simulation.server.shut_down()
+    await asyncio.sleep(simulation.dice.choice((0.5, 5.0)))
+    simulation.server.is_up = True
+
+
+async def _kafka_away(simulation: Simulation) -> None:
+    simulation.broker.weather = Weather(is_away=True)
+    await asyncio.sleep(simulation.dice.choice((0.5, 5.0, 20.0, 70.0)))
+    simulation.broker.weather = Weather()
+
+
+async def _kafka_weather(simulation: Simulation) -> None:
+    dice = simulation.dice
+    simulation.broker.weather = Weather(
+        *(dice.choice((0.0, 0.0, 0.2)) for _ in range(4)), slow=dice.choice((0.0, 0.2))
+    )
+    await asyncio.sleep(dice.choice((1.0, 10.0)))
+    simulation.broker.weather = Weather()
+
+
+async def _foreign_transaction(simulation: Simulation) -> None:
+    """Somebody writes to the checkpoint topic and does not come to an end."""
+    broker = simulation.broker
+    transaction = broker.open("somebody", simulation.dice.choice((1.0, 20.0)))
+    broker.append(transaction, (f"{PREFIX}.checkpoint", 0), b"x", b"x")
+
+
+TROUBLES = [
+    _kill,
+    _silence,
+    _terminate,
+    _cut_connection,
+    _crash_server,
+    _shut_server_down,
+    _kafka_away,
+    _kafka_weather,
+    _foreign_transaction,
+]
+
+
+def run(seed: int, note: Callable[[str], None] | None = None) -> str | None:
+    """Run the world of ``seed``; return what went wrong first, or None."""
+    loop = Loop()
+    asyncio.set_event_loop(loop)
+
+    def tell(text: str) -> None:
+        if note is not None:
+            note(f"{loop.now:10.3f}  {text}")
+
+    world = World(seed, loop, tell)
+    with patched(loop, world.dice("jitter"), tell if note is not None else None):
+        try:
+            loop.run_until_complete(Simulation(world).run())
+        except Stuck:
+            world.violate("nothing can happen any more")
+        finally:
+            _end(loop)
+    return world.violation
+
+
+def _end(loop: Loop) -> None:
+    left = asyncio.all_tasks(loop)
+    for task in left:
+        task.cancel()
+    if left:
+        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+    asyncio.set_event_loop(None)
+    loop.close()
