@@ -16,13 +16,13 @@ def main() -> int:
         violation = run(found.seed, print)
         print(violation or "all is well")
         return violation is not None
-    began = time.monotonic()
+    began = time.process_time()
     failed = 0
     for seed in range(found.seed, found.seed + found.seeds):
         if violation := run(seed):
             failed += 1
             print(f"seed {seed}: {violation}")
-    print(f"{found.seeds} worlds, {failed} violations, {found.seeds / (time.monotonic() - began):.1f} worlds a second")
+    print(f"{found.seeds} worlds, {failed} violations, {found.seeds / (time.process_time() - began):.1f} worlds a second of CPU time")
     return failed > 0
 
 

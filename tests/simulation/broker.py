@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
 
 from pgsluice.librdkafka import ClientErrors, ClientOptions
@@ -207,16 +207,21 @@ class _Queued:
 class Client:
     """What all clients of one daemon share: the way to the broker."""
 
-    def __init__(self, broker: Broker, process: Process, dice: random.Random) -> None:
+    def __init__(
+        self, broker: Broker, process: Process, dice: random.Random, lag_s: Callable[[], float]
+    ) -> None:
         self.broker = broker
         self.process = process
         self.dice = dice
+        self.lag_s = lag_s
 
     def travel(self, timeout_s: float, code: int = KafkaError._TIMED_OUT) -> None:
         """Pass the time that a request takes; a time-out while Kafka is away."""
         weather = self.broker.weather
-        if not weather.is_away:
-            virtual.sleep(self.dice.choice((0.0, 0.001, 0.001, 0.01)))
+        if lag_s := self.lag_s():
+            virtual.sleep(self.dice.uniform(0.0, lag_s))
+        elif not weather.is_away:
+            virtual.sleep(self.dice.choice((0.0, 0.0, 0.0, 0.001, 0.01)))
         if weather.is_away or self.dice.random() < weather.slow / 2:
             virtual.sleep(timeout_s)
             raise _error(code, retriable=True)
@@ -405,7 +410,7 @@ class ScriptedConsumer:
         if weather.is_away:
             virtual.sleep(timeout)
             return None
-        virtual.sleep(self._client.dice.choice((0.0, 0.001)))
+        virtual.sleep(self._client.dice.choice((0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.001)))
         while self._position < self._partition.stable:
             entry = self._partition.log[self._position]
             self._position += 1
@@ -414,7 +419,8 @@ class ScriptedConsumer:
                     error=lambda: None, value=lambda: entry.value, offset=lambda at=self._position - 1: at
                 )
         error = KafkaError(KafkaError._PARTITION_EOF, "scripted")
-        virtual.sleep(0.01)
+        if self._position < len(self._partition.log):
+            virtual.sleep(0.05)
         return SimpleNamespace(error=lambda: error, offset=lambda: self._position)
 
     def close(self) -> None:
@@ -473,9 +479,12 @@ class ScriptedAdmin:
 
         return {one: _Answer(self._client, lambda name=one.name: settings(name)) for one in resources}
 
-    def list_offsets(self, places: Mapping[TopicPartition, Any], **_: object) -> dict[TopicPartition, _Answer]:
+    def list_offsets(
+        self, places: Mapping[TopicPartition, Any], *, isolation_level: IsolationLevel, **_: object
+    ) -> dict[TopicPartition, _Answer]:
         def offset(place: TopicPartition, spec: Any) -> Any:  # noqa: ANN401 - an OffsetSpec, and what answers it
-            end = len(self._client.broker.partition((place.topic, place.partition)).log)
+            partition = self._client.broker.partition((place.topic, place.partition))
+            end = partition.stable if isolation_level == IsolationLevel.READ_COMMITTED else len(partition.log)
             return SimpleNamespace(offset=end if spec._value == LATEST else 0)
 
         return {

@@ -16,6 +16,7 @@ from pgsluice.avro.binary import POSTGRES_EPOCH_US
 from pgsluice.avro.wire import unframe
 from tests.simulation.broker import Broker, Transaction
 from tests.simulation.wal import INT4, Change, Truth, Wal
+from tests.simulation.wal import Transaction as Prepared
 
 PREFIX = "sim"
 PARTITIONS = 2
@@ -38,15 +39,11 @@ class Event:
     flags: list[str]
 
 
-def events_of(truth: Truth) -> list[Event]:
-    """Return what has to be published of a transaction, in order; its place is its seq."""
-    return [event for change in truth.changes for event in _events(change)]
-
-
 def _events(change: Change) -> list[Event]:
+    """Return what has to be published of a change."""
     nothing: list[Row | None] = [None]
     if change.op == "message":
-        return []
+        return [Event("m", "", nothing, change.content.decode(), nothing, [])]
     if change.table is None:
         return [Event("t", table.name, nothing, "none", nothing, []) for table in change.tables]
     table = change.table
@@ -80,8 +77,11 @@ def _text(value: bytes) -> str:
 class Model:
     """Follows what is committed to Kafka, transaction by transaction."""
 
-    def __init__(self, wal: Wal, schemas: dict[int, Any], violate: Callable[[str], None]) -> None:
+    def __init__(
+        self, wal: Wal, schemas: dict[int, Any], violate: Callable[[str], None], *, messages: bool
+    ) -> None:
         self.broker: Broker
+        self.two_phase_at: Callable[[], int | None] = lambda: None
         self.delivered = 0
         """The end LSN of the last committed checkpoint."""
         self.cuts = 0
@@ -90,6 +90,7 @@ class Model:
         self._wal = wal
         self._schemas = schemas
         self._violate = violate
+        self._messages = messages
         self._next = 0
         self._cut = 0
         self._last: dict[tuple[str, int], tuple[int, int, int]] = {}
@@ -99,7 +100,12 @@ class Model:
     def owes(self) -> Truth | None:
         """The first transaction that is committed, and that no reader has seen."""
         truth = self._wal.truth
-        return next((one for one in truth[self._next :] if events_of(one)), None)
+        return next((one for one in truth[self._next :] if self._events_of(one)), None)
+
+    def _events_of(self, truth: Truth) -> list[Event]:
+        """Return what has to be published of a transaction, in order; its place is its seq."""
+        changes = truth.changes if self._messages else [one for one in truth.changes if one.op != "message"]
+        return [event for change in changes for event in _events(change)]
 
     # What the broker tells.
 
@@ -179,20 +185,23 @@ class Model:
         self, number: int, expected: list[Truth], found: dict[int, dict[int, list[tuple[str, dict[str, Any]]]]]
     ) -> None:
         for truth in expected:
-            if truth.standalone:
-                continue
-            events, records = events_of(truth), found.pop(truth.lsn, {})
-            if sorted(records) != list(range(len(events))):
+            events, at = self._events_of(truth), found.get(truth.lsn, {})
+            wanted = [-1] * len(events) if truth.standalone else list(range(len(events)))
+            # A message of its own may have the LSN of a commit.
+            records = {seq: at.pop(seq) for seq in list(at) if (seq == -1) == truth.standalone}
+            if sorted(records) != wanted:
                 what = "was lost" if events and not records else "is torn"
                 self._violate(
                     f"transaction {truth.xid} at {truth.lsn:X} {what} in cut {number}: seq {sorted(records)} of "
                     f"{len(events)}"
                 )
                 continue
-            for seq, event in enumerate(events):
+            for seq, event in zip(wanted, events, strict=True):
                 self._compare_event(truth, seq, event, records[seq])
             self.seen += bool(events)
         for lsn, records in found.items():
+            if not records:
+                continue
             known = next((truth for truth in self._wal.truth if truth.lsn == lsn), None)
             what = "was invented" if known is None else "came twice" if known.end <= self.delivered else "came too early"
             self._violate(f"a transaction at {lsn:X} {what} in cut {number}: seq {sorted(records)}")
@@ -202,6 +211,9 @@ class Model:
         if len(records) != (PARTITIONS if event.op == "t" else 1):
             self._violate(f"{where}: {len(records)} copies")
         for topic, record in records:
+            if event.op == "m":
+                self._compare_message(truth, where, event, record)
+                continue
             ts = round(record["ts"].timestamp() * 1_000_000)
             about = (topic, record["op"], record["before_image"], record["flags"], record["xid"], ts, record["origin"])
             wanted = (
@@ -218,9 +230,15 @@ class Model:
             if record["after"] not in event.after or record["before"] not in event.before:
                 self._violate(f"{where}: {record['before']}, {record['after']} instead of {event.before}, {event.after}")
 
+    def _compare_message(self, truth: Truth, where: str, event: Event, record: dict[str, Any]) -> None:
+        found = (record["content"].decode(), record["transactional"], record["xid"], record["origin"])
+        wanted = (event.image, *((False, None, None) if truth.standalone else (True, truth.xid, truth.origin)))
+        if found != wanted:
+            self._violate(f"{where}: {found} instead of {wanted}")
+
     def _check_account(self, cut: dict[str, Any], expected: list[Truth]) -> None:
-        published = [truth for truth in expected if events_of(truth)]
-        events = sum(len(events_of(truth)) for truth in published)
+        published = [truth for truth in expected if self._events_of(truth) and not truth.standalone]
+        events = sum(len(self._events_of(truth)) for truth in expected)
         if (cut["transactions"], cut["events"]) != (len(published), events):
             self._violate(f"cut {cut['cut']} counts {cut['transactions']} transactions, {cut['events']} events: wrong")
         if published and (cut["first_lsn"], cut["last_lsn"]) != (published[0].lsn, published[-1].lsn):
@@ -250,3 +268,26 @@ class Model:
         """Nothing is acknowledged that the server could send no more and no reader has seen."""
         if lsn > self.delivered:
             self._violate(f"{lsn:X} was acknowledged, and only what is before {self.delivered:X} is committed in Kafka")
+            return
+        two_phase_at = self.two_phase_at()
+        if two_phase_at is not None:
+            self._check_prepares(lsn, two_phase_at)
+
+    def _check_prepares(self, lsn: int, two_phase_at: int) -> None:
+        """What is prepared before an acknowledged position is never sent again, neither itself nor at its commit."""
+        for transaction in self._wal.prepared:
+            prepare = transaction.prepared
+            if prepare is not None and two_phase_at <= prepare.lsn < lsn and self._rows_of(transaction):
+                self._violate(f"{lsn:X} was acknowledged, and transaction {prepare.xid} is prepared at {prepare.lsn:X}")
+        for truth in self._wal.truth[self._next :]:
+            if truth.prepare_lsn is not None and two_phase_at <= truth.prepare_lsn < lsn and self._events_of(truth):
+                self._violate(
+                    f"{lsn:X} was acknowledged, and transaction {truth.xid}, prepared at {truth.prepare_lsn:X}, is not "
+                    "committed in Kafka"
+                )
+
+    def _rows_of(self, transaction: Prepared) -> bool:
+        return any(
+            change.subxid not in transaction.aborted and (self._messages or change.op != "message")
+            for change in transaction.changes
+        )

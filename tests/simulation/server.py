@@ -183,7 +183,7 @@ class Connection:
         server = self._server
         while server.wal.open or server.wal.prepared:
             server.wal.finish()  # it waits for them all
-        server.slot = Slot(server.wal.end, server.wal.end, server.wal.end if server.options.two_phase else None)
+        server.slot = Slot(server.wal.end, server.wal.end)
         return server.slot.confirmed
 
     async def start(self) -> "Stream":
@@ -194,7 +194,7 @@ class Connection:
         assert server.slot is not None
         server.active = self
         if server.options.two_phase and server.slot.two_phase_at is None:
-            server.slot.two_phase_at = server.slot.confirmed
+            server.slot.two_phase_at = server.slot.durable = server.slot.confirmed
         self.stream = Stream(server, self, self._dice)
         return self.stream
 
@@ -234,7 +234,7 @@ class Stream:
             moved = self._server.moved
             if self._connection.why is not None:
                 raise SourceUnavailable(self._connection.why)
-            if frames := self._next():
+            if self._server.active is self._connection and (frames := self._next()):
                 return frames
             patience_s = 0.02 if self._server.shutting_down else WAL_SENDER_TIMEOUT_S / 2
             try:

@@ -6,9 +6,9 @@ Everything follows from the seed. :func:`run` returns what went wrong first, or 
 import asyncio
 import json
 import random
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 
 from pgsluice.avro.types import TypeOptions
 from pgsluice.avro.wire import Schema, normalise, schema_id
@@ -25,6 +25,7 @@ from pgsluice.tables import Tables
 from tests.simulation.broker import Broker, Client, Partition, Weather, client_options
 from tests.simulation.model import PARTITIONS, PREFIX, Model
 from tests.simulation.server import Server
+from tests.support.ends import MemorySpool
 from tests.simulation.virtual import PROCESS, Loop, Process, Stuck, patched
 from tests.simulation.wal import Wal
 from tests.simulation.walsender import Options
@@ -58,9 +59,8 @@ class Schemas:
 
     async def register(self, subject: str, schema: Schema, _postgres: Mapping[str, Any] | None = None) -> int:
         await asyncio.sleep(self._dice.choice((0.0, 0.001)))
-        assert isinstance(schema, dict)
         known = self._subjects.setdefault(subject, [])
-        if schema not in known:
+        if isinstance(schema, dict) and schema not in known:
             known.append(schema)
         number = schema_id(normalise(schema))
         self.by_id[number] = schema
@@ -96,15 +96,15 @@ class Simulation:
         self.dice = world.dice("faults")
         self.wal = Wal(world.dice("wal"))
         self.schemas = Schemas(world.dice("registry"))
-        self.model = Model(self.wal, self.schemas.by_id, world.violate)  # type: ignore[arg-type]
+        options = _server_options(world.dice("options"))
+        self.model = Model(self.wal, self.schemas.by_id, world.violate, messages=options.messages)
         self.broker = Broker(world.loop, world.dice("broker"), self.model.on_commit)
         self.model.broker = self.broker
         self.broker.topics[f"{PREFIX}.checkpoint"] = [Partition()]
         self.broker.topics[f"{PREFIX}.transactions"] = [Partition()]
-        self.server = Server(
-            self.wal, self._server_options(), world.dice("server"), self.model.check_ack, world.violate
-        )
-        self.faulty = True
+        self.server = Server(self.wal, options, world.dice("server"), self.model.check_ack, world.violate)
+        self.model.two_phase_at = lambda: self.server.slot.two_phase_at if self.server.slot else None
+        self.troubles: list["Trouble"] = []
         self.daemons: list[Daemon] = []
         dice = world.dice("limits")
         self.limits = Limits(
@@ -114,14 +114,12 @@ class Simulation:
             heartbeat_s=dice.choice((0.5, 10.0)),
         )
 
-    def _server_options(self) -> Options:
-        dice = self.world.dice("options")
-        return Options(work_mem=dice.choice((1, 4, 1000)), empty=dice.random() < 0.3)
-
     async def run(self) -> None:
         """Let it all happen."""
         world, dice = self.world, self.dice
-        self.daemons = [Daemon(self, n) for n in range(dice.choice((1, 1, 1, 2)))]
+        self.troubles = dice.sample(TROUBLES, dice.choice((1, 2, 3, len(TROUBLES))))
+        others = _cut_off in self.troubles or dice.random() < 0.3
+        self.daemons = [Daemon(self, n) for n in range(1 + others)]
         keepers = [asyncio.create_task(daemon.keep()) for daemon in self.daemons]
         works = [asyncio.create_task(self._happen()), asyncio.create_task(world.over.wait())]
         await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
@@ -148,23 +146,21 @@ class Simulation:
         while done < STEPS:
             await asyncio.sleep(dice.choice((0.0, 0.01, 0.2, 2.0)))
             if self.server.is_up and not self.server.shutting_down:
-                for _ in range(dice.choice((1, 5, 30))):
+                for _ in range(dice.choice((1, 3, 8))):
                     self.wal.step()
                     done += 1
                 self.server.wake()
 
     async def _make_trouble(self) -> None:
-        kinds = self.dice.sample(TROUBLES, self.dice.randrange(1, len(TROUBLES) + 1))
-        pause_s = self.dice.choice((1.0, 3.0, 10.0))
+        pause_s = self.dice.choice((0.5, 2.0, 6.0))
         while True:
             await asyncio.sleep(self.dice.expovariate(1 / pause_s))
-            trouble = self.dice.choice(kinds)
+            trouble = self.dice.choice(self.troubles)
             self.world.note(f"-- {trouble.__name__}")
             await trouble(self)
 
     async def _calm_down(self) -> None:
         self.world.note("-- calm")
-        self.faulty = False
         self.broker.weather = Weather()
         if not self.server.is_up or self.server.shutting_down:
             self.server.shutting_down = False
@@ -194,6 +190,22 @@ class Simulation:
         return None
 
 
+def _server_options(dice: random.Random) -> Options:
+    """Return what the client asks for, and how the server is."""
+    messages = dice.random() < 0.3
+    return Options(
+        streaming=not messages and dice.random() < 0.7,
+        two_phase=dice.random() < 0.5,
+        messages=messages,
+        parallel=dice.random() < 0.3,
+        work_mem=dice.choice((1, 4, 12)),
+        empty=dice.random() < 0.3,
+        stray_aborts=dice.random() < 0.3,
+        skips_aborted=dice.random() < 0.5,
+        bare_prepare=dice.random() < 0.3,
+    )
+
+
 class Daemon:
     """One host: its processes come one after the other, as a supervisor starts them."""
 
@@ -204,6 +216,8 @@ class Daemon:
         self._world = simulation.world
         self._dice = simulation.world.dice(self.name)
         self.process = Process()
+        self.lag_s = 0.0
+        """How long each of its requests to Kafka may take on its way, at most."""
         self.pipeline: Pipeline | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -252,7 +266,7 @@ class Daemon:
 
     def _make_pipeline(self, process: Process) -> Pipeline:
         simulation = self._simulation
-        client = Client(simulation.broker, process, self._dice)
+        client = Client(simulation.broker, process, self._dice, lambda: self.lag_s)
         errors = ClientErrors(clock=simulation.world.loop.time)
         options = SinkOptions(
             ProducerOptions(client_options(client, errors), "pgsluice-sim-sim", 1 << 24, 60.0),
@@ -268,7 +282,7 @@ class Daemon:
         async def sink() -> KafkaSink:
             return KafkaSink(options, cut_format)
 
-        return Pipeline(self._options(), source, sink, simulation.schemas, METRICS)
+        return Pipeline(self._options(), source, sink, simulation.schemas, MemorySpool, METRICS)
 
     def _options(self) -> PipelineOptions:
         return PipelineOptions(
@@ -284,6 +298,8 @@ class Daemon:
 
 
 # What may go wrong.
+
+Trouble: TypeAlias = Callable[[Simulation], Awaitable[None]]
 
 
 async def _kill(simulation: Simulation) -> None:
@@ -305,6 +321,31 @@ async def _cut_connection(simulation: Simulation) -> None:
         # The server knows at once; the client perhaps only later.
         delay_s = simulation.dice.choice((0.0, 1.0, 20.0))
         asyncio.get_running_loop().call_later(delay_s, active.break_off, "the connection was lost")
+
+
+async def _cut_off(simulation: Simulation) -> None:
+    """The owner loses PostgreSQL and does not notice; its last cut is still on its slow way to Kafka."""
+    server = simulation.server
+    active = server.active
+    if active is None:
+        return
+    for daemon in simulation.daemons:
+        daemon.lag_s = 3.0 if daemon.process is active.process else 0.0
+    for _ in range(20):
+        simulation.wal.step()
+    server.wake()
+    await asyncio.sleep(simulation.dice.choice((0.0, 0.1, 1.0)))
+    server.forget(active)
+    asyncio.get_running_loop().call_later(30.0, active.break_off, "the connection was lost")
+    for _ in range(40):
+        await asyncio.sleep(0.1)
+        if server.active is not None:
+            break
+    for daemon in simulation.daemons:
+        daemon.lag_s = 1.0
+    await asyncio.sleep(3.0)
+    for daemon in simulation.daemons:
+        daemon.lag_s = 0.0
 
 
 async def _crash_server(simulation: Simulation) -> None:
@@ -341,16 +382,27 @@ async def _foreign_transaction(simulation: Simulation) -> None:
     broker.append(transaction, (f"{PREFIX}.checkpoint", 0), b"x", b"x")
 
 
-TROUBLES = [
+async def _two_phase(simulation: Simulation) -> None:
+    """The operator sets postgres.two_phase, and starts the daemons again."""
+    server = simulation.server
+    if not server.options.two_phase:
+        server.options = replace(server.options, two_phase=True)
+        for daemon in simulation.daemons:
+            daemon.terminate()
+
+
+TROUBLES: list[Trouble] = [
     _kill,
     _silence,
     _terminate,
     _cut_connection,
+    _cut_off,
     _crash_server,
     _shut_server_down,
     _kafka_away,
     _kafka_weather,
     _foreign_transaction,
+    _two_phase,
 ]
 
 
