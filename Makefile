@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format quick unit integration spark test demo bench fuzz coverage lock clean
+.PHONY: help setup lint format quick unit simulation simulate integration spark test demo bench fuzz coverage lock clean
 
 help: ## List the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -38,6 +38,12 @@ coverage: setup ## Branch coverage of the core, which has to be complete
 
 CORE := src/pgsluice/lsn.py,src/pgsluice/errors.py,src/pgsluice/finding.py,src/pgsluice/pgoutput/*,src/pgsluice/relation.py,src/pgsluice/transaction.py,src/pgsluice/avro/*,src/pgsluice/tables.py,src/pgsluice/envelope.py,src/pgsluice/cut.py,src/pgsluice/progress.py
 
+simulation: setup ## Three thousand worlds of a scripted PostgreSQL and a scripted Kafka, and every rule taken out once
+	$(PYTEST) tests/simulation -q -n 2
+
+simulate: setup ## More of these worlds (SEEDS=1000000), or others (SEED=3000)
+	$(BIN)/python -m tests.simulation --seed $(or $(SEED),0) --seeds $(or $(SEEDS),10000) --workers 2
+
 integration: setup ## Tests on real PostgreSQL 10 to 18 and a real Kafka
 	$(BIN)/python -m sandbox fetch
 	$(PYTEST) tests/integration -q -n 3 --dist loadfile
@@ -45,7 +51,7 @@ integration: setup ## Tests on real PostgreSQL 10 to 18 and a real Kafka
 spark: setup ## Tests of the Spark side
 	$(PYTEST) tests/spark
 
-test: lint coverage integration spark ## Everything that has to pass
+test: lint coverage simulation integration spark ## Everything that has to pass
 
 demo: setup ## PostgreSQL to Kafka to Spark, compared table by table (KEEP=1 leaves it running)
 	$(BIN)/python -m sandbox.demo $(if $(KEEP),--keep)

@@ -1,28 +1,42 @@
-"""``python -m tests.simulation --seed 7`` prints what happens in world 7; ``--seeds 1000`` runs the worlds from there."""
+"""``python -m tests.simulation --seed 7`` tells what happens in world 7; ``--seeds 1000`` runs that many from there."""
 
 import argparse
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 
 from tests.simulation.world import run
 
 
-def main() -> int:
+BATCH = 20
+
+
+def tell(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def main() -> bool:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--seed", type=int, default=1, help="the world, or the first of them")
+    parser.add_argument("--seed", type=int, default=0, help="the world, or the first of them")
     parser.add_argument("--seeds", type=int, default=0, help="how many worlds; without it, one world is told in full")
+    parser.add_argument("--workers", type=int, default=1, help="processes that share the worlds")
     found = parser.parse_args()
     if not found.seeds:
-        violation = run(found.seed, print)
-        print(violation or "all is well")
+        violation = run(found.seed, tell)
+        tell(violation or "all is well")
         return violation is not None
-    began = time.process_time()
-    failed = 0
-    for seed in range(found.seed, found.seed + found.seeds):
-        if violation := run(seed):
-            failed += 1
-            print(f"seed {seed}: {violation}")
-    print(f"{found.seeds} worlds, {failed} violations, {found.seeds / (time.process_time() - began):.1f} worlds a second of CPU time")
+    return run_many(range(found.seed, found.seed + found.seeds), found.workers)
+
+
+def run_many(seeds: range, workers: int) -> bool:
+    began, failed = time.monotonic(), 0
+    with ProcessPoolExecutor(workers) as pool:
+        for seed, violation in zip(seeds, pool.map(run, seeds, chunksize=BATCH), strict=True):
+            if violation:
+                failed += 1
+                tell(f"seed {seed}: {violation}")
+    tell(f"{len(seeds)} worlds, {failed} of them wrong; {len(seeds) / (time.monotonic() - began):.1f} a second")
     return failed > 0
 
 

@@ -8,7 +8,9 @@ clients block in virtual time (:mod:`tests.simulation.virtual`); what goes wrong
 import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -174,7 +176,9 @@ class Broker:
         if committed:
             self._on_commit(transaction)
         for place in transaction.partitions:
-            delay_s = self._dice.choice((0.0, 0.0, 0.001, 0.02)) + (2.0 if self._dice.random() < self.weather.slow else 0)
+            delay_s = self._dice.choice((0.0, 0.0, 0.001, 0.02)) + (
+                2.0 if self._dice.random() < self.weather.slow else 0
+            )
             self.loop.call_later(delay_s, self._mark, transaction, place)
 
     def _mark(self, transaction: Transaction, place: tuple[str, int]) -> None:
@@ -207,9 +211,7 @@ class _Queued:
 class Client:
     """What all clients of one daemon share: the way to the broker."""
 
-    def __init__(
-        self, broker: Broker, process: Process, dice: random.Random, lag_s: Callable[[], float]
-    ) -> None:
+    def __init__(self, broker: Broker, process: Process, dice: random.Random, lag_s: Callable[[], float]) -> None:
         self.broker = broker
         self.process = process
         self.dice = dice
@@ -332,10 +334,15 @@ class ScriptedProducer:
         self._queue.clear()
         self._failed = True
         error = KafkaError(KafkaError._MSG_TIMED_OUT, "scripted")
-        self._on_delivery(error, SimpleNamespace(
-            key=lambda: refused.key, value=lambda: refused.value,
-            topic=lambda: refused.topic, partition=lambda: refused.partition,
-        ))
+        self._on_delivery(
+            error,
+            SimpleNamespace(
+                key=lambda: refused.key,
+                value=lambda: refused.value,
+                topic=lambda: refused.topic,
+                partition=lambda: refused.partition,
+            ),
+        )
 
     def commit_transaction(self, timeout: float) -> None:
         self._check()
@@ -385,10 +392,12 @@ class ScriptedProducer:
 
 
 def _late(end: Callable[[], None]) -> None:
-    try:
+    with suppress(KafkaException):  # it comes too late
         end()
-    except KafkaException:
-        pass  # it came too late
+
+
+def _message(entry: Entry, offset: int) -> Any:  # noqa: ANN401 - confluent_kafka's Message, which cannot be made
+    return SimpleNamespace(error=lambda: None, value=lambda: entry.value, offset=lambda: offset)
 
 
 class ScriptedConsumer:
@@ -415,9 +424,7 @@ class ScriptedConsumer:
             entry = self._partition.log[self._position]
             self._position += 1
             if not entry.marker and (entry.transaction is None or entry.transaction.committed):
-                return SimpleNamespace(
-                    error=lambda: None, value=lambda: entry.value, offset=lambda at=self._position - 1: at
-                )
+                return _message(entry, self._position - 1)
         error = KafkaError(KafkaError._PARTITION_EOF, "scripted")
         if self._position < len(self._partition.log):
             virtual.sleep(0.05)
@@ -456,9 +463,11 @@ class ScriptedAdmin:
         def describe(topic: str) -> Any:  # noqa: ANN401 - a TopicDescription, which cannot be made
             if topic not in self._topics:
                 raise _error(KafkaError.UNKNOWN_TOPIC_OR_PART)
-            return SimpleNamespace(partitions=[SimpleNamespace(leader=1, id=n) for n in range(len(self._topics[topic]))])
+            return SimpleNamespace(
+                partitions=[SimpleNamespace(leader=1, id=n) for n in range(len(self._topics[topic]))]
+            )
 
-        return {topic: _Answer(self._client, lambda topic=topic: describe(topic)) for topic in topics.topic_names}
+        return {topic: _Answer(self._client, partial(describe, topic)) for topic in topics.topic_names}
 
     def create_topics(self, new: list[NewTopic], **_: object) -> dict[str, _Answer]:
         def create(topic: NewTopic) -> None:
@@ -466,7 +475,7 @@ class ScriptedAdmin:
                 raise _error(KafkaError.TOPIC_ALREADY_EXISTS)
             self._topics[topic.topic] = [Partition() for _ in range(topic.num_partitions)]
 
-        return {topic.topic: _Answer(self._client, lambda topic=topic: create(topic)) for topic in new}
+        return {topic.topic: _Answer(self._client, partial(create, topic)) for topic in new}
 
     def describe_cluster(self, **_: object) -> _Answer:
         return _Answer(self._client, lambda: SimpleNamespace(nodes=[SimpleNamespace(id=1)]))
@@ -477,7 +486,7 @@ class ScriptedAdmin:
             values = {"cleanup.policy": policy, "transaction.max.timeout.ms": str(MAX_TIMEOUT_MS)}
             return {setting: SimpleNamespace(value=value) for setting, value in values.items()}
 
-        return {one: _Answer(self._client, lambda name=one.name: settings(name)) for one in resources}
+        return {one: _Answer(self._client, partial(settings, one.name)) for one in resources}
 
     def list_offsets(
         self, places: Mapping[TopicPartition, Any], *, isolation_level: IsolationLevel, **_: object
@@ -487,10 +496,7 @@ class ScriptedAdmin:
             end = partition.stable if isolation_level == IsolationLevel.READ_COMMITTED else len(partition.log)
             return SimpleNamespace(offset=end if spec._value == LATEST else 0)
 
-        return {
-            place: _Answer(self._client, lambda place=place, spec=spec: offset(place, spec))
-            for place, spec in places.items()
-        }
+        return {place: _Answer(self._client, partial(offset, place, spec)) for place, spec in places.items()}
 
 
 LATEST = -1

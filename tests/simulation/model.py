@@ -4,6 +4,7 @@ The reader is independent of the product: it decodes with fastavro and the schem
 what to expect from the truth of the WAL alone.
 """
 
+import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -77,14 +78,14 @@ def _text(value: bytes) -> str:
 class Model:
     """Follows what is committed to Kafka, transaction by transaction."""
 
-    def __init__(
-        self, wal: Wal, schemas: dict[int, Any], violate: Callable[[str], None], *, messages: bool
-    ) -> None:
+    def __init__(self, wal: Wal, schemas: dict[int, Any], violate: Callable[[str], None], *, messages: bool) -> None:
         self.broker: Broker
         self.two_phase_at: Callable[[], int | None] = lambda: None
         self.delivered = 0
         """The end LSN of the last committed checkpoint."""
         self.cuts = 0
+        self.begun = asyncio.Event()
+        """Set when there is a first cut."""
         self.seen = 0
         """Transactions that a reader has seen."""
         self._wal = wal
@@ -151,6 +152,7 @@ class Model:
         self._compare(number, expected, self._decode(data))
         self._check_account(cut, expected)
         self.cuts += 1
+        self.begun.set()
         self._cut, self.delivered = number, max(self.delivered, end)
 
     def _take_until(self, end: int) -> list[Truth]:
@@ -160,7 +162,9 @@ class Model:
             self._next += 1
         return truth[first : self._next]
 
-    def _decode(self, data: dict[str, dict[int, list[bytes]]]) -> dict[int, dict[int, list[tuple[str, dict[str, Any]]]]]:
+    def _decode(
+        self, data: dict[str, dict[int, list[bytes]]]
+    ) -> dict[int, dict[int, list[tuple[str, dict[str, Any]]]]]:
         """Return the records by commit LSN and seq, after a look at the order of each partition."""
         found: dict[int, dict[int, list[tuple[str, dict[str, Any]]]]] = {}
         for topic, partitions in data.items():
@@ -178,7 +182,7 @@ class Model:
         schema_id, body = unframe(value)
         if schema_id not in _parsed:
             _parsed[schema_id] = fastavro.parse_schema(self._schemas[schema_id])
-        record: dict[str, Any] = fastavro.schemaless_reader(BytesIO(body), _parsed[schema_id], None)  # type: ignore[assignment]
+        record: dict[str, Any] = fastavro.schemaless_reader(BytesIO(body), _parsed[schema_id], None)
         return record
 
     def _compare(
@@ -203,7 +207,9 @@ class Model:
             if not records:
                 continue
             known = next((truth for truth in self._wal.truth if truth.lsn == lsn), None)
-            what = "was invented" if known is None else "came twice" if known.end <= self.delivered else "came too early"
+            what = (
+                "was invented" if known is None else "came twice" if known.end <= self.delivered else "came too early"
+            )
             self._violate(f"a transaction at {lsn:X} {what} in cut {number}: seq {sorted(records)}")
 
     def _compare_event(self, truth: Truth, seq: int, event: Event, records: list[tuple[str, dict[str, Any]]]) -> None:
@@ -228,7 +234,9 @@ class Model:
             if about != wanted:
                 self._violate(f"{where}: {about} instead of {wanted}")
             if record["after"] not in event.after or record["before"] not in event.before:
-                self._violate(f"{where}: {record['before']}, {record['after']} instead of {event.before}, {event.after}")
+                self._violate(
+                    f"{where}: {record['before']}, {record['after']} instead of {event.before}, {event.after}"
+                )
 
     def _compare_message(self, truth: Truth, where: str, event: Event, record: dict[str, Any]) -> None:
         found = (record["content"].decode(), record["transactional"], record["xid"], record["origin"])

@@ -38,7 +38,12 @@ class Server:
     """PostgreSQL, as long as the world lasts."""
 
     def __init__(
-        self, wal: Wal, options: Options, dice: random.Random, check_ack: Callable[[int], None], violate: Callable[[str], None]
+        self,
+        wal: Wal,
+        options: Options,
+        dice: random.Random,
+        check_ack: Callable[[int], None],
+        violate: Callable[[str], None],
     ) -> None:
         self.wal = wal
         self.options = options
@@ -224,7 +229,7 @@ class Stream:
         self._asked = False
         self._told = 0
         self._waiting: list[XLogData | Keepalive] = []
-        self._status_s = dice.choice((0.05, 1.0, 5.0))
+        self._status_s = dice.choice((0.3, 1.0, 5.0))
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(self._status_s, self._send_status)
 
@@ -254,9 +259,13 @@ class Stream:
         frames, self._waiting = self._waiting, []
         room = dice.choice((1, 2, 5, 50))
         while len(frames) < room and not walsender.caught_up:
-            frames += walsender.decode_next()
+            before = self._keepalive()
+            decoded: list[XLogData | Keepalive] = [*walsender.decode_next()]
             if dice.random() < 0.05:
-                frames.append(self._keepalive())
+                # Inside a transaction, too, and then with a position from before it.
+                at = dice.randrange(len(decoded) + 1)
+                decoded.insert(at, before if at < len(decoded) else self._keepalive())
+            frames += decoded
         if len(frames) > room and dice.random() < 0.5:
             frames, self._waiting = frames[:room], frames[room:]
         elif walsender.caught_up and (self._asked or self._told < walsender.sent or self._server.shutting_down):

@@ -3,17 +3,16 @@
 A sabotage that no world notices means that the simulation is too weak there.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from confluent_kafka import IsolationLevel, KafkaException
+from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka.admin import OffsetSpec
-from confluent_kafka import TopicPartition
 
 from pgsluice import transaction as transactions
 from pgsluice.errors import PgsluiceError
-from pgsluice.kafka import sink as sinks
 from pgsluice.kafka.producer import TransactionalProducer
 from pgsluice.kafka.sink import KafkaSink
 from pgsluice.kafka.topics import Topics
@@ -35,7 +34,9 @@ Sabotage = Callable[[pytest.MonkeyPatch], None]
 
 def nothing_is_acknowledged_beyond_what_was_received(patch: pytest.MonkeyPatch) -> None:
     """Before R, prepares may be outstanding that this session does not know yet."""
-    patch.setattr(Progress, "confirmable", property(lambda self: min(self.delivered, *self._prepares.values(), 1 << 62)))
+    patch.setattr(
+        Progress, "confirmable", property(lambda self: min(self.delivered, *self._prepares.values(), 1 << 62))
+    )
 
 
 def a_prepare_is_outstanding_until_its_cut_is_committed(patch: pytest.MonkeyPatch) -> None:
@@ -142,10 +143,8 @@ def a_session_has_a_producer_of_its_own(patch: pytest.MonkeyPatch) -> None:
 
     def begin_again(self: TransactionalProducer) -> None:
         if self._producer._in_transaction:
-            try:
+            with contextlib.suppress(KafkaException):
                 self._producer.abort_transaction(1.0)
-            except KafkaException:
-                pass
             self._producer._in_transaction = False
         begin(self)
 
@@ -164,10 +163,8 @@ def a_commit_without_an_answer_is_no_commit(patch: pytest.MonkeyPatch) -> None:
     commit = TransactionalProducer.commit
 
     def hopeful(self: TransactionalProducer) -> None:
-        try:
+        with contextlib.suppress(PgsluiceError):
             commit(self)
-        except PgsluiceError:
-            pass
 
     patch.setattr(TransactionalProducer, "commit", hopeful)
 
@@ -200,7 +197,7 @@ def a_large_transaction_shares_no_kafka_transaction(patch: pytest.MonkeyPatch) -
     overflow = Outbox.overflow
 
     async def sharing(self: Outbox, transaction: Any) -> None:  # noqa: ANN401 - as the original
-        drain, self.drain = self.drain, lambda: settle(self)  # type: ignore[method-assign, assignment]
+        drain, self.drain = self.drain, lambda: settle(self)  # type: ignore[method-assign]
         try:
             await overflow(self, transaction)
         finally:
@@ -314,10 +311,12 @@ RULES: list[Sabotage] = [
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule.__name__))
-def test_without_it_some_world_goes_wrong(rule: Sabotage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_it_some_world_goes_wrong(
+    rule: Sabotage, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
+) -> None:
     rule(monkeypatch)
     for seed in range(WORLDS):
         if violation := run(seed):
-            print(f"{rule.__name__}, seed {seed}: {violation}")
+            record_property("violation", f"seed {seed}: {violation}")
             return
     pytest.fail(f"{WORLDS} worlds did not need the rule")

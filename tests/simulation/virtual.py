@@ -181,7 +181,7 @@ class Loop(asyncio.BaseEventLoop):
     def time(self) -> float:
         return self.now
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401 - asyncio's own signature
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:  # type: ignore[override]  # noqa: ANN401 - any call
         process = PROCESS.get()
         if process is not None and not process.alive:
             failed = self.create_future()
@@ -251,7 +251,12 @@ def patched(loop: Loop, dice: random.Random, note: Callable[[str], None] | None)
     log: Any = SilentLog(note or _silent)
     if note is None:
         log = SimpleNamespace(**dict.fromkeys(("debug", "info", "warning", "error", "exception", "log"), _quiet))
-    substitutes = {"time": (time, clock), "random": (random, dice), "threading": (threading, threads), "log": (None, log)}
+    substitutes = {
+        "time": (time, clock),
+        "random": (random, dice),
+        "threading": (threading, threads),
+        "log": (None, log),
+    }
     changed: list[tuple[Any, str, Any]] = []
     for module in [module for name, module in sys.modules.items() if name.startswith("pgsluice.")]:
         for name, (real, substitute) in substitutes.items():

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from pgsluice.pgoutput.messages import ColumnValue
-
 INT4, TEXT = 23, 25
 
 Columns: TypeAlias = tuple[tuple[str, int], ...]
@@ -186,9 +184,7 @@ class Habits:
         def often(most: float) -> float:
             return dice.choice((0.0, most / 3, most))
 
-        return cls(
-            often(0.5), often(0.2), often(0.4), often(0.4), often(0.3), often(0.1), dice.choice((1, 3, 8, 20))
-        )
+        return cls(often(0.5), often(0.2), often(0.4), often(0.4), often(0.3), often(0.1), dice.choice((1, 3, 8, 20)))
 
 
 class Wal:
@@ -211,9 +207,7 @@ class Wal:
         self._ts = 800_000_000_000_000
         base: Columns = (("id", INT4), ("v", TEXT), ("w", TEXT))
         kinds = ["d", "f", "d", "n"]
-        self.tables = [
-            Table(1000 + n, f"t{n}", kinds[n], base) for n in range(dice.choice((1, 2, 2, 4)))
-        ]
+        self.tables = [Table(1000 + n, f"t{n}", kinds[n], base) for n in range(dice.choice((1, 2, 2, 4)))]
 
     # What a client can do; each adds to the WAL.
 

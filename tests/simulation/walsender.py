@@ -63,7 +63,9 @@ class _Buffered:
 class Walsender:
     """Decodes from the beginning of the WAL; sends what commits at ``start`` or later."""
 
-    def __init__(self, source: Wal, start: int, two_phase_at: int | None, options: Options, dice: random.Random) -> None:
+    def __init__(
+        self, source: Wal, start: int, two_phase_at: int | None, options: Options, dice: random.Random
+    ) -> None:
         self.sent = 0
         """sentPtr: the end of the last record decoded."""
         self._wal = source
