@@ -7,7 +7,6 @@ from concurrent.futures import ProcessPoolExecutor
 
 from tests.simulation.world import run
 
-
 BATCH = 20
 
 
