@@ -87,7 +87,7 @@ class Server:
         self.wake()
         try:
             async with asyncio.timeout(SHUTDOWN_BLOCKED_S):
-                while self.active is not None and not self.active.lets_go:
+                while self.active is not None and not self.active.lets_go:  # noqa: ASYNC110 - as the server does
                     await asyncio.sleep(0.05)
         except TimeoutError:
             if self.active is not None and self.active.process.alive:
