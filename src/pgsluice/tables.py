@@ -80,12 +80,12 @@ class Tables:
         )
 
     def messages_policy(self) -> TablePolicy:
-        """Return how messages of pg_logical_emit_message are published: one topic, in one order."""
+        """Return how messages of pg_logical_emit_message are published: one topic, in one order, every message."""
         return TablePolicy(
             topic=f"{self.prefix}.messages",
             partitions=1,
             replication_factor=self.replication_factor,
-            config=self.config,
+            config={**self.config, "cleanup.policy": "delete"},  # their key is no identity: compaction would lose some
             keys=None,
             tombstones=False,
             truncate=False,

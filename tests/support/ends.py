@@ -26,6 +26,9 @@ TABLE = messages.Relation(
     None, 7, "public", "numbers", "d", (messages.RelationColumn(is_key=True, name="n", type_oid=23, typmod=-1),)
 )
 
+MESSAGES = "shop.messages"
+"""The topic that no table describes."""
+
 
 @dataclass
 class World:
@@ -49,7 +52,7 @@ class World:
     types: dict[int, TypeDescription] = field(default_factory=dict)
     described: list[list[int]] = field(default_factory=list)
     """The types that were asked about."""
-    schemas: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    schemas: dict[str, list[Any]] = field(default_factory=dict)
     faults: dict[str, list[Exception]] = field(default_factory=dict)
     """Step to the errors that its next calls raise."""
     commit_gate: asyncio.Event | None = None
@@ -71,8 +74,15 @@ class World:
         self.append(commit_lsn, [data(one) for one in sent], end_lsn)
         return end_lsn
 
+    def emit(self, content: bytes, prefix: str = "p") -> int:
+        """Write a message that is part of no transaction; its LSN, the end of its record."""
+        begin = self.server.xlogpos
+        message = messages.LogicalMessage(None, transactional=False, lsn=begin + 50, prefix=prefix, content=content)
+        self.append(begin, [data(message)], message.lsn)
+        return message.lsn
+
     def append(self, commit_lsn: int, frames: list[Frame], end_lsn: int) -> None:
-        """Put a transaction into the WAL, and into the streams that are open."""
+        """Put a transaction, or a message, into the WAL, and into the streams that are open."""
         self.wal.append((commit_lsn, frames))
         self.server = ServerIdentity(self.server.systemid, self.server.timeline, end_lsn)
         for stream in self.streams:
@@ -296,8 +306,7 @@ class FakeRegistry:
 
     async def register(self, subject: str, schema: Schema, postgres: Mapping[str, Any] | None = None) -> int:
         self._world.step("register")
-        assert isinstance(schema, dict)
-        assert postgres is not None
+        assert (postgres is None) == subject.startswith(MESSAGES)
         known = self._world.schemas.setdefault(subject, [])
         if schema not in known:
             known.append(schema)

@@ -19,13 +19,14 @@ from pgsluice.avro.schema import TableFields, key_fields
 from pgsluice.avro.types import TypeOptions
 from pgsluice.avro.wire import header, normalise, schema_id, unframe
 from pgsluice.cut import Cut, cut_records
-from pgsluice.envelope import ChangeEncoder, Record, Stamp, Target
-from pgsluice.pgoutput.messages import UNCHANGED, Delete, Insert, Truncate, TupleData, Update
+from pgsluice.envelope import ChangeEncoder, MessageEncoder, Record, Stamp, Target
+from pgsluice.pgoutput.messages import UNCHANGED, Delete, Insert, LogicalMessage, Truncate, TupleData, Update
 from pgsluice.relation import Column, PgType, Relation
 from pgsluice.transaction import Change, RowMessage, Transaction
 
 CONTRACT = Path(__file__).parents[2] / "contract"
-SCHEMAS = {name: json.loads((CONTRACT / f"{name}.avsc").read_text()) for name in ("envelope", "key", "cut")}
+SCHEMAS = {name: json.loads((CONTRACT / f"{name}.avsc").read_text()) for name in ("envelope", "key", "cut", "message")}
+SCHEMAS["prefix"] = "string"
 IDS = {name: schema_id(normalise(schema)) for name, schema in SCHEMAS.items()}
 READERS = {name: fastavro.parse_schema(schema) for name, schema in SCHEMAS.items()}
 GOLDEN: dict[str, Any] = json.loads((CONTRACT / "golden.json").read_text())
@@ -71,6 +72,12 @@ CASES: dict[str, tuple[str, RowMessage]] = {
     "delete under replica identity full": ("f", Delete(None, 7, None, ROW)),
     "truncate": ("d", Truncate(None, True, True, (7,))),  # noqa: FBT003
 }
+LOCAL = Transaction(TRANSACTION.xid, TRANSACTION.commit_lsn, TRANSACTION.commit_ts)
+MESSAGES: dict[str, tuple[Transaction | None, str, bytes]] = {
+    "message": (TRANSACTION, "audit", b"anything \x00\xff"),
+    "message of a transaction without origin": (LOCAL, "Prüfung", b""),
+    "message outside transactions": (None, "audit", b"{}"),
+}
 
 
 def records(identity: str, message: RowMessage) -> list[Record]:
@@ -84,6 +91,17 @@ def records(identity: str, message: RowMessage) -> list[Record]:
     key = KeyEncoder(relation, key_fields(relation, fields, ("id",), TypeOptions()))
     encoder = ChangeEncoder(relation, TARGET, RowEncoder(relation, fields), key, tombstones=True, truncate=True)
     return encoder.encode(Change(TRANSACTION, relation, message), Stamp(TRANSACTION, 2, commit_timestamps=False))
+
+
+def message_record(transaction: Transaction | None, prefix: str, content: bytes) -> Record:
+    """Return what a message of pg_logical_emit_message becomes."""
+    encoder = MessageEncoder(Target("shop.messages", IDS["message"], IDS["prefix"]))
+    message = LogicalMessage(None, transaction is not None, 0x16B374D848, prefix, content)
+    if transaction is None:
+        (record,) = encoder.encode_standalone(message, 2)
+    else:
+        (record,) = encoder.encode(message, Stamp(transaction, 2, commit_timestamps=False))
+    return record
 
 
 def cut_message() -> tuple[bytes, bytes]:
@@ -102,7 +120,7 @@ def cut_message() -> tuple[bytes, bytes]:
 
 
 def read(name: str, data: bytes | None) -> Any:  # noqa: ANN401 - what fastavro reads
-    """Return a framed message as JSON: timestamps and dates in ISO 8601, decimals as strings."""
+    """Return a framed message as JSON: timestamps and dates in ISO 8601, decimals as strings, bytes as Avro does."""
     if data is None:
         return None
     found, body = unframe(data)
@@ -111,6 +129,8 @@ def read(name: str, data: bytes | None) -> Any:  # noqa: ANN401 - what fastavro 
 
 
 def plain(value: object) -> str:
+    if isinstance(value, bytes):
+        return value.decode("latin-1")
     return value.isoformat() if isinstance(value, date | datetime) else str(Decimal(str(value)))
 
 
@@ -132,6 +152,15 @@ def test_fastavro_reads_the_golden_json(case: str) -> None:
             assert read(schema, None if data is None else bytes.fromhex(data)) == golden[part]["json"]
 
 
+@pytest.mark.parametrize("case", MESSAGES)
+def test_a_message(case: str) -> None:
+    (golden,) = GOLDEN[case]
+    record = message_record(*MESSAGES[case])
+    assert [as_hex(record.key), as_hex(record.value)] == [golden["key"]["hex"], golden["value"]["hex"]]
+    for part, schema in (("key", "prefix"), ("value", "message")):
+        assert read(schema, bytes.fromhex(golden[part]["hex"])) == golden[part]["json"]
+
+
 def test_the_cut_record() -> None:
     (golden,) = GOLDEN["cut"]
     assert [data.hex() for data in cut_message()] == [golden["key"]["hex"], golden["value"]["hex"]]
@@ -139,4 +168,4 @@ def test_the_cut_record() -> None:
 
 
 def test_every_golden_message_has_its_case() -> None:
-    assert set(GOLDEN) == {*CASES, "cut"}
+    assert set(GOLDEN) == {*CASES, *MESSAGES, "cut"}

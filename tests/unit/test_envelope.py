@@ -8,12 +8,12 @@ import fastavro
 import pytest
 
 from pgsluice.avro.encoder import KeyEncoder, RowEncoder
-from pgsluice.avro.schema import TableFields, envelope_schema, key_fields, key_schema
+from pgsluice.avro.schema import TableFields, envelope_schema, key_fields, key_schema, message_schema
 from pgsluice.avro.types import TypeOptions
 from pgsluice.avro.wire import unframe
-from pgsluice.envelope import ChangeEncoder, Record, Stamp, Target
+from pgsluice.envelope import ChangeEncoder, MessageEncoder, Record, Stamp, Target
 from pgsluice.errors import PoisonError, ProtocolError
-from pgsluice.pgoutput.messages import UNCHANGED, Delete, Insert, Truncate, TupleData, Update
+from pgsluice.pgoutput.messages import UNCHANGED, Delete, Insert, LogicalMessage, Truncate, TupleData, Update
 from pgsluice.relation import Column, PgType, Relation
 from pgsluice.transaction import Change, RowMessage, Transaction
 
@@ -244,3 +244,72 @@ def test_a_key_that_avro_cannot_hold_is_poison() -> None:
 def test_an_old_row_with_values_that_were_not_sent_is_a_protocol_error() -> None:
     with pytest.raises(ProtocolError, match="lacks values"):
         Table("f").records(Delete(None, 7, None, [b"1", UNCHANGED, b"n"]))
+
+
+class TestMessages:
+    """Messages of pg_logical_emit_message."""
+
+    ENCODER = MessageEncoder(Target("shop.messages", 21, 22))
+    SCHEMA = fastavro.parse_schema(message_schema("shop"))
+
+    def read(self, records: list[Record]) -> tuple[str, dict[str, Any]]:
+        """Return key and value of the only record."""
+        (record,) = records
+        assert (record.target.topic, record.op) == ("shop.messages", "m")
+        found = []
+        for data, identifier, schema in ((record.key, 22, "string"), (record.value, 21, self.SCHEMA)):
+            assert data is not None
+            schema_id, body = unframe(data)
+            assert schema_id == identifier
+            stream = BytesIO(body)
+            found.append(fastavro.schemaless_reader(stream, schema))
+            assert stream.tell() == len(body)
+        return found[0], found[1]
+
+    @pytest.mark.parametrize("origin", [None, "elsewhere"])
+    @pytest.mark.parametrize("content", [b"", b"\x00\xff", b"x" * 200])
+    def test_one_of_a_transaction(self, origin: str | None, content: bytes) -> None:
+        transaction = Transaction(700, 1000, 86_400_000_000, origin)
+        stamp = Stamp(transaction, 3, commit_timestamps=False)
+        message = LogicalMessage(None, transactional=True, lsn=900, prefix="Prüfung", content=content)
+        key, value = self.read(self.ENCODER.encode(message, stamp))
+        assert key == "Prüfung"
+        assert value.pop("ts").isoformat() == TS
+        assert value == {
+            "prefix": "Prüfung",
+            "content": content,
+            "transactional": True,
+            "epoch": 3,
+            "lsn": 1000,
+            "seq": 0,
+            "xid": 700,
+            "origin": origin,
+        }
+
+    def test_rows_and_messages_of_a_transaction_share_their_numbers(self) -> None:
+        stamp = Stamp(TRANSACTION, 3, commit_timestamps=True)
+        message = LogicalMessage(None, transactional=True, lsn=900, prefix="p", content=b"")
+        orders = Table()
+        rows = [orders.records(Insert(None, 7, row("1")), stamp)]
+        ours = [self.ENCODER.encode(message, stamp)]
+        rows.append(orders.records(Insert(None, 7, row("2")), stamp))
+        ours.append(self.ENCODER.encode(message, stamp))
+        assert [orders.read(record)[1]["seq"] for (record,) in rows] == [0, 2]
+        assert [self.read(found)[1]["seq"] for found in ours] == [1, 3]
+        assert {record.timestamp_ms for (record,) in rows + ours} == {stamp.timestamp_ms}
+
+    def test_one_outside_transactions_has_its_own_lsn_and_sorts_before_a_commit_there(self) -> None:
+        message = LogicalMessage(None, transactional=False, lsn=900, prefix="p", content=b"x")
+        key, value = self.read(self.ENCODER.encode_standalone(message, 3))
+        assert key == "p"
+        assert value == {
+            "prefix": "p",
+            "content": b"x",
+            "transactional": False,
+            "epoch": 3,
+            "lsn": 900,
+            "seq": -1,
+            "xid": None,
+            "ts": None,
+            "origin": None,
+        }

@@ -14,6 +14,21 @@ def test_by_default_every_table_goes_to_a_topic_of_its_own() -> None:
     )
 
 
+def test_messages_go_to_one_topic_that_keeps_all_of_them_in_one_order() -> None:
+    tables = Tables(
+        "shop", partitions=5, replication_factor=3, config={"retention.ms": "1", "cleanup.policy": "compact"}
+    )
+    assert tables.messages_policy() == TablePolicy(
+        "shop.messages",
+        1,
+        3,
+        {"retention.ms": "1", "cleanup.policy": "delete"},
+        None,
+        tombstones=False,
+        truncate=False,
+    )
+
+
 @pytest.mark.parametrize(
     ("include", "exclude", "published"),
     [

@@ -227,6 +227,8 @@ class Session:
             for event in receive(frame.payload):
                 if type(event) is not Change:
                     await self._take_other(event)
+                    if self._stop.is_set() and self.own_transaction is not None:
+                        return
                     continue
                 encoder = ready(event.relation) or await self._encoders.prepare(event.relation)
                 if add(encoder.encode(event, self._stamp_of(event.transaction))):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from pgsluice.avro.schema import message_schema
 from pgsluice.avro.sent.types import TypeDescription
 from pgsluice.avro.types import TypeOptions
 from pgsluice.envelope import ChangeEncoder, Stamp
@@ -145,3 +146,13 @@ async def test_binary_values_of_types_that_were_asked_about_are_read() -> None:
     (record,) = encoder.encode(change, Stamp(transaction, 1, commit_timestamps=False))
     assert record.value is not None
     assert b"sad" in record.value
+
+
+async def test_messages_have_a_topic_and_schemas_from_the_first_one_on() -> None:
+    world = World()
+    made = encoders(world)
+    assert world.topics == set()
+    encoder = await made.of_messages()
+    assert await made.of_messages() is encoder
+    assert world.topics == {"shop.messages"}
+    assert world.schemas == {"shop.messages-value": [message_schema("shop")], "shop.messages-key": ["string"]}

@@ -268,3 +268,102 @@ async def test_positions_and_lag() -> None:
         assert found.session.lag_bytes == 100
         assert found.session.lag_seconds() > 0
         assert found.session.buffered_bytes > 0
+
+
+class TestMessages:
+    """Messages of pg_logical_emit_message."""
+
+    @staticmethod
+    def transaction(world: World, *contents: bytes | int) -> int:
+        """Commit a transaction of rows (numbers) and messages (bytes); its end LSN."""
+        begin = world.server.xlogpos
+        sent: list[messages.Message] = [messages.Begin(begin + 50, 1_000_000, begin), TABLE]
+        for content in contents:
+            if isinstance(content, int):
+                sent.append(messages.Insert(None, TABLE.oid, [str(content).encode()]))
+            else:
+                sent.append(messages.LogicalMessage(None, transactional=True, lsn=begin, prefix="p", content=content))
+        sent.append(messages.Commit(begin + 50, begin + 100, 1_000_000))
+        world.append(begin + 50, [data(one) for one in sent], begin + 100)
+        return begin + 100
+
+    @staticmethod
+    def delivered(world: World) -> list[str]:
+        return [f"{record.target.topic} {record.op}" for _, records, _ in world.cuts for record in records]
+
+    async def test_one_outside_transactions_makes_a_cut_by_itself(self) -> None:
+        world = World(position=10_000)
+        async with running(world) as found:
+            lsn = world.emit(b"x")
+            await until(lambda: found.confirmed == lsn)
+            ((cut, records, checkpoint),) = world.cuts
+            assert (cut.transactions, cut.events, cut.first, cut.last) == (0, 1, None, None)
+            assert (cut.end_lsn, checkpoint.end_lsn) == (lsn, lsn)
+            assert [record.op for record in records] == ["m"]
+            assert cut.topics["shop.messages"].counts == {"m": 1}
+            assert found.metric("events_total", op="m") == 1
+            assert found.metric("cuts_total", kind="data") == 1
+            assert found.session.lag_seconds() == 0.0
+
+    async def test_it_is_not_confirmed_before_its_cut_is_committed(self) -> None:
+        world = World(position=10_000, commit_gate=asyncio.Event())
+        async with running(world) as found:
+            lsn = world.emit(b"x")
+            await until(partial(found.has_received, lsn))
+            await asyncio.sleep(0.05)
+            assert found.confirmed <= 10_000
+            assert world.commit_gate is not None
+            world.commit_gate.set()
+            await until(lambda: found.confirmed == lsn)
+
+    async def test_it_comes_in_its_place_between_transactions(self) -> None:
+        world = World(position=10_000)
+        async with running(world) as found:
+            world.commit(1)
+            world.emit(b"x")
+            world.commit(2)
+            world.emit(b"y")
+            end_lsn = self.transaction(world, 3)
+            await until(lambda: found.confirmed == end_lsn)
+        row, message = "shop.public.numbers c", "shop.messages m"
+        assert self.delivered(world) == [row, message, row, message, row]
+
+    async def test_what_was_delivered_before_is_left_out(self) -> None:
+        world = World(position=9_000, server=ServerIdentity("7001", 1, 9_950))
+        world.emit(b"ends at 10,000, where the last session ended")
+        world.emit(b"the next one")
+        async with running(world) as found:
+            await until(lambda: found.confirmed == 10_050)
+        ((_, (record,), _),) = world.cuts
+        assert b"the next one" in (record.value or b"")
+
+    async def test_a_transaction_may_consist_of_them(self) -> None:
+        world = World(position=10_000)
+        async with running(world, tables=Tables("shop", exclude=["public.*"])) as found:
+            end_lsn = self.transaction(world, b"x", 1, b"y")
+            await until(lambda: found.confirmed == end_lsn)
+        ((cut, _, _),) = world.cuts
+        assert (cut.transactions, cut.events) == (1, 2)
+        assert self.delivered(world) == ["shop.messages m"] * 2
+        assert world.topics == {"shop.messages"}
+
+    async def test_a_large_transaction_has_them_among_its_rows(self) -> None:
+        world = World(position=10_000)
+        async with running(world, cut_bytes=2_000) as found:
+            end_lsn = self.transaction(world, 1, b"x" * 3_000, 2, b"y" * 3_000)
+            await until(lambda: found.confirmed == end_lsn)
+        row, message = "shop.public.numbers c", "shop.messages m"
+        assert self.delivered(world) == [row, message, row, message]
+        assert len(world.cuts) == 1
+
+    async def test_a_stop_in_the_middle_of_a_large_one_gives_it_up(self) -> None:
+        class Stopping(World):
+            def step(self, name: str) -> None:
+                if name == "produce":
+                    found.stop.set()
+
+        world = Stopping(position=10_000)
+        async with running(world, cut_bytes=2_000) as found:
+            self.transaction(world, b"x" * 3_000, b"y" * 3_000)
+            await found.task
+        assert not world.cuts
