@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from tests.integration.scenarios import (
     ddl,
     limits,
     names,
+    prepared,
     publications,
     rows,
     settings,
@@ -30,6 +32,14 @@ from tests.support.scenario import Scenario
 
 VERSIONS = (10, 13, 14, 15, 16, 17, 18)
 
+OPTIONS: Mapping[int, Mapping[str, Any]] = {
+    15: {"two_phase": True},
+    16: {"streaming": "parallel"},
+    17: {"two_phase": True, "streaming": "off"},
+    18: {"two_phase": True},
+}
+"""What is asked of the server: all of it changes how changes come, and nothing of what consumers see."""
+
 AT_ONCE = 2
 """Runs of several versions wait for each other's Kafka and PostgreSQL more than they compute."""
 
@@ -40,6 +50,7 @@ SCENARIOS: list[Scenario] = [
     *limits.SCENARIOS,
     *publications.SCENARIOS,
     *transactions.SCENARIOS,
+    *prepared.SCENARIOS,
     *ddl.SCENARIOS,
     *settings.SCENARIOS,
     *storm.SCENARIOS,
@@ -77,7 +88,7 @@ def run(version: int, kafka: Kafka) -> Outcome:
     with (
         Postgres(version) as server,
         server.database() as database,
-        Followed(f"v{version}", database, kafka, scenarios) as followed,
+        Followed(f"v{version}", database, kafka, scenarios, {"postgres": OPTIONS.get(version, {})}) as followed,
     ):
         followed.work()
         followed.crash()

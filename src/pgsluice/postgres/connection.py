@@ -194,7 +194,8 @@ class ReplicationConnection:
         if problem is not None:
             raise problem
         timing = await self._timing()
-        log.info("starting replication", slot=slot, two_phase=bool(state and state.two_phase), **plugin_options)
+        is_two_phase = bool(state and state.two_phase)
+        log.info("starting replication", slot=slot, options=plugin_options, slot_is_two_phase=is_two_phase)
         try:
             await self._run(_start_command(slot, publications, self.server_version, plugin_options))
         except ServerError as error:

@@ -187,7 +187,7 @@ SCENARIOS = [
     ),
     Scenario(
         "prepared",
-        "Without two_phase a prepared transaction comes when it is committed.",
+        "A prepared transaction comes when it is committed.",
         setup="CREATE TABLE t (id int PRIMARY KEY)",
         work=_prepared,
         ops={"t": "cc"},

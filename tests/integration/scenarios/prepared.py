@@ -1,0 +1,181 @@
+"""Prepared transactions: whenever they end, and whatever happens before, their rows come once, at the commit.
+
+The servers of some versions are followed with ``two_phase``, the others without: what consumers see is the same.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from tests.support.scenario import Found, Place, Scenario, Work
+
+LARGE_ROWS = 4000
+"""Of 100 characters: more than delivery.cut_bytes, and than a streaming server keeps to itself."""
+
+
+def _gid(place: Place, name: str) -> str:
+    """Return a gid that is unique in the whole server."""
+    return f"{place.database.name} {place.schema} {name}"
+
+
+def _prepare(*statements: str, gid: str = "") -> Callable[[Place], None]:
+    """Return work that runs the statements in one transaction and prepares it."""
+
+    def work(place: Place) -> None:
+        with place.connect() as connection:
+            connection.execute("BEGIN")
+            for statement in statements:
+                connection.execute(statement)
+            connection.execute(f"PREPARE TRANSACTION '{_gid(place, gid)}'")
+
+    return work
+
+
+def _end(how: str, gid: str, place: Place) -> None:
+    with place.connect() as connection:
+        connection.execute(f"{how} PREPARED '{_gid(place, gid)}'")
+
+
+def _commit(gid: str = "") -> Callable[[Place], None]:
+    return partial(_end, "COMMIT", gid)
+
+
+def _roll_back(gid: str = "") -> Callable[[Place], None]:
+    return partial(_end, "ROLLBACK", gid)
+
+
+def _all(*works: Work) -> Callable[[Place], None]:
+    def work(place: Place) -> None:
+        for one in works:
+            if callable(one):
+                one(place)
+            else:
+                place.run(one)
+
+    return work
+
+
+def _ids(*expected: int) -> Callable[[Found], None]:
+    def check(found: Found) -> None:
+        assert found.values("id") == list(expected)
+
+    return check
+
+
+def _large_and_whole(found: Found) -> None:
+    rows = [event for event in found.events() if event["after"]["id"] <= LARGE_ROWS]
+    assert [event["seq"] for event in rows] == list(range(LARGE_ROWS))
+    assert len({event["lsn"] for event in rows}) == 1
+
+
+TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text)"
+FILL = f"INSERT INTO t SELECT n, repeat('x', 100) FROM generate_series(1, {LARGE_ROWS}) n"
+
+SCENARIOS = [
+    Scenario(
+        "prepared and committed while down",
+        "Both ends are told to the next session.",
+        setup=TABLE,
+        work=_all(_prepare("INSERT INTO t VALUES (1)"), "INSERT INTO t VALUES (2)"),
+        while_down=_all(_commit(), "INSERT INTO t VALUES (3)"),
+        check=_ids(2, 1, 3),
+    ),
+    Scenario(
+        "prepared while down",
+        "As is the beginning.",
+        setup=TABLE,
+        while_down=_prepare("INSERT INTO t VALUES (1)"),
+        after_restart=_all("INSERT INTO t VALUES (2)", _commit()),
+        check=_ids(2, 1),
+    ),
+    Scenario(
+        "prepared and rolled back",
+        "At once, while down, and later: nothing comes of it.",
+        setup=TABLE,
+        work=_all(
+            *(_prepare(f"INSERT INTO t VALUES ({n})", gid=str(n)) for n in (1, 2, 3)),
+            _roll_back("1"),
+            "INSERT INTO t VALUES (4)",
+        ),
+        while_down=_roll_back("2"),
+        after_restart=_roll_back("3"),
+        check=_ids(4),
+    ),
+    Scenario(
+        "prepared and large",
+        "Streamed or not, spilled or not, with a savepoint rolled back in the middle: whole, in one transaction.",
+        setup=TABLE,
+        work=_prepare(
+            FILL,
+            "SAVEPOINT s",
+            "UPDATE t SET v = repeat('y', 100)",
+            "ROLLBACK TO s",
+            "SAVEPOINT s",
+            f"INSERT INTO t VALUES ({LARGE_ROWS + 1})",
+            "ROLLBACK TO s",
+        ),
+        after_restart=_commit(),
+        check=_large_and_whole,
+    ),
+    Scenario(
+        "a gid used again",
+        "The same name, at once, for another transaction.",
+        setup=TABLE,
+        work=_all(
+            _prepare("INSERT INTO t VALUES (1)"),
+            _roll_back(),
+            _prepare("INSERT INTO t VALUES (2)"),
+            _commit(),
+            _prepare("INSERT INTO t VALUES (3)"),
+        ),
+        after_restart=_commit(),
+        check=_ids(2, 3),
+    ),
+    Scenario(
+        "prepared without changes",
+        "Locks only, or changes of tables that are not published.",
+        setup=f"{TABLE}; CREATE TABLE silent (id int PRIMARY KEY); INSERT INTO t VALUES (1);",
+        work=_all(
+            _prepare("SELECT FROM t FOR UPDATE", gid="locks"),
+            _commit("locks"),
+            _prepare("INSERT INTO silent VALUES (1)", gid="silent"),
+            _commit("silent"),
+            _prepare("SELECT FROM t FOR UPDATE", gid="later"),
+        ),
+        after_restart=_all(_commit("later"), "INSERT INTO t VALUES (2)"),
+        contents={"t": 'SELECT * FROM "prepared without changes".t WHERE id = 2'},
+        check=_ids(2),
+    ),
+    Scenario(
+        "prepared with another shape",
+        "A table altered, filled and emptied inside of it.",
+        setup=f"{TABLE}; INSERT INTO t VALUES (1, 'a')",
+        contents={"t": 'SELECT * FROM "prepared with another shape".t WHERE id > 2'},
+        work=_prepare(
+            "INSERT INTO t VALUES (2, 'b')",
+            "ALTER TABLE t ADD more int DEFAULT 7",
+            "TRUNCATE t",
+            "INSERT INTO t VALUES (3, 'c', 8)",
+        ),
+        after_restart=_all(_commit(), "INSERT INTO t VALUES (4, 'd', 9)"),
+    ),
+    Scenario(
+        "many prepared at once",
+        "They end in another order than they began.",
+        setup=TABLE,
+        work=_all(
+            *(_prepare(f"INSERT INTO t VALUES ({n})", gid=str(n)) for n in (1, 2, 3, 4)),
+            _commit("3"),
+            "INSERT INTO t VALUES (5)",
+        ),
+        while_down=_commit("1"),
+        after_restart=_all(_commit("4"), _commit("2")),
+        check=_ids(3, 5, 1, 4, 2),
+    ),
+    Scenario(
+        "prepared with odd names",
+        "A gid is any text.",
+        setup=TABLE,
+        work=_all(_prepare("INSERT INTO t VALUES (1)", gid='"% \\ é'), _commit('"% \\ é')),
+        check=_ids(1),
+    ),
+]
