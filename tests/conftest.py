@@ -4,9 +4,13 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
+from hypothesis import settings
 
 from sandbox.kafka import Kafka
 from sandbox.postgres import Database, Postgres
+
+settings.register_profile("untimed", deadline=None)  # a busy machine is not a defect
+settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")
