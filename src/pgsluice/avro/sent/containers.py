@@ -62,7 +62,7 @@ def read_array(value: bytes) -> Array:
     for length, _ in shape:
         count *= length
         # Every item takes 4 bytes at least: nothing is made from a count that cannot be true.
-        if length < 1 or count * _LENGTH.size > len(value):
+        if length < 0 or count * _LENGTH.size > len(value):
             raise Malformed(_ARRAY.size, "lengths of the dimensions")
     items = [_part(cursor) for _ in range(count)]
     cursor.end()
@@ -79,7 +79,7 @@ class ArrayText:
     def __call__(self, value: bytes) -> bytes:
         """Return the text of an array."""
         shape, items = read_array(value)
-        if not shape:
+        if not items:  # also int2vector's, which have a dimension
             return b"{}"
         texts = [self._item_text(item) for item in items]
         for length, _ in reversed(shape):

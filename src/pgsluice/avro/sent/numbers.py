@@ -178,7 +178,10 @@ def read_numeric(value: bytes) -> Numeric | bytes:
         return _SPECIAL_NUMERICS[sign]
     if sign not in (0, _NEGATIVE) or dscale > _DSCALE_MAX:
         raise Malformed(0, "a sign and a scale of numeric")
-    return Numeric(sign == _NEGATIVE, _decimal_digits(value, ndigits), (weight + 1) * _GROUP, dscale)
+    point = (weight + 1) * _GROUP
+    # What the scale hides is no part of the number, as numeric_recv has it.
+    digits = _decimal_digits(value, ndigits)[: max(point + dscale, 0)]
+    return Numeric(sign == _NEGATIVE, digits, point, dscale)
 
 
 def numeric(value: bytes) -> bytes:

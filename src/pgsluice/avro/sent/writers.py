@@ -142,7 +142,7 @@ def _time(limit: int) -> Writer:
 def _array(element: Writer) -> Writer:
     def write(value: bytes) -> bytes:
         shape, items = containers.read_array(value)
-        if len(shape) > 1 or (shape and shape[0][1] != 1):
+        if items and (len(shape) > 1 or shape[0][1] != 1):
             raise Misfit
         return encode_array([NULL if item is None else VALUE + element(item) for item in items])
 
