@@ -101,6 +101,6 @@ def vector(value: bytes) -> bytes:
 def vector_items(value: bytes) -> tuple[float, ...]:
     """Return the numbers of a vector."""
     dimensions, _ = _VECTOR.read(value, 0)
-    if len(value) != _VECTOR.size + 4 * dimensions:
-        raise Malformed(_VECTOR.size, f"{dimensions} numbers of 4 bytes")
+    if not dimensions or len(value) != _VECTOR.size + 4 * dimensions:
+        raise Malformed(_VECTOR.size, f"{dimensions} numbers of 4 bytes, and one at least")
     return struct.unpack_from(f">{dimensions}f", value, _VECTOR.size)

@@ -41,6 +41,7 @@ def test_text_is_postgresql_s(to_text: ToText, text: bytes, sent: str) -> None:
         (geometry.polygon, "7fffffff"),
         (geometry.cube, "00000001"),
         (geometry.vector, "00020000"),
+        (geometry.vector, "00000000"),
         (geometry.vector, "00"),
     ],
 )
