@@ -225,6 +225,11 @@ def _connection_options(settings: Settings) -> ConnectionOptions:
     )
 
 
+def _type_options(settings: Settings) -> TypeOptions:
+    tables = settings.tables
+    return TypeOptions(tables.numeric.decimal or "string", tables.time_range, binary=settings.postgres.binary)
+
+
 def _source_options(settings: Settings) -> SourceOptions:
     postgres = settings.postgres
     stream = StreamOptions(
@@ -283,7 +288,9 @@ def _pipeline_options(settings: Settings, *, adopt_slot: bool) -> PipelineOption
         name=settings.name,
         slot=settings.slot_name,
         tables=_tables(settings),
-        types=TypeOptions(settings.tables.numeric.decimal or "string", settings.tables.time_range),
+        types=TypeOptions(
+            settings.tables.numeric.decimal or "string", settings.tables.time_range, binary=settings.postgres.binary
+        ),
         session=SessionOptions(limits, commit_timestamps=settings.kafka.timestamp == "commit"),
         create_slot=settings.postgres.create_slot,
         adopt_slot=adopt_slot,

@@ -16,12 +16,18 @@ from pgsluice.avro.schema import TableFields, key_fields
 from pgsluice.avro.sent.base import ToText
 from pgsluice.avro.sent.types import BUILT_IN, conversions, unknown_types
 from pgsluice.avro.types import TypeOptions
-from pgsluice.errors import PoisonError
+from pgsluice.errors import ConfigError, PoisonError
 from pgsluice.pgoutput.messages import BinaryValue, ColumnValue
 from pgsluice.postgres.catalog import Catalog
+from pgsluice.postgres.options import StreamOptions
 from pgsluice.relation import BUILTIN_TYPES, Column, PgType, Relation
-from sandbox.postgres import Database
-from tests.support.replication import options_for
+from sandbox.kafka import Kafka
+from sandbox.postgres import Database, Postgres
+from tests.integration.scenarios.types import NAMED_SCENARIO
+from tests.integration.test_replay import SCENARIOS as REPLAYED
+from tests.support.replication import PUBLICATION, options_for, read_inserts, streaming
+from tests.support.run import Followed, Verdict
+from tests.support.scenario import Scenario
 from tests.support.values import FLOATS, SCALARS, SETUP, TIMES, USERS, Value
 
 NewDatabase = Callable[[int], Database]
@@ -192,3 +198,75 @@ def test_types_whose_text_only_the_catalog_knows_are_their_numbers(database: Dat
             number, sent = row.get_value(0, 0), row.get_value(0, 1)
             assert sent is not None
             assert BUILT_IN[name](sent) == number
+
+
+@pytest.mark.parametrize("version", [14, 18])
+@pytest.mark.parametrize("value", ["NULL, '{postgres=r/postgres}'", "NULL, NULL, '(postgres=r/postgres)'"])
+async def test_what_postgresql_cannot_send_in_binary_format_stops(
+    new_database: NewDatabase, version: int, value: str
+) -> None:
+    database = new_database(version)
+    with database.connect() as connection:
+        connection.execute("CREATE TYPE wrapped AS (acl aclitem)")
+        connection.execute("CREATE TABLE t (id int PRIMARY KEY, one aclitem, more aclitem[], inside wrapped)")
+        connection.execute(f"CREATE PUBLICATION {PUBLICATION} FOR TABLE t")
+        async with streaming(database, wanted=StreamOptions(binary=True)) as stream:
+            connection.execute("INSERT INTO t VALUES (1, 'postgres=r/postgres')")
+            ((identifier, acl, *missing),) = await read_inserts(stream, 1)
+            assert isinstance(identifier, BinaryValue)
+            assert acl == b"postgres=r/postgres"
+            assert not isinstance(acl, BinaryValue)
+            assert missing == [None, None]
+            connection.execute(f"INSERT INTO t VALUES (2, {value})".encode())
+            with pytest.raises(ConfigError, match=r"no binary output function.* set postgres.binary = false"):
+                await read_inserts(stream, 1)
+
+
+async def test_what_types_consist_of(new_database: NewDatabase) -> None:
+    database = new_database(18)
+    async with session(database) as asked, Catalog(options_for(database)) as catalog:
+        nest, hidden = (asked.type_of(f"public.{name}").oid for name in ("nest", "hidden"))
+        described = {found.name: found for found in await catalog.describe_types([nest, hidden, 4_294_967_295])}
+    sends = {name.removeprefix("public."): found.send for name, found in described.items()}
+    assert sends == {
+        "nest": "record_send",
+        "pair": "record_send",
+        "_mood": "array_send",
+        "mood": "enum_send",
+        "price": "domain",
+        "hidden": "",
+    }
+    assert described["public.pair"].parts == (25,)
+    assert described["public._mood"].parts == (described["public.mood"].oid,)
+    assert described["public.price"].parts == (1700,)
+
+
+# --- the whole way
+
+SCENARIOS = [scenario for scenario in REPLAYED if scenario.name != NAMED_SCENARIO]
+
+
+@pytest.fixture(scope="module", params=(14, 18), ids="PostgreSQL {}".format)
+def judged(request: pytest.FixtureRequest, kafka: Kafka) -> tuple[int, dict[str, Verdict], list[str]]:
+    """Carry out the scenarios of the replay suite, with values in binary format."""
+    version: int = request.param
+    scenarios = [scenario for scenario in SCENARIOS if scenario.runs_on(version)]
+    settings = {"postgres": {"binary": True}}
+    with (
+        Postgres(version) as server,
+        server.database() as database,
+        Followed(f"binary{version}", database, kafka, scenarios, settings) as followed,
+    ):
+        followed.work()
+        followed.crash()
+        return version, followed.judge(), followed.general_problems()
+
+
+@pytest.mark.timeout(900)  # the first of a version waits for all of its scenarios
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+def test_mirror_is_equal(judged: tuple[int, dict[str, Verdict], list[str]], scenario: Scenario) -> None:
+    version, verdicts, problems = judged
+    if not scenario.runs_on(version):
+        pytest.skip(scenario.lacking)
+    assert problems == []
+    verdicts[scenario.name].confirm()

@@ -7,7 +7,7 @@ from pgsluice.pgoutput import messages
 from pgsluice.pgoutput.decoder import Decoder
 from pgsluice.pgoutput.framing import Keepalive, XLogData
 from pgsluice.postgres.connection import ReplicationConnection
-from pgsluice.postgres.options import ConnectionOptions
+from pgsluice.postgres.options import ConnectionOptions, StreamOptions
 from pgsluice.postgres.stream import ReplicationStream
 from sandbox.postgres import Database
 
@@ -34,13 +34,16 @@ async def replication(options: ConnectionOptions) -> AsyncIterator[ReplicationCo
 
 @asynccontextmanager
 async def streaming(
-    database: Database, options: ConnectionOptions | None = None, publications: Sequence[str] = (PUBLICATION,)
+    database: Database,
+    options: ConnectionOptions | None = None,
+    publications: Sequence[str] = (PUBLICATION,),
+    wanted: StreamOptions | None = None,
 ) -> AsyncIterator[ReplicationStream]:
     """Stream from ``SLOT``, which is created first if it does not exist."""
     async with replication(options or options_for(database)) as connection:
         if await connection.slot(SLOT) is None:
             await connection.create_slot(SLOT)
-        yield await connection.start(SLOT, publications)
+        yield await connection.start(SLOT, publications, wanted)
 
 
 async def read_transactions(stream: ReplicationStream, count: int = 1) -> list[messages.Message]:

@@ -284,5 +284,9 @@ CREATE TYPE public.pair AS (a text, b text);
 CREATE TYPE public.words AS RANGE (subtype = text, collation = "C");
 CREATE DOMAIN public.price AS numeric(10,2);
 CREATE DOMAIN public.prices AS public.price[];
+CREATE TYPE public.hidden;
+CREATE FUNCTION public.hidden_in(cstring) RETURNS public.hidden LANGUAGE internal IMMUTABLE STRICT AS 'int4in';
+CREATE FUNCTION public.hidden_out(public.hidden) RETURNS cstring LANGUAGE internal IMMUTABLE STRICT AS 'int4out';
+CREATE TYPE public.hidden (INPUT = public.hidden_in, OUTPUT = public.hidden_out, LIKE = int4);
 CREATE TYPE public.nest AS (a public.pair, b public.mood[], c public.price, d int4range)
 """

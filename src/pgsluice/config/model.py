@@ -181,7 +181,7 @@ class Postgres(Section):
     )
     binary: Flag = Field(
         default=False,
-        description="Have values sent in binary format (PostgreSQL 14); what is published is the same.",
+        description="Have values sent in binary format (PostgreSQL 14); what is published is the same, see events.md.",
     )
     messages: Flag = Field(
         default=False,

@@ -221,12 +221,19 @@ _COMMANDS: dict[str, tuple[type[PgsluiceError], str]] = {
 # checks of the server's configuration before it decodes: 55000 like so much else, but told by their routine
 _DECODING_REQUIREMENTS = {"CheckLogicalDecodingRequirements", "CheckSlotRequirements"}
 _FEATURE_NOT_SUPPORTED = "0A000"
+# which look for the send function of what a value consists of
+_SENDING_PARTS = {"array_send", "getTypeBinaryOutputInfo", "get_range_io_data", "get_multirange_io_data"}
 
 
 def refused(error: ServerError, doing: str) -> PgsluiceError:
     """Judge a command that the server refused; what nobody foresaw is retried, with the server's words."""
     if error.routine in _DECODING_REQUIREMENTS:
         return _cannot_decode(error, doing)
+    if error.routine in _SENDING_PARTS:
+        return ConfigError(
+            f"{doing}: {error}. To do: set postgres.binary = false; a type without binary format is sent as text in a "
+            "column of its own, but not in arrays and composites"
+        )
     kind, advice = _COMMANDS.get(error.sqlstate, (SourceUnavailable, ""))
     return kind(f"{doing}: {error}" + (f". To do: {advice}" if advice else ""))
 

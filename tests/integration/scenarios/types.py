@@ -97,10 +97,10 @@ TEXTS = {
     "tsquery": ["fat & (rat | ''cat'')"],
     "pg_lsn": ["16/B374D848", "0/0"],
     "txid_snapshot": ["10:20:10,14"],
-    "regclass": ["pg_class"],
-    "regtype": ["int4", "12345"],
     "tid": ["(0,1)"],
 }
+
+NAMED = {"regclass": ["pg_class"], "regtype": ["int4", "12345"], "regrole[]": ["{postgres}"]}
 
 SHAPES = {
     "point": ["(1,2)", "(0.1,-1e300)"],
@@ -188,6 +188,10 @@ KEYS = {
 }
 
 
+NAMED_SCENARIO = "types whose text is a name of the catalog"
+"""In binary format their values are numbers."""
+
+
 def _scenario(name: str, types: Values, *, make: str = "", since: int = 10) -> Scenario:
     """Write rows with all values, update and delete them: under identity full the old rows hold them, too."""
     columns = ", ".join(f"c{number} {kind}" for number, kind in enumerate(types))
@@ -248,6 +252,7 @@ SCENARIOS = [
     _scenario("numbers", NUMBERS),
     _scenario("times", TIMES),
     _scenario("texts", TEXTS),
+    _scenario(NAMED_SCENARIO, NAMED),
     _scenario("shapes and ranges", SHAPES),
     _scenario("arrays", ARRAYS),
     _scenario("types of users and extensions", MADE, make=MAKE),
