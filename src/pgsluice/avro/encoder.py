@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from pgsluice.avro.binary import NULL, VALUE
 from pgsluice.avro.schema import Field
-from pgsluice.avro.sent.base import ToText, Unreadable
+from pgsluice.avro.sent.base import UNREAD, ToText, Unreadable
 from pgsluice.avro.sent.writers import binary_writer
 from pgsluice.avro.text import Writer
 from pgsluice.avro.types import ColumnType, Misfit
@@ -34,7 +34,9 @@ class RowEncoder:
         self._names = [field.name.encode() for field in fields]
         self._is_key = [column.is_key for column in relation.columns]
 
-    def encode(self, values: TupleData, unchanged: list[bytes], raw: list[tuple[bytes, bytes]]) -> bytes:
+    def encode(  # noqa: C901 - one loop, without a call that could be spared
+        self, values: TupleData, unchanged: list[bytes], raw: list[tuple[bytes, bytes]]
+    ) -> bytes:
         """Return the row's body; null stands for what is appended to ``unchanged`` and ``raw``.
 
         ``unchanged`` gets the names of fields whose value was not sent, ``raw`` the names and texts of those
@@ -61,6 +63,8 @@ class RowEncoder:
                 except Misfit:
                     append(NULL)
                     raw.append((name, self._table.text(self._names.index(name), value)))
+                except UNREAD as error:
+                    raise self._table.unread(self._names.index(name), error) from None
                 else:
                     append(VALUE)
                     append(body)
@@ -107,6 +111,8 @@ class KeyEncoder:
                     raise self._table.missing_key(index, value)
             except Misfit:
                 raise self._table.unfit_key(index, field.type.schema) from None
+            except UNREAD as error:
+                raise self._table.unread(index, error) from None
         return b"".join(parts)
 
 
@@ -121,16 +127,14 @@ class _Table:
         self.width = len(self._columns)
 
     def binary_writer(self, index: int, kind: ColumnType) -> Writer:
-        """Return the writer of a column's values in binary format; all it raises is documented."""
-        unguarded = None if self._sent is None else binary_writer(kind, self._sent[index])
+        """Return the writer of a column's values in binary format; besides Misfit it raises what is UNREAD."""
+        return self._unwanted(index) if self._sent is None else binary_writer(kind, self._sent[index])
 
-        def write(value: bytes) -> bytes:
-            if unguarded is None:
-                raise self._binary_value(index)
-            try:
-                return unguarded(value)
-            except (Malformed, Unreadable) as error:
-                raise self._unread(index, error) from None
+    def _unwanted(self, index: int) -> Writer:
+        def write(_value: bytes) -> bytes:
+            raise ProtocolError(
+                f"row of table {self._name}: column {self._columns[index]} came in binary format (expected text format)"
+            )
 
         return write
 
@@ -139,8 +143,8 @@ class _Table:
         assert self._sent is not None, "a writer has read the value before"
         try:
             return self._sent[index](value)
-        except (Malformed, Unreadable) as error:
-            raise self._unread(index, error) from None
+        except UNREAD as error:
+            raise self.unread(index, error) from None
 
     def wrong_count(self, values: TupleData) -> ProtocolError:
         return ProtocolError(
@@ -148,19 +152,16 @@ class _Table:
             " the number of columns of its Relation message)"
         )
 
-    def _unread(self, index: int, error: Malformed | Unreadable) -> PgsluiceError:
+    def unread(self, index: int, error: Exception) -> PgsluiceError:
+        """Return what follows from a value in binary format that could not be read."""
         column = self._columns[index]
-        if isinstance(error, Malformed):
-            return error.within(f"row of table {self._name}: binary value of column {column}")
-        return ConfigError(
-            f"table {self._name}: column {column} of type {self._types[index]} came in binary format, but {error};"
-            " set postgres.binary = false"
-        )
-
-    def _binary_value(self, index: int) -> ProtocolError:
-        return ProtocolError(
-            f"row of table {self._name}: column {self._columns[index]} came in binary format (expected text format)"
-        )
+        if isinstance(error, Unreadable):
+            return ConfigError(
+                f"table {self._name}: column {column} of type {self._types[index]} came in binary format, but {error};"
+                " set postgres.binary = false"
+            )
+        what = f"row of table {self._name}: binary value of column {column}"
+        return error.within(what) if isinstance(error, Malformed) else ProtocolError(f"{what}: {error}")
 
     def missing_key(self, index: int, value: ColumnValue) -> PoisonError:
         column = self._columns[index]

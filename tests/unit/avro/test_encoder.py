@@ -147,7 +147,7 @@ def test_a_binary_value_that_does_not_fit_is_kept_as_text() -> None:
 
 def test_a_binary_value_that_is_malformed_is_a_protocol_error() -> None:
     for encode in (encode_binary, encode_binary_key):
-        with pytest.raises(ProtocolError, match=r"^row of table public\.orders: binary value of column id at offset 0"):
+        with pytest.raises(ProtocolError, match=r"^row of table public\.orders: binary value of column id: .* 8 bytes"):
             encode([BinaryValue(b"x"), BinaryValue(b"x"), BinaryValue(b"x")])
 
 
@@ -156,7 +156,7 @@ def test_a_text_is_read_as_strictly_as_the_value() -> None:
     relation = Relation(1, "public", "t", "n", (column("a", "_date"),))
     encoder = RowEncoder(relation, TableFields(OPTIONS).assign(relation), conversions(relation, []))
     array = "00000001 00000000 0000043a 00000002 00000001 00000004 7fffffff 00000003 000000"
-    with pytest.raises(ProtocolError, match=r"binary value of column a at offset 0: expected 4 bytes, found 3"):
+    with pytest.raises(ProtocolError, match=r"binary value of column a: .* 4 bytes"):
         encoder.encode([BinaryValue.fromhex(array)], [], [])
 
 

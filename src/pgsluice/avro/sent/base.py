@@ -5,12 +5,12 @@ https://www.postgresql.org/docs/current/protocol-message-types.html
 
 import struct
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from pgsluice.pgoutput.cursor import Layout, Malformed
 
 ToText: TypeAlias = Callable[[bytes], bytes]
-"""A value in binary format in, its text out; Malformed when it is none."""
+"""A value in binary format in, its text out; UNREAD when it is none."""
 
 BYTE = Layout(number="B")
 INT16 = Layout(number="h")
@@ -19,20 +19,19 @@ UINT32 = Layout(number="I")
 
 
 def fixed(codes: str) -> Callable[[bytes], tuple[Any, ...]]:
-    """Return what reads all of a value that consists of the fields with these codes of :mod:`struct`."""
-    unpack, size = struct.Struct(f">{codes}").unpack, struct.calcsize(f">{codes}")
+    """Return what reads all of a value that consists of the fields with these codes of :mod:`struct`.
 
-    def read(value: bytes) -> tuple[Any, ...]:
-        try:
-            return unpack(value)
-        except struct.error:
-            raise Malformed(0, f"{size} bytes, found {len(value)}") from None
-
-    return read
+    It raises struct.error for a value of another width.
+    """
+    return struct.Struct(f">{codes}").unpack
 
 
 class Unreadable(Exception):
     """A value of a type whose binary format is not known; says why."""
+
+
+UNREAD: Final = (Malformed, struct.error, Unreadable)
+"""What a conversion may raise: the bytes are not what they should be, or nobody knows what they should be."""
 
 
 def version_1(value: bytes) -> bytes:

@@ -159,7 +159,7 @@ _SPECIAL_NUMERICS: Final = {0xC000: b"NaN", 0xD000: b"Infinity", 0xF000: b"-Infi
 _GROUP: Final = 4
 """Decimal digits in one of numeric's own: they are to the base 10000."""
 _GROUPS: Final = tuple(b"%04d" % group for group in range(10_000))
-_DSCALE_MAX: Final = 0x3FFF
+DSCALE_MAX: Final = 0x3FFF
 
 
 class Numeric(NamedTuple):
@@ -176,7 +176,7 @@ def read_numeric(value: bytes) -> Numeric | bytes:
     ndigits, weight, sign, dscale = _HEAD.read(value, 0)
     if sign in _SPECIAL_NUMERICS:
         return _SPECIAL_NUMERICS[sign]
-    if sign not in (0, _NEGATIVE) or dscale > _DSCALE_MAX:
+    if sign not in (0, _NEGATIVE) or dscale > DSCALE_MAX:
         raise Malformed(0, "a sign and a scale of numeric")
     point = (weight + 1) * _GROUP
     # What the scale hides is no part of the number, as numeric_recv has it.

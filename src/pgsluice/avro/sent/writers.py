@@ -32,6 +32,7 @@ from pgsluice.avro.sent import containers, geometry, numbers, strings, temporal
 from pgsluice.avro.sent.base import ToText, fixed
 from pgsluice.avro.text import Misfit, Writer
 from pgsluice.avro.types import ColumnType, Opcode
+from pgsluice.pgoutput.cursor import Malformed
 
 _FLOAT4: Final = fixed("f")
 _FLOAT8: Final = fixed("d")
@@ -49,20 +50,24 @@ def _by_text(write: Writer, to_text: ToText) -> Writer:
     return lambda value: write(to_text(value))
 
 
-_BOOLEANS: Final = {b"f": FALSE, b"t": TRUE}
+_BOOLEANS: Final = {b"\x00": FALSE, b"\x01": TRUE}
 
 
 def _boolean(value: bytes) -> bytes:
-    return _BOOLEANS[numbers.boolean(value)]
+    try:
+        return _BOOLEANS[value]
+    except KeyError:
+        raise Malformed(0, "one byte, 0 or 1") from None
 
 
 def _integer(code: str) -> Callable[[int, int], Writer]:
     read = fixed(code)
 
-    def make(_lowest: int, _highest: int) -> Writer:  # the bounds of the type itself, or wider ones
-        return lambda value: encode_long(*read(value))
+    def write(value: bytes) -> bytes:
+        (number,) = read(value)
+        return encode_long(number)
 
-    return make
+    return lambda _lowest, _highest: write  # the bounds of the type itself, or wider ones
 
 
 def _float4() -> Writer:
@@ -82,7 +87,40 @@ def _number(number: float) -> float:
     return number if number == number else math.nan  # noqa: PLR0124 - the definition of NaN
 
 
+_GROUPS_MAX: Final = 12
+"""Digits to the base 10000 that numbers in decimals have at most."""
+_NUMERICS: Final = {8 + 2 * groups: fixed(f"HhHH{groups}H") for groups in range(1, _GROUPS_MAX + 1)}
+_NEGATIVE: Final = 0x4000
+_GROUP_DIGITS: Final = 4
+_BASE: Final = 10**_GROUP_DIGITS
+
+
 def _decimal(precision: int, scale: int) -> Writer:
+    limit, powers = 10**precision, [10**exponent for exponent in range(precision + _GROUP_DIGITS)]
+    write_any = _any_decimal(precision, scale)
+
+    def write(value: bytes) -> bytes:
+        read = _NUMERICS.get(len(value))
+        if read is None:
+            return write_any(value)
+        ndigits, weight, sign, dscale, *groups = read(value)
+        zeros = (weight + 1 - ndigits) * _GROUP_DIGITS + scale
+        # Only what is as usual: the other way looks at everything.
+        is_usual = scale <= dscale <= numbers.DSCALE_MAX and not sign & ~_NEGATIVE and ndigits == len(groups)
+        if not is_usual or not -_GROUP_DIGITS < zeros <= precision:
+            return write_any(value)
+        number = 0
+        for group in groups:
+            number = number * _BASE + group
+        unscaled, rest = (number * powers[zeros], 0) if zeros >= 0 else divmod(number, powers[-zeros])
+        if rest or unscaled >= limit or max(groups) >= _BASE:
+            return write_any(value)
+        return encode_unscaled(-unscaled if sign else unscaled)
+
+    return write
+
+
+def _any_decimal(precision: int, scale: int) -> Writer:
     def write(value: bytes) -> bytes:
         found = numbers.read_numeric(value)
         if not isinstance(found, numbers.Numeric):
@@ -98,6 +136,10 @@ def _decimal(precision: int, scale: int) -> Writer:
         return encode_unscaled(-unscaled if found.is_negative else unscaled)
 
     return write
+
+
+def _uuid() -> Writer:
+    return lambda value: encode_bytes(strings.uuid(value))
 
 
 # --- dates and times: the infinities are the ends of the integer, which keys can hold
@@ -180,6 +222,7 @@ _SHORT_CUTS: Final[dict[tuple[Opcode, ToText], Callable[..., Writer]]] = {
     (Opcode.KEY_TIMESTAMP, temporal.timestamp): _key_timestamp,
     (Opcode.TIMESTAMPTZ, temporal.timestamptz): _timestamp,
     (Opcode.KEY_TIMESTAMPTZ, temporal.timestamptz): _key_timestamp,
+    (Opcode.UUID, strings.uuid): _uuid,
     (Opcode.STRING, strings.text): lambda: encode_bytes,
     (Opcode.BYTEA, strings.bytea): lambda: encode_bytes,
     (Opcode.HSTORE, containers.hstore): _hstore,

@@ -3,8 +3,7 @@
 import pytest
 
 from pgsluice.avro.sent import geometry
-from pgsluice.avro.sent.base import ToText
-from pgsluice.pgoutput.cursor import Malformed
+from pgsluice.avro.sent.base import UNREAD, ToText
 
 
 @pytest.mark.parametrize(
@@ -46,7 +45,7 @@ def test_text_is_postgresql_s(to_text: ToText, text: bytes, sent: str) -> None:
     ],
 )
 def test_what_no_send_function_writes_is_malformed(to_text: ToText, sent: str) -> None:
-    with pytest.raises(Malformed):
+    with pytest.raises(UNREAD):
         to_text(bytes.fromhex(sent))
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
+from pgsluice.avro.sent.base import UNREAD
 from pgsluice.avro.sent.types import BUILT_IN, TypeDescription, conversions
 from pgsluice.avro.sent.writers import binary_writer
 from pgsluice.avro.types import ColumnType, Misfit, TypeOptions, column_type, key_type, widened
-from pgsluice.pgoutput.cursor import Malformed
 from pgsluice.relation import CATALOG, Column, PgType, Relation
 
 FULL = TypeOptions(time_range="full")
@@ -101,10 +101,22 @@ def test_what_does_not_fit(name: str, sent: str, *, fits_full: bool, fits_key: b
         ("0001fffe0000000804d2", False),  # 0.00001234
         ("0001ffff0000000203e8", True),  # 0.10
         ("00000000c0000000", False),
+        ("0001000100000000270f", False),  # 99990000
+        ("00020001000000020000270f", True),  # a zero in front
+        ("0001ffff0000000203ec", True),  # the scale hides a digit
+        ("0001ffff0000000103e8", True),  # fewer digits than the column's scale
     ],
 )
 def test_decimals(sent: str, *, fits: bool) -> None:
     assert same_as_text(column_type(decimal(9, 2), COMMON), "numeric", sent) is fits
+
+
+@pytest.mark.parametrize(
+    "sent", ["0002000000000002000a", "0001000080000002000a", "0001000000004002000a", "00010000000000022710"]
+)
+def test_decimals_that_are_none(sent: str) -> None:
+    with pytest.raises(UNREAD):
+        binary_writer(column_type(decimal(9, 2), COMMON), BUILT_IN["numeric"])(bytes.fromhex(sent))
 
 
 def test_fields_that_are_wider_than_their_column() -> None:
@@ -136,5 +148,5 @@ def test_types_of_extensions(name: str, send: str, sent: str) -> None:
     ("name", "sent"), [("bool", "02"), ("int4", "00"), ("time", "ffffffffffffffff"), ("_int4", "00"), ("uuid", "00")]
 )
 def test_what_no_send_function_writes_is_malformed(name: str, sent: str) -> None:
-    with pytest.raises(Malformed):
+    with pytest.raises(UNREAD):
         binary_writer(column_type(column(name), COMMON), BUILT_IN[name])(bytes.fromhex(sent))
