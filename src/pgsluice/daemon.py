@@ -22,12 +22,13 @@ from pgsluice.avro.schema import cut_schema
 from pgsluice.avro.types import TypeOptions
 from pgsluice.avro.wire import header
 from pgsluice.config import Settings
+from pgsluice.dead_letter import Origin, origin_of
 from pgsluice.errors import SinkUnavailable
 from pgsluice.finding import Finding
 from pgsluice.http import Health, HttpServer, Role
 from pgsluice.kafka import checks as kafka_checks
 from pgsluice.kafka.producer import ProducerOptions
-from pgsluice.kafka.sink import CutFormat, KafkaSink, SinkOptions
+from pgsluice.kafka.sink import Format, KafkaSink, SinkOptions
 from pgsluice.kafka.topics import TopicSpec
 from pgsluice.librdkafka import ClientErrors, ClientOptions
 from pgsluice.lsn import format_lsn
@@ -105,7 +106,7 @@ class _Daemon:
     def __init__(self, settings: Settings, *, adopt_slot: bool) -> None:
         self._settings = settings
         self._metrics = Metrics()
-        self._metrics.info.labels(__version__, settings.name, "python").set(1)
+        self._metrics.info.labels(__version__, settings.name, "python", settings.delivery.mode).set(1)
         self._kafka = ClientOptions(settings.kafka.librdkafka_properties(), f"pgsluice-{settings.name}")
         schemas = f"{settings.kafka.topic_prefix}.schemas"
         self._registry = BuiltinRegistry(_registry_options(settings, self._kafka.errors), schemas)
@@ -124,7 +125,8 @@ class _Daemon:
         health = Health(self._status, self._live, self._ready)
         http = HttpServer(str(self._settings.http.listen), health, self._metrics.registry, self._registry.store)
         await http.start()
-        log.info("listening", address=str(self._settings.http.listen), version=__version__)
+        mode = self._settings.delivery.mode
+        log.info("listening", address=str(self._settings.http.listen), version=__version__, mode=mode)
         try:
             with self._spill:
                 async with _signals(self._pipeline.stop):
@@ -141,7 +143,13 @@ class _Daemon:
         value_id = await self._registry.register(f"{prefix}.transactions-value", schema)
         key_id = await self._registry.register(f"{prefix}.transactions-key", "string")
         key = header(key_id) + encode_string(self._settings.name)
-        return KafkaSink(_sink_options(self._settings, self._kafka), CutFormat(key, _encoder(value_id, schema)))
+        return KafkaSink(
+            _sink_options(self._settings, self._kafka), Format(key, _encoder(value_id, schema), self._origin_of)
+        )
+
+    def _origin_of(self, key: bytes | None, value: bytes) -> Origin | None:
+        store = self._registry.store
+        return origin_of(value, store.schema_of(value), store.schema_of(key))
 
     def _make_spool(self) -> Spool:
         buffer = self._settings.buffer
@@ -154,6 +162,7 @@ class _Daemon:
             "version": __version__,
             "pipeline": self._settings.name,
             "slot": self._settings.slot_name,
+            "mode": self._settings.delivery.mode,
             "state": pipeline.state.value,
             "last_error": pipeline.last_error,
             "uptime_s": round(time.time() - self._started),
@@ -273,6 +282,12 @@ def _sink_options(settings: Settings, client: ClientOptions) -> SinkOptions:
         ),
         transactions_topic=TopicSpec(f"{prefix}.transactions", 1, factor, common),
         checkpoint_topic=TopicSpec(f"{prefix}.checkpoint", 1, factor, {**common, "cleanup.policy": "compact"}),
+        mode=settings.delivery.mode,
+        dead_letters_topic=(
+            TopicSpec(f"{prefix}.dead_letters", 1, factor, common)
+            if settings.delivery.poison == "dead_letter"
+            else None
+        ),
     )
 
 
@@ -295,6 +310,7 @@ def _pipeline_options(settings: Settings, *, adopt_slot: bool) -> PipelineOption
         create_slot=settings.postgres.create_slot,
         adopt_slot=adopt_slot,
         drain_timeout_s=settings.shutdown.drain_timeout.seconds,
+        dead_letters=delivery.poison == "dead_letter",
     )
 
 

@@ -5,14 +5,15 @@ The envelope's fields, in order, are those of ``contract/envelope.avsc``; they a
 the other as Avro bytes, because a dict per row would cost more than everything else together.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pgsluice.avro.binary import POSTGRES_EPOCH_US, encode_bytes, encode_long
+from pgsluice.avro.binary import POSTGRES_EPOCH_US, encode_bytes, encode_long, encode_string
 from pgsluice.avro.encoder import KeyEncoder, RowEncoder
 from pgsluice.avro.wire import header
-from pgsluice.errors import ProtocolError
+from pgsluice.dead_letter import OP, DeadLetter, Origin, Reason, encode
+from pgsluice.errors import PoisonError, ProtocolError
 from pgsluice.pgoutput import messages
 from pgsluice.pgoutput.messages import UNCHANGED, TupleData
 from pgsluice.relation import Relation
@@ -46,6 +47,9 @@ def _map(items: list[tuple[bytes, bytes]]) -> bytes:
 
 
 _KEY_CHANGE = _array([b"key_change"])
+
+_OPS = {messages.Insert: "c", messages.Update: "u", messages.Delete: "d"}
+"""The changes that have a key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +139,67 @@ class MessageEncoder:
         return Record(self._target, "m", self._key_head + prefix, self._head + prefix + content + tail, timestamp_ms)
 
 
+class DeadLetters:
+    """Writes dead letters to ``target``, whose key schema is a string, and knows which records are to become some.
+
+    It outlives sessions: what Kafka refused in one is replaced when PostgreSQL sends it again in the next.
+    ``say`` is told of each.
+    """
+
+    def __init__(self, target: Target, say: Callable[[DeadLetter], None]) -> None:
+        assert target.key_schema_id is not None, "the key of a dead letter is a topic's name"
+        self._target = target
+        self._say = say
+        self._key_header, self._head = header(target.key_schema_id), header(target.value_schema_id)
+        self._expected: dict[int, dict[tuple[int, str], DeadLetter]] = {}
+        """Commit LSN to (seq, topic) to what stands in place of that record."""
+
+    def expect(self, letters: Iterable[DeadLetter]) -> bool:
+        """Have the records replaced when they come again; False when that was tried before with all of them."""
+        fresh = False
+        for letter in letters:
+            of_transaction = self._expected.setdefault(letter.origin.lsn, {})
+            place = letter.origin.seq, letter.topic
+            fresh |= place not in of_transaction
+            of_transaction[place] = letter
+        return fresh
+
+    def forget(self, delivered_lsn: int) -> None:
+        """Forget what was delivered."""
+        self._expected = {lsn: letters for lsn, letters in self._expected.items() if lsn >= delivered_lsn}
+
+    def expected(self, commit_lsn: int) -> bool:
+        """Return whether the transaction has records to replace."""
+        return commit_lsn in self._expected
+
+    def replace(self, records: list[Record], commit_lsn: int, seq: int) -> list[Record]:
+        """Return ``records``, of which the first has ``seq``, with dead letters for those expected."""
+        letters = self._expected[commit_lsn]
+        found: list[Record] = []
+        letter = None
+        for record in records:
+            if record.op is not None:
+                letter = letters.get((seq, record.target.topic))
+                found.append(record if letter is None else self.record(letter, record.timestamp_ms))
+                seq += 1
+            elif letter is None:  # the tombstone of a refused delete has the same key, and would be refused, too
+                found.append(record)
+        return found
+
+    def record(self, letter: DeadLetter, timestamp_ms: int) -> Record:
+        """Return the record of ``letter``."""
+        self._say(letter)
+        key = self._key_header + encode_string(letter.topic)
+        return Record(self._target, OP, key, self._head + encode(letter), timestamp_ms)
+
+
 class ChangeEncoder:
     """Changes of one relation version to records.
 
-    ``key_encoder`` None: the table has no key. ``key_columns`` are the positions of the key's columns.
+    ``key_encoder`` None: the table has no key. ``dead_letters`` None: a change that cannot be written is an error.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - half of them are choices of one kind, each named where it is made
         self,
         relation: Relation,
         target: Target,
@@ -150,6 +208,7 @@ class ChangeEncoder:
         *,
         tombstones: bool,
         truncate: bool,
+        dead_letters: DeadLetters | None = None,
     ) -> None:
         self.relation = relation
         self.target = target
@@ -159,6 +218,7 @@ class ChangeEncoder:
         self._key_header = header(target.key_schema_id) if target.key_schema_id is not None else b""
         self._tombstones = tombstones
         self._truncate = truncate
+        self._dead_letters = dead_letters
         head = header(target.value_schema_id)
         names = encode_bytes(relation.namespace.encode()) + encode_bytes(relation.name.encode())
         self._insert_head, self._update_head, self._delete_head, self._truncate_head = (
@@ -173,7 +233,16 @@ class ChangeEncoder:
 
     def encode(self, change: Change, stamp: Stamp) -> list[Record]:
         """Return the records of ``change``, in order; PoisonError when its key cannot be written."""
-        return self._encoders[type(change.message)](change.message, stamp)
+        seq = stamp.next_seq
+        try:
+            records = self._encoders[type(change.message)](change.message, stamp)
+        except PoisonError as error:
+            stamp.next_seq = seq + 1  # a change has its place, whatever was encoded of it
+            records = [self._dead_letter(_OPS[type(change.message)], stamp, seq, error)]
+        dead_letters = self._dead_letters
+        if dead_letters is not None and dead_letters.expected(stamp.transaction.commit_lsn):
+            return dead_letters.replace(records, stamp.transaction.commit_lsn, seq)
+        return records
 
     def _encode_insert(self, message: messages.Insert, stamp: Stamp) -> list[Record]:
         value = self._with_after(self._insert_head + _NO_BEFORE, message.new, stamp, _EMPTY, [])
@@ -187,23 +256,23 @@ class ChangeEncoder:
         new = self._filled(message.new, old, whole=message.old is not None)
         raw: list[tuple[bytes, bytes]] = []
         before = self._before(message.key, message.old, raw)
-        old_key, new_key = self._encode_key(old), self._encode_key(new)
+        old_key, new_key = self._try_key(old), self._try_key(new)
+        if isinstance(old_key, PoisonError) and isinstance(new_key, PoisonError):
+            raise new_key
         if old_key == new_key:
             value = self._with_after(self._update_head + before, new, stamp, _EMPTY, raw)
-            return [Record(self.target, "u", new_key, value, stamp.timestamp_ms)]
+            return [self._record("u", new_key, value, stamp)]
         gone = self._gone(before, raw, stamp, _KEY_CHANGE)
+        records = self._delete_records(old_key, gone, stamp)
         value = self._with_after(self._insert_head + before, new, stamp, _KEY_CHANGE, raw)
-        return [
-            *self._delete_records(old_key, gone, stamp),
-            Record(self.target, "c", new_key, value, stamp.timestamp_ms),
-        ]
+        return [*records, self._record("c", new_key, value, stamp)]
 
     def _encode_delete(self, message: messages.Delete, stamp: Stamp) -> list[Record]:
         raw: list[tuple[bytes, bytes]] = []
         before = self._before(message.key, message.old, raw)
         old = message.old if message.old is not None else message.key
         assert old is not None, "the decoder gives one of them"
-        return self._delete_records(self._encode_key(old), self._gone(before, raw, stamp, _EMPTY), stamp)
+        return self._delete_records(self._try_key(old), self._gone(before, raw, stamp, _EMPTY), stamp)
 
     def _encode_truncate(self, message: messages.Truncate, stamp: Stamp) -> list[Record]:
         if not self._truncate:
@@ -212,11 +281,33 @@ class ChangeEncoder:
         body = self._truncate_head + _NO_BEFORE + _NULL + _EMPTY + _EMPTY
         return [Record(self.target, "t", None, body + stamp.encode() + _array(flags), stamp.timestamp_ms)]
 
-    def _delete_records(self, key: bytes | None, value: bytes, stamp: Stamp) -> list[Record]:
-        records = [Record(self.target, "d", key, value, stamp.timestamp_ms)]
-        if self._tombstones and key is not None:
+    def _delete_records(self, key: bytes | PoisonError | None, value: bytes, stamp: Stamp) -> list[Record]:
+        records = [self._record("d", key, value, stamp)]
+        if self._tombstones and isinstance(key, bytes):
             records.append(Record(self.target, None, key, None, stamp.timestamp_ms))
         return records
+
+    def _record(self, op: str, key: bytes | PoisonError | None, value: bytes, stamp: Stamp) -> Record:
+        """Return the record of the ``value`` encoded last, or what stands in its place."""
+        if isinstance(key, PoisonError):
+            return self._dead_letter(op, stamp, stamp.next_seq - 1, key)
+        return Record(self.target, op, key, value, stamp.timestamp_ms)
+
+    def _dead_letter(self, op: str, stamp: Stamp, seq: int, error: PoisonError) -> Record:
+        """Return what stands in place of a change whose key Avro cannot hold; PoisonError where there is none."""
+        transaction, columns = stamp.transaction, self._key.columns if self._key is not None else ()
+        origin = Origin(
+            *(self.relation.namespace, self.relation.name, op),
+            *(stamp.epoch, transaction.commit_lsn, seq, transaction.xid, transaction.commit_ts + POSTGRES_EPOCH_US),
+            columns,
+        )
+        if self._dead_letters is None:
+            raise PoisonError(
+                f"A change of {origin} cannot be written: {error}. Name other key columns with `keys` in "
+                '[[tables.rules]], exclude the table, or set delivery.poison = "dead_letter".'
+            ) from None
+        letter = DeadLetter(origin, self.target.topic, Reason.KEY_NOT_REPRESENTABLE, str(error))
+        return self._dead_letters.record(letter, stamp.timestamp_ms)
 
     def _gone(self, before: bytes, raw: list[tuple[bytes, bytes]], stamp: Stamp, flags: bytes) -> bytes:
         """Return the value of a ``d``: ``after`` null, nothing unchanged."""
@@ -262,3 +353,12 @@ class ChangeEncoder:
 
     def _encode_key(self, values: TupleData) -> bytes | None:
         return None if self._key is None else self._key_header + self._key.encode(values)
+
+    def _try_key(self, values: TupleData) -> bytes | PoisonError | None:
+        """Return the key, or the error where a dead letter can take its place."""
+        try:
+            return self._encode_key(values)
+        except PoisonError as error:
+            if self._dead_letters is None:
+                raise
+            return error

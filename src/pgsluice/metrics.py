@@ -14,6 +14,7 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.events = self._counter("events", "Change events committed to Kafka.", "op")
+        self.dead_letters = self._counter("dead_letters", "Changes that a dead letter stands for in Kafka.")
         self.event_bytes = self._counter("event_bytes", "Bytes of keys and values committed to Kafka.")
         self.transactions = self._counter("transactions", "PostgreSQL transactions committed to Kafka.")
         self.cuts = self._counter("cuts", "Cuts committed to Kafka.", "kind")
@@ -49,7 +50,7 @@ class Metrics:
             "Age of the oldest prepared transaction with changes: it keeps the slot from moving; 0 without one.",
         )
         self.active = self._gauge("active", "1 while this process streams from the slot, 0 while it waits.")
-        self.info = self._gauge("info", "1; labels tell what runs.", "version", "pipeline", "encoder")
+        self.info = self._gauge("info", "1; labels tell what runs.", "version", "pipeline", "encoder", "mode")
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"pgsluice_{name}", text, labels, registry=self.registry)

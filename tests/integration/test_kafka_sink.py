@@ -17,7 +17,7 @@ from pgsluice.errors import ConfigError, DeadlineMissed, Fenced, HistoryError, P
 from pgsluice.kafka import producer
 from pgsluice.kafka.partitioner import partition_for
 from pgsluice.kafka.producer import ProducerOptions
-from pgsluice.kafka.sink import CutFormat, KafkaSink, SinkOptions
+from pgsluice.kafka.sink import Format, KafkaSink, SinkOptions
 from pgsluice.kafka.topics import TopicSpec
 from pgsluice.librdkafka import ClientOptions
 from pgsluice.progress import Checkpoint
@@ -80,7 +80,9 @@ class Session:
             TopicSpec(f"{prefix}.transactions", 1),
             TopicSpec(f"{prefix}.checkpoint", 1, config={"cleanup.policy": "compact"}),
         )
-        self.sink = KafkaSink(options, CutFormat(KEY, lambda record: json.dumps(record).encode()))
+        self.sink = KafkaSink(
+            options, Format(KEY, lambda record: json.dumps(record).encode(), lambda _key, _value: None)
+        )
         self.checkpoint = Checkpoint("shop", "pgsluice_shop", "7000000000000000001", 1, 1, cut=0, end_lsn=0)
 
     async def __aenter__(self) -> Self:
@@ -324,7 +326,7 @@ class TestRefusals:
         async with Session(kafka, prefix, queue_bytes=64 * 1024) as session:
             await session.sink.open_topic(policy(orders), keyed=True)
             await session.deliver(insert(orders, 1, 60_000))
-            with pytest.raises(PoisonError, match=r"70007 bytes, more than .*65536 bytes.*delivery.inflight_max"):
+            with pytest.raises(PoisonError, match=r"70007 bytes.* larger than the 65536 bytes.*delivery.inflight_max"):
                 await session.deliver(insert(orders, 2, 70_000))
 
     async def test_a_record_without_key_on_a_compacted_topic(self, kafka: Kafka, prefix: str, logs: Target) -> None:

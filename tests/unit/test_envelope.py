@@ -45,7 +45,7 @@ def table(identity: str = "d") -> Relation:
 class Table:
     """An encoder and the schemas to read its records with."""
 
-    def __init__(self, identity: str = "d", *, keys: tuple[str, ...] = ("id",), **options: bool) -> None:
+    def __init__(self, identity: str = "d", *, keys: tuple[str, ...] = ("id",), **options: Any) -> None:  # noqa: ANN401 - of the encoder
         relation = table(identity)
         fields = TableFields(TypeOptions()).assign(relation)
         of_key = key_fields(relation, fields, keys, TypeOptions())

@@ -91,12 +91,13 @@ class KeyEncoder:
     def __init__(self, relation: Relation, fields: Sequence[Field], sent: Sequence[ToText] | None = None) -> None:
         self._table = _Table(relation, sent)
         self._columns = [self._column(relation.columns.index(field.column), field) for field in fields]
+        self.columns = tuple(field.column.name for field in fields)
 
     def _column(self, index: int, field: Field) -> tuple[int, Writer, Writer, Field]:
         return index, field.type.write, self._table.binary_writer(index, field.type), field
 
     def encode(self, values: TupleData) -> bytes:
-        """Return the key's body, taken from a row; PoisonError when it has a value that Avro cannot hold."""
+        """Return the key's body, taken from a row; PoisonError, saying why, when Avro cannot hold it."""
         if len(values) != self._table.width:
             raise self._table.wrong_count(values)
         parts: list[bytes] = []
@@ -166,15 +167,9 @@ class _Table:
     def missing_key(self, index: int, value: ColumnValue) -> PoisonError:
         column = self._columns[index]
         if value is None:
-            return self._poison(f"key column {column} is null")
-        return self._poison(f"the value of key column {column} was not sent (unchanged, out of line)")
+            return PoisonError(f"key column {column} is null")
+        return PoisonError(f"the value of key column {column} was not sent (unchanged, out of line)")
 
     def unfit_key(self, index: int, schema: Schema) -> PoisonError:
         column = self._columns[index]
-        return self._poison(f"key column {column} has a value outside its Avro type {normalise(schema)}")
-
-    def _poison(self, reason: str) -> PoisonError:
-        return PoisonError(
-            f"table {self._name}: {reason}; name other key columns with keys in tables.rules, exclude the"
-            ' table, or set delivery.poison = "dead_letter"'
-        )
+        return PoisonError(f"key column {column} has a value outside its Avro type {normalise(schema)}")

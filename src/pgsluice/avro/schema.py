@@ -1,4 +1,4 @@
-"""Schemas of the wire contract: names, and the records Envelope, Value, Key and Cut.
+"""Schemas of the wire contract: names, and the records Envelope, Value, Key, Cut and DeadLetter.
 
 Built once per version of a relation from :class:`Field` objects, which :class:`TableFields` hands out: a
 column keeps its name as long as its Avro type changes only in ways that leave every reader right.
@@ -228,6 +228,30 @@ def cut_schema(prefix: str) -> dict[str, Any]:
             _field("full", "boolean", default=False),
             _field("part", "int", 0),
             _field("parts", "int", 1),
+        ],
+        avro_name(prefix),
+    )
+
+
+def dead_letter_schema(prefix: str) -> dict[str, Any]:
+    """Return the record DeadLetter of ``<prefix>.dead_letters``; its fields in the order of the encoded bytes."""
+    return _record(
+        "DeadLetter",
+        [
+            _field("schema", "string"),
+            _field("table", "string"),
+            _field("op", "string"),
+            _field("topic", "string"),
+            _field("key", ["null", "bytes"], None),
+            _field("size", ["null", "long"], None),
+            _field("limit", ["null", "long"], None),
+            _field("reason", "string"),
+            _field("detail", "string", ""),
+            _field("epoch", "int"),
+            _field("lsn", "long"),
+            _field("seq", "long"),
+            _field("xid", "long", 0),
+            _field("ts", _TIMESTAMP, 0),
         ],
         avro_name(prefix),
     )

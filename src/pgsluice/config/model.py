@@ -313,10 +313,16 @@ class Kafka(Section):
 class Delivery(Section):
     """Cuts: the Kafka transactions in which changes are delivered."""
 
+    mode: Literal["exactly_once", "at_least_once"] = Field(
+        default="exactly_once",
+        description="exactly_once: a cut is a Kafka transaction. at_least_once: no transactions; after a crash, what "
+        "followed the last checkpoint comes again, with the same epoch, lsn and seq.",
+    )
     transaction_timeout: Annotated[Duration, Within("1s", "1d")] = Field(
         default=Duration.parse("15min"),
         description="The longest a Kafka transaction may last; brokers allow transaction.max.timeout.ms "
-        "(15 minutes by default), and the smaller of the two holds.",
+        "(15 minutes by default), and the smaller of the two holds. In mode at_least_once: how long Kafka may take "
+        "nothing before records are given up, to be sent again.",
     )
     cut_interval: Annotated[Duration, Within("1ms", "1min")] = Field(
         default=Duration.parse("50ms"),
@@ -329,6 +335,11 @@ class Delivery(Section):
     inflight_max: Annotated[Size, Within("64KiB", "1TiB")] = Field(
         default=Size.parse("64MiB"),
         description="Encoded changes held in memory until Kafka has them; at least cut_bytes.",
+    )
+    poison: Literal["stop", "dead_letter"] = Field(
+        default="stop",
+        description="What becomes of a change that Kafka or Avro cannot take (a record too large, a key with a value "
+        "that no key can hold): stop, or write a dead letter in its place and go on.",
     )
     heartbeat: Annotated[Duration, Within("100ms", "1h")] = Field(
         default=Duration.parse("10s"),

@@ -6,6 +6,7 @@ watermark, which an ordinary read_committed reader does not see while somebody's
 
 import threading
 import time
+from collections.abc import Sequence
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
@@ -29,7 +30,7 @@ _POLL_S = 0.2
 def read_checkpoint(
     options: ClientOptions, topics: Topics, topic: str, *, patience_s: float, given_up: threading.Event
 ) -> Checkpoint | None:
-    """Return the last committed checkpoint in ``topic``, None when there is none. Blocks.
+    """Return the committed checkpoint in ``topic`` that is furthest on, None when there is none. Blocks.
 
     SinkUnavailable when Kafka does not answer; UnavailableError when a transaction of another producer stays
     open on the topic for longer than ``patience_s``.
@@ -40,12 +41,18 @@ def read_checkpoint(
         window = FIRST_WINDOW
         while True:
             start = max(low, high - window)
-            found = reader.last_from(start)
-            if found is not None or start == low:
-                return Checkpoint.from_json(found) if found is not None else None
+            found = reader.read_from(start)
+            if found or start == low:
+                return _furthest([Checkpoint.from_json(value) for value in found])
             window *= WINDOW_FACTOR
     finally:
         reader.close()
+
+
+def _furthest(found: Sequence[Checkpoint]) -> Checkpoint | None:
+    """Return the last one, unless it came late, from a former owner that nothing fenced (at least once)."""
+    ours = [one for one in found if one.pipeline == found[-1].pipeline]
+    return max(reversed(ours), key=lambda one: (one.epoch, one.end_lsn), default=None)
 
 
 class _Limit:
@@ -94,16 +101,17 @@ class _Reader:
     def close(self) -> None:
         self._consumer.close()
 
-    def last_from(self, start: int) -> bytes | None:
-        """Return the value of the last committed record from ``start``."""
-        last: bytes | None = None
+    def read_from(self, start: int) -> list[bytes]:
+        """Return the values of the committed records from ``start``."""
+        values: list[bytes] = []
         position, hidden = start, False
         self._consumer.assign([TopicPartition(self._topic, 0, start)])
         while position < self._high:
             message = self._consumer.poll(_POLL_S)
             error = message.error() if message is not None else None
             if message is not None and error is None:
-                last, position = message.value() or b"", message.offset() + 1
+                values.append(message.value() or b"")
+                position = message.offset() + 1
                 continue
             if error is not None and error.code() == PARTITION_EOF:
                 # Behind commit markers, but not behind an open transaction: there it stays below the end.
@@ -111,4 +119,4 @@ class _Reader:
             elif error is not None and error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:  # we use no group
                 raise failure(error, f"Reading {self._topic}")
             self._limit.check(position, self._high, hidden=hidden)
-        return last
+        return values

@@ -1,13 +1,18 @@
 """What ``pgsluice check`` looks at in Kafka: reachable, allowed to, topics as they must be. Changes nothing."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 from pgsluice.errors import PgsluiceError
 from pgsluice.finding import Finding, Verdict
-from pgsluice.kafka.sink import SinkOptions
+from pgsluice.kafka.sink import Mode, SinkOptions
 from pgsluice.kafka.topics import Topics, TopicSpec
+
+_MODES: Mapping[Mode, str] = {
+    "exactly_once": "exactly once, by Kafka transactions",
+    "at_least_once": "at least once, without transactions",
+}
 
 
 def check(options: SinkOptions) -> list[Finding]:
@@ -19,11 +24,13 @@ def check(options: SinkOptions) -> list[Finding]:
         remedy = "Check kafka.bootstrap_servers, kafka.client and that a broker listens there."
         return [Finding("kafka reachable", Verdict.FAIL, str(error), remedy)]
     reachable = Finding("kafka reachable", Verdict.OK, f"{len(brokers)} broker(s)")
-    return [reachable, *(_guarded(name, look) for name, look in _looks(topics, options))]
+    mode = Finding("delivery mode", Verdict.OK, _MODES[options.mode])
+    return [reachable, mode, *(_guarded(name, look) for name, look in _looks(topics, options))]
 
 
 def _looks(topics: Topics, options: SinkOptions) -> Iterator[tuple[str, Callable[[], Finding]]]:
-    yield "kafka transaction timeout", lambda: _transaction_timeout(topics, options)
+    if options.mode == "exactly_once":
+        yield "kafka transaction timeout", lambda: _transaction_timeout(topics, options)
     for spec in (options.transactions_topic, options.checkpoint_topic):
         yield f"topic {spec.name}", partial(_service_topic, topics, spec)
     yield "kafka may create topics", lambda: _creation(topics, options)

@@ -1,4 +1,4 @@
-"""One transactional producer instance, from fencing to its end. Every method blocks.
+"""One producer instance, from fencing to its end: what every one has in common, and the transactional one.
 
 An instance is never used again after an error: a commit whose answer was lost could otherwise commit half of
 the next transaction. Whoever gets an error out of it makes a new one and reads from Kafka what became of the last.
@@ -8,14 +8,16 @@ https://kafka.apache.org/documentation/#semantics and KIP-98.
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from pgsluice.errors import DeadlineMissed, Fenced, PgsluiceError, PoisonError, SinkUnavailable
+from pgsluice.errors import DeadlineMissed, Fenced, PgsluiceError, SinkUnavailable
+from pgsluice.kafka.refusals import FOR_CONTENT, Refusals
 from pgsluice.librdkafka import MAX_RECORD_BYTES, ClientOptions, failure
 
 log = structlog.get_logger(__name__)
@@ -38,154 +40,159 @@ FULL_S = 0.01
 RECORD_OVERHEAD_BYTES = 512
 """What librdkafka holds for a record beside its value, key included; its own limit counts the values only."""
 
+REQUEST_OVERHEAD_BYTES = 1024
+"""What a produce request holds beside its one batch: names, ids and the batch's own head."""
+
+GATHER_S = 0.2
+"""How long to listen for more refusals after one: batches that are on their way are answered within that."""
+
 _ABORT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerOptions:
-    """``queue_bytes``: what librdkafka may hold; ``timeout_s``: of a transaction, at most what brokers allow."""
+    """``queue_bytes``: what librdkafka may hold; ``timeout_s``: of a transaction, at most what brokers allow.
+
+    ``request_bytes``: the brokers' socket.request.max.bytes, None when it cannot be known.
+    """
 
     client: ClientOptions
     transactional_id: str
     queue_bytes: int
     timeout_s: float
+    request_bytes: int | None = None
+
+    def value_limit(self) -> tuple[int, str]:
+        """Return the largest value that can be sent at all, and what it would exceed, with the remedy."""
+        limits = [
+            (self.queue_bytes, "the {limit} bytes that the producer may hold: raise delivery.inflight_max"),
+            (MAX_RECORD_BYTES, "the {limit} bytes that a client can send at all"),
+        ]
+        if self.request_bytes is not None:
+            # They close the connection on a larger one, without a word, however often it is sent.
+            what = "the {limit} bytes that the brokers' socket.request.max.bytes leaves, before compression: raise that"
+            limits.append((self.request_bytes - REQUEST_OVERHEAD_BYTES, what))
+        return min(limits)
 
 
-class TransactionalProducer:
-    """Made by :meth:`fence`; any error out of its methods is its end, except for :meth:`close`."""
+class CutProducer(ABC):
+    """Writes cuts. Every method blocks; any error out of them is its end, except for :meth:`close`."""
 
-    def __init__(self, options: ProducerOptions, given_up: threading.Event) -> None:
+    def __init__(self, options: ProducerOptions, given_up: threading.Event, refusals: Refusals) -> None:
         self._options = options
         self._given_up = given_up
-        self._refused: PgsluiceError | None = None
-        self._refused_bytes = 0
-        self._deadline = 0.0
-        self._open = False
-        self._producer = options.client.make(Producer, self._properties())
-
-    def _properties(self) -> dict[str, object]:
-        timeout_ms = int(self._options.timeout_s * 1000)
-        return {
-            "transactional.id": self._options.transactional_id,
-            "transaction.timeout.ms": timeout_ms,
-            "message.timeout.ms": timeout_ms,
+        self._refusals = refusals
+        self._value_limit, self._beyond_limit = options.value_limit()
+        self._failed: PgsluiceError | None = None
+        common = {
             "message.max.bytes": MAX_RECORD_BYTES,
-            "queue.buffering.max.messages": max(1, self._options.queue_bytes // RECORD_OVERHEAD_BYTES),
-            "queue.buffering.max.kbytes": max(1, self._options.queue_bytes // 1024),
+            "queue.buffering.max.messages": max(1, options.queue_bytes // RECORD_OVERHEAD_BYTES),
+            "queue.buffering.max.kbytes": max(1, options.queue_bytes // 1024),
             "delivery.report.only.error": True,
             "on_delivery": self._on_delivery,
             "allow.auto.create.topics": False,
         }
+        self._producer = options.client.make(Producer, {**common, **self._properties()})
 
+    @abstractmethod
+    def _properties(self) -> dict[str, object]: ...
+
+    @abstractmethod
     def fence(self) -> None:
-        """From here on no earlier instance with this transactional.id can commit anything."""
-        with self._judging("Registering the transactional producer"):
-            self._until(self._producer.init_transactions, time.monotonic() + INIT_S)
-            self._recovered()
+        """Keep former owners out, as far as this kind of producer can."""
 
+    @abstractmethod
     def begin(self) -> None:
-        """Start a transaction."""
-        self._deadline = time.monotonic() + self._options.timeout_s * DEADLINE_SHARE
-        with self._judging("Beginning a Kafka transaction"):
-            self._producer.begin_transaction()
-        self._open = True
+        """Start a cut."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Return when what follows cannot be seen in Kafka before, or without, what was sent so far."""
+
+    @abstractmethod
+    def commit(self) -> None:
+        """End the cut: everything sent is durable and visible when this returns."""
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """Write nothing more; for any thread, at any time."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End it, without what was not committed."""
 
     def send(self, topic: str, partition: int, key: bytes | None, value: bytes | None, timestamp_ms: int = 0) -> None:
         """Queue a record; waits while librdkafka's queue is full."""
+        if value is not None and len(value) > self._value_limit:
+            raise self._refusals.too_large((topic, partition), key, value, self._value_limit, self._beyond_limit)
+        waited = False
         while True:
             try:
                 # by position, which is faster: the callback has two names, so two places
                 self._producer.produce(topic, value, key, partition, None, None, timestamp_ms)
             except BufferError:
-                self._check_fits(topic, partition, value or b"")
                 self.check(FULL_S)
+                self._waited(len(self._producer))
+                waited = True
             except KafkaException as error:
                 raise self._broken(error, f"Producing to {topic}") from error
             else:
+                if waited:
+                    self._waited(0)
                 return
 
     def check(self, wait_s: float = 0.0) -> None:
-        """Raise when a record was refused, the session was given up, or the transaction took too long."""
+        """Raise when a record was refused, or the session was given up."""
         with self._judging("Writing to Kafka"):
             self._producer.poll(wait_s)
-        if self._refused is not None:
-            # The deadline's own doing: what could not be written in time is given up by librdkafka, too.
-            raise self._too_late() if self._is_late and isinstance(self._refused, SinkUnavailable) else self._refused
+        if self._refusals:
+            raise self._verdict()
+        if self._failed is not None:
+            raise self._failed
         if self._given_up.is_set():
-            raise SinkUnavailable("The Kafka transaction was given up because the session ends.")
-        if self._is_late:
-            raise self._too_late()
+            raise SinkUnavailable("Writing to Kafka was given up because the session ends.")
 
     def flush(self) -> None:
         """Return when everything queued is in Kafka."""
         with self._judging("Writing to Kafka"):
-            while self._producer.flush(SLICE_S):
+            while left := self._producer.flush(SLICE_S):
                 self.check()
+                self._waited(left)
         self.check()
 
-    def commit(self) -> None:
-        """Commit: the outcome is certain only when this returns."""
-        with self._judging("Committing a Kafka transaction"):
-            try:
-                self._until(self._producer.commit_transaction, self._deadline)
-            except KafkaException as error:
-                # Otherwise it may have been committed: aborting could hit the next one.
-                self._open = error.args[0].txn_requires_abort()
-                raise
-            self._open = False
-            self._recovered()
-
-    def close(self) -> None:
-        """Abort what was not committed, as far as Kafka answers: readers need not wait for its timeout."""
-        if not self._open:
-            return
-        try:
-            with self._judging("Aborting a Kafka transaction"):
-                self._producer.abort_transaction(_ABORT_S)
-        except (Fenced, DeadlineMissed):
-            pass  # the new owner has aborted it, or the broker
-        except PgsluiceError as error:
-            log.warning("a Kafka transaction stays open until its timeout", reason=str(error))
-
-    def _until(self, call: Callable[[float], None], end: float) -> None:
-        """Repeat a resumable call in slices until it succeeds; KafkaException when it fails or time is up."""
-        while True:
-            try:
-                call(SLICE_S)
-            except KafkaException as error:
-                self._producer.poll(0)  # has it report errors
-                if not error.args[0].retriable() or time.monotonic() > end or self._given_up.wait(RETRY_S):
-                    raise
-            else:
-                return
+    @abstractmethod
+    def _waited(self, left: int) -> None:
+        """Take note that Kafka does not have the last ``left`` records yet; 0: that there is room again."""
 
     def _recovered(self) -> None:
         self._producer.poll(0)  # what it still has to report is from before
         self._options.client.errors.recovered()
 
-    def _check_fits(self, topic: str, partition: int, value: bytes) -> None:
-        if len(value) > self._options.queue_bytes:
-            raise PoisonError(
-                f"A record for {topic} [{partition}] has a value of {len(value)} bytes, more than the producer may "
-                f"hold ({self._options.queue_bytes} bytes): raise delivery.inflight_max."
-            )
-
     def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
-        """Keep the first refusal: it says which record, where the transaction's error only says that one failed.
+        """Keep what was refused, and the first other failure: a transaction's error only says that there was one."""
+        fatal: BaseException | None = None
+        try:
+            topic = message.topic()
+        except SystemError as complaint:
+            # So Python complains, at the first call, while a fatal error is on its way out of the poll that brought
+            # this report. It goes on its way afterwards.
+            fatal, topic = complaint.__cause__, message.topic()
+        if error is not None and error.code() in FOR_CONTENT:
+            self._refusals.add(error, message)
+        elif error is not None and self._failed is None:
+            self._failed = self._meaning(error, f"Writing a record to {topic} [{message.partition()}]")
+        if fatal is not None:
+            raise fatal
 
-        What is too large is refused with all its batch: of those, the largest.
-        """
-        key, value = message.key() or b"", message.value() or b""
-        size = len(key) + len(value)
-        if error is None or (self._refused is not None and size <= self._refused_bytes):
-            return
-        doing = f"Writing a record to {message.topic()} [{message.partition()}]"
-        found = failure(error, doing, self._options.client.errors)
-        if isinstance(found, PoisonError):
-            self._refused_bytes = size
-            self._refused = PoisonError(f"{found} The record: key {len(key)} bytes, value {len(value)} bytes.")
-        elif self._refused is None:
-            self._refused = found
+    def _verdict(self) -> PgsluiceError:
+        """Return what follows from the refusals, those that come in a moment included."""
+        with suppress(KafkaException, SystemError):
+            while self._producer.poll(GATHER_S):
+                pass
+        return self._refusals.verdict()
+
+    def _meaning(self, error: KafkaException | KafkaError, doing: str) -> PgsluiceError:
+        return failure(error, doing, self._options.client.errors)
 
     @contextmanager
     def _judging(self, doing: str) -> Iterator[None]:
@@ -201,10 +208,100 @@ class TransactionalProducer:
             raise self._broken(error.__cause__, doing) from error
 
     def _broken(self, error: KafkaException, doing: str) -> PgsluiceError:
-        found = failure(error, doing, self._options.client.errors)
-        if not isinstance(found, Fenced):
-            return self._refused or found
-        return self._too_late() if self._is_late and self._deadline else found
+        found = self._meaning(error, doing)
+        if isinstance(found, Fenced):
+            return found
+        return self._verdict() if self._refusals else self._failed or found
+
+
+class TransactionalProducer(CutProducer):
+    """A Kafka transaction for each cut: seen once, whole, or not at all."""
+
+    def __init__(self, options: ProducerOptions, given_up: threading.Event, refusals: Refusals) -> None:
+        super().__init__(options, given_up, refusals)
+        self._deadline = 0.0
+        self._open = False
+
+    def _properties(self) -> dict[str, object]:
+        timeout_ms = int(self._options.timeout_s * 1000)
+        return {
+            "transactional.id": self._options.transactional_id,
+            "transaction.timeout.ms": timeout_ms,
+            "message.timeout.ms": timeout_ms,
+        }
+
+    def fence(self) -> None:
+        """From here on no earlier instance with this transactional.id can commit anything."""
+        with self._judging("Registering the transactional producer"):
+            self._until(self._producer.init_transactions, time.monotonic() + INIT_S)
+            self._recovered()
+
+    def begin(self) -> None:
+        """Start a transaction."""
+        self._deadline = time.monotonic() + self._options.timeout_s * DEADLINE_SHARE
+        with self._judging("Beginning a Kafka transaction"):
+            self._producer.begin_transaction()
+        self._open = True
+
+    def check(self, wait_s: float = 0.0) -> None:
+        """Raise when a record was refused, the session was given up, or the transaction took too long."""
+        try:
+            super().check(wait_s)
+        except SinkUnavailable as error:
+            # The deadline's own doing: what could not be written in time is given up by librdkafka, too.
+            raise self._too_late() if self._failed is not None and self._is_late else error from None
+        if self._is_late:
+            raise self._too_late()
+
+    def settle(self) -> None:
+        """Nothing: all of a transaction is seen at once."""
+
+    def commit(self) -> None:
+        """Commit: the outcome is certain only when this returns."""
+        with self._judging("Committing a Kafka transaction"):
+            try:
+                self._until(self._producer.commit_transaction, self._deadline)
+            except KafkaException as error:
+                # Otherwise it may have been committed: aborting could hit the next one.
+                self._open = error.args[0].txn_requires_abort()
+                raise
+            self._open = False
+            self._recovered()
+
+    def abandon(self) -> None:
+        """Nothing: what is not committed is never seen."""
+
+    def close(self) -> None:
+        """Abort what was not committed, as far as Kafka answers: readers need not wait for its timeout."""
+        if not self._open:
+            return
+        try:
+            with self._judging("Aborting a Kafka transaction"):
+                self._producer.abort_transaction(_ABORT_S)
+        except (Fenced, DeadlineMissed):
+            pass  # the new owner has aborted it, or the broker
+        except PgsluiceError as error:
+            log.warning("a Kafka transaction stays open until its timeout", reason=str(error))
+
+    def _waited(self, _left: int) -> None:
+        """Nothing: the transaction has a deadline."""
+
+    def _until(self, call: Callable[[float], None], end: float) -> None:
+        """Repeat a resumable call in slices until it succeeds; KafkaException when it fails or time is up."""
+        while True:
+            try:
+                call(SLICE_S)
+            except KafkaException as error:
+                self._producer.poll(0)  # has it report errors
+                if not error.args[0].retriable() or time.monotonic() > end or self._given_up.wait(RETRY_S):
+                    raise
+            else:
+                return
+
+    def _broken(self, error: KafkaException, doing: str) -> PgsluiceError:
+        found = super()._broken(error, doing)
+        # Kafka says the same of a transaction that it has timed out.
+        return self._too_late() if isinstance(found, Fenced) and self._is_late and self._deadline else found
 
     @property
     def _is_late(self) -> bool:

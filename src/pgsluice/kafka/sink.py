@@ -9,16 +9,19 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import structlog
 
 from pgsluice.cut import Cut, cut_records
+from pgsluice.dead_letter import Origin
 from pgsluice.envelope import Record
-from pgsluice.errors import ConfigError, HistoryError, SinkUnavailable
+from pgsluice.errors import ConfigError, HistoryError, PgsluiceError, SinkUnavailable
 from pgsluice.kafka.checkpoint import read_checkpoint
+from pgsluice.kafka.idempotent import IdempotentProducer
 from pgsluice.kafka.partitioner import partition_for
-from pgsluice.kafka.producer import ProducerOptions, TransactionalProducer
+from pgsluice.kafka.producer import CutProducer, ProducerOptions, TransactionalProducer
+from pgsluice.kafka.refusals import Eyes, Refusals
 from pgsluice.kafka.topics import Topics, TopicSpec
 from pgsluice.progress import Checkpoint
 from pgsluice.tables import TablePolicy
@@ -27,25 +30,35 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
+Mode = Literal["exactly_once", "at_least_once"]
+
+_PRODUCERS: Mapping[Mode, type[CutProducer]] = {
+    "exactly_once": TransactionalProducer,
+    "at_least_once": IdempotentProducer,
+}
+
 FULL_CUT_S = 60.0
 """A cut that lists every partition of every topic, at least this often."""
 
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """The producer and the two service topics."""
+    """The producer, the two service topics, and how often a change may be seen."""
 
     producer: ProducerOptions
     transactions_topic: TopicSpec
     checkpoint_topic: TopicSpec
+    mode: Mode = "exactly_once"
+    dead_letters_topic: TopicSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class CutFormat:
-    """How the cut record is framed: its key, and its encoder."""
+class Format:
+    """What records look like: the cut record's key and encoder, and which change a key and value are about."""
 
     key: bytes
     encode: Callable[[dict[str, Any]], bytes]
+    origin_of: Callable[[bytes | None, bytes], Origin | None]
 
 
 class KafkaSink:
@@ -54,14 +67,14 @@ class KafkaSink:
     Any PgsluiceError out of it ends the session: close it and make a new one.
     """
 
-    def __init__(self, options: SinkOptions, cut_format: CutFormat) -> None:
+    def __init__(self, options: SinkOptions, format_: Format) -> None:
         self._options = options
-        self._format = cut_format
+        self._format = format_
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="pgsluice-kafka")
         self._given_up = threading.Event()
-        self._timeout_s = options.producer.timeout_s
+        self._producer_options = options.producer
         self._admin: Topics | None = None
-        self._producer: TransactionalProducer | None = None
+        self._producer: CutProducer | None = None
         self._partitions: dict[str, int] = {}
         self._next: dict[tuple[str, int], int] = {}
         self._last_full = float("-inf")
@@ -75,7 +88,7 @@ class KafkaSink:
         return await self._run(self._last_checkpoint)
 
     async def fence(self) -> None:
-        """From here on no earlier producer of this pipeline can commit anything."""
+        """From here on no earlier producer of this pipeline can commit anything, if transactions are used."""
         await self._run(self._fence)
 
     async def announce(self, checkpoint: Checkpoint) -> None:
@@ -116,6 +129,8 @@ class KafkaSink:
     async def close(self) -> None:
         """Give up what is not committed and free the producer; waits for the call in progress to notice."""
         self._given_up.set()
+        if self._producer is not None:
+            self._producer.abandon()
         await self._run(self._close)
         self._worker.shutdown(wait=False)
 
@@ -125,7 +140,7 @@ class KafkaSink:
     # Everything below runs in the worker thread.
 
     @property
-    def _live(self) -> TransactionalProducer:
+    def _live(self) -> CutProducer:
         assert self._producer is not None, "fence() comes first"
         return self._producer
 
@@ -136,32 +151,46 @@ class KafkaSink:
         return self._admin
 
     def _prepare(self) -> None:
-        for spec in (self._options.transactions_topic, self._options.checkpoint_topic):
+        options = self._options
+        for spec in (options.transactions_topic, options.checkpoint_topic):
             if self._topics.ensure(spec) != 1:
                 raise ConfigError(f"Topic {spec.name} must have exactly one partition, as pgsluice creates it.")
+        if options.dead_letters_topic is not None:
+            self._topics.ensure(options.dead_letters_topic)
         self._topics.check_compacted(self._options.checkpoint_topic.name)
-        allowed_ms = self._topics.max_transaction_timeout_ms()
-        if allowed_ms is not None and allowed_ms < self._timeout_s * 1000:
-            self._timeout_s = allowed_ms / 1000
-            log.info("transaction.max.timeout.ms of the brokers shortens transactions", timeout_s=self._timeout_s)
+        allowed_ms, timeout_s = self._topics.max_transaction_timeout_ms(), options.producer.timeout_s
+        if allowed_ms is not None and allowed_ms < timeout_s * 1000:
+            timeout_s = allowed_ms / 1000
+            log.info("transaction.max.timeout.ms of the brokers shortens transactions", timeout_s=timeout_s)
+        request_bytes = self._topics.max_request_bytes()
+        self._producer_options = replace(options.producer, timeout_s=timeout_s, request_bytes=request_bytes)
 
     def _last_checkpoint(self) -> Checkpoint | None:
         return read_checkpoint(
             self._options.producer.client,
             self._topics,
             self._options.checkpoint_topic.name,
-            patience_s=self._timeout_s,
+            patience_s=self._producer_options.timeout_s,
             given_up=self._given_up,
         )
 
     def _fence(self) -> None:
         if self._producer is None:
-            options = replace(self._options.producer, timeout_s=self._timeout_s)
-            self._producer = TransactionalProducer(options, self._given_up)
+            dead_letters = self._options.dead_letters_topic
+            eyes = Eyes(self._format.origin_of, self._limit_of, dead_letters.name if dead_letters else None)
+            kind = _PRODUCERS[self._options.mode]
+            self._producer = kind(self._producer_options, self._given_up, Refusals(eyes))
             self._producer.fence()
 
+    def _limit_of(self, topic: str) -> int | None:
+        try:
+            return self._topics.max_message_bytes(topic)
+        except PgsluiceError:
+            return None
+
     def _open_topics(self, topics: Sequence[str]) -> None:
-        counts = self._topics.partitions(topics)
+        dead_letters = self._options.dead_letters_topic
+        counts = self._topics.partitions([*topics, *([dead_letters.name] if dead_letters else [])])
         if leaderless := [topic for topic, count in counts.items() if not count]:
             raise SinkUnavailable(f"Topic {', '.join(leaderless)} has partitions without a leader.")
         self._pin(counts)
@@ -213,6 +242,7 @@ class KafkaSink:
         self._commit_checkpoint(checkpoint)
 
     def _commit_checkpoint(self, checkpoint: Checkpoint) -> None:
+        self._live.settle()
         self._live.send(self._options.checkpoint_topic.name, 0, checkpoint.pipeline.encode(), checkpoint.to_json())
         self._live.commit()
 

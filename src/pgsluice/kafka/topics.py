@@ -96,8 +96,20 @@ class Topics:
 
     def max_transaction_timeout_ms(self) -> int | None:
         """Return the brokers' transaction.max.timeout.ms, None when it cannot be known."""
-        broker = str(min(self.brokers()))
-        found = self._setting(ConfigResource.Type.BROKER, broker, "transaction.max.timeout.ms")
+        return self._broker_setting("transaction.max.timeout.ms")
+
+    def max_request_bytes(self) -> int | None:
+        """Return the brokers' socket.request.max.bytes, None when it cannot be known."""
+        return self._broker_setting("socket.request.max.bytes")
+
+    def max_message_bytes(self, topic: str) -> int | None:
+        """Return the topic's max.message.bytes, None when it cannot be known."""
+        found = self._setting(ConfigResource.Type.TOPIC, topic, "max.message.bytes")
+        return None if found is None else int(found)
+
+    def _broker_setting(self, setting: str) -> int | None:
+        """Return a setting that is the same on all brokers, None when it cannot be known."""
+        found = self._setting(ConfigResource.Type.BROKER, str(min(self.brokers())), setting)
         return None if found is None else int(found)
 
     def brokers(self) -> list[int]:

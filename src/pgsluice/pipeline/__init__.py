@@ -16,8 +16,11 @@ from typing import TypeVar
 
 import structlog
 
+from pgsluice.avro.schema import dead_letter_schema
 from pgsluice.avro.types import TypeOptions
 from pgsluice.cut import Cut
+from pgsluice.dead_letter import DeadLetter, Refused
+from pgsluice.envelope import DeadLetters, Target
 from pgsluice.errors import (
     ConfigError,
     DeadlineMissed,
@@ -93,6 +96,7 @@ class PipelineOptions:
     create_slot: bool
     adopt_slot: bool
     drain_timeout_s: float
+    dead_letters: bool = False
 
 
 class Pipeline:
@@ -117,6 +121,7 @@ class Pipeline:
         self._adopt = options.adopt_slot
         self._failures = 0
         self._missed: int | None = None
+        self._dead_letters: DeadLetters | None = None
         self._said: str | None = None
         self._said_at = 0.0
         self.state = State.STARTING
@@ -139,6 +144,8 @@ class Pipeline:
                 await self._pause(STANDBY_S)
             except RetryableError as error:
                 await self._try_again(error)
+            except Refused as error:
+                self._replace(error)
         self.state = State.STOPPED
 
     async def _try_again(self, error: RetryableError) -> None:
@@ -153,6 +160,16 @@ class Pipeline:
         self._wait_because(error, State.WAITING)
         await self._pause(min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** min(self._failures, _DOUBLINGS)))
         self._failures += 1
+
+    def _replace(self, error: Refused) -> None:
+        """Have dead letters stand in for what was refused, at once in a new session; raise it if that is no help."""
+        dead_letters, self.session = self._dead_letters, None
+        if dead_letters is None or not dead_letters.expect(error.letters):
+            raise error
+        if self._stop.is_set():
+            raise DrainTimeout(f"{error} {_NOTHING_LOST}") from error
+        self._metrics.session_errors.labels(type(error).__name__).inc()
+        self.last_error = str(error)
 
     def _give_up_if_missed_before(self, error: DeadlineMissed, session: Session) -> None:
         """Raise UnavailableError when the same transaction missed the deadline of its Kafka transaction before."""
@@ -191,7 +208,8 @@ class Pipeline:
             stream, checkpoint = await self._unless_stopped(self._start(source, sink))
             spool = self._make_spool()
             stack.callback(spool.close)
-            encoders = Encoders(source, sink, self._registry, self._options.tables, self._options.types)
+            options = self._options
+            encoders = Encoders(source, sink, self._registry, options.tables, options.types, self._dead_letters)
             try:
                 await self._stream(Ends(source, stream, sink, encoders, spool), checkpoint)
             except Fenced as error:
@@ -238,6 +256,7 @@ class Pipeline:
         await sink.fence()
         # Asked for only now: another owner may have worked until a moment ago.
         await self._registry.start()
+        await self._open_dead_letters()
         checkpoint = await sink.last_checkpoint()
         position = await source.slot_position()
         if position is None:
@@ -314,6 +333,15 @@ class Pipeline:
             found = _new_history(checkpoint, name, slot, server, position)
             return replace(found, cut=found.cut + 1)
 
+    async def _open_dead_letters(self) -> None:
+        if not self._options.dead_letters or self._dead_letters is not None:
+            return
+        prefix = self._options.tables.prefix
+        topic = f"{prefix}.dead_letters"
+        value_id = await self._registry.register(f"{topic}-value", dead_letter_schema(prefix))
+        key_id = await self._registry.register(f"{topic}-key", "string")
+        self._dead_letters = DeadLetters(Target(topic, value_id, key_id), _say)
+
     def _known_topics(self) -> list[str]:
         """Return the data topics written so far: each has the schema of its values among the subjects."""
         suffix = "-value"
@@ -325,6 +353,8 @@ class Pipeline:
 
     async def _stream(self, ends: Ends, checkpoint: Checkpoint) -> None:
         options = self._options
+        if self._dead_letters is not None:
+            self._dead_letters.forget(checkpoint.end_lsn)
         self.session = Session(ends, checkpoint, options.session, self._metrics)
         self.state, self.last_error = State.STREAMING, None
         self._adopt = False
@@ -341,6 +371,23 @@ class Pipeline:
             await self.session.run(self._stop)
             await ends.stream.stop()
         log.info("stopped", delivered_lsn=self.session.progress.delivered)
+
+
+def _say(letter: DeadLetter) -> None:
+    """Log a dead letter; one of a kind every ten seconds, as the log does with everything."""
+    origin = letter.origin
+    log.warning(
+        "dead letter",
+        table=f"{origin.schema}.{origin.table}",
+        topic=letter.topic,
+        reason=letter.reason.value,
+        detail=letter.detail,
+        size=letter.size,
+        limit=letter.limit,
+        epoch=origin.epoch,
+        lsn=origin.lsn,
+        seq=origin.seq,
+    )
 
 
 def _new_history(last: Checkpoint | None, name: str, slot: str, server: ServerIdentity, end_lsn: int) -> Checkpoint:

@@ -22,7 +22,7 @@ from pgsluice.avro.schema import (
 from pgsluice.avro.sent.base import ToText
 from pgsluice.avro.sent.types import conversions, unknown_types
 from pgsluice.avro.types import TypeOptions
-from pgsluice.envelope import ChangeEncoder, MessageEncoder, Record, Stamp, Target
+from pgsluice.envelope import ChangeEncoder, DeadLetters, MessageEncoder, Record, Stamp, Target
 from pgsluice.errors import ConfigError
 from pgsluice.pipeline.ends import Registry, Sink, Source
 from pgsluice.relation import Relation
@@ -43,12 +43,21 @@ class Unpublished:
 class Encoders:
     """The encoders of one session, by relation."""
 
-    def __init__(self, source: Source, sink: Sink, registry: Registry, tables: Tables, types: TypeOptions) -> None:
+    def __init__(
+        self,
+        source: Source,
+        sink: Sink,
+        registry: Registry,
+        tables: Tables,
+        types: TypeOptions,
+        dead_letters: DeadLetters | None = None,
+    ) -> None:
         self._source = source
         self._sink = sink
         self._registry = registry
         self._tables = tables
         self._types = types
+        self._dead_letters = dead_letters
         self._ready: dict[int, tuple[Relation, ChangeEncoder | Unpublished]] = {}
         self._messages: MessageEncoder | None = None
 
@@ -102,6 +111,7 @@ class Encoders:
             key_encoder,
             tombstones=policy.tombstones,
             truncate=policy.truncate,
+            dead_letters=self._dead_letters,
         )
 
     async def _sent(self, relation: Relation) -> Sequence[ToText] | None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import structlog
 
+from pgsluice import dead_letter
 from pgsluice.cut import Cut
 from pgsluice.envelope import Stamp
 from pgsluice.errors import PgsluiceError
@@ -314,7 +315,7 @@ class Session:
         metrics = self._metrics
         for use in cut.topics.values():
             for op, count in use.counts.items():
-                metrics.events.labels(op).inc(count)
+                (metrics.dead_letters if op == dead_letter.OP else metrics.events.labels(op)).inc(count)
         metrics.event_bytes.inc(cut.size)
         metrics.transactions.inc(cut.transactions)
         metrics.cuts.labels("data" if cut.events else "heartbeat").inc()

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pgsluice.avro.wire import Schema, normalise, schema_id
+from pgsluice.avro.wire import Schema, normalise, schema_id, unframe
 from pgsluice.registry.canonical import canonical
 from pgsluice.registry.record import MAX_ID, Registered
 
@@ -104,6 +104,13 @@ class SchemaStore:
         """
         found = self._by_id.get(identifier, {})
         return sorted(found.values(), key=lambda entry: (entry.subject != subject, entry.subject))
+
+    def schema_of(self, message: bytes | None) -> dict[str, Any] | None:
+        """Return the schema of a framed message; None when it is not known, or not a record's."""
+        if message is None:
+            return None
+        schemas = [json.loads(entry.schema) for entry in self.uses(unframe(message)[0])]
+        return next((schema for schema in schemas if isinstance(schema, dict)), None)
 
     def look_up(self, subject: str, schema: Schema) -> Registered | None:
         """Return the version of ``subject`` that is this schema; ValueError when it is not a schema.

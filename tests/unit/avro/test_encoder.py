@@ -204,7 +204,7 @@ def test_a_key_may_be_any_columns() -> None:
     ],
 )
 def test_a_key_that_avro_cannot_hold_is_poison(values: list[ColumnValue], reason: str) -> None:
-    with pytest.raises(PoisonError, match=rf"^table public\.orders: {reason}; name other key columns") as poison:
+    with pytest.raises(PoisonError, match=rf"^{reason}$") as poison:
         encode_key(values)
     assert "0044" not in str(poison.value)
     assert poison.value.__cause__ is None

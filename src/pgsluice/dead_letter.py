@@ -1,0 +1,122 @@
+"""Dead letters: what stands in ``<prefix>.dead_letters`` in place of a change that Kafka or Avro cannot take.
+
+Used by the change encoder, for keys that Avro cannot hold, and by the pipeline, for what the brokers refused. A
+dead letter says which change it was, where and why, and has no row data but the key.
+
+https://kafka.apache.org/documentation/#topicconfigs_max.message.bytes
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from io import BytesIO
+from typing import Any, Final
+
+import fastavro
+
+from pgsluice.avro.binary import NULL, VALUE, encode_bytes, encode_long, encode_string
+from pgsluice.avro.schema import pg_name
+from pgsluice.avro.wire import unframe
+from pgsluice.errors import PoisonError
+from pgsluice.lsn import format_lsn
+
+OP: Final = "dead_letter"
+"""What a cut record's ``counts`` calls them."""
+
+MAX_KEY_BYTES: Final = 256 * 1024
+"""A longer key is left out: the dead letter itself has to fit into any topic, and 1 MiB is the default."""
+
+
+class Reason(StrEnum):
+    """Why a change could not be delivered."""
+
+    RECORD_TOO_LARGE = "record_too_large"
+    KEY_NOT_REPRESENTABLE = "key_not_representable"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The change that a record came from, as its envelope says; ``ts`` in µs since 1970."""
+
+    schema: str
+    table: str
+    op: str
+    epoch: int
+    lsn: int
+    seq: int
+    xid: int
+    ts: int
+    key_columns: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        key = f"key: {', '.join(self.key_columns)}; " if self.key_columns else ""
+        position = f"epoch {self.epoch}, LSN {format_lsn(self.lsn)}, seq {self.seq}"
+        return f"table {self.schema}.{self.table} ({key}{position})"
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """``topic``: where the record would have gone; ``key`` encoded; ``size`` of key and value, ``limit`` in bytes.
+
+    None: not known. ``detail`` is for people, and without row data.
+    """
+
+    origin: Origin
+    topic: str
+    reason: Reason
+    detail: str
+    key: bytes | None = None
+    size: int | None = None
+    limit: int | None = None
+
+
+class Refused(PoisonError):
+    """Kafka refused records for their content; what may stand in their place is in ``letters``."""
+
+    def __init__(self, message: str, letters: Sequence[DeadLetter]) -> None:
+        super().__init__(message)
+        self.letters = tuple(letters)
+
+
+def encode(letter: DeadLetter) -> bytes:
+    """Return the body of the record DeadLetter, its fields in the order of ``contract/dead_letter.avsc``."""
+    origin, key = letter.origin, letter.key
+    if key is not None and len(key) > MAX_KEY_BYTES:
+        key = None
+    texts = (origin.schema, origin.table, origin.op, letter.topic)
+    numbers = (origin.epoch, origin.lsn, origin.seq, origin.xid, origin.ts)
+    return b"".join(
+        (
+            *(encode_string(text) for text in texts),
+            NULL if key is None else VALUE + encode_bytes(key),
+            *(NULL if number is None else VALUE + encode_long(number) for number in (letter.size, letter.limit)),
+            encode_string(letter.reason),
+            encode_string(letter.detail),
+            *(encode_long(number) for number in numbers),
+        )
+    )
+
+
+_ORIGIN_FIELDS: Final = (
+    ("op", "string"),
+    ("schema", "string"),
+    ("table", "string"),
+    ("epoch", "int"),
+    ("lsn", "long"),
+    ("seq", "long"),
+    ("xid", "long"),
+    ("ts", "long"),
+)
+
+
+def origin_of(message: bytes, schema: Mapping[str, Any] | None, key_schema: Mapping[str, Any] | None) -> Origin | None:
+    """Return the change that a framed envelope is about; None when that cannot be known."""
+    known = {field["name"] for field in schema["fields"]} if schema is not None else set()
+    if schema is None or not known.issuperset(name for name, _ in _ORIGIN_FIELDS):
+        return None
+    fields = [{"name": name, "type": kind} for name, kind in _ORIGIN_FIELDS]
+    wanted = {"type": "record", "name": schema["name"], "namespace": schema["namespace"], "fields": fields}
+    found: Any = fastavro.schemaless_reader(BytesIO(unframe(message)[1]), dict(schema), wanted)
+    columns = [pg_name(field["name"]) for field in key_schema["fields"]] if key_schema is not None else ()
+    return Origin(**found, key_columns=tuple(columns))

@@ -1,0 +1,85 @@
+"""The producer of ``delivery.mode = "at_least_once"``: idempotent, without transactions. Used by ``sink``.
+
+What is in Kafka of a cut that failed stays there, always a prefix of what was sent to each partition; the next
+session sends it again.
+
+https://kafka.apache.org/documentation/#semantics and KIP-679.
+"""
+
+import threading
+import time
+
+import structlog
+
+from pgsluice.errors import ConfigError, PermissionDenied, SinkUnavailable
+from pgsluice.kafka.producer import SLICE_S, CutProducer, ProducerOptions, TransactionalProducer
+from pgsluice.kafka.refusals import Refusals
+
+log = structlog.get_logger(__name__)
+
+_SAME_WAIT_S = 4 * SLICE_S
+"""Who waits looks once per slice; a longer pause means that nobody waited in between."""
+
+
+class IdempotentProducer(CutProducer):
+    """Records are seen as they arrive, in the order sent. There is no fence, and no deadline but that of waiting."""
+
+    def __init__(self, options: ProducerOptions, given_up: threading.Event, refusals: Refusals) -> None:
+        super().__init__(options, given_up, refusals)
+        self._left = 0
+        self._left_since = 0.0
+        self._looked_at = float("-inf")
+
+    def _properties(self) -> dict[str, object]:
+        return {
+            "enable.idempotence": True,
+            # A record given up, or refused, must stop those behind it: they would overtake its next attempt.
+            "enable.gapless.guarantee": True,
+            "message.timeout.ms": 0,
+        }
+
+    def fence(self) -> None:
+        """End the transaction that a killed owner may have left open, when its mode was exactly once.
+
+        It would hide the checkpoint, and everything after it, from read_committed readers.
+        """
+        former = TransactionalProducer(self._options, self._given_up, self._refusals)
+        try:
+            former.fence()
+        except (PermissionDenied, ConfigError) as error:
+            # Whoever may not, or cannot, use transactions has left none open.
+            log.info("transactions cannot be used, and are not needed", reason=str(error))
+
+    def begin(self) -> None:
+        """Nothing: records are seen one by one."""
+
+    def settle(self) -> None:
+        """Return when everything sent so far is in Kafka."""
+        self.flush()
+
+    def commit(self) -> None:
+        """Return when everything sent so far is in Kafka."""
+        self.flush()
+        self._recovered()
+
+    def abandon(self) -> None:
+        """Throw away what has not left yet: nobody keeps it from following what the next owner writes."""
+        self._producer.purge(in_queue=True, in_flight=True, blocking=False)
+
+    def close(self) -> None:
+        """As :meth:`abandon`."""
+        self.abandon()
+
+    def _waited(self, left: int) -> None:
+        """Raise SinkUnavailable when Kafka has taken nothing for too long."""
+        now = time.monotonic()
+        if left != self._left or now - self._looked_at > _SAME_WAIT_S:
+            self._left, self._left_since = left, now
+        self._looked_at = now
+        if now - self._left_since > self._options.timeout_s:
+            last = self._options.client.errors.last
+            raise SinkUnavailable(
+                f"Kafka has taken none of {left} records for {self._options.timeout_s:g} s "
+                f"(delivery.transaction_timeout), so they are given up{f': {last.str()}' if last else ''}. They will "
+                "be sent again."
+            )

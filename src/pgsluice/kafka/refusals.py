@@ -1,0 +1,162 @@
+"""What Kafka refuses for the content of a record: which change it was, what it exceeds, what to do about it.
+
+Used by the producers, which hear of refusals, and the sink, which lends it the eyes to look at topics and records.
+A batch that is too large is refused with all its records, so the topic's limit tells which of them is to blame.
+
+https://kafka.apache.org/documentation/#messageformat
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from confluent_kafka import KafkaError, Message
+
+from pgsluice.avro.binary import encode_long
+from pgsluice.dead_letter import MAX_KEY_BYTES, DeadLetter, Origin, Reason, Refused
+from pgsluice.errors import ConfigError, PgsluiceError, PoisonError
+from pgsluice.librdkafka import failure
+
+_TOO_LARGE: Final = frozenset((KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE))
+
+FOR_CONTENT: Final = _TOO_LARGE | {KafkaError.INVALID_RECORD, KafkaError.INVALID_TIMESTAMP}
+"""What will be refused again however often it is sent."""
+
+REFUSALS_MAX: Final = 1000
+"""So many are looked at; those that are left will be refused again."""
+
+_BATCH_OVERHEAD_BYTES: Final = 61
+_FIXED_FIELDS_BYTES: Final = 4
+"""In a batch of one: attributes, no delta of time, none of offset, no headers."""
+
+_WAY_OUT: Final = 'exclude the table, or set delivery.poison = "dead_letter"'
+
+
+@dataclass(frozen=True, slots=True)
+class Eyes:
+    """``origin_of``: of key and value; ``limit_of``: a topic's max.message.bytes. None: cannot be known."""
+
+    origin_of: Callable[[bytes | None, bytes], Origin | None]
+    limit_of: Callable[[str], int | None]
+    dead_letters_topic: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    topic: str
+    partition: int
+    key: bytes | None
+    sizes: tuple[int, int]
+    """Of key and value."""
+    origin: Origin | None
+    error: KafkaError | None = None
+
+    @property
+    def size(self) -> int:
+        return sum(self.sizes)
+
+    @property
+    def batch_bytes(self) -> int:
+        """What Kafka holds against its limit, before compression: a batch with nothing but this record."""
+        lengths = sum(len(encode_long(size)) for size in self.sizes)
+        body = _FIXED_FIELDS_BYTES + lengths + self.size
+        return _BATCH_OVERHEAD_BYTES + len(encode_long(body)) + body
+
+    def __str__(self) -> str:
+        change = f", a change of {self.origin}" if self.origin is not None else ""
+        sizes = "key {} bytes, value {} bytes".format(*self.sizes)
+        return f"a record for {self.topic} [{self.partition}] ({sizes}){change}"
+
+
+@dataclass(slots=True)
+class Refusals:
+    """Of one producer, from the first to the verdict that ends it."""
+
+    eyes: Eyes
+    _found: list[_Record] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self._found)
+
+    def add(self, error: KafkaError, message: Message) -> None:
+        """Take the report that a record was refused for its content."""
+        if len(self._found) < REFUSALS_MAX:
+            self._found.append(
+                self._record(message.topic(), message.partition(), message.key(), message.value(), error)
+            )
+
+    def verdict(self) -> PgsluiceError:
+        """Return what follows from the refusals."""
+        culprits, limits = self._culprits()
+        if not culprits:
+            one = max(self._found, key=lambda record: record.size)
+            limit = limits[one.topic]
+            return ConfigError(
+                f"Kafka refuses a batch of records for {one.topic} [{one.partition}] as too large; each is within "
+                f"the topic's max.message.bytes ({limit}): set batch.size under kafka.client to {limit} or less."
+            )
+        letters = [self._letter(record, limits.get(record.topic)) for record in culprits]
+        return self._refused(culprits[0], _sentence(culprits[0], limits.get(culprits[0].topic)), letters)
+
+    def too_large(
+        self, place: tuple[str, int], key: bytes | None, value: bytes, limit: int, what: str
+    ) -> PgsluiceError:
+        """Return what follows from a record that need not even be sent; ``what`` it exceeds, and the remedy."""
+        record = self._record(*place, key, value)
+        detail = f"larger than {what.format(limit=limit)}"
+        letter = self._dead(record, Reason.RECORD_TOO_LARGE, detail, limit)
+        return self._refused(record, f"Kafka cannot take {record}: it is {detail}, {_WAY_OUT}.", [letter])
+
+    def _record(
+        self, topic: str, partition: int, key: bytes | None, value: bytes | None, error: KafkaError | None = None
+    ) -> _Record:
+        origin = self.eyes.origin_of(key, value) if value is not None else None
+        kept = key if key is not None and len(key) <= MAX_KEY_BYTES else None
+        return _Record(topic, partition, kept, (len(key or b""), len(value or b"")), origin, error)
+
+    def _culprits(self) -> tuple[list[_Record], dict[str, int | None]]:
+        """Return the records to blame, the largest first, and the limits of topics where something was too large."""
+        large = sorted(filter(_is_too_large, self._found), key=lambda record: record.size, reverse=True)
+        limits = {topic: self.eyes.limit_of(topic) for topic in {record.topic for record in large}}
+        named: set[str] = set()
+        culprits = []
+        for record in large:
+            limit = limits[record.topic]
+            # With an unknown limit, the largest record: there is one at least.
+            if record.batch_bytes > limit if limit is not None else record.topic not in named:
+                culprits.append(record)
+                named.add(record.topic)
+        return [*culprits, *(record for record in self._found if not _is_too_large(record))], limits
+
+    def _refused(self, first: _Record, sentence: str, letters: Sequence[DeadLetter | None]) -> PgsluiceError:
+        found = [letter for letter in letters if letter is not None]
+        if first.topic == self.eyes.dead_letters_topic:
+            return PoisonError(f"A dead letter was refused, too. {sentence}")
+        return Refused(sentence, found) if found else PoisonError(sentence)
+
+    def _letter(self, record: _Record, limit: int | None) -> DeadLetter | None:
+        if _is_too_large(record):
+            return self._dead(
+                record, Reason.RECORD_TOO_LARGE, "larger than the topic's max.message.bytes, after compression", limit
+            )
+        assert record.error is not None, "it was reported with one"
+        return self._dead(record, Reason.REFUSED, f"{record.error.str()} ({record.error.name()})", None)
+
+    def _dead(self, record: _Record, reason: Reason, detail: str, limit: int | None) -> DeadLetter | None:
+        if record.origin is None:
+            return None
+        return DeadLetter(record.origin, record.topic, reason, detail, record.key, record.size, limit)
+
+
+def _is_too_large(record: _Record) -> bool:
+    return record.error is not None and record.error.code() in _TOO_LARGE
+
+
+def _sentence(record: _Record, limit: int | None) -> str:
+    assert record.error is not None, "it was reported with one"
+    if limit is None or not _is_too_large(record):
+        return str(failure(record.error, f"Writing {record}"))
+    return (
+        f"Kafka cannot take {record}: it is larger than the topic's max.message.bytes ({limit}, after compression). "
+        f"Raise that, {_WAY_OUT}."
+    )
