@@ -98,25 +98,28 @@ def encode(letter: DeadLetter) -> bytes:
     )
 
 
-_ORIGIN_FIELDS: Final = (
-    ("op", "string"),
-    ("schema", "string"),
-    ("table", "string"),
-    ("epoch", "int"),
-    ("lsn", "long"),
-    ("seq", "long"),
-    ("xid", "long"),
-    ("ts", "long"),
-)
+_TYPES: Final = {
+    "op": "string",
+    "schema": "string",
+    "table": "string",
+    "epoch": "int",
+    "lsn": "long",
+    "seq": "long",
+    "xid": "long",
+    "ts": "long",
+}
+_PLAIN: Final = {name: {"name": name, "type": kind} for name, kind in _TYPES.items()}
+"""The fields of an envelope that tell which change it is about, and nothing of the row."""
 
 
 def origin_of(message: bytes, schema: Mapping[str, Any] | None, key_schema: Mapping[str, Any] | None) -> Origin | None:
     """Return the change that a framed envelope is about; None when that cannot be known."""
     known = {field["name"] for field in schema["fields"]} if schema is not None else set()
-    if schema is None or not known.issuperset(name for name, _ in _ORIGIN_FIELDS):
+    if schema is None or not known.issuperset(_PLAIN):
         return None
-    fields = [{"name": name, "type": kind} for name, kind in _ORIGIN_FIELDS]
-    wanted = {"type": "record", "name": schema["name"], "namespace": schema["namespace"], "fields": fields}
-    found: Any = fastavro.schemaless_reader(BytesIO(unframe(message)[1]), dict(schema), wanted)
+    # As plain numbers: of a logical type, fastavro would make a datetime.
+    written = {**schema, "fields": [{**one, **_PLAIN.get(one["name"], {})} for one in schema["fields"]]}
+    wanted = {**schema, "fields": list(_PLAIN.values())}
+    found: Any = fastavro.schemaless_reader(BytesIO(unframe(message)[1]), written, wanted)
     columns = [pg_name(field["name"]) for field in key_schema["fields"]] if key_schema is not None else ()
     return Origin(**found, key_columns=tuple(columns))

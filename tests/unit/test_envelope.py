@@ -1,5 +1,6 @@
 """Every kind of change as the records that fastavro reads back."""
 
+from dataclasses import replace
 from decimal import Decimal
 from io import BytesIO
 from typing import Any
@@ -7,11 +8,13 @@ from typing import Any
 import fastavro
 import pytest
 
+from pgsluice.avro.binary import encode_string
 from pgsluice.avro.encoder import KeyEncoder, RowEncoder
 from pgsluice.avro.schema import TableFields, envelope_schema, key_fields, key_schema, message_schema
 from pgsluice.avro.types import TypeOptions
-from pgsluice.avro.wire import unframe
-from pgsluice.envelope import ChangeEncoder, MessageEncoder, Record, Stamp, Target
+from pgsluice.avro.wire import header, unframe
+from pgsluice.dead_letter import DeadLetter, Origin, Reason, encode
+from pgsluice.envelope import ChangeEncoder, DeadLetters, MessageEncoder, Record, Stamp, Target
 from pgsluice.errors import PoisonError, ProtocolError
 from pgsluice.pgoutput.messages import UNCHANGED, Delete, Insert, LogicalMessage, Truncate, TupleData, Update
 from pgsluice.relation import Column, PgType, Relation
@@ -19,6 +22,7 @@ from pgsluice.transaction import Change, RowMessage, Transaction
 
 TRANSACTION = Transaction(700, 1000, 86_400_000_000)
 TARGET = Target("shop.public.orders", 11, 12)
+DEAD = Target("shop.dead_letters", 21, 22)
 TS = "2000-01-02T00:00:00+00:00"
 
 INT4, TEXT, NUMERIC = (PgType(oid, "pg_catalog", name) for oid, name in ((23, "int4"), (25, "text"), (1700, "numeric")))
@@ -236,9 +240,95 @@ def test_the_size_of_a_record_is_that_of_key_and_value() -> None:
     assert Record(TARGET, None, None, None).size == 0
 
 
-def test_a_key_that_avro_cannot_hold_is_poison() -> None:
-    with pytest.raises(PoisonError, match=r"public\.orders"):
-        Table("f", keys=("amount",)).records(Insert(None, 7, row("1", "NaN")))
+class TestAKeyThatAvroCannotHold:
+    """The key is the amount, and NaN is the value that its type does not have."""
+
+    def letters(self, message: RowMessage, **options: Any) -> list[tuple[str | None, Any, int]]:  # noqa: ANN401 - of the encoder
+        """Return op, reason (None: an ordinary record) and seq of what the message becomes."""
+        said: list[DeadLetter] = []
+        table = Table("f", keys=("amount",), dead_letters=DeadLetters(DEAD, said.append), **options)
+        stamp = Stamp(TRANSACTION, 3, commit_timestamps=False)
+        found: list[tuple[str | None, Any, int]] = []
+        for record in table.records(message, stamp):
+            if record.target is DEAD:
+                letter = said.pop(0)
+                assert record.key == header(22) + encode_string(TARGET.topic)
+                assert record.value == header(21) + encode(letter)
+                found.append((letter.origin.op, letter.reason, letter.origin.seq))
+            else:
+                found.append((record.op, None, table.read(record)[1]["seq"] if record.value else -1))
+        assert stamp.next_seq == max(seq for _, _, seq in found) + 1
+        return found
+
+    def test_it_stops_where_there_are_no_dead_letters(self) -> None:
+        with pytest.raises(PoisonError) as caught:
+            Table("f", keys=("amount",)).records(Insert(None, 7, row("1", "NaN")))
+        assert str(caught.value).startswith(
+            "A change of table public.orders (key: amount; epoch 3, LSN 0/3E8, seq 0) cannot be written: key column "
+            "amount has a value outside its Avro type"
+        )
+        assert "NaN" not in str(caught.value)
+        with pytest.raises(PoisonError, match="key column amount is null"):
+            Table("f", keys=("amount",)).records(Update(None, 7, None, row("1", None), row("1")))
+
+    def test_a_dead_letter_has_the_place_of_the_change(self) -> None:
+        unfit = Reason.KEY_NOT_REPRESENTABLE
+        assert self.letters(Insert(None, 7, row("1", "NaN"))) == [("c", unfit, 0)]
+        assert self.letters(Update(None, 7, None, None, row("1", "NaN"))) == [("u", unfit, 0)]
+        assert self.letters(Delete(None, 7, None, row("1", "NaN")), tombstones=True) == [("d", unfit, 0)]
+
+    def test_a_change_of_the_key_is_two_records(self) -> None:
+        unfit = Reason.KEY_NOT_REPRESENTABLE
+        nan, fit = row("1", "NaN"), row("1")
+        assert self.letters(Update(None, 7, None, nan, fit)) == [("d", unfit, 0), ("c", None, 1)]
+        assert self.letters(Update(None, 7, None, fit, nan)) == [("d", None, 0), ("c", unfit, 1)]
+        assert self.letters(Update(None, 7, None, nan, nan)) == [("u", unfit, 0)]
+
+
+class TestRefusedRecords:
+    def letter(self, seq: int, lsn: int = TRANSACTION.commit_lsn) -> DeadLetter:
+        origin = Origin("public", "orders", "c", 3, lsn, seq, 700, 0)
+        return DeadLetter(origin, TARGET.topic, Reason.RECORD_TOO_LARGE, "larger than the limit")
+
+    def test_they_are_replaced_when_they_come_again(self) -> None:
+        dead_letters = DeadLetters(DEAD, lambda _: None)
+        table = Table("f", tombstones=True, dead_letters=dead_letters)
+        stamp = Stamp(TRANSACTION, 3, commit_timestamps=False)
+        assert dead_letters.expect([self.letter(1), self.letter(2)])
+        messages: list[RowMessage] = [
+            Insert(None, 7, row("1")),
+            Insert(None, 7, row("2")),
+            Update(None, 7, None, row("2"), row("3")),
+            Delete(None, 7, None, row("3")),
+        ]
+        found = [(record.target is DEAD, record.op) for message in messages for record in table.records(message, stamp)]
+        assert found == [
+            (False, "c"),
+            (True, "dead_letter"),
+            (True, "dead_letter"),  # of the d, and its tombstone is gone with it
+            (False, "c"),
+            (False, "d"),
+            (False, None),
+        ]
+
+    def test_nothing_else_is(self) -> None:
+        dead_letters = DeadLetters(DEAD, lambda _: None)
+        dead_letters.expect([self.letter(0, lsn=5), replace(self.letter(0), topic="another")])
+        (record,) = Table(dead_letters=dead_letters).records(Insert(None, 7, row("1")))
+        assert record.target is TARGET
+
+    def test_what_was_tried_in_vain_is_noticed(self) -> None:
+        dead_letters = DeadLetters(DEAD, lambda _: None)
+        assert dead_letters.expect([self.letter(1)])
+        assert dead_letters.expect([self.letter(1), self.letter(2)])
+        assert not dead_letters.expect([self.letter(1), self.letter(2)])
+
+    def test_what_was_delivered_is_forgotten(self) -> None:
+        dead_letters = DeadLetters(DEAD, lambda _: None)
+        dead_letters.expect([self.letter(1), self.letter(1, lsn=2000)])
+        dead_letters.forget(1500)
+        assert not dead_letters.expected(TRANSACTION.commit_lsn)
+        assert dead_letters.expected(2000)
 
 
 def test_an_old_row_with_values_that_were_not_sent_is_a_protocol_error() -> None:

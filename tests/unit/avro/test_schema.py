@@ -339,6 +339,11 @@ def sample(name: str) -> dict[str, Any]:
         "envelope.avsc": schema.envelope_schema(where, fields),
         "key.avsc": schema.key_schema(where, schema.key_fields(SAMPLE, fields, ["id"], OPTIONS)),
         "cut.avsc": schema.cut_schema("shop"),
+        "message.avsc": schema.message_schema("shop"),
+        "dead_letter.avsc": schema.dead_letter_schema("shop"),
+    }[name]
+
+
 @pytest.mark.parametrize("name", ["envelope.avsc", "key.avsc", "cut.avsc", "message.avsc", "dead_letter.avsc"])
 def test_the_contract_shows_what_is_built(name: str) -> None:
     assert json.loads((CONTRACT / name).read_text()) == sample(name)

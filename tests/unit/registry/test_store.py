@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgsluice.avro.wire import Schema, normalise, schema_id
+from pgsluice.avro.wire import Schema, header, normalise, schema_id
 from pgsluice.registry.record import MAX_ID, Registered
 from pgsluice.registry.store import SchemaStore
 
@@ -245,3 +245,15 @@ def test_a_reader_of_the_topic_knows_what_its_writers_know(
         assert known is not None
         assert known.id == schema_id(normalise(SCHEMAS[schema]))
         assert compacted.uses(known.id, subject)[0].schema == known.schema
+
+
+def test_the_schema_of_a_message_is_found_by_its_id() -> None:
+    store = SchemaStore()
+    record, _ = store.propose("a-value", {"type": "record", "name": "A", "fields": []}, None)
+    text, _ = store.propose("a-key", "string", None)
+    store.add(record)
+    store.add(text)
+    assert store.schema_of(header(record.id) + b"body") == {"type": "record", "name": "A", "fields": []}
+    assert store.schema_of(header(text.id)) is None
+    assert store.schema_of(header(record.id + 1)) is None
+    assert store.schema_of(None) is None

@@ -1,0 +1,267 @@
+"""Changes that Kafka or Avro cannot take: what stops with which sentence, and what becomes a dead letter."""
+
+import random
+from typing import Any, ClassVar
+
+import pytest
+from confluent_kafka import Message
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry.avro import AvroDeserializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+
+from sandbox.kafka import Kafka
+from tests.support.kafka import admin, read_committed
+from tests.support.weather import Pipeline, Start
+
+LIMIT = 20_000
+MODES = ["exactly_once", "at_least_once"]
+SMALL_TOPICS = {
+    "topics": {"partitions": 1, "config": {"max.message.bytes": str(LIMIT)}},
+    "client": {"batch.size": LIMIT},
+}
+
+INSERT = "INSERT INTO texts VALUES (%s, %s)"
+
+
+def settings(mode: str, poison: str = "dead_letter", **delivery: str) -> dict[str, dict[str, Any]]:
+    return {"delivery": {"mode": mode, "poison": poison, **delivery}, "kafka": SMALL_TOPICS}
+
+
+@pytest.fixture(params=MODES)
+def mode(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def large() -> str:
+    """Return text that no compression makes small enough."""
+    return random.randbytes(LIMIT).hex()
+
+
+def with_texts(pipeline: Pipeline) -> Pipeline:
+    with pipeline.database.connect() as connection:
+        connection.execute("CREATE TABLE texts (n int PRIMARY KEY, t text)")
+        connection.execute("ALTER TABLE texts ALTER t SET STORAGE EXTERNAL")
+    return pipeline
+
+
+def insert(pipeline: Pipeline, *rows: tuple[int, str]) -> None:
+    """Insert rows in one transaction."""
+    with pipeline.database.connect() as connection, connection.transaction(), connection.cursor() as cursor:
+        cursor.executemany(INSERT, rows)
+
+
+def read(pipeline: Pipeline, name: str) -> list[tuple[Any, dict[str, Any], Message]]:
+    """Return everything in a topic under the prefix as key, value and message."""
+    topic = f"{pipeline.daemon.name}.{name}"
+    with SchemaRegistryClient({"url": pipeline.daemon.url}) as registry:
+        decode = AvroDeserializer(registry)
+
+        def part(data: bytes | None, field: MessageField) -> Any:  # noqa: ANN401 - as the schema says
+            return decode(data, SerializationContext(topic, field))
+
+        return [
+            (part(one.key(), MessageField.KEY), part(one.value(), MessageField.VALUE), one)
+            for one in read_committed(pipeline.kafka, topic)
+        ]
+
+
+def numbers(pipeline: Pipeline) -> list[int]:
+    pipeline.wait_until_confirmed()
+    return [value["after"]["n"] for _, value, _ in read(pipeline, "public.texts")]
+
+
+def dead_letters(pipeline: Pipeline) -> list[dict[str, Any]]:
+    found = read(pipeline, "dead_letters")
+    assert all(key == value["topic"] for key, value, _ in found)
+    return [value for _, value, _ in found]
+
+
+def cut_with(pipeline: Pipeline, lsn: int) -> dict[str, Any]:
+    """Return the cut, the last of its number, that holds the transaction."""
+    found = [value for _, value, _ in read(pipeline, "transactions") if value["first_lsn"] is not None]
+    return [value for value in found if value["first_lsn"] <= lsn <= value["last_lsn"]][-1]
+
+
+def counts(cut: dict[str, Any]) -> dict[str, dict[str, int]]:
+    return {entry["topic"].rpartition(".")[2]: entry["counts"] for entry in cut["topics"] if entry["counts"]}
+
+
+def configure(pipeline: Pipeline, name: str, setting: str, value: str) -> None:
+    """Change a topic behind pgsluice's back."""
+    entry = ConfigEntry(setting, value, incremental_operation=AlterConfigOpType.SET)
+    topic = f"{pipeline.daemon.name}.{name}"
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
+    client = admin(pipeline.kafka)
+    client.incremental_alter_configs([resource])[resource].result(30)
+
+
+class TestARecordTooLarge:
+    def test_it_stops_with_a_sentence(self, start: Start, mode: str) -> None:
+        pipeline = with_texts(start(settings(mode, "stop")))
+        insert(pipeline, (1, "small"))
+        pipeline.wait_until_confirmed()
+        text = large()
+        insert(pipeline, (2, "small"), (3, text), (4, "small"))
+        assert pipeline.daemon.wait() == 65
+        log = pipeline.daemon.log_text()
+        assert f"{pipeline.daemon.name}.public.texts [0] (key 6 bytes, value " in log
+        assert "a change of table public.texts (key: n; epoch 1, LSN " in log
+        assert f", seq 1): it is larger than the topic's max.message.bytes ({LIMIT}, after compression)" in log
+        assert text[:20] not in log
+
+    def test_a_dead_letter_takes_its_place_in_the_same_cut(self, start: Start, mode: str) -> None:
+        pipeline = with_texts(start(settings(mode)))
+        insert(pipeline, (1, "small"))
+        insert(pipeline, (2, "small"), (3, large()), (4, "small"))
+        insert(pipeline, (5, "small"))
+        found = numbers(pipeline)
+        assert list(dict.fromkeys(found)) == [1, 2, 4, 5]
+        assert len(found) == 4 or mode == "at_least_once"
+        (letter,) = dead_letters(pipeline)
+        sent = {value["after"]["n"]: value for _, value, _ in read(pipeline, "public.texts")}
+        position = {name: sent[2][name] for name in ("epoch", "lsn", "xid", "ts")}
+        assert letter["key"][-1] == 3 * 2  # zigzag
+        assert letter["size"] > 2 * LIMIT
+        del letter["key"], letter["size"]
+        assert letter == {
+            "schema": "public",
+            "table": "texts",
+            "op": "c",
+            "topic": f"{pipeline.daemon.name}.public.texts",
+            "limit": LIMIT,
+            "reason": "record_too_large",
+            "detail": "larger than the topic's max.message.bytes, after compression",
+            "seq": 1,
+            **position,
+        }
+        assert sent[4]["seq"] == 2
+        cut = cut_with(pipeline, letter["lsn"])
+        assert counts(cut)["dead_letters"] == {"dead_letter": 1}
+        assert "pgsluice_dead_letters_total 1.0" in pipeline.daemon._get("/metrics")[1]
+        assert "dead letter" in pipeline.daemon.log_text()
+
+    def test_many_of_them(self, start: Start, mode: str) -> None:
+        pipeline = with_texts(start(settings(mode)))
+        insert(pipeline, *((n, large() if n % 5 == 0 else "small") for n in range(1, 31)))
+        insert(pipeline, (31, "small"))
+        assert list(dict.fromkeys(numbers(pipeline))) == [n for n in range(1, 32) if n % 5]
+        assert [letter["seq"] for letter in dead_letters(pipeline)][-6:] == [4, 9, 14, 19, 24, 29]
+
+    def test_in_the_middle_of_a_transaction_with_a_kafka_transaction_of_its_own(self, start: Start, mode: str) -> None:
+        pipeline = with_texts(start(settings(mode, cut_bytes="64KiB")))
+        rows = [(n, large() if n == 1500 else "small" * 10) for n in range(1, 3001)]
+        insert(pipeline, *rows)
+        insert(pipeline, (3001, "small"))
+        found = numbers(pipeline)
+        assert sorted(set(found)) == [n for n in range(1, 3002) if n != 1500]
+        assert len(found) == 3000 or mode == "at_least_once"
+        letter = dead_letters(pipeline)[-1]
+        cut = cut_with(pipeline, letter["lsn"])
+        assert cut["transactions"] == 1
+        assert counts(cut) == {"dead_letters": {"dead_letter": 1}, "texts": {"c": 2999}}
+
+    def test_a_delete_and_its_tombstone(self, start: Start) -> None:
+        given = settings("exactly_once") | {"tables": {"tombstones": True}}
+        pipeline = with_texts(start(given))
+        with pipeline.database.connect() as connection:
+            connection.execute("ALTER TABLE texts REPLICA IDENTITY FULL")
+        insert(pipeline, (1, large()))
+        with pipeline.database.connect() as connection:
+            connection.execute("DELETE FROM texts")
+        insert(pipeline, (2, "small"))
+        assert numbers(pipeline) == [2]
+        assert [letter["op"] for letter in dead_letters(pipeline)] == ["c", "d"]
+
+    def test_where_small_records_are_refused_in_large_batches_the_setting_is_wrong(self, start: Start) -> None:
+        given = settings("exactly_once")
+        given["kafka"] = {"topics": SMALL_TOPICS["topics"], "client": {"compression.type": "none"}}
+        pipeline = with_texts(start(given))
+        insert(pipeline, *((n, "small" * 200) for n in range(50)))
+        assert pipeline.daemon.wait() == 78
+        assert "set batch.size under kafka.client to 20000 or less" in pipeline.daemon.log_text()
+
+    def test_through_kills(self, start: Start) -> None:
+        pipeline = with_texts(start(settings("exactly_once")))
+        for n in range(1, 41, 4):
+            insert(pipeline, (n, "small"), (n + 1, large()), (n + 2, "small"))
+            insert(pipeline, (n + 3, "small"))
+            if n % 3 == 0:
+                pipeline.daemon.kill()
+                pipeline.daemon.start()
+        assert numbers(pipeline) == [n for n in range(1, 41) if n % 4 != 2]
+        assert len(dead_letters(pipeline)) == 10
+
+
+def test_a_record_that_brokers_would_close_the_connection_on(start: Start) -> None:
+    with Kafka(settings={"socket.request.max.bytes": "200000"}) as kafka:
+        given = settings("exactly_once")
+        given["kafka"] = {"topics": {"partitions": 1, "config": {"max.message.bytes": "10000000"}}}
+        pipeline = with_texts(start(given, broker=kafka))
+        insert(pipeline, (1, "small"), (2, "x" * 300_000), (3, "small"))
+        assert numbers(pipeline) == [1, 3]
+        (letter,) = dead_letters(pipeline)
+        assert (letter["reason"], letter["limit"]) == ("record_too_large", 200_000 - 1024)
+        assert "socket.request.max.bytes" in letter["detail"]
+
+
+def test_a_compacted_topic_takes_no_record_without_key(start: Start, mode: str) -> None:
+    rule = {"match": "public.keyless", "truncate": "skip"}
+    pipeline = start({**settings(mode), "tables": {"rules": [rule]}})
+    with pipeline.database.connect() as connection:
+        connection.execute("CREATE TABLE keyless (n int)")
+        connection.execute("INSERT INTO keyless VALUES (1)")
+        pipeline.wait_until_confirmed()
+        configure(pipeline, "public.keyless", "cleanup.policy", "compact")
+        connection.execute("INSERT INTO keyless VALUES (2)")
+    pipeline.write(3)
+    pipeline.wait_until_confirmed()
+    (letter,) = dead_letters(pipeline)
+    assert (letter["table"], letter["reason"], letter["key"]) == ("keyless", "refused", None)
+    assert "INVALID_RECORD" in letter["detail"]
+    assert list(dict.fromkeys(pipeline.read(3))) == [1, 2, 3]
+
+
+class TestAKeyThatAvroCannotHold:
+    SQL = "CREATE TABLE amounts (n int PRIMARY KEY, amount numeric(10,2)); ALTER TABLE amounts REPLICA IDENTITY FULL"
+    KEYS: ClassVar = {"tables": {"rules": [{"match": "public.amounts", "keys": ["amount"]}]}}
+
+    def test_it_stops_with_a_sentence(self, start: Start) -> None:
+        pipeline = start(settings("exactly_once", "stop") | self.KEYS)
+        with pipeline.database.connect() as connection:
+            connection.execute(self.SQL)
+            connection.execute("INSERT INTO amounts VALUES (1, 1.50), (2, NULL)")
+        assert pipeline.daemon.wait() == 65
+        log = pipeline.daemon.log_text()
+        assert "A change of table public.amounts (key: amount; epoch 1, LSN " in log
+        assert ", seq 1) cannot be written: key column amount is null." in log
+
+    def test_a_dead_letter_takes_its_place(self, start: Start) -> None:
+        pipeline = start(settings("exactly_once") | self.KEYS)
+        with pipeline.database.connect() as connection:
+            connection.execute(self.SQL)
+            connection.execute("INSERT INTO amounts VALUES (1, 1.50), (2, 'NaN'), (3, NULL), (4, 4)")
+            connection.execute("UPDATE amounts SET amount = NULL WHERE n = 1")
+            connection.execute("UPDATE amounts SET amount = 3 WHERE n = 3")
+        pipeline.wait_until_confirmed()
+        ops = [(value["op"], value["seq"]) for _, value, _ in read(pipeline, "public.amounts")]
+        assert ops == [("c", 0), ("c", 3), ("d", 0), ("c", 1)]
+        letters = dead_letters(pipeline)
+        assert [(one["op"], one["seq"], one["reason"]) for one in letters] == [
+            ("c", 1, "key_not_representable"),
+            ("c", 2, "key_not_representable"),
+            ("c", 1, "key_not_representable"),
+            ("d", 0, "key_not_representable"),
+        ]
+        assert letters[0]["detail"].startswith("key column amount has a value outside its Avro type")
+        assert (letters[0]["key"], letters[0]["size"], letters[0]["limit"]) == (None, None, None)
+        cut = cut_with(pipeline, letters[0]["lsn"])
+        assert counts(cut)["dead_letters"]["dead_letter"] >= 2
+
+
+def test_a_dead_letter_that_is_refused_stops(start: Start) -> None:
+    pipeline = with_texts(start(settings("exactly_once")))
+    configure(pipeline, "dead_letters", "max.message.bytes", "100")
+    insert(pipeline, (1, "small"), (2, large()))
+    assert pipeline.daemon.wait() == 65
+    assert "A dead letter was refused, too." in pipeline.daemon.log_text()
