@@ -44,7 +44,10 @@ REQUEST_OVERHEAD_BYTES = 1024
 """What a produce request holds beside its one batch: names, ids and the batch's own head."""
 
 GATHER_S = 0.2
-"""How long to listen for more refusals after one: batches that are on their way are answered within that."""
+"""How long to listen for more reports after a bad one: batches that are on their way are answered within that."""
+
+GATHERED_MAX = 1000
+"""As often at most."""
 
 _ABORT_S = 5.0
 
@@ -145,10 +148,8 @@ class CutProducer(ABC):
         """Raise when a record was refused, or the session was given up."""
         with self._judging("Writing to Kafka"):
             self._producer.poll(wait_s)
-        if self._refusals:
+        if self._refusals or self._failed is not None:
             raise self._verdict()
-        if self._failed is not None:
-            raise self._failed
         if self._given_up.is_set():
             raise SinkUnavailable("Writing to Kafka was given up because the session ends.")
 
@@ -170,26 +171,26 @@ class CutProducer(ABC):
 
     def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
         """Keep what was refused, and the first other failure: a transaction's error only says that there was one."""
-        fatal: BaseException | None = None
-        try:
-            topic = message.topic()
-        except SystemError as complaint:
-            # So Python complains, at the first call, while a fatal error is on its way out of the poll that brought
-            # this report. It goes on its way afterwards.
-            fatal, topic = complaint.__cause__, message.topic()
+        fatal = _pending()
         if error is not None and error.code() in FOR_CONTENT:
             self._refusals.add(error, message)
         elif error is not None and self._failed is None:
-            self._failed = self._meaning(error, f"Writing a record to {topic} [{message.partition()}]")
+            self._failed = self._meaning(error, f"Writing a record to {message.topic()} [{message.partition()}]")
         if fatal is not None:
             raise fatal
 
-    def _verdict(self) -> PgsluiceError:
-        """Return what follows from the refusals, those that come in a moment included."""
-        with suppress(KafkaException, SystemError):
-            while self._producer.poll(GATHER_S):
-                pass
-        return self._refusals.verdict()
+    def _verdict(self, found: PgsluiceError | None = None) -> PgsluiceError:
+        """Return what follows from the reports, those that are on their way included; else ``found``.
+
+        What was refused for its content says more than all the rest, and may come after it.
+        """
+        for _ in range(GATHERED_MAX):
+            with suppress(KafkaException, SystemError):
+                if not self._producer.poll(GATHER_S):
+                    break
+        verdict = self._refusals.verdict() if self._refusals else self._failed or found
+        assert verdict is not None, "something was reported"
+        return verdict
 
     def _meaning(self, error: KafkaException | KafkaError, doing: str) -> PgsluiceError:
         return failure(error, doing, self._options.client.errors)
@@ -211,7 +212,25 @@ class CutProducer(ABC):
         found = self._meaning(error, doing)
         if isinstance(found, Fenced):
             return found
-        return self._verdict() if self._refusals else self._failed or found
+        return self._verdict(found)
+
+
+class _Probe(Exception):
+    """Raised to find another."""
+
+
+def _pending() -> BaseException | None:
+    """Return, and clear, the exception on its way out of the librdkafka call that called back.
+
+    While it flushes, librdkafka calls back although a fatal error is to be raised as soon as it returns. The first
+    thing in Python that looks for exceptions would stumble over that one; making an exception does look.
+    """
+    try:
+        raise _Probe  # noqa: TRY301 - that it is raised here is the point
+    except _Probe:
+        return None
+    except SystemError as complaint:
+        return complaint.__cause__
 
 
 class TransactionalProducer(CutProducer):
