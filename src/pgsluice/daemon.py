@@ -28,7 +28,7 @@ from pgsluice.finding import Finding
 from pgsluice.http import Health, HttpServer, Role
 from pgsluice.kafka import checks as kafka_checks
 from pgsluice.kafka.producer import ProducerOptions
-from pgsluice.kafka.sink import Format, KafkaSink, SinkOptions
+from pgsluice.kafka.sink import CutFormat, KafkaSink, SinkOptions
 from pgsluice.kafka.topics import TopicSpec
 from pgsluice.librdkafka import ClientErrors, ClientOptions
 from pgsluice.lsn import format_lsn
@@ -144,7 +144,7 @@ class _Daemon:
         key_id = await self._registry.register(f"{prefix}.transactions-key", "string")
         key = header(key_id) + encode_string(self._settings.name)
         return KafkaSink(
-            _sink_options(self._settings, self._kafka), Format(key, _encoder(value_id, schema), self._origin_of)
+            _sink_options(self._settings, self._kafka), CutFormat(key, _encoder(value_id, schema), self._origin_of)
         )
 
     def _origin_of(self, key: bytes | None, value: bytes) -> Origin | None:

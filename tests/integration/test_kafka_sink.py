@@ -17,7 +17,7 @@ from pgsluice.errors import ConfigError, DeadlineMissed, Fenced, HistoryError, P
 from pgsluice.kafka import producer
 from pgsluice.kafka.partitioner import partition_for
 from pgsluice.kafka.producer import ProducerOptions
-from pgsluice.kafka.sink import Format, KafkaSink, SinkOptions
+from pgsluice.kafka.sink import CutFormat, KafkaSink, SinkOptions
 from pgsluice.kafka.topics import TopicSpec
 from pgsluice.librdkafka import ClientOptions
 from pgsluice.progress import Checkpoint
@@ -80,9 +80,7 @@ class Session:
             TopicSpec(f"{prefix}.transactions", 1),
             TopicSpec(f"{prefix}.checkpoint", 1, config={"cleanup.policy": "compact"}),
         )
-        self.sink = KafkaSink(
-            options, Format(KEY, lambda record: json.dumps(record).encode(), lambda _key, _value: None)
-        )
+        self.sink = KafkaSink(options, CutFormat(KEY, lambda record: json.dumps(record).encode()))
         self.checkpoint = Checkpoint("shop", "pgsluice_shop", "7000000000000000001", 1, 1, cut=0, end_lsn=0)
 
     async def __aenter__(self) -> Self:

@@ -26,8 +26,8 @@ TABLE = messages.Relation(
     None, 7, "public", "numbers", "d", (messages.RelationColumn(is_key=True, name="n", type_oid=23, typmod=-1),)
 )
 
-MESSAGES = "shop.messages"
-"""The topic that no table describes."""
+SERVICES = ("shop.messages", "shop.dead_letters")
+"""The topics that no table describes."""
 
 
 @dataclass
@@ -306,7 +306,7 @@ class FakeRegistry:
 
     async def register(self, subject: str, schema: Schema, postgres: Mapping[str, Any] | None = None) -> int:
         self._world.step("register")
-        assert (postgres is None) == subject.startswith(MESSAGES)
+        assert (postgres is None) == subject.startswith(SERVICES)
         known = self._world.schemas.setdefault(subject, [])
         if schema not in known:
             known.append(schema)

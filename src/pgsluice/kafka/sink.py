@@ -53,12 +53,12 @@ class SinkOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
-    """What records look like: the cut record's key and encoder, and which change a key and value are about."""
+class CutFormat:
+    """How the cut record is framed: its key, and its encoder; and which change another record is about, if known."""
 
     key: bytes
     encode: Callable[[dict[str, Any]], bytes]
-    origin_of: Callable[[bytes | None, bytes], Origin | None]
+    origin_of: Callable[[bytes | None, bytes], Origin | None] = lambda _key, _value: None
 
 
 class KafkaSink:
@@ -67,9 +67,9 @@ class KafkaSink:
     Any PgsluiceError out of it ends the session: close it and make a new one.
     """
 
-    def __init__(self, options: SinkOptions, format_: Format) -> None:
+    def __init__(self, options: SinkOptions, cut_format: CutFormat) -> None:
         self._options = options
-        self._format = format_
+        self._format = cut_format
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="pgsluice-kafka")
         self._given_up = threading.Event()
         self._producer_options = options.producer

@@ -6,7 +6,7 @@ import pytest
 
 from pgsluice.errors import SinkUnavailable
 from pgsluice.kafka.producer import ProducerOptions
-from pgsluice.kafka.sink import Format, KafkaSink, SinkOptions
+from pgsluice.kafka.sink import CutFormat, KafkaSink, SinkOptions
 from pgsluice.kafka.topics import TopicSpec
 from pgsluice.librdkafka import ClientOptions
 
@@ -16,7 +16,7 @@ def sink() -> KafkaSink:
     client = ClientOptions({"bootstrap.servers": "127.0.0.1:9"}, "pgsluice-test")
     producer = ProducerOptions(client, "pgsluice-shop", 1024, 60.0)
     options = SinkOptions(producer, TopicSpec("shop.transactions", 1), TopicSpec("shop.checkpoint", 1))
-    return KafkaSink(options, Format(b"shop", lambda _: b"", lambda _key, _value: None))
+    return KafkaSink(options, CutFormat(b"shop", lambda _: b""))
 
 
 async def test_closes_though_it_never_started(sink: KafkaSink) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pgsluice.avro.types import TypeOptions
+from pgsluice.dead_letter import DeadLetter, Origin, Reason, Refused
 from pgsluice.errors import (
     ConfigError,
     DeadlineMissed,
@@ -158,6 +159,60 @@ class TestGoingOn:
             assert world.owner is None
             world.streaming = False
             await streaming(found)
+
+
+class TestPoison:
+    """A record that Kafka refuses for its content, when its cut is committed."""
+
+    def refused(self, *numbers: int) -> Refused:
+        """Return the refusal of rows of the first transaction, which a test commits at 10,050."""
+        letters = [
+            DeadLetter(
+                Origin("public", "numbers", "c", 1, 10_050, number - 1, 10_000, 0),
+                "shop.public.numbers",
+                Reason.RECORD_TOO_LARGE,
+                "larger than the limit",
+            )
+            for number in numbers
+        ]
+        return Refused("Kafka cannot take a record.", letters)
+
+    def world(self, *refusals: Refused) -> World:
+        world = World(position=10_000, checkpoint=replace(CHECKPOINT, end_lsn=10_000))
+        world.commit(1, 2, 3)
+        world.commit(4)
+        world.faults["commit"] = [*refusals]
+        return world
+
+    async def test_it_stops(self) -> None:
+        with pytest.raises(Refused, match="cannot take"):
+            await pipeline(self.world(self.refused(2))).run()
+
+    async def test_dead_letters_take_its_place_in_the_next_session(self) -> None:
+        world = self.world(self.refused(2), self.refused(3))
+        async with running(world, dead_letters=True) as found:
+            await until(lambda: len(world.numbers) == 4)
+            metrics = found._metrics.registry
+        ops = [record.op for _, records, _ in world.cuts for record in records]
+        assert ops == ["c", "dead_letter", "dead_letter", "c"]
+        assert metrics.get_sample_value("pgsluice_dead_letters_total") == 2.0
+        assert metrics.get_sample_value("pgsluice_events_total", {"op": "c"}) == 2.0
+        assert metrics.get_sample_value("pgsluice_session_errors_total", {"error": "Refused"}) == 2.0
+
+    async def test_what_is_refused_though_it_was_replaced_stops(self) -> None:
+        with pytest.raises(Refused, match="cannot take"):
+            await pipeline(self.world(self.refused(2), self.refused(2)), dead_letters=True).run()
+
+    async def test_refused_while_it_is_stopped(self) -> None:
+        world = self.world(self.refused(2))
+        world.commit_gate = asyncio.Event()
+        found = pipeline(world, dead_letters=True)
+        task = asyncio.create_task(found.run())
+        await until(lambda: found.session is not None and found.session.buffered_bytes)
+        found.stop()
+        world.commit_gate.set()
+        with pytest.raises(DrainTimeout, match=r"cannot take a record\. Nothing is lost"):
+            await task
 
 
 class TestWhenItMustNotGoOn:
