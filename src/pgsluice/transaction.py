@@ -303,8 +303,9 @@ class Transactions:
         try:
             (oid,) = unpack_oid(payload)
         except struct.error:
-            self._decoder.decode(payload)  # says what is wrong
-            raise
+            raise ProtocolError(
+                f"{chr(payload[0])!r} at offset 1: expected the OID of a relation, found the end at {len(payload)}"
+            ) from None
         waiting.rows.append(waiting.number(self.relations[oid]), payload)
         waiting.has_rows = True
 

@@ -88,6 +88,18 @@ class World:
         for stream in self.streams:
             stream.queue.put_nowait(frames)
 
+    def send(self, *sent: messages.Message, end_lsn: int | None = None) -> None:
+        """Send messages into the open streams only, as what is not committed yet; the WAL reaches to ``end_lsn``."""
+        if end_lsn is not None:
+            self.server = ServerIdentity(self.server.systemid, self.server.timeline, end_lsn)
+        for stream in self.streams:
+            stream.queue.put_nowait([data(one) for one in sent])
+
+    def end_streams(self, error: PgsluiceError) -> None:
+        """End the open streams with ``error`` although nobody reads them."""
+        for stream in self.streams:
+            stream.end(error)
+
     def keepalive(self, wal_end: int | None = None, *, reply_requested: bool = False) -> None:
         """Send a keepalive into the open streams."""
         frame = Keepalive(wal_end or self.server.xlogpos, 0, reply_requested)
@@ -132,6 +144,11 @@ class FakeStream:
 
     async def wait_ended(self) -> None:
         raise await self._ended
+
+    def end(self, error: PgsluiceError) -> None:
+        """End it, also if nobody reads."""
+        if not self._ended.done():
+            self._ended.set_result(error)
 
     def report(self, received: int, flushed: int) -> None:
         self.reports.append((received, flushed))

@@ -3,9 +3,11 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 
 import pytest
+import structlog
 
 from pgsluice.avro.types import TypeOptions
 from pgsluice.errors import ProtocolError, SourceUnavailable
@@ -19,6 +21,7 @@ from pgsluice.progress import Checkpoint, ServerIdentity
 from pgsluice.tables import Tables
 from tests.support.ends import TABLE, FakeRegistry, FakeSink, FakeSource, FakeStream, MemorySpool, World, data
 
+TABLE_IN_STREAM = replace(TABLE, xid=700)
 CHECKPOINT = Checkpoint("shop", "s", "7001", 1, 1, 4, 10_000)
 
 
@@ -268,6 +271,124 @@ async def test_positions_and_lag() -> None:
         assert found.session.lag_bytes == 100
         assert found.session.lag_seconds() > 0
         assert found.session.buffered_bytes > 0
+
+
+async def test_a_stream_that_ends_is_noticed_while_kafka_takes_nothing() -> None:
+    world = World(position=10_000, commit_gate=asyncio.Event())
+    async with running(world) as found:
+        world.commit(1)
+        await until(lambda: found.session.buffered_bytes)
+        world.end_streams(SourceUnavailable("the connection broke"))
+        with pytest.raises(SourceUnavailable, match="the connection broke"):
+            await found.task
+
+
+def row(xid: int | None, number: int) -> messages.Insert:
+    return messages.Insert(xid, TABLE.oid, [str(number).encode()])
+
+
+class TestStreamedTransactions:
+    async def test_their_rows_come_at_the_commit_and_wait_until_then(self) -> None:
+        world = World(position=10_000)
+        async with running(world) as found:
+            world.send(
+                messages.StreamStart(700, first_segment=True), TABLE_IN_STREAM, row(700, 1), messages.StreamStop()
+            )
+            world.commit(2)
+            await until(lambda: world.numbers == [2])
+            assert found.session.waiting_transactions == 1
+            end_lsn = world.server.xlogpos + 100
+            world.send(messages.StreamCommit(700, end_lsn - 50, end_lsn, 1), end_lsn=end_lsn)
+            await until(lambda: world.numbers == [2, 1])
+            await until(lambda: found.confirmed == end_lsn)
+            assert found.session.waiting_transactions == 0
+
+    async def test_a_large_one_gives_others_their_turns(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "TURN", 10)
+        world = World(position=10_000)
+        async with running(world) as found:
+            rows = [row(700, 1)] * 1000
+            world.send(messages.StreamStart(700, first_segment=True), TABLE_IN_STREAM, *rows, messages.StreamStop())
+            await until(lambda: found.session.waiting_transactions)
+            world.send(messages.StreamCommit(700, 10_050, 10_100, 1), end_lsn=10_100)
+            turns = 0
+            async with asyncio.timeout(5):
+                while not world.cuts:
+                    turns += 1
+                    await asyncio.sleep(0)
+            assert turns >= 100
+            assert len(world.numbers) == 1000
+
+
+class TestPreparedTransactions:
+    """The slot stands at 10,000; a transaction is prepared at 10,100 and its commit ends at 10,400."""
+
+    PREPARE = (
+        messages.BeginPrepare(10_100, 10_120, 1_000_000, 700, "g"),
+        TABLE,
+        row(None, 1),
+        messages.Prepare(10_100, 10_120, 1_000_000, 700, "g"),
+    )
+    COMMIT = messages.CommitPrepared(10_350, 10_400, 1_000_000, 700, "g")
+
+    async def test_nothing_behind_the_prepare_is_confirmed_until_the_cut_with_its_commit_is_committed(self) -> None:
+        world = World(position=10_000)
+        async with running(world, heartbeat_s=0.01) as found:
+            world.send(*self.PREPARE, end_lsn=10_200)
+            delivered = world.commit(2)
+            await until(lambda: found.session.progress.delivered == delivered)
+            await until(lambda: found.confirmed == 10_100)
+            world.commit_gate = asyncio.Event()
+            world.send(self.COMMIT, end_lsn=10_400)
+            await until(lambda: found.has_received(10_400))
+            assert found.confirmed == 10_100
+            world.commit_gate.set()
+            await until(lambda: found.confirmed == 10_400)
+            assert world.numbers == [2, 1]
+
+    async def test_a_rollback_lets_the_slot_move_on(self) -> None:
+        world = World(position=10_000)
+        async with running(world, heartbeat_s=0.01) as found:
+            world.send(*self.PREPARE, end_lsn=10_200)
+            await until(lambda: found.confirmed == 10_100)
+            world.send(messages.RollbackPrepared(10_120, 10_400, 1, 1, 700, "g"), end_lsn=10_400)
+            await until(lambda: found.confirmed == 10_400)
+            assert world.numbers == []
+
+    async def test_so_does_one_without_changes_from_the_beginning(self) -> None:
+        world = World(position=10_000)
+        async with running(world, heartbeat_s=0.01) as found:
+            world.send(self.PREPARE[0], self.PREPARE[-1], end_lsn=10_120)
+            await until(lambda: found.confirmed == 10_120)
+            assert found.session.oldest_prepared is None
+
+    async def test_it_shows(self) -> None:
+        world = World(position=10_000)
+        async with running(world) as found:
+            world.send(*self.PREPARE, end_lsn=10_200)
+            await until(lambda: found.session.prepared)
+            oldest = found.session.oldest_prepared
+            assert oldest is not None
+            assert (oldest.gid, oldest.xid, oldest.prepare_lsn) == ("g", 700, 10_100)
+            await until(lambda: found.metric("prepared_transactions") == 1)
+            assert found.metric("waiting_transactions") == 1
+
+    async def test_one_that_lasts_is_warned_of(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "WATCH_S", 0.01)
+        world = World(position=10_000)
+        with structlog.testing.capture_logs() as lines:
+            async with running(world) as found:
+                world.send(*self.PREPARE, end_lsn=10_200)
+                await until(lambda: found.session.prepared)
+                await until(lambda: any(line["event"].startswith("a prepared transaction keeps") for line in lines))
+
+    async def test_a_commit_of_what_was_never_prepared_is_warned_of(self) -> None:
+        world = World(position=10_000)
+        with structlog.testing.capture_logs() as lines:
+            async with running(world) as found:
+                world.send(self.COMMIT, end_lsn=10_400)
+                await until(lambda: found.has_received(10_400))
+        assert any("was not received" in line["event"] for line in lines)
 
 
 class TestMessages:
