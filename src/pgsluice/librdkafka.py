@@ -94,6 +94,10 @@ _MEANING: Final[Mapping[int, tuple[type[PgsluiceError], str]]] = {
     KafkaError.RECORD_LIST_TOO_LARGE: (PoisonError, _TOO_LARGE),
     KafkaError.INVALID_RECORD: (PoisonError, "A topic with cleanup.policy=compact takes no record without key."),
     KafkaError.INVALID_TIMESTAMP: (PoisonError, 'Compare the clocks, or set kafka.timestamp = "produce".'),
+    KafkaError._UNSUPPORTED_FEATURE: (  # noqa: SLF001 - as above
+        ConfigError,
+        'The brokers do not have what this needs; delivery.mode = "at_least_once" does without transactions.',
+    ),
     # For good, or because brokers are still starting.
     KafkaError.INVALID_REPLICATION_FACTOR: (
         SinkUnavailable,

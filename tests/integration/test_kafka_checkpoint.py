@@ -3,6 +3,7 @@
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from threading import Event
 from uuid import uuid4
 
@@ -67,6 +68,17 @@ class TestWhatIsThere:
         abort(kafka, topic, record(6))
         abort(kafka, topic, record(7))
         assert read(client_options(kafka), topic) == checkpoint(5)
+
+    def test_one_that_a_former_owner_wrote_late_does_not(self, kafka: Kafka, topic: str) -> None:
+        """Nothing fences it, where delivery is at least once."""
+        commit(kafka, topic, record(1), record(2), record(3), record(2))
+        assert read(client_options(kafka), topic) == checkpoint(3)
+        new_epoch = replace(checkpoint(3), epoch=2, end_lsn=0)
+        commit(kafka, topic, new_epoch.to_json(), record(3))
+        assert read(client_options(kafka), topic) == new_epoch
+        others = replace(checkpoint(1), pipeline="other")
+        commit(kafka, topic, others.to_json())
+        assert read(client_options(kafka), topic) == others
 
     def test_only_aborted_records(self, kafka: Kafka, topic: str) -> None:
         abort(kafka, topic, *[record(1)] * (3 * FIRST_WINDOW))

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from threading import Event
 from typing import Any
 from uuid import uuid4
@@ -204,6 +205,7 @@ class TestCheck:
     def test_all_is_well(self, kafka: Kafka, topics: Topics, name: str) -> None:
         before = {
             "kafka reachable": (Verdict.OK, "1 broker(s)"),
+            "delivery mode": (Verdict.OK, "exactly once, by Kafka transactions"),
             "kafka transaction timeout": (Verdict.OK, "60 s"),
             f"topic {name}.transactions": (Verdict.OK, "will be created"),
             f"topic {name}.checkpoint": (Verdict.OK, "will be created"),
@@ -216,6 +218,12 @@ class TestCheck:
         topics.ensure(options.checkpoint_topic)
         exist = {f"topic {name}.{which}": (Verdict.OK, "exists") for which in ("transactions", "checkpoint")}
         assert by_name(check(options)) == {**before, **exist}
+
+    def test_without_transactions_their_timeout_does_not_matter(self, kafka: Kafka, name: str) -> None:
+        options = replace(sink_options(client_options(kafka), name), mode="at_least_once")
+        found = by_name(check(options))
+        assert found["delivery mode"] == (Verdict.OK, "at least once, without transactions")
+        assert "kafka transaction timeout" not in found
 
     def test_what_is_wrong_with_topics(self, kafka: Kafka, name: str) -> None:
         create_topic(kafka, f"{name}.transactions", 3)

@@ -1,6 +1,7 @@
 """Changes that Kafka or Avro cannot take: what stops with which sentence, and what becomes a dead letter."""
 
 import random
+import time
 from typing import Any, ClassVar
 
 import pytest
@@ -205,21 +206,39 @@ def test_a_record_that_brokers_would_close_the_connection_on(start: Start) -> No
         assert "socket.request.max.bytes" in letter["detail"]
 
 
-def test_a_compacted_topic_takes_no_record_without_key(start: Start, mode: str) -> None:
-    rule = {"match": "public.keyless", "truncate": "skip"}
-    pipeline = start({**settings(mode), "tables": {"rules": [rule]}})
+def test_a_clock_that_the_topic_does_not_accept(start: Start, mode: str) -> None:
+    given = settings(mode)
+    given["kafka"] = {**SMALL_TOPICS, "timestamp": "commit"}
+    pipeline = with_texts(start(given))
+    insert(pipeline, (1, "small"))
+    pipeline.wait_until_confirmed()
+    assert pipeline.daemon.stop() == 0
+    insert(pipeline, (2, "small"), (3, "small"))
+    time.sleep(1.5)
+    configure(pipeline, "public.texts", "message.timestamp.before.max.ms", "1000")
+    pipeline.daemon.start()
+    assert numbers(pipeline) == [1]
+    letters = dead_letters(pipeline)
+    assert {(one["seq"], one["reason"], one["limit"]) for one in letters} == {
+        (0, "refused", None),
+        (1, "refused", None),
+    }
+    assert all("INVALID_TIMESTAMP" in one["detail"] for one in letters)
+
+
+def test_a_topic_that_was_made_compacted_stops_in_the_next_session(start: Start) -> None:
+    """Every row of the table would be refused: that is no poison, but a setting."""
+    pipeline = start(settings("exactly_once"))
     with pipeline.database.connect() as connection:
         connection.execute("CREATE TABLE keyless (n int)")
         connection.execute("INSERT INTO keyless VALUES (1)")
         pipeline.wait_until_confirmed()
         configure(pipeline, "public.keyless", "cleanup.policy", "compact")
         connection.execute("INSERT INTO keyless VALUES (2)")
-    pipeline.write(3)
-    pipeline.wait_until_confirmed()
-    (letter,) = dead_letters(pipeline)
-    assert (letter["table"], letter["reason"], letter["key"]) == ("keyless", "refused", None)
-    assert "INVALID_RECORD" in letter["detail"]
-    assert list(dict.fromkeys(pipeline.read(3))) == [1, 2, 3]
+    assert pipeline.daemon.wait() == 78
+    assert (
+        "keyless has cleanup.policy=compact, but rows without key or truncates go to it" in pipeline.daemon.log_text()
+    )
 
 
 class TestAKeyThatAvroCannotHold:

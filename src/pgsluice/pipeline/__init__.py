@@ -67,6 +67,9 @@ _DATA = ("Envelope", "Message")
 SAY_AGAIN_S = 300.0
 """How often a state that lasts is logged."""
 
+RELEASE_S = 0.2
+"""What a walsender needs to notice that we left: going on at once would find the slot in use."""
+
 STANDBY_S = 1.0
 """How often a standby looks whether the slot is free: it takes over within that time."""
 
@@ -146,6 +149,7 @@ class Pipeline:
                 await self._try_again(error)
             except Refused as error:
                 self._replace(error)
+                await self._pause(RELEASE_S)
         self.state = State.STOPPED
 
     async def _try_again(self, error: RetryableError) -> None:

@@ -1,0 +1,71 @@
+"""What the producer does by itself, without a broker. All else: tests/integration/test_at_least_once.py."""
+
+import time
+from threading import Event
+
+import pytest
+
+from pgsluice.errors import SinkUnavailable
+from pgsluice.kafka.idempotent import IdempotentProducer
+from pgsluice.kafka.producer import ProducerOptions
+from pgsluice.kafka.refusals import Eyes, Refusals
+from pgsluice.librdkafka import ClientOptions
+
+
+def producer(timeout_s: float = 60.0, given_up: Event | None = None) -> IdempotentProducer:
+    client = ClientOptions({"bootstrap.servers": "127.0.0.1:9"}, "pgsluice-test")
+    options = ProducerOptions(client, "pgsluice-shop", 64 * 1024, timeout_s)
+    return IdempotentProducer(options, given_up or Event(), Refusals(Eyes(lambda _key, _value: None, lambda _: None)))
+
+
+def test_what_has_not_left_is_thrown_away() -> None:
+    one = producer()
+    one.begin()
+    for number in range(10):
+        one.send("shop.public.orders", 0, b"key", b"value %d" % number)
+    one.abandon()
+    with pytest.raises(SinkUnavailable, match="_PURGE_QUEUE"):
+        one.commit()
+    assert len(one._producer) == 0
+    one.close()
+
+
+def test_an_end_of_the_session_ends_the_wait() -> None:
+    given_up = Event()
+    one = producer(given_up=given_up)
+    one.send("shop.public.orders", 0, b"key", b"value")
+    given_up.set()
+    with pytest.raises(SinkUnavailable, match="given up because the session ends"):
+        one.settle()
+
+
+def test_records_do_not_wait_for_ever() -> None:
+    one = producer(timeout_s=0.01)
+    one.send("shop.public.orders", 0, b"key", b"value")
+    with pytest.raises(SinkUnavailable, match=r"Kafka has taken none of 1 records for 0.01 s .*sent again") as caught:
+        one.settle()
+    assert "Connection refused" in str(caught.value)
+
+
+def test_as_long_as_some_are_taken_they_may_wait() -> None:
+    one = producer(timeout_s=0.01)
+    for left in (3, 2, 1):
+        one._waited(left)
+        time.sleep(0.02)
+    with pytest.raises(SinkUnavailable):
+        one._waited(1)
+
+
+def test_time_in_which_nobody_waited_does_not_count() -> None:
+    one = producer(timeout_s=0.01)
+    one._waited(1)
+    one._looked_at -= 60.0
+    time.sleep(0.02)
+    one._waited(1)
+
+
+def test_fencing_former_owners_needs_an_answer() -> None:
+    given_up = Event()
+    given_up.set()
+    with pytest.raises(SinkUnavailable, match=r"^Registering the transactional producer: .*Connection refused"):
+        producer(given_up=given_up).fence()
