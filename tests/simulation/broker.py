@@ -68,7 +68,6 @@ class _Coordinated:
 
     epoch: int = -1
     transaction: Transaction | None = None
-    by_timeout: bool = False
 
 
 @dataclass(slots=True)
@@ -121,7 +120,7 @@ class Broker:
         if transaction is not None and transaction.unmarked:
             return None
         found.epoch += 1
-        found.transaction, found.by_timeout = None, False
+        found.transaction = None
         return found.epoch
 
     def write(self, name: str, epoch: int, timeout_s: float, records: "Sequence[_Queued]") -> bool:
@@ -192,7 +191,6 @@ class Broker:
             found = self._coordinated.get(transaction.producer)
             if found is not None and found.transaction is transaction:
                 found.epoch += 1
-                found.by_timeout = True
             self._decide(transaction, committed=False)
 
 
@@ -220,6 +218,7 @@ class Client:
     def travel(self, timeout_s: float, code: int = KafkaError._TIMED_OUT) -> None:
         """Pass the time that a request takes; a time-out while Kafka is away."""
         weather = self.broker.weather
+        self.process.step()
         if lag_s := self.lag_s():
             virtual.sleep(self.dice.uniform(0.0, lag_s))
         elif not weather.is_away:
@@ -256,8 +255,6 @@ class ScriptedProducer:
         self._queue: list[_Queued] = []
         self._epoch: int | None = None
         self._in_transaction = False
-        self._ending = False
-        self._wrote = False
         self._fatal: KafkaException | None = None
         self._failed = False
         self._answer_lost = False
@@ -286,8 +283,7 @@ class ScriptedProducer:
         self._check()
         if self._epoch is None or self._in_transaction:
             raise _error(KafkaError._STATE)
-        self._in_transaction, self._wrote, self._failed, self._answer_lost = True, False, False, False
-        self._ending = False
+        self._in_transaction, self._failed, self._answer_lost = True, False, False
 
     def produce(self, topic: str, value: bytes | None, key: bytes | None, partition: int, *_rest: object) -> None:
         self._check()
@@ -325,8 +321,8 @@ class ScriptedProducer:
         records = self._queue[:count]
         if not self._request(lambda: self._broker.write(self._name, epoch, self._timeout_s, records)):
             return False
-        self._wrote = True
         del self._queue[:count]
+        self._client.process.step()
         return True
 
     def _refuse(self, which: int) -> None:
@@ -379,7 +375,9 @@ class ScriptedProducer:
             self._broker.loop.call_later(self._dice.choice((0.2, 2.0, 10.0, 50.0)), _late, end)
             raise _error(KafkaError._TRANSPORT)
         self._request(end)
+        self._client.process.step()
         virtual.sleep(self._dice.choice((0.0, 0.0, 0.001, 0.02)))  # the answer's way back
+        self._client.process.step()
 
     def abort_transaction(self, timeout: float) -> None:
         self._check()

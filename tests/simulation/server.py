@@ -146,6 +146,7 @@ class Connection:
 
     async def _ask(self) -> None:
         """Send a request and wait for its answer."""
+        self.process.step()
         await asyncio.sleep(self._dice.choice((0.0, 0.001, 0.02)))
         if self.why is not None or not self.process.alive:
             raise SourceUnavailable(self.why or "killed")
@@ -282,6 +283,7 @@ class Stream:
     def report(self, received: int, flushed: int) -> None:
         if self._connection.process.alive and flushed > self._flushed:
             self._server._check_ack(flushed)
+            self._connection.process.step()
         self._received = max(self._received, received, flushed)
         self._flushed = max(self._flushed, flushed)
 

@@ -2,11 +2,16 @@
 
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from tests.simulation.world import run
+from pgsluice.pgoutput import messages
+from tests.simulation import walsender
+from tests.simulation.world import TROUBLES, run
+from tests.support.pgoutput_encoder import encode
 
 WORLDS = 3000
 BATCH = 100
@@ -19,6 +24,24 @@ def test_nothing_goes_wrong(first: int) -> None:
     """To see what happened in one: ``python -m tests.simulation --seed N``."""
     found = {seed: run(seed) for seed in range(first, first + BATCH)}
     assert {seed: violation for seed, violation in found.items() if violation} == {}
+
+
+def test_everything_that_can_happen_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worlds in which nothing happens would prove nothing."""
+    sent: Counter[str] = Counter()
+    told: Counter[str] = Counter()
+
+    def counting(message: messages.Message) -> bytes:
+        sent[type(message).__name__] += 1
+        return encode(message)
+
+    monkeypatch.setattr(walsender, "encode", counting)
+    for seed in range(BATCH):
+        run(seed, lambda line: told.update([line.split("  ")[-1]]))
+    kinds = {kind.__name__ for kind in get_args(messages.Message)} - {"Type"}
+    assert {kind for kind in kinds if sent[kind] < BATCH / 10} == set()
+    troubles = {f"-- {trouble.__name__}" for trouble in TROUBLES}
+    assert {trouble for trouble in troubles if told[trouble] < BATCH / 10} == set()
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -35,9 +35,23 @@ class Stuck(Exception):
 class Process:
     """What dies together: tasks and threads of one daemon."""
 
-    def __init__(self) -> None:
+    def __init__(self, loop: "Loop") -> None:
         self.alive = True
+        self._loop = loop
         self.lanes: list[_Lane] = []
+        self.steps_left = 0
+        """Steps until it is killed; 0: it lives on."""
+        self.on_last_step: Callable[[], object] = self.kill
+
+    def step(self) -> None:
+        """Note that it has done, or is about to do, something that others see: it may be its last."""
+        if self.steps_left:
+            self.steps_left -= 1
+            if not self.steps_left:
+                self.alive = False
+                self._loop.call_soon(self.on_last_step)
+        if not self.alive and _Thread.current is not None:
+            raise Killed
 
     def kill(self) -> None:
         """End its threads where they are."""
@@ -101,6 +115,7 @@ class _Lane:
         self._loop = loop
         self._waiting: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
         self._thread: _Thread | None = None
+        self._process = process
         if process is not None:
             process.lanes.append(self)
 
@@ -150,7 +165,7 @@ class _Lane:
                 future.set_result(value)
             elif fine is not None:
                 future.set_exception(value)
-        if self._waiting:
+        if self._waiting and (self._process is None or self._process.alive):
             self._next()
 
 

@@ -216,7 +216,7 @@ class Daemon:
         self._simulation = simulation
         self._world = simulation.world
         self._dice = simulation.world.dice(self.name)
-        self.process = Process()
+        self.process = Process(self._world.loop)
         self.lag_s = 0.0
         """How long each of its requests to Kafka may take on its way, at most."""
         self.pipeline: Pipeline | None = None
@@ -227,7 +227,8 @@ class Daemon:
         if self._number:
             await self._simulation.model.begun.wait()  # the others join a pipeline that runs
         while True:
-            self.process = Process()
+            self.process = Process(self._world.loop)
+            self.process.on_last_step = self.kill
             self._world.note(f"{self.name} starts")
             context_task = asyncio.create_task(self._run(self.process))
             self._task = context_task
@@ -305,6 +306,12 @@ Trouble: TypeAlias = Callable[[Simulation], Awaitable[None]]
 
 async def _kill(simulation: Simulation) -> None:
     simulation.dice.choice(simulation.daemons).kill()
+
+
+async def _kill_at_a_step(simulation: Simulation) -> None:
+    """Between two steps that others see: just before a commit, just after it, before it is acknowledged."""
+    process = simulation.dice.choice(simulation.daemons).process
+    process.steps_left = simulation.dice.randrange(1, 60)
 
 
 async def _silence(simulation: Simulation) -> None:
@@ -396,6 +403,8 @@ async def _two_phase(simulation: Simulation) -> None:
 
 TROUBLES: list[Trouble] = [
     _kill,
+    _kill_at_a_step,
+    _kill_at_a_step,
     _silence,
     _terminate,
     _cut_connection,
@@ -413,6 +422,7 @@ def run(seed: int, note: Callable[[str], None] | None = None) -> str | None:
     """Run the world of ``seed``; return what went wrong first, or None."""
     loop = Loop()
     asyncio.set_event_loop(loop)
+    loop.set_exception_handler(lambda _loop, _context: None)  # what killed processes leave behind
     gc.disable()  # it would take a fifth of the time
 
     def tell(text: str) -> None:
