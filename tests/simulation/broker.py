@@ -95,6 +95,7 @@ class Broker:
         self._dice = dice
         self._on_commit = on_commit
         self._count = 0
+        self._delayed: list[Callable[[], None]] = []
 
     def partition(self, place: tuple[str, int]) -> Partition:
         return self.topics[place[0]][place[1]]
@@ -135,7 +136,17 @@ class Broker:
             transaction = found.transaction = self.open(name, timeout_s)
         for record in records:
             self.append(transaction, (record.topic, record.partition), record.key, record.value)
+        if self._delayed and self._dice.random() < 0.8:
+            # At the worst moment: what was sent long ago arrives in the middle of a transaction.
+            _late(self._delayed.pop())
         return True
+
+    def delay(self, request: Callable[[], None]) -> None:
+        """Let a request arrive when nobody waits for its answer any more."""
+        if self._dice.random() < 0.8:
+            self._delayed.append(request)
+        else:
+            self.loop.call_later(self._dice.choice((0.5, 1.0, 10.0, 50.0)), _late, request)
 
     def open(self, name: str, timeout_s: float) -> Transaction:
         """Open a transaction, which is aborted when it has not ended in time."""
@@ -372,7 +383,7 @@ class ScriptedProducer:
             virtual.sleep(timeout)
             raise _error(KafkaError._TIMED_OUT, retriable=self._answer_lost or self._dice.random() < 0.5)
         if chance < weather.never_arrives + weather.answer_lost + weather.arrives_late:
-            self._broker.loop.call_later(self._dice.choice((0.2, 2.0, 10.0, 50.0)), _late, end)
+            self._broker.delay(end)
             raise _error(KafkaError._TRANSPORT)
         self._request(end)
         self._client.process.step()

@@ -117,6 +117,7 @@ class Server:
         if connection in self.connections:
             self.connections.remove(connection)
         if self.active is connection:
+            connection.sent_until = len(self.wal.records)
             self.active = None
             self.wake()
 
@@ -140,6 +141,8 @@ class Connection:
         self.why: str | None = None
         """Why the connection is of no use any more; a client learns of it when it tries, or a little later."""
         self.stream: Stream | None = None
+        self.sent_until: int | None = None
+        """Where the WAL ended when the server lost the connection: so much may still be on its way."""
         self.lets_go = False
         self._server = server
         self._dice = dice
@@ -240,7 +243,7 @@ class Stream:
             moved = self._server.moved
             if self._connection.why is not None:
                 raise SourceUnavailable(self._connection.why)
-            if self._server.active is self._connection and (frames := self._next()):
+            if frames := self._next():
                 return frames
             patience_s = 0.02 if self._server.shutting_down else WAL_SENDER_TIMEOUT_S / 2
             try:
@@ -259,7 +262,8 @@ class Stream:
         dice, walsender = self._dice, self._walsender
         frames, self._waiting = self._waiting, []
         room = dice.choice((1, 2, 5, 50))
-        while len(frames) < room and not walsender.caught_up:
+        limit = self._connection.sent_until
+        while len(frames) < room and not walsender.caught_up and (limit is None or walsender.decoded < limit):
             before = self._keepalive()
             decoded: list[XLogData | Keepalive] = [*walsender.decode_next()]
             if dice.random() < 0.05:
@@ -269,7 +273,11 @@ class Stream:
             frames += decoded
         if len(frames) > room and dice.random() < 0.5:
             frames, self._waiting = frames[:room], frames[room:]
-        elif walsender.caught_up and (self._asked or self._told < walsender.sent or self._server.shutting_down):
+        elif (
+            limit is None
+            and walsender.caught_up
+            and (self._asked or self._told < walsender.sent or self._server.shutting_down)
+        ):
             asked, self._asked = self._asked or self._server.shutting_down, False
             frames.append(self._keepalive(reply_requested=asked))
         return frames

@@ -26,7 +26,7 @@ from pgsluice.transaction import Transactions
 from tests.simulation.virtual import PROCESS
 from tests.simulation.world import run
 
-WORLDS = 300
+WORLDS = 1000
 """So many worlds may pass before one has to notice."""
 
 Sabotage = Callable[[pytest.MonkeyPatch], None]
@@ -145,7 +145,8 @@ def a_session_has_a_producer_of_its_own(patch: pytest.MonkeyPatch) -> None:
         if self._producer._in_transaction:
             with contextlib.suppress(KafkaException):
                 self._producer.abort_transaction(1.0)
-            self._producer._in_transaction = False
+            self._producer._in_transaction, self._producer._fatal = False, None
+            self._refused = None
         begin(self)
 
     init = KafkaSink.__init__

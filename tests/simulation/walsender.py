@@ -73,7 +73,8 @@ class Walsender:
         self._two_phase_at = two_phase_at
         self._options = options
         self._dice = dice
-        self._next = 0
+        self.decoded = 0
+        """How many records of the WAL were decoded."""
         self._transactions: dict[int, _Buffered] = {}
         self._described: dict[int, _Described] = {}
         self._hides: dict[int, bool] = {}
@@ -81,12 +82,12 @@ class Walsender:
 
     @property
     def caught_up(self) -> bool:
-        return self._next == len(self._wal.records)
+        return self.decoded == len(self._wal.records)
 
     def decode_next(self) -> list[XLogData]:
         """Decode the next record and return what is sent of it."""
-        record = self._wal.records[self._next]
-        self._next += 1
+        record = self._wal.records[self.decoded]
+        self.decoded += 1
         found = [XLogData(lsn, lsn, 0, encode(message)) for lsn, message in self._decode(record)]
         self.sent = max(self.sent, getattr(record, "end", 0) or record.lsn)
         return found

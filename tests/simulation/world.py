@@ -160,9 +160,15 @@ class Simulation:
             self.world.note(f"-- {trouble.__name__}")
             await trouble(self)
 
+    def slow_down(self, lag_s: float) -> None:
+        """Let every request to Kafka take up to ``lag_s`` on its way."""
+        for daemon in self.daemons:
+            daemon.lag_s = lag_s
+
     async def _calm_down(self) -> None:
         self.world.note("-- calm")
         self.broker.weather = Weather()
+        self.slow_down(0.0)
         if not self.server.is_up or self.server.shutting_down:
             self.server.shutting_down = False
             self.server.is_up = True
@@ -349,11 +355,9 @@ async def _cut_off(simulation: Simulation) -> None:
         await asyncio.sleep(0.1)
         if server.active is not None:
             break
-    for daemon in simulation.daemons:
-        daemon.lag_s = 1.0
+    simulation.slow_down(1.0)
     await asyncio.sleep(3.0)
-    for daemon in simulation.daemons:
-        daemon.lag_s = 0.0
+    simulation.slow_down(0.0)
 
 
 async def _crash_server(simulation: Simulation) -> None:
@@ -378,11 +382,13 @@ async def _kafka_weather(simulation: Simulation) -> None:
     dice = simulation.dice
 
     def often() -> float:
-        return dice.choice((0.0, 0.0, 0.2))
+        return dice.choice((0.0, 0.0, 0.5))
 
     simulation.broker.weather = Weather(often(), often(), often(), often(), slow=often())
+    simulation.slow_down(dice.choice((0.0, 0.0, 0.5)))
     await asyncio.sleep(dice.choice((1.0, 10.0)))
     simulation.broker.weather = Weather()
+    simulation.slow_down(0.0)
 
 
 async def _foreign_transaction(simulation: Simulation) -> None:
@@ -412,6 +418,7 @@ TROUBLES: list[Trouble] = [
     _crash_server,
     _shut_server_down,
     _kafka_away,
+    _kafka_weather,
     _kafka_weather,
     _foreign_transaction,
     _two_phase,
