@@ -114,6 +114,7 @@ class _Lane:
     def __init__(self, loop: "Loop", process: Process | None) -> None:
         self._loop = loop
         self._waiting: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
+        self._futures: list[asyncio.Future[Any]] = []
         self._thread: _Thread | None = None
         self._process = process
         if process is not None:
@@ -122,12 +123,15 @@ class _Lane:
     def submit(self, call: Callable[[], Any]) -> "asyncio.Future[Any]":
         future = self._loop.create_future()
         self._waiting.append((call, future))
+        self._futures.append(future)
         if self._thread is None:
             self._next()
         return future
 
     def kill(self) -> None:
         self._waiting.clear()
+        for future in self._futures:
+            future.cancel()
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.killed = True
@@ -159,6 +163,7 @@ class _Lane:
             return
         _Thread.idle.append(thread)
         self._thread = None
+        self._futures.remove(future)
         fine, value = outcome
         if not future.done():
             if fine:
@@ -191,7 +196,7 @@ class Loop(asyncio.BaseEventLoop):
         self.now = 0.0
         self._clock_resolution = 1e-6
         self._selector = _Selector(self)
-        self._lanes: dict[int, tuple[object, _Lane]] = {}
+        self._lanes: dict[tuple[int, int], tuple[object, object, _Lane]] = {}
 
     def time(self) -> float:
         return self.now
@@ -202,10 +207,11 @@ class Loop(asyncio.BaseEventLoop):
             failed = self.create_future()
             failed.cancel()
             return failed
-        if id(executor) not in self._lanes:
-            # The executor is kept beside its lane, so that its id is nobody else's.
-            self._lanes[id(executor)] = executor, _Lane(self, process)
-        return self._lanes[id(executor)][1].submit(lambda: func(*args))
+        key = id(executor), id(process)
+        if key not in self._lanes:
+            # Both are kept beside their lane, so that their ids are nobody else's.
+            self._lanes[key] = executor, process, _Lane(self, process)
+        return self._lanes[key][-1].submit(lambda: func(*args))
 
     def _process_events(self, event_list: list[Any]) -> None:
         pass

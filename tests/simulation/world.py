@@ -7,8 +7,10 @@ import asyncio
 import gc
 import json
 import random
-from collections.abc import Awaitable, Callable, Mapping
+import tempfile
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from pgsluice.avro.types import TypeOptions
@@ -19,9 +21,10 @@ from pgsluice.kafka.sink import CutFormat, KafkaSink, SinkOptions
 from pgsluice.kafka.topics import TopicSpec
 from pgsluice.librdkafka import ClientErrors
 from pgsluice.metrics import Metrics
-from pgsluice.pipeline import Pipeline, PipelineOptions
+from pgsluice.pipeline import Pipeline, PipelineOptions, ends
 from pgsluice.pipeline.outbox import Limits
 from pgsluice.pipeline.session import SessionOptions
+from pgsluice.spool import Spool, SpoolOptions
 from pgsluice.tables import Tables
 from tests.simulation.broker import Broker, Client, Partition, Weather, client_options
 from tests.simulation.model import PARTITIONS, PREFIX, Model
@@ -36,6 +39,9 @@ METRICS = Metrics()
 
 CALM_S = 900.0
 """How long everything may take to arrive once nothing goes wrong any more: back-offs, time-outs, patience."""
+
+SPILLING_BYTES = 200
+"""So little memory that some rows stay in it, and most go to files."""
 
 STEPS = 150
 """What clients do to the database in one world: some 30 transactions."""
@@ -92,7 +98,7 @@ class World:
 class Simulation:
     """What is in a world, and what happens there."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, directory: Path) -> None:
         self.world = world
         self.dice = world.dice("faults")
         self.wal = Wal(world.dice("wal"))
@@ -106,14 +112,27 @@ class Simulation:
         self.server = Server(self.wal, options, world.dice("server"), self.model.check_ack, world.violate)
         self.model.two_phase_at = lambda: self.server.slot.two_phase_at if self.server.slot else None
         self.troubles: list[Trouble] = []
+        self._happening: set[asyncio.Task[None]] = set()
         self.daemons: list[Daemon] = []
         dice = world.dice("limits")
+        self._directory = directory
+        self._spools = 0
+        self._spills = dice.random() < 0.3
         self.limits = Limits(
             cut_interval_s=0.05,
             cut_bytes=dice.choice((600, 2_000, 1 << 20)),
             inflight_max=dice.choice((3_000, 1 << 22)),
             heartbeat_s=dice.choice((0.5, 10.0)),
         )
+
+    def make_spool(self) -> ends.Spool:
+        """Return one that spills nearly everything, or one without files, which is faster."""
+        if not self._spills:
+            return MemorySpool()
+        self._spools += 1
+        directory = self._directory / str(self._spools)
+        directory.mkdir()
+        return Spool(SpoolOptions(directory, SPILLING_BYTES, 1 << 30))
 
     async def run(self) -> None:
         """Let it all happen."""
@@ -137,7 +156,7 @@ class Simulation:
         trouble = asyncio.create_task(self._make_trouble())
         await self._work()
         trouble.cancel()
-        await asyncio.gather(trouble, return_exceptions=True)
+        await asyncio.gather(trouble, *self._happening, return_exceptions=True)
         await self._calm_down()
         await self._check_arrival()
 
@@ -158,7 +177,7 @@ class Simulation:
             await asyncio.sleep(self.dice.expovariate(1 / pause_s))
             trouble = self.dice.choice(self.troubles)
             self.world.note(f"-- {trouble.__name__}")
-            await trouble(self)
+            self._happening.add(asyncio.create_task(trouble(self)))
 
     def slow_down(self, lag_s: float) -> None:
         """Let every request to Kafka take up to ``lag_s`` on its way."""
@@ -169,9 +188,6 @@ class Simulation:
         self.world.note("-- calm")
         self.broker.weather = Weather()
         self.slow_down(0.0)
-        if not self.server.is_up or self.server.shutting_down:
-            self.server.shutting_down = False
-            self.server.is_up = True
         self.wal.finish()
         self.server.wake()
 
@@ -290,7 +306,7 @@ class Daemon:
         async def sink() -> KafkaSink:
             return KafkaSink(options, cut_format)
 
-        return Pipeline(self._options(), source, sink, simulation.schemas, MemorySpool, METRICS)
+        return Pipeline(self._options(), source, sink, simulation.schemas, simulation.make_spool, METRICS)
 
     def _options(self) -> PipelineOptions:
         return PipelineOptions(
@@ -307,7 +323,7 @@ class Daemon:
 
 # What may go wrong.
 
-Trouble: TypeAlias = Callable[[Simulation], Awaitable[None]]
+Trouble: TypeAlias = Callable[[Simulation], Coroutine[Any, Any, None]]
 
 
 async def _kill(simulation: Simulation) -> None:
@@ -361,12 +377,16 @@ async def _cut_off(simulation: Simulation) -> None:
 
 
 async def _crash_server(simulation: Simulation) -> None:
+    if not simulation.server.is_up or simulation.server.shutting_down:
+        return
     simulation.server.crash()
     await asyncio.sleep(simulation.dice.choice((0.5, 5.0)))
     simulation.server.is_up = True
 
 
 async def _shut_server_down(simulation: Simulation) -> None:
+    if not simulation.server.is_up or simulation.server.shutting_down:
+        return
     await simulation.server.shut_down()
     await asyncio.sleep(simulation.dice.choice((0.5, 5.0)))
     simulation.server.is_up = True
@@ -439,7 +459,8 @@ def run(seed: int, note: Callable[[str], None] | None = None) -> str | None:
     world = World(seed, loop, tell)
     with patched(loop, world.dice("jitter"), tell if note is not None else None):
         try:
-            loop.run_until_complete(Simulation(world).run())
+            with tempfile.TemporaryDirectory() as directory:
+                loop.run_until_complete(Simulation(world, Path(directory)).run())
         except Stuck:
             world.violate("nothing can happen any more")
         finally:
