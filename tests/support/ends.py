@@ -143,7 +143,7 @@ class FakeStream:
         return found
 
     async def wait_ended(self) -> None:
-        raise await self._ended
+        raise await asyncio.shield(self._ended)
 
     def end(self, error: PgsluiceError) -> None:
         """End it, also if nobody reads."""

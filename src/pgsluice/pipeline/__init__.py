@@ -9,10 +9,10 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import structlog
 
@@ -36,7 +36,7 @@ from pgsluice.lsn import INVALID_LSN, format_lsn
 from pgsluice.metrics import Metrics
 from pgsluice.pipeline.encoders import Encoders
 from pgsluice.pipeline.ends import Registry, Sink, Source, Spool, Stream
-from pgsluice.pipeline.session import Ends, Session, SessionOptions
+from pgsluice.pipeline.session import WATCH_S, Ends, Session, SessionOptions, cancel
 from pgsluice.progress import (
     Checkpoint,
     ServerIdentity,
@@ -257,6 +257,13 @@ class Pipeline:
         if await source.slot_position() is None:
             await self._create_slot(source, sink, server)
         stream = await source.start()
+        found = self._find_checkpoint(source, sink, server, history)
+        return stream, await _while_served(source, stream, found)
+
+    async def _find_checkpoint(
+        self, source: Source, sink: Sink, server: ServerIdentity, history: Sequence[TimelineSwitch]
+    ) -> Checkpoint:
+        """Return the checkpoint to go on from, once nobody else can write another."""
         await sink.fence()
         # Asked for only now: another owner may have worked until a moment ago.
         await self._registry.start()
@@ -272,7 +279,7 @@ class Pipeline:
         found = self._resume(checkpoint, position, server, history)
         if found.cut != (checkpoint.cut if checkpoint is not None else 0):
             await sink.deliver(Cut(end_lsn=found.end_lsn), found)
-        return stream, found
+        return found
 
     async def _create_slot(self, source: Source, sink: Sink, server: ServerIdentity) -> None:
         """Create the slot, announced in Kafka first: a crash in between must not look like a lost checkpoint."""
@@ -398,6 +405,29 @@ def _new_history(last: Checkpoint | None, name: str, slot: str, server: ServerId
     """Return the checkpoint that begins an epoch, after ``last`` if there was one; cut numbers go on."""
     epoch, cut = (1, 0) if last is None else (last.epoch + (not last.is_announcement), last.cut)
     return Checkpoint(name, slot, server.systemid, server.timeline, epoch, cut, end_lsn)
+
+
+async def _while_served(source: Source, stream: Stream, step: Coroutine[Any, Any, T]) -> T:
+    """Wait for ``step``, or raise that PostgreSQL went away.
+
+    Kafka may keep us waiting before anybody reads the stream, and a server that shuts down waits for its walsender.
+    """
+    waiting = asyncio.create_task(step, name="start")
+    watches = [asyncio.create_task(stream.wait_ended()), asyncio.create_task(_watch(source))]
+    try:
+        await asyncio.wait((waiting, *watches), return_when=asyncio.FIRST_COMPLETED)
+        for watch in watches:
+            if watch.done():
+                watch.result()
+        return await waiting
+    finally:
+        await cancel(waiting, *watches)
+
+
+async def _watch(source: Source) -> NoReturn:
+    while True:
+        await asyncio.sleep(WATCH_S)
+        await source.flushed_lsn()
 
 
 class _Stopped(Exception):

@@ -155,7 +155,7 @@ class Session:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             next(task for task in tasks if task.done()).result()
         finally:
-            await _cancel(*tasks)
+            await cancel(*tasks)
 
     async def _work(self) -> None:
         stop = self._stop
@@ -178,7 +178,7 @@ class Session:
             await self._outbox.drain()
             self._report()
         finally:
-            await _cancel(reading, stopping, self._outbox.committing)
+            await cancel(reading, stopping, self._outbox.committing)
 
     def _patience(self) -> float:
         return min(self._outbox.seconds_until_due(), SHUTDOWN_SIGN_S if self._shutdown.suspected else WATCH_S)
@@ -405,7 +405,8 @@ def _warn_of_bare_commit(transaction: Transaction) -> None:
     )
 
 
-async def _cancel(*tasks: "asyncio.Task[Any] | None") -> None:
+async def cancel(*tasks: "asyncio.Task[Any] | None") -> None:
+    """End these tasks, whatever they were about to raise."""
     for task in tasks:
         if task is not None and not task.done():
             task.cancel()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pgsluice import pipeline as module
 from pgsluice.avro.types import TypeOptions
 from pgsluice.dead_letter import DeadLetter, Origin, Reason, Refused
 from pgsluice.errors import (
@@ -388,6 +389,32 @@ class TestTheWrongServerForAMoment:
         found.stop()
         await task
         assert world.checkpoint == CHECKPOINT
+
+    async def test_a_server_that_shuts_down_while_kafka_makes_the_start_wait(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nobody reads its walsender yet; that ordinary connections are refused is the only sign."""
+        monkeypatch.setattr(module, "WATCH_S", 0.01)
+        world = World(position=8_000, checkpoint=CHECKPOINT, faults={"flushed_lsn": [SourceUnavailable("shuts down")]})
+
+        class Hanging(FakeSink):
+            async def last_checkpoint(self) -> Checkpoint | None:
+                if world.faults["flushed_lsn"]:
+                    await asyncio.sleep(60)
+                return await super().last_checkpoint()
+
+        async def source() -> FakeSource:
+            return FakeSource(world)
+
+        async def sink() -> FakeSink:
+            return Hanging(world)
+
+        found = Pipeline(OPTIONS, source, sink, FakeRegistry(world), MemorySpool, Metrics())
+        task = asyncio.create_task(found.run())
+        await until(lambda: found.state is State.WAITING)
+        await streaming(found)
+        found.stop()
+        await task
 
     async def test_being_fenced_before_the_slot_is_ours_is_a_race_and_no_reason_to_stop(self) -> None:
         world = World(faults={"announce": [Fenced("Another took over.")]})
