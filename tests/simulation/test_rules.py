@@ -146,7 +146,7 @@ def a_session_has_a_producer_of_its_own(patch: pytest.MonkeyPatch) -> None:
             with contextlib.suppress(KafkaException):
                 self._producer.abort_transaction(1.0)
             self._producer._in_transaction, self._producer._fatal = False, None
-            self._refused = None
+            self._failed = None
         begin(self)
 
     init = KafkaSink.__init__
