@@ -15,8 +15,8 @@ from pgsluice.transaction import Transaction
 MAX_PART_BYTES = 512 * 1024
 """Size of one part of a cut record, as estimated: half of what a broker takes by default."""
 
-_TOPIC_BYTES, _PARTITION_BYTES, _ID_BYTES = 60, 25, 5
-"""At most, in Avro: counts and lengths of a topic's entry; an int and two longs; a schema id."""
+_TOPIC_BYTES, _PARTITION_BYTES, _ID_BYTES = 85, 25, 5
+"""At most, in Avro: counts and lengths of a topic's entry, and its id; an int and two longs; a schema id."""
 
 Offsets = Mapping[tuple[str, int], tuple[int, int]]
 """(topic, partition) to (first, next)."""
@@ -71,12 +71,14 @@ class Cut:
             use.schema_ids.add(record.target.value_schema_id)
 
 
-def cut_records(cut: Cut, identity: Mapping[str, Any], offsets: Offsets, *, full: bool) -> list[dict[str, Any]]:
+def cut_records(
+    cut: Cut, identity: Mapping[str, Any], offsets: Offsets, topic_ids: Mapping[str, str], *, full: bool
+) -> list[dict[str, Any]]:
     """Return the cut record's parts (one, unless it names very many partitions), ready for the Cut schema.
 
-    ``identity`` holds ``pipeline``, ``cut`` and ``epoch``.
+    ``identity`` holds ``pipeline``, ``cut`` and ``epoch``; a topic without an entry in ``topic_ids`` has none.
     """
-    chunks = _chunks(_topics(cut, offsets))
+    chunks = _chunks(_topics(cut, offsets, topic_ids))
     last = cut.last[0] if cut.last else None
     common = {
         **identity,
@@ -92,14 +94,19 @@ def cut_records(cut: Cut, identity: Mapping[str, Any], offsets: Offsets, *, full
     return [{**common, "part": part, "topics": topics} for part, topics in enumerate(chunks)]
 
 
-def _topics(cut: Cut, offsets: Offsets) -> list[dict[str, Any]]:
+def _topics(cut: Cut, offsets: Offsets, topic_ids: Mapping[str, str]) -> list[dict[str, Any]]:
     entries: dict[str, dict[str, Any]] = {}
     for (topic, partition), (first, following) in sorted(offsets.items()):
         use = cut.topics.get(topic, TopicUse())
-        entry = entries.setdefault(
-            topic, {"topic": topic, "schema_ids": sorted(use.schema_ids), "offsets": [], "counts": use.counts}
-        )
-        entry["offsets"].append({"partition": partition, "first": first, "next": following})
+        if topic not in entries:
+            entries[topic] = {
+                "topic": topic,
+                "topic_id": topic_ids.get(topic, ""),
+                "schema_ids": sorted(use.schema_ids),
+                "offsets": [],
+                "counts": use.counts,
+            }
+        entries[topic]["offsets"].append({"partition": partition, "first": first, "next": following})
     return list(entries.values())
 
 

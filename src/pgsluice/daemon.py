@@ -4,6 +4,7 @@ Used by the commands of ``cli``. The only place that knows both the settings and
 """
 
 import asyncio
+import json
 import math
 import os
 import signal
@@ -15,12 +16,13 @@ from typing import Any, TypeVar
 
 import fastavro
 import structlog
+from fastavro.read import SchemaResolutionError
 
 from pgsluice import __version__, spool
 from pgsluice.avro.binary import encode_string
 from pgsluice.avro.schema import cut_schema
 from pgsluice.avro.types import TypeOptions
-from pgsluice.avro.wire import header
+from pgsluice.avro.wire import header, unframe
 from pgsluice.config import Settings
 from pgsluice.dead_letter import Origin, origin_of
 from pgsluice.errors import SinkUnavailable
@@ -44,6 +46,7 @@ from pgsluice.postgres.source import PostgresSource, SourceOptions
 from pgsluice.registry.builtin import BuiltinRegistry
 from pgsluice.registry.client import RegistryOptions
 from pgsluice.registry.follower import SchemaFollower
+from pgsluice.registry.record import Registered
 from pgsluice.registry.store import SchemaStore
 from pgsluice.spool import SpillDirectory, Spool, SpoolOptions
 from pgsluice.tables import TableRule, Tables
@@ -143,9 +146,9 @@ class _Daemon:
         value_id = await self._registry.register(f"{prefix}.transactions-value", schema)
         key_id = await self._registry.register(f"{prefix}.transactions-key", "string")
         key = header(key_id) + encode_string(self._settings.name)
-        return KafkaSink(
-            _sink_options(self._settings, self._kafka), CutFormat(key, _encoder(value_id, schema), self._origin_of)
-        )
+        decode = _decoder(lambda: self._registry.store.versions(f"{prefix}.transactions-value"), schema)
+        cut_format = CutFormat(key, _encoder(value_id, schema), decode, self._origin_of)
+        return KafkaSink(_sink_options(self._settings, self._kafka), cut_format)
 
     def _origin_of(self, key: bytes | None, value: bytes) -> Origin | None:
         store = self._registry.store
@@ -288,6 +291,7 @@ def _sink_options(settings: Settings, client: ClientOptions) -> SinkOptions:
             if settings.delivery.poison == "dead_letter"
             else None
         ),
+        accept_changed_topics=settings.kafka.topics.changed == "accept",
     )
 
 
@@ -353,6 +357,26 @@ def _encoder(schema_id: int, schema: dict[str, Any]) -> Callable[[dict[str, Any]
         return out.getvalue()
 
     return encode
+
+
+def _decoder(registered: Callable[[], list[Registered]], schema: dict[str, Any]) -> Callable[[bytes], dict[str, Any]]:
+    """Return what reads a record as one of ``schema``, whichever of those registered wrote it; ValueError if none."""
+    reader, writers = fastavro.parse_schema(schema), dict[int, Any]()
+
+    def decode(data: bytes) -> dict[str, Any]:
+        identifier, body = unframe(data)
+        if identifier not in writers:
+            writers.update({entry.id: fastavro.parse_schema(json.loads(entry.schema)) for entry in registered()})
+        if identifier not in writers:
+            raise ValueError(f"its schema {identifier} is not known")
+        try:
+            found = fastavro.schemaless_reader(BytesIO(body), writers[identifier], reader)
+        except (EOFError, IndexError, SchemaResolutionError) as error:
+            raise ValueError(f"it does not follow its schema {identifier}") from error
+        assert isinstance(found, dict), "the schema is that of a record"
+        return found
+
+    return decode
 
 
 @asynccontextmanager

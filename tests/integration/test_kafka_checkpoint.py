@@ -12,7 +12,8 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AclOperation
 
 from pgsluice.errors import HistoryError, PermissionDenied, SinkUnavailable, UnavailableError
-from pgsluice.kafka.checkpoint import FIRST_WINDOW, WINDOW_FACTOR, read_checkpoint
+from pgsluice.kafka.checkpoint import read_checkpoint
+from pgsluice.kafka.tail import FIRST_WINDOW, WINDOW_FACTOR, Tail
 from pgsluice.kafka.topics import Topics
 from pgsluice.librdkafka import ClientOptions
 from pgsluice.progress import Checkpoint
@@ -45,7 +46,8 @@ def read(
     options: ClientOptions, topic: str, patience_s: float = PATIENCE_S, given_up: Event | None = None
 ) -> Checkpoint | None:
     given_up = given_up or Event()
-    return read_checkpoint(options, Topics(options, given_up), topic, patience_s=patience_s, given_up=given_up)
+    with Tail(options, Topics(options, given_up), topic, patience_s=patience_s, given_up=given_up) as tail:
+        return read_checkpoint(tail)
 
 
 @pytest.fixture
@@ -178,8 +180,11 @@ class TestOutages:
         options = client_options(own_kafka)
         with ExitStack() as stack:
             topics = PausesAfterwards(own_kafka, stack)
-            with pytest.raises(SinkUnavailable, match=f"Reading {name}: nothing came beyond offset 0 of 2"):
-                read_checkpoint(options, topics, name, patience_s=1, given_up=Event())
+            with (
+                pytest.raises(SinkUnavailable, match=f"Reading {name}: nothing came beyond offset 0 of 2"),
+                Tail(options, topics, name, patience_s=1, given_up=Event()) as tail,
+            ):
+                read_checkpoint(tail)
         assert read(options, name) == checkpoint(1)
 
     def test_it_may_not_be_read(self, secured_kafka: SecuredKafka) -> None:

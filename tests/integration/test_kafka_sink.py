@@ -1,38 +1,28 @@
 """Cuts delivered to a real broker, and read back by an independent read_committed consumer as the contract says."""
 
 import asyncio
-import json
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any
 from uuid import uuid4
 
 import pytest
 import structlog
 
-from pgsluice.cut import Cut
 from pgsluice.envelope import Record, Target
-from pgsluice.errors import ConfigError, DeadlineMissed, Fenced, HistoryError, PoisonError, SinkUnavailable
+from pgsluice.errors import ConfigError, DeadlineMissed, Fenced, PoisonError, SinkUnavailable
 from pgsluice.kafka import producer
 from pgsluice.kafka.partitioner import partition_for
-from pgsluice.kafka.producer import ProducerOptions
-from pgsluice.kafka.sink import CutFormat, KafkaSink, SinkOptions
-from pgsluice.kafka.topics import TopicSpec
 from pgsluice.librdkafka import ClientOptions
-from pgsluice.progress import Checkpoint
 from pgsluice.registry.builtin import BuiltinRegistry
 from pgsluice.registry.client import RegistryOptions
-from pgsluice.tables import TablePolicy
-from pgsluice.transaction import Transaction
 from sandbox.kafka import Kafka
-from tests.support.kafka import client_options, create_topic, delete_topic, end_of, paused, read_committed, wait_for_end
+from tests.support.kafka import client_options, create_topic, end_of, paused, read_committed, wait_for_end
+from tests.support.sink import Place, Session, cut_records, insert, offsets, policy
 
-KEY = b"the pipeline's key"
-MIB = 1024 * 1024
 SECRET = b"row data"
 
-Place = tuple[str, int]
 Content = dict[Place, list[tuple[bytes | None, bytes | None]]]
 """Keys and values by topic and partition."""
 
@@ -51,89 +41,6 @@ def orders(prefix: str) -> Target:
 def logs(prefix: str) -> Target:
     """A table without key."""
     return Target(f"{prefix}.public.logs", 13, None)
-
-
-def insert(target: Target, number: int, size: int = 0) -> Record:
-    key = b"key %d" % number if target.key_schema_id is not None else None
-    return Record(target, "c", key, b"value %d" % number + bytes(size))
-
-
-def policy(target: Target, partitions: int = 1, **config: str) -> TablePolicy:
-    named = {name.replace("_", "."): value for name, value in config.items()}
-    return TablePolicy(target.topic, partitions, -1, named, keys=None, tombstones=True, truncate=True)
-
-
-class Session:
-    """A sink from prepare to close, and the checkpoint it has reached."""
-
-    def __init__(
-        self,
-        kafka: Kafka,
-        prefix: str,
-        *,
-        timeout_s: float = 60.0,
-        queue_bytes: int = 8 * MIB,
-        client: ClientOptions | None = None,
-    ) -> None:
-        options = SinkOptions(
-            ProducerOptions(client or client_options(kafka), f"pgsluice-{prefix}", queue_bytes, timeout_s),
-            TopicSpec(f"{prefix}.transactions", 1),
-            TopicSpec(f"{prefix}.checkpoint", 1, config={"cleanup.policy": "compact"}),
-        )
-        self.sink = KafkaSink(options, CutFormat(KEY, lambda record: json.dumps(record).encode()))
-        self.checkpoint = Checkpoint("shop", "pgsluice_shop", "7000000000000000001", 1, 1, cut=0, end_lsn=0)
-
-    async def __aenter__(self) -> Self:
-        try:
-            await self.start()
-        except BaseException:
-            await self.sink.close()
-            raise
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.sink.close()
-
-    async def start(self) -> None:
-        await self.sink.prepare()
-        await self.sink.fence()
-        self.checkpoint = await self.sink.last_checkpoint() or self.checkpoint
-
-    async def deliver(self, *records: Record) -> None:
-        """Deliver a cut of one transaction with these records, a heartbeat without any."""
-        cut, checkpoint = self.next_cut(records)
-        await self.sink.deliver(cut, checkpoint)
-        self.checkpoint = checkpoint
-
-    async def produce(self, *records: Record) -> tuple[Cut, Checkpoint]:
-        """Write records in an open transaction, and return when they are in Kafka."""
-        await self.sink.begin()
-        cut, checkpoint = self.next_cut(())
-        await self.sink.produce(cut, records)
-        await self.sink._run(self.sink._live.flush)
-        return cut, checkpoint
-
-    def next_cut(self, records: Sequence[Record]) -> tuple[Cut, Checkpoint]:
-        number = self.checkpoint.cut + 1
-        cut = Cut(end_lsn=number * 256)
-        if records:
-            cut.add_records(records, 0, len(records))
-            cut.add(Transaction(700 + number, number * 256 - 8, number), number * 256)
-        return cut, self.checkpoint.advanced(number, cut.end_lsn, cut.last)
-
-
-def cut_records(kafka: Kafka, prefix: str) -> list[dict[str, Any]]:
-    messages = read_committed(kafka, f"{prefix}.transactions")
-    assert {message.key() for message in messages} == {KEY}
-    return [json.loads(message.value()) for message in messages]
-
-
-def offsets(cut: dict[str, Any]) -> dict[Place, tuple[int, int]]:
-    return {
-        (topic["topic"], at["partition"]): (at["first"], at["next"])
-        for topic in cut["topics"]
-        for at in topic["offsets"]
-    }
 
 
 def content(kafka: Kafka, cut: dict[str, Any]) -> Content:
@@ -206,7 +113,7 @@ class TestDelivery:
             reached = session.checkpoint
         async with Session(kafka, prefix) as session:
             assert session.checkpoint == reached
-            await session.sink.open_topics([orders.topic, f"{prefix}.gone"])
+            await session.sink.open_topics([orders.topic, f"{prefix}.never-made"])
             await session.sink.open_topic(policy(orders, 2), keyed=True)
             await session.sink.open_topic(policy(logs, 1), keyed=False)
             await session.deliver()
@@ -309,7 +216,8 @@ class TestOwners:
 class TestRefusals:
     async def test_a_record_too_large_for_its_topic(self, kafka: Kafka, prefix: str, orders: Target) -> None:
         large = Record(orders, "c", SECRET, SECRET * 1000)
-        async with Session(kafka, prefix) as session:
+        client = ClientOptions({**client_options(kafka).properties, "batch.size": "2000"}, "pgsluice-test")
+        async with Session(kafka, prefix, client=client) as session:
             await session.sink.open_topic(policy(orders, max_message_bytes="2000"), keyed=True)
             await session.deliver(insert(orders, 1))
             with pytest.raises(PoisonError, match=rf"{orders.topic} \[0\].*key 8 bytes, value 8000 bytes") as caught:
@@ -334,14 +242,11 @@ class TestRefusals:
             with pytest.raises(PoisonError, match=r"public.logs \[0\].*cleanup.policy=compact takes no record without"):
                 await session.deliver(insert(logs, 1))
 
-    async def test_a_topic_made_anew(self, kafka: Kafka, prefix: str, orders: Target) -> None:
+    async def test_small_records_in_a_batch_too_large(self, kafka: Kafka, prefix: str, orders: Target) -> None:
         async with Session(kafka, prefix) as session:
-            await session.sink.open_topic(policy(orders), keyed=True)
-            await session.deliver(*(insert(orders, n) for n in range(10)))
-            await asyncio.to_thread(delete_topic, kafka, orders.topic)
-            await asyncio.to_thread(create_topic, kafka, orders.topic)
-            with pytest.raises(HistoryError, match=rf"Partition 0 of topic {orders.topic} ends at offset \d+, before"):
-                await session.deliver(insert(orders, 10))
+            sentence = rf'{orders.topic} takes 2000 bytes .*1000000 \(batch.size\).*"batch.size" = "2000"'
+            with pytest.raises(ConfigError, match=sentence):
+                await session.sink.open_topic(policy(orders, max_message_bytes="2000"), keyed=True)
 
 
 class TestOutages:

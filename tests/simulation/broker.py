@@ -473,7 +473,8 @@ class ScriptedAdmin:
             if topic not in self._topics:
                 raise _error(KafkaError.UNKNOWN_TOPIC_OR_PART)
             return SimpleNamespace(
-                partitions=[SimpleNamespace(leader=1, id=n) for n in range(len(self._topics[topic]))]
+                topic_id=f"id of {topic}",
+                partitions=[SimpleNamespace(leader=1, id=n) for n in range(len(self._topics[topic]))],
             )
 
         return {topic: _Answer(self._client, partial(describe, topic)) for topic in topics.topic_names}

@@ -297,7 +297,7 @@ class Daemon:
             TopicSpec(f"{PREFIX}.transactions", 1),
             TopicSpec(f"{PREFIX}.checkpoint", 1),
         )
-        cut_format = CutFormat(PREFIX.encode(), lambda part: json.dumps(part).encode())
+        cut_format = CutFormat(PREFIX.encode(), lambda part: json.dumps(part).encode(), json.loads)
 
         async def source() -> Any:  # noqa: ANN401 - the scripted one
             await asyncio.sleep(self._dice.choice((0.0, 0.01)))

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from confluent_kafka import (
+    OFFSET_END,
     Consumer,
     IsolationLevel,
     KafkaError,
@@ -21,6 +22,7 @@ from confluent_kafka.admin import (
     AclPermissionType,
     AdminClient,
     ConfigResource,
+    NewPartitions,
     NewTopic,
     OffsetSpec,
     ResourcePatternType,
@@ -103,6 +105,20 @@ def delete_topic(kafka: Kafka, topic: str) -> None:
     client.delete_topics([topic])[topic].result(TIMEOUT_S)
     while topic in client.list_topics(timeout=TIMEOUT_S).topics:
         time.sleep(0.05)
+
+
+def add_partitions(kafka: Kafka, topic: str, partitions: int) -> None:
+    """Raise a topic to this number of partitions, and return when the broker tells of it."""
+    client = admin(kafka)
+    client.create_partitions([NewPartitions(topic, partitions)])[topic].result(TIMEOUT_S)
+    while len(client.list_topics(timeout=TIMEOUT_S).topics[topic].partitions) < partitions:
+        time.sleep(0.05)
+
+
+def delete_records(kafka: Kafka, topic: str, partition: int = 0) -> None:
+    """Delete all that stands in a partition, as retention does in time."""
+    client, place = admin(kafka), TopicPartition(topic, partition, OFFSET_END)
+    client.delete_records([place])[place].result(TIMEOUT_S)
 
 
 def grant(kafka: SecuredKafka, topic: str, operation: AclOperation) -> None:

@@ -113,7 +113,8 @@ def cut_message() -> tuple[bytes, bytes]:
         for record in records(*CASES[case]):
             cut.count(record, range(2) if record.op == "t" else (1,))
     offsets = {(TARGET.topic, 0): (10, 12), (TARGET.topic, 1): (20, 23)}
-    (part,) = cut_records(cut, {"pipeline": "shop", "cut": 7, "epoch": 2}, offsets, full=False)
+    ids = {TARGET.topic: "rJiaMjVhQRqFCcZBLSqF_Q"}
+    (part,) = cut_records(cut, {"pipeline": "shop", "cut": 7, "epoch": 2}, offsets, ids, full=False)
     out = BytesIO()
     fastavro.schemaless_writer(out, READERS["cut"], part)
     return header(schema_id('"string"')) + encode_string("shop"), header(IDS["cut"]) + out.getvalue()

@@ -51,7 +51,7 @@ def test_the_record_names_what_was_written_where() -> None:
         (ORDERS.topic, 0): (1, 3),
         (ITEMS.topic, 0): (0, 2),
     }
-    (part,) = cut_records(cut, IDENTITY, offsets, full=False)
+    (part,) = cut_records(cut, IDENTITY, offsets, {ORDERS.topic: "an id"}, full=False)
     assert cut.topics[ORDERS.topic].produced == {0: 1, 2: 3}
     assert cut.topics[ITEMS.topic].produced == {0: 1, 1: 1}
     found = round_trip(part)
@@ -66,12 +66,14 @@ def test_the_record_names_what_was_written_where() -> None:
         "topics": [
             {
                 "topic": ITEMS.topic,
+                "topic_id": "",
                 "schema_ids": [21],
                 "offsets": [{"partition": 0, "first": 0, "next": 2}, {"partition": 1, "first": 0, "next": 2}],
                 "counts": {"t": 1},
             },
             {
                 "topic": ORDERS.topic,
+                "topic_id": "an id",
                 "schema_ids": [11],
                 "offsets": [{"partition": 0, "first": 1, "next": 3}, {"partition": 2, "first": 5, "next": 9}],
                 "counts": {"c": 2, "d": 1},
@@ -84,16 +86,17 @@ def test_the_record_names_what_was_written_where() -> None:
 
 
 def test_a_heartbeat_has_a_position_and_nothing_else() -> None:
-    (part,) = cut_records(Cut(end_lsn=99), IDENTITY, {}, full=False)
+    (part,) = cut_records(Cut(end_lsn=99), IDENTITY, {}, {}, full=False)
     found = round_trip(part)
     assert (found["first_lsn"], found["last_lsn"], found["end_lsn"], found["ts"]) == (None, None, 99, None)
 
 
 def test_a_full_cut_lists_partitions_that_it_did_not_touch() -> None:
-    (part,) = cut_records(Cut(), IDENTITY, {(ORDERS.topic, 0): (3, 3)}, full=True)
+    (part,) = cut_records(Cut(), IDENTITY, {(ORDERS.topic, 0): (3, 3)}, {ORDERS.topic: "an id"}, full=True)
     assert round_trip(part)["topics"] == [
         {
             "topic": ORDERS.topic,
+            "topic_id": "an id",
             "schema_ids": [],
             "offsets": [{"partition": 0, "first": 3, "next": 3}],
             "counts": {},
@@ -103,7 +106,8 @@ def test_a_full_cut_lists_partitions_that_it_did_not_touch() -> None:
 
 def test_a_record_too_large_for_a_message_is_split_between_topics() -> None:
     offsets = {(f"{'t' * 240}{n:04}", partition): (2**40, 2**41) for n in range(3000) for partition in range(8)}
-    parts = cut_records(Cut(), IDENTITY, offsets, full=True)
+    ids = {topic: "i" * 22 for topic, _ in offsets}
+    parts = cut_records(Cut(), IDENTITY, offsets, ids, full=True)
     assert [(part["part"], part["parts"]) for part in parts] == [(n, len(parts)) for n in range(len(parts))]
     assert len(parts) > 1
     assert [topic["topic"] for part in parts for topic in part["topics"]] == sorted({topic for topic, _ in offsets})
@@ -116,5 +120,5 @@ def test_a_record_too_large_for_a_message_is_split_between_topics() -> None:
 def test_one_topic_is_never_split(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_PART_BYTES", 1)
     offsets = {(topic, partition): (0, 1) for topic in ("a", "b") for partition in range(3)}
-    parts = cut_records(Cut(), IDENTITY, offsets, full=True)
+    parts = cut_records(Cut(), IDENTITY, offsets, {}, full=True)
     assert [[topic["topic"] for topic in part["topics"]] for part in parts] == [["a"], ["b"]]

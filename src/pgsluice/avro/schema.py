@@ -263,6 +263,7 @@ def _cut_topic() -> dict[str, Any]:
         "Topic",
         [
             _field("topic", "string"),
+            _field("topic_id", "string", ""),
             _field("schema_ids", {"type": "array", "items": "int"}, []),
             _field("offsets", {"type": "array", "items": offsets}, []),
             _field("counts", {"type": "map", "values": "long"}, {}),

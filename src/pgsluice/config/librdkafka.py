@@ -27,6 +27,7 @@ REFUSED = {
     "message.timeout.ms": _TIMEOUT,
     "delivery.timeout.ms": _TIMEOUT,
     "partitioner": "keys keep their partitions: it is murmur2, as in the Java clients",
+    "message.max.bytes": "records may be as large as the topics and the brokers take: set max.message.bytes there",
     "queue.buffering.max.messages": _QUEUE,
     "queue.buffering.max.kbytes": _QUEUE,
     "queue.buffering.max.ms": "write it as linger.ms",
@@ -41,6 +42,7 @@ REFUSED = {
     "enable.auto.offset.store": _READER,
     "auto.offset.reset": _READER,
     "enable.partition.eof": _READER,
+    "fetch.wait.max.ms": _READER,
     "isolation.level": "checkpoints are read both committed and uncommitted, on purpose",
 }
 """Property → why it cannot be set, or what to set instead."""
@@ -48,6 +50,7 @@ REFUSED = {
 
 def refusal(name: str) -> str:
     """Return why property ``name`` cannot be set, nothing when it can."""
-    if name.endswith(("_cb", ".cb")):  # as it is, and as an environment variable would say it
+    # "_cb" as it is, ".cb" as an environment variable would say it
+    if name.endswith(("_cb", ".cb")) or name in ("logger", "on_delivery"):
         return "cannot be set: it takes a function, which settings cannot hold"
     return f"cannot be set: {REFUSED[name]}" if name in REFUSED else ""

@@ -274,6 +274,11 @@ class Topics(Section):
         description="Topic configuration of a new topic, in Kafka's names.",
         examples=[{"min.insync.replicas": "2"}],
     )
+    changed: Literal["stop", "accept"] = Field(
+        default="stop",
+        description="When a topic was deleted, re-created, emptied or given other partitions behind pgsluice's back: "
+        "stop, or go on with it as it is.",
+    )
 
     @field_validator("name")
     @classmethod
@@ -341,9 +346,10 @@ class Delivery(Section):
         description="What becomes of a change that Kafka or Avro cannot take (a record too large, a key with a value "
         "that no key can hold): stop, or write a dead letter in its place and go on.",
     )
-    heartbeat: Annotated[Duration, Within("100ms", "1h")] = Field(
+    heartbeat: Annotated[Duration, Within("100ms", "1min")] = Field(
         default=Duration.parse("10s"),
-        description="How often an idle pipeline writes an empty cut, to free WAL.",
+        description="How often an idle pipeline writes an empty cut, to free WAL; when PostgreSQL has nothing new "
+        "either, it does so once a minute.",
     )
 
     @field_validator("inflight_max")

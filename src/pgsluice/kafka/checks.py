@@ -34,6 +34,7 @@ def _looks(topics: Topics, options: SinkOptions) -> Iterator[tuple[str, Callable
     for spec in (options.transactions_topic, options.checkpoint_topic):
         yield f"topic {spec.name}", partial(_service_topic, topics, spec)
     yield "kafka may create topics", lambda: _creation(topics, options)
+    yield "size of batches", lambda: _batches(topics, options)
 
 
 def _guarded(name: str, look: Callable[[], Finding]) -> Finding:
@@ -58,16 +59,14 @@ def _transaction_timeout(topics: Topics, options: SinkOptions) -> Finding:
 
 def _service_topic(topics: Topics, spec: TopicSpec) -> Finding:
     topic = spec.name
-    name, found = f"topic {topic}", topics.partitions([topic])
-    if topic not in found:
+    name, state = f"topic {topic}", topics.describe([topic]).get(topic)
+    if state is None:
         return Finding(name, Verdict.OK, "will be created")
-    if found[topic] != 1:
-        return Finding(
-            name,
-            Verdict.FAIL,
-            f"has {found[topic]} partitions, or one without a leader",
-            "It must have exactly one partition, as pgsluice creates it.",
-        )
+    if state.partitions != 1:
+        remedy = "It must have exactly one partition, as pgsluice creates it."
+        return Finding(name, Verdict.FAIL, f"has {state.partitions} partitions", remedy)
+    if not state.has_leaders:
+        return Finding(name, Verdict.FAIL, "its partition has no leader", "See why the brokers that hold it are down.")
     if spec.config.get("cleanup.policy") == "compact":
         topics.check_compacted(topic)
     return Finding(name, Verdict.OK, "exists")
@@ -80,3 +79,16 @@ def _creation(topics: Topics, options: SinkOptions) -> Finding:
         return Finding(name, Verdict.OK, "as configured")
     remedy = "Allow CREATE on the prefix, correct [kafka.topics], or create every topic by hand."
     return Finding(name, Verdict.WARN, refusal, remedy)
+
+
+def _batches(topics: Topics, options: SinkOptions) -> Finding:
+    """See whether many small rows that come together could be refused, where each of them would be taken."""
+    name, size = "size of batches", topics.batch_bytes
+    small = topics.small_topics(options.transactions_topic.name.removesuffix("transactions"))
+    if not small:
+        return Finding(name, Verdict.OK, f"{size} bytes (batch.size)")
+    topic, limit = next(iter(small.items()))
+    others = f", and {len(small) - 1} more," if len(small) > 1 else ""
+    remedy = f'Raise max.message.bytes, or set kafka.client = {{ "batch.size" = "{min(small.values())}" }}.'
+    detail = f"topic {topic}{others} takes {limit} bytes (max.message.bytes), a batch may have {size} (batch.size)"
+    return Finding(name, Verdict.FAIL, detail, remedy)

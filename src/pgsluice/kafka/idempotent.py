@@ -8,6 +8,7 @@ https://kafka.apache.org/documentation/#semantics and KIP-679.
 
 import threading
 import time
+from collections.abc import Callable
 
 import structlog
 
@@ -24,8 +25,14 @@ _SAME_WAIT_S = 4 * SLICE_S
 class IdempotentProducer(CutProducer):
     """Records are seen as they arrive, in the order sent. There is no fence, and no deadline but that of waiting."""
 
-    def __init__(self, options: ProducerOptions, given_up: threading.Event, refusals: Refusals) -> None:
-        super().__init__(options, given_up, refusals)
+    def __init__(
+        self,
+        options: ProducerOptions,
+        given_up: threading.Event,
+        refusals: Refusals,
+        find_reason: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(options, given_up, refusals, find_reason)
         self._left = 0
         self._left_since = 0.0
         self._looked_at = float("-inf")

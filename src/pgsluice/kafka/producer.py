@@ -49,6 +49,9 @@ GATHER_S = 0.2
 GATHERED_MAX = 1000
 """As often at most."""
 
+STALL_S = 5.0
+"""How long nothing reaches Kafka before somebody looks for the reason; again after as long."""
+
 _ABORT_S = 5.0
 
 
@@ -81,10 +84,19 @@ class ProducerOptions:
 class CutProducer(ABC):
     """Writes cuts. Every method blocks; any error out of them is its end, except for :meth:`close`."""
 
-    def __init__(self, options: ProducerOptions, given_up: threading.Event, refusals: Refusals) -> None:
+    def __init__(
+        self,
+        options: ProducerOptions,
+        given_up: threading.Event,
+        refusals: Refusals,
+        find_reason: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``find_reason`` is called when nothing reaches Kafka for a while; it raises, if it finds one."""
         self._options = options
         self._given_up = given_up
         self._refusals = refusals
+        self._find_reason = find_reason
+        self._moved_at = 0.0
         self._value_limit, self._beyond_limit = options.value_limit()
         self._failed: PgsluiceError | None = None
         common = {
@@ -134,6 +146,7 @@ class CutProducer(ABC):
                 # by position, which is faster: the callback has two names, so two places
                 self._producer.produce(topic, value, key, partition, None, None, timestamp_ms)
             except BufferError:
+                self._look_if_stalled(moved=not waited)
                 self.check(FULL_S)
                 self._waited(len(self._producer))
                 waited = True
@@ -155,11 +168,23 @@ class CutProducer(ABC):
 
     def flush(self) -> None:
         """Return when everything queued is in Kafka."""
+        before = 0
         with self._judging("Writing to Kafka"):
             while left := self._producer.flush(SLICE_S):
                 self.check()
+                self._look_if_stalled(moved=left != before)
                 self._waited(left)
+                before = left
         self.check()
+
+    def _look_if_stalled(self, *, moved: bool) -> None:
+        """Look for the reason when nothing has moved for a while: what librdkafka waits for may never come."""
+        now = time.monotonic()
+        if moved:
+            self._moved_at = now
+        elif now - self._moved_at > STALL_S:
+            self._find_reason()
+            self._moved_at = time.monotonic()
 
     @abstractmethod
     def _waited(self, left: int) -> None:
@@ -236,8 +261,14 @@ def _pending() -> BaseException | None:
 class TransactionalProducer(CutProducer):
     """A Kafka transaction for each cut: seen once, whole, or not at all."""
 
-    def __init__(self, options: ProducerOptions, given_up: threading.Event, refusals: Refusals) -> None:
-        super().__init__(options, given_up, refusals)
+    def __init__(
+        self,
+        options: ProducerOptions,
+        given_up: threading.Event,
+        refusals: Refusals,
+        find_reason: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(options, given_up, refusals, find_reason)
         self._deadline = 0.0
         self._open = False
 
@@ -277,6 +308,8 @@ class TransactionalProducer(CutProducer):
 
     def commit(self) -> None:
         """Commit: the outcome is certain only when this returns."""
+        if self._open:
+            self.flush()  # as librdkafka would do, but here a stall is looked into
         with self._judging("Committing a Kafka transaction"):
             try:
                 self._until(self._producer.commit_transaction, self._deadline)

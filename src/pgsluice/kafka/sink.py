@@ -5,7 +5,6 @@ The pipeline's lower end (``pipeline.ends.Sink``). Nothing survives the session 
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -16,12 +15,14 @@ import structlog
 from pgsluice.cut import Cut, cut_records
 from pgsluice.dead_letter import Origin
 from pgsluice.envelope import Record
-from pgsluice.errors import ConfigError, HistoryError, PgsluiceError, SinkUnavailable
+from pgsluice.errors import ConfigError, PgsluiceError
 from pgsluice.kafka.checkpoint import read_checkpoint
 from pgsluice.kafka.idempotent import IdempotentProducer
+from pgsluice.kafka.ledger import Ledger, read_last_cuts
 from pgsluice.kafka.partitioner import partition_for
 from pgsluice.kafka.producer import CutProducer, ProducerOptions, TransactionalProducer
 from pgsluice.kafka.refusals import Eyes, Refusals
+from pgsluice.kafka.tail import Tail
 from pgsluice.kafka.topics import Topics, TopicSpec
 from pgsluice.progress import Checkpoint
 from pgsluice.tables import TablePolicy
@@ -37,27 +38,32 @@ _PRODUCERS: Mapping[Mode, type[CutProducer]] = {
     "at_least_once": IdempotentProducer,
 }
 
-FULL_CUT_S = 60.0
-"""A cut that lists every partition of every topic, at least this often."""
-
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """The producer, the two service topics, and how often a change may be seen."""
+    """The producer, the two service topics, how often a change may be seen, and what else there is to decide.
+
+    ``accept_changed_topics``: go on with topics that changed behind our back.
+    """
 
     producer: ProducerOptions
     transactions_topic: TopicSpec
     checkpoint_topic: TopicSpec
     mode: Mode = "exactly_once"
     dead_letters_topic: TopicSpec | None = None
+    accept_changed_topics: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class CutFormat:
-    """How the cut record is framed: its key, and its encoder; and which change another record is about, if known."""
+    """How the cut record is framed: its key, its encoder, and what reads it back (ValueError if it is none).
+
+    ``origin_of`` says which change another record is about, if that is known.
+    """
 
     key: bytes
     encode: Callable[[dict[str, Any]], bytes]
+    decode: Callable[[bytes], Mapping[str, Any]]
     origin_of: Callable[[bytes | None, bytes], Origin | None] = lambda _key, _value: None
 
 
@@ -75,9 +81,8 @@ class KafkaSink:
         self._producer_options = options.producer
         self._admin: Topics | None = None
         self._producer: CutProducer | None = None
-        self._partitions: dict[str, int] = {}
-        self._next: dict[tuple[str, int], int] = {}
-        self._last_full = float("-inf")
+        self._topic_ledger: Ledger | None = None
+        self._last: Checkpoint | None = None
 
     async def prepare(self) -> None:
         """Make the service topics exist. No producer yet: a standby must not disturb the owner."""
@@ -96,7 +101,10 @@ class KafkaSink:
         await self._run(lambda: self._announce(checkpoint))
 
     async def open_topics(self, topics: Sequence[str]) -> None:
-        """Account for topics that were written in earlier sessions, so that full cuts name them."""
+        """Account for what earlier sessions wrote to, and for ``topics`` if they exist: full cuts name them.
+
+        After :meth:`last_checkpoint`. HistoryError when something happened to a topic meanwhile.
+        """
         await self._run(lambda: self._open_topics(topics))
 
     async def open_topic(self, policy: TablePolicy, *, keyed: bool) -> None:
@@ -150,11 +158,19 @@ class KafkaSink:
             self._admin = Topics(self._options.producer.client, self._given_up)
         return self._admin
 
+    @property
+    def _ledger(self) -> Ledger:
+        if self._topic_ledger is None:
+            self._topic_ledger = Ledger(self._topics, self._given_up, accept=self._options.accept_changed_topics)
+        return self._topic_ledger
+
     def _prepare(self) -> None:
         options = self._options
         for spec in (options.transactions_topic, options.checkpoint_topic):
-            if self._topics.ensure(spec) != 1:
+            state = self._topics.ensure(spec)
+            if state.partitions != 1:
                 raise ConfigError(f"Topic {spec.name} must have exactly one partition, as pgsluice creates it.")
+            self._ledger.watch(spec.name, state)
         if options.dead_letters_topic is not None:
             self._topics.ensure(options.dead_letters_topic)
         self._topics.check_compacted(self._options.checkpoint_topic.name)
@@ -166,20 +182,20 @@ class KafkaSink:
         self._producer_options = replace(options.producer, timeout_s=timeout_s, request_bytes=request_bytes)
 
     def _last_checkpoint(self) -> Checkpoint | None:
-        return read_checkpoint(
-            self._options.producer.client,
-            self._topics,
-            self._options.checkpoint_topic.name,
-            patience_s=self._producer_options.timeout_s,
-            given_up=self._given_up,
-        )
+        with self._tail(self._options.checkpoint_topic) as tail:
+            self._last = read_checkpoint(tail)
+        return self._last
+
+    def _tail(self, spec: TopicSpec) -> Tail:
+        options = self._producer_options
+        return Tail(options.client, self._topics, spec.name, patience_s=options.timeout_s, given_up=self._given_up)
 
     def _fence(self) -> None:
         if self._producer is None:
             dead_letters = self._options.dead_letters_topic
             eyes = Eyes(self._format.origin_of, self._limit_of, dead_letters.name if dead_letters else None)
             kind = _PRODUCERS[self._options.mode]
-            self._producer = kind(self._producer_options, self._given_up, Refusals(eyes))
+            self._producer = kind(self._producer_options, self._given_up, Refusals(eyes), self._ledger.examine)
             self._producer.fence()
 
     def _limit_of(self, topic: str) -> int | None:
@@ -190,26 +206,21 @@ class KafkaSink:
 
     def _open_topics(self, topics: Sequence[str]) -> None:
         dead_letters = self._options.dead_letters_topic
-        counts = self._topics.partitions([*topics, *([dead_letters.name] if dead_letters else [])])
-        if leaderless := [topic for topic, count in counts.items() if not count]:
-            raise SinkUnavailable(f"Topic {', '.join(leaderless)} has partitions without a leader.")
-        self._pin(counts)
+        committed = self._last.cut if self._last is not None else 0
+        with self._tail(self._options.transactions_topic) as tail:
+            last, lost = read_last_cuts(tail, self._format.decode, committed)
+        self._ledger.recall(last, lost, [*topics, *([dead_letters.name] if dead_letters else [])])
 
     def _open_topic(self, spec: TopicSpec) -> None:
-        count = self._topics.ensure(spec)
-        if spec.name not in self._partitions:
-            self._pin({spec.name: count})
-
-    def _pin(self, counts: Mapping[str, int]) -> None:
-        self._partitions |= counts
-        places = [(topic, partition) for topic, count in counts.items() for partition in range(count)]
-        self._next |= self._topics.next_offsets(places)
+        state = self._topics.ensure(spec)
+        if spec.name not in self._ledger:
+            self._ledger.pin({spec.name: state})
 
     def _produce(self, cut: Cut, records: Iterable[Record]) -> None:
         send = self._live.send
         for record in records:
             topic, key = record.target.topic, record.key
-            count = self._partitions[topic]
+            count = self._ledger.partitions(topic)
             if record.op == "t":
                 partitions: Iterable[int] = range(count)
             else:
@@ -226,16 +237,14 @@ class KafkaSink:
 
     def _commit(self, cut: Cut, checkpoint: Checkpoint) -> None:
         self._live.flush()
-        full = time.monotonic() - self._last_full > FULL_CUT_S
-        following = self._following(cut, full=full)
-        offsets = {place: (self._next.get(place, 0), end) for place, end in following.items()}
+        full = self._ledger.full_is_due
+        following = self._ledger.following(cut, full=full)
+        offsets = {place: (self._ledger.end(place), end) for place, end in following.items()}
         identity = {"pipeline": checkpoint.pipeline, "cut": checkpoint.cut, "epoch": checkpoint.epoch}
-        for part in cut_records(cut, identity, offsets, full=full):
+        for part in cut_records(cut, identity, offsets, self._ledger.ids(), full=full):
             self._live.send(self._options.transactions_topic.name, 0, self._format.key, self._format.encode(part))
         self._commit_checkpoint(checkpoint)
-        self._next |= following
-        if full:
-            self._last_full = time.monotonic()
+        self._ledger.committed(following, full=full)
 
     def _announce(self, checkpoint: Checkpoint) -> None:
         self._live.begin()
@@ -245,21 +254,6 @@ class KafkaSink:
         self._live.settle()
         self._live.send(self._options.checkpoint_topic.name, 0, checkpoint.pipeline.encode(), checkpoint.to_json())
         self._live.commit()
-
-    def _following(self, cut: Cut, *, full: bool) -> dict[tuple[str, int], int]:
-        """Return the next offset of every partition touched (``full``: of every partition known)."""
-        produced = {(topic, p): n for topic, use in cut.topics.items() for p, n in use.produced.items()}
-        everywhere = [(topic, p) for topic, count in self._partitions.items() for p in range(count)]
-        found = self._topics.next_offsets(everywhere if full else list(produced))
-        for place, end in found.items():
-            if end < self._next.get(place, 0) + produced.get(place, 0):
-                topic, partition = place
-                raise HistoryError(
-                    f"Partition {partition} of topic {topic} ends at offset {end}, before what was written to it: the "
-                    "topic was truncated, or deleted and created again. Its consumers miss changes: reload the table, "
-                    "then start again."
-                )
-        return found
 
     def _close(self) -> None:
         if self._producer is not None:

@@ -5,7 +5,7 @@ https://kafka.apache.org/documentation/#topicconfigs
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,6 +15,7 @@ from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCol
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec
 
 from pgsluice.errors import ConfigError, PermissionDenied, SinkUnavailable
+from pgsluice.kafka.account import Account, Place, TopicState
 from pgsluice.librdkafka import UNKNOWN_TOPIC, ClientOptions, failure
 
 T = TypeVar("T")
@@ -29,6 +30,12 @@ _SLICE_S = 0.5
 _RETRY_S = 0.05
 _SETTLE_S = 30.0
 """Until every partition of a new topic has a leader; librdkafka waits as long for its metadata."""
+
+BATCH_BYTES = 1_000_000
+"""librdkafka's default of ``batch.size``."""
+
+_NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
+"""What brokers older than topic ids (Kafka 2.8) say."""
 
 
 class _UnknownTopic(SinkUnavailable):
@@ -53,46 +60,85 @@ class Topics:
         self._errors = options.errors
         self._given_up = given_up
         self._admin = options.make(AdminClient, {"allow.auto.create.topics": False})
+        self.batch_bytes = int(options.properties.get("batch.size", BATCH_BYTES))
+        """How large a batch of records may get before it is compressed."""
 
-    def ensure(self, spec: TopicSpec) -> int:
-        """Return the number of partitions of the topic, which exists afterwards; else ConfigError."""
-        known = self.partitions([spec.name])
-        if spec.name not in known:
+    def ensure(self, spec: TopicSpec) -> TopicState:
+        """Return the topic, which exists afterwards and takes what we would write; else ConfigError."""
+        state = self.describe([spec.name]).get(spec.name)
+        if state is None:
             self._create(spec)
-        partitions = known.get(spec.name) or self._settled(spec.name)
-        if not spec.compactable and "compact" in (self._cleanup_policy(spec.name) or ""):
+        if state is None or not state.has_leaders:
+            state = self._settled(spec.name)
+        config = self._patiently([spec.name], lambda: self._config(ConfigResource.Type.TOPIC, spec.name))
+        self._check_batches(spec.name, config)
+        if not spec.compactable and "compact" in config.get("cleanup.policy", ""):
             raise ConfigError(
                 f"Topic {spec.name} has cleanup.policy=compact, but rows without key or truncates go to it, and Kafka "
                 "refuses records without key there: give the table a key (`keys` in [[tables.rules]]), set "
                 'truncate = "skip", or change the policy.'
             )
-        return partitions
+        return state
+
+    def _check_batches(self, topic: str, config: Mapping[str, str]) -> None:
+        limit = self._limit(config)
+        if limit < self.batch_bytes:
+            raise ConfigError(
+                f"Topic {topic} takes {limit} bytes at once (max.message.bytes), but the producer's batches may have "
+                f"{self.batch_bytes} (batch.size), so it would refuse many small rows that come together. Raise the "
+                f'one, or set kafka.client = {{ "batch.size" = "{limit}" }}.'
+            )
+
+    def _limit(self, config: Mapping[str, str]) -> int:
+        return int(config.get("max.message.bytes", self.batch_bytes))
+
+    def small_topics(self, prefix: str) -> dict[str, int]:
+        """Return the max.message.bytes of those topics beginning with ``prefix`` that do not take our batches."""
+        doing = "Listing topics"
+        try:
+            found = self._admin.list_topics(timeout=REQUEST_S).topics
+        except KafkaException as error:
+            raise failure(error, doing, self._errors) from error
+        ours = (topic for topic in sorted(found) if topic.startswith(prefix))
+        limits = {topic: self._limit(self._config(ConfigResource.Type.TOPIC, topic)) for topic in ours}
+        return {topic: limit for topic, limit in limits.items() if limit < self.batch_bytes}
 
     def check_compacted(self, topic: str) -> None:
         """Raise ConfigError unless ``topic`` keeps the last record of every key for ever."""
-        policy = self._cleanup_policy(topic)
+        config = self._patiently([topic], lambda: self._config(ConfigResource.Type.TOPIC, topic))
+        policy = config.get("cleanup.policy")
         if policy not in (None, "compact"):
             raise ConfigError(
                 f"Topic {topic} has cleanup.policy={policy}, so Kafka would delete in time what a restart needs. Set "
                 "it to compact."
             )
 
-    def partitions(self, topics: Sequence[str]) -> dict[str, int]:
-        """Return how many partitions each of ``topics`` has: 0 while some have no leader.
+    def describe(self, topics: Collection[str]) -> dict[str, TopicState]:
+        """Return what is known of each of ``topics``.
 
         Those that do not exist are left out; nothing is created by asking.
         """
         if not topics:
             return {}
         futures = self._admin.describe_topics(TopicCollection(list(topics)), request_timeout=REQUEST_S)
-        counts = {}
+        states = {}
         for topic, future in futures.items():
             try:
-                found = self._answer(future, f"Describing topic {topic}").partitions
+                found = self._answer(future, f"Describing topic {topic}")
             except _UnknownTopic:
                 continue
-            counts[topic] = len(found) if all(partition.leader is not None for partition in found) else 0
-        return counts
+            identifier = str(found.topic_id)
+            have_leaders = all(partition.leader is not None for partition in found.partitions)
+            states[topic] = TopicState(
+                "" if identifier == _NO_ID else identifier, len(found.partitions), has_leaders=have_leaders
+            )
+        return states
+
+    def account(self, known: Account) -> Account:
+        """Return the cluster's account of the topics and partitions that stand in ``known``."""
+        states = self.describe(known.topics)
+        places = [place for place in known.ends if place[0] in states and place[1] < states[place[0]].partitions]
+        return Account(states, self.next_offsets(places))
 
     def max_transaction_timeout_ms(self) -> int | None:
         """Return the brokers' transaction.max.timeout.ms, None when it cannot be known."""
@@ -104,12 +150,12 @@ class Topics:
 
     def max_message_bytes(self, topic: str) -> int | None:
         """Return the topic's max.message.bytes, None when it cannot be known."""
-        found = self._setting(ConfigResource.Type.TOPIC, topic, "max.message.bytes")
+        found = self._config(ConfigResource.Type.TOPIC, topic).get("max.message.bytes")
         return None if found is None else int(found)
 
     def _broker_setting(self, setting: str) -> int | None:
         """Return a setting that is the same on all brokers, None when it cannot be known."""
-        found = self._setting(ConfigResource.Type.BROKER, str(min(self.brokers())), setting)
+        found = self._config(ConfigResource.Type.BROKER, str(min(self.brokers()))).get(setting)
         return None if found is None else int(found)
 
     def brokers(self) -> list[int]:
@@ -129,7 +175,7 @@ class Topics:
             return None if exists else str(failure(error, doing, self._errors))
         return None
 
-    def next_offsets(self, places: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
+    def next_offsets(self, places: Sequence[Place]) -> dict[Place, int]:
         """Return the end of each partition, transactions still open included."""
         request = {TopicPartition(topic, partition): OffsetSpec.latest() for topic, partition in places}
         return self._offsets(request, IsolationLevel.READ_UNCOMMITTED) if request else {}
@@ -143,10 +189,8 @@ class Topics:
         )
         return low, high
 
-    def _offsets(
-        self, request: dict[TopicPartition, OffsetSpec], isolation: IsolationLevel
-    ) -> dict[tuple[str, int], int]:
-        def ask() -> dict[tuple[str, int], int]:
+    def _offsets(self, request: dict[TopicPartition, OffsetSpec], isolation: IsolationLevel) -> dict[Place, int]:
+        def ask() -> dict[Place, int]:
             futures = self._admin.list_offsets(request, isolation_level=isolation, request_timeout=_LEADERS_S)
             doing = "Listing the offsets of topics"
             found = {(at.topic, at.partition): self._answer(one, doing).offset for at, one in futures.items()}
@@ -197,19 +241,15 @@ class Topics:
                 self._errors.recovered()
                 return answer
 
-    def _cleanup_policy(self, topic: str) -> str | None:
-        """Return the topic's policy, None when it cannot be known: then the records will tell."""
-        return self._patiently([topic], lambda: self._setting(ConfigResource.Type.TOPIC, topic, "cleanup.policy"))
-
-    def _setting(self, kind: ConfigResource.Type, name: str, setting: str) -> str | None:
-        """Return one setting, None when we may not ask, or when this kind of broker does not have it."""
+    def _config(self, kind: ConfigResource.Type, name: str) -> dict[str, str]:
+        """Return all settings; none when we may not ask: then the records will tell."""
         resource = ConfigResource(kind, name)
         future = self._admin.describe_configs([resource], request_timeout=REQUEST_S)[resource]
         try:
             found = self._answer(future, f"Reading the configuration of {name}")
         except PermissionDenied:
-            return None
-        return found[setting].value if setting in found else None
+            return {}
+        return {setting: entry.value for setting, entry in found.items() if entry.value is not None}
 
     def _create(self, spec: TopicSpec) -> None:
         new, doing = _new_topic(spec), f"Creating topic {spec.name}"
@@ -226,11 +266,12 @@ class Topics:
                 ) from error
             raise failure(error, doing, self._errors) from error
 
-    def _settled(self, topic: str) -> int:
+    def _settled(self, topic: str) -> TopicState:
         deadline = time.monotonic() + _SETTLE_S
         while time.monotonic() < deadline and not self._given_up.wait(_RETRY_S):
-            if partitions := self.partitions([topic]).get(topic):
-                return partitions
+            state = self.describe([topic]).get(topic)
+            if state is not None and state.has_leaders:
+                return state
         raise SinkUnavailable(f"Topic {topic} has partitions without a leader.")
 
 

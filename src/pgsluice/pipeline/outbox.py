@@ -23,6 +23,10 @@ CHUNK_BYTES = 1024 * 1024
 """A large transaction is handed to the producer in pieces of this size: one switch of threads each."""
 
 
+QUIET_S = 60.0
+"""How often a cut is written though nothing happens: with every cut Kafka is asked what became of the topics."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """When a cut closes, and how much may be on its way."""
@@ -153,7 +157,7 @@ class Outbox:
             waited = now - self._opened_at >= self._limits.cut_interval_s
             if idle or waited or _held(self._open) >= self._limits.cut_bytes:
                 self._close(now)
-        elif self._progress.undelivered and (at_once or now - self._closed_at >= self._limits.heartbeat_s):
+        elif (self._progress.undelivered and at_once) or now - self._closed_at >= self._heartbeat_s:
             self._close(now)
 
     def seconds_until_due(self) -> float:
@@ -162,9 +166,12 @@ class Outbox:
         if self.committing is None and self._own is None:
             if self._open.records:
                 return max(0.0, self._opened_at + self._limits.cut_interval_s - now)
-            if self._progress.undelivered:
-                return max(0.0, self._closed_at + self._limits.heartbeat_s - now)
+            return max(0.0, self._closed_at + self._heartbeat_s - now)
         return math.inf
+
+    @property
+    def _heartbeat_s(self) -> float:
+        return self._limits.heartbeat_s if self._progress.undelivered else QUIET_S
 
     async def drain(self) -> None:
         """Deliver everything that is committed in PostgreSQL so far."""
@@ -181,7 +188,7 @@ class Outbox:
 
     def _close(self, now: float) -> None:
         cut, self._open = self._open, Cut()
-        cut.end_lsn = self._progress.received
+        cut.end_lsn = max(self._progress.received, self.checkpoint.end_lsn)
         self._closed_at = now
         self._closing = cut
         self.committing = asyncio.create_task(self._deliver(cut), name="cut")

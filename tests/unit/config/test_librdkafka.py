@@ -10,6 +10,7 @@ def test_what_delivery_rests_on_is_refused_with_the_reason() -> None:
     )
     assert librdkafka.refusal("error_cb") == "cannot be set: it takes a function, which settings cannot hold"
     assert librdkafka.refusal("error.cb") == librdkafka.refusal("error_cb")
+    assert librdkafka.refusal("on_delivery") == librdkafka.refusal("logger") == librdkafka.refusal("error_cb")
     assert librdkafka.refusal("linger.ms") == ""
 
 
@@ -19,6 +20,7 @@ _VALUES = {
     "compression.codec": "lz4",
     "auto.offset.reset": "latest",
     "transaction.timeout.ms": "1000",
+    "message.max.bytes": "1000",
     "delivery.report.only.error": True,
 }
 

@@ -16,7 +16,7 @@ def sink() -> KafkaSink:
     client = ClientOptions({"bootstrap.servers": "127.0.0.1:9"}, "pgsluice-test")
     producer = ProducerOptions(client, "pgsluice-shop", 1024, 60.0)
     options = SinkOptions(producer, TopicSpec("shop.transactions", 1), TopicSpec("shop.checkpoint", 1))
-    return KafkaSink(options, CutFormat(b"shop", lambda _: b""))
+    return KafkaSink(options, CutFormat(b"shop", lambda _: b"", lambda _: {}))
 
 
 async def test_closes_though_it_never_started(sink: KafkaSink) -> None:

@@ -30,5 +30,5 @@ def test_whoever_gives_up_is_not_kept_waiting() -> None:
 
 def test_nothing_has_to_be_asked_about_nothing() -> None:
     topics = Topics(NOBODY, Event())
-    assert topics.partitions([]) == {}
+    assert topics.describe([]) == {}
     assert topics.next_offsets([]) == {}

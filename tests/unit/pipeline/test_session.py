@@ -13,6 +13,7 @@ from pgsluice.avro.types import TypeOptions
 from pgsluice.errors import ProtocolError, SourceUnavailable
 from pgsluice.metrics import Metrics
 from pgsluice.pgoutput import messages
+from pgsluice.pipeline import outbox
 from pgsluice.pipeline import session as module
 from pgsluice.pipeline.encoders import Encoders
 from pgsluice.pipeline.outbox import Limits
@@ -123,6 +124,17 @@ async def test_without_progress_there_are_no_heartbeats() -> None:
         world.keepalive(9_000)
         await asyncio.sleep(0.1)
     assert not world.cuts
+
+
+async def test_without_progress_a_cut_is_written_once_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that what happens to topics is noticed; it moves nothing."""
+    monkeypatch.setattr(outbox, "QUIET_S", 0.05)
+    world = World(position=10_000)
+    async with running(world) as found:
+        world.keepalive(9_000)
+        await until(lambda: len(world.cuts) > 1)
+        assert {(cut.end_lsn, checkpoint.end_lsn) for cut, _, checkpoint in world.cuts} == {(10_000, 10_000)}
+        assert found.confirmed <= 10_000
 
 
 async def test_a_transaction_without_published_rows_is_idle_progress() -> None:

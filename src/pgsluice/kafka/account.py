@@ -1,0 +1,110 @@
+"""The account of topics: which there are, under which ids, and where their partitions end. Pure.
+
+A session keeps one of what it writes to; cut records carry it to the next session (:class:`LastCuts`). Compared with
+what the cluster has, it shows what happened to a topic behind our back.
+
+https://cwiki.apache.org/confluence/display/KAFKA/KIP-516%3A+Topic+Identifiers
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Place = tuple[str, int]
+"""A topic and the number of one of its partitions."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicState:
+    """A topic at one moment; ``id`` is empty and ``partitions`` 0 where they are not known."""
+
+    id: str
+    partitions: int
+    has_leaders: bool = True
+
+
+@dataclass(slots=True)
+class Account:
+    """Topics, and the end of each partition: the offset behind everything written to it."""
+
+    topics: dict[str, TopicState] = field(default_factory=dict)
+    ends: dict[Place, int] = field(default_factory=dict)
+
+
+class LastCuts:
+    """What the cut records say of topics, read in order, from the last full cut on."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        """The highest cut's; 0 when there is none."""
+        self.is_complete = False
+        """Whether a full cut was among them: else what came before them is missing."""
+        self._ids: dict[str, str] = {}
+        self._ends: dict[Place, int] = {}
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Take the next record; the parts of one cut follow one another."""
+        if record["full"] and record["part"] == 0:
+            self._ids.clear()
+            self._ends.clear()
+            self.is_complete = True
+        self.number = max(self.number, record["cut"])
+        for entry in record["topics"]:
+            topic = entry["topic"]
+            self._ids[topic] = entry["topic_id"]
+            for at in entry["offsets"]:
+                self._ends[topic, at["partition"]] = at["next"]
+
+    @property
+    def account(self) -> Account:
+        """The topics as the last cuts left them.
+
+        A topic's first cut of a session lists all its partitions, so after a full one they can be counted.
+        """
+        counts = dict.fromkeys(self._ids, 0)
+        if self.is_complete:
+            for topic, partition in self._ends:
+                counts[topic] = max(counts[topic], partition + 1)
+        topics = {topic: TopicState(identifier, counts[topic]) for topic, identifier in self._ids.items()}
+        return Account(topics, dict(self._ends))
+
+
+def changes(known: Account, found: Account) -> list[str]:
+    """Return what happened to the topics known, a sentence for each one that is not as it was."""
+    return [sentence for topic in sorted(known.topics) for sentence in _changes(topic, known, found)]
+
+
+def _changes(topic: str, known: Account, found: Account) -> Iterator[str]:
+    before, now = known.topics[topic], found.topics.get(topic)
+    if now is None:
+        yield f"Topic {topic} was deleted: consumers miss what they had not read of it, new ones all that was in it."
+    elif before.id and now.id and before.id != now.id:
+        yield (
+            f"Topic {topic} was deleted and created again: consumers miss what they had not read of the former one, "
+            "and their positions in it mean nothing in this one."
+        )
+    elif before.partitions not in (0, now.partitions):
+        yield (
+            f"Topic {topic} has {now.partitions} partitions now instead of {before.partitions}, so keys move to other "
+            "partitions: consumers may see changes of a row in the wrong order, and what they keep by partition is in "
+            "the wrong place."
+        )
+    else:
+        yield from _lost(topic, known, found)
+
+
+def _lost(topic: str, known: Account, found: Account) -> Iterator[str]:
+    """Say so when a partition ends before what was written to it; what retention deletes moves its beginning."""
+    short = sorted(
+        (place[1], found.ends.get(place, end), end)
+        for place, end in known.ends.items()
+        if place[0] == topic and found.ends.get(place, end) < end
+    )
+    if short:
+        partition, is_at, was_at = short[0]
+        others = f" (and {len(short) - 1} more of its partitions)" if len(short) > 1 else ""
+        yield (
+            f"Partition {partition} of topic {topic} ends at offset {is_at}{others}, before what was written to it up "
+            f"to {was_at}: the topic was emptied, or Kafka lost records, as after an unclean leader election. "
+            "Consumers miss them."
+        )

@@ -1,0 +1,178 @@
+"""A session's account of the topics it writes to, compared with the cluster: at its start, at cuts, when writes hang.
+
+Used by the sink, in its worker thread. Kafka itself notices nothing: a producer goes on in a topic made anew as if it
+were the former one, and waits for a deleted one to come back.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+import structlog
+
+from pgsluice.cut import Cut
+from pgsluice.errors import HistoryError, SinkUnavailable
+from pgsluice.kafka.account import Account, LastCuts, Place, TopicState, changes
+from pgsluice.kafka.tail import Tail
+from pgsluice.kafka.topics import Topics
+
+log = structlog.get_logger(__name__)
+
+FULL_CUT_S = 45.0
+"""When the next cut is a full one: with a cut every 10 s at least, there is one a minute."""
+
+CONFIRM_S = 5.0
+"""How long a change has to be seen: brokers hear of a topic, and of its new leaders, one after the other."""
+
+_AGAIN_S = 0.1
+
+_REMEDY = (
+    'Reload the tables concerned, or see to the consumers; then start once with kafka.topics.changed = "accept": it '
+    "goes on with the topics as they are."
+)
+
+
+class Ledger:
+    """Topics with their ids, partitions and ends. Every method may block, until ``given_up`` is set at the latest."""
+
+    def __init__(self, topics: Topics, given_up: threading.Event, *, accept: bool) -> None:
+        """``accept``: a new session goes on with what changed, instead of none."""
+        self._topics = topics
+        self._given_up = given_up
+        self._accept = accept
+        self._known = Account()
+        self._unlisted: set[str] = set()
+        self._full_at = float("-inf")
+
+    @property
+    def full_is_due(self) -> bool:
+        """Whether the next cut has to list everything."""
+        return time.monotonic() - self._full_at > FULL_CUT_S
+
+    def __contains__(self, topic: str) -> bool:
+        return topic in self._known.topics
+
+    def partitions(self, topic: str) -> int:
+        """Return how many partitions a pinned topic has."""
+        return self._known.topics[topic].partitions
+
+    def ids(self) -> dict[str, str]:
+        """Return the topics' ids."""
+        return {topic: state.id for topic, state in self._known.topics.items()}
+
+    def end(self, place: Place) -> int:
+        """Return where a partition ended at the last cut."""
+        return self._known.ends.get(place, 0)
+
+    def watch(self, topic: str, state: TopicState) -> None:
+        """From now on the topic must stay what it is."""
+        self._known.topics[topic] = state
+
+    def pin(self, states: Mapping[str, TopicState]) -> None:
+        """Watch topics that changes are written to, with their ends."""
+        places = [(topic, partition) for topic, state in states.items() for partition in range(state.partitions)]
+        self._known.ends |= self._topics.next_offsets(places)
+        self._known.topics |= states
+        self._unlisted |= states.keys()
+
+    def recall(self, last: LastCuts, lost: str | None, others: Iterable[str]) -> None:
+        """Pin what earlier sessions wrote to. HistoryError when something happened to it since, unless accepted.
+
+        ``lost`` says what happened to the cut records themselves; ``others`` may have been written to, too.
+        """
+        known = last.account
+        found, sentences = self._compare(known)
+        if lost is not None:
+            sentences.insert(0, lost)
+        if sentences and not self._accept:
+            raise HistoryError(_in_words(sentences))
+        for sentence in sentences:
+            log.warning("a topic has changed, which is accepted", change=sentence)
+        self.pin(found.topics | self._topics.describe([topic for topic in others if topic not in known.topics]))
+
+    def examine(self) -> None:
+        """Raise if something happened to a topic; also while a transaction waits for Kafka."""
+        try:
+            _, sentences = self._compare(Account(self._known.topics))
+        except SinkUnavailable:
+            return  # then this is the reason for waiting, and no topic
+        self._raise_if(sentences)
+
+    def following(self, cut: Cut, *, full: bool) -> dict[Place, int]:
+        """Return the ends of the partitions that ``cut`` has to list; raise if something happened to a topic."""
+        produced = {(topic, p): n for topic, use in cut.topics.items() for p, n in use.produced.items()}
+        ends = {place: end + produced.get(place, 0) for place, end in self._known.ends.items()}
+        if full:
+            return self._agreed(Account(self._known.topics, ends)).ends
+        new = self._unlisted & cut.topics.keys()  # of these all partitions, so that their number can be read back
+        listed = [place for place in ends if place in produced or place[0] in new]
+        found = self._topics.next_offsets(listed)
+        if all(found[place] >= ends[place] for place in listed):
+            return found
+        agreed = self._agreed(Account(self._known.topics, {place: ends[place] for place in listed}))
+        return agreed.ends
+
+    def committed(self, following: Mapping[Place, int], *, full: bool) -> None:
+        """Note that a cut with these ends is in Kafka."""
+        self._known.ends |= following
+        self._unlisted -= {topic for topic, _ in following}
+        if full:
+            self._full_at = time.monotonic()
+
+    def _agreed(self, known: Account) -> Account:
+        found, sentences = self._compare(known)
+        self._raise_if(sentences)
+        return found
+
+    def _compare(self, known: Account) -> tuple[Account, list[str]]:
+        """Return what the cluster has of the topics known, and what has changed, if that is seen for a while."""
+        end = time.monotonic() + CONFIRM_S
+        while True:
+            found = self._topics.account(known)
+            sentences = changes(known, found)
+            if not sentences or time.monotonic() > end:
+                return found, sentences
+            if self._given_up.wait(_AGAIN_S):
+                raise SinkUnavailable("Comparing topics was given up because the session ends.")
+
+    def _raise_if(self, sentences: list[str]) -> None:
+        if not sentences:
+            return
+        if self._accept:
+            raise SinkUnavailable(f"{' '.join(sentences)} A new session goes on with the topics as they are.")
+        raise HistoryError(_in_words(sentences))
+
+
+def read_last_cuts(
+    tail: Tail, decode: Callable[[bytes], Mapping[str, object]], committed: int
+) -> tuple[LastCuts, str | None]:
+    """Return the last full cut with those after it, and a sentence if the topic is not what we left.
+
+    ``committed``: the number of the last cut that is known to be committed. When retention has deleted every record,
+    nothing is known, and nothing is wrong.
+    """
+    last = LastCuts()
+    for values in tail.windows():
+        last = LastCuts()
+        try:
+            for value in values:
+                last.add(decode(value))
+        except ValueError as error:
+            sentence = f"Topic {tail.topic} has a record that is no cut record: {error}. Only pgsluice may write to it."
+            return LastCuts(), sentence
+        if last.is_complete:
+            break
+    if last.number < committed and (last.number or not tail.high):
+        held = f"ends with cut {last.number}" if last.number else "is empty"
+        return last, (
+            f"Topic {tail.topic} {held}, but cut {committed} was committed: it was deleted, or Kafka lost records. "
+            "Those who read consistent states by its records miss some."
+        )
+    return last, None
+
+
+def _in_words(sentences: list[str]) -> str:
+    """Return one message for all that happened, short enough to be read."""
+    shown, rest = sentences[:5], len(sentences) - 5
+    more = f" And {rest} more topics have changed." if rest > 0 else ""
+    return f"{' '.join(shown)}{more} {_REMEDY}"

@@ -1,0 +1,120 @@
+"""The last committed records of a topic with one partition, complete up to its high watermark.
+
+Used for the checkpoint and for the last cuts: what a session goes on from. An ordinary read_committed reader would
+not do, because somebody's open transaction hides what is committed behind it.
+"""
+
+import threading
+import time
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+import structlog
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+from pgsluice.errors import SinkUnavailable, UnavailableError
+from pgsluice.kafka.topics import Topics
+from pgsluice.librdkafka import PARTITION_EOF, ClientOptions, failure
+
+log = structlog.get_logger(__name__)
+
+FETCH_WAIT_MS = 10
+"""How long a broker may wait for more at the end of the topic, where this read always ends: 500 by default."""
+
+FIRST_WINDOW = 64
+"""Records read from the end at first: a record and its commit marker take two offsets."""
+
+WINDOW_FACTOR = 16
+"""How much further back the next attempt begins."""
+
+SAY_S = 5.0
+"""How long nothing is said about a read that waits: an orderly one takes milliseconds."""
+
+_POLL_S = 0.2
+
+
+class Tail:
+    """One read, from the end backwards; it takes ``patience_s`` at most. Every method blocks."""
+
+    def __init__(
+        self, options: ClientOptions, topics: Topics, topic: str, *, patience_s: float, given_up: threading.Event
+    ) -> None:
+        self.topic = topic
+        self.low, self.high = topics.bounds(topic, 0)
+        self._topics = topics
+        self._given_up = given_up
+        self._say_at = time.monotonic() + SAY_S
+        self._deadline = time.monotonic() + patience_s
+        self._said = False
+        self._consumer = options.make(
+            Consumer,
+            {
+                "group.id": options.client_id,  # required by the constructor; nothing is ever committed under it
+                "isolation.level": "read_committed",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "fetch.wait.max.ms": FETCH_WAIT_MS,
+                "auto.offset.reset": "error",
+                "allow.auto.create.topics": False,
+            },
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._consumer.close()
+
+    def windows(self) -> Iterator[Iterator[bytes]]:
+        """Yield the values of the records up to the end, each time from further back; the last time all there are.
+
+        SinkUnavailable when Kafka does not answer; UnavailableError when a transaction of another producer stays
+        open on the topic.
+        """
+        window = FIRST_WINDOW
+        while True:
+            start = max(self.low, self.high - window)
+            yield self._values_from(start)
+            if start == self.low:
+                return
+            window *= WINDOW_FACTOR
+
+    def _values_from(self, start: int) -> Iterator[bytes]:
+        position, hidden = start, False
+        self._consumer.assign([TopicPartition(self.topic, 0, start)])
+        while position < self.high:
+            message = self._consumer.poll(_POLL_S)
+            error = message.error() if message is not None else None
+            if message is not None and error is None:
+                position, hidden = message.offset() + 1, False
+                yield message.value() or b""
+                continue
+            if error is not None and error.code() == PARTITION_EOF:
+                # Behind commit markers, but not behind an open transaction: there it stays below the end.
+                position, hidden = max(position, message.offset()), True
+            elif error is not None and error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:  # we use no group
+                raise failure(error, f"Reading {self.topic}")
+            self._check_patience(position, hidden=hidden)
+
+    def _check_patience(self, position: int, *, hidden: bool) -> None:
+        """Raise when it has taken too long. ``hidden``: the rest is there, but not to be read."""
+        if self._given_up.is_set():
+            raise SinkUnavailable(f"Reading {self.topic} was given up because the session ends.")
+        now = time.monotonic()
+        if now > self._say_at and not self._said:
+            self._said = True
+            reason = "another producer's transaction is open on it" if hidden else "nothing is answered"
+            log.warning("reading waits", topic=self.topic, position=position, end=self.high, reason=reason)
+        if now <= self._deadline:
+            return
+        if not hidden:
+            raise SinkUnavailable(
+                f"Reading {self.topic}: nothing came beyond offset {position} of {self.high} in time."
+            )
+        self._topics.bounds(self.topic, 0)  # when Kafka does not answer either, that is the reason
+        raise UnavailableError(
+            f"{self.topic} cannot be read beyond offset {position} (its end is {self.high}): another producer keeps a "
+            "transaction open on it. Find it with kafka-transactions.sh find-hanging and end it; only pgsluice may "
+            "write to this topic."
+        )

@@ -1,0 +1,385 @@
+"""What happens to topics behind our back, between sessions and during one: on a real broker, noticed and said."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from threading import Event, Timer
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import structlog
+
+from pgsluice import cut as cuts
+from pgsluice.envelope import Target
+from pgsluice.errors import HistoryError, SinkUnavailable
+from pgsluice.kafka import ledger, producer
+from pgsluice.kafka.account import Account, LastCuts
+from pgsluice.kafka.ledger import Ledger, read_last_cuts
+from pgsluice.kafka.tail import FIRST_WINDOW, Tail
+from pgsluice.kafka.topics import Topics, TopicSpec
+from sandbox.kafka import Kafka
+from tests.support.kafka import (
+    add_partitions,
+    client_options,
+    commit,
+    create_topic,
+    delete_records,
+    delete_topic,
+    end_of,
+    paused,
+    wait_for_end,
+)
+from tests.support.sink import Session, cut_records, insert, offsets, policy
+
+REMEDY = r'.*start once with kafka\.topics\.changed = "accept"'
+PARTITIONS = 2
+
+
+@pytest.fixture(autouse=True)
+def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "CONFIRM_S", 0.5)
+    monkeypatch.setattr(producer, "STALL_S", 1.0)
+
+
+@pytest.fixture
+def _always_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "FULL_CUT_S", 0.0)
+
+
+@pytest.fixture
+def prefix() -> str:
+    return f"shop-{uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def orders(prefix: str) -> Target:
+    return Target(f"{prefix}.public.orders", 11, 12)
+
+
+@pytest.fixture
+def items(prefix: str) -> Target:
+    return Target(f"{prefix}.public.items", 21, 22)
+
+
+def delete(kafka: Kafka, topic: str) -> None:
+    delete_topic(kafka, topic)
+
+
+def create_again(kafka: Kafka, topic: str) -> None:
+    delete_topic(kafka, topic)
+    create_topic(kafka, topic, PARTITIONS)
+
+
+def raise_partitions(kafka: Kafka, topic: str) -> None:
+    add_partitions(kafka, topic, PARTITIONS + 3)
+
+
+Mischief = Callable[[Kafka, str], None]
+MISCHIEF = pytest.mark.parametrize(
+    ("mischief", "sentence"),
+    [
+        (delete, "Topic {} was deleted: consumers miss"),
+        (create_again, "Topic {} was deleted and created again: consumers miss"),
+        (raise_partitions, "Topic {} has 5 partitions now instead of 2, so keys move"),
+    ],
+)
+
+
+async def written(kafka: Kafka, prefix: str, *targets: Target) -> None:
+    """Have a session write to topics, and end."""
+    async with Session(kafka, prefix) as session:
+        for target in targets:
+            await session.sink.open_topic(policy(target, PARTITIONS), keyed=True)
+            await session.deliver(*(insert(target, n) for n in range(10)))
+
+
+async def refuses_to_start(kafka: Kafka, prefix: str, sentence: str) -> None:
+    with pytest.raises(HistoryError, match=sentence):
+        async with Session(kafka, prefix):
+            pass
+
+
+async def last_cut(kafka: Kafka, prefix: str) -> dict[str, Any]:
+    return (await asyncio.to_thread(cut_records, kafka, prefix))[-1]
+
+
+class TestBetweenSessions:
+    @MISCHIEF
+    async def test_it_stops_until_it_is_accepted(
+        self, kafka: Kafka, prefix: str, orders: Target, items: Target, mischief: Mischief, sentence: str
+    ) -> None:
+        await written(kafka, prefix, orders, items)
+        await asyncio.to_thread(mischief, kafka, orders.topic)
+        said = sentence.format(orders.topic)
+        await refuses_to_start(kafka, prefix, said + REMEDY)
+        await refuses_to_start(kafka, prefix, said + REMEDY)
+        with structlog.testing.capture_logs() as lines:
+            async with Session(kafka, prefix, accept=True) as session:
+                await session.deliver()
+        (line,) = [line for line in lines if line["log_level"] == "warning"]
+        assert line["change"].startswith(said)
+        full = await last_cut(kafka, prefix)
+        assert full["full"]
+        partitions = [at[1] for at in offsets(full) if at[0] == orders.topic]
+        assert len(partitions) == (0 if mischief is delete else 5 if mischief is raise_partitions else PARTITIONS)
+        assert [at[1] for at in offsets(full) if at[0] == items.topic] == [0, 1]
+        async with Session(kafka, prefix) as session:
+            await session.sink.open_topic(policy(orders, PARTITIONS), keyed=True)
+            await session.deliver(*(insert(orders, n) for n in range(10)))
+        found = {
+            place: ends for place, ends in offsets(await last_cut(kafka, prefix)).items() if place[0] == orders.topic
+        }
+        assert len(found) == (5 if mischief is raise_partitions else PARTITIONS)
+        assert {place: end_of(kafka, *place) for place in found} == {
+            place: end + 1 for place, (_, end) in found.items()
+        }
+
+    async def test_records_that_are_lost(self, kafka: Kafka, prefix: str, orders: Target) -> None:
+        """As after an unclean leader election; here the cut record claims more than was written."""
+        await written(kafka, prefix, orders)
+        cut = await last_cut(kafka, prefix)
+        written_to = cut["topics"][0]["offsets"][1]["next"]
+        cut["topics"][0]["offsets"][1]["next"] += 100
+        await asyncio.to_thread(commit, kafka, f"{prefix}.transactions", json.dumps(cut).encode())
+        end = written_to + 100
+        sentence = rf"Partition 1 of topic {orders.topic} ends at offset {written_to + 1}, before .* up to {end}"
+        await refuses_to_start(kafka, prefix, sentence + REMEDY)
+
+    async def test_what_retention_deletes_is_nothing_to_speak_of(
+        self, kafka: Kafka, prefix: str, orders: Target
+    ) -> None:
+        await written(kafka, prefix, orders)
+        for partition in range(PARTITIONS):
+            await asyncio.to_thread(delete_records, kafka, orders.topic, partition)
+        async with Session(kafka, prefix) as session:
+            await session.deliver()
+        await asyncio.to_thread(delete_records, kafka, f"{prefix}.transactions")
+        async with Session(kafka, prefix) as session:
+            await session.sink.open_topics([orders.topic])
+            await session.deliver()
+        await asyncio.to_thread(delete, kafka, orders.topic)
+        await refuses_to_start(kafka, prefix, f"Topic {orders.topic} was deleted")
+
+    async def test_the_cut_records_themselves(self, kafka: Kafka, prefix: str, orders: Target) -> None:
+        await written(kafka, prefix, orders)
+        await asyncio.to_thread(delete, kafka, f"{prefix}.transactions")
+        sentence = rf"Topic {prefix}.transactions is empty, but cut 1 was committed: it was deleted"
+        await refuses_to_start(kafka, prefix, sentence + REMEDY)
+        async with Session(kafka, prefix, accept=True) as session:
+            await session.sink.open_topics([orders.topic])
+            await session.deliver()
+        assert offsets(await last_cut(kafka, prefix)).keys() == {(orders.topic, n) for n in range(PARTITIONS)}
+
+    async def test_cut_records_that_end_too_soon(self, kafka: Kafka, prefix: str, orders: Target) -> None:
+        await written(kafka, prefix, orders)
+        cut = await last_cut(kafka, prefix)
+        async with Session(kafka, prefix) as session:
+            await session.deliver()
+        await asyncio.to_thread(delete, kafka, f"{prefix}.transactions")
+        await asyncio.to_thread(create_topic, kafka, f"{prefix}.transactions")
+        await asyncio.to_thread(commit, kafka, f"{prefix}.transactions", json.dumps(cut).encode())
+        await refuses_to_start(kafka, prefix, f"Topic {prefix}.transactions ends with cut 1, but cut 2 was committed")
+
+    async def test_a_foreign_record_among_the_cut_records(self, kafka: Kafka, prefix: str, orders: Target) -> None:
+        await written(kafka, prefix, orders)
+        await asyncio.to_thread(commit, kafka, f"{prefix}.transactions", b"foreign")
+        await refuses_to_start(kafka, prefix, f"Topic {prefix}.transactions has a record that is no cut record")
+        async with Session(kafka, prefix, accept=True) as session:
+            await session.sink.open_topics([orders.topic])
+            await session.deliver()
+
+    async def test_a_full_cut_in_parts_and_far_back(
+        self, kafka: Kafka, prefix: str, orders: Target, items: Target, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await written(kafka, prefix, orders, items)
+        monkeypatch.setattr(cuts, "MAX_PART_BYTES", 1)
+        async with Session(kafka, prefix) as session:
+            for _ in range(FIRST_WINDOW):
+                await session.deliver()
+            await session.sink.open_topic(policy(items, PARTITIONS), keyed=True)
+            await session.deliver(insert(items, 1))
+        records = await asyncio.to_thread(cut_records, kafka, prefix)
+        assert [cut["parts"] for cut in records if cut["full"]] == [1, 2, 2]
+        await asyncio.to_thread(raise_partitions, kafka, items.topic)
+        await asyncio.to_thread(delete, kafka, orders.topic)
+        both = f"Topic {items.topic} has 5 partitions now instead of 2.* Topic {orders.topic} was deleted"
+        await refuses_to_start(kafka, prefix, both)
+
+    async def test_the_partitions_of_a_topic_that_no_full_cut_lists(
+        self, kafka: Kafka, prefix: str, orders: Target, items: Target
+    ) -> None:
+        """So its first cut has to list them all."""
+        async with Session(kafka, prefix) as session:
+            await session.deliver()
+            for target in (orders, items):
+                await session.sink.open_topic(policy(target, PARTITIONS), keyed=True)
+            await session.deliver(insert(orders, 1))
+            await session.deliver(insert(orders, 2))
+        _, first, second = (offsets(cut) for cut in await asyncio.to_thread(cut_records, kafka, prefix))
+        assert first.keys() == {(orders.topic, 0), (orders.topic, 1)}
+        assert len(second) == 1
+        await asyncio.to_thread(raise_partitions, kafka, orders.topic)
+        await refuses_to_start(kafka, prefix, f"Topic {orders.topic} has 5 partitions now instead of 2")
+
+
+class TestDuringASession:
+    @MISCHIEF
+    @pytest.mark.usefixtures("_always_full")
+    async def test_it_is_noticed_without_traffic(
+        self, kafka: Kafka, prefix: str, orders: Target, mischief: Mischief, sentence: str
+    ) -> None:
+        """With the next full cut."""
+        async with Session(kafka, prefix) as session:
+            await session.sink.open_topic(policy(orders, PARTITIONS), keyed=True)
+            await session.deliver(insert(orders, 1))
+            await asyncio.to_thread(mischief, kafka, orders.topic)
+            with pytest.raises(HistoryError, match=sentence.format(orders.topic) + REMEDY):
+                await session.deliver()
+        assert len(await asyncio.to_thread(cut_records, kafka, prefix)) == 1
+
+    @pytest.mark.usefixtures("_always_full")
+    async def test_if_it_is_accepted_the_next_session_goes_on(self, kafka: Kafka, prefix: str, orders: Target) -> None:
+        async with Session(kafka, prefix, accept=True) as session:
+            await session.sink.open_topic(policy(orders, PARTITIONS), keyed=True)
+            await session.deliver(insert(orders, 1))
+            await asyncio.to_thread(raise_partitions, kafka, orders.topic)
+            with pytest.raises(SinkUnavailable, match=r"has 5 partitions now .* A new session goes on"):
+                await session.deliver()
+        async with Session(kafka, prefix, accept=True) as session:
+            await session.sink.open_topic(policy(orders, PARTITIONS), keyed=True)
+            await session.deliver(*(insert(orders, n) for n in range(50)))
+        assert {number for _, number in offsets(await last_cut(kafka, prefix))} == set(range(5))
+
+    @MISCHIEF
+    async def test_it_is_noticed_when_it_is_written_to(
+        self, kafka: Kafka, prefix: str, orders: Target, mischief: Mischief, sentence: str
+    ) -> None:
+        """Other partitions do no harm before the next full cut: records go to those that there were."""
+        async with Session(kafka, prefix, timeout_s=600) as session:
+            await session.sink.open_topic(policy(orders, PARTITIONS), keyed=True)
+            await session.deliver(*(insert(orders, n) for n in range(10)))
+            await asyncio.to_thread(mischief, kafka, orders.topic)
+            if mischief is raise_partitions:
+                await session.deliver(*(insert(orders, n) for n in range(10)))
+                return
+            async with asyncio.timeout(60):
+                with pytest.raises(HistoryError, match=sentence.format(orders.topic) + REMEDY):
+                    await session.deliver(*(insert(orders, n) for n in range(10)))
+
+    async def test_it_is_noticed_while_there_is_no_room_for_more(
+        self, kafka: Kafka, prefix: str, orders: Target
+    ) -> None:
+        async with Session(kafka, prefix, timeout_s=600, queue_bytes=64 * 1024) as session:
+            await session.sink.open_topic(policy(orders), keyed=True)
+            await session.deliver(insert(orders, 1))
+            await asyncio.to_thread(delete, kafka, orders.topic)
+            async with asyncio.timeout(60):
+                with pytest.raises(HistoryError, match=f"Topic {orders.topic} was deleted" + REMEDY):
+                    await session.deliver(*(insert(orders, n, 1000) for n in range(1000)))
+
+    @pytest.mark.parametrize("topic", ["transactions", "checkpoint"])
+    async def test_the_service_topics(self, kafka: Kafka, prefix: str, topic: str) -> None:
+        async with Session(kafka, prefix, timeout_s=600) as session:
+            await session.deliver()
+            await asyncio.to_thread(delete, kafka, f"{prefix}.{topic}")
+            async with asyncio.timeout(60):
+                with pytest.raises(HistoryError, match=f"Topic {prefix}.{topic} was deleted"):
+                    await session.deliver()
+
+    async def test_records_that_are_lost(self, kafka: Kafka, prefix: str, orders: Target) -> None:
+        """As after an unclean leader election; here we believe that we wrote more."""
+        async with Session(kafka, prefix) as session:
+            await session.sink.open_topic(policy(orders), keyed=True)
+            await session.deliver(insert(orders, 1))
+            session.sink._ledger._known.ends[orders.topic, 0] += 100
+            with pytest.raises(HistoryError, match=rf"Partition 0 of topic {orders.topic} ends at offset \d+, before"):
+                await session.deliver(insert(orders, 2))
+
+    @pytest.mark.usefixtures("_always_full")
+    async def test_what_retention_deletes_is_nothing_to_speak_of(
+        self, kafka: Kafka, prefix: str, orders: Target
+    ) -> None:
+        async with Session(kafka, prefix) as session:
+            await session.sink.open_topic(policy(orders), keyed=True)
+            await session.deliver(insert(orders, 1))
+            await asyncio.to_thread(delete_records, kafka, orders.topic)
+            await session.deliver(insert(orders, 2))
+            await session.deliver()
+
+    async def test_a_broker_that_is_slow_is_no_topic_that_is_gone(
+        self, own_kafka: Kafka, prefix: str, orders: Target
+    ) -> None:
+        """Looking for the reason of a stall must not end what would have gone well."""
+        async with Session(own_kafka, prefix, timeout_s=600) as session:
+            await session.sink.open_topic(policy(orders), keyed=True)
+            await session.deliver(insert(orders, 1))
+            with paused(own_kafka):
+                delivering = asyncio.create_task(session.deliver(insert(orders, 2)))
+                await asyncio.sleep(5)
+                assert not delivering.done()
+            await delivering
+
+
+class Forgetful(Topics):
+    """A cluster whose brokers hear of a topic one after the other."""
+
+    def __init__(self, kafka: Kafka, answers: int) -> None:
+        super().__init__(client_options(kafka), Event())
+        self.answers = answers
+
+    def account(self, known: Account) -> Account:
+        found = super().account(known)
+        self.answers -= 1
+        return found if self.answers < 0 else Account({}, found.ends)
+
+
+class TestLedger:
+    def test_what_is_seen_once_is_not_believed(self, kafka: Kafka, orders: Target) -> None:
+        topics = Forgetful(kafka, 2)
+        known = Ledger(topics, Event(), accept=False)
+        known.watch(orders.topic, topics.ensure(TopicSpec(orders.topic, 1)))
+        known.examine()
+        assert topics.answers < 0
+
+    def test_whoever_gives_up_is_not_kept_waiting(
+        self, kafka: Kafka, orders: Target, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(ledger, "CONFIRM_S", 3600.0)
+        given_up, topics = Event(), Topics(client_options(kafka), Event())
+        known = Ledger(topics, given_up, accept=False)
+        state = topics.ensure(TopicSpec(orders.topic, 1))
+        known.watch(orders.topic, state)
+        known.watch(f"{orders.topic}-gone", state)
+        Timer(0.5, given_up.set).start()
+        started = time.monotonic()
+        known.examine()
+        assert time.monotonic() - started < 60
+
+    def test_several_topics_in_one_message(self, kafka: Kafka, orders: Target) -> None:
+        topics = Topics(client_options(kafka), Event())
+        known = Ledger(topics, Event(), accept=False)
+        state = topics.ensure(TopicSpec(orders.topic, 1))
+        for number in range(8):
+            known.watch(f"{orders.topic}-{number}", state)
+        with pytest.raises(HistoryError, match=r"And 3 more topics have changed\. Reload") as caught:
+            known.examine()
+        assert str(caught.value).count("was deleted") == 5
+
+
+def test_the_last_cuts_are_read_back_to_a_full_one(kafka: Kafka, prefix: str) -> None:
+    topic = f"{prefix}.transactions"
+    create_topic(kafka, topic)
+    topics = Topics(client_options(kafka), Event())
+
+    def read(committed: int) -> tuple[LastCuts, str | None]:
+        with Tail(client_options(kafka), topics, topic, patience_s=60, given_up=Event()) as tail:
+            return read_last_cuts(tail, json.loads, committed)
+
+    assert read(0)[1] is None
+    entries = [{"full": number == 5, "part": 0, "cut": number, "topics": []} for number in range(1, 3 * FIRST_WINDOW)]
+    commit(kafka, topic, *(json.dumps(entry).encode() for entry in entries))
+    wait_for_end(kafka, topic, len(entries) + 1)
+    last, lost = read(len(entries))
+    assert (last.number, last.is_complete, lost) == (len(entries), True, None)

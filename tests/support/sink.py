@@ -1,0 +1,108 @@
+"""Sessions of delivery without a pipeline: a sink, the cuts it is given, and the records that came of them."""
+
+import json
+from collections.abc import Sequence
+from typing import Any, Self
+
+from pgsluice.cut import Cut
+from pgsluice.envelope import Record, Target
+from pgsluice.kafka.producer import ProducerOptions
+from pgsluice.kafka.sink import CutFormat, KafkaSink, SinkOptions
+from pgsluice.kafka.topics import TopicSpec
+from pgsluice.librdkafka import ClientOptions
+from pgsluice.progress import Checkpoint
+from pgsluice.tables import TablePolicy
+from pgsluice.transaction import Transaction
+from sandbox.kafka import Kafka
+from tests.support.kafka import client_options, read_committed
+
+KEY = b"the pipeline's key"
+MIB = 1024 * 1024
+
+Place = tuple[str, int]
+
+
+def insert(target: Target, number: int, size: int = 0) -> Record:
+    key = b"key %d" % number if target.key_schema_id is not None else None
+    return Record(target, "c", key, b"value %d" % number + bytes(size))
+
+
+def policy(target: Target, partitions: int = 1, **config: str) -> TablePolicy:
+    named = {name.replace("_", "."): value for name, value in config.items()}
+    return TablePolicy(target.topic, partitions, -1, named, keys=None, tombstones=True, truncate=True)
+
+
+class Session:
+    """A sink from prepare to close, and the checkpoint it has reached."""
+
+    def __init__(
+        self,
+        kafka: Kafka,
+        prefix: str,
+        *,
+        timeout_s: float = 60.0,
+        queue_bytes: int = 8 * MIB,
+        client: ClientOptions | None = None,
+        accept: bool = False,
+    ) -> None:
+        options = SinkOptions(
+            ProducerOptions(client or client_options(kafka), f"pgsluice-{prefix}", queue_bytes, timeout_s),
+            TopicSpec(f"{prefix}.transactions", 1),
+            TopicSpec(f"{prefix}.checkpoint", 1, config={"cleanup.policy": "compact"}),
+            accept_changed_topics=accept,
+        )
+        self.sink = KafkaSink(options, CutFormat(KEY, lambda record: json.dumps(record).encode(), json.loads))
+        self.checkpoint = Checkpoint("shop", "pgsluice_shop", "7000000000000000001", 1, 1, cut=0, end_lsn=0)
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.sink.close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.sink.close()
+
+    async def start(self) -> None:
+        await self.sink.prepare()
+        await self.sink.fence()
+        self.checkpoint = await self.sink.last_checkpoint() or self.checkpoint
+        await self.sink.open_topics(())
+
+    async def deliver(self, *records: Record) -> None:
+        """Deliver a cut of one transaction with these records, a heartbeat without any."""
+        cut, checkpoint = self.next_cut(records)
+        await self.sink.deliver(cut, checkpoint)
+        self.checkpoint = checkpoint
+
+    async def produce(self, *records: Record) -> tuple[Cut, Checkpoint]:
+        """Write records in an open transaction, and return when they are in Kafka."""
+        await self.sink.begin()
+        cut, checkpoint = self.next_cut(())
+        await self.sink.produce(cut, records)
+        await self.sink._run(self.sink._live.flush)
+        return cut, checkpoint
+
+    def next_cut(self, records: Sequence[Record]) -> tuple[Cut, Checkpoint]:
+        number = self.checkpoint.cut + 1
+        cut = Cut(end_lsn=number * 256)
+        if records:
+            cut.add_records(records, 0, len(records))
+            cut.add(Transaction(700 + number, number * 256 - 8, number), number * 256)
+        return cut, self.checkpoint.advanced(number, cut.end_lsn, cut.last)
+
+
+def cut_records(kafka: Kafka, prefix: str) -> list[dict[str, Any]]:
+    messages = read_committed(kafka, f"{prefix}.transactions")
+    assert {message.key() for message in messages} == {KEY}
+    return [json.loads(message.value()) for message in messages]
+
+
+def offsets(cut: dict[str, Any]) -> dict[Place, tuple[int, int]]:
+    return {
+        (topic["topic"], at["partition"]): (at["first"], at["next"])
+        for topic in cut["topics"]
+        for at in topic["offsets"]
+    }

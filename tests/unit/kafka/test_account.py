@@ -1,0 +1,102 @@
+"""What cut records say of topics, and what has become of those since."""
+
+from typing import Any
+
+import pytest
+
+from pgsluice.kafka.account import Account, LastCuts, TopicState, changes
+
+ORDERS, ITEMS = "shop.public.orders", "shop.public.items"
+
+
+def record(cut: int, topics: dict[str, dict[int, int]], *, full: bool = False, part: int = 0) -> dict[str, Any]:
+    entries = [
+        {
+            "topic": topic,
+            "topic_id": f"id of {topic}",
+            "offsets": [{"partition": partition, "first": 0, "next": end} for partition, end in ends.items()],
+        }
+        for topic, ends in topics.items()
+    ]
+    return {"cut": cut, "full": full, "part": part, "topics": entries}
+
+
+def last_cuts(*records: dict[str, Any]) -> LastCuts:
+    found = LastCuts()
+    for one in records:
+        found.add(one)
+    return found
+
+
+def state(topic: str, partitions: int) -> TopicState:
+    return TopicState(f"id of {topic}", partitions)
+
+
+class TestLastCuts:
+    def test_none(self) -> None:
+        found = last_cuts()
+        assert (found.number, found.is_complete, found.account) == (0, False, Account())
+
+    def test_a_full_cut_and_what_came_after_it(self) -> None:
+        found = last_cuts(
+            record(1, {"dropped": {0: 5}}, full=True),
+            record(2, {ORDERS: {0: 7, 1: 8}}, full=True),
+            record(3, {ORDERS: {1: 10}}),
+            record(4, {ITEMS: {0: 1, 1: 0, 2: 0}}),
+            record(5, {ITEMS: {2: 4}}),
+        )
+        assert (found.number, found.is_complete) == (5, True)
+        assert found.account.topics == {ORDERS: state(ORDERS, 2), ITEMS: state(ITEMS, 3)}
+        assert found.account.ends == {(ORDERS, 0): 7, (ORDERS, 1): 10, (ITEMS, 0): 1, (ITEMS, 1): 0, (ITEMS, 2): 4}
+
+    def test_a_full_cut_of_several_parts(self) -> None:
+        parts = record(2, {ORDERS: {0: 7}}, full=True), record(2, {ITEMS: {0: 1}}, full=True, part=1)
+        found = last_cuts(record(1, {"dropped": {0: 5}}), *parts)
+        assert found.account.topics == {ORDERS: state(ORDERS, 1), ITEMS: state(ITEMS, 1)}
+
+    def test_without_the_first_part_something_is_missing(self) -> None:
+        found = last_cuts(record(2, {ITEMS: {0: 1}}, full=True, part=1), record(3, {ORDERS: {1: 3}}))
+        assert not found.is_complete
+        assert found.account.topics == {ORDERS: state(ORDERS, 0), ITEMS: state(ITEMS, 0)}
+
+
+KNOWN = Account({ORDERS: state(ORDERS, 2)}, {(ORDERS, 0): 10, (ORDERS, 1): 20})
+
+
+class TestChanges:
+    @pytest.mark.parametrize("ends", [(10, 20), (11, 25)])
+    def test_more_may_have_been_written(self, ends: tuple[int, int]) -> None:
+        found = Account({ORDERS: state(ORDERS, 2)}, {(ORDERS, number): end for number, end in enumerate(ends)})
+        assert changes(KNOWN, found) == []
+
+    def test_what_is_not_known_is_not_compared(self) -> None:
+        assert changes(Account({ORDERS: TopicState("", 0)}), Account({ORDERS: state(ORDERS, 7)})) == []
+        assert changes(Account({ORDERS: state(ORDERS, 7)}), Account({ORDERS: TopicState("", 7)})) == []
+
+    @pytest.mark.parametrize(
+        ("found", "beginning"),
+        [
+            (Account(), f"Topic {ORDERS} was deleted: consumers miss"),
+            (Account({ORDERS: TopicState("other", 2)}), f"Topic {ORDERS} was deleted and created again: consumers"),
+            (
+                Account({ORDERS: state(ORDERS, 3)}, dict(KNOWN.ends)),
+                f"Topic {ORDERS} has 3 partitions now instead of 2, so keys move",
+            ),
+            (
+                Account({ORDERS: state(ORDERS, 2)}, {(ORDERS, 0): 10, (ORDERS, 1): 19}),
+                f"Partition 1 of topic {ORDERS} ends at offset 19, before what was written to it up to 20: ",
+            ),
+            (
+                Account({ORDERS: state(ORDERS, 2)}, {(ORDERS, 0): 9, (ORDERS, 1): 19}),
+                f"Partition 0 of topic {ORDERS} ends at offset 9 (and 1 more of its partitions), before",
+            ),
+        ],
+    )
+    def test_what_happened_is_said(self, found: Account, beginning: str) -> None:
+        (sentence,) = changes(KNOWN, found)
+        assert sentence.startswith(beginning)
+
+    def test_of_every_topic(self) -> None:
+        known = Account({ORDERS: state(ORDERS, 2), ITEMS: state(ITEMS, 1), "same": state("same", 1)})
+        found = changes(known, Account({"same": state("same", 1)}))
+        assert [sentence.split()[1] for sentence in found] == [ITEMS, ORDERS]
