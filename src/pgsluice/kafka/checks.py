@@ -89,6 +89,6 @@ def _batches(topics: Topics, options: SinkOptions) -> Finding:
         return Finding(name, Verdict.OK, f"{size} bytes (batch.size)")
     topic, limit = next(iter(small.items()))
     others = f", and {len(small) - 1} more," if len(small) > 1 else ""
-    remedy = f'Raise max.message.bytes, or set kafka.client = {{ "batch.size" = "{min(small.values())}" }}.'
+    remedy = f"Raise max.message.bytes, or set batch.size under kafka.client to {min(small.values())} or less."
     detail = f"topic {topic}{others} takes {limit} bytes (max.message.bytes), a batch may have {size} (batch.size)"
     return Finding(name, Verdict.FAIL, detail, remedy)

@@ -170,6 +170,7 @@ class KafkaSink:
             state = self._topics.ensure(spec)
             if state.partitions != 1:
                 raise ConfigError(f"Topic {spec.name} must have exactly one partition, as pgsluice creates it.")
+            self._topics.check_batches(spec.name)
             self._ledger.watch(spec.name, state)
         if options.dead_letters_topic is not None:
             self._topics.ensure(options.dead_letters_topic)
@@ -213,6 +214,7 @@ class KafkaSink:
 
     def _open_topic(self, spec: TopicSpec) -> None:
         state = self._topics.ensure(spec)
+        self._topics.check_batches(spec.name)
         if spec.name not in self._ledger:
             self._ledger.pin({spec.name: state})
 

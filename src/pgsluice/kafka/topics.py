@@ -64,15 +64,13 @@ class Topics:
         """How large a batch of records may get before it is compressed."""
 
     def ensure(self, spec: TopicSpec) -> TopicState:
-        """Return the topic, which exists afterwards and takes what we would write; else ConfigError."""
+        """Return the topic, which exists afterwards; else ConfigError."""
         state = self.describe([spec.name]).get(spec.name)
         if state is None:
             self._create(spec)
         if state is None or not state.has_leaders:
             state = self._settled(spec.name)
-        config = self._patiently([spec.name], lambda: self._config(ConfigResource.Type.TOPIC, spec.name))
-        self._check_batches(spec.name, config)
-        if not spec.compactable and "compact" in config.get("cleanup.policy", ""):
+        if not spec.compactable and "compact" in self._topic_config(spec.name).get("cleanup.policy", ""):
             raise ConfigError(
                 f"Topic {spec.name} has cleanup.policy=compact, but rows without key or truncates go to it, and Kafka "
                 "refuses records without key there: give the table a key (`keys` in [[tables.rules]]), set "
@@ -80,13 +78,14 @@ class Topics:
             )
         return state
 
-    def _check_batches(self, topic: str, config: Mapping[str, str]) -> None:
-        limit = self._limit(config)
+    def check_batches(self, topic: str) -> None:
+        """Raise ConfigError if ``topic`` would refuse small records because many come together."""
+        limit = self._limit(self._topic_config(topic))
         if limit < self.batch_bytes:
             raise ConfigError(
                 f"Topic {topic} takes {limit} bytes at once (max.message.bytes), but the producer's batches may have "
                 f"{self.batch_bytes} (batch.size), so it would refuse many small rows that come together. Raise the "
-                f'one, or set kafka.client = {{ "batch.size" = "{limit}" }}.'
+                f"one, or set batch.size under kafka.client to {limit} or less."
             )
 
     def _limit(self, config: Mapping[str, str]) -> int:
@@ -105,8 +104,7 @@ class Topics:
 
     def check_compacted(self, topic: str) -> None:
         """Raise ConfigError unless ``topic`` keeps the last record of every key for ever."""
-        config = self._patiently([topic], lambda: self._config(ConfigResource.Type.TOPIC, topic))
-        policy = config.get("cleanup.policy")
+        policy = self._topic_config(topic).get("cleanup.policy")
         if policy not in (None, "compact"):
             raise ConfigError(
                 f"Topic {topic} has cleanup.policy={policy}, so Kafka would delete in time what a restart needs. Set "
@@ -240,6 +238,10 @@ class Topics:
                 self._admin.poll(0)  # what it still has to report is from before
                 self._errors.recovered()
                 return answer
+
+    def _topic_config(self, topic: str) -> dict[str, str]:
+        """Return the settings of a topic that may be new."""
+        return self._patiently([topic], lambda: self._config(ConfigResource.Type.TOPIC, topic))
 
     def _config(self, kind: ConfigResource.Type, name: str) -> dict[str, str]:
         """Return all settings; none when we may not ask: then the records will tell."""
