@@ -1,0 +1,124 @@
+"""The daemon, and what happens to its topics while it is down and while it runs: it says so, and can be told to go on."""
+
+from typing import Any
+
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry.avro import AvroDeserializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+
+from tests.support.kafka import add_partitions, delete_topic, end_of, read_committed
+from tests.support.weather import SETTINGS, Pipeline, Start, fails
+
+FULL_CUT_PATIENCE_S = 120.0
+"""Somebody looks at the topics once a minute."""
+
+
+def topic_of(pipeline: Pipeline) -> str:
+    return f"{pipeline.daemon.name}.public.numbers"
+
+
+def cuts(pipeline: Pipeline) -> list[dict[str, Any]]:
+    """Return the cut records so far."""
+    topic = f"{pipeline.daemon.name}.transactions"
+    context = SerializationContext(topic, MessageField.VALUE)
+    with SchemaRegistryClient({"url": pipeline.daemon.url}) as registry:
+        deserialize = AvroDeserializer(registry)
+        return [deserialize(message.value(), context) for message in read_committed(pipeline.kafka, topic)]
+
+
+def accept_changes(pipeline: Pipeline, *, accept: bool) -> None:
+    topics = SETTINGS["kafka"]["topics"]
+    pipeline.daemon.settings["kafka"] = {"topics": {**topics, "changed": "accept" if accept else "stop"}}
+
+
+class TestWhileItIsDown:
+    def test_a_topic_is_deleted(self, start: Start) -> None:
+        """And created again, because its table is still there."""
+        pipeline = start()
+        pipeline.write(5)
+        pipeline.wait_until_confirmed()
+        assert pipeline.daemon.stop() == 0
+        delete_topic(pipeline.kafka, topic_of(pipeline))
+        for _ in range(2):
+            code, log = fails(pipeline)
+            assert (code, f"Topic {topic_of(pipeline)} was deleted: consumers miss" in log) == (65, True), log
+        accept_changes(pipeline, accept=True)
+        pipeline.daemon.start()
+        pipeline.write(5)
+        assert pipeline.read(5) == [6, 7, 8, 9, 10]
+        pipeline.wait_until_confirmed()
+        assert pipeline.daemon.log_text().count("a topic has changed, which is accepted") == 1
+        accept_changes(pipeline, accept=False)
+        pipeline.daemon.restart()
+        pipeline.write(5)
+        assert pipeline.read(10) == list(range(6, 16))
+
+    def test_a_topic_goes_with_its_table(self, start: Start) -> None:
+        """To be accepted once: the next full cut does not list it."""
+        pipeline = start()
+        with pipeline.database.connect() as connection:
+            connection.execute("CREATE TABLE others (n int PRIMARY KEY)")
+            connection.execute("INSERT INTO others VALUES (1)")
+        pipeline.write(5)
+        pipeline.wait_until_confirmed()
+        others = f"{pipeline.daemon.name}.public.others"
+        (listed,) = [topic for cut in cuts(pipeline) for topic in cut["topics"] if topic["topic"] == others]
+        assert listed["topic_id"]
+        assert pipeline.daemon.stop() == 0
+        with pipeline.database.connect() as connection:
+            connection.execute("DROP TABLE others")
+        delete_topic(pipeline.kafka, others)
+        accept_changes(pipeline, accept=True)
+        pipeline.daemon.start()
+        pipeline.write(5)
+        pipeline.wait_until_confirmed()
+        *_, full = [cut for cut in cuts(pipeline) if cut["full"]]
+        assert [topic["topic"] for topic in full["topics"]] == [topic_of(pipeline)]
+        accept_changes(pipeline, accept=False)
+        pipeline.daemon.restart()
+        pipeline.assert_complete()
+
+    def test_the_cut_records_are_deleted(self, start: Start) -> None:
+        pipeline = start()
+        pipeline.write(5)
+        pipeline.wait_until_confirmed()
+        assert pipeline.daemon.stop() == 0
+        delete_topic(pipeline.kafka, f"{pipeline.daemon.name}.transactions")
+        code, log = fails(pipeline)
+        assert (code, f"Topic {pipeline.daemon.name}.transactions is empty, but cut" in log) == (65, True), log
+        accept_changes(pipeline, accept=True)
+        pipeline.daemon.start()
+        pipeline.write(5)
+        pipeline.assert_complete()
+        assert topic_of(pipeline) in {
+            topic["topic"] for cut in cuts(pipeline) for topic in cut["topics"] if cut["full"]
+        }
+
+
+class TestWhileItRuns:
+    def test_a_topic_that_is_written_to_is_deleted(self, start: Start) -> None:
+        """It is not waited for until the Kafka transaction's deadline, which is a quarter of an hour."""
+        pipeline = start()
+        pipeline.write(5)
+        pipeline.wait_until_confirmed()
+        delete_topic(pipeline.kafka, topic_of(pipeline))
+        pipeline.write(5)
+        assert pipeline.daemon.wait() == 65
+        assert f"Topic {topic_of(pipeline)} was deleted: consumers miss" in pipeline.daemon.log_text()
+
+    def test_partitions_are_raised(self, start: Start) -> None:
+        """Which needs no traffic to be noticed; what was written before it is delivered as before."""
+        pipeline = start()
+        pipeline.write(5)
+        pipeline.wait_until_confirmed()
+        add_partitions(pipeline.kafka, topic_of(pipeline), 4)
+        pipeline.write(5)
+        pipeline.assert_complete()
+        assert pipeline.daemon.wait(FULL_CUT_PATIENCE_S) == 65
+        said = f"Topic {topic_of(pipeline)} has 4 partitions now instead of 1, so keys move"
+        assert said in pipeline.daemon.log_text()
+        accept_changes(pipeline, accept=True)
+        pipeline.daemon.start()
+        pipeline.write(50)
+        pipeline.wait_until_confirmed()
+        assert all(end_of(pipeline.kafka, topic_of(pipeline), partition) for partition in range(4))
