@@ -1,4 +1,4 @@
-"""The daemon, and what happens to its topics while it is down and while it runs: it says so, and can be told to go on."""
+"""The daemon, and what happens to its topics while it is down or runs: it says so, and can be told to go on."""
 
 from typing import Any
 
