@@ -94,6 +94,9 @@ class Broker:
         self._coordinated: dict[str, _Coordinated] = {}
         self._dice = dice
         self._on_commit = on_commit
+        self.sessions = 0
+        self.on_record: Callable[[int, str, int, bytes], None] = lambda *_: None
+        """Told of every record that no transaction holds back: session, topic, partition, value."""
         self._count = 0
         self._delayed: list[Callable[[], None]] = []
 
@@ -155,6 +158,12 @@ class Broker:
         # Timers can be set in a thread, because the loop stands still then.
         self.loop.call_later(timeout_s, self._time_out, transaction)
         return transaction
+
+    def write_at_once(self, session: int, record: "_Queued") -> None:
+        """Append a record outside transactions: it is seen."""
+        partition = self.partition((record.topic, record.partition))
+        partition.log.append(Entry(None, record.key, record.value))
+        self.on_record(session, record.topic, record.partition, record.value or b"")
 
     def append(self, transaction: Transaction, place: tuple[str, int], key: bytes | None, value: bytes | None) -> None:
         partition = self.partition(place)
@@ -226,6 +235,11 @@ class Client:
         self.dice = dice
         self.lag_s = lag_s
 
+    def begin_session(self) -> int:
+        """Return the number of the session that a producer without transactions belongs to."""
+        self.broker.sessions += 1
+        return self.broker.sessions
+
     def travel(self, timeout_s: float, code: int = KafkaError._TIMED_OUT) -> None:
         """Pass the time that a request takes; a time-out while Kafka is away."""
         weather = self.broker.weather
@@ -244,13 +258,111 @@ class ScriptedOptions(ClientOptions):
 
     def make(self, kind: Callable[[dict[str, Any]], T], own: Mapping[str, Any] | None = None) -> T:
         client: Client = self.properties["client"]  # type: ignore[assignment]
-        kinds: dict[Any, Any] = {Producer: ScriptedProducer, Consumer: ScriptedConsumer, AdminClient: ScriptedAdmin}
+        kinds: dict[Any, Any] = {Producer: _producer, Consumer: ScriptedConsumer, AdminClient: ScriptedAdmin}
         made: T = kinds[kind](client, {**(own or {})})
         return made
 
 
 def client_options(client: Client, errors: ClientErrors) -> ClientOptions:
     return ScriptedOptions({"client": client}, "simulated", errors)  # type: ignore[dict-item]
+
+
+def _producer(client: Client, properties: Mapping[str, Any]) -> "ScriptedProducer | ScriptedIdempotentProducer":
+    kind = ScriptedProducer if "transactional.id" in properties else ScriptedIdempotentProducer
+    return kind(client, properties)
+
+
+class ScriptedIdempotentProducer:
+    """confluent_kafka.Producer with enable.idempotence: records are seen as they arrive, in the order sent."""
+
+    def __init__(self, client: Client, properties: Mapping[str, Any]) -> None:
+        assert properties["enable.gapless.guarantee"]
+        self._client = client
+        self._broker = client.broker
+        self._dice = client.dice
+        self._on_delivery = properties["on_delivery"]
+        self._queue: list[_Queued] = []
+        self._fatal: KafkaException | None = None
+        self._session = client.begin_session()
+        self._is_sending = False
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def _check(self) -> None:
+        if self._fatal is not None:
+            raise self._fatal
+
+    def produce(self, topic: str, value: bytes | None, key: bytes | None, partition: int, *_rest: object) -> None:
+        self._check()
+        self._queue.append(_Queued(topic, partition, key, value))
+        if not self._is_sending:
+            self._send_soon()
+
+    def _send_soon(self) -> None:
+        self._is_sending = True
+        self._broker.loop.call_later(self._dice.choice((0.001, 0.1, 1.0)), self._send_in_background)
+
+    def _send_in_background(self) -> None:
+        self._is_sending = False
+        if not self._client.process.alive or self._fatal is not None:
+            return
+        if not self._broker.weather.is_away:
+            self._send_some()
+        if self._queue:
+            self._send_soon()
+
+    def poll(self, timeout: float = 0) -> int:
+        self._check()
+        if timeout:
+            virtual.sleep(timeout)
+        return 0
+
+    def flush(self, timeout: float) -> int:
+        self._check()
+        if not self._queue:
+            return 0
+        try:
+            self._client.travel(timeout)
+        except KafkaException:
+            return len(self._queue)
+        if self._queue and self._dice.random() < self._broker.weather.not_delivered:
+            self._break()
+        self._send_some()
+        virtual.sleep(self._dice.choice((0.0, 0.0, 0.001, 0.02)))
+        return len(self._queue)
+
+    def _send_some(self) -> None:
+        """Write what is queued for some of the partitions: each has its own order, and its own time."""
+        places = sorted({(one.topic, one.partition) for one in self._queue})
+        chosen = {place for place in places if self._dice.random() < 0.7}
+        for record in [one for one in self._queue if (one.topic, one.partition) in chosen]:
+            self._queue.remove(record)
+            self._broker.write_at_once(self._session, record)
+            self._client.process.step()
+
+    def _break(self) -> None:
+        """Lose a record in the middle: gapless, so all behind it in its partition fail, too."""
+        lost = self._dice.choice(self._queue)
+        first = self._queue.index(lost)
+        for record in self._queue[:first]:
+            self._broker.write_at_once(self._session, record)
+        self._queue.clear()
+        self._fatal = _error(KafkaError._GAPLESS_GUARANTEE, fatal=True)
+        self._on_delivery(KafkaError(KafkaError._MSG_TIMED_OUT, "scripted"), _report(lost))
+        raise self._fatal
+
+    def purge(self, **_: object) -> None:
+        self._queue.clear()
+
+
+def _report(record: _Queued) -> Any:  # noqa: ANN401 - confluent_kafka's Message, which cannot be made
+    return SimpleNamespace(
+        key=lambda: record.key,
+        value=lambda: record.value,
+        topic=lambda: record.topic,
+        partition=lambda: record.partition,
+    )
 
 
 class ScriptedProducer:
@@ -340,16 +452,7 @@ class ScriptedProducer:
         refused = self._queue.pop(which)
         self._queue.clear()
         self._failed = True
-        error = KafkaError(KafkaError._MSG_TIMED_OUT, "scripted")
-        self._on_delivery(
-            error,
-            SimpleNamespace(
-                key=lambda: refused.key,
-                value=lambda: refused.value,
-                topic=lambda: refused.topic,
-                partition=lambda: refused.partition,
-            ),
-        )
+        self._on_delivery(KafkaError(KafkaError._MSG_TIMED_OUT, "scripted"), _report(refused))
 
     def commit_transaction(self, timeout: float) -> None:
         self._check()

@@ -21,6 +21,7 @@ from tests.simulation.wal import Transaction as Prepared
 
 PREFIX = "sim"
 PARTITIONS = 2
+TRANSACTIONAL_ID = f"pgsluice-{PREFIX}-sim"
 
 Row: TypeAlias = dict[str, int | str | None]
 
@@ -95,6 +96,10 @@ class Model:
         self._next = 0
         self._cut = 0
         self._last: dict[tuple[str, int], tuple[int, int, int]] = {}
+        self._present: set[tuple[str, int, int, int]] = set()
+        self._last_seen: dict[tuple[str, int], tuple[int, int, int]] = {}
+        self._delivered_at: dict[int, int] = {}
+        """What was delivered when a session wrote its first record."""
         self._following: dict[tuple[str, int], int] = {}
 
     @property
@@ -116,7 +121,7 @@ class Model:
         for (topic, partition), offsets in transaction.partitions.items():
             log = self.broker.partition((topic, partition)).log
             by_topic.setdefault(topic, {})[partition] = [log[offset].value or b"" for offset in offsets]
-        if transaction.producer != "pgsluice-sim-sim":
+        if transaction.producer != TRANSACTIONAL_ID:
             return
         checkpoints = by_topic.pop(f"{PREFIX}.checkpoint", {}).get(0, [])
         if len(checkpoints) != 1:
@@ -269,6 +274,62 @@ class Model:
             if first > following or following < self._following.get(place, 0):
                 self._violate(f"cut {cut['cut']}: the offsets of {place} go back")
             self._following[place] = following
+
+    # At least once: records are seen one by one, and some of them again.
+
+    def on_record(self, session: int, topic: str, partition: int, value: bytes) -> None:
+        """Check a record that no transaction holds back."""
+        if topic == f"{PREFIX}.checkpoint":
+            self._on_checkpoint(json.loads(value))
+        elif topic == f"{PREFIX}.transactions":
+            number = json.loads(value)["cut"]
+            if number not in (self._cut, self._cut + 1):
+                self._violate(f"cut {number} follows cut {self._cut}")
+            self._cut = number
+        else:
+            self._on_change(session, topic, partition, self._read(value))
+
+    def _on_change(self, session: int, topic: str, partition: int, record: dict[str, Any]) -> None:
+        lsn, seq = record["lsn"], record["seq"]
+        where = f"{topic} [{partition}]: the record at {lsn:X}, seq {seq}"
+        last_session, *last = self._last_seen.get((topic, partition), (0, 0, -1))
+        if session < last_session:
+            self._violate(f"{where}, comes from a session that has ended")
+        if session == last_session and [lsn, seq] <= last:
+            self._violate(f"{where}, goes back within a session")
+        self._last_seen[topic, partition] = session, lsn, seq
+        found = [one for one in self._wal.truth if one.lsn == lsn and one.standalone == (seq == -1)]
+        events = self._events_of(found[0]) if found else []
+        if seq >= len(events):
+            self._violate(f"{where}, was invented")
+            return
+        if found[0].end <= self._delivered_at.setdefault(session, self.delivered):
+            self._violate(f"{where}, comes again after the checkpoint")
+        event = events[seq]
+        copies = PARTITIONS if event.op == "t" else 1
+        self._compare_event(found[0], seq, event, [(topic, record)] * copies)
+        self._present.add((topic, partition if event.op == "t" else 0, lsn, seq))
+
+    def _on_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        end = checkpoint["end_lsn"]
+        if not end:
+            return
+        if checkpoint["cut"] != self._cut:
+            self._violate(f"the checkpoint of cut {checkpoint['cut']} comes before its record")
+        if end < self.delivered:
+            self._violate(f"a checkpoint goes back from {self.delivered:X} to {end:X}")
+        if self.cuts == 0:
+            while self._next < len(self._wal.truth) and self._wal.truth[self._next].end <= end:
+                self._next += 1
+        for truth in self._take_until(end):
+            for seq, event in enumerate(self._events_of(truth), start=-1 if truth.standalone else 0):
+                topic = f"{PREFIX}.messages" if event.op == "m" else f"{PREFIX}.public.{event.table}"
+                partitions = range(PARTITIONS if event.op == "t" else 1)
+                if any((topic, partition, truth.lsn, seq) not in self._present for partition in partitions):
+                    self._violate(f"transaction {truth.xid} at {truth.lsn:X}, seq {seq}, was lost before {end:X}")
+        self.cuts += 1
+        self.begun.set()
+        self.delivered = end
 
     # What the server tells.
 

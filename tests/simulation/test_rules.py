@@ -13,8 +13,9 @@ from confluent_kafka.admin import OffsetSpec
 
 from pgsluice import transaction as transactions
 from pgsluice.errors import PgsluiceError
+from pgsluice.kafka.idempotent import IdempotentProducer
 from pgsluice.kafka.producer import TransactionalProducer
-from pgsluice.kafka.sink import KafkaSink
+from pgsluice.kafka.sink import KafkaSink, Mode
 from pgsluice.kafka.topics import Topics
 from pgsluice.pgoutput import messages
 from pgsluice.pipeline import Pipeline
@@ -285,6 +286,14 @@ def tables_are_described_in_order_of_arrival(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Transactions, "_stream_commit", merging)
 
 
+def without_transactions_the_checkpoint_waits_for_all_before_it(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(IdempotentProducer, "settle", lambda _self: None)
+
+
+def without_transactions_an_owner_throws_away_what_it_has_not_sent(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(IdempotentProducer, "abandon", lambda _self: None)
+
+
 RULES: list[Sabotage] = [
     nothing_is_acknowledged_beyond_what_was_received,
     a_prepare_is_outstanding_until_its_cut_is_committed,
@@ -311,13 +320,20 @@ RULES: list[Sabotage] = [
 ]
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule.__name__))
+WITHOUT_TRANSACTIONS: list[Sabotage] = [
+    without_transactions_the_checkpoint_waits_for_all_before_it,
+    without_transactions_an_owner_throws_away_what_it_has_not_sent,
+]
+
+
+@pytest.mark.parametrize("rule", [*RULES, *WITHOUT_TRANSACTIONS], ids=lambda rule: str(rule.__name__))
 def test_without_it_some_world_goes_wrong(
     rule: Sabotage, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
 ) -> None:
     rule(monkeypatch)
+    mode: Mode = "at_least_once" if rule in WITHOUT_TRANSACTIONS else "exactly_once"
     for seed in range(WORLDS):
-        if violation := run(seed):
+        if violation := run(seed, mode=mode):
             record_property("violation", f"seed {seed}: {violation}")
             return
     pytest.fail(f"{WORLDS} worlds did not need the rule")

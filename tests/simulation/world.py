@@ -17,7 +17,7 @@ from pgsluice.avro.types import TypeOptions
 from pgsluice.avro.wire import Schema, normalise, schema_id
 from pgsluice.errors import DrainTimeout, UnavailableError
 from pgsluice.kafka.producer import ProducerOptions
-from pgsluice.kafka.sink import CutFormat, KafkaSink, SinkOptions
+from pgsluice.kafka.sink import CutFormat, KafkaSink, Mode, SinkOptions
 from pgsluice.kafka.topics import TopicSpec
 from pgsluice.librdkafka import ClientErrors
 from pgsluice.metrics import Metrics
@@ -27,7 +27,7 @@ from pgsluice.pipeline.session import SessionOptions
 from pgsluice.spool import Spool, SpoolOptions
 from pgsluice.tables import Tables
 from tests.simulation.broker import Broker, Client, Partition, Weather, client_options
-from tests.simulation.model import PARTITIONS, PREFIX, Model
+from tests.simulation.model import PARTITIONS, PREFIX, TRANSACTIONAL_ID, Model
 from tests.simulation.server import Server
 from tests.simulation.virtual import PROCESS, Loop, Process, Stuck, patched
 from tests.simulation.wal import Wal
@@ -81,6 +81,7 @@ class World:
     seed: int
     loop: Loop
     note: Callable[[str], None]
+    mode: Mode | None = None
     violation: str | None = None
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -107,6 +108,7 @@ class Simulation:
         self.model = Model(self.wal, self.schemas.by_id, world.violate, messages=options.messages)
         self.broker = Broker(world.loop, world.dice("broker"), self.model.on_commit)
         self.model.broker = self.broker
+        self.broker.on_record = self.model.on_record
         self.broker.topics[f"{PREFIX}.checkpoint"] = [Partition()]
         self.broker.topics[f"{PREFIX}.transactions"] = [Partition()]
         self.server = Server(self.wal, options, world.dice("server"), self.model.check_ack, world.violate)
@@ -138,7 +140,10 @@ class Simulation:
         """Let it all happen."""
         world, dice = self.world, self.dice
         self.troubles = dice.sample(TROUBLES, dice.choice((1, 2, 3, len(TROUBLES))))
-        others = _cut_off in self.troubles or dice.random() < 0.3
+        drawn: Mode = "at_least_once" if dice.random() < 0.15 else "exactly_once"
+        self.mode = self.world.mode or drawn
+        # Without transactions nothing keeps a former owner's late records out.
+        others = self.mode == "exactly_once" and (_cut_off in self.troubles or dice.random() < 0.3)
         self.daemons = [Daemon(self, n) for n in range(1 + others)]
         keepers = [asyncio.create_task(daemon.keep()) for daemon in self.daemons]
         works = [asyncio.create_task(self._happen()), asyncio.create_task(world.over.wait())]
@@ -293,9 +298,10 @@ class Daemon:
         client = Client(simulation.broker, process, self._dice, lambda: self.lag_s)
         errors = ClientErrors(clock=simulation.world.loop.time)
         options = SinkOptions(
-            ProducerOptions(client_options(client, errors), "pgsluice-sim-sim", 1 << 24, 60.0),
+            ProducerOptions(client_options(client, errors), TRANSACTIONAL_ID, 1 << 24, 60.0),
             TopicSpec(f"{PREFIX}.transactions", 1),
             TopicSpec(f"{PREFIX}.checkpoint", 1),
+            simulation.mode,
         )
         cut_format = CutFormat(PREFIX.encode(), lambda part: json.dumps(part).encode(), json.loads)
 
@@ -445,8 +451,8 @@ TROUBLES: list[Trouble] = [
 ]
 
 
-def run(seed: int, note: Callable[[str], None] | None = None) -> str | None:
-    """Run the world of ``seed``; return what went wrong first, or None."""
+def run(seed: int, note: Callable[[str], None] | None = None, mode: Mode | None = None) -> str | None:
+    """Run the world of ``seed``, delivering in its own mode or this one; return what went wrong first, or None."""
     loop = Loop()
     asyncio.set_event_loop(loop)
     loop.set_exception_handler(lambda _loop, _context: None)  # what killed processes leave behind
@@ -456,7 +462,7 @@ def run(seed: int, note: Callable[[str], None] | None = None) -> str | None:
         if note is not None:
             note(f"{loop.now:10.3f}  {text}")
 
-    world = World(seed, loop, tell)
+    world = World(seed, loop, tell, mode)
     with patched(loop, world.dice("jitter"), tell if note is not None else None):
         try:
             with tempfile.TemporaryDirectory() as directory:
