@@ -131,7 +131,11 @@ class Daemon:
 
     def wait_until_ready(self, role: Role = "active", timeout_s: float = START_TIMEOUT_S) -> None:
         """Return once ``/readyz`` says so; ServerError, with the log, if the process ends before."""
-        self._running().wait_until(lambda: self._get(f"/readyz?role={role}")[0] == HTTP_OK, timeout_s)
+        self._running().wait_until(lambda: self.readiness(role) == HTTP_OK, timeout_s)
+
+    def readiness(self, role: Role = "any") -> int:
+        """Return the status code of ``/readyz``; 0 while nobody answers."""
+        return self._get(f"/readyz?role={role}")[0]
 
     def status(self) -> dict[str, Any]:
         """Return what ``/status`` says."""

@@ -36,12 +36,17 @@ a reason; a pipeline has no more clients than this."""
 # librdkafka's own errors, as opposed to the brokers', begin with an underscore in Python too.
 PARTITION_EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - as above
 _ALL_BROKERS_DOWN: Final = KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001 - as above
-_UNEXPLAINED: Final = frozenset(
+PURGED: Final = frozenset(
+    (
+        KafkaError._PURGE_QUEUE,  # noqa: SLF001 - as above
+        KafkaError._PURGE_INFLIGHT,  # noqa: SLF001 - as above
+    )
+)
+"""What becomes of records whose transaction failed."""
+_UNEXPLAINED: Final = PURGED | frozenset(
     (
         KafkaError._TIMED_OUT,  # noqa: SLF001 - as above
         KafkaError._MSG_TIMED_OUT,  # noqa: SLF001 - as above
-        KafkaError._PURGE_QUEUE,  # noqa: SLF001 - as above
-        KafkaError._PURGE_INFLIGHT,  # noqa: SLF001 - as above
     )
 )
 """What follows from something that was reported elsewhere."""

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from pgsluice.errors import DeadlineMissed, Fenced, PgsluiceError, SinkUnavailable
+from pgsluice.errors import DeadlineMissed, Fenced, PermissionDenied, PgsluiceError, SinkUnavailable
 from pgsluice.kafka.refusals import FOR_CONTENT, Refusals
-from pgsluice.librdkafka import MAX_RECORD_BYTES, ClientOptions, failure
+from pgsluice.librdkafka import MAX_RECORD_BYTES, PURGED, ClientOptions, failure
 
 log = structlog.get_logger(__name__)
 
@@ -51,6 +51,9 @@ GATHERED_MAX = 1000
 
 STALL_S = 5.0
 """How long nothing reaches Kafka before somebody looks for the reason; again after as long."""
+
+TOPICS_NAMED = 10
+"""In a sentence, at most: Kafka does not say for which of them a right is missing."""
 
 _ABORT_S = 5.0
 
@@ -99,6 +102,8 @@ class CutProducer(ABC):
         self._moved_at = 0.0
         self._value_limit, self._beyond_limit = options.value_limit()
         self._failed: PgsluiceError | None = None
+        self._purged: set[str] = set()
+        """Topics of records that were given up because something else had failed."""
         common = {
             "message.max.bytes": MAX_RECORD_BYTES,
             "queue.buffering.max.messages": max(1, options.queue_bytes // RECORD_OVERHEAD_BYTES),
@@ -163,6 +168,8 @@ class CutProducer(ABC):
             self._producer.poll(wait_s)
         if self._refusals or self._failed is not None:
             raise self._verdict()
+        if self._purged:
+            raise self._why_purged()
         if self._given_up.is_set():
             raise SinkUnavailable("Writing to Kafka was given up because the session ends.")
 
@@ -186,6 +193,10 @@ class CutProducer(ABC):
             self._find_reason()
             self._moved_at = time.monotonic()
 
+    def _why_purged(self) -> PgsluiceError:
+        """Return why records were given up that nobody refused."""
+        return SinkUnavailable("Records were given up that Kafka did not have yet.")
+
     @abstractmethod
     def _waited(self, left: int) -> None:
         """Take note that Kafka does not have the last ``left`` records yet; 0: that there is room again."""
@@ -199,6 +210,8 @@ class CutProducer(ABC):
         fatal = _pending()
         if error is not None and error.code() in FOR_CONTENT:
             self._refusals.add(error, message)
+        elif error is not None and error.code() in PURGED:
+            self._purged.add(message.topic())
         elif error is not None and self._failed is None:
             self._failed = self._meaning(error, f"Writing a record to {message.topic()} [{message.partition()}]")
         if fatal is not None:
@@ -302,6 +315,18 @@ class TransactionalProducer(CutProducer):
             raise self._too_late() if self._failed is not None and self._is_late else error from None
         if self._is_late:
             raise self._too_late()
+
+    def _why_purged(self) -> PgsluiceError:
+        """Return why the transaction failed: a call that is out of turn is refused with the reason, no other tells."""
+        try:
+            with self._judging("Writing to Kafka"):
+                self._producer.begin_transaction()
+        except PermissionDenied as error:
+            topics = ", ".join(sorted(self._purged)[:TOPICS_NAMED])
+            return PermissionDenied(f"{error} What was to be written: {topics}.")
+        except PgsluiceError as error:
+            return error
+        return super()._why_purged()
 
     def settle(self) -> None:
         """Nothing: all of a transaction is seen at once."""

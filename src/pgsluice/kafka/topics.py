@@ -190,10 +190,12 @@ class Topics:
     def _offsets(self, request: dict[TopicPartition, OffsetSpec], isolation: IsolationLevel) -> dict[Place, int]:
         def ask() -> dict[Place, int]:
             futures = self._admin.list_offsets(request, isolation_level=isolation, request_timeout=_LEADERS_S)
-            doing = "Listing the offsets of topics"
-            found = {(at.topic, at.partition): self._answer(one, doing).offset for at, one in futures.items()}
+            found = {
+                (at.topic, at.partition): self._answer(one, f"Listing the offsets of topic {at.topic}").offset
+                for at, one in futures.items()
+            }
             if min(found.values()) < 0:  # no error, where only some of the leaders answered
-                raise SinkUnavailable(f"{doing}: the leader of a partition did not answer in time.")
+                raise SinkUnavailable("Listing the offsets of topics: a partition's leader did not answer in time.")
             return found
 
         return self._patiently({place.topic for place in request}, ask)
