@@ -4,15 +4,14 @@ import logging
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from http import HTTPStatus
-from http.client import HTTPConnection
 from threading import Event, Thread
 from typing import Any
 
 import pytest
 
-from sandbox.daemon import Daemon
+from sandbox.daemon import Daemon, Role
 from sandbox.postgres import Database
 from tests.support.kafka import end_of
 from tests.support.proxy import Proxy
@@ -21,6 +20,8 @@ from tests.support.weather import Pipeline, Start, wait_until
 log = logging.getLogger(__name__)
 
 WAL_SENDER_TIMEOUT_S = 4
+
+ROLES: tuple[Role, ...] = ("any", "active")
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "postgres": {"wal_sender_timeout": f"{WAL_SENDER_TIMEOUT_S}s", "status_interval": "1s"},
@@ -85,23 +86,16 @@ def taken_over(former: Pipeline, by: Pipeline) -> Iterator[None]:
     log.info("taken over from %s in %.1f s", former.daemon.url, time.monotonic() - began)
 
 
-def readiness(pipeline: Pipeline, role: str) -> int:
-    host, _, port = pipeline.daemon.url.removeprefix("http://").partition(":")
-    with closing(HTTPConnection(host, int(port), timeout=10)) as connection:
-        connection.request("GET", f"/readyz?role={role}")
-        return connection.getresponse().status
-
-
 class TestAStandby:
     def test_it_disturbs_nobody_and_takes_over_within_seconds(self, pair: Pair) -> None:
         with pair.load():
             time.sleep(3)
-            assert [readiness(pair.standby, role) for role in ("any", "active")] == [200, 503]
-            assert [readiness(pair.owner, role) for role in ("any", "active")] == [200, 200]
+            assert [pair.standby.daemon.readiness(role) for role in ROLES] == [200, 503]
+            assert [pair.owner.daemon.readiness(role) for role in ROLES] == [200, 200]
             assert "warning" not in pair.owner.daemon.log_text()
             with taken_over(pair.owner, by=pair.standby):
                 pair.owner.daemon.kill()
-            assert [readiness(pair.standby, role) for role in ("any", "active")] == [200, 200]
+            assert [pair.standby.daemon.readiness(role) for role in ROLES] == [200, 200]
         pair.assert_complete()
 
     def test_an_owner_whose_process_stands_still(self, pair: Pair) -> None:
@@ -119,7 +113,7 @@ class TestAStandby:
         with pair.load():
             with taken_over(pair.owner, by=pair.standby):
                 pair.proxy.drop("to_server")
-            wait_until(lambda: readiness(pair.owner, "any") != HTTPStatus.OK, "the former owner to notice")
+            wait_until(lambda: pair.owner.daemon.readiness() != HTTPStatus.OK, "the former owner to notice")
             pair.proxy.resume()
             pair.proxy.cut()
             pair.owner.wait_for(state="standby")

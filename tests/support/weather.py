@@ -19,6 +19,7 @@ from sandbox.daemon import Daemon
 from sandbox.errors import ServerError
 from sandbox.kafka import Kafka
 from sandbox.postgres import DEFAULT_VERSION, Database, Postgres
+from tests.support.kafka import properties
 
 SETTINGS: dict[str, dict[str, Any]] = {"delivery": {"heartbeat": "500ms"}, "kafka": {"topics": {"partitions": 1}}}
 PATIENCE_S = 60
@@ -96,7 +97,7 @@ class Pipeline:
 def reading(kafka: Kafka, topic: str) -> Iterator[Consumer]:
     consumer = Consumer(
         {
-            "bootstrap.servers": kafka.bootstrap_servers,
+            **properties(kafka),
             "group.id": uuid4().hex,
             "isolation.level": "read_committed",
             "auto.offset.reset": "earliest",

@@ -1,0 +1,248 @@
+"""Bad weather on Kafka's side, under load: what waits and goes on, what stops and with which sentence."""
+
+import logging
+import resource
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+from threading import Event, Thread
+
+import pytest
+from confluent_kafka import ElectionType, TopicPartition
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from sandbox.kafka import Kafka
+from tests.support.kafka import TIMEOUT_S, SecuredKafka, admin
+from tests.support.weather import Pipeline, Start, wait_until
+
+log = logging.getLogger(__name__)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Kafka]:
+    """Give three brokers; a write needs two."""
+    with Kafka(brokers=3) as kafka:
+        yield kafka
+
+
+@contextmanager
+def busy(pipeline: Pipeline) -> Iterator[None]:
+    """Write within the block, one small transaction after the other."""
+    done = Event()
+
+    def write() -> None:
+        while not done.is_set():
+            pipeline.write(5)
+
+    writer = Thread(target=write)
+    writer.start()
+    try:
+        yield
+    finally:
+        done.set()
+        writer.join()
+
+
+@contextmanager
+def recovering(pipeline: Pipeline, what: str) -> Iterator[None]:
+    """Return once what was written by the end of the block is confirmed; the log says how long that took."""
+    yield
+    began = time.monotonic()
+    pipeline.wait_until_confirmed()
+    log.info("%s: recovered in %.1f s", what, time.monotonic() - began)
+
+
+def leader(kafka: Kafka, topic: str) -> int:
+    """Return the node that leads the topic's first partition."""
+    found: int = admin(kafka).list_topics(topic, timeout=TIMEOUT_S).topics[topic].partitions[0].leader
+    return found
+
+
+class TestThreeBrokers:
+    def test_leaders_and_coordinators_change(self, cluster: Kafka, start: Start) -> None:
+        pipeline = start(broker=cluster)
+        pipeline.write()
+        pipeline.wait_until_confirmed()
+        numbers = f"{pipeline.daemon.name}.public.numbers"
+        with busy(pipeline):
+            for topic in (numbers, "__transaction_state"):
+                node = leader(cluster, topic)
+                with recovering(pipeline, f"the leader of {topic} killed"):
+                    cluster.kill(node)
+                cluster.start(node)
+            with recovering(pipeline, "every leader moved back"):
+                self.elect_preferred(cluster, numbers)
+            node = leader(cluster, "__transaction_state")
+            with recovering(pipeline, "the coordinator stopped in order"):
+                cluster.stop(node)
+            cluster.start(node)
+        pipeline.assert_complete()
+        assert pipeline.daemon.alive
+
+    @staticmethod
+    def elect_preferred(cluster: Kafka, topic: str) -> None:
+        client = admin(cluster)
+        preferred = client.elect_leaders(ElectionType.PREFERRED, None).result(TIMEOUT_S)
+        assert TopicPartition(topic, 0) in preferred or preferred == {}
+
+    def test_two_of_them_gone(self, cluster: Kafka, start: Start) -> None:
+        pipeline = start(broker=cluster)
+        pipeline.write()
+        pipeline.wait_until_confirmed()
+        cluster.kill(1, 2)
+        pipeline.write()
+        wait_until(lambda: pipeline.daemon.readiness() == HTTPStatus.SERVICE_UNAVAILABLE, "it to be unready")
+        with recovering(pipeline, "two of three gone"):
+            cluster.start(1, 2)
+        pipeline.daemon.wait_until_ready()
+        pipeline.assert_complete()
+
+    def test_too_few_replicas(self, cluster: Kafka, start: Start) -> None:
+        pipeline = start(broker=cluster)
+        pipeline.write()
+        pipeline.wait_until_confirmed()
+        topic = ConfigResource(ConfigResource.Type.TOPIC, f"{pipeline.daemon.name}.public.numbers")
+        configure(cluster, topic, "min.insync.replicas", "3")
+        cluster.kill(3)
+        pipeline.write()
+        wait_until(lambda: pipeline.daemon.readiness() == HTTPStatus.SERVICE_UNAVAILABLE, "it to be unready")
+        assert pipeline.daemon.status()["state"] == "streaming"
+        with recovering(pipeline, "replicas enough again"):
+            cluster.start(3)
+        pipeline.assert_complete()
+
+
+class TestOneBroker:
+    def test_the_disk_is_full(self, own_kafka: Kafka, start: Start) -> None:
+        pipeline = start(broker=own_kafka)
+        pipeline.write()
+        pipeline.wait_until_confirmed()
+        resource.prlimit(own_kafka.pid(), resource.RLIMIT_FSIZE, (64 * 1024, resource.RLIM_INFINITY))
+        while own_kafka._brokers[1]._process().alive:
+            pipeline.write_at_once(1000)
+        own_kafka.kill()
+        with recovering(pipeline, "room on the disk again"):
+            own_kafka.start()
+        pipeline.assert_complete()
+
+    def test_it_comes_back_and_takes_less(self, own_kafka: Kafka, start: Start) -> None:
+        """Batches count like records: the rows are small."""
+        pipeline = start(broker=own_kafka)
+        pipeline.write()
+        pipeline.wait_until_confirmed()
+        with changed(own_kafka, "message.max.bytes", "4096"):
+            pipeline.write_at_once(1000)
+            assert pipeline.daemon.wait() == 65
+            assert "batch.size under kafka.client has to be lower" in pipeline.daemon.log_text()
+            pipeline.daemon.settings["kafka"]["client"] = {"batch.size": "2000"}
+            pipeline.daemon.start()
+            pipeline.assert_complete()
+
+
+def configure(kafka: Kafka, of: ConfigResource, name: str, value: str) -> None:
+    """Change a setting while brokers run."""
+    of.add_incremental_config(ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET))
+    client = admin(kafka)
+    client.incremental_alter_configs([of])[of].result(TIMEOUT_S)
+
+
+@contextmanager
+def changed(kafka: Kafka, name: str, value: str) -> Iterator[None]:
+    """Restart the broker with another setting, and in the end with what it had."""
+    path = kafka._brokers[1]._properties
+    before = path.read_text()
+    try:
+        for text in (f"{before}\n{name}={value}\n",):
+            kafka.stop()
+            path.write_text(text)
+            kafka.start()
+        yield
+    finally:
+        kafka.stop()
+        path.write_text(before)
+        kafka.start()
+
+
+class TestRights:
+    """A right that is withdrawn, or a password, does not come back by waiting."""
+
+    def test_rights_withdrawn_while_it_runs(self, secured_kafka: SecuredKafka, start: Start) -> None:
+        for right in (
+            (ResourceType.TOPIC, "w", AclOperation.ALL),
+            (ResourceType.TRANSACTIONAL_ID, "pgsluice-w", AclOperation.ALL),
+        ):
+            allow(secured_kafka, *right)
+        pipeline = start({"kafka": {"client": credentials(secured_kafka)}}, broker=secured_kafka)
+        name = pipeline.daemon.name
+        for kind, resource_name, operation, sentence in (
+            (ResourceType.TOPIC, f"{name}.public.numbers", AclOperation.WRITE, f"written: {name}.public.numbers"),
+            (ResourceType.TRANSACTIONAL_ID, f"pgsluice-{name}-{name}", AclOperation.WRITE, "Transactional"),
+            (ResourceType.TOPIC, f"{name}.checkpoint", AclOperation.WRITE, f"{name}.checkpoint"),
+            (ResourceType.TOPIC, f"{name}.public.numbers", AclOperation.DESCRIBE, f"{name}.public.numbers"),
+        ):
+            pipeline.write()
+            pipeline.wait_until_confirmed()
+            before = len(pipeline.daemon.log_text())
+            with denied(secured_kafka, kind, resource_name, operation):
+                pipeline.write()
+                assert pipeline.daemon.wait() == 77, (kind, operation)
+                assert sentence in pipeline.daemon.log_text()[before:]
+            pipeline.daemon.start()
+        pipeline.assert_complete()
+
+    def test_a_password_that_changed(self, secured_kafka: SecuredKafka, start: Start) -> None:
+        pipeline = start({"kafka": {"client": credentials(secured_kafka)}}, broker=secured_kafka)
+        pipeline.write()
+        pipeline.wait_until_confirmed()
+        path = secured_kafka._brokers[1]._properties
+        text = path.read_text()
+        secured_kafka.stop()
+        path.write_text(text.replace('user_reader="right"', 'user_reader="new"'))
+        secured_kafka.start()
+        assert pipeline.daemon.wait() == 77
+        assert "Check the credentials under kafka.client" in pipeline.daemon.log_text()
+        pipeline.daemon.settings["kafka"]["client"]["sasl.password"] = "new"
+        pipeline.daemon.start()
+        pipeline.write()
+        pipeline.assert_complete()
+
+
+def credentials(kafka: SecuredKafka) -> dict[str, str]:
+    """Return what kafka.client needs for the user "reader"."""
+    return {name: value for name, value in kafka.properties("reader").items() if name != "bootstrap.servers"}
+
+
+def binding(kind: ResourceType, name: str, operation: AclOperation, *, allow: bool) -> AclBinding:
+    pattern = ResourcePatternType.PREFIXED if allow else ResourcePatternType.LITERAL
+    permission = AclPermissionType.ALLOW if allow else AclPermissionType.DENY
+    return AclBinding(kind, name, pattern, "User:reader", "*", operation, permission)
+
+
+def allow(kafka: SecuredKafka, kind: ResourceType, prefix: str, operation: AclOperation) -> None:
+    right, client = binding(kind, prefix, operation, allow=True), admin(kafka)
+    client.create_acls([right])[right].result(TIMEOUT_S)
+
+
+@contextmanager
+def denied(kafka: SecuredKafka, kind: ResourceType, name: str, operation: AclOperation) -> Iterator[None]:
+    """Withdraw a right within the block."""
+    right, client = binding(kind, name, operation, allow=False), admin(kafka)
+    client.create_acls([right])[right].result(TIMEOUT_S)
+    try:
+        yield
+    finally:
+        pattern = AclBindingFilter(
+            kind, name, ResourcePatternType.LITERAL, "User:reader", "*", operation, AclPermissionType.DENY
+        )
+        client.delete_acls([pattern])[pattern].result(TIMEOUT_S)
