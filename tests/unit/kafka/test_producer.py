@@ -82,6 +82,11 @@ def test_what_was_refused_first_counts() -> None:
     assert f"Writing a record to {TOPIC} [2]: denied" in str(found)
 
 
+def test_records_that_fell_with_their_transaction_do_not_say_why() -> None:
+    """The transaction does; here there is none."""
+    assert str(refusal((PURGED, message(3)))).startswith("Writing to Kafka: Operation not valid in state")
+
+
 def test_the_session_may_end_at_any_time() -> None:
     given_up = Event()
     given_up.set()
