@@ -164,23 +164,47 @@ def check_resent(checkpoint: Checkpoint, resent: Resent) -> None:
         )
 
 
+def owed_lsn(checkpoint: Checkpoint, confirmed_flush_lsn: int) -> int:
+    """Return the end of the transaction that the server has to send again, 0/0 if there is none."""
+    last = checkpoint.last_end_lsn
+    return last if confirmed_flush_lsn < last else INVALID_LSN
+
+
 class Progress:
-    """The positions of one session.
+    """The positions of one session, which begins where the last one ``delivered`` to.
 
     ``received``: the highest position received in this session. Before it, the server may still owe us
     changes, and there may be prepared transactions that we do not know yet. ``delivered``: the end LSN of the
-    last committed checkpoint.
+    last committed checkpoint. ``owed``: the end of the last transaction delivered, if the slot stands before it,
+    so that the server has to send it again before anything else: a server that does not, is another one.
     """
 
-    def __init__(self, delivered: int) -> None:
+    def __init__(self, delivered: int, owed: int = INVALID_LSN) -> None:
+        self._owed = owed
         self.received = INVALID_LSN
         self.delivered = delivered
         self._prepares: dict[int, int] = {}
         self._released: dict[int, int] = {}
 
     def on_received(self, lsn: int) -> None:
-        """Note that everything before ``lsn`` has been received: the end of a record, or an idle keepalive."""
+        """Note that everything before ``lsn`` has been received: the end of a record, or an idle keepalive.
+
+        HistoryError when what the server owed us was not there.
+        """
+        if lsn > self._owed != INVALID_LSN:
+            raise HistoryError(
+                f"The last transaction delivered ended at {format_lsn(self._owed)}. The slot stands before it, but the "
+                "server did not send it again: it was restored from a backup and has another history now. Compare the "
+                "tables, drop the slot, then start a new history with --adopt-slot. If it was postgres.publications "
+                "or postgres.origin that changed, set them back, start and stop pgsluice once, then change them."
+            )
         self.received = max(self.received, lsn)
+
+    def on_resent(self, end_lsn: int) -> None:
+        """Note that a transaction came which was delivered before."""
+        self.on_received(end_lsn)
+        if end_lsn == self._owed:
+            self._owed = INVALID_LSN
 
     def on_delivered(self, end_lsn: int) -> None:
         """Note that the checkpoint with ``end_lsn`` is committed."""

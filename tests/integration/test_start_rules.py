@@ -30,6 +30,18 @@ class TestStartRules:
         code, log = fails(pipeline)
         assert (code, "the server's WAL ends at" in log) == (65, True), log
 
+    def test_a_server_restored_that_went_on_with_other_changes(self, own_postgres: Postgres, start: Start) -> None:
+        pipeline = start(server=own_postgres)
+        backup = Backup(own_postgres)
+        pipeline.write()
+        pipeline.wait_until_confirmed()
+        pipeline.daemon.stop()
+        backup.restore()
+        for _ in range(50):
+            pipeline.write_at_once(7)  # no commit record where one was before
+        code, log = fails(pipeline)
+        assert (code, "restored from a backup" in log) == (65, True), log
+
     def test_a_server_promoted_from_before_what_was_delivered(self, own_postgres: Postgres, start: Start) -> None:
         pipeline = start(server=own_postgres)
         backup = Backup(own_postgres)

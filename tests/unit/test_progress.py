@@ -16,6 +16,7 @@ from pgsluice.progress import (
     check_resent,
     check_slot,
     check_timeline,
+    owed_lsn,
 )
 from pgsluice.transaction import Resent, Transaction
 
@@ -85,6 +86,32 @@ class TestProgress:
     def test_a_checkpoint_that_goes_back_is_our_mistake(self) -> None:
         with pytest.raises(AssertionError):
             Progress(1000).on_delivered(999)
+
+
+class TestWhatTheServerOwes:
+    """The last transaction delivered, if the slot stands before it."""
+
+    CHECKPOINT = replace(CHECKPOINT, end_lsn=1000, last_end_lsn=900)
+
+    def test_it_is_owed_if_the_slot_stands_before_it(self) -> None:
+        assert [owed_lsn(self.CHECKPOINT, lsn) for lsn in (500, 900, 1000)] == [900, 0, 0]
+        assert owed_lsn(replace(self.CHECKPOINT, last_end_lsn=0), 500) == 0
+
+    def test_it_comes_before_anything_new(self) -> None:
+        progress = Progress(1000, 900)
+        progress.on_resent(700)
+        progress.on_received(900)
+        progress.on_resent(900)
+        progress.on_received(2000)
+        assert progress.received == 2000
+
+    def test_a_server_that_goes_past_it_is_another_one(self) -> None:
+        progress = Progress(1000, 900)
+        progress.on_resent(700)
+        with pytest.raises(HistoryError, match=r"ended at 0/384.*restored from a backup.*postgres.publications"):
+            progress.on_received(901)
+        with pytest.raises(HistoryError):
+            progress.on_resent(950)
 
 
 class TestPreparedTransactions:

@@ -45,6 +45,7 @@ from pgsluice.progress import (
     check_pipeline,
     check_slot,
     check_timeline,
+    owed_lsn,
 )
 from pgsluice.tables import Tables
 
@@ -209,13 +210,13 @@ class Pipeline:
             stack.push_async_callback(source.close)
             sink = await self._unless_stopped(self._make_sink())
             stack.push_async_callback(sink.close)
-            stream, checkpoint = await self._unless_stopped(self._start(source, sink))
+            stream, checkpoint, owed = await self._unless_stopped(self._start(source, sink))
             spool = self._make_spool()
             stack.callback(spool.close)
             options = self._options
             encoders = Encoders(source, sink, self._registry, options.tables, options.types, self._dead_letters)
             try:
-                await self._stream(Ends(source, stream, sink, encoders, spool), checkpoint)
+                await self._stream(Ends(source, stream, sink, encoders, spool), checkpoint, owed)
             except Fenced as error:
                 await self._stop_if_owner(source, error)
                 raise
@@ -248,8 +249,8 @@ class Pipeline:
             raise _Stopped
         return task.result()
 
-    async def _start(self, source: Source, sink: Sink) -> tuple[Stream, Checkpoint]:
-        """Own the slot, then the topics, and find where to go on."""
+    async def _start(self, source: Source, sink: Sink) -> tuple[Stream, Checkpoint, int]:
+        """Own the slot, then the topics, and find where to go on; last, what the server owes us (``owed_lsn``)."""
         await source.slot_position()  # a standby goes no further
         await sink.prepare()
         server = await source.identify()
@@ -257,13 +258,13 @@ class Pipeline:
         if await source.slot_position() is None:
             await self._create_slot(source, sink, server)
         stream = await source.start()
-        found = self._find_checkpoint(source, sink, server, history)
-        return stream, await _while_served(source, stream, found)
+        finding = self._find_checkpoint(source, sink, server, history)
+        return stream, *await _while_served(source, stream, finding)
 
     async def _find_checkpoint(
         self, source: Source, sink: Sink, server: ServerIdentity, history: Sequence[TimelineSwitch]
-    ) -> Checkpoint:
-        """Return the checkpoint to go on from, once nobody else can write another."""
+    ) -> tuple[Checkpoint, int]:
+        """Return the checkpoint to go on from, once nobody else can write another, and what the server owes us."""
         await sink.fence()
         # Asked for only now: another owner may have worked until a moment ago.
         await self._registry.start()
@@ -279,7 +280,7 @@ class Pipeline:
         found = self._resume(checkpoint, position, server, history)
         if found.cut != (checkpoint.cut if checkpoint is not None else 0):
             await sink.deliver(Cut(end_lsn=found.end_lsn), found)
-        return found
+        return found, owed_lsn(found, position)
 
     async def _create_slot(self, source: Source, sink: Sink, server: ServerIdentity) -> None:
         """Create the slot, announced in Kafka first: a crash in between must not look like a lost checkpoint."""
@@ -362,11 +363,11 @@ class Pipeline:
             if subject.endswith(suffix) and self._registry.versions(subject)[-1].get("name") in _DATA
         ]
 
-    async def _stream(self, ends: Ends, checkpoint: Checkpoint) -> None:
+    async def _stream(self, ends: Ends, checkpoint: Checkpoint, owed: int) -> None:
         options = self._options
         if self._dead_letters is not None:
             self._dead_letters.forget(checkpoint.end_lsn)
-        self.session = Session(ends, checkpoint, options.session, self._metrics)
+        self.session = Session(ends, checkpoint, options.session, self._metrics, owed)
         self.state, self.last_error = State.STREAMING, None
         self._adopt = False
         self._metrics.active.set(1)

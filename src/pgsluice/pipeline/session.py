@@ -16,6 +16,7 @@ from pgsluice import dead_letter
 from pgsluice.cut import Cut
 from pgsluice.envelope import Stamp
 from pgsluice.errors import PgsluiceError
+from pgsluice.lsn import INVALID_LSN
 from pgsluice.metrics import Metrics
 from pgsluice.pgoutput import messages
 from pgsluice.pgoutput.framing import Keepalive, XLogData
@@ -93,8 +94,9 @@ class Session:
         checkpoint: Checkpoint,
         options: SessionOptions,
         metrics: Metrics,
+        owed_lsn: int = INVALID_LSN,
     ) -> None:
-        self.progress = Progress(checkpoint.end_lsn)
+        self.progress = Progress(checkpoint.end_lsn, owed_lsn)
         self.server_lsn = checkpoint.end_lsn
         self._source = ends.source
         self._stream = ends.stream
@@ -256,6 +258,7 @@ class Session:
                 await self._outbox.commit(transaction, end_lsn)
             case Resent(transaction, end_lsn):
                 check_resent(self._resumed_from, event)
+                self.progress.on_resent(end_lsn)
                 self._ended(transaction, end_lsn)
                 self._metrics.resent.inc()
             case Prepared(xid, _, prepare_lsn, end_lsn):
