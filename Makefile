@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format quick unit simulation simulate integration spark test demo bench fuzz coverage lock clean
+.PHONY: help setup lint format quick unit simulation simulate integration spark test demo bench bench-memory fuzz coverage lock clean
 
 help: ## List the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -58,6 +58,9 @@ demo: setup ## PostgreSQL to Kafka to Spark, compared table by table (KEEP=1 lea
 
 bench: setup ## Events per second, beside a bare drain of the same WAL
 	$(BIN)/python -m bench
+
+bench-memory: setup ## Memory while a 5 GB transaction, and 200 of 20 MB, wait for their commit
+	$(BIN)/python -m bench.memory
 
 fuzz: setup ## A million mutated inputs for the decoder
 	$(BIN)/python -m tests.fuzz.pgoutput --count 1000000
