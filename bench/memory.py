@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
+from typing import Self
 
 import psycopg
 
@@ -52,7 +53,7 @@ class Sampler:
         self._done = Event()
         self._thread = Thread(target=self._run)
 
-    def __enter__(self) -> "Sampler":
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -97,17 +98,16 @@ def _fill(first: int, last: int) -> str:
 
 def measure(name: str, work: Callable[[Postgres], None]) -> Figures:
     """Run ``work`` on servers of its own, and watch the daemon until everything is delivered."""
-    with Postgres(settings=SERVER) as postgres, Kafka(settings=BROKER) as kafka:
-        with postgres.connect() as connection:
-            connection.execute("CREATE TABLE wide (id bigint PRIMARY KEY, v text)")
-            connection.execute("ALTER TABLE wide ALTER v SET STORAGE PLAIN")
-            connection.execute("CREATE PUBLICATION pgsluice FOR TABLE wide")
-            with Daemon(name, postgres.conninfo(), kafka.bootstrap_servers) as daemon, Sampler(daemon) as sampler:
-                started = time.perf_counter()
-                work(postgres)
-                written = time.perf_counter() - started
-                _wait_until_confirmed(connection, f"pgsluice_{name}")
-                delivered = time.perf_counter() - started
+    with Postgres(settings=SERVER) as postgres, Kafka(settings=BROKER) as kafka, postgres.connect() as connection:
+        connection.execute("CREATE TABLE wide (id bigint PRIMARY KEY, v text)")
+        connection.execute("ALTER TABLE wide ALTER v SET STORAGE PLAIN")
+        connection.execute("CREATE PUBLICATION pgsluice FOR TABLE wide")
+        with Daemon(name, postgres.conninfo(), kafka.bootstrap_servers) as daemon, Sampler(daemon) as sampler:
+            started = time.perf_counter()
+            work(postgres)
+            written = time.perf_counter() - started
+            _wait_until_confirmed(connection, f"pgsluice_{name}")
+            delivered = time.perf_counter() - started
     return Figures(written, delivered, sampler.resident_kib / 1024, sampler.spilled / MIB)
 
 
