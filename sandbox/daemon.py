@@ -145,6 +145,10 @@ class Daemon:
         found: dict[str, Any] = json.loads(body)
         return found
 
+    def metrics(self) -> str:
+        """Return what ``/metrics`` says; nothing while nobody answers."""
+        return self._get("/metrics")[1]
+
     def log_text(self) -> str:
         """Return what the daemon has logged since the context began, over all its starts."""
         return self._log.read_text(errors="replace")

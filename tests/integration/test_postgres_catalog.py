@@ -299,6 +299,8 @@ async def test_standbys() -> None:
         assert found["postgres reachable"].remedy.startswith("Connect to the primary")
         async with Catalog(options_for(Database(standby, "postgres"))) as catalog:
             assert await catalog.current_wal_lsn() > 0
+            (blocker,) = await catalog.slot_creation_blockers(0)
+            assert "SELECT pg_log_standby_snapshot()" in blocker
 
 
 async def test_a_server_that_is_not_there() -> None:

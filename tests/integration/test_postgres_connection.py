@@ -1,7 +1,6 @@
 """The replication connection against real servers: session settings, slots, timelines, TLS."""
 
 import asyncio
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from pgsluice.postgres.catalog import Catalog
 from pgsluice.postgres.connection import ReplicationConnection
 from sandbox.postgres import Database, Postgres
 from tests.support.replication import SLOT, options_for, read_inserts, replication, streaming
+from tests.support.tls import make_certificate, tls_postgres
 
 # where the walsender's commands, its settings or its catalog differ
 VERSIONS = (10, 11, 12, 13, 14, 15, 16, 17, 18)
@@ -288,25 +288,14 @@ async def test_a_promotion_makes_a_timeline_with_a_history() -> None:
 
 @pytest.fixture(scope="module")
 def tls(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Make a certificate for ``localhost``, signed by itself, and its key."""
-    directory = tmp_path_factory.mktemp("tls")
-    certificate, key = directory / "server.crt", directory / "server.key"
-    command = ["openssl", "req", "-new", "-x509", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
-    names = ["-addext", "subjectAltName=DNS:localhost", "-out", str(certificate), "-keyout", str(key)]
-    subprocess.run([*command, *names], check=True, capture_output=True)
-    return certificate, key
+    """Make a certificate for ``localhost`` and its key."""
+    return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture(scope="module")
 def tls_server(tls: tuple[Path, Path]) -> Iterator[Database]:
     """Start a server with that certificate."""
-    certificate, key = tls
-    with Postgres(17) as server:
-        server.write_file("server.crt", certificate.read_text())
-        server.write_file("server.key", key.read_text())
-        (server.data_directory / "server.key").chmod(0o600)
-        server.settings["ssl"] = "on"
-        server.restart()
+    with tls_postgres(17, *tls) as server:
         yield Database(server, "postgres")
 
 

@@ -231,7 +231,7 @@ async def test_a_terminated_walsender_is_retried(published: Database) -> None:
 async def test_a_silent_server_is_given_up(published: Database) -> None:
     with published.connect() as admin:
         async with streaming(published) as stream:
-            stream._timing = Timing(status_interval_s=0.05, probe_after_s=0.1, give_up_after_s=0.5)
+            stream._timing = Timing(status_interval_s=0.05, probe_after_s=0.1, alone_after_s=60, give_up_after_s=0.5)
             pid = walsender(admin)
             os.kill(pid, signal.SIGSTOP)
             try:
@@ -243,7 +243,7 @@ async def test_a_silent_server_is_given_up(published: Database) -> None:
 
 async def test_a_silent_server_that_answers_is_not_given_up(published: Database) -> None:
     async with streaming(published) as stream:
-        stream._timing = Timing(status_interval_s=0.05, probe_after_s=0.1, give_up_after_s=0.5)
+        stream._timing = Timing(status_interval_s=0.05, probe_after_s=0.1, alone_after_s=60, give_up_after_s=0.5)
         reading = asyncio.create_task(read_for_ever(stream))
         await asyncio.sleep(1.5)
         assert not reading.done()

@@ -95,6 +95,16 @@ def test_a_cut_at_a_byte(proxy: Proxy) -> None:
     connected(proxy).close()
 
 
+def test_a_stall_at_a_byte(proxy: Proxy) -> None:
+    with connected(proxy) as client:
+        proxy.stall_after(3, "to_client")
+        client.sendall(b"abcdef")
+        assert received(client, 3) == b"abc"
+        assert is_silent(client)
+        proxy.resume()
+        assert received(client, 3) == b"def"
+
+
 def test_what_is_stalled_arrives_later(proxy: Proxy) -> None:
     with connected(proxy) as client:
         proxy.stall("to_client")

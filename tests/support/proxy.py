@@ -85,6 +85,10 @@ class Proxy:
         """Reset every connection once exactly ``count`` more bytes have gone through, over all of them."""
         self._each(direction, lambda way: way.limit(count))
 
+    def stall_after(self, count: int, direction: Direction) -> None:
+        """Forward exactly ``count`` more bytes, over all connections, and then nothing."""
+        self._each(direction, lambda way: way.limit(count, stalls=True))
+
     def stall(self, direction: Direction | None = None) -> None:
         """Forward nothing; connections stay open, new ones too, and what is sent waits."""
         self._each(direction, lambda way: way.open.clear())
@@ -154,12 +158,16 @@ class _Way:
         self.forwarded = 0
         self.dropping = False
         self.left: int | None = None
-        """How many bytes may still go through before everything is cut; None: any number."""
+        """How many bytes may still go through before everything is cut or stalls; None: any number."""
+        self.stalls = False
         self.open = asyncio.Event()
         self.open.set()
 
-    def limit(self, count: int) -> None:
-        self.left = count
+    def limit(self, count: int, *, stalls: bool = False) -> None:
+        self.left, self.stalls = count, stalls
+
+    async def stall(self) -> None:
+        self.open.clear()
 
     def drop(self) -> None:
         self.dropping = True
@@ -169,13 +177,13 @@ class _Way:
         self.left = None
         self.open.set()
 
-    def take(self, data: bytes) -> bytes:
-        """Return what of ``data`` may go through, and count it."""
+    def take(self, data: bytes) -> tuple[bytes, bytes]:
+        """Return what of ``data`` may go through, which is counted, and the rest."""
+        count = len(data) if self.left is None else min(self.left, len(data))
         if self.left is not None:
-            data = data[: self.left]
-            self.left -= len(data)
-        self.forwarded += len(data)
-        return data
+            self.left -= count
+        self.forwarded += count
+        return data[:count], data[count:]
 
 
 class _Connection:
@@ -233,11 +241,14 @@ async def _pump(
             if not data:
                 await asyncio.Future()  # silence, until somebody cuts
             continue
-        writer.write(way.take(data))
-        await writer.drain()
-        if way.left == 0:
-            way.left = None
-            await cut()
         if not data:
             writer.write_eof()
             return
+        while data:
+            await way.open.wait()
+            passed, data = way.take(data)
+            writer.write(passed)
+            await writer.drain()
+            if way.left == 0:
+                way.left = None
+                await (way.stall() if way.stalls else cut())

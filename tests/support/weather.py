@@ -6,7 +6,9 @@ once, in order.
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from threading import Event
 from typing import Any, Protocol
 from uuid import uuid4
 
@@ -14,6 +16,7 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
+from psycopg import Connection, OperationalError
 
 from sandbox.daemon import Daemon
 from sandbox.errors import ServerError
@@ -41,19 +44,49 @@ class Pipeline:
                 self._written += 1
                 connection.execute("INSERT INTO numbers VALUES (%s)", [self._written])
 
-    def write_at_once(self, count: int) -> None:
-        """Insert the next numbers in one transaction."""
-        first, self._written = self._written + 1, self._written + count
+    def write_at_once(self, count: int, width: int = 0) -> None:
+        """Insert the next numbers in one transaction, with so many characters beside each."""
         with self.database.connect() as connection:
-            connection.execute("INSERT INTO numbers SELECT generate_series(%s::int, %s)", [first, self._written])
+            self.write_in(connection, count, width)
+
+    def write_in(self, connection: Connection, count: int, width: int = 0) -> None:
+        """Insert the next numbers in one statement; what becomes of it is the caller's business."""
+        first, self._written = self._written + 1, self._written + count
+        connection.execute(
+            "INSERT INTO numbers SELECT n, repeat('x', %s) FROM generate_series(%s::int, %s) AS n",
+            [width, first, self._written],
+        )
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """Insert numbers, a transaction each, for the length of the block or until the server is gone."""
+        stop = Event()
+        with ThreadPoolExecutor(1) as beside:
+            writing = beside.submit(self._write_until, stop)
+            try:
+                yield
+            finally:
+                stop.set()
+            writing.result()
+
+    def _write_until(self, stop: Event) -> None:
+        with suppress(OperationalError), self.database.connect() as connection:
+            while not stop.is_set():
+                self.write_in(connection, 1)
+
+    def committed(self) -> list[int]:
+        """Return the numbers in the table."""
+        with self.database.connect() as connection:
+            return [n for (n,) in connection.execute("SELECT n FROM numbers ORDER BY n")]
 
     def expect(self, other: "Pipeline") -> None:
         """Expect what was written through ``other``, another daemon on the same table."""
         self._written = other._written
 
     def assert_complete(self) -> None:
-        """Every number arrives once and in order."""
-        assert self.read(self._written) == list(range(1, self._written + 1))
+        """Every number in the table arrives once and in order, and nothing else does."""
+        expected = self.committed()
+        assert self.read(len(expected)) == expected
 
     def read(self, count: int) -> list[int]:
         """Return the numbers in the topic, waiting until there are ``count``, and a moment for one too many."""
@@ -76,7 +109,12 @@ class Pipeline:
 
     def wait_for(self, **expected: object) -> None:
         """Return once the status says what is expected."""
-        wait_until(lambda: status_if(self.daemon, expected), f"status {expected}")
+
+        def reached() -> bool:
+            assert self.daemon.alive, self.daemon.log_text()
+            return status_if(self.daemon, expected) is not None
+
+        wait_until(reached, f"status {expected}")
 
     def wait_until_confirmed(self) -> None:
         """Return once PostgreSQL's slot stands behind everything written so far."""
@@ -155,7 +193,7 @@ def configured(settings: Mapping[str, Mapping[str, Any]] | None) -> dict[str, di
 
 def prepare(database: Database) -> None:
     with database.connect() as connection:
-        connection.execute("CREATE TABLE numbers (n int PRIMARY KEY)")
+        connection.execute("CREATE TABLE numbers (n int PRIMARY KEY, filler text)")
         connection.execute("CREATE PUBLICATION pgsluice FOR ALL TABLES")
 
 

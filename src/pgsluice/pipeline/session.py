@@ -17,6 +17,7 @@ from pgsluice.cut import Cut
 from pgsluice.envelope import Stamp
 from pgsluice.errors import PgsluiceError
 from pgsluice.lsn import INVALID_LSN
+from pgsluice.errors import PgsluiceError, StopError
 from pgsluice.metrics import Metrics
 from pgsluice.pgoutput import messages
 from pgsluice.pgoutput.framing import Keepalive, XLogData
@@ -174,13 +175,24 @@ class Session:
                 if self._outbox.committing is not None and self._outbox.committing.done():
                     await self._outbox.settle()
                 if reading is not None and reading.done():
-                    frames, reading = reading.result(), None
+                    frames, reading = await self._received(reading), None
                     await self._take(frames)
                 self._close_cut_if_due()
             await self._outbox.drain()
             self._report()
         finally:
             await cancel(reading, stopping, self._outbox.committing)
+
+    async def _received(self, reading: "asyncio.Task[list[XLogData | Keepalive]]") -> list[XLogData | Keepalive]:
+        """Return what was read. Before a StopError is raised, what was received before it is delivered.
+
+        The way past such an error (a new slot, one that is advanced) leaves behind what is not in Kafka by then.
+        """
+        try:
+            return reading.result()
+        except StopError:
+            await self._outbox.drain()
+            raise
 
     def _patience(self) -> float:
         return min(self._outbox.seconds_until_due(), SHUTDOWN_SIGN_S if self._shutdown.suspected else WATCH_S)

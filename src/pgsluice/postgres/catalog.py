@@ -20,9 +20,13 @@ from pgsluice.lsn import parse_lsn
 from pgsluice.postgres import failures, queries
 from pgsluice.postgres.options import ConnectionOptions
 from pgsluice.postgres.slot import SlotState, parse_slot, slot_query
+from pgsluice.postgres.wire import answered_within
 
 STATEMENT_TIMEOUT_MS = 10_000
 """For one query. They take milliseconds, unless somebody locks system tables."""
+
+ANSWER_TIMEOUT_S = STATEMENT_TIMEOUT_MS / 1000 + 5
+"""After that it is not the server that is slow: the network passes nothing on."""
 
 _SESSION_SETTINGS = {"default_transaction_read_only": "on", "statement_timeout": str(STATEMENT_TIMEOUT_MS)}
 
@@ -135,7 +139,10 @@ class Catalog:
 
     async def slot_creation_blockers(self, backend_pid: int) -> list[str]:
         """Return what the creation of a slot by backend ``backend_pid`` waits for at this moment."""
-        return [_blocker(*row) for row in await self._rows(queries.SLOT_CREATION_BLOCKERS, [backend_pid])]
+        blockers = [_blocker(*row) for row in await self._rows(queries.SLOT_CREATION_BLOCKERS, [backend_pid])]
+        if not blockers and (await self.server()).in_recovery:
+            return ["the primary to log its running transactions: SELECT pg_log_standby_snapshot() there does it"]
+        return blockers
 
     async def prepared_transactions(self) -> list[str]:
         """Return the prepared transactions of the whole cluster: all that the creation of a slot waits for."""
@@ -145,6 +152,18 @@ class Catalog:
         """Return how far the server's WAL is flushed; on a standby, how far it is replayed."""
         ((lsn,),) = await self._rows(queries.CURRENT_LSN)
         return parse_lsn(lsn)
+
+    async def has_process(self, backend_pid: int) -> bool:
+        """Return whether this server has such a process."""
+        return bool(await self._rows(queries.PROCESS, [backend_pid]))
+
+    async def wants_to_end(self, backend_pid: int) -> bool:
+        """Return whether a walsender has been ended and cannot go, because its client does not read why.
+
+        Until then it holds up what ended it: the checkpointer, if the slot is being invalidated.
+        """
+        rows = await self._rows(queries.BLOCKED_BY_CLIENT, [backend_pid])
+        return rows == [(True,)]
 
     async def publications(self, names: Sequence[str]) -> list[Publication]:
         """Return those of ``names`` that exist in this database."""
@@ -211,8 +230,9 @@ class Catalog:
     async def _execute(self, sql: str, parameters: Sequence[object]) -> list[tuple[Any, ...]]:
         connection = await self._connected()
         try:
-            cursor = await connection.execute(sql.encode(), parameters)
-            return await cursor.fetchall()
+            with answered_within(connection.pgconn, ANSWER_TIMEOUT_S):
+                cursor = await connection.execute(sql.encode(), parameters)
+                return await cursor.fetchall()
         except psycopg.Error as error:
             raise failures.query_failed(error, "reading PostgreSQL's catalog") from error
 

@@ -101,17 +101,19 @@ class ReplicationConnection:
             self._stream.abandon()
         await self._connection.close()
 
-    async def query(self, sql: str, doing: str = "asking PostgreSQL") -> list[tuple[str | None, ...]]:
+    async def query(
+        self, sql: str, doing: str = "asking PostgreSQL", *, patient: bool = False
+    ) -> list[tuple[str | None, ...]]:
         """Run a replication command or plain SQL; the rows of its last result, as PostgreSQL's text."""
         try:
-            results = await self._run(sql)
+            results = await self._run(sql, patient=patient)
         except ServerError as error:
             raise failures.refused(error, doing) from error
         return _rows(results[-1])
 
-    async def _run(self, sql: str) -> list[pq.abc.PGresult]:
+    async def _run(self, sql: str, *, patient: bool = False) -> list[pq.abc.PGresult]:
         try:
-            return await self._wire.query(sql)
+            return await self._wire.query(sql, patient=patient)
         except psycopg.OperationalError as error:
             raise failures.connection_lost(error) from error
 
@@ -144,7 +146,7 @@ class ReplicationConnection:
         reports = asyncio.create_task(self._report_waiting(name, blockers))
         try:
             ((_, consistent_point, _, _),) = await self.query(
-                self._create_slot_command(name, failover=failover), f"creating replication slot {name!r}"
+                self._create_slot_command(name, failover=failover), f"creating replication slot {name!r}", patient=True
             )
         except asyncio.CancelledError:
             await self._cancel_command()

@@ -21,6 +21,11 @@ WAL_SENDERS_IN_USE = "SELECT count(*) FROM pg_stat_get_wal_senders()"
 CURRENT_LSN = """
 SELECT (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END)::text"""
 
+# While a walsender streams, it waits for its client as WalSenderWriteData.
+BLOCKED_BY_CLIENT = "SELECT wait_event = 'ClientWrite' FROM pg_stat_activity WHERE pid = %s"
+
+PROCESS = "SELECT FROM pg_stat_activity WHERE pid = %s"
+
 # pubtruncate came with version 11
 PUBLICATIONS = """
 SELECT pubname::text, pubinsert, pubupdate, pubdelete,

@@ -35,6 +35,7 @@ class PostgresSource:
         self._replication = replication
         self._catalog = catalog
         self._started = False
+        self._on_standby = False
 
     @classmethod
     async def open(cls, options: SourceOptions) -> "PostgresSource":
@@ -57,6 +58,7 @@ class PostgresSource:
 
     async def identify(self) -> ServerIdentity:
         """Return who the server is; before :meth:`start`."""
+        self._on_standby = await self.is_standby()
         return await self._replication.identify_system()
 
     async def timeline_history(self, timeline: int) -> list[TimelineSwitch]:
@@ -66,7 +68,8 @@ class PostgresSource:
     async def slot_position(self) -> int | None:
         """Return the slot's confirmed_flush_lsn, None when there is no slot; SlotInUse while another streams.
 
-        After :meth:`start`, SourceUnavailable when it is no longer us who streams.
+        After :meth:`start`, SourceUnavailable when it is no longer us who streams. A walsender that has come to an
+        error lets go of the slot and lives on: what the error is, and what came before it, is there to be read.
         """
         state = await self._catalog.slot(self._options.slot)
         if state is None:
@@ -75,7 +78,8 @@ class PostgresSource:
             raise SlotInUse(
                 f"Replication slot {self._options.slot!r} is active for PID {state.active_pid}: waiting to take over."
             )
-        if self._started and state.active_pid is None:
+        ours = self._replication.backend_pid
+        if self._started and state.active_pid is None and not await self._catalog.has_process(ours):
             raise SourceUnavailable(
                 "The replication stream has ended, or the catalog's connection reached another server than it: with "
                 "several hosts, set target_session_attrs."
@@ -87,7 +91,14 @@ class PostgresSource:
         return (await self._catalog.server()).in_recovery
 
     async def flushed_lsn(self) -> int:
-        """Return the end of the server's WAL."""
+        """Return the end of the server's WAL; SourceUnavailable when the server waits for the stream's end.
+
+        That shows here only while nobody reads the stream.
+        """
+        if self._started and await self._catalog.wants_to_end(self._replication.backend_pid):
+            raise SourceUnavailable(
+                "PostgreSQL has ended the stream and waits for what it sent to be read: leaving at once."
+            )
         return await self._catalog.current_wal_lsn()
 
     async def create_slot(self) -> int:
@@ -101,8 +112,22 @@ class PostgresSource:
         """Stream from the slot's own position; SlotInUse while another does, StopError if it is unusable."""
         options = self._options
         stream = await self._replication.start(options.slot, options.publications, options.stream)
+        stream.inquire = self._is_streaming
+        stream.vouch = self._check_timeline if self._on_standby else None
         self._started = True
         return stream
+
+    async def _check_timeline(self) -> None:
+        """Raise SourceUnavailable once the standby has become the primary; nothing on its new timeline was read then.
+
+        A walsender survives the promotion. What it sends afterwards belongs to a timeline that we have not checked.
+        """
+        if not await self.is_standby():
+            raise SourceUnavailable("The standby was promoted: going on in a new session, on its new timeline.")
+
+    async def _is_streaming(self) -> bool:
+        state = await self._catalog.slot(self._options.slot)
+        return state is not None and state.active_pid == self._replication.backend_pid
 
     async def primary_key(self, relation_oid: int) -> tuple[str, ...] | None:
         """Return the primary key's columns as of now; empty when there is none, None when the table is gone."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import pq
 
-from pgsluice.errors import SourceUnavailable
+from pgsluice.errors import PgsluiceError, SourceUnavailable
 from pgsluice.lsn import INVALID_LSN
 from pgsluice.pgoutput.framing import (
     Frame,
@@ -27,7 +27,7 @@ from pgsluice.pgoutput.framing import (
 )
 from pgsluice.postgres import failures
 from pgsluice.postgres.failures import ServerError
-from pgsluice.postgres.wire import Wire
+from pgsluice.postgres.wire import ANSWER_TIMEOUT_S, Wire, answered_within
 
 BATCH_MESSAGES = 1024
 """Frames per read, at most: decoding and encoding them takes some 10 ms, and the event loop waits for it."""
@@ -52,13 +52,20 @@ _DEFAULT_WAL_SENDER_TIMEOUT_S = 60.0
 
 Judge = Callable[[ServerError], Awaitable[Exception]]
 
+Inquiry = Callable[[], Awaitable[bool]]
+"""Asks on another connection whether the server still streams to us; a PgsluiceError if there is no answer."""
+
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """When a stream reports, when it asks for a sign of life, when it takes the peer for dead."""
+    """When a stream reports, when it asks for a sign of life, when it takes the peer for dead.
+
+    ``alone_after_s``: when it does so if nothing answers on another connection either.
+    """
 
     status_interval_s: float
     probe_after_s: float
+    alone_after_s: float
     give_up_after_s: float
 
     @classmethod
@@ -70,7 +77,7 @@ class Timing:
         minutes, and would start anew after each reconnect. A host that is gone is TCP's to notice, sooner.
         """
         timeout_s = wal_sender_timeout_s or _DEFAULT_WAL_SENDER_TIMEOUT_S
-        return cls(min(status_interval_s, timeout_s / 3), timeout_s, 20 * timeout_s)
+        return cls(min(status_interval_s, timeout_s / 3), timeout_s, 4 * timeout_s, 20 * timeout_s)
 
 
 class ReplicationStream:
@@ -85,6 +92,12 @@ class ReplicationStream:
         self._listening_since: float | None = None
         self._reply_due = asyncio.Event()
         self._copy_ended = False
+        self.inquire: Inquiry | None = None
+        """Whom to ask while the server is silent; the network may keep its end of the stream from us."""
+        self.vouch: Callable[[], Awaitable[None]] | None = None
+        """What must not raise after frames were received, for them to be handed out."""
+        self._held: list[XLogData | Keepalive] = []
+        self._inquiry: asyncio.Task[None] | None = None
         self.failure: Exception | None = None
         """Why the stream ended; None while it runs."""
         self.ended = asyncio.Event()
@@ -94,18 +107,21 @@ class ReplicationStream:
     async def read(self) -> list[XLogData | Keepalive]:
         """Return the next frames: at least one, at most BATCH_MESSAGES or the one that reaches BATCH_BYTES.
 
-        Waits only while there is nothing; cancelling the wait loses nothing. Raises why the stream ended, as
-        soon as it is known: frames not handed out by then are sent again in the next session.
+        Waits only while there is nothing; cancelling the wait loses nothing. Raises why the stream ended, after
+        what came before that in the same batch: other frames are sent again in the next session.
         """
         await asyncio.sleep(0)  # with data always at hand nothing below waits: the reporter must have its turn
         while True:
-            frames = self._drain()
-            if self._copy_ended and not frames:
+            self._held = self._held or self._drain()
+            if self._held:
+                if self.vouch is not None:
+                    await self.vouch()
+                frames, self._held = self._held, []
+                return frames
+            if self._copy_ended:
                 await self._learn_why()
             if self.failure is not None:
                 raise self.failure
-            if frames:
-                return frames
             await self._listen()
 
     async def _listen(self) -> None:
@@ -134,6 +150,8 @@ class ReplicationStream:
         messages, room, fruitless = BATCH_MESSAGES, BATCH_BYTES, 0
         while messages > 0 and room > 0:
             size, data = get_copy_data(1)
+            if self.failure is not None:
+                return  # of a notice that came before this frame: something is missing between the two
             if size > 0:
                 self._take(parse_frame(data), take)
                 messages, room, fruitless = messages - 1, room - size, 0
@@ -156,7 +174,8 @@ class ReplicationStream:
     async def _learn_why(self) -> None:
         """Collect how the server ended the COPY."""
         try:
-            results = await self._wire.results()
+            with answered_within(self._wire.pgconn, ANSWER_TIMEOUT_S):
+                results = await self._wire.results()
         except psycopg.OperationalError as error:
             self.fail(failures.connection_lost(error))
             return
@@ -204,8 +223,24 @@ class ReplicationStream:
             silence_s = self._silence_s()
             self._send_report(reply_requested=silence_s >= self._timing.probe_after_s)
             if silence_s >= self._timing.give_up_after_s:
-                self.fail(SourceUnavailable(f"PostgreSQL sent nothing for {silence_s:.0f} s"))
+                self.fail(_silent(silence_s))
+            elif silence_s >= self._timing.probe_after_s:
+                self._begin_inquiry()
             await asyncio.sleep(MIN_STATUS_GAP_S)
+
+    def _begin_inquiry(self) -> None:
+        if self.inquire is not None and (self._inquiry is None or self._inquiry.done()):
+            self._inquiry = asyncio.create_task(self._inquire(self.inquire), name="inquiry")
+
+    async def _inquire(self, inquire: Inquiry) -> None:
+        try:
+            is_streaming = await inquire()
+        except PgsluiceError as error:
+            if (silence_s := self._silence_s()) >= self._timing.alone_after_s:
+                self.fail(_silent(silence_s, f", nor can it be asked: {error}"))
+            return
+        if not is_streaming and (silence_s := self._silence_s()) > 0:
+            self.fail(_silent(silence_s, ": it has ended the stream, and the network kept that from us"))
 
     def _on_reporter_done(self, reporter: asyncio.Task[None]) -> None:
         if not reporter.cancelled() and (error := reporter.exception()) is not None:
@@ -231,8 +266,7 @@ class ReplicationStream:
 
     async def stop(self) -> None:
         """End the COPY in order, the last report included; the connection can then take another command."""
-        self._reporter.cancel()
-        await asyncio.wait({self._reporter})
+        await self._end_tasks()
         if not self._is_open():
             return
         self._send_report()
@@ -241,6 +275,12 @@ class ReplicationStream:
                 await self._end_copy()
         except (psycopg.OperationalError, TimeoutError) as error:
             self.fail(SourceUnavailable(f"the replication stream did not end in order: {error}"))
+
+    async def _end_tasks(self) -> None:
+        tasks = {task for task in (self._reporter, self._inquiry) if task is not None}
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
 
     async def _end_copy(self) -> None:
         self._wire.pgconn.put_copy_end()
@@ -252,5 +292,11 @@ class ReplicationStream:
 
     def abandon(self) -> None:
         """Stop reporting; whoever closes the connection under the stream calls this first."""
-        self._reporter.cancel()
+        for task in (self._reporter, self._inquiry):
+            if task is not None:
+                task.cancel()
         self.fail(SourceUnavailable("the replication connection was closed"))
+
+
+def _silent(seconds: float, more: str = "") -> SourceUnavailable:
+    return SourceUnavailable(f"PostgreSQL sent nothing for {seconds:.0f} s{more}")

@@ -6,10 +6,19 @@ https://www.postgresql.org/docs/current/libpq-async.html
 """
 
 import asyncio
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 
+import psycopg
 from psycopg import pq
 
 from pgsluice.postgres.failures import ServerError
+
+ANSWER_TIMEOUT_S = 30.0
+"""For a command that takes milliseconds. Where something between us and the server keeps TCP content and passes
+nothing on, only the missing answer tells."""
 
 _COPY = frozenset({pq.ExecStatus.COPY_BOTH, pq.ExecStatus.COPY_IN, pq.ExecStatus.COPY_OUT})
 
@@ -39,13 +48,15 @@ class Wire:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(error)
 
-    async def query(self, sql: str) -> list[pq.abc.PGresult]:
+    async def query(self, sql: str, *, patient: bool = False) -> list[pq.abc.PGresult]:
         """Run ``sql`` in the simple protocol; the results, of which the last may open a COPY.
 
-        Raises ServerError for what the server refuses, psycopg.OperationalError for a lost connection.
+        Raises ServerError for what the server refuses, psycopg.OperationalError for a connection that is lost,
+        or does not answer in time; ``patient``: there is no time, the command may take hours.
         """
         self.pgconn.send_query(sql.encode())
-        results = await self.results()
+        with nullcontext() if patient else answered_within(self.pgconn, ANSWER_TIMEOUT_S):
+            results = await self.results()
         for result in results:
             if result.status == pq.ExecStatus.FATAL_ERROR:
                 raise ServerError.of(result)
@@ -69,6 +80,29 @@ class Wire:
             await self.readable()
             self.pgconn.consume_input()
         return self.pgconn.get_result()
+
+
+@contextmanager
+def answered_within(pgconn: pq.abc.PGconn, timeout_s: float) -> Iterator[None]:
+    """Break the connection when the block takes longer: what waits in it fails as if the server had gone.
+
+    Cancelling would not do: psycopg then asks the server to cancel and waits for the answer, which never comes.
+    """
+    loop = asyncio.get_running_loop()
+    watchdog = loop.call_later(timeout_s, _break, pgconn)
+    try:
+        yield
+    except psycopg.OperationalError as error:
+        if loop.time() < watchdog.when():
+            raise
+        raise psycopg.OperationalError(f"no answer within {timeout_s:g} s") from error
+    finally:
+        watchdog.cancel()
+
+
+def _break(pgconn: pq.abc.PGconn) -> None:
+    with suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(pgconn.socket)) as connected:
+        connected.shutdown(socket.SHUT_RDWR)
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:

@@ -10,7 +10,7 @@ import pytest
 import structlog
 
 from pgsluice.avro.types import TypeOptions
-from pgsluice.errors import ProtocolError, SourceUnavailable
+from pgsluice.errors import PoisonError, ProtocolError, SourceUnavailable
 from pgsluice.metrics import Metrics
 from pgsluice.pgoutput import messages
 from pgsluice.pipeline import outbox
@@ -500,3 +500,18 @@ class TestMessages:
             self.transaction(world, b"x" * 3_000, b"y" * 3_000)
             await found.task
         assert not world.cuts
+
+
+async def test_what_came_before_the_end_of_the_road_is_delivered_first() -> None:
+    world = World(position=10_000, commit_gate=asyncio.Event())
+    async with running(world) as one:
+        world.commit(1)
+        world.commit(2)
+        world.break_stream(PoisonError("a row that cannot be sent"))
+        await asyncio.sleep(0.05)
+        assert not one.task.done()
+        assert world.commit_gate is not None
+        world.commit_gate.set()
+        with pytest.raises(PoisonError):
+            await one.task
+    assert world.numbers == [1, 2]

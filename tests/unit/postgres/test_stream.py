@@ -14,9 +14,10 @@ from pgsluice.postgres.stream import BATCH_BYTES, BATCH_MESSAGES, MIN_STATUS_GAP
 from pgsluice.postgres.wire import Wire
 from tests.support.walsender import Walsender, message
 
-CALM = Timing(status_interval_s=60, probe_after_s=60, give_up_after_s=60)
-BUSY = Timing(status_interval_s=0.01, probe_after_s=60, give_up_after_s=60)
-SUSPICIOUS = Timing(status_interval_s=0.01, probe_after_s=0.05, give_up_after_s=0.3)
+CALM = Timing(status_interval_s=60, probe_after_s=60, alone_after_s=60, give_up_after_s=60)
+BUSY = Timing(status_interval_s=0.01, probe_after_s=60, alone_after_s=60, give_up_after_s=60)
+SUSPICIOUS = Timing(status_interval_s=0.01, probe_after_s=0.05, alone_after_s=60, give_up_after_s=0.3)
+CURIOUS = Timing(status_interval_s=0.01, probe_after_s=0.05, alone_after_s=0.2, give_up_after_s=60)
 
 
 @pytest.fixture(autouse=True)
@@ -63,11 +64,11 @@ async def end_of_copy(stream: ReplicationStream) -> None:
 @pytest.mark.parametrize(
     ("wal_sender_timeout_s", "status_interval_s", "expected"),
     [
-        (15, 5, Timing(5, 15, 300)),
-        (60, 5, Timing(5, 60, 1200)),
-        (3, 5, Timing(1, 3, 60)),
-        (0, 5, Timing(5, 60, 1200)),  # switched off: as if it had its default
-        (0, 60, Timing(20, 60, 1200)),
+        (15, 5, Timing(5, 15, 60, 300)),
+        (60, 5, Timing(5, 60, 240, 1200)),
+        (3, 5, Timing(1, 3, 12, 60)),
+        (0, 5, Timing(5, 60, 240, 1200)),  # switched off: as if it had its default
+        (0, 60, Timing(20, 60, 240, 1200)),
     ],
 )
 def test_times_follow_wal_sender_timeout(
@@ -167,6 +168,87 @@ async def test_silence_is_probed_then_given_up(server: Walsender) -> None:
         probes = [server.statuses.get_nowait().reply_requested for _ in range(server.statuses.qsize())]
         assert probes[-1] is True
         with pytest.raises(SourceUnavailable, match="sent nothing for"):
+            await stream.read()
+
+
+async def test_a_silent_server_that_has_ended_the_stream_is_given_up(server: Walsender) -> None:
+    async with streaming(server, CURIOUS) as stream:
+        answers = iter((True, True, False))
+
+        async def inquire() -> bool:
+            return next(answers)
+
+        stream.inquire = inquire
+        with pytest.raises(SourceUnavailable, match="it has ended the stream"):
+            await stream.read()
+
+
+async def test_a_silent_server_that_cannot_be_asked_is_given_up_in_time(server: Walsender) -> None:
+    async with streaming(server, CURIOUS) as stream:
+        asked = 0
+
+        async def inquire() -> bool:
+            nonlocal asked
+            asked += 1
+            raise SourceUnavailable("nobody answers")
+
+        stream.inquire = inquire
+        with pytest.raises(SourceUnavailable, match="nor can it be asked: nobody answers"):
+            await stream.read()
+    assert asked > 1
+
+
+async def test_an_inquiry_that_is_under_way_ends_with_the_stream(server: Walsender) -> None:
+    async with streaming(server, CURIOUS) as stream:
+        asked = asyncio.Event()
+
+        async def inquire() -> bool:
+            asked.set()
+            await asyncio.Future()
+            raise AssertionError
+
+        stream.inquire = inquire
+        reading = asyncio.create_task(stream.read())
+        await asked.wait()
+        reading.cancel()
+        await stream.stop()
+        assert stream._inquiry is not None
+        assert stream._inquiry.cancelled()
+
+
+async def test_frames_that_nobody_vouches_for_are_not_handed_out(server: Walsender) -> None:
+    async with streaming(server) as stream:
+        asked = asyncio.Event()
+        answer = asyncio.get_running_loop().create_future()
+
+        async def vouch() -> None:
+            asked.set()
+            await asyncio.shield(answer)
+
+        stream.vouch = vouch
+        server.keepalive(7)
+        reading = asyncio.create_task(stream.read())
+        await asked.wait()
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        answer.set_result(None)
+        assert await stream.read() == [Keepalive(7, 0, reply_requested=False)]
+        answer = asyncio.get_running_loop().create_future()
+        answer.set_exception(SourceUnavailable("it is another server now"))
+        server.keepalive(8)
+        with pytest.raises(SourceUnavailable, match="another server"):
+            await stream.read()
+
+
+async def test_what_came_before_a_failure_is_handed_out_and_what_came_after_is_not(server: Walsender) -> None:
+    async with streaming(server) as stream:
+        stream._wire.pgconn.notice_handler = lambda _: stream.fail(ConfigError("something is missing"))
+        server.xlog_data(b"before")
+        server.refuse(b"N", S="WARNING", C="55000", M="skipped")
+        server.xlog_data(b"after")
+        assert await stream.read() == [XLogData(0, 0, 0, b"before")]
+        with pytest.raises(ConfigError, match="something is missing"):
             await stream.read()
 
 

@@ -5,6 +5,7 @@ import psycopg
 import pytest
 from psycopg import pq
 
+from pgsluice.postgres import wire as wire_module
 from pgsluice.postgres.failures import ServerError
 from pgsluice.postgres.wire import Wire
 from tests.support.walsender import Walsender, message
@@ -55,6 +56,38 @@ async def test_results_survive_a_cancelled_wait(wire: Wire, server: Walsender) -
     server.send(message(b"C", b"SELECT 2\0"))
     server.ready()
     assert [result.command_status for result in await wire.results()] == [b"SELECT 1", b"SELECT 2"]
+
+
+async def test_a_query_without_an_answer_breaks_the_connection(
+    wire: Wire, server: Walsender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire_module, "ANSWER_TIMEOUT_S", 0.1)
+    server.answers_queries = False
+    with pytest.raises(psycopg.OperationalError, match=r"^no answer within 0\.1 s$"):
+        await wire.query("SELECT 1")
+    assert wire.pgconn.status == pq.ConnStatus.BAD
+
+
+async def test_a_query_may_be_given_all_the_time_it_takes(
+    wire: Wire, server: Walsender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire_module, "ANSWER_TIMEOUT_S", 0.1)
+    server.answers_queries = False
+    asking = asyncio.create_task(wire.query("CREATE_REPLICATION_SLOT", patient=True))
+    await asyncio.sleep(0.3)
+    server.send(message(b"C", b"SELECT 1\0"))
+    server.ready()
+    (result,) = await asking
+    assert result.command_status == b"SELECT 1"
+
+
+async def test_a_connection_lost_before_it_is_late_is_lost(wire: Wire, server: Walsender) -> None:
+    server.answers_queries = False
+    asking = asyncio.create_task(wire.query("SELECT 1"))
+    await server.query.wait()
+    server.vanish()
+    with pytest.raises(psycopg.OperationalError, match="closed the connection"):
+        await asking
 
 
 async def test_a_wait_can_be_interrupted(wire: Wire) -> None:

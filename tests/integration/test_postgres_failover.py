@@ -1,0 +1,181 @@
+"""Standbys: promoted under a pipeline that follows the primary, and followed themselves."""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+
+from sandbox.postgres import Database, Postgres, Standby
+from tests.support.proxy import Proxy
+from tests.support.weather import Pipeline, Start, fails, status_if, wait_until
+
+
+def through(proxy: Proxy) -> Callable[[Database], str]:
+    """Return how the daemon gets to the server that ``proxy`` leads to."""
+    return lambda database: database.conninfo(port=proxy.port)
+
+
+def survives_failover(pipeline: Pipeline) -> None:
+    """Make the slot one that is copied to standbys, as the manual says."""
+    pipeline.daemon.stop()
+    conninfo = pipeline.database.conninfo(replication="database")
+    with psycopg.connect(conninfo, autocommit=True) as walsender:
+        walsender.execute(f'ALTER_REPLICATION_SLOT "{pipeline.slot}" (FAILOVER true)')
+    pipeline.daemon.start()
+
+
+def wait_until_copied(pipeline: Pipeline, standby: Standby) -> None:
+    """Return once the standby has a copy of the slot that it will keep; the daemon moves the original on."""
+    with pipeline.database.connect() as primary, standby.connect() as admin:
+        sql = "SELECT FROM pg_replication_slots WHERE slot_name = %s AND synced AND NOT temporary"
+
+        def is_copied() -> bool:
+            primary.execute("SELECT pg_log_standby_snapshot()")
+            return admin.execute(sql, [pipeline.slot]).fetchone() is not None
+
+        wait_until(is_copied, "the slot to be copied")
+
+
+def wait_until_replayed(primary: Postgres, standby: Standby) -> None:
+    with primary.connect() as source, standby.connect() as target:
+        ((lsn,),) = source.execute("SELECT pg_current_wal_lsn()")
+        sql = "SELECT pg_last_wal_replay_lsn() >= %s"
+        wait_until(lambda: target.execute(sql, [lsn]).fetchone() == (True,), "the standby to be in step")
+
+
+def promote(standby: Standby) -> None:
+    with standby.connect() as admin:
+        admin.execute("SELECT pg_promote()")
+
+
+@contextmanager
+def followed_primary(start: Start, version: int) -> Iterator[tuple[Pipeline, Standby, Proxy]]:
+    """Give a pipeline whose slot has a copy on the standby, and the address that the daemon follows."""
+    with Postgres(version) as primary, Proxy(primary.host, primary.port) as proxy:
+        primary.create_database("shop")
+        pipeline = start(database=Database(primary, "shop"), conninfo=through(proxy))
+        survives_failover(pipeline)
+        with primary.standby() as standby:
+            wait_until_copied(pipeline, standby)
+            yield pipeline, standby, proxy
+            pipeline.daemon.kill()
+
+
+def go_over(pipeline: Pipeline, standby: Standby, proxy: Proxy) -> None:
+    """Let the address lead to the standby."""
+    proxy.target = (standby.host, standby.port)
+    proxy.cut()
+    pipeline.database = Database(standby, pipeline.database.name)
+
+
+def test_a_standby_with_a_copy_of_the_slot_is_promoted(start: Start) -> None:
+    """The copy is behind: what was delivered since comes again, and is dropped."""
+    with followed_primary(start, 17) as (pipeline, standby, proxy):
+        pipeline.write(50)
+        pipeline.wait_until_confirmed()
+        wait_until_replayed(pipeline.database.server, standby)
+        pipeline.database.server.kill()
+        go_over(pipeline, standby, proxy)
+        promote(standby)
+        pipeline.write()
+        pipeline.assert_complete()
+        assert resent(pipeline) > 0
+        pipeline.daemon.restart()
+        pipeline.write()
+        pipeline.assert_complete()
+
+
+def resent(pipeline: Pipeline) -> float:
+    found = re.search(r"^pgsluice_resent_transactions_total (\S+)", pipeline.daemon.metrics(), re.MULTILINE)
+    assert found is not None
+    return float(found[1])
+
+
+def test_a_standby_that_lacks_what_was_published_is_promoted(start: Start) -> None:
+    """Never a silent skip: also when the new primary has written beyond the position by then."""
+    with followed_primary(start, 18) as (pipeline, standby, proxy):
+        pipeline.write()
+        wait_until_replayed(pipeline.database.server, standby)
+        standby.stop()
+        pipeline.write(5)
+        pipeline.wait_until_confirmed()
+        pipeline.database.server.kill()
+        go_over(pipeline, standby, proxy)
+        standby.start()
+        pipeline.wait_for(state="waiting")
+        promote(standby)
+        assert pipeline.daemon.wait() == 65, pipeline.daemon.log_text()
+        assert re.search("the server's WAL ends at|the server lost changes", pipeline.daemon.log_text())
+        with standby.connect("shop") as admin:
+            admin.execute("INSERT INTO numbers VALUES (1000)")
+            admin.execute("SELECT pg_switch_wal()")
+        code, log = fails(pipeline)
+        assert (code, "timeline 1 was left at" in log) == (65, True), log
+        pipeline.daemon.start("--adopt-slot")
+        found = wait_until(lambda: ended(pipeline.changes(16), 1000), "the new history")
+        assert [n for epoch, n in found if epoch == 1] == list(range(1, 16))
+        anew = [n for epoch, n in found if epoch == 2]
+        assert anew == [*range(anew[0], 11), 1000], "the new history begins where the copy of the slot is"
+
+
+def ended(changes: list[dict[str, Any]], last: int) -> list[tuple[int, int]]:
+    """Return epoch and number of all changes once the last one is among them."""
+    found = [(change["epoch"], change["after"]["n"]) for change in changes]
+    return found if found[-1:] == [(2, last)] else []
+
+
+@contextmanager
+def followed_standby(start: Start, version: int) -> Iterator[tuple[Pipeline, Standby]]:
+    """Give a pipeline with a slot on the standby; ``pipeline`` writes to the primary."""
+    with Postgres(version) as primary:
+        primary.create_database("shop")
+        with primary.standby() as standby:
+            shop = Database(primary, "shop")
+            pipeline = start(database=shop, conninfo=lambda _: standby.conninfo("shop"), wait=False)
+            with primary.connect() as admin:
+
+                def is_streaming() -> bool:
+                    admin.execute("SELECT pg_log_standby_snapshot()")
+                    return status_if(pipeline.daemon, {"state": "streaming"}) is not None
+
+                wait_until(is_streaming, "the slot to be created")
+            yield pipeline, standby
+            if pipeline.daemon.alive:
+                pipeline.daemon.kill()
+
+
+@pytest.mark.parametrize("version", [16, 18])
+def test_a_standby_is_followed_and_promoted(version: int, start: Start) -> None:
+    with followed_standby(start, version) as (pipeline, standby):
+        pipeline.write()
+        pipeline.assert_complete()
+        with pipeline.busy():
+            wait_until(lambda: len(pipeline.committed()) > 100, "some work")
+        wait_until_replayed(pipeline.database.server, standby)
+        pipeline.database.server.kill()
+        promote(standby)
+        pipeline.database = Database(standby, "shop")
+        pipeline.write()
+        pipeline.wait_until_confirmed()
+        pipeline.daemon.restart()
+        pipeline.wait_for(state="streaming")
+        pipeline.write()
+        pipeline.assert_complete()
+
+
+def test_a_slot_that_the_primary_invalidates_on_its_standby(start: Start) -> None:
+    with followed_standby(start, 16) as (pipeline, _):
+        primary = pipeline.database.server
+        pipeline.write()
+        pipeline.assert_complete()
+        primary.settings["wal_level"] = "replica"
+        primary.restart()
+        assert pipeline.daemon.wait() == 65, pipeline.daemon.log_text()
+        log = pipeline.daemon.log_text()
+        assert "PostgreSQL has invalidated replication slot" in log
+        pipeline.write()
+        code, log = fails(pipeline)
+        assert code == 65, log

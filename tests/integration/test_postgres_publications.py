@@ -1,0 +1,105 @@
+"""The publication changes, is dropped, or fails for a row: what goes on, what stops, and that the way out is one."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.weather import Pipeline, Start, fails
+
+MANUAL = Path(__file__).parents[2] / "docs" / "postgresql.md"
+
+
+def execute(pipeline: Pipeline, *statements: str) -> None:
+    with pipeline.database.connect() as admin:
+        for statement in statements:
+            admin.execute(statement)
+
+
+def numbers(changes: list[dict[str, Any]], epoch: int) -> list[int]:
+    return [change["after"]["n"] for change in changes if change["epoch"] == epoch]
+
+
+@pytest.mark.parametrize("version", [14, 18])
+def test_tables_come_and_go_while_it_streams(version: int, start: Start) -> None:
+    pipeline = start(version=version)
+    execute(
+        pipeline,
+        "CREATE TABLE other (n int PRIMARY KEY)",
+        "DROP PUBLICATION pgsluice; CREATE PUBLICATION pgsluice FOR TABLE other",
+    )
+    pipeline.write(3)  # not published
+    execute(pipeline, "ALTER PUBLICATION pgsluice ADD TABLE numbers")
+    pipeline.write(3)
+    execute(pipeline, "ALTER PUBLICATION pgsluice DROP TABLE numbers")
+    pipeline.write(3)  # not published
+    execute(pipeline, "ALTER PUBLICATION pgsluice SET TABLE numbers, other")
+    pipeline.write(3)
+    assert pipeline.read(6) == [4, 5, 6, 10, 11, 12]
+
+
+def test_a_row_filter_changes_while_it_streams(start: Start) -> None:
+    pipeline = start(version=15)
+    execute(pipeline, "DROP PUBLICATION pgsluice; CREATE PUBLICATION pgsluice FOR TABLE numbers WHERE (n % 2 = 0)")
+    pipeline.write(4)
+    execute(pipeline, "ALTER PUBLICATION pgsluice SET TABLE numbers WHERE (n % 2 = 1)")
+    pipeline.write(4)
+    execute(pipeline, "ALTER PUBLICATION pgsluice SET TABLE numbers")
+    pipeline.write(2)
+    assert pipeline.read(6) == [2, 4, 5, 7, 9, 10]
+
+
+@pytest.mark.parametrize("version", [14, 17, 18])
+def test_a_publication_dropped_while_it_streams(version: int, start: Start) -> None:
+    """Up to 17 PostgreSQL refuses to go on; from 18 it would leave the changes out with a warning."""
+    pipeline = start(version=version)
+    pipeline.write(3)
+    execute(pipeline, "DROP PUBLICATION pgsluice")
+    pipeline.write(3)  # lost: no publication carries them
+    assert pipeline.daemon.wait() == 78
+    assert 'publication "pgsluice"' in pipeline.daemon.log_text()
+    code, log = fails(pipeline)
+    assert (code, "does not exist" in log) == (78, True), log
+    execute(pipeline, "CREATE PUBLICATION pgsluice FOR ALL TABLES")
+    pipeline.write(3)
+    code, log = fails(pipeline)
+    assert (code, "create the publication first and then the slot" in log) == (78, True), log
+    execute(pipeline, f"SELECT pg_drop_replication_slot('{pipeline.slot}')")
+    pipeline.daemon.start("--adopt-slot")
+    pipeline.write(3)
+    changes = pipeline.changes(6)
+    assert (numbers(changes, 1), numbers(changes, 2)) == ([1, 2, 3], [10, 11, 12])
+
+
+def test_a_row_that_the_server_cannot_send(start: Start) -> None:
+    """What was committed before it is delivered; the documented way out gives up its transaction alone."""
+    pipeline = start(version=17)
+    execute(
+        pipeline,
+        "CREATE EXTENSION pg_walinspect",
+        "DROP PUBLICATION pgsluice; CREATE PUBLICATION pgsluice FOR TABLE numbers WHERE (1 / (n - 99) < 5)",
+    )
+    pipeline.write(3)
+    pipeline.wait_until_confirmed()
+    pipeline.daemon.stop()
+    pipeline.write(3)
+    execute(pipeline, "BEGIN; INSERT INTO numbers VALUES (98); INSERT INTO numbers VALUES (99); COMMIT")
+    pipeline.write(3)
+    code, log = fails(pipeline)
+    assert code == 65, log
+    found = re.search(r"cannot send a change at ([0-9A-F]+/[0-9A-F]+) from slot", log)
+    assert found is not None, log
+    assert fails(pipeline)[0] == 65, "it is there each time"
+    with pipeline.database.connect() as admin:
+        admin.execute(way_out(pipeline.slot, found[1]).encode())
+    pipeline.daemon.start("--adopt-slot")
+    pipeline.write(3)
+    changes = pipeline.changes(12)
+    assert (numbers(changes, 1), numbers(changes, 2)) == ([1, 2, 3, 4, 5, 6], [7, 8, 9, 10, 11, 12])
+
+
+def way_out(slot: str, change: str) -> str:
+    """Return the statement that the manual gives."""
+    (statement,) = re.findall(r"SELECT pg_replication_slot_advance[^;]*;", MANUAL.read_text())
+    return str(statement).replace("pgsluice_shop", slot).replace("0/1500028", change)

@@ -1,0 +1,74 @@
+"""PostgreSQL stops, restarts and crashes: it is never held up by us, and nothing is lost or doubled by it."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from psycopg import OperationalError
+
+from sandbox.kafka import Kafka
+from sandbox.postgres import Postgres, StopMode
+from tests.support.weather import Start
+
+MODES: Sequence[StopMode] = ("fast", "immediate")
+
+UNREAD = {10: [500] * 8, 18: [4000]}
+"""Rows of the transactions that wait: whole ones, or the rest of one that was received in part."""
+
+TIGHT: dict[str, dict[str, Any]] = {"delivery": {"cut_bytes": "64KiB", "inflight_max": "256KiB"}}
+"""Little fits, so that the rest of the stream is not read while Kafka takes nothing."""
+
+
+@pytest.fixture(scope="module")
+def server(request: pytest.FixtureRequest) -> Iterator[Postgres]:
+    """Give a server to stop; it really syncs, because it will crash."""
+    with Postgres(request.param, {"fsync": "on"}) as server:
+        yield server
+
+
+@pytest.mark.parametrize("server", [10, 14, 18], indirect=True)
+def test_while_it_streams(server: Postgres, start: Start) -> None:
+    pipeline = start(server=server)
+    pipeline.write()
+    pipeline.wait_until_confirmed()
+    for mode in MODES:
+        pipeline.wait_for(state="streaming")
+        with pipeline.busy():
+            pipeline.wait_until_confirmed()
+            server.stop(mode)
+        server.start()
+    pipeline.write()
+    pipeline.assert_complete()
+
+
+@pytest.mark.parametrize("server", UNREAD, indirect=True)
+def test_while_kafka_takes_nothing_and_more_is_waiting_than_is_read(
+    server: Postgres, own_kafka: Kafka, start: Start
+) -> None:
+    pipeline = start(TIGHT, server=server, broker=own_kafka)
+    pipeline.write()
+    pipeline.wait_until_confirmed()
+    own_kafka.pause()
+    for rows in UNREAD[server.version]:
+        pipeline.write_at_once(rows, width=2000)
+    server.stop("fast")
+    own_kafka.resume()
+    server.start()
+    pipeline.write()
+    pipeline.assert_complete()
+
+
+@pytest.mark.parametrize("server", [14, 18], indirect=True)
+def test_a_crash_in_the_middle_of_large_transactions(server: Postgres, start: Start) -> None:
+    """The server may forget what was confirmed since its last checkpoint, and send it again."""
+    pipeline = start(TIGHT, server=server)
+    pipeline.write()
+    pipeline.wait_until_confirmed()
+    with suppress(OperationalError), server.connect(pipeline.database.name, autocommit=False) as lost:
+        pipeline.write_in(lost, 1000, width=2000)
+        pipeline.write_at_once(4000, width=2000)
+        server.kill()
+    server.start()
+    pipeline.write()
+    pipeline.assert_complete()
