@@ -152,13 +152,23 @@ class Session:
         tasks = [
             asyncio.create_task(self._work(), name="work"),
             asyncio.create_task(self._watch(), name="watch"),
-            asyncio.create_task(self._stream.wait_ended(), name="stream"),
+            asyncio.create_task(self._wait_lost(), name="stream"),
         ]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             next(task for task in tasks if task.done()).result()
         finally:
             await cancel(*tasks)
+
+    async def _wait_lost(self) -> None:
+        """Raise what ended the stream, also while nobody reads it; a StopError is left to the reader.
+
+        It stands behind what came before it, which is to be delivered first.
+        """
+        try:
+            await self._stream.wait_ended()
+        except StopError:
+            await asyncio.Future()
 
     async def _work(self) -> None:
         stop = self._stop
