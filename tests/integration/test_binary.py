@@ -259,6 +259,7 @@ def judged(request: pytest.FixtureRequest, kafka: Kafka) -> tuple[int, dict[str,
     ):
         followed.work()
         followed.crash()
+        assert '"binary": "true"' in followed.daemon.log_text()
         return version, followed.judge(), followed.general_problems()
 
 

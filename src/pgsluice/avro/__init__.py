@@ -1,7 +1,8 @@
 """Avro, as far as change events need it: schemas from relations, and rows from PostgreSQL's text to bytes.
 
 ``types`` and ``schema`` decide once per version of a relation; ``encoder``, ``text`` and ``binary`` run per
-row; ``wire`` is the framing around the result. No dict is built for a row, and nothing does I/O.
+row, and ``sent`` for values in binary format; ``wire`` is the framing around the result. No dict is built for
+a row, and nothing does I/O.
 
 https://avro.apache.org/docs/1.12.0/specification/
 """
