@@ -54,9 +54,7 @@ def origins(pipeline: Pipeline, count: int) -> dict[int, str | None]:
 
 
 @pytest.mark.parametrize("version", [10, 14, 16, 18])
-def test_the_envelope_names_it(
-    start: Start, abroad: Callable[[Database], psycopg.Connection], version: int
-) -> None:
+def test_the_envelope_names_it(start: Start, abroad: Callable[[Database], psycopg.Connection], version: int) -> None:
     pipeline = start(version=version)
     name = pipeline.database.name
     elsewhere = abroad(pipeline.database)
