@@ -324,9 +324,10 @@ class TestExactlyOnce:
                 write_four(writer, number)
                 expected += four(number)
                 if number % 5 == 0:
-                    lost = b"not flushed %d" % number
-                    writer.alone(lost)
-                    unsure.append(lost)
+                    writer.row(-number)  # flushes what was written before
+                    expected.append(-number)
+                    unsure.append(b"not flushed %d" % number)
+                    writer.alone(b"not flushed %d" % number)
                     own_postgres.kill()
                     own_postgres.start()
             found = followed.read()
