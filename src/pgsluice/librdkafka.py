@@ -91,14 +91,19 @@ _TOO_LARGE: Final = (
     "Raise the topic's max.message.bytes, or the brokers' message.max.bytes; batches count like records, so "
     "batch.size under kafka.client has to be lower."
 )
+_TIMESTAMP: Final = 'Compare the clocks, or set kafka.timestamp = "produce".'
+_INVALID: Final = (
+    "A topic with cleanup.policy=compact takes no record without key; and any topic only timestamps within its "
+    f"message.timestamp.before.max.ms and .after.max.ms. {_TIMESTAMP}"
+)
 _MEANING: Final[Mapping[int, tuple[type[PgsluiceError], str]]] = {
     **dict.fromkeys(_DENIED, (PermissionDenied, "Check the credentials under kafka.client, and the user's ACLs.")),
     **dict.fromkeys(_CONFIG, (ConfigError, "Check the [kafka] section, and the brokers' limits.")),
     **dict.fromkeys(_FENCED, (Fenced, "Another producer with our transactional.id has taken over.")),
     KafkaError.MSG_SIZE_TOO_LARGE: (PoisonError, _TOO_LARGE),
     KafkaError.RECORD_LIST_TOO_LARGE: (PoisonError, _TOO_LARGE),
-    KafkaError.INVALID_RECORD: (PoisonError, "A topic with cleanup.policy=compact takes no record without key."),
-    KafkaError.INVALID_TIMESTAMP: (PoisonError, 'Compare the clocks, or set kafka.timestamp = "produce".'),
+    KafkaError.INVALID_RECORD: (PoisonError, _INVALID),
+    KafkaError.INVALID_TIMESTAMP: (PoisonError, _TIMESTAMP),
     KafkaError._UNSUPPORTED_FEATURE: (  # noqa: SLF001 - as above
         ConfigError,
         'The brokers do not have what this needs; delivery.mode = "at_least_once" does without transactions.',

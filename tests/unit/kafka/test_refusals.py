@@ -105,9 +105,7 @@ class TestTooLarge:
 
 def test_what_kafka_finds_wrong_with_a_record() -> None:
     error = verdict((NO_KEY, message(0, 10, key=None)))
-    assert str(error).endswith(
-        "no key (INVALID_RECORD). A topic with cleanup.policy=compact takes no record without key."
-    )
+    assert "no key (INVALID_RECORD). A topic with cleanup.policy=compact takes no record without key" in str(error)
     assert "a change of table public.orders (epoch 1, LSN 0/10, seq 0)" in str(error)
     (letter,) = letters(error).values()
     assert (letter.reason, letter.detail, letter.key) == (Reason.REFUSED, "no key (INVALID_RECORD)", None)
