@@ -195,8 +195,9 @@ class Progress:
             raise HistoryError(
                 f"The last transaction delivered ended at {format_lsn(self._owed)}. The slot stands before it, but the "
                 "server did not send it again: it was restored from a backup and has another history now. Compare the "
-                "tables, drop the slot, then start a new history with --adopt-slot. If it was postgres.publications "
-                "or postgres.origin that changed, set them back, start and stop pgsluice once, then change them."
+                "tables, drop the slot, then start a new history with --adopt-slot. If it was publications, "
+                "messages or origin under [postgres] that changed, set them back, start and stop pgsluice once, then "
+                "change them."
             )
         self.received = max(self.received, lsn)
 

@@ -15,9 +15,8 @@ import structlog
 from pgsluice import dead_letter
 from pgsluice.cut import Cut
 from pgsluice.envelope import Stamp
-from pgsluice.errors import PgsluiceError
-from pgsluice.lsn import INVALID_LSN
 from pgsluice.errors import PgsluiceError, StopError
+from pgsluice.lsn import INVALID_LSN
 from pgsluice.metrics import Metrics
 from pgsluice.pgoutput import messages
 from pgsluice.pgoutput.framing import Keepalive, XLogData
