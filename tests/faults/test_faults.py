@@ -1,0 +1,16 @@
+"""Thirty kills at random: nothing is lost, doubled, torn or out of order. ``make faults`` goes on for longer."""
+
+import random
+
+import pytest
+
+from tests.faults.run import ROUND_KILLS, VERSIONS, run
+
+
+@pytest.mark.timeout(600)
+def test_nothing_is_lost_or_doubled_whatever_is_killed() -> None:
+    """What fails prints its seed: ``make faults KILLS=30 SEED=...`` draws the same faults again."""
+    report = run(str(random.randrange(10**6)), ROUND_KILLS, VERSIONS, print)
+    assert report.tally.transactions > 0
+    assert report.tally.sums > 0
+    assert report.tally.positions > 0
