@@ -35,7 +35,7 @@ BIG_BYTES = 12_000
 BATCH_ROWS = (50, 200)
 """Of a step of a large transaction: more than logical_decoding_work_mem holds."""
 
-PAUSE_S = 0.06
+PAUSE_S = 0.2
 """At most, between two transactions of a worker."""
 
 CONNECT_TIMEOUT_S = 5
