@@ -11,6 +11,8 @@ import os
 import random
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,12 +26,16 @@ from pgsluice.kafka.producer import TransactionalProducer
 from pgsluice.kafka.sink import KafkaSink
 from pgsluice.postgres.source import PostgresSource
 from pgsluice.postgres.stream import ReplicationStream
+from pgsluice.spool import SpooledRows
 from pgsluice.transaction import Transactions
 
 FLUSH_S = 10.0
 
 COMMIT_MAX_S = 0.02
 """A commit is answered within that time, mostly: a crash falls before, between or behind request and answer."""
+
+REPORTS_S = 1.0
+"""Enough for some status updates at the interval that the storm sets."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +47,8 @@ class Step:
     before: bool = False
     first: Callable[..., object] = lambda *_: None
     """Brings about the state that the step is named after; gets what the method gets."""
-    when: Callable[..., bool] = lambda *_: True
-    """Whether this call counts; gets what the method gets."""
-
-
-def die(*_: object) -> None:
-    """``kill -9``."""
-    os.kill(os.getpid(), signal.SIGKILL)
+    armed_by: str | None = None
+    """A method of Transactions: a call counts only when that one has been called since the last count."""
 
 
 def _flush(producer: TransactionalProducer) -> None:
@@ -65,6 +66,11 @@ def _send_commit(producer: TransactionalProducer) -> None:
         producer._producer.commit_transaction(random.uniform(0, COMMIT_MAX_S))
 
 
+def _report_for_a_while(_: TransactionalProducer) -> None:
+    """Hold the commit up, in the worker thread: the event loop goes on, and so do the status updates."""
+    time.sleep(REPORTS_S)
+
+
 STEPS: Mapping[str, Step] = {
     "slot announced": Step(KafkaSink, "announce"),
     "slot created": Step(PostgresSource, "create_slot"),
@@ -72,6 +78,16 @@ STEPS: Mapping[str, Step] = {
     "fenced, checkpoint not read": Step(KafkaSink, "fence"),
     "checkpoint read": Step(KafkaSink, "last_checkpoint"),
     "message received": Step(Transactions, "receive"),
+    "prepared": Step(Transactions, "_hold"),
+    "stream committed": Step(Transactions, "_stream_commit"),
+    "stream aborted": Step(Transactions, "_stream_abort"),
+    "commit prepared received": Step(Transactions, "_commit_prepared"),
+    "rollback prepared received": Step(Transactions, "_rollback_prepared"),
+    "commit prepared received and time to report": Step(
+        TransactionalProducer, "commit", before=True, first=_report_for_a_while, armed_by="_commit_prepared"
+    ),
+    "spilled": Step(SpooledRows, "spill"),
+    "read back": Step(SpooledRows, "_from_file", before=True),
     "Kafka transaction begun": Step(TransactionalProducer, "begin"),
     "rows of an unfinished transaction produced": Step(KafkaSink, "produce", first=_flush_sink),
     "flushed": Step(TransactionalProducer, "flush"),
@@ -86,16 +102,9 @@ STEPS: Mapping[str, Step] = {
 def install(step: Step, passes: int) -> None:
     """Wrap the step's method so that its ``passes``-th call is the last thing that the process does."""
     method = getattr(step.owner, step.method)
-    left = passes
+    passing = _Passing(step, passes)
 
-    def passing(*arguments: Any) -> None:  # noqa: ANN401 - whatever the method takes
-        nonlocal left
-        left -= step.when(*arguments)
-        if left <= 0:
-            step.first(*arguments)
-            die()
-
-    def called(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - as above
+    def called(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - whatever the method takes
         if step.before:
             passing(*arguments)
         result = method(*arguments, **named)
@@ -104,14 +113,42 @@ def install(step: Step, passes: int) -> None:
         return result
 
     async def awaited(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - as above
-        if step.before:
-            passing(*arguments)
         result = await method(*arguments, **named)
-        if not step.before:
-            passing(*arguments)
+        passing(*arguments)
         return result
 
     setattr(step.owner, step.method, wraps(method)(awaited if asyncio.iscoroutinefunction(method) else called))
+
+
+class _Passing:
+    """Counts the calls of a step's method."""
+
+    def __init__(self, step: Step, passes: int) -> None:
+        self._step = step
+        self._left = passes
+        self._armed = _calls_of(step.armed_by) if step.armed_by is not None else None
+
+    def __call__(self, *arguments: object) -> None:
+        if self._armed is not None:
+            if not self._armed.is_set():
+                return
+            self._armed.clear()
+        self._left -= 1
+        if self._left <= 0:
+            self._step.first(*arguments)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _calls_of(name: str) -> threading.Event:
+    """Return an event that a call of this method of Transactions sets."""
+    method, called = getattr(Transactions, name), threading.Event()
+
+    def noted(*arguments: Any) -> Any:  # noqa: ANN401 - as the method
+        called.set()
+        return method(*arguments)
+
+    setattr(Transactions, name, noted)
+    return called
 
 
 def main() -> int:

@@ -46,7 +46,7 @@ class Plan:
         rngs = {version: random.Random(f"{seed} {version}") for version in versions}
         servers = each // KILLS_PER_SERVER_KILL
         return cls(
-            {version: script.deaths(rng, each - servers) for version, rng in rngs.items()},
+            {version: script.deaths(rng, each - servers, version) for version, rng in rngs.items()},
             {version: script.database_weather(rng, OTHER_FAULTS, servers) for version, rng in rngs.items()},
             script.cluster_weather(random.Random(seed), 1, brokers),
         )

@@ -1,20 +1,34 @@
 """What goes wrong and when, all of it drawn from one seed: how the daemon dies, and what the weather is like."""
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tests.faults.daemon import STEPS
 
 BROKERS = 3
 
-PASSES = {"message received": 3000, "reported": 8, "Kafka transaction begun": 30, "prepared": 3}
+PASSES = {
+    "message received": 3000,
+    "reported": 8,
+    "prepared": 4,
+    "commit prepared received": 2,
+    "rollback prepared received": 2,
+    "commit prepared received and time to report": 1,
+    "stream committed": 5,
+    "stream aborted": 5,
+    "spilled": 5,
+    "read back": 3,
+}
 """How often a step is passed at most before the daemon dies there, where it is not ``USUAL_PASSES``."""
 USUAL_PASSES = 15
 FIRST_STEPS = ("slot announced", "slot created")
 """Passed only when a pipeline starts for the first time."""
 START_STEPS = ("streaming, not fenced", "fenced, checkpoint not read", "checkpoint read")
 """Passed once in a session."""
+
+TWO_PHASE_VERSION = 15
+TWO_PHASE_STEPS = ("prepared", *(step for step in STEPS if "prepared received" in step))
+"""Not passed by older servers."""
 
 AT_A_MOMENT = "at a moment"
 
@@ -64,9 +78,10 @@ DATABASE_FAULTS = (
 CLUSTER_FAULTS = (("broker killed", 2), ("broker frozen", 1))
 
 
-def deaths(rng: random.Random, count: int, steps: Sequence[str] = tuple(STEPS)) -> list[Death]:
-    """Draw how the daemon dies ``count`` times; every third time at a moment."""
-    usual = [step for step in steps if step not in FIRST_STEPS]
+def deaths(rng: random.Random, count: int, version: int) -> list[Death]:
+    """Draw how the daemon of a server version dies ``count`` times; every third time at a moment."""
+    never = FIRST_STEPS if version >= TWO_PHASE_VERSION else (*FIRST_STEPS, *TWO_PHASE_STEPS)
+    usual = [step for step in STEPS if step not in never]
     found = [Death(rng.choice(FIRST_STEPS))] if count > 1 and rng.random() < 0.5 else []
     while len(found) < count:
         if rng.random() < 1 / 3:

@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +25,7 @@ from sandbox.kafka import Kafka
 from sandbox.postgres import Database
 from tests.faults import daemon as failpoints
 from tests.faults.checker import Checker, Tally
-from tests.faults.script import AT_A_MOMENT, BROKERS, FIRST_STEPS, Death, Fault
+from tests.faults.script import AT_A_MOMENT, BROKERS, FIRST_STEPS, TWO_PHASE_VERSION, Death, Fault
 from tests.faults.workload import PUBLICATION, Workload
 from tests.support.proxy import BOTH, Direction, Proxy
 from tests.support.reader import CONSUMER, Reader
@@ -49,15 +49,19 @@ SERVER_SETTINGS = {
     "log_min_messages": "fatal",
 }
 
-TWO_PHASE_VERSION = 15
 
-
-SETTINGS: Mapping[str, Mapping[str, Any]] = {
-    "postgres": {"publications": [PUBLICATION], "status_interval": "100ms"},
-    "kafka": {"topics": {"partitions": 2}},
-    "delivery": {"heartbeat": "200ms", "cut_bytes": "128KiB", "cut_interval": "10ms"},
-}
-"""Of the daemon: small cuts, and reports as often as can be."""
+def settings(version: int) -> dict[str, dict[str, Any]]:
+    """Return the daemon's settings: everything small, and reports as often as can be."""
+    return {
+        "postgres": {
+            "publications": [PUBLICATION],
+            "status_interval": "100ms",
+            "two_phase": version >= TWO_PHASE_VERSION,
+        },
+        "kafka": {"topics": {"partitions": 2}},
+        "delivery": {"heartbeat": "200ms", "cut_bytes": "128KiB", "cut_interval": "10ms"},
+        "buffer": {"memory_max": "1MiB"},
+    }
 
 
 @dataclass
@@ -197,7 +201,7 @@ class Storm:
             self._proxy = context.enter_context(Proxy(server.host, server.port))
             conninfo = self._database.conninfo(port=self._proxy.port)
             self._daemon = context.enter_context(
-                Daemon(self._name, conninfo, self._bootstrap_servers, SETTINGS, at_once=False)
+                Daemon(self._name, conninfo, self._bootstrap_servers, settings(server.version), at_once=False)
             )
             self._positions = Positions(self._database, f"pgsluice_{self._name}")
             first = [death for death in deaths if death.step in FIRST_STEPS]

@@ -119,7 +119,7 @@ def fill_batch(connection: psycopg.Connection, rng: random.Random) -> int:
     changes = 0
     for _ in range(rng.randint(1, 3)):
         insert = "INSERT INTO batch (worker, filler) SELECT %s, repeat('x', %s) FROM generate_series(1, %s)"
-        size = [worker, rng.randint(100, 800), rng.randint(*BATCH_ROWS)]
+        size = [worker, rng.randint(100, 2000), rng.randint(*BATCH_ROWS)]
         changes += connection.execute(insert, size).rowcount
         changes += tentatively(connection, rng, some_of_batch(worker))
         time.sleep(rng.uniform(0, 0.1))
