@@ -52,7 +52,7 @@ faults-quick: setup ## Thirty random kills of everything: minutes
 	$(PYTEST) tests/faults -q
 
 faults: setup ## The long run: make faults KILLS=500 [SEED=n] [VERSION=14|16|18]
-	$(BIN)/python -m tests.faults --kills $(or $(KILLS),500) $(if $(SEED),--seed $(SEED)) $(if $(VERSION),--version $(VERSION))
+	$(BIN)/python -m tests.faults --kills $(or $(KILLS),500) $(if $(SEED),--seed $(SEED)) $(if $(VERSION),--version $(VERSION)) $(if $(WITHOUT),--without '$(WITHOUT)')
 
 spark: setup ## Tests of the Spark side
 	$(PYTEST) tests/spark

@@ -6,6 +6,7 @@ import sys
 import time
 from functools import partial
 
+from tests.faults.daemon import RULES
 from tests.faults.run import VERSIONS, StormError, run
 
 
@@ -15,12 +16,13 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=500)
     parser.add_argument("--seed", default=str(random.randrange(10**6)))
     parser.add_argument("--version", type=int, choices=VERSIONS, action="append")
+    parser.add_argument("--without", choices=RULES, default="", help="take this rule out of the product")
     options = parser.parse_args()
     say = partial(print, flush=True)
     began = time.monotonic()
     say(f"seed {options.seed}")
     try:
-        run(options.seed, options.kills, options.version or VERSIONS, say)
+        run(options.seed, options.kills, options.version or VERSIONS, say, options.without)
     except StormError as error:
         say(str(error))
         return 1

@@ -1,9 +1,10 @@
 """``pgsluice`` with a failpoint: the process kills itself when it passes a step for the n-th time.
 
-    python daemon.py STEP N run -c config.toml
+    python daemon.py STEP N RULE run -c config.toml
 
 The product has no failpoints. This wraps the methods at whose borders a crash could do harm; each step leaves
-the world in the state that its name says before SIGKILL. ``storm`` starts it.
+the world in the state that its name says before SIGKILL. A rule named is taken out of the product, to see whether
+the storms notice. Either may be empty. ``storm`` starts it.
 """
 
 import asyncio
@@ -26,6 +27,7 @@ from pgsluice.kafka.producer import TransactionalProducer
 from pgsluice.kafka.sink import KafkaSink
 from pgsluice.postgres.source import PostgresSource
 from pgsluice.postgres.stream import ReplicationStream
+from pgsluice.progress import Progress
 from pgsluice.spool import SpooledRows
 from pgsluice.transaction import Transactions
 
@@ -36,6 +38,32 @@ COMMIT_MAX_S = 0.02
 
 REPORTS_S = 1.0
 """Enough for some status updates at the interval that the storm sets."""
+
+
+def _received_does_not_matter() -> None:
+    Progress.confirmable = property(lambda self: min((self.delivered, *self._prepares.values())))  # type: ignore[assignment, method-assign]
+
+
+def _released_at_once() -> None:
+    Progress.release = lambda self, xid, _: self.forget(xid)  # type: ignore[assignment, method-assign]
+
+
+def _delivered_does_not_matter() -> None:
+    Progress.confirmable = property(lambda self: min((self.received, *self._prepares.values())))  # type: ignore[assignment, method-assign]
+
+
+def _nothing_is_dropped() -> None:
+    make = Transactions.__init__
+    Transactions.__init__ = lambda self, _, spool: make(self, 0, spool)  # type: ignore[assignment, method-assign]
+
+
+RULES: Mapping[str, Callable[[], None]] = {
+    "nothing is confirmed that was not received": _received_does_not_matter,
+    "a prepare is outstanding until its cut is committed": _released_at_once,
+    "nothing is confirmed that is not in Kafka": _delivered_does_not_matter,
+    "what was delivered is dropped": _nothing_is_dropped,
+}
+"""What can be taken out."""
 
 
 @dataclass(frozen=True)
@@ -153,8 +181,11 @@ def _calls_of(name: str) -> threading.Event:
 
 def main() -> int:
     """Install the failpoint, then be pgsluice."""
-    name, passes, *arguments = sys.argv[1:]
-    install(STEPS[name], int(passes))
+    step, passes, rule, *arguments = sys.argv[1:]
+    if rule:
+        RULES[rule]()
+    if step:
+        install(STEPS[step], int(passes))
     return cli.main(arguments)
 
 

@@ -52,8 +52,11 @@ class Plan:
         )
 
 
-def run(seed: str, kills: int, versions: Sequence[int], say: Callable[[str], None]) -> Report:
-    """Kill until it was enough; StormError, with seed and script, when a round was not right."""
+def run(seed: str, kills: int, versions: Sequence[int], say: Callable[[str], None], without: str = "") -> Report:
+    """Kill until it was enough; StormError, with seed and script, when a round was not right.
+
+    ``without``: a rule that is taken out of the product.
+    """
     total = Report()
     names = {version: f"PG{version}" for version in versions}
     with ExitStack() as context:
@@ -63,22 +66,22 @@ def run(seed: str, kills: int, versions: Sequence[int], say: Callable[[str], Non
         while sum(total.kills.values()) < kills:
             number += 1
             left = kills - sum(total.kills.values())
-            total.add(_round(f"{seed}.{number}", min(left, ROUND_KILLS), servers, cluster))
+            total.add(_round(f"{seed}.{number}", min(left, ROUND_KILLS), servers, cluster, without))
             say(f"round {number} of seed {seed}:\n{total}\n")
     return total
 
 
-def _round(seed: str, kills: int, servers: Mapping[int, Postgres], cluster: Cluster) -> Report:
+def _round(seed: str, kills: int, servers: Mapping[int, Postgres], cluster: Cluster, without: str) -> Report:
     plan = Plan.draw(seed, kills, list(servers))
     report = Report()
     with ExitStack() as context:
         storms = {
             version: Storm(
-                f"storm{version}_{seed.replace('.', '_')}",
                 context.enter_context(server.database()),
                 cluster,
                 f"PG{version}",
                 f"{seed} {version}",
+                without,
             )
             for version, server in servers.items()
         }

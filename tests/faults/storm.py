@@ -31,7 +31,7 @@ from tests.support.proxy import BOTH, Direction, Proxy
 from tests.support.reader import CONSUMER, Reader
 from tests.support.replay import Replay
 
-PATIENCE_S = 20.0
+PATIENCE_S = 30.0
 """How long a step may not be passed before the daemon is killed from outside."""
 
 CALM_S = 120.0
@@ -179,11 +179,13 @@ class Positions:
 class Storm:
     """One pipeline on one server, from its first start to the judgement."""
 
-    def __init__(self, name: str, database: Database, cluster: Cluster, listener: str, seed: str) -> None:
+    def __init__(self, database: Database, cluster: Cluster, listener: str, seed: str, without: str = "") -> None:
+        """Choose the database, which stays empty until ``run``, and the cluster's listener; ``without`` a rule."""
         self.report = Report()
         self.log: list[str] = []
         """What happened, with the seconds since the beginning."""
-        self._name = name
+        self._name = f"storm_{database.name.removeprefix('test_')}"
+        self._without = without
         self._database = database
         self._cluster = cluster
         self._brokers = cluster.proxies[listener]
@@ -258,10 +260,9 @@ class Storm:
         if self._daemon.alive:
             self._daemon.kill()
             self.report.kills[f"daemon: {AT_A_MOMENT}"] += 1
-        program: Sequence[str] = PROGRAM
-        if death is not None and death.step != AT_A_MOMENT:
-            program = (str(Path(failpoints.__file__)), death.step, str(death.passes))
-        self._daemon.program = program
+        step, passes = ("", 1) if death is None or death.step == AT_A_MOMENT else (death.step, death.passes)
+        failing = str(Path(failpoints.__file__)), step, str(passes), self._without
+        self._daemon.program = failing if step or self._without else PROGRAM
         self._daemon.start(wait=False)
 
     def _expect_kill(self, status: int) -> None:
