@@ -23,7 +23,7 @@ from typing import Any
 from confluent_kafka import KafkaException
 
 from pgsluice import cli
-from pgsluice.kafka.producer import TransactionalProducer
+from pgsluice.kafka.producer import CutProducer, TransactionalProducer
 from pgsluice.kafka.sink import KafkaSink
 from pgsluice.postgres.source import PostgresSource
 from pgsluice.postgres.stream import ReplicationStream
@@ -79,7 +79,7 @@ class Step:
     """A method of Transactions: a call counts only when that one has been called since the last count."""
 
 
-def _flush(producer: TransactionalProducer) -> None:
+def _flush(producer: CutProducer) -> None:
     producer._producer.flush(FLUSH_S)
 
 
