@@ -7,7 +7,7 @@ import time
 from functools import partial
 
 from tests.faults.daemon import RULES
-from tests.faults.run import VERSIONS, StormError, run
+from tests.faults.run import VERSIONS, StormError, Subject, run
 
 
 def main() -> int:
@@ -16,13 +16,14 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=500)
     parser.add_argument("--seed", default=str(random.randrange(10**6)))
     parser.add_argument("--version", type=int, choices=VERSIONS, action="append")
+    parser.add_argument("--mode", choices=("exactly_once", "at_least_once"), default="exactly_once")
     parser.add_argument("--without", choices=RULES, default="", help="take this rule out of the product")
     options = parser.parse_args()
     say = partial(print, flush=True)
     began = time.monotonic()
     say(f"seed {options.seed}")
     try:
-        run(options.seed, options.kills, options.version or VERSIONS, say, options.without)
+        run(options.seed, options.kills, Subject(options.version or VERSIONS, options.mode, options.without), say)
     except StormError as error:
         say(str(error))
         return 1

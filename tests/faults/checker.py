@@ -4,8 +4,7 @@ The mirror of ``tests.support.replay`` applies each cut and complains of the cut
 transactions, by their lines in the ledger, and at the sum of all balances after each cut.
 """
 
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
@@ -30,6 +29,8 @@ class Tally:
     sums: int = 0
     positions: int = 0
     """Of the slot, compared with the checkpoints."""
+    repeated: int = 0
+    """Records that came more than once, as they may at least once."""
     lost: int = 0
     doubled: int = 0
     torn: int = 0
@@ -65,8 +66,8 @@ class Checker:
         for cut in cuts:
             self._replay.apply([cut])
             self.tally.cuts += 1
-            for place, copies in groupby(sorted(changes(cut), key=itemgetter(0)), lambda change: change[0][:2]):
-                self._check_transaction(place, list(copies))
+            for place, found in groupby(sorted(changes(cut.events), key=itemgetter(0)), lambda change: change[0][:2]):
+                self._check_transaction(place, list(found))
             if self._seen:
                 self._check_sum(cut)
 
@@ -116,6 +117,38 @@ class Checker:
         if line["follows"] is not None and line["follows"] not in self._seen:
             tally.complain("out_of_order", f"{name}, comes before {line['follows']}")
 
+    def check_repeated(self, records: Iterable[Event], checkpoints: Sequence[tuple[float, int]]) -> None:
+        """Judge records of the mode at least once: each is new, or the same as before and behind the checkpoint."""
+        known: dict[tuple[str, int, Position], Event] = {}
+        delivered, left = 0, list(checkpoints)
+        for record in sorted(records, key=lambda record: record.timestamp_ms):
+            while left and left[0][0] < record.timestamp_ms / 1000:
+                delivered = max(delivered, left.pop(0)[1])
+            if record["lsn"] < delivered:
+                self.tally.complain("doubled", f"{record} came after the checkpoint {delivered:X}")
+            place = record.topic, record.partition, record.position
+            former = known.setdefault(place, record)
+            self.tally.repeated += former is not record
+            if former.value != record.value:
+                self.tally.complain("other", f"{record} was {former} before")
+        self._check_order(records)
+        changes = sorted(known.values(), key=lambda record: record.position)
+        for transaction, found in groupby(changes, lambda record: record.position[:2]):
+            events = list(found)
+            self._replay.apply_changes(events)
+            self._check_transaction(transaction, changes(events))
+
+    def _check_order(self, records: Iterable[Event]) -> None:
+        """In each partition, records that are new come in order."""
+        last: dict[tuple[str, int], Position] = {}
+        seen: set[tuple[str, int, Position]] = set()
+        for record in sorted(records, key=lambda record: record.offset):
+            place = record.topic, record.partition
+            if (*place, record.position) not in seen and record.position < last.get(place, record.position):
+                self.tally.complain("out_of_order", f"{record} comes after {last[place]}")
+            seen.add((*place, record.position))
+            last[place] = max(record.position, last.get(place, record.position))
+
     def check_whole(self, connection: psycopg.Connection, rest: list[Event]) -> None:
         """Compare all that came with what PostgreSQL holds; ``rest`` is what no cut listed."""
         tally = self.tally
@@ -137,11 +170,6 @@ class Checker:
             tally.complain("other", problem)
 
 
-def changes(cut: Cut) -> list[tuple[Position, Event]]:
-    """Return the changes of a cut, one copy of each."""
-    return list({event.position: (event.position, event) for event in cut.events}.values())
-
-
-def kinds(problems: Iterable[str]) -> Counter[str]:
-    """Count problems by their kind."""
-    return Counter(problem.partition(":")[0] for problem in problems)
+def changes(events: Iterable[Event]) -> list[tuple[Position, Event]]:
+    """Return one copy of each change."""
+    return list({event.position: (event.position, event) for event in events}.values())

@@ -39,25 +39,38 @@ class Plan:
     brokers: Sequence[script.Fault]
 
     @classmethod
-    def draw(cls, seed: str, kills: int, versions: Sequence[int]) -> "Plan":
-        """Draw a round with ``kills`` kills."""
+    def draw(cls, seed: str, kills: int, versions: Sequence[int], mode: script.Mode) -> "Plan":
+        """Draw a round with ``kills`` kills.
+
+        The network stays as it is in the mode at least once: what a dead owner left in it could arrive later.
+        """
         brokers = kills // KILLS_PER_BROKER_KILL
         each = (kills - brokers) // len(versions)
         rngs = {version: random.Random(f"{seed} {version}") for version in versions}
         servers = each // KILLS_PER_SERVER_KILL
         return cls(
-            {version: script.deaths(rng, each - servers, version) for version, rng in rngs.items()},
-            {version: script.database_weather(rng, OTHER_FAULTS, servers) for version, rng in rngs.items()},
+            {version: script.deaths(rng, each - servers, script.steps(version, mode)) for version, rng in rngs.items()},
+            {
+                version: script.database_weather(rng, OTHER_FAULTS if mode == "exactly_once" else 0, servers)
+                for version, rng in rngs.items()
+            },
             script.cluster_weather(random.Random(seed), 1, brokers),
         )
 
 
-def run(seed: str, kills: int, versions: Sequence[int], say: Callable[[str], None], without: str = "") -> Report:
-    """Kill until it was enough; StormError, with seed and script, when a round was not right.
+@dataclass(frozen=True)
+class Subject:
+    """What is put into the storms: the product as it is, unless a rule is taken out."""
 
-    ``without``: a rule that is taken out of the product.
-    """
+    versions: Sequence[int] = VERSIONS
+    mode: script.Mode = "exactly_once"
+    without: str = ""
+
+
+def run(seed: str, kills: int, subject: Subject, say: Callable[[str], None]) -> Report:
+    """Kill until it was enough; StormError, with seed and script, when a round was not right."""
     total = Report()
+    versions = subject.versions
     names = {version: f"PG{version}" for version in versions}
     with ExitStack() as context:
         cluster = context.enter_context(Cluster(list(names.values())))
@@ -66,13 +79,13 @@ def run(seed: str, kills: int, versions: Sequence[int], say: Callable[[str], Non
         while sum(total.kills.values()) < kills:
             number += 1
             left = kills - sum(total.kills.values())
-            total.add(_round(f"{seed}.{number}", min(left, ROUND_KILLS), servers, cluster, without))
+            total.add(_round(f"{seed}.{number}", min(left, ROUND_KILLS), servers, cluster, subject))
             say(f"round {number} of seed {seed}:\n{total}\n")
     return total
 
 
-def _round(seed: str, kills: int, servers: Mapping[int, Postgres], cluster: Cluster, without: str) -> Report:
-    plan = Plan.draw(seed, kills, list(servers))
+def _round(seed: str, kills: int, servers: Mapping[int, Postgres], cluster: Cluster, subject: Subject) -> Report:
+    plan = Plan.draw(seed, kills, subject.versions, subject.mode)
     report = Report()
     with ExitStack() as context:
         storms = {
@@ -81,7 +94,8 @@ def _round(seed: str, kills: int, servers: Mapping[int, Postgres], cluster: Clus
                 cluster,
                 f"PG{version}",
                 f"{seed} {version}",
-                without,
+                subject.mode,
+                subject.without,
             )
             for version, server in servers.items()
         }

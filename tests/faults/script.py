@@ -1,8 +1,11 @@
 """What goes wrong and when, all of it drawn from one seed: how the daemon dies, and what the weather is like."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
+from pgsluice.kafka.producer import TransactionalProducer
 from tests.faults.daemon import STEPS
 
 BROKERS = 3
@@ -29,6 +32,10 @@ START_STEPS = ("streaming, not fenced", "fenced, checkpoint not read", "checkpoi
 TWO_PHASE_VERSION = 15
 TWO_PHASE_STEPS = ("prepared", *(step for step in STEPS if "prepared received" in step))
 """Not passed by older servers."""
+
+TRANSACTION_STEPS = [name for name, step in STEPS.items() if step.owner is TransactionalProducer]
+
+Mode = Literal["exactly_once", "at_least_once"]
 
 AT_A_MOMENT = "at a moment"
 
@@ -78,10 +85,18 @@ DATABASE_FAULTS = (
 CLUSTER_FAULTS = (("broker killed", 2), ("broker frozen", 1))
 
 
-def deaths(rng: random.Random, count: int, version: int) -> list[Death]:
-    """Draw how the daemon of a server version dies ``count`` times; every third time at a moment."""
-    never = FIRST_STEPS if version >= TWO_PHASE_VERSION else (*FIRST_STEPS, *TWO_PHASE_STEPS)
-    usual = [step for step in STEPS if step not in never]
+def steps(version: int, mode: Mode) -> list[str]:
+    """Return the steps that a daemon passes again and again."""
+    never = [*FIRST_STEPS]
+    if version < TWO_PHASE_VERSION:
+        never += TWO_PHASE_STEPS
+    if mode == "at_least_once":
+        never += TRANSACTION_STEPS
+    return [step for step in STEPS if step not in never]
+
+
+def deaths(rng: random.Random, count: int, usual: Sequence[str]) -> list[Death]:
+    """Draw how a daemon that passes the ``usual`` steps dies ``count`` times; every third time at a moment."""
     found = [Death(rng.choice(FIRST_STEPS))] if count > 1 and rng.random() < 0.5 else []
     while len(found) < count:
         if rng.random() < 1 / 3:

@@ -25,7 +25,7 @@ from sandbox.kafka import Kafka
 from sandbox.postgres import Database
 from tests.faults import daemon as failpoints
 from tests.faults.checker import Checker, Tally
-from tests.faults.script import AT_A_MOMENT, BROKERS, FIRST_STEPS, TWO_PHASE_VERSION, Death, Fault
+from tests.faults.script import AT_A_MOMENT, BROKERS, FIRST_STEPS, TWO_PHASE_VERSION, Death, Fault, Mode
 from tests.faults.workload import PUBLICATION, Workload
 from tests.support.proxy import BOTH, Direction, Proxy
 from tests.support.reader import CONSUMER, Reader
@@ -50,7 +50,7 @@ SERVER_SETTINGS = {
 }
 
 
-def settings(version: int) -> dict[str, dict[str, Any]]:
+def settings(version: int, mode: Mode) -> dict[str, dict[str, Any]]:
     """Return the daemon's settings: everything small, and reports as often as can be."""
     return {
         "postgres": {
@@ -59,7 +59,7 @@ def settings(version: int) -> dict[str, dict[str, Any]]:
             "two_phase": version >= TWO_PHASE_VERSION,
         },
         "kafka": {"topics": {"partitions": 2}},
-        "delivery": {"heartbeat": "200ms", "cut_bytes": "128KiB", "cut_interval": "10ms"},
+        "delivery": {"mode": mode, "heartbeat": "200ms", "cut_bytes": "128KiB", "cut_interval": "10ms"},
         "buffer": {"memory_max": "1MiB"},
     }
 
@@ -86,7 +86,7 @@ class Report:
         ]
         lines += [f"{sum(self.faults.values())} other faults:"]
         lines += [f"  {count:5} {kind}" for kind, count in self.faults.most_common()]
-        names = "transactions prepared events cuts sums positions lost doubled torn out_of_order other"
+        names = "transactions prepared events cuts sums positions repeated lost doubled torn out_of_order other"
         lines += [f"{name.replace('_', ' ')} {getattr(tally, name)}" for name in names.split()]
         return "\n".join(lines)
 
@@ -179,12 +179,15 @@ class Positions:
 class Storm:
     """One pipeline on one server, from its first start to the judgement."""
 
-    def __init__(self, database: Database, cluster: Cluster, listener: str, seed: str, without: str = "") -> None:
+    def __init__(
+        self, database: Database, cluster: Cluster, listener: str, seed: str, mode: Mode, without: str
+    ) -> None:
         """Choose the database, which stays empty until ``run``, and the cluster's listener; ``without`` a rule."""
         self.report = Report()
         self.log: list[str] = []
         """What happened, with the seconds since the beginning."""
         self._name = f"storm_{database.name.removeprefix('test_')}"
+        self._mode = mode
         self._without = without
         self._database = database
         self._cluster = cluster
@@ -203,7 +206,9 @@ class Storm:
             self._proxy = context.enter_context(Proxy(server.host, server.port))
             conninfo = self._database.conninfo(port=self._proxy.port)
             self._daemon = context.enter_context(
-                Daemon(self._name, conninfo, self._bootstrap_servers, settings(server.version), at_once=False)
+                Daemon(
+                    self._name, conninfo, self._bootstrap_servers, settings(server.version, self._mode), at_once=False
+                )
             )
             self._positions = Positions(self._database, f"pgsluice_{self._name}")
             first = [death for death in deaths if death.step in FIRST_STEPS]
@@ -335,6 +340,13 @@ class Storm:
                 tally.complain("other", f"exit code {status} at the end:\n{self._daemon.log_text()[-2000:]}")
         self._positions.check(checkpoints(self._cluster.kafka.bootstrap_servers, self._name), tally)
 
+    def _wait_until_confirmed(self, lsn: int, connection: psycopg.Connection) -> None:
+        deadline = time.monotonic() + CALM_S
+        while (confirmed_lsn(connection, f"pgsluice_{self._name}") or 0) < lsn:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the slot did not reach {lsn:X}")
+            time.sleep(POLL_S)
+
     def _read(self, lsn: int, connection: psycopg.Connection) -> None:
         def is_alive() -> None:
             if not self._daemon.alive:
@@ -344,11 +356,15 @@ class Storm:
         try:
             checker = Checker(Replay(tombstones=lambda _: False, partitions=reader.partitions))
             checker.tally = self.report.tally
-            cuts = reader.read_until(lsn)
-            self._note("read")
-            checker.check_cuts(cuts)
-            self._note("checked")
-            checker.check_whole(connection, reader.read_rest())
+            if self._mode == "exactly_once":
+                checker.check_cuts(reader.read_until(lsn))
+                self._note("checked, cut by cut")
+            else:
+                self._wait_until_confirmed(lsn, connection)
+                checker.check_repeated(
+                    reader.read_rest(), checkpoints(self._cluster.kafka.bootstrap_servers, self._name)
+                )
+            checker.check_whole(connection, reader.read_rest() if self._mode == "exactly_once" else [])
         finally:
             reader.close()
 
