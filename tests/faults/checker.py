@@ -132,8 +132,8 @@ class Checker:
             if former.value != record.value:
                 self.tally.complain("other", f"{record} was {former} before")
         self._check_order(records)
-        changes = sorted(known.values(), key=lambda record: record.position)
-        for transaction, found in groupby(changes, lambda record: record.position[:2]):
+        once = sorted(known.values(), key=lambda record: record.position)
+        for transaction, found in groupby(once, lambda record: record.position[:2]):
             events = list(found)
             self._replay.apply_changes(events)
             self._check_transaction(transaction, changes(events))
