@@ -16,7 +16,7 @@ from tests.support.walsender import Walsender, message
 
 CALM = Timing(status_interval_s=60, probe_after_s=60, give_up_after_s=60)
 BUSY = Timing(status_interval_s=0.01, probe_after_s=60, give_up_after_s=60)
-SUSPICIOUS = Timing(status_interval_s=0.01, probe_after_s=0.05, give_up_after_s=0.3)
+SUSPICIOUS = Timing(status_interval_s=0.01, probe_after_s=0.5, give_up_after_s=1.0)
 
 
 @pytest.fixture(autouse=True)
