@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format quick unit simulation simulate integration spark test demo bench bench-memory fuzz coverage lock clean
+.PHONY: help setup lint format quick unit simulation simulate integration faults faults-quick spark test demo bench bench-memory fuzz coverage lock clean
 
 help: ## List the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -48,10 +48,16 @@ integration: setup ## Tests on real PostgreSQL 10 to 18 and a real Kafka
 	$(BIN)/python -m sandbox fetch
 	$(PYTEST) tests/integration -q -n 3 --dist loadfile
 
+faults-quick: setup ## Thirty random kills of everything: minutes
+	$(PYTEST) tests/faults -q
+
+faults: setup ## The long run: make faults KILLS=500 [SEED=n] [VERSION=14|16|18]
+	$(BIN)/python -m tests.faults --kills $(or $(KILLS),500) $(if $(SEED),--seed $(SEED)) $(if $(VERSION),--version $(VERSION)) $(if $(WITHOUT),--without '$(WITHOUT)')
+
 spark: setup ## Tests of the Spark side
 	$(PYTEST) tests/spark
 
-test: lint coverage simulation integration spark ## Everything that has to pass
+test: lint coverage simulation integration faults-quick spark ## Everything that has to pass
 
 demo: setup ## PostgreSQL to Kafka to Spark, compared table by table (KEEP=1 leaves it running)
 	$(BIN)/python -m sandbox.demo $(if $(KEEP),--keep)

@@ -10,7 +10,7 @@ import re
 import shutil
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -28,6 +28,8 @@ STOP_TIMEOUT_S = 60
 HTTP_TIMEOUT_S = 10
 HTTP_OK = 200
 
+PROGRAM = ("-m", "pgsluice")
+
 Role = Literal["active", "any"]
 """What a start waits for: the owner of the slot, or any process that does its part, as a standby does."""
 
@@ -43,17 +45,22 @@ class Daemon:
         settings: Mapping[str, Mapping[str, Any]] | None = None,
         *,
         wait_for: Role | None = "active",
+        at_once: bool = True,
     ) -> None:
         """Choose the pipeline's name, which is the topics' prefix too; ``settings``, by section, override.
 
-        ``wait_for`` None: ``start`` does not wait, as for a daemon that is expected to fail.
+        ``wait_for`` None: ``start`` does not wait, as for a daemon that is expected to fail. ``at_once``: entering
+        the context starts it.
         """
         self.name = name
         self._wait_for = wait_for
+        self._at_once = at_once
         self._conninfo = conninfo
         self._bootstrap_servers = bootstrap_servers
         self.settings = {section: dict(keys) for section, keys in (settings or {}).items()}
         """What the configuration file adds to the addresses; a change counts from the next ``start``."""
+        self.program: Sequence[str] = PROGRAM
+        """What Python runs, for tests that wrap the command line; a change counts from the next ``start``."""
         self._server: Server | None = None
         self._context = ExitStack()
 
@@ -64,7 +71,8 @@ class Daemon:
             self._directory = make_directory(current_account())
             context.callback(shutil.rmtree, self._directory)
             context.callback(self._end)
-            self.start()
+            if self._at_once:
+                self.start()
             self._context = context.pop_all()
         return self
 
@@ -97,7 +105,7 @@ class Daemon:
         ``arguments`` follow ``pgsluice run``.
         """
         self.config_file.write_text(_toml(self._configuration()))
-        command = [sys.executable, "-m", "pgsluice", "run", "-c", str(self.config_file), *arguments]
+        command = [sys.executable, *self.program, "run", "-c", str(self.config_file), *arguments]
         self._server = Server(command, self._directory, self._log, current_account(), signal.SIGKILL)
         if wait and self._wait_for is not None:
             self.wait_until_ready(self._wait_for)

@@ -13,7 +13,7 @@ from pgsluice.errors import ConfigError, HistoryError, PoisonError, SlotInUse, S
 from pgsluice.lsn import INVALID_LSN, parse_lsn
 from pgsluice.pgoutput.framing import Keepalive, XLogData
 from pgsluice.pgoutput.messages import Commit, Insert
-from pgsluice.postgres.options import ConnectionOptions
+from pgsluice.postgres.options import ConnectionOptions, StreamOptions
 from pgsluice.postgres.stream import BATCH_BYTES, BATCH_MESSAGES, ReplicationStream, Timing
 from sandbox.postgres import Database, Postgres
 from tests.support.replication import (
@@ -46,6 +46,16 @@ def own_server() -> Iterator[Database]:
     """Give such a database on a server that the test may stop."""
     with Postgres(17) as server:
         yield publish(Database(server, "postgres"))
+
+
+@pytest.mark.parametrize("option", [StreamOptions(two_phase=True), StreamOptions(binary=True, origin="none")])
+async def test_a_stream_with_options(published: Database, option: StreamOptions) -> None:
+    async with replication(options_for(published)) as connection:
+        await connection.create_slot(SLOT)
+        stream = await connection.start(SLOT, [PUBLICATION], option)
+        with published.connect() as admin:
+            admin.execute("INSERT INTO t VALUES (1, 'one')")
+        await read_commit(stream)
 
 
 async def read_commit(stream: ReplicationStream) -> Commit:

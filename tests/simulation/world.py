@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from pgsluice.avro.types import TypeOptions
-from pgsluice.avro.wire import Schema, normalise, schema_id
+from pgsluice.avro.wire import Schema
 from pgsluice.errors import DrainTimeout, UnavailableError
 from pgsluice.kafka.producer import ProducerOptions
 from pgsluice.kafka.sink import CutFormat, KafkaSink, Mode, SinkOptions
@@ -32,7 +32,7 @@ from tests.simulation.server import Server
 from tests.simulation.virtual import PROCESS, Loop, Process, Stuck, patched
 from tests.simulation.wal import Wal
 from tests.simulation.walsender import Options
-from tests.support.ends import MemorySpool
+from tests.support.ends import MemoryRegistry, MemorySpool
 
 METRICS = Metrics()
 """One for all worlds: nothing is read from it."""
@@ -47,31 +47,19 @@ STEPS = 150
 """What clients do to the database in one world: some 30 transactions."""
 
 
-class Schemas:
-    """The registry of all daemons; a :class:`pgsluice.pipeline.ends.Registry`."""
+class Schemas(MemoryRegistry):
+    """The registry of all daemons, which takes its time."""
 
     def __init__(self, dice: random.Random) -> None:
-        self.by_id: dict[int, Schema] = {}
-        self._subjects: dict[str, list[dict[str, Any]]] = {}
+        super().__init__()
         self._dice = dice
 
     async def start(self) -> None:
         await asyncio.sleep(self._dice.choice((0.0, 0.001)))
 
-    def subjects(self) -> list[str]:
-        return list(self._subjects)
-
-    def versions(self, subject: str) -> list[dict[str, Any]]:
-        return self._subjects.get(subject, [])
-
-    async def register(self, subject: str, schema: Schema, _postgres: Mapping[str, Any] | None = None) -> int:
+    async def register(self, subject: str, schema: Schema, postgres: Mapping[str, Any] | None = None) -> int:
         await asyncio.sleep(self._dice.choice((0.0, 0.001)))
-        known = self._subjects.setdefault(subject, [])
-        if isinstance(schema, dict) and schema not in known:
-            known.append(schema)
-        number = schema_id(normalise(schema))
-        self.by_id[number] = schema
-        return number
+        return await super().register(subject, schema, postgres)
 
 
 @dataclass(slots=True)

@@ -306,25 +306,42 @@ class FakeSink:
         self.closed = True
 
 
-class FakeRegistry:
+class MemoryRegistry:
     """Schemas under the ids they have everywhere."""
 
+    def __init__(self, schemas: dict[str, list[dict[str, Any]]] | None = None) -> None:
+        self.by_id: dict[int, Schema] = {}
+        self._schemas = {} if schemas is None else schemas
+
+    async def start(self) -> None:
+        pass
+
+    def subjects(self) -> list[str]:
+        return list(self._schemas)
+
+    def versions(self, subject: str) -> list[dict[str, Any]]:
+        return self._schemas.get(subject, [])
+
+    async def register(self, subject: str, schema: Schema, _postgres: Mapping[str, Any] | None = None) -> int:
+        known: list[Any] = self._schemas.setdefault(subject, [])
+        if schema not in known:
+            known.append(schema)
+        number = schema_id(normalise(schema))
+        self.by_id[number] = schema
+        return number
+
+
+class FakeRegistry(MemoryRegistry):
+    """A registry whose steps can fail."""
+
     def __init__(self, world: World) -> None:
+        super().__init__(world.schemas)
         self._world = world
 
     async def start(self) -> None:
         self._world.step("registry")
 
-    def subjects(self) -> list[str]:
-        return list(self._world.schemas)
-
-    def versions(self, subject: str) -> list[dict[str, Any]]:
-        return self._world.schemas.get(subject, [])
-
     async def register(self, subject: str, schema: Schema, postgres: Mapping[str, Any] | None = None) -> int:
         self._world.step("register")
         assert (postgres is None) == subject.startswith(SERVICES)
-        known = self._world.schemas.setdefault(subject, [])
-        if schema not in known:
-            known.append(schema)
-        return schema_id(normalise(schema))
+        return await super().register(subject, schema, postgres)

@@ -74,10 +74,13 @@ class Replay:
             self._check_cut(cut)
             self._check_offsets(cut)
             self.cuts.append(cut)
-            changes = sorted((event for event in cut.events if event.value is not None), key=attrgetter("position"))
-            for _, copies in groupby(changes, attrgetter("position")):
-                self._apply(list(copies))
+            self.apply_changes(event for event in cut.events if event.value is not None)
             self._check_tombstones(cut)
+
+    def apply_changes(self, events: Iterable[Event]) -> None:
+        """Apply changes of whole transactions, which no cut record describes."""
+        for _, copies in groupby(sorted(events, key=attrgetter("position")), attrgetter("position")):
+            self._apply(list(copies))
 
     def table(self, name: str) -> Table:
         """Return a table by ``schema.table``; empty if there were no events."""

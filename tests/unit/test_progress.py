@@ -108,7 +108,7 @@ class TestWhatTheServerOwes:
     def test_a_server_that_goes_past_it_is_another_one(self) -> None:
         progress = Progress(1000, 900)
         progress.on_resent(700)
-        with pytest.raises(HistoryError, match=r"ended at 0/384.*restored from a backup.*postgres.publications"):
+        with pytest.raises(HistoryError, match=r"ended at 0/384.*restored from a backup.*publications"):
             progress.on_received(901)
         with pytest.raises(HistoryError):
             progress.on_resent(950)

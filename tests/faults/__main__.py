@@ -1,0 +1,35 @@
+"""``python -m tests.faults --kills 500 [--seed n] [--version 16]``: the long run; ``make faults`` calls it."""
+
+import argparse
+import random
+import sys
+import time
+from functools import partial
+
+from tests.faults.daemon import RULES
+from tests.faults.run import VERSIONS, StormError, Subject, run
+
+
+def main() -> int:
+    """Run, print the counts, and return 1 when something was wrong."""
+    parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
+    parser.add_argument("--kills", type=int, default=500)
+    parser.add_argument("--seed", default=str(random.randrange(10**6)))
+    parser.add_argument("--version", type=int, choices=VERSIONS, action="append")
+    parser.add_argument("--mode", choices=("exactly_once", "at_least_once"), default="exactly_once")
+    parser.add_argument("--without", choices=RULES, default="", help="take this rule out of the product")
+    options = parser.parse_args()
+    say = partial(print, flush=True)
+    began = time.monotonic()
+    say(f"seed {options.seed}")
+    try:
+        run(options.seed, options.kills, Subject(options.version or VERSIONS, options.mode, options.without), say)
+    except StormError as error:
+        say(str(error))
+        return 1
+    say(f"{time.monotonic() - began:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,193 @@
+"""``pgsluice`` with a failpoint: the process kills itself when it passes a step for the n-th time.
+
+    python daemon.py STEP N RULE run -c config.toml
+
+The product has no failpoints. This wraps the methods at whose borders a crash could do harm; each step leaves
+the world in the state that its name says before SIGKILL. A rule named is taken out of the product, to see whether
+the storms notice. Either may be empty. ``storm`` starts it.
+"""
+
+import asyncio
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+from confluent_kafka import KafkaException
+
+from pgsluice import cli
+from pgsluice.kafka.producer import CutProducer, TransactionalProducer
+from pgsluice.kafka.sink import KafkaSink
+from pgsluice.postgres.source import PostgresSource
+from pgsluice.postgres.stream import ReplicationStream
+from pgsluice.progress import Progress
+from pgsluice.spool import SpooledRows
+from pgsluice.transaction import Transactions
+
+FLUSH_S = 10.0
+
+COMMIT_MAX_S = 0.02
+"""A commit is answered within that time, mostly: a crash falls before, between or behind request and answer."""
+
+REPORTS_S = 1.0
+"""Enough for some status updates at the interval that the storm sets."""
+
+
+def _received_does_not_matter() -> None:
+    Progress.confirmable = property(lambda self: min((self.delivered, *self._prepares.values())))  # type: ignore[assignment, method-assign]
+
+
+def _released_at_once() -> None:
+    Progress.release = lambda self, xid, _: self.forget(xid)  # type: ignore[assignment, method-assign]
+
+
+def _delivered_does_not_matter() -> None:
+    Progress.confirmable = property(lambda self: min((self.received, *self._prepares.values())))  # type: ignore[assignment, method-assign]
+
+
+def _nothing_is_dropped() -> None:
+    make = Transactions.__init__
+    Transactions.__init__ = lambda self, _, spool: make(self, 0, spool)  # type: ignore[assignment, method-assign]
+
+
+RULES: Mapping[str, Callable[[], None]] = {
+    "nothing is confirmed that was not received": _received_does_not_matter,
+    "a prepare is outstanding until its cut is committed": _released_at_once,
+    "nothing is confirmed that is not in Kafka": _delivered_does_not_matter,
+    "what was delivered is dropped": _nothing_is_dropped,
+}
+"""What can be taken out."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """The method at whose border the process dies: before it runs, or when it has returned."""
+
+    owner: type
+    method: str
+    before: bool = False
+    first: Callable[..., object] = lambda *_: None
+    """Brings about the state that the step is named after; gets what the method gets."""
+    armed_by: str | None = None
+    """A method of Transactions: a call counts only when that one has been called since the last count."""
+
+
+def _flush(producer: CutProducer) -> None:
+    producer._producer.flush(FLUSH_S)
+
+
+def _flush_sink(sink: KafkaSink, *_: object) -> None:
+    _flush(sink._live)
+
+
+def _send_commit(producer: TransactionalProducer) -> None:
+    """Have the commit on its way, and perhaps there, but do not wait for the answer."""
+    _flush(producer)
+    with suppress(KafkaException):
+        producer._producer.commit_transaction(random.uniform(0, COMMIT_MAX_S))
+
+
+def _report_for_a_while(_: TransactionalProducer) -> None:
+    """Hold the commit up, in the worker thread: the event loop goes on, and so do the status updates."""
+    time.sleep(REPORTS_S)
+
+
+STEPS: Mapping[str, Step] = {
+    "slot announced": Step(KafkaSink, "announce"),
+    "slot created": Step(PostgresSource, "create_slot"),
+    "streaming, not fenced": Step(PostgresSource, "start"),
+    "fenced, checkpoint not read": Step(KafkaSink, "fence"),
+    "checkpoint read": Step(KafkaSink, "last_checkpoint"),
+    "message received": Step(Transactions, "receive"),
+    "prepared": Step(Transactions, "_hold"),
+    "stream committed": Step(Transactions, "_stream_commit"),
+    "stream aborted": Step(Transactions, "_stream_abort"),
+    "commit prepared received": Step(Transactions, "_commit_prepared"),
+    "rollback prepared received": Step(Transactions, "_rollback_prepared"),
+    "commit prepared received and time to report": Step(
+        TransactionalProducer, "commit", before=True, first=_report_for_a_while, armed_by="_commit_prepared"
+    ),
+    "spilled": Step(SpooledRows, "spill"),
+    "read back": Step(SpooledRows, "_from_file", before=True),
+    "Kafka transaction begun": Step(TransactionalProducer, "begin"),
+    "rows of an unfinished transaction produced": Step(KafkaSink, "produce", first=_flush_sink),
+    "flushed": Step(TransactionalProducer, "flush"),
+    "checkpoint produced": Step(TransactionalProducer, "commit", before=True, first=_flush),
+    "commit sent": Step(TransactionalProducer, "commit", before=True, first=_send_commit),
+    "committed": Step(TransactionalProducer, "commit"),
+    "reported": Step(ReplicationStream, "_send"),
+}
+"""All steps by name, in the order of a session."""
+
+
+def install(step: Step, passes: int) -> None:
+    """Wrap the step's method so that its ``passes``-th call is the last thing that the process does."""
+    method = getattr(step.owner, step.method)
+    passing = _Passing(step, passes)
+
+    def called(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - whatever the method takes
+        if step.before:
+            passing(*arguments)
+        result = method(*arguments, **named)
+        if not step.before:
+            passing(*arguments)
+        return result
+
+    async def awaited(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - as above
+        result = await method(*arguments, **named)
+        passing(*arguments)
+        return result
+
+    setattr(step.owner, step.method, wraps(method)(awaited if asyncio.iscoroutinefunction(method) else called))
+
+
+class _Passing:
+    """Counts the calls of a step's method."""
+
+    def __init__(self, step: Step, passes: int) -> None:
+        self._step = step
+        self._left = passes
+        self._armed = _calls_of(step.armed_by) if step.armed_by is not None else None
+
+    def __call__(self, *arguments: object) -> None:
+        if self._armed is not None:
+            if not self._armed.is_set():
+                return
+            self._armed.clear()
+        self._left -= 1
+        if self._left <= 0:
+            self._step.first(*arguments)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _calls_of(name: str) -> threading.Event:
+    """Return an event that a call of this method of Transactions sets."""
+    method, called = getattr(Transactions, name), threading.Event()
+
+    def noted(*arguments: Any) -> Any:  # noqa: ANN401 - as the method
+        called.set()
+        return method(*arguments)
+
+    setattr(Transactions, name, noted)
+    return called
+
+
+def main() -> int:
+    """Install the failpoint, then be pgsluice."""
+    step, passes, rule, *arguments = sys.argv[1:]
+    if rule:
+        RULES[rule]()
+    if step:
+        install(STEPS[step], int(passes))
+    return cli.main(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

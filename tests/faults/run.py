@@ -1,0 +1,145 @@
+"""Rounds of storms, one on each server version at a time, until enough was killed.
+
+Used by ``test_faults`` and ``python -m tests.faults``.
+"""
+
+import random
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from sandbox.postgres import Postgres
+from tests.faults import script
+from tests.faults.storm import SERVER_SETTINGS, Cluster, Report, Storm
+
+VERSIONS = (14, 16, 18)
+
+ROUND_KILLS = 30
+"""In all pipelines together: then everything is read and judged, and new pipelines begin."""
+
+KILLS_PER_BROKER_KILL = 12
+KILLS_PER_SERVER_KILL = 5
+
+OTHER_FAULTS = 6
+"""Of a pipeline, in a round."""
+
+
+class StormError(AssertionError):
+    """Something was lost, doubled, torn or out of order, or stopped that should go on."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What happens in one round."""
+
+    deaths: Mapping[int, Sequence[script.Death]]
+    """By server version, as is ``weather``."""
+    weather: Mapping[int, Sequence[script.Fault]]
+    brokers: Sequence[script.Fault]
+
+    @classmethod
+    def draw(cls, seed: str, kills: int, versions: Sequence[int], mode: script.Mode) -> "Plan":
+        """Draw a round with ``kills`` kills.
+
+        The network stays as it is in the mode at least once: what a dead owner left in it could arrive later.
+        """
+        brokers = kills // KILLS_PER_BROKER_KILL
+        each = (kills - brokers) // len(versions)
+        rngs = {version: random.Random(f"{seed} {version}") for version in versions}
+        servers = each // KILLS_PER_SERVER_KILL
+        return cls(
+            {version: script.deaths(rng, each - servers, script.steps(version, mode)) for version, rng in rngs.items()},
+            {
+                version: script.database_weather(rng, OTHER_FAULTS if mode == "exactly_once" else 0, servers)
+                for version, rng in rngs.items()
+            },
+            script.cluster_weather(random.Random(seed), 1, brokers),
+        )
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is put into the storms: the product as it is, unless a rule is taken out."""
+
+    versions: Sequence[int] = VERSIONS
+    mode: script.Mode = "exactly_once"
+    without: str = ""
+
+
+def run(seed: str, kills: int, subject: Subject, say: Callable[[str], None]) -> Report:
+    """Kill until it was enough; StormError, with seed and script, when a round was not right."""
+    total = Report()
+    versions = subject.versions
+    names = {version: f"PG{version}" for version in versions}
+    with ExitStack() as context:
+        cluster = context.enter_context(Cluster(list(names.values())))
+        servers = {version: context.enter_context(Postgres(version, SERVER_SETTINGS)) for version in versions}
+        number = 0
+        while sum(total.kills.values()) < kills:
+            number += 1
+            left = kills - sum(total.kills.values())
+            total.add(_round(f"{seed}.{number}", min(left, ROUND_KILLS), servers, cluster, subject))
+            say(f"round {number} of seed {seed}:\n{total}\n")
+    return total
+
+
+def _round(seed: str, kills: int, servers: Mapping[int, Postgres], cluster: Cluster, subject: Subject) -> Report:
+    plan = Plan.draw(seed, kills, subject.versions, subject.mode)
+    report = Report()
+    with ExitStack() as context:
+        storms = {
+            version: Storm(
+                context.enter_context(server.database()),
+                cluster,
+                f"PG{version}",
+                f"{seed} {version}",
+                subject.mode,
+                subject.without,
+            )
+            for version, server in servers.items()
+        }
+        failures = _together(storms, plan, cluster, report)
+    for storm in storms.values():
+        report.add(storm.report)
+    if failures or report.tally.problems:
+        raise StormError(_story(seed, plan, storms, failures))
+    return report
+
+
+def _together(storms: Mapping[int, Storm], plan: Plan, cluster: Cluster, report: Report) -> dict[int, BaseException]:
+    """Run all storms at the same time; return what ended one before its time."""
+    failures: dict[int, BaseException] = {}
+    calm, stop = threading.Event(), threading.Event()
+
+    def storm(version: int) -> None:
+        try:
+            storms[version].run(plan.deaths[version], plan.weather[version], calm)
+        except BaseException as failure:  # noqa: BLE001 - told with all the rest
+            failures[version] = failure
+            stop.set()
+
+    threads = [threading.Thread(target=storm, args=(version,), daemon=True) for version in storms]
+    for thread in threads:
+        thread.start()
+    try:
+        cluster.suffer(plan.brokers, report, stop)
+    finally:
+        calm.set()
+        for thread in threads:
+            thread.join()
+    return failures
+
+
+def _story(seed: str, plan: Plan, storms: Mapping[int, Storm], failures: Mapping[int, BaseException]) -> str:
+    """Return all that is known of a round that went wrong."""
+    lines = [f"seed {seed}"]
+    for version, storm in storms.items():
+        lines += [f"PostgreSQL {version}:", "  the daemon dies:", *(f"    {death}" for death in plan.deaths[version])]
+        lines += ["  around it:", *(f"    {fault}" for fault in plan.weather[version])]
+        lines += ["  what happened:", *(f"    {line}" for line in storm.log)]
+        lines += ["  what is wrong:", *(f"    {problem[:1000]}" for problem in storm.report.tally.problems[:20])]
+        if version in failures:
+            lines.append(f"    {type(failures[version]).__name__}: {failures[version]}")
+    lines += ["brokers:", *(f"    {fault}" for fault in plan.brokers)]
+    return "\n".join(lines)

@@ -1,0 +1,137 @@
+"""What goes wrong and when, all of it drawn from one seed: how the daemon dies, and what the weather is like."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pgsluice.kafka.producer import TransactionalProducer
+from tests.faults.daemon import STEPS
+
+BROKERS = 3
+
+PASSES = {
+    "message received": 3000,
+    "reported": 8,
+    "prepared": 4,
+    "commit prepared received": 2,
+    "rollback prepared received": 2,
+    "commit prepared received and time to report": 1,
+    "stream committed": 5,
+    "stream aborted": 5,
+    "spilled": 5,
+    "read back": 3,
+}
+"""How often a step is passed at most before the daemon dies there, where it is not ``USUAL_PASSES``."""
+USUAL_PASSES = 15
+FIRST_STEPS = ("slot announced", "slot created")
+"""Passed only when a pipeline starts for the first time."""
+START_STEPS = ("streaming, not fenced", "fenced, checkpoint not read", "checkpoint read")
+"""Passed once in a session."""
+
+TWO_PHASE_VERSION = 15
+TWO_PHASE_STEPS = ("prepared", *(step for step in STEPS if "prepared received" in step))
+"""Not passed by older servers."""
+
+TRANSACTION_STEPS = [name for name, step in STEPS.items() if step.owner is TransactionalProducer]
+
+Mode = Literal["exactly_once", "at_least_once"]
+
+AT_A_MOMENT = "at a moment"
+
+LIFE_MAX_S = 4.0
+"""Of a daemon that dies at a moment, its start included."""
+
+
+@dataclass(frozen=True)
+class Death:
+    """How the daemon dies: when it passes a step for the ``passes``-th time, or after ``seconds``."""
+
+    step: str
+    passes: int = 1
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.step}, {f'{self.seconds:.2f} s' if self.step == AT_A_MOMENT else f'pass {self.passes}'}"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that happens around the daemon after a ``pause``, and lasts for ``seconds``."""
+
+    kind: str
+    pause: float
+    seconds: float
+    broker: int = 1
+    direction: str | None = None
+    count: int = 0
+
+    def __str__(self) -> str:
+        more = f" broker {self.broker}" if "broker" in self.kind or "Kafka" in self.kind else ""
+        way = f" {self.direction or 'both'}" if "stall" in self.kind or "byte" in self.kind else ""
+        return f"{self.kind}{more}{way} after {self.pause:.2f} s for {self.seconds:.2f} s, {self.count} bytes"
+
+
+NETWORK = ("cut", "cut at a byte", "stall", "drop", "refuse")
+
+DATABASE_FAULTS = (
+    ("PostgreSQL killed", 4),
+    ("daemon frozen", 2),
+    *((f"PostgreSQL {name}", 1) for name in NETWORK),
+    *((f"Kafka {name}", 1) for name in NETWORK),
+)
+"""Of one pipeline and its server, with how often they are chosen."""
+
+CLUSTER_FAULTS = (("broker killed", 2), ("broker frozen", 1))
+
+
+def steps(version: int, mode: Mode) -> list[str]:
+    """Return the steps that a daemon passes again and again."""
+    never = [*FIRST_STEPS]
+    if version < TWO_PHASE_VERSION:
+        never += TWO_PHASE_STEPS
+    if mode == "at_least_once":
+        never += TRANSACTION_STEPS
+    return [step for step in STEPS if step not in never]
+
+
+def deaths(rng: random.Random, count: int, usual: Sequence[str]) -> list[Death]:
+    """Draw how a daemon that passes the ``usual`` steps dies ``count`` times; every third time at a moment."""
+    found = [Death(rng.choice(FIRST_STEPS))] if count > 1 and rng.random() < 0.5 else []
+    while len(found) < count:
+        if rng.random() < 1 / 3:
+            found.append(Death(AT_A_MOMENT, seconds=rng.uniform(0.3, LIFE_MAX_S)))
+        else:
+            step = rng.choice(usual)
+            most = 1 if step in START_STEPS else PASSES.get(step, USUAL_PASSES)
+            found.append(Death(step, rng.randint(1, most)))
+    return found
+
+
+def database_weather(rng: random.Random, count: int, kills: int) -> list[Fault]:
+    """Draw ``count`` faults around one pipeline, ``kills`` more of its server."""
+    kinds = rng.choices(*zip(*DATABASE_FAULTS[1:], strict=True), k=count)
+    kinds += ["PostgreSQL killed"] * kills
+    rng.shuffle(kinds)
+    return [_fault(rng, kind, 3.0) for kind in kinds]
+
+
+def cluster_weather(rng: random.Random, freezes: int, kills: int) -> list[Fault]:
+    """Draw faults of brokers, which happen one at a time."""
+    kinds = ["broker frozen"] * freezes + ["broker killed"] * kills
+    rng.shuffle(kinds)
+    return [_fault(rng, kind, 8.0) for kind in kinds]
+
+
+def _fault(rng: random.Random, kind: str, longest: float) -> Fault:
+    direction = rng.choice(("to_server", "to_client", None))
+    if kind.endswith("byte"):
+        direction = rng.choice(("to_server", "to_client"))
+    return Fault(
+        kind,
+        rng.uniform(0.2, 3.0),
+        rng.uniform(0.1, longest),
+        rng.randint(1, BROKERS),
+        direction,
+        rng.randint(0, 200_000),
+    )

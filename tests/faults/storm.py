@@ -1,0 +1,392 @@
+"""A pipeline in a storm: workload, faults by script, then calm, and the judgement of an independent reader.
+
+``Cluster`` is shared by the storms of all server versions; each has a proxy in front of every broker and one in
+front of its server. Used by ``test_faults`` and, for the long run, by ``python -m tests.faults``.
+"""
+
+import json
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import psycopg
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
+
+from sandbox.broker import Listener
+from sandbox.daemon import PROGRAM, Daemon
+from sandbox.errors import ServerError
+from sandbox.kafka import Kafka
+from sandbox.postgres import Database
+from tests.faults import daemon as failpoints
+from tests.faults.checker import Checker, Tally
+from tests.faults.script import AT_A_MOMENT, BROKERS, FIRST_STEPS, TWO_PHASE_VERSION, Death, Fault, Mode
+from tests.faults.workload import PUBLICATION, Workload
+from tests.support.proxy import BOTH, Direction, Proxy
+from tests.support.reader import CONSUMER, Reader
+from tests.support.replay import Replay
+
+PATIENCE_S = 30.0
+"""How long a step may not be passed before the daemon is killed from outside."""
+
+CALM_S = 120.0
+"""How long the pipeline may take to catch up once nothing goes wrong any more."""
+
+POLL_S = 0.02
+SAMPLE_S = 0.05
+
+KILLED = -9
+
+SERVER_SETTINGS = {
+    "logical_decoding_work_mem": "64kB",
+    "max_prepared_transactions": "50",
+    "deadlock_timeout": "100ms",
+    "log_min_messages": "fatal",
+}
+
+
+def settings(version: int, mode: Mode) -> dict[str, dict[str, Any]]:
+    """Return the daemon's settings: everything small, and reports as often as can be."""
+    return {
+        "postgres": {
+            "publications": [PUBLICATION],
+            "status_interval": "100ms",
+            "two_phase": version >= TWO_PHASE_VERSION,
+        },
+        "kafka": {"topics": {"partitions": 2}},
+        "delivery": {"mode": mode, "heartbeat": "200ms", "cut_bytes": "128KiB", "cut_interval": "10ms"},
+        "buffer": {"memory_max": "1MiB"},
+    }
+
+
+@dataclass
+class Report:
+    """What a run did, and what came of it."""
+
+    kills: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    tally: Tally = field(default_factory=Tally)
+
+    def add(self, other: "Report") -> None:
+        """Add another run."""
+        self.kills += other.kills
+        self.faults += other.faults
+        self.tally.add(other.tally)
+
+    def __str__(self) -> str:
+        tally = self.tally
+        lines = [
+            f"{sum(self.kills.values())} kills:",
+            *(f"  {count:5} {kind}" for kind, count in self.kills.most_common()),
+        ]
+        lines += [f"{sum(self.faults.values())} other faults:"]
+        lines += [f"  {count:5} {kind}" for kind, count in self.faults.most_common()]
+        names = "transactions prepared events cuts sums positions repeated lost doubled torn out_of_order other"
+        lines += [f"{name.replace('_', ' ')} {getattr(tally, name)}" for name in names.split()]
+        return "\n".join(lines)
+
+
+class Cluster:
+    """Three brokers, each behind a proxy for every pipeline; one of them at a time is killed or frozen."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self.proxies: dict[str, dict[int, Proxy]] = {}
+        self._context = ExitStack()
+
+    def __enter__(self) -> Self:
+        nodes = range(1, BROKERS + 1)
+        with ExitStack() as context:
+            for name in self._names:
+                self.proxies[name] = {node: context.enter_context(Proxy()) for node in nodes}
+            listeners = [
+                Listener(name, advertised={node: proxy.address for node, proxy in proxies.items()})
+                for name, proxies in self.proxies.items()
+            ]
+            self.kafka = context.enter_context(Kafka(BROKERS, listeners=listeners))
+            for name, proxies in self.proxies.items():
+                for proxy, address in zip(proxies.values(), self.kafka.addresses(name).split(","), strict=True):
+                    host, _, port = address.partition(":")
+                    proxy.target = (host, int(port))
+            self._context = context.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._context.close()
+
+    def bootstrap_servers(self, name: str) -> str:
+        """Return the addresses of a pipeline's proxies."""
+        return ",".join(proxy.address for proxy in self.proxies[name].values())
+
+    def suffer(self, faults: Sequence[Fault], report: Report, stop: threading.Event) -> None:
+        """Let the brokers' faults happen, one after the other; all brokers run in the end."""
+        for fault in faults:
+            stop.wait(fault.pause)
+            if fault.kind == "broker killed":
+                self.kafka.kill(fault.broker)
+                report.kills[fault.kind] += 1
+                stop.wait(fault.seconds)
+                self.kafka.start(fault.broker)
+            else:
+                self.kafka.pause(fault.broker)
+                report.faults[fault.kind] += 1
+                stop.wait(fault.seconds)
+                self.kafka.resume(fault.broker)
+
+
+class Positions:
+    """The slot's position, sampled all the time, and compared with the checkpoints in the end."""
+
+    def __init__(self, database: Database, slot: str) -> None:
+        self._database = database
+        self._slot = slot
+        self._samples: list[tuple[float, int]] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        while not self._stop.wait(SAMPLE_S):
+            with suppress(psycopg.Error), self._database.connect() as connection:
+                while not self._stop.wait(SAMPLE_S):
+                    position = confirmed_lsn(connection, self._slot)
+                    if position is not None:
+                        self._samples.append((time.time(), position))
+
+    def check(self, checkpoints: Sequence[tuple[float, int]], tally: Tally) -> None:
+        """Complain of each position that was there before its checkpoint was written."""
+        reached, left = 0, list(checkpoints)
+        for moment, position in self._samples:
+            while left and left[0][0] <= moment:
+                reached = max(reached, left.pop(0)[1])
+            tally.positions += 1
+            if reached and position > reached:
+                tally.complain("other", f"the slot stood at {position:X}, the last checkpoint at {reached:X}")
+
+
+class Storm:
+    """One pipeline on one server, from its first start to the judgement."""
+
+    def __init__(
+        self, database: Database, cluster: Cluster, listener: str, seed: str, mode: Mode, without: str
+    ) -> None:
+        """Choose the database, which stays empty until ``run``, and the cluster's listener; ``without`` a rule."""
+        self.report = Report()
+        self.log: list[str] = []
+        """What happened, with the seconds since the beginning."""
+        self._name = f"storm_{database.name.removeprefix('test_')}"
+        self._mode = mode
+        self._without = without
+        self._database = database
+        self._cluster = cluster
+        self._brokers = cluster.proxies[listener]
+        self._bootstrap_servers = cluster.bootstrap_servers(listener)
+        self._workload = Workload(database, seed)
+        self._began = time.monotonic()
+        self._failed = threading.Event()
+        self._failures: list[BaseException] = []
+
+    def run(self, deaths: Sequence[Death], weather: Sequence[Fault], calm: threading.Event) -> None:
+        """Let everything happen, then judge; ``calm`` is set once the brokers are left alone."""
+        server = self._database.server
+        self._workload.prepare()
+        with ExitStack() as context:
+            self._proxy = context.enter_context(Proxy(server.host, server.port))
+            conninfo = self._database.conninfo(port=self._proxy.port)
+            self._daemon = context.enter_context(
+                Daemon(
+                    self._name, conninfo, self._bootstrap_servers, settings(server.version, self._mode), at_once=False
+                )
+            )
+            self._positions = Positions(self._database, f"pgsluice_{self._name}")
+            first = [death for death in deaths if death.step in FIRST_STEPS]
+            self._die(first)
+            self._daemon.wait_until_ready(timeout_s=CALM_S)
+            self._workload.populate()
+            with self._positions:
+                self._suffer([death for death in deaths if death not in first], weather, calm)
+                self._judge()
+
+    def _note(self, what: str) -> None:
+        self.log.append(f"{time.monotonic() - self._began:7.2f} {what}")
+
+    # --- faults
+
+    def _suffer(self, deaths: Sequence[Death], weather: Sequence[Fault], calm: threading.Event) -> None:
+        self._workload.start()
+        others = threading.Thread(target=self._guarded, args=(lambda: self._weather(weather),), daemon=True)
+        others.start()
+        self._guarded(lambda: self._die(deaths))
+        others.join()
+        calm.wait()
+        for failure in self._failures:
+            raise failure
+        self._note("calm")
+        self._daemon.wait_until_ready(timeout_s=CALM_S)
+        self._workload.stop()
+
+    def _guarded(self, body: Callable[[], None]) -> None:
+        try:
+            body()
+        except BaseException as failure:  # noqa: BLE001 - raised again when the other thread has ended, too
+            self._failures.append(failure)
+
+    def _die(self, deaths: Sequence[Death]) -> None:
+        """See the daemon die, as often as the script says; afterwards a new one runs."""
+        for death in deaths:
+            self._start(death)
+            deadline = time.monotonic() + (death.seconds if death.step == AT_A_MOMENT else PATIENCE_S)
+            while self._daemon.alive and time.monotonic() < deadline:
+                time.sleep(POLL_S)
+            by_itself = not self._daemon.alive
+            if by_itself:
+                self._expect_kill(self._daemon.wait())
+            else:
+                self._daemon.kill()
+            kind = death.step if by_itself or death.step == AT_A_MOMENT else f"{death.step}, not reached"
+            self.report.kills[f"daemon: {kind}"] += 1
+            self._note(f"daemon died: {kind}")
+        self._start(None)
+
+    def _start(self, death: Death | None) -> None:
+        """Start the daemon to die so; one that still runs has come to the end of its time."""
+        if self._daemon.alive:
+            self._daemon.kill()
+            self.report.kills[f"daemon: {AT_A_MOMENT}"] += 1
+        step, passes = ("", 1) if death is None or death.step == AT_A_MOMENT else (death.step, death.passes)
+        failing = str(Path(failpoints.__file__)), step, str(passes), self._without
+        self._daemon.program = failing if step or self._without else PROGRAM
+        self._daemon.start(wait=False)
+
+    def _expect_kill(self, status: int) -> None:
+        if status != KILLED:
+            raise ServerError(f"pgsluice ended by itself with exit code {status}:\n{self._daemon.log_text()[-3000:]}")
+
+    def _weather(self, faults: Sequence[Fault]) -> None:
+        for fault in faults:
+            if self._failures:
+                return
+            time.sleep(fault.pause)
+            self._note(str(fault))
+            subject, _, what = fault.kind.partition(" ")
+            if fault.kind == "PostgreSQL killed":
+                self._database.server.kill()
+                self.report.kills[fault.kind] += 1
+                time.sleep(fault.seconds / 4)
+                self._database.server.start()
+                continue
+            self.report.faults[fault.kind] += 1
+            if subject == "daemon":
+                self._freeze(fault.seconds)
+            else:
+                proxies = [self._proxy] if subject == "PostgreSQL" else self._some_brokers(fault)
+                self._disturb(proxies, what, fault)
+
+    def _some_brokers(self, fault: Fault) -> list[Proxy]:
+        """Return one broker's proxy, or all of them."""
+        return list(self._brokers.values()) if fault.count % 2 else [self._brokers[fault.broker]]
+
+    def _freeze(self, seconds: float) -> None:
+        # it may die meanwhile
+        with suppress(ServerError, OSError, ValueError):
+            self._daemon.send(signal.SIGSTOP)
+            time.sleep(seconds)
+            self._daemon.send(signal.SIGCONT)
+
+    def _disturb(self, proxies: Sequence[Proxy], what: str, fault: Fault) -> None:
+        direction: Direction | None = next((name for name in BOTH if name == fault.direction), None)
+        for proxy in proxies:
+            if what == "cut":
+                proxy.cut()
+            elif what == "cut at a byte":
+                proxy.cut_after(fault.count, direction or "to_client")
+            elif what == "stall":
+                proxy.stall(direction)
+            elif what == "drop":
+                proxy.drop(direction)
+            else:
+                proxy.refuse()
+                proxy.cut()
+        time.sleep(0 if what == "cut" else fault.seconds)
+        for proxy in proxies:
+            proxy.resume()
+            if what == "drop":
+                proxy.cut()
+
+    # --- judgement
+
+    def _judge(self) -> None:
+        tally = self.report.tally
+        with self._database.connect() as connection:
+            connection.execute("INSERT INTO ledger (id, changes) VALUES (-1, 0)")
+            lsn = connection.execute("SELECT pg_current_wal_insert_lsn() - '0/0'").fetchone()
+            assert lsn is not None, "a query has a row"
+            self._read(int(lsn[0]), connection)
+            self._note("judged")
+            status = self._daemon.stop()
+            if status != 0:
+                tally.complain("other", f"exit code {status} at the end:\n{self._daemon.log_text()[-2000:]}")
+        self._positions.check(checkpoints(self._cluster.kafka.bootstrap_servers, self._name), tally)
+
+    def _wait_until_confirmed(self, lsn: int, connection: psycopg.Connection) -> None:
+        deadline = time.monotonic() + CALM_S
+        while (confirmed_lsn(connection, f"pgsluice_{self._name}") or 0) < lsn:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the slot did not reach {lsn:X}")
+            time.sleep(POLL_S)
+
+    def _read(self, lsn: int, connection: psycopg.Connection) -> None:
+        def is_alive() -> None:
+            if not self._daemon.alive:
+                self._expect_kill(self._daemon.wait())
+
+        reader = Reader(self._cluster.kafka.bootstrap_servers, self._daemon.url, self._name, is_alive)
+        try:
+            checker = Checker(Replay(tombstones=lambda _: False, partitions=reader.partitions))
+            checker.tally = self.report.tally
+            if self._mode == "exactly_once":
+                checker.check_cuts(reader.read_until(lsn))
+                self._note("checked, cut by cut")
+            else:
+                self._wait_until_confirmed(lsn, connection)
+                checker.check_repeated(
+                    reader.read_rest(), checkpoints(self._cluster.kafka.bootstrap_servers, self._name)
+                )
+            checker.check_whole(connection, reader.read_rest() if self._mode == "exactly_once" else [])
+        finally:
+            reader.close()
+
+
+def confirmed_lsn(connection: psycopg.Connection, slot: str) -> int | None:
+    """Return the slot's position; None while there is none."""
+    query = "SELECT confirmed_flush_lsn - '0/0' FROM pg_replication_slots WHERE slot_name = %s"
+    row = connection.execute(query, [slot]).fetchone()
+    return None if row is None or row[0] is None else int(row[0])
+
+
+def checkpoints(bootstrap_servers: str, prefix: str) -> list[tuple[float, int]]:
+    """Return the committed checkpoints in order: when each was written, and its position."""
+    consumer = Consumer({**CONSUMER, "bootstrap.servers": bootstrap_servers})
+    try:
+        consumer.assign([TopicPartition(f"{prefix}.checkpoint", 0, OFFSET_BEGINNING)])
+        found = []
+        while True:
+            for message in consumer.consume(1000, 1.0):
+                if message.error() is None:
+                    found.append((message.timestamp()[1] / 1000, int(json.loads(message.value())["end_lsn"])))
+                elif message.error().code() == KafkaError._PARTITION_EOF:
+                    return found
+    finally:
+        consumer.close()

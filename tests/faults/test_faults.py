@@ -1,0 +1,25 @@
+"""Thirty kills at random: nothing is lost, doubled, torn or out of order. ``make faults`` goes on for longer."""
+
+import random
+
+import pytest
+
+from tests.faults.run import ROUND_KILLS, Subject, run
+
+AT_LEAST_ONCE_KILLS = 10
+
+
+@pytest.mark.timeout(600)
+def test_nothing_is_lost_or_doubled_whatever_is_killed() -> None:
+    """What fails prints its seed: ``make faults KILLS=30 SEED=...`` draws the same faults again."""
+    report = run(str(random.randrange(10**6)), ROUND_KILLS, Subject(), print)
+    assert report.tally.transactions > 0
+    assert report.tally.sums > 0
+    assert report.tally.positions > 0
+
+
+@pytest.mark.timeout(300)
+def test_at_least_once_loses_nothing_and_repeats_only_what_followed_the_last_checkpoint() -> None:
+    subject = Subject([16], "at_least_once")
+    report = run(str(random.randrange(10**6)), AT_LEAST_ONCE_KILLS, subject, print)
+    assert report.tally.repeated > 0

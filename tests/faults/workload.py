@@ -1,0 +1,349 @@
+"""What happens in the database while everything around it fails: many kinds of transactions, all accounted for.
+
+Every transaction that changes published tables inserts a row into ``ledger``: its number, and how many changes
+it makes beside that row. So PostgreSQL's own contents tell which transactions were committed, also when the
+answer to a COMMIT was lost. Nothing here knows of the daemon.
+"""
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from typing import TypeAlias
+
+import psycopg
+from psycopg import sql
+
+from sandbox.postgres import Database
+
+PUBLICATION = "everything"
+
+TABLES = ("ledger", "debit", "credit", "document", "batch", "shape")
+"""Published, and compared in the end."""
+
+ACCOUNTS = 40
+HELD = 6
+"""Accounts, and shares of other tables, that only prepared transactions touch: their locks are held for long."""
+
+BALANCE = 1000
+
+BIG_BYTES = 12_000
+"""Of a document's text, stored out of line: an update that does not touch it does not send it."""
+
+BATCH_ROWS = (50, 200)
+"""Of a step of a large transaction: more than logical_decoding_work_mem holds."""
+
+PAUSE_S = 0.2
+"""At most, between two transactions of a worker."""
+
+CONNECT_TIMEOUT_S = 5
+RETRY_S = 0.1
+
+WORKER_NUMBERS = 1_000_000
+"""Apart between the first numbers of two workers."""
+
+GIDS = [f"held {number}" for number in range(1, HELD + 1)]
+"""Used again and again."""
+
+PREPARED_PAUSE_S = 0.3
+"""At most, between two steps with prepared transactions: they are held over several crashes."""
+
+SETUP = f"""
+CREATE TABLE ledger (id bigint PRIMARY KEY, changes int NOT NULL, ticket bigint, follows bigint);
+CREATE TABLE debit (id int PRIMARY KEY, balance bigint NOT NULL, version int NOT NULL DEFAULT 0);
+CREATE TABLE credit (id int PRIMARY KEY, balance bigint NOT NULL, version int NOT NULL DEFAULT 0);
+ALTER TABLE credit REPLICA IDENTITY FULL;
+CREATE TABLE document (id int PRIMARY KEY, small int NOT NULL, big text);
+ALTER TABLE document ALTER COLUMN big SET STORAGE EXTERNAL;
+CREATE TABLE batch (id bigserial PRIMARY KEY, worker int NOT NULL, filler text);
+CREATE TABLE shape (id int PRIMARY KEY, n int NOT NULL);
+CREATE TABLE scratch (n int);
+CREATE TABLE ticket (n bigint NOT NULL);
+INSERT INTO ticket VALUES (0);
+CREATE PUBLICATION {PUBLICATION} FOR TABLE {", ".join(TABLES)};
+"""
+"""``scratch`` and ``ticket`` are not published. Tickets are held over the commit, so they are in commit order."""
+
+POPULATE = f"""
+INSERT INTO debit SELECT id, {BALANCE} FROM generate_series(1, {ACCOUNTS + HELD}) AS id;
+INSERT INTO credit SELECT id, {BALANCE} FROM generate_series(1, {ACCOUNTS + HELD}) AS id;
+INSERT INTO document SELECT id, 0, repeat(md5(id::text), {BIG_BYTES // 32}) FROM generate_series(1, {ACCOUNTS}) AS id;
+INSERT INTO shape SELECT id, 0 FROM generate_series(1, 5) AS id;
+"""
+POPULATE_CHANGES = 2 * (ACCOUNTS + HELD) + ACCOUNTS + 5
+TOTAL = 2 * (ACCOUNTS + HELD) * BALANCE
+"""The sum of all balances, at every moment from then on."""
+
+Work: TypeAlias = Callable[[psycopg.Connection, random.Random], int]
+"""Something done inside a transaction; returns how many changes of published rows it made."""
+
+
+class RolledBack(Exception):
+    """The work has decided against it."""
+
+
+def transfer(connection: psycopg.Connection, rng: random.Random) -> int:
+    """Move money between the two tables."""
+    for _ in range(moves := rng.randint(1, 3)):
+        _move(connection, rng.randint(1, ACCOUNTS), rng.randint(1, ACCOUNTS), rng.randint(-50, 50))
+    return 2 * moves
+
+
+def _move(connection: psycopg.Connection, source: int, target: int, amount: int) -> None:
+    change = "UPDATE {} SET balance = balance + %s, version = version + 1 WHERE id = %s"
+    connection.execute(sql.SQL(change).format(sql.Identifier("debit")), [-amount, source])
+    connection.execute(sql.SQL(change).format(sql.Identifier("credit")), [amount, target])
+
+
+def edit_documents(connection: psycopg.Connection, rng: random.Random) -> int:
+    """Update wide rows, mostly without touching what is stored out of line."""
+    first = rng.randint(1, ACCOUNTS)
+    some = "WHERE id BETWEEN %s AND %s"
+    kind = rng.randrange(6)
+    if kind == 0:
+        text = f"repeat(md5('{rng.random()}'), {BIG_BYTES // 32})"
+        return connection.execute(f"UPDATE document SET big = {text} {some}", [first, first]).rowcount
+    if kind == 1:  # the key, with the text left alone
+        move = "UPDATE document SET id = id + 1000 WHERE id = %s"
+        back = "UPDATE document SET id = id - 1000 WHERE id = %s"
+        there = connection.execute(move, [first]).rowcount
+        return 2 * (there + (connection.execute(back, [first + 1000]).rowcount if there else 0))
+    return connection.execute(f"UPDATE document SET small = small + 1 {some}", [first, first + 4]).rowcount
+
+
+def fill_batch(connection: psycopg.Connection, rng: random.Random) -> int:
+    """Make a transaction so large that the server sends it before it is committed; slowly, so that many overlap."""
+    worker = rng.randint(1, WORKER_NUMBERS)
+    changes = 0
+    for _ in range(rng.randint(1, 3)):
+        insert = "INSERT INTO batch (worker, filler) SELECT %s, repeat('x', %s) FROM generate_series(1, %s)"
+        size = [worker, rng.randint(100, 2000), rng.randint(*BATCH_ROWS)]
+        changes += connection.execute(insert, size).rowcount
+        changes += tentatively(connection, rng, some_of_batch(worker))
+        time.sleep(rng.uniform(0, 0.1))
+    if rng.random() < 0.5:  # what stays is read back in the end
+        changes += connection.execute("DELETE FROM batch WHERE worker = %s", [worker]).rowcount
+    return changes
+
+
+def some_of_batch(worker: int) -> Work:
+    """Return work on the rows of a large transaction."""
+
+    def change(connection: psycopg.Connection, rng: random.Random) -> int:
+        some = "UPDATE batch SET filler = filler || 'y' WHERE worker = %s AND id %% 7 = %s"
+        return connection.execute(some, [worker, rng.randrange(7)]).rowcount
+
+    return change
+
+
+def change_shape(connection: psycopg.Connection, rng: random.Random) -> int:
+    """Alter a table between changes of its rows; all rows are touched afterwards, so that a mirror knows them."""
+    changes = connection.execute("UPDATE shape SET n = n + 1").rowcount
+    columns = [name for (name,) in connection.execute(EXTRA_COLUMNS).fetchall()]
+    if len(columns) > 3 or (columns and rng.random() < 0.4):
+        connection.execute(sql.SQL("ALTER TABLE shape DROP COLUMN {}").format(sql.Identifier(rng.choice(columns))))
+    else:
+        name, kind = f"c{rng.randrange(10**6)}", rng.choice(("int", "text", "numeric(10,2)", "timestamptz"))
+        connection.execute(sql.SQL("ALTER TABLE shape ADD COLUMN {} {}").format(sql.Identifier(name), sql.SQL(kind)))
+    if rng.random() < 0.2:
+        connection.execute("TRUNCATE shape")
+        changes += (
+            1 + connection.execute("INSERT INTO shape (id, n) SELECT id, 0 FROM generate_series(1, 5) id").rowcount
+        )
+    return changes + connection.execute("UPDATE shape SET n = n + 1").rowcount
+
+
+EXTRA_COLUMNS = """
+SELECT attname FROM pg_attribute
+WHERE attrelid = 'shape'::regclass AND attnum > 0 AND NOT attisdropped AND attname LIKE 'c%'
+"""
+
+
+def mixed(connection: psycopg.Connection, rng: random.Random) -> int:
+    """Do several things, some of them inside savepoints that are rolled back."""
+    return sum(tentatively(connection, rng, rng.choice((transfer, edit_documents))) for _ in range(rng.randint(1, 4)))
+
+
+def tentatively(connection: psycopg.Connection, rng: random.Random, work: Work) -> int:
+    """Do ``work`` in a savepoint, perhaps with one inside; half of them are rolled back."""
+    with suppress(RolledBack), connection.transaction():
+        changes = work(connection, rng)
+        if rng.random() < 0.3:
+            changes += tentatively(connection, rng, work)
+        if rng.random() < 0.5:
+            raise RolledBack
+        return changes
+    return 0
+
+
+KINDS: Sequence[tuple[Work, int]] = (
+    (transfer, 20),
+    (mixed, 12),
+    (edit_documents, 10),
+    (fill_batch, 1),
+    (change_shape, 2),
+)
+"""With how often they are chosen."""
+
+
+class Workload:
+    """Threads that work on one database until told to stop; they wait for a server that is down."""
+
+    def __init__(self, database: Database, seed: str, workers: int = 4) -> None:
+        self.database = database
+        self.failures: list[BaseException] = []
+        """What ended a worker before its time: there should be none."""
+        self._stop = threading.Event()
+        self._preparer = Preparer(0, random.Random(f"{seed} prepared"))
+        works = [partial(self._work, number, random.Random(f"{seed} {number}")) for number in range(1, workers + 1)]
+        self._threads = [
+            threading.Thread(target=self._guarded, args=(work,), daemon=True) for work in (*works, self._prepare)
+        ]
+
+    def prepare(self) -> None:
+        """Make tables and publication."""
+        with self.database.connect() as connection:
+            connection.execute(SETUP)
+
+    def populate(self) -> None:
+        """Write the first rows, once there is a slot to see them."""
+        with self.database.connect() as connection, connection.transaction():
+            connection.execute(POPULATE)
+            connection.execute("INSERT INTO ledger VALUES (0, %s)", [POPULATE_CHANGES])
+
+    def start(self) -> None:
+        """Let the workers begin."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Return once every worker has finished its transaction; raises what went wrong with one."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+        if self.failures:
+            raise self.failures[0]
+        with self.database.connect() as connection:
+            while self._preparer.resolve_one(connection):
+                pass
+
+    def _guarded(self, body: Callable[[], None]) -> None:
+        try:
+            body()
+        except BaseException as failure:  # noqa: BLE001 - raised again by stop()
+            self.failures.append(failure)
+
+    def _work(self, worker: int, rng: random.Random) -> None:
+        works, weights = zip(*KINDS, strict=True)
+        number = worker * WORKER_NUMBERS
+        with connections(self.database, self._stop) as connect:
+            while not self._stop.is_set():
+                number += 1
+                (work,) = rng.choices(works, weights)
+                with suppress(psycopg.Error):
+                    one_transaction(connect(), rng, number, work)
+                self._stop.wait(rng.uniform(0, PAUSE_S))
+
+    def _prepare(self) -> None:
+        with connections(self.database, self._stop) as connect:
+            while not self._stop.is_set():
+                with suppress(psycopg.Error):
+                    self._preparer.step(connect())
+                self._stop.wait(self._preparer.rng.uniform(0, PREPARED_PAUSE_S))
+
+
+class Preparer:
+    """Prepares transactions, and commits them or rolls them back later, over restarts of everything."""
+
+    def __init__(self, worker: int, rng: random.Random) -> None:
+        self.rng = rng
+        self._number = worker * WORKER_NUMBERS
+        self._numbers: dict[str, int] = {}
+        """Of what was prepared under a gid last."""
+
+    def step(self, connection: psycopg.Connection) -> None:
+        """Prepare one more, or end one."""
+        free = [gid for gid in GIDS if gid not in _prepared(connection)]
+        if not free or self.rng.random() < 0.5:
+            self.resolve_one(connection)
+            return
+        gid = self.rng.choice(free)
+        connection.execute("BEGIN")
+        try:
+            self._fill(connection, GIDS.index(gid) + 1)
+            connection.execute(f"PREPARE TRANSACTION '{gid}'")
+        finally:
+            connection.rollback()
+
+    def _fill(self, connection: psycopg.Connection, share: int) -> None:
+        """Change what only the holder of ``share`` touches; sometimes nothing that is published, or nothing."""
+        account = ACCOUNTS + share
+        kind = self.rng.randrange(10)
+        if kind == 0:
+            connection.execute("SELECT FROM debit WHERE id = %s FOR UPDATE", [account])
+        elif kind == 1:
+            connection.execute("INSERT INTO scratch VALUES (1)")
+        else:
+            _move(connection, account, account, self.rng.randint(-50, 50))
+            changes = 2 + (fill_batch(connection, self.rng) if kind < 4 else 0)
+            self._number += 1
+            self._numbers[GIDS[share - 1]] = self._number
+            connection.execute("INSERT INTO ledger VALUES (%s, %s)", [self._number, changes])
+
+    def resolve_one(self, connection: psycopg.Connection) -> bool:
+        """Commit a prepared transaction or roll it back; False: there is none."""
+        held = _prepared(connection)
+        if not held:
+            return False
+        gid = self.rng.choice(held)
+        commit = self.rng.random() < 0.7
+        connection.execute(f"{'COMMIT' if commit else 'ROLLBACK'} PREPARED '{gid}'")
+        number = self._numbers.pop(gid, None)
+        if commit and number is not None:
+            self._number += 1
+            with connection.transaction():
+                _enter(connection, self._number, 0, number)
+        return True
+
+
+def _prepared(connection: psycopg.Connection) -> list[str]:
+    query = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database() ORDER BY gid"
+    return [gid for (gid,) in connection.execute(query).fetchall()]
+
+
+def _enter(connection: psycopg.Connection, number: int, changes: int, follows: int | None = None) -> None:
+    """Write the transaction's line in the ledger: its last change."""
+    (ticket,) = connection.execute("UPDATE ticket SET n = n + 1 RETURNING n").fetchone() or (None,)
+    connection.execute("INSERT INTO ledger VALUES (%s, %s, %s, %s)", [number, changes, ticket, follows])
+
+
+def one_transaction(connection: psycopg.Connection, rng: random.Random, number: int, work: Work) -> None:
+    """Do ``work`` as a transaction of its own, with its line in the ledger; one in eight is rolled back."""
+    with suppress(RolledBack), connection.transaction():
+        changes = work(connection, rng)
+        if rng.random() < 0.125:
+            raise RolledBack
+        if changes or rng.random() < 0.5:
+            _enter(connection, number, changes)
+
+
+@contextmanager
+def connections(database: Database, stop: threading.Event) -> Iterator[Callable[[], psycopg.Connection]]:
+    """Give a function that returns an open connection, a new one when the last was lost."""
+    with ExitStack() as context:
+        current: psycopg.Connection | None = None
+
+        def connect() -> psycopg.Connection:
+            nonlocal current
+            while current is None or current.closed:
+                try:
+                    current = psycopg.connect(database.conninfo(connect_timeout=CONNECT_TIMEOUT_S), autocommit=True)
+                    context.callback(current.close)
+                except psycopg.OperationalError:
+                    if stop.wait(RETRY_S):
+                        raise
+            return current
+
+        yield connect
