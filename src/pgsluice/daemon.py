@@ -283,7 +283,7 @@ def _sink_options(settings: Settings, client: ClientOptions) -> SinkOptions:
             QUEUE_FACTOR * settings.delivery.inflight_max.bytes,
             settings.delivery.transaction_timeout.seconds,
         ),
-        transactions_topic=TopicSpec(f"{prefix}.transactions", 1, factor, common),
+        transactions_topic=TopicSpec(f"{prefix}.transactions", 1, factor, {**common, "cleanup.policy": "delete"}),
         checkpoint_topic=TopicSpec(f"{prefix}.checkpoint", 1, factor, {**common, "cleanup.policy": "compact"}),
         mode=settings.delivery.mode,
         dead_letters_topic=(

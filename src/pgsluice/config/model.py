@@ -334,11 +334,11 @@ class Delivery(Section):
         description="How long a cut stays open while changes keep coming; it closes at once when they pause.",
     )
     cut_bytes: Annotated[Size, Within("1KiB", "64GiB")] = Field(
-        default=Size.parse("16MiB"),
+        default=Size.parse("8MiB"),
         description="How large a cut may grow before it is closed at the next commit.",
     )
     inflight_max: Annotated[Size, Within("64KiB", "1TiB")] = Field(
-        default=Size.parse("64MiB"),
+        default=Size.parse("32MiB"),
         description="Encoded changes held in memory until Kafka has them; at least cut_bytes.",
     )
     poison: Literal["stop", "dead_letter"] = Field(
@@ -365,7 +365,7 @@ class Buffer(Section):
     """Where rows wait whose transaction has not committed yet: streamed and prepared transactions."""
 
     memory_max: Annotated[Size, Within("1MiB", "1TiB")] = Field(
-        default=Size.parse("64MiB"), description="Bytes in memory, of all transactions; what is more goes to disk."
+        default=Size.parse("32MiB"), description="Bytes in memory, of all transactions; what is more goes to disk."
     )
     spill_dir: Text = Field(
         default="/var/lib/pgsluice/spill",

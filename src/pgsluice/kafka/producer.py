@@ -52,6 +52,9 @@ GATHERED_MAX = 1000
 STALL_S = 5.0
 """How long nothing reaches Kafka before somebody looks for the reason; again after as long."""
 
+INFLIGHT_SHARE = 2
+"""Half of what librdkafka may hold is sent before more is added; the other half is for a record as large."""
+
 TOPICS_NAMED = 10
 """In a sentence, at most: Kafka does not say for which of them a right is missing."""
 
@@ -100,6 +103,8 @@ class CutProducer(ABC):
         self._refusals = refusals
         self._find_reason = find_reason
         self._moved_at = 0.0
+        self._unsent = 0
+        self._unsent_max = options.queue_bytes // INFLIGHT_SHARE
         self._value_limit, self._beyond_limit = options.value_limit()
         self._failed: PgsluiceError | None = None
         self._purged: set[str] = set()
@@ -160,7 +165,10 @@ class CutProducer(ABC):
             else:
                 if waited:
                     self._waited(0)
-                return
+                break
+        self._unsent += len(value) if value is not None else 0
+        if self._unsent > self._unsent_max:
+            self.flush()
 
     def check(self, wait_s: float = 0.0) -> None:
         """Raise when a record was refused, or the session was given up."""
@@ -182,6 +190,7 @@ class CutProducer(ABC):
                 self._look_if_stalled(moved=left != before)
                 self._waited(left)
                 before = left
+        self._unsent = 0
         self.check()
 
     def _look_if_stalled(self, *, moved: bool) -> None:

@@ -235,6 +235,7 @@ class KafkaSink:
     def _deliver(self, cut: Cut, checkpoint: Checkpoint) -> None:
         self._live.begin()
         self._produce(cut, cut.records)
+        cut.records.clear()  # librdkafka has copies
         self._commit(cut, checkpoint)
 
     def _commit(self, cut: Cut, checkpoint: Checkpoint) -> None:

@@ -125,6 +125,18 @@ class Outbox:
         elif self._pending:
             self.join()
             self._open.add(transaction, end_lsn)
+            if _held(self._open) >= self._limits.cut_bytes:
+                await self._close_large()
+
+    async def _close_large(self) -> None:
+        """Begin to commit the open cut; where there is no room for another beside the one before it, wait for that.
+
+        A single read can bring the commits of many transactions whose rows have waited.
+        """
+        if self.committing is not None and (self.full or self.committing.done()):
+            await self.settle()
+        if self.committing is None:
+            self._close(time.monotonic())
 
     def join(self) -> None:
         """Let what was added join the open cut: it is complete."""

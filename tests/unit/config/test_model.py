@@ -153,7 +153,7 @@ def test_status_updates_are_three_times_as_frequent_as_needed() -> None:
 
 def test_a_cut_must_fit_into_what_may_be_in_flight() -> None:
     assert problems(delivery={"cut_bytes": "128MiB"}) == [
-        (("delivery", "inflight_max"), "is 64MiB, less than cut_bytes: set it to 128MiB or more")
+        (("delivery", "inflight_max"), "is 32MiB, less than cut_bytes: set it to 128MiB or more")
     ]
     assert [path for path, _ in problems(delivery={"cut_bytes": "1"})] == [("delivery", "cut_bytes")]
 

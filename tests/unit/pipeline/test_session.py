@@ -10,6 +10,7 @@ import pytest
 import structlog
 
 from pgsluice.avro.types import TypeOptions
+from pgsluice.envelope import Record
 from pgsluice.errors import PoisonError, ProtocolError, SourceUnavailable
 from pgsluice.metrics import Metrics
 from pgsluice.pgoutput import messages
@@ -63,9 +64,14 @@ class Running:
 
 @asynccontextmanager
 async def running(
-    world: World, *, heartbeat_s: float = 60.0, cut_bytes: int = 1 << 20, tables: Tables | None = None
+    world: World,
+    *,
+    heartbeat_s: float = 60.0,
+    cut_bytes: int = 1 << 20,
+    inflight_max: int = 4 << 20,
+    tables: Tables | None = None,
 ) -> AsyncIterator[Running]:
-    found = Running(world, Limits(0.05, cut_bytes, 4 << 20, heartbeat_s), tables or Tables("shop"))
+    found = Running(world, Limits(0.05, cut_bytes, inflight_max, heartbeat_s), tables or Tables("shop"))
     await found.start()
     try:
         yield found
@@ -330,6 +336,29 @@ class TestStreamedTransactions:
                     await asyncio.sleep(0)
             assert turns >= 100
             assert len(world.numbers) == 1000
+
+    async def test_many_commits_in_one_read_are_no_reason_to_hold_all_of_their_rows_at_once(self) -> None:
+        world = World(position=10_000)
+        async with running(world, cut_bytes=10_000, inflight_max=30_000) as found:
+            xids = range(700, 740)
+            for xid in xids:
+                rows = [row(xid, 1)] * 40
+                table = replace(TABLE, xid=xid)
+                world.send(messages.StreamStart(xid, first_segment=True), table, *rows, messages.StreamStop())
+            await until(lambda: found.session.waiting_transactions == len(xids))
+            most = 0
+            add = found.session._outbox.add
+
+            def watched(records: list[Record]) -> bool:
+                nonlocal most
+                most = max(most, found.session.buffered_bytes)
+                return add(records)
+
+            found.session._outbox.add = watched  # type: ignore[method-assign]  # to look at every row
+            commits = [messages.StreamCommit(xid, 10_000 + xid, 10_001 + xid, 1) for xid in xids]
+            world.send(*commits, end_lsn=10_740)
+            await until(lambda: len(world.numbers) == 40 * len(xids))
+            assert most < 50_000
 
 
 class TestPreparedTransactions:
