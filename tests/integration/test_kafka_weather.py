@@ -133,8 +133,8 @@ class TestOneBroker:
         pipeline.wait_until_confirmed()
         with changed(own_kafka, "message.max.bytes", "4096"):
             pipeline.write_at_once(1000)
-            assert pipeline.daemon.wait() == 65
-            assert "batch.size under kafka.client has to be lower" in pipeline.daemon.log_text()
+            assert pipeline.daemon.wait() == 78
+            assert "set batch.size under kafka.client to 4096 or less" in pipeline.daemon.log_text()
             pipeline.daemon.settings["kafka"]["client"] = {"batch.size": "2000"}
             pipeline.daemon.start()
             pipeline.assert_complete()
