@@ -247,7 +247,7 @@ class Client:
         if lag_s := self.lag_s():
             virtual.sleep(self.dice.uniform(0.0, lag_s))
         elif not weather.is_away:
-            virtual.sleep(self.dice.choice((0.0, 0.0, 0.0, 0.001, 0.01)))
+            virtual.sleep(self.dice.choice((0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.001, 0.01)))
         if weather.is_away or self.dice.random() < weather.slow / 2:
             virtual.sleep(timeout_s)
             raise _error(code, retriable=True)

@@ -7,7 +7,7 @@ one it says when that was wrong.
 import asyncio
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pgsluice.errors import SlotInUse, SourceUnavailable
 from pgsluice.pgoutput.framing import Keepalive, XLogData
@@ -28,10 +28,20 @@ class Slot:
     confirmed: int
     durable: int
     two_phase_at: int | None = None
+    unsaved: list[int] = field(default_factory=list)
+    """What was confirmed since something was last written for certain."""
+
+    def confirm(self, lsn: int) -> None:
+        self.confirmed = lsn
+        self.unsaved.append(lsn)
+
+    def save(self) -> None:
+        self.durable = self.confirmed
+        self.unsaved.clear()
 
     def crash(self, dice: random.Random) -> None:
-        self.confirmed = dice.choice((self.durable, dice.randint(self.durable, self.confirmed), self.confirmed))
-        self.durable = self.confirmed
+        self.confirmed = dice.choice((self.durable, *self.unsaved))
+        self.save()
 
 
 class Server:
@@ -128,9 +138,9 @@ class Server:
             return
         self._check_ack(flushed)
         if flushed > slot.confirmed or self.falls_back:
-            slot.confirmed = flushed
+            slot.confirm(flushed)
         if self._dice.random() < 0.2:
-            slot.durable = slot.confirmed
+            slot.save()
 
 
 class Connection:
@@ -203,7 +213,8 @@ class Connection:
         assert server.slot is not None
         server.active = self
         if server.options.two_phase and server.slot.two_phase_at is None:
-            server.slot.two_phase_at = server.slot.durable = server.slot.confirmed
+            server.slot.two_phase_at = server.slot.confirmed
+            server.slot.save()
         self.stream = Stream(server, self, self._dice)
         return self.stream
 

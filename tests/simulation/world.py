@@ -4,6 +4,7 @@ Everything follows from the seed. :func:`run` returns what went wrong first, or 
 """
 
 import asyncio
+import contextlib
 import gc
 import json
 import random
@@ -87,7 +88,7 @@ class World:
 class Simulation:
     """What is in a world, and what happens there."""
 
-    def __init__(self, world: World, directory: Path) -> None:
+    def __init__(self, world: World, stack: contextlib.ExitStack) -> None:
         self.world = world
         self.dice = world.dice("faults")
         self.wal = Wal(world.dice("wal"))
@@ -105,9 +106,10 @@ class Simulation:
         self._happening: set[asyncio.Task[None]] = set()
         self.daemons: list[Daemon] = []
         dice = world.dice("limits")
-        self._directory = directory
+        self._directory: Path | None = None
+        if dice.random() < 0.3:
+            self._directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         self._spools = 0
-        self._spills = dice.random() < 0.3
         self.limits = Limits(
             cut_interval_s=0.05,
             cut_bytes=dice.choice((600, 2_000, 1 << 20)),
@@ -117,7 +119,7 @@ class Simulation:
 
     def make_spool(self) -> ends.Spool:
         """Return one that spills nearly everything, or one without files, which is faster."""
-        if not self._spills:
+        if self._directory is None:
             return MemorySpool()
         self._spools += 1
         directory = self._directory / str(self._spools)
@@ -453,8 +455,8 @@ def run(seed: int, note: Callable[[str], None] | None = None, mode: Mode | None 
     world = World(seed, loop, tell, mode)
     with patched(loop, world.dice("jitter"), tell if note is not None else None):
         try:
-            with tempfile.TemporaryDirectory() as directory:
-                loop.run_until_complete(Simulation(world, Path(directory)).run())
+            with contextlib.ExitStack() as stack:
+                loop.run_until_complete(Simulation(world, stack).run())
         except Stuck:
             world.violate("nothing can happen any more")
         finally:
