@@ -126,6 +126,7 @@ OWNER = f"""if True:
     from pathlib import Path
     from sandbox.account import current_account
     from sandbox.process import Server
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     directory = Path(sys.argv[1])
     server = Server({FAMILY!r}, directory, directory / "log", current_account(), signal.SIGKILL)
     server.wait_until((directory / "family").exists, {WAIT_S})
