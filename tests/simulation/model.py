@@ -4,7 +4,6 @@ The reader is independent of the product: it decodes with fastavro and the schem
 what to expect from the truth of the WAL alone.
 """
 
-import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -85,8 +84,6 @@ class Model:
         self.delivered = 0
         """The end LSN of the last committed checkpoint."""
         self.cuts = 0
-        self.begun = asyncio.Event()
-        """Set when there is a first cut."""
         self.seen = 0
         """Transactions that a reader has seen."""
         self._wal = wal
@@ -157,7 +154,6 @@ class Model:
         self._compare(number, expected, self._decode(data))
         self._check_account(cut, expected)
         self.cuts += 1
-        self.begun.set()
         self._cut, self.delivered = number, max(self.delivered, end)
 
     def _take_until(self, end: int) -> list[Truth]:
@@ -328,7 +324,6 @@ class Model:
                 if any((topic, partition, truth.lsn, seq) not in self._present for partition in partitions):
                     self._violate(f"transaction {truth.xid} at {truth.lsn:X}, seq {seq}, was lost before {end:X}")
         self.cuts += 1
-        self.begun.set()
         self.delivered = end
 
     # What the server tells.

@@ -218,14 +218,19 @@ class Pipeline:
             try:
                 await self._stream(Ends(source, stream, sink, encoders, spool), checkpoint, owed)
             except Fenced as error:
-                await self._stop_if_owner(source, error)
+                await self._stop_if_owner(source, sink, error)
                 raise
 
-    async def _stop_if_owner(self, source: Source, error: Fenced) -> None:
-        """Raise UnavailableError when the slot is still ours: whoever fenced us follows another server."""
+    async def _stop_if_owner(self, source: Source, sink: Sink, error: Fenced) -> None:
+        """Raise UnavailableError when the slot is still ours, and somebody else writes: he follows another server.
+
+        Who lost the slot while he was starting fences its new owner, too, but writes nothing.
+        """
         try:
             await source.slot_position()
         except RetryableError:
+            return
+        if self.session is not None and self.session.may_have_written(await sink.last_checkpoint()):
             return
         raise UnavailableError(
             f"{error} It does not stream from our slot: another pipeline with the same name and kafka.topic_prefix "

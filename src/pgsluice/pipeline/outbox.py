@@ -48,7 +48,8 @@ class Outbox:
         limits: Limits,
         on_delivered: Callable[[Cut, float], None],
     ) -> None:
-        self.checkpoint = checkpoint
+        self.checkpoint = self.attempted = checkpoint
+        """The last one committed, and the one that was last tried: its outcome may be unknown."""
         self.committing: asyncio.Task[None] | None = None
         self._sink = sink
         self._progress = progress
@@ -219,7 +220,8 @@ class Outbox:
         self._busy_since = None
 
     def _next_checkpoint(self, cut: Cut) -> Checkpoint:
-        return self.checkpoint.advanced(self.checkpoint.cut + 1, cut.end_lsn, cut.last)
+        self.attempted = self.checkpoint.advanced(self.checkpoint.cut + 1, cut.end_lsn, cut.last)
+        return self.attempted
 
     def _delivered(self, cut: Cut, checkpoint: Checkpoint, seconds: float) -> None:
         self.checkpoint = checkpoint

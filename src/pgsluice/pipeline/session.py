@@ -130,6 +130,10 @@ class Session:
         """Bytes of it that are written, and in how many seconds."""
         return self._outbox.own_written
 
+    def may_have_written(self, checkpoint: Checkpoint | None) -> bool:
+        """Whether the session resumed from ``checkpoint``, committed it, or tried to."""
+        return checkpoint in (self._outbox.checkpoint, self._outbox.attempted)
+
     @property
     def has_delivered(self) -> bool:
         """Whether a cut was committed in this session."""

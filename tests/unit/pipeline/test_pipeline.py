@@ -10,6 +10,7 @@ import pytest
 
 from pgsluice import pipeline as module
 from pgsluice.avro.types import TypeOptions
+from pgsluice.cut import Cut
 from pgsluice.dead_letter import DeadLetter, Origin, Reason, Refused
 from pgsluice.errors import (
     ConfigError,
@@ -302,11 +303,30 @@ class TestWhenItMustNotGoOn:
         async with running(world):
             await until(lambda: world.numbers == [1])
 
-    async def test_being_fenced_while_the_slot_is_ours(self) -> None:
-        world = World(position=8_000, checkpoint=CHECKPOINT, faults={"commit": [Fenced("Another took over.")]})
+    async def test_being_fenced_while_the_slot_is_ours_by_one_who_writes(self) -> None:
+        world = World(position=8_000, checkpoint=CHECKPOINT)
+
+        class Overtaken(FakeSink):
+            async def commit(self, _cut: Cut, checkpoint: Checkpoint) -> None:
+                world.checkpoint = replace(checkpoint, end_lsn=checkpoint.end_lsn + 8)
+                raise Fenced("Another took over.")
+
+        async def source() -> FakeSource:
+            return FakeSource(world)
+
+        async def sink() -> FakeSink:
+            return Overtaken(world)
+
         world.commit(1)
         with pytest.raises(UnavailableError, match="It does not stream from our slot"):
-            await pipeline(world).run()
+            await Pipeline(OPTIONS, source, sink, FakeRegistry(world), MemorySpool, Metrics()).run()
+
+    @pytest.mark.parametrize("step", ["commit", "committed"])
+    async def test_being_fenced_while_the_slot_is_ours_by_one_who_writes_nothing(self, step: str) -> None:
+        world = World(position=8_000, checkpoint=CHECKPOINT, faults={step: [Fenced("Another took over.")]})
+        world.commit(1)
+        async with running(world):
+            await until(lambda: world.numbers == [1])
 
     async def test_being_fenced_by_the_slots_new_owner_makes_a_standby(self) -> None:
         world = World(position=8_000, checkpoint=CHECKPOINT)
