@@ -1,0 +1,212 @@
+"""Transactions that do not fit into memory: where their rows wait, and what happens when there is no room for them.
+
+The server streams every transaction as it is written, the daemon may hold 1 MiB of what has not committed.
+"""
+
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from sandbox.daemon import Daemon
+from sandbox.kafka import Kafka
+from tests.support.weather import Pipeline, Start, wait_until
+
+VERSION = 17
+WIDTH = 1000
+MIB_OF_ROWS = 1024
+"""Rows of that width that make a MiB."""
+
+
+def settings(directory: Path, **buffer: str) -> dict[str, dict[str, Any]]:
+    return {"buffer": {"memory_max": "1MiB", "spill_dir": str(directory), **buffer}}
+
+
+@pytest.fixture
+def begin(start: Start) -> Callable[..., Pipeline]:
+    """Start a pipeline on a server that streams everything at once."""
+
+    def begin(directory: Path, **buffer: str) -> Pipeline:
+        pipeline = start(settings(directory, **buffer), version=VERSION, wait=False)
+        name = pipeline.database.name
+        with pipeline.database.connect() as connection:
+            connection.execute(f"ALTER DATABASE {name} SET debug_logical_replication_streaming = immediate")
+        # the setting holds for walsenders that start after it
+        pipeline.wait_for(state="streaming")
+        pipeline.daemon.restart()
+        pipeline.wait_for(state="streaming")
+        return pipeline
+
+    return begin
+
+
+@contextmanager
+def open_transaction(pipeline: Pipeline, mebibytes: int) -> Iterator[psycopg.Connection]:
+    """Give a connection with a transaction of that size in progress."""
+    with pipeline.database.connect() as connection:
+        connection.execute("BEGIN")
+        pipeline.write_in(connection, mebibytes * MIB_OF_ROWS, WIDTH)
+        yield connection
+
+
+def waiting(pipeline: Pipeline) -> dict[str, int]:
+    found: dict[str, int] = pipeline.daemon.status().get("waiting_bytes", {})
+    return found
+
+
+def wait_until_spilled(pipeline: Pipeline, mebibytes: int) -> None:
+    wait_until(lambda: waiting(pipeline).get("disk", 0) > mebibytes << 20, "rows on disk")
+
+
+def files_in(directory: Path) -> list[str]:
+    return [path.name for path in directory.rglob("*") if path.is_file() and path.name != "lock"]
+
+
+def confirmed(pipeline: Pipeline) -> Any:  # noqa: ANN401 - what PostgreSQL says
+    with pipeline.database.connect() as connection:
+        sql = "SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = %s"
+        return connection.execute(sql, [pipeline.slot]).fetchone()
+
+
+@contextmanager
+def small_disk(directory: Path, size: str) -> Iterator[None]:
+    """Mount a file system of that size; the test is skipped where that is not allowed."""
+    directory.mkdir(exist_ok=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", directory], capture_output=True, check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip("mounting a small file system is not allowed here")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", directory], check=True)
+
+
+def test_a_transaction_larger_than_memory_arrives_whole_and_leaves_nothing(
+    begin: Callable[..., Pipeline], tmp_path: Path
+) -> None:
+    pipeline = begin(tmp_path)
+    with open_transaction(pipeline, 8) as connection:
+        wait_until_spilled(pipeline, 6)
+        assert waiting(pipeline)["memory"] <= 1 << 20
+        assert 'pgsluice_waiting_bytes{place="disk"}' in pipeline.daemon.metrics()
+        assert pipeline.daemon.status()["waiting_transactions"] == 1
+        connection.execute("COMMIT")
+    pipeline.assert_complete()
+    wait_until(lambda: files_in(tmp_path) == [], "an empty directory")
+
+
+def test_what_is_rolled_back_frees_the_disk(begin: Callable[..., Pipeline], tmp_path: Path) -> None:
+    pipeline = begin(tmp_path)
+    with ExitStack() as stack:
+        first, second = (stack.enter_context(open_transaction(pipeline, 4)) for _ in range(2))
+        wait_until_spilled(pipeline, 5)
+        first.execute("ROLLBACK")
+        wait_until(lambda: waiting(pipeline)["disk"] < 5 << 20, "the disk to be freed")
+        second.execute("COMMIT")
+    assert pipeline.read(4 * MIB_OF_ROWS) == list(range(4 * MIB_OF_ROWS + 1, 8 * MIB_OF_ROWS + 1))
+
+
+def test_what_a_killed_daemon_leaves_behind_the_next_one_removes(
+    begin: Callable[..., Pipeline], tmp_path: Path
+) -> None:
+    pipeline = begin(tmp_path)
+    with open_transaction(pipeline, 4) as connection:
+        wait_until_spilled(pipeline, 2)
+        pipeline.daemon.kill()
+        (left,) = {path.parent for path in tmp_path.rglob("*") if path.is_file() and path.parent != tmp_path}
+        pipeline.daemon.start()
+        wait_until(lambda: not left.exists(), "the directory of the dead to be removed")
+        connection.execute("COMMIT")
+    pipeline.assert_complete()
+
+
+def test_two_daemons_with_one_directory_do_not_meet(
+    begin: Callable[..., Pipeline], kafka: Kafka, tmp_path: Path
+) -> None:
+    pipeline = begin(tmp_path)
+    standby = Daemon(
+        pipeline.daemon.name,
+        pipeline.database.conninfo(),
+        kafka.bootstrap_servers,
+        pipeline.daemon.settings,
+        wait_for="any",
+    )
+    with open_transaction(pipeline, 4) as connection:
+        wait_until_spilled(pipeline, 2)
+        with standby:
+            assert files_in(tmp_path)
+            pipeline.daemon.kill()
+            connection.execute("COMMIT")
+            Pipeline(pipeline.database, kafka, standby).expect(pipeline)
+
+
+def test_no_more_than_allowed_goes_to_disk(begin: Callable[..., Pipeline], tmp_path: Path) -> None:
+    pipeline = begin(tmp_path, spill_max="2MiB")
+    pipeline.write(3)
+    pipeline.wait_until_confirmed()
+    before = confirmed(pipeline)
+    with open_transaction(pipeline, 8) as connection:
+        assert pipeline.daemon.wait() == 69
+        assert "more than buffer.spill_max (2097152 bytes)" in pipeline.daemon.log_text()
+        assert confirmed(pipeline) == before
+        pipeline.daemon.settings["buffer"]["spill_max"] = "64MiB"
+        pipeline.daemon.start()
+        connection.execute("COMMIT")
+    pipeline.assert_complete()
+
+
+def test_a_full_disk_stops_it_and_costs_nothing(begin: Callable[..., Pipeline], tmp_path: Path) -> None:
+    directory = tmp_path / "small"
+    with small_disk(directory, "2m"):
+        pipeline = begin(directory)
+        with open_transaction(pipeline, 8) as connection:
+            assert pipeline.daemon.wait() == 69
+            assert "No space left on device. Make room under buffer.spill_dir" in pipeline.daemon.log_text()
+            pipeline.daemon.settings["buffer"]["spill_dir"] = str(tmp_path)
+            pipeline.daemon.start()
+            connection.execute("COMMIT")
+        pipeline.assert_complete()
+
+
+def test_a_directory_that_cannot_be_made_is_said_at_the_start(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    pipeline = start(settings(tmp_path / "file" / "spill"), version=VERSION, wait=False)
+    assert pipeline.daemon.wait() == 78
+    assert "Set buffer.spill_dir" in pipeline.daemon.log_text()
+
+
+def test_prepared_transactions_wait_on_disk_too(begin: Callable[..., Pipeline], tmp_path: Path) -> None:
+    pipeline = begin(tmp_path)
+    pipeline.daemon.settings["postgres"] = {"two_phase": True}
+    pipeline.daemon.restart()
+    pipeline.wait_for(state="streaming")
+    gid = uuid4().hex
+    with open_transaction(pipeline, 4) as connection:
+        connection.execute(f"PREPARE TRANSACTION '{gid}'")
+        wait_until_spilled(pipeline, 2)
+        wait_until(lambda: pipeline.daemon.status()["prepared"], "the prepared transaction")
+        connection.execute(f"COMMIT PREPARED '{gid}'")
+    pipeline.assert_complete()
+
+
+def test_a_stop_in_the_middle_of_a_large_commit_commits_nothing_of_it(
+    begin: Callable[..., Pipeline], tmp_path: Path
+) -> None:
+    pipeline = begin(tmp_path)
+    pipeline.daemon.settings["delivery"] = {"cut_bytes": "64KiB", "heartbeat": "500ms"}
+    pipeline.daemon.restart()
+    pipeline.wait_for(state="streaming")
+    with open_transaction(pipeline, 32) as connection:
+        wait_until_spilled(pipeline, 28)
+        connection.execute("COMMIT")
+    wait_until(lambda: waiting(pipeline)["disk"] > 0, "the commit")
+    assert pipeline.daemon.stop() == 0
+    pipeline.daemon.start()
+    pipeline.assert_complete()
