@@ -99,6 +99,8 @@ def _report_for_a_while(_: TransactionalProducer) -> None:
     time.sleep(REPORTS_S)
 
 
+CUT_RECORD = "cut record produced"
+
 STEPS: Mapping[str, Step] = {
     "slot announced": Step(KafkaSink, "announce"),
     "slot created": Step(PostgresSource, "create_slot"),
@@ -119,6 +121,7 @@ STEPS: Mapping[str, Step] = {
     "Kafka transaction begun": Step(TransactionalProducer, "begin"),
     "rows of an unfinished transaction produced": Step(KafkaSink, "produce", first=_flush_sink),
     "flushed": Step(TransactionalProducer, "flush"),
+    CUT_RECORD: Step(KafkaSink, "_commit_checkpoint", before=True, first=_flush_sink),
     "checkpoint produced": Step(TransactionalProducer, "commit", before=True, first=_flush),
     "commit sent": Step(TransactionalProducer, "commit", before=True, first=_send_commit),
     "committed": Step(TransactionalProducer, "commit"),
