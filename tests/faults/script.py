@@ -26,7 +26,12 @@ PASSES = {
 USUAL_PASSES = 15
 FIRST_STEPS = ("slot announced", "slot created")
 """Passed only when a pipeline starts for the first time."""
-START_STEPS = ("streaming, not fenced", "fenced, checkpoint not read", "checkpoint read")
+START_STEPS = (
+    "streaming, not fenced",
+    "fenced, checkpoint not read",
+    "checkpoint read",
+    "nothing received and time to report",
+)
 """Passed once in a session."""
 
 TWO_PHASE_VERSION = 15
