@@ -104,6 +104,7 @@ def _report_for_a_while(_: TransactionalProducer) -> None:
 SILENCE_S = 3.0
 """As of a server that has to decode for long before it has something to send; a session comes round every two."""
 
+SILENCE = "nothing received and time to report"
 CUT_RECORD = "cut record produced"
 
 STEPS: Mapping[str, Step] = {
@@ -112,7 +113,7 @@ STEPS: Mapping[str, Step] = {
     "streaming, not fenced": Step(PostgresSource, "start"),
     "fenced, checkpoint not read": Step(KafkaSink, "fence"),
     "checkpoint read": Step(KafkaSink, "last_checkpoint"),
-    "nothing received and time to report": Step(ReplicationStream, "read", before=True, wait_s=SILENCE_S),
+    SILENCE: Step(ReplicationStream, "read", before=True, wait_s=SILENCE_S),
     "message received": Step(Transactions, "receive"),
     "prepared": Step(Transactions, "_hold"),
     "stream committed": Step(Transactions, "_stream_commit"),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pgsluice.kafka.producer import TransactionalProducer
-from tests.faults.daemon import CUT_RECORD, STEPS
+from tests.faults.daemon import CUT_RECORD, SILENCE, STEPS
 
 BROKERS = 3
 
@@ -112,6 +112,8 @@ def deaths(rng: random.Random, count: int, usual: Sequence[str]) -> list[Death]:
             step = rng.choice(usual)
             most = 1 if step in START_STEPS else PASSES.get(step, USUAL_PASSES)
             found.append(Death(step, rng.randint(1, most)))
+    if count > 3:
+        found[count // 2] = Death(SILENCE)  # with prepared transactions before it, and another session behind it
     return found
 
 
