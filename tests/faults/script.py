@@ -30,7 +30,7 @@ START_STEPS = (
     "streaming, not fenced",
     "fenced, checkpoint not read",
     "checkpoint read",
-    "nothing received and time to report",
+    SILENCE,
 )
 """Passed once in a session."""
 
