@@ -75,6 +75,8 @@ class Step:
     before: bool = False
     first: Callable[..., object] = lambda *_: None
     """Brings about the state that the step is named after; gets what the method gets."""
+    wait_s: float = 0.0
+    """Before each call of a coroutine."""
     armed_by: str | None = None
     """A method of Transactions: a call counts only when that one has been called since the last count."""
 
@@ -99,12 +101,19 @@ def _report_for_a_while(_: TransactionalProducer) -> None:
     time.sleep(REPORTS_S)
 
 
+SILENCE_S = 3.0
+"""As of a server that has to decode for long before it has something to send; a session comes round every two."""
+
+SILENCE = "nothing received and time to report"
+CUT_RECORD = "cut record produced"
+
 STEPS: Mapping[str, Step] = {
     "slot announced": Step(KafkaSink, "announce"),
     "slot created": Step(PostgresSource, "create_slot"),
     "streaming, not fenced": Step(PostgresSource, "start"),
     "fenced, checkpoint not read": Step(KafkaSink, "fence"),
     "checkpoint read": Step(KafkaSink, "last_checkpoint"),
+    SILENCE: Step(ReplicationStream, "read", before=True, wait_s=SILENCE_S),
     "message received": Step(Transactions, "receive"),
     "prepared": Step(Transactions, "_hold"),
     "stream committed": Step(Transactions, "_stream_commit"),
@@ -119,6 +128,7 @@ STEPS: Mapping[str, Step] = {
     "Kafka transaction begun": Step(TransactionalProducer, "begin"),
     "rows of an unfinished transaction produced": Step(KafkaSink, "produce", first=_flush_sink),
     "flushed": Step(TransactionalProducer, "flush"),
+    CUT_RECORD: Step(KafkaSink, "_commit_checkpoint", before=True, first=_flush_sink),
     "checkpoint produced": Step(TransactionalProducer, "commit", before=True, first=_flush),
     "commit sent": Step(TransactionalProducer, "commit", before=True, first=_send_commit),
     "committed": Step(TransactionalProducer, "commit"),
@@ -141,8 +151,12 @@ def install(step: Step, passes: int) -> None:
         return result
 
     async def awaited(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - as above
+        if step.before:
+            await asyncio.sleep(step.wait_s)
+            passing(*arguments)
         result = await method(*arguments, **named)
-        passing(*arguments)
+        if not step.before:
+            passing(*arguments)
         return result
 
     setattr(step.owner, step.method, wraps(method)(awaited if asyncio.iscoroutinefunction(method) else called))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pgsluice.kafka.producer import TransactionalProducer
-from tests.faults.daemon import STEPS
+from tests.faults.daemon import CUT_RECORD, SILENCE, STEPS
 
 BROKERS = 3
 
@@ -26,7 +26,12 @@ PASSES = {
 USUAL_PASSES = 15
 FIRST_STEPS = ("slot announced", "slot created")
 """Passed only when a pipeline starts for the first time."""
-START_STEPS = ("streaming, not fenced", "fenced, checkpoint not read", "checkpoint read")
+START_STEPS = (
+    "streaming, not fenced",
+    "fenced, checkpoint not read",
+    "checkpoint read",
+    SILENCE,
+)
 """Passed once in a session."""
 
 TWO_PHASE_VERSION = 15
@@ -97,7 +102,9 @@ def steps(version: int, mode: Mode) -> list[str]:
 
 def deaths(rng: random.Random, count: int, usual: Sequence[str]) -> list[Death]:
     """Draw how a daemon that passes the ``usual`` steps dies ``count`` times; every third time at a moment."""
-    found = [Death(rng.choice(FIRST_STEPS))] if count > 1 and rng.random() < 0.5 else []
+    found = [Death(rng.choice(FIRST_STEPS))] if count > 2 and rng.random() < 0.5 else []
+    # at least once, this one has records come twice
+    found.append(Death(CUT_RECORD, rng.randint(2, USUAL_PASSES)))
     while len(found) < count:
         if rng.random() < 1 / 3:
             found.append(Death(AT_A_MOMENT, seconds=rng.uniform(0.3, LIFE_MAX_S)))
@@ -105,6 +112,8 @@ def deaths(rng: random.Random, count: int, usual: Sequence[str]) -> list[Death]:
             step = rng.choice(usual)
             most = 1 if step in START_STEPS else PASSES.get(step, USUAL_PASSES)
             found.append(Death(step, rng.randint(1, most)))
+    if count > 3:
+        found[count // 2] = Death(SILENCE)  # with prepared transactions before it, and another session behind it
     return found
 
 

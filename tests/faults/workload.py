@@ -47,6 +47,10 @@ WORKER_NUMBERS = 1_000_000
 GIDS = [f"held {number}" for number in range(1, HELD + 1)]
 """Used again and again."""
 
+LONG = GIDS[:3]
+LONG_WEIGHT = 0.08
+"""Of those, how seldom they are ended: they stay prepared while the daemon dies several times."""
+
 PREPARED_PAUSE_S = 0.3
 """At most, between two steps with prepared transactions: they are held over several crashes."""
 
@@ -267,7 +271,9 @@ class Preparer:
         """Prepare one more, or end one."""
         free = [gid for gid in GIDS if gid not in _prepared(connection)]
         if not free or self.rng.random() < 0.5:
-            self.resolve_one(connection)
+            # were only long ones left, the weights would mean nothing
+            if self.rng.random() < LONG_WEIGHT or any(gid not in LONG for gid in _prepared(connection)):
+                self.resolve_one(connection)
             return
         gid = self.rng.choice(free)
         connection.execute("BEGIN")
@@ -287,7 +293,9 @@ class Preparer:
             connection.execute("INSERT INTO scratch VALUES (1)")
         else:
             _move(connection, account, account, self.rng.randint(-50, 50))
-            changes = 2 + (fill_batch(connection, self.rng) if kind < 4 else 0)
+            # a long one's rows come in several reads, so that the next session knows of the prepare late
+            is_large = kind < (9 if GIDS[share - 1] in LONG else 4)
+            changes = 2 + (fill_batch(connection, self.rng) if is_large else 0)
             self._number += 1
             self._numbers[GIDS[share - 1]] = self._number
             connection.execute("INSERT INTO ledger VALUES (%s, %s)", [self._number, changes])
@@ -297,7 +305,7 @@ class Preparer:
         held = _prepared(connection)
         if not held:
             return False
-        gid = self.rng.choice(held)
+        (gid,) = self.rng.choices(held, [LONG_WEIGHT if gid in LONG else 1.0 for gid in held])
         commit = self.rng.random() < 0.7
         connection.execute(f"{'COMMIT' if commit else 'ROLLBACK'} PREPARED '{gid}'")
         number = self._numbers.pop(gid, None)
