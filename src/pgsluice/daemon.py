@@ -296,7 +296,7 @@ def _sink_options(settings: Settings, client: ClientOptions) -> SinkOptions:
 
 
 def _pipeline_options(settings: Settings, *, adopt_slot: bool) -> PipelineOptions:
-    delivery = settings.delivery
+    delivery, postgres = settings.delivery, settings.postgres
     limits = Limits(
         delivery.cut_interval.seconds,
         delivery.cut_bytes.bytes,
@@ -314,6 +314,7 @@ def _pipeline_options(settings: Settings, *, adopt_slot: bool) -> PipelineOption
         create_slot=settings.postgres.create_slot,
         adopt_slot=adopt_slot,
         drain_timeout_s=settings.shutdown.drain_timeout.seconds,
+        asked=json.dumps([sorted(postgres.publications), postgres.messages, postgres.origin]),
         dead_letters=delivery.poison == "dead_letter",
     )
 

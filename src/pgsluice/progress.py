@@ -8,7 +8,7 @@ and what running servers did: a slot confirms whatever it is told, even a positi
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 
 from pgsluice.errors import ConfigError, HistoryError
 from pgsluice.lsn import INVALID_LSN, format_lsn
@@ -36,6 +36,8 @@ class Checkpoint:
     last_end_lsn: int = INVALID_LSN
     last_xid: int = 0
     last_commit_ts: int = 0
+    asked: str = field(default="", compare=False)
+    """What the server was asked for: with other publications it need not send again what it has sent."""
 
     def advanced(self, cut: int, end_lsn: int, last: tuple[Transaction, int] | None) -> "Checkpoint":
         """Return the checkpoint of ``cut``; ``last`` is its last transaction with that one's end LSN."""
@@ -164,10 +166,13 @@ def check_resent(checkpoint: Checkpoint, resent: Resent) -> None:
         )
 
 
-def owed_lsn(checkpoint: Checkpoint, confirmed_flush_lsn: int) -> int:
-    """Return the end of the transaction that the server has to send again, 0/0 if there is none."""
+def owed_lsn(checkpoint: Checkpoint, confirmed_flush_lsn: int, asked: str) -> int:
+    """Return the end of the transaction that the server has to send again, 0/0 if there is none.
+
+    ``asked``: what it is asked for now.
+    """
     last = checkpoint.last_end_lsn
-    return last if confirmed_flush_lsn < last else INVALID_LSN
+    return last if confirmed_flush_lsn < last and asked == checkpoint.asked else INVALID_LSN
 
 
 class Progress:
@@ -195,9 +200,7 @@ class Progress:
             raise HistoryError(
                 f"The last transaction delivered ended at {format_lsn(self._owed)}. The slot stands before it, but the "
                 "server did not send it again: it was restored from a backup and has another history now. Compare the "
-                "tables, drop the slot, then start a new history with --adopt-slot. If it was publications, "
-                "messages or origin under [postgres] that changed, set them back, start and stop pgsluice once, then "
-                "change them."
+                "tables, drop the slot, then start a new history with --adopt-slot."
             )
         self.received = max(self.received, lsn)
 

@@ -9,6 +9,7 @@ one removes.
 
 import asyncio
 import fcntl
+import os
 import shutil
 import struct
 import tempfile
@@ -32,7 +33,7 @@ READ_BYTES = 256 * 1024
 ROOM_BYTES = 1024 * 1024
 """Memory is freed between reads from the socket; what one read brings has to fit below the bound."""
 
-_PREFIX = "pgsluice-"
+_PREFIX = ".pgsluice-spill-"
 _LOCK = "lock"
 
 _PIECE = struct.Struct(">II")
@@ -79,7 +80,8 @@ class SpillDirectory:
 
     def _remove_leftovers(self) -> None:
         for found in self._parent.glob(f"{_PREFIX}*"):
-            lock = _locked(found / _LOCK)
+            # Without the file it is not one of ours, whatever its name.
+            lock = _locked(found / _LOCK) if (found / _LOCK).is_file() else None
             if lock is not None:
                 log.info("removing what an earlier process left behind", directory=str(found))
                 shutil.rmtree(found, ignore_errors=True)
@@ -89,12 +91,11 @@ class SpillDirectory:
 def check(parent: str) -> Finding:
     """Say whether ``parent`` can be used, and how much room there is."""
     name = "buffer.spill_dir"
-    try:
-        with SpillDirectory(parent):
-            free = shutil.disk_usage(parent).free
-    except ConfigError as error:
-        return Finding(name, Verdict.FAIL, str(error), "Make the directory, or choose another.")
-    return Finding(name, Verdict.OK, f"{parent}, {free // 1024**2} MiB free")
+    found = next(path for path in (Path(parent), *Path(parent).absolute().parents) if path.exists())
+    if not found.is_dir() or not os.access(found, os.W_OK | os.X_OK):
+        remedy = "Make the directory, or choose another."
+        return Finding(name, Verdict.FAIL, f"{found} is not a directory that may be written to", remedy)
+    return Finding(name, Verdict.OK, f"{parent}, {shutil.disk_usage(found).free // 1024**2} MiB free")
 
 
 def _locked(path: Path) -> IO[bytes] | None:
@@ -191,7 +192,8 @@ class SpooledRows:
         """Move the buffer to the end of the file."""
         size = len(self._buffer)
         try:
-            with self._path.open("ab", buffering=0) as file:
+            # A file that is there already is another transaction's, which could not be removed.
+            with self._path.open("ab" if self._in_file else "xb", buffering=0) as file:
                 _write_all(file, self._buffer)
         except OSError as error:
             raise _unusable(error) from error

@@ -12,7 +12,7 @@ import re
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from pgsluice.errors import HistoryError, ProtocolError
 from pgsluice.lsn import format_lsn
@@ -94,7 +94,12 @@ class RolledBack:
     end_lsn: int
 
 
-Event: TypeAlias = Change | Emitted | Committed | Resent | Prepared | RolledBack
+@dataclass(slots=True)
+class Skipped:
+    """Rows of subtransactions that were rolled back were passed over; whoever waits may have a turn."""
+
+
+Event: TypeAlias = Change | Emitted | Committed | Resent | Prepared | RolledBack | Skipped
 
 
 class Rows(Protocol):
@@ -416,13 +421,21 @@ class Transactions:
             raise ProtocolError(f"{_name(message)} inside another transaction: {_DEFECT}")
 
 
-def _changes(waiting: _Waiting, transaction: Transaction) -> Iterator[Change | Emitted]:
+SKIPPED_AT_ONCE: Final = 10_000
+"""Rows passed over between two events."""
+
+
+def _changes(waiting: _Waiting, transaction: Transaction) -> Iterator[Change | Emitted | Skipped]:
     """Return what has waited, but for the subtransactions that were rolled back."""
     decoder = Decoder()
     decoder.in_stream = waiting.is_streamed
     aborted, relations = waiting.aborted, waiting.relations
+    skipped = 0
     for number, payload in waiting.rows:
         if aborted and _unpack_xid(payload)[0] in aborted:
+            skipped += 1
+            if skipped % SKIPPED_AT_ONCE == 0:
+                yield Skipped()
             continue
         message: Any = decoder.decode(payload)
         if number == _NO_RELATION:

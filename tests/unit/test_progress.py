@@ -91,11 +91,16 @@ class TestProgress:
 class TestWhatTheServerOwes:
     """The last transaction delivered, if the slot stands before it."""
 
-    CHECKPOINT = replace(CHECKPOINT, end_lsn=1000, last_end_lsn=900)
+    CHECKPOINT = replace(CHECKPOINT, end_lsn=1000, last_end_lsn=900, asked="p")
 
     def test_it_is_owed_if_the_slot_stands_before_it(self) -> None:
-        assert [owed_lsn(self.CHECKPOINT, lsn) for lsn in (500, 900, 1000)] == [900, 0, 0]
-        assert owed_lsn(replace(self.CHECKPOINT, last_end_lsn=0), 500) == 0
+        assert [owed_lsn(self.CHECKPOINT, lsn, "p") for lsn in (500, 900, 1000)] == [900, 0, 0]
+        assert owed_lsn(replace(self.CHECKPOINT, last_end_lsn=0), 500, "p") == 0
+
+    def test_it_is_not_owed_to_who_asks_for_something_else(self) -> None:
+        assert owed_lsn(self.CHECKPOINT, 500, "q") == 0
+        before = Checkpoint.from_json(self.CHECKPOINT.to_json().replace(b', "asked": "p"', b""))
+        assert owed_lsn(before, 500, "p") == 0
 
     def test_it_comes_before_anything_new(self) -> None:
         progress = Progress(1000, 900)
@@ -108,7 +113,7 @@ class TestWhatTheServerOwes:
     def test_a_server_that_goes_past_it_is_another_one(self) -> None:
         progress = Progress(1000, 900)
         progress.on_resent(700)
-        with pytest.raises(HistoryError, match=r"ended at 0/384.*restored from a backup.*publications"):
+        with pytest.raises(HistoryError, match=r"ended at 0/384.*restored from a backup"):
             progress.on_received(901)
         with pytest.raises(HistoryError):
             progress.on_resent(950)

@@ -85,7 +85,11 @@ class TestWhenThereIsNoRoom:
     async def test_a_disk_that_is_full(self, directory: Path) -> None:
         spool = Spool(SpoolOptions(directory, 2 * MIB, 64 * MIB))
         filled(spool, b"x" * 2 * MIB)
-        (directory / "1").symlink_to("/dev/full")
+        rows = filled(spool, b"y" * 2 * MIB)
+        rows.spill()
+        (directory / "2").unlink()
+        (directory / "2").symlink_to("/dev/full")
+        rows.append(1, b"z" * 4 * MIB)
         with pytest.raises(UnavailableError, match="No space left on device"):
             await spool.relieve()
 
@@ -97,6 +101,13 @@ class TestWhenThereIsNoRoom:
         with pytest.raises(UnavailableError, match="could not be kept on disk"):
             list(rows)
         rows.discard()
+
+    async def test_a_file_that_could_not_be_removed_is_not_added_to(self, directory: Path) -> None:
+        spool = Spool(SpoolOptions(directory, 2 * MIB, 64 * MIB))
+        filled(spool, b"x" * 2 * MIB)
+        (directory / "1").write_bytes(b"of an earlier session")
+        with pytest.raises(UnavailableError, match="File exists"):
+            await spool.relieve()
 
     async def test_spilling_is_finished_before_a_cancelled_session_clears_up(
         self, directory: Path, monkeypatch: pytest.MonkeyPatch
@@ -130,11 +141,20 @@ class TestDirectory:
             assert first.path.exists()
 
     def test_what_is_left_behind_is_removed_at_the_next_start(self, tmp_path: Path) -> None:
-        left = tmp_path / "pgsluice-left"
+        left = tmp_path / ".pgsluice-spill-left"
         left.mkdir()
+        (left / "lock").touch()
         (left / "1").write_bytes(b"rows")
         with SpillDirectory(str(tmp_path)):
             assert not left.exists()
+
+    def test_what_others_keep_there_is_left_alone(self, tmp_path: Path) -> None:
+        for name in ("pgsluice-precious", ".pgsluice-spill-precious"):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "file").touch()
+        with SpillDirectory(str(tmp_path)):
+            pass
+        assert len(list(tmp_path.rglob("file"))) == 2
 
     def test_nothing_remains_in_the_end(self, tmp_path: Path) -> None:
         with SpillDirectory(str(tmp_path)) as found:
@@ -159,3 +179,5 @@ class TestDirectory:
         (tmp_path / "file").touch()
         assert check(str(tmp_path)).verdict is Verdict.OK
         assert check(str(tmp_path / "file")).verdict is Verdict.FAIL
+        assert check(str(tmp_path / "to" / "come")).verdict is Verdict.OK
+        assert files_in(tmp_path) == ["file"]

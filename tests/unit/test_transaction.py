@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from pgsluice import transaction as module
 from pgsluice.errors import HistoryError, ProtocolError
 from pgsluice.pgoutput import messages
 from pgsluice.pgoutput.messages import Delete, Insert, LogicalMessage, StreamAbort, Truncate, Update
@@ -15,6 +16,7 @@ from pgsluice.transaction import (
     Prepared,
     Resent,
     RolledBack,
+    Skipped,
     Transaction,
     Transactions,
 )
@@ -211,6 +213,12 @@ class TestStreamedTransactions:
         found = transactions(*segment(700, row(700, 1), row(701, 2), row(702, 3)), StreamAbort(700, 701, None, None))
         receive(found, *segment(700, row(703, 4), first=False))
         assert values(receive(found, stream_commit(700))) == [1, 3, 4]
+
+    def test_while_many_rows_are_passed_over_others_have_their_turns(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "SKIPPED_AT_ONCE", 3)
+        rows = [row(701, n) for n in range(7)]
+        found = transactions(*segment(700, *rows, row(700, 7)), StreamAbort(700, 701, None, None))
+        assert [type(event) for event in receive(found, stream_commit(700))] == [Skipped, Skipped, Change, Committed]
 
     def test_one_that_is_rolled_back_is_forgotten(self) -> None:
         found = transactions(*segment(700, row(700, 1)), StreamAbort(700, 700, 90, 5))

@@ -90,7 +90,10 @@ _LEVELS = {State.STANDBY: logging.INFO, State.WAITING: logging.WARNING}
 
 @dataclass(frozen=True, slots=True)
 class PipelineOptions:
-    """What a pipeline needs to know; times in seconds, sizes in bytes."""
+    """What a pipeline needs to know; times in seconds, sizes in bytes.
+
+    ``asked``: what decides which transactions the server sends, as a text to compare.
+    """
 
     name: str
     slot: str
@@ -100,6 +103,7 @@ class PipelineOptions:
     create_slot: bool
     adopt_slot: bool
     drain_timeout_s: float
+    asked: str = ""
     dead_letters: bool = False
 
 
@@ -218,7 +222,7 @@ class Pipeline:
             try:
                 await self._stream(Ends(source, stream, sink, encoders, spool), checkpoint, owed)
             except Fenced as error:
-                await self._stop_if_owner(source, sink, error)
+                await self._unless_stopped(_while_served(source, stream, self._stop_if_owner(source, sink, error)))
                 raise
 
     async def _stop_if_owner(self, source: Source, sink: Sink, error: Fenced) -> None:
@@ -285,7 +289,9 @@ class Pipeline:
         found = self._resume(checkpoint, position, server, history)
         if found.cut != (checkpoint.cut if checkpoint is not None else 0):
             await sink.deliver(Cut(end_lsn=found.end_lsn), found)
-        return found, owed_lsn(found, position)
+        asked = self._options.asked
+        owed = INVALID_LSN if self._adopt else owed_lsn(found, position, asked)
+        return replace(found, asked=asked), owed
 
     async def _create_slot(self, source: Source, sink: Sink, server: ServerIdentity) -> None:
         """Create the slot, announced in Kafka first: a crash in between must not look like a lost checkpoint."""

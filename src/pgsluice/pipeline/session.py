@@ -32,6 +32,7 @@ from pgsluice.transaction import (
     Prepared,
     Resent,
     RolledBack,
+    Skipped,
     Transaction,
     Transactions,
 )
@@ -293,6 +294,8 @@ class Session:
             case RolledBack(xid, end_lsn):
                 self.progress.forget(xid)
                 self.progress.on_received(end_lsn)
+            case Skipped():
+                await asyncio.sleep(0)
 
     def _ended(self, transaction: Transaction, end_lsn: int) -> None:
         self.progress.on_received(end_lsn)

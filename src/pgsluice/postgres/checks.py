@@ -155,7 +155,7 @@ async def _slot(around: _Surroundings) -> list[Finding]:
     if slot is not None and slot.synced and around.server.in_recovery:
         detail = "a copy of the primary's slot, to be used after this standby's promotion"
         return [Finding(name, Verdict.WARN, detail, "Connect to the primary until then.")]
-    problem = failures.unusable(around.slot, slot, around.server.database, around.stream)
+    problem = failures.unusable(around.slot, slot, around.server.database, around.stream, around.server.version)
     if problem is not None:
         return [Finding(name, Verdict.FAIL, str(problem))]
     return [Finding(name, Verdict.OK, _describe(slot))] if slot is not None else []

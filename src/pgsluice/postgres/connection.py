@@ -192,7 +192,7 @@ class ReplicationConnection:
         wanted = options or StreamOptions()
         plugin_options = wanted.of_server(self.server_version)
         state = await self.slot(slot)
-        problem = failures.unusable(slot, state, self._connection.info.dbname, wanted)
+        problem = failures.unusable(slot, state, self._connection.info.dbname, wanted, self.server_version)
         if problem is not None:
             raise problem
         timing = await self._timing()

@@ -27,6 +27,9 @@ from pgsluice.postgres.slot import SlotState
 
 PLUGIN = "pgoutput"
 
+_TWO_PHASE_AT_SYNCED = 18_00_00
+"""The first version whose standbys copy from which position on a slot decodes at PREPARE."""
+
 
 @dataclass(eq=False)
 class ServerError(Exception):
@@ -150,7 +153,9 @@ def _one_line(text: str) -> str:
 # --- slots -------------------------------------------------------------------------------------------------
 
 
-def unusable(name: str, slot: SlotState | None, database: str, wanted: StreamOptions) -> PgsluiceError | None:
+def unusable(
+    name: str, slot: SlotState | None, database: str, wanted: StreamOptions, server_version: int
+) -> PgsluiceError | None:
     """Say why the slot cannot be streamed; None when nothing that the server shows speaks against it."""
     if slot is None:
         return _slot_missing(name)
@@ -167,9 +172,7 @@ def unusable(name: str, slot: SlotState | None, database: str, wanted: StreamOpt
         )
     if slot.invalidation is not None:
         return _slot_invalidated(name, slot.invalidation)
-    if slot.two_phase and wanted.origin != "any":
-        return _slot_two_phase(name)
-    return None
+    return _two_phase_problem(name, slot, wanted, server_version)
 
 
 def _slot_missing(name: str) -> ConfigError:
@@ -187,6 +190,18 @@ def _slot_invalidated(name: str, reason: str) -> HistoryError:
         "fill the gap from the tables. Higher values of max_slot_wal_keep_size and "
         "idle_replication_slot_timeout let slots live longer"
     )
+
+
+def _two_phase_problem(name: str, slot: SlotState, wanted: StreamOptions, server_version: int) -> ConfigError | None:
+    two_phase = slot.two_phase or wanted.two_phase
+    if two_phase and slot.failover and server_version < _TWO_PHASE_AT_SYNCED:
+        return ConfigError(
+            f"replication slot {name!r} survives failovers (failover) and takes prepared transactions at PREPARE "
+            "(two_phase): before version 18 a promoted standby does not know since when, and transactions that are "
+            "prepared across the promotion would be lost. Give up one of the two: postgres.two_phase = false with a "
+            f'slot that never had it, or ALTER_REPLICATION_SLOT "{name}" (FAILOVER false) over a replication connection'
+        )
+    return _slot_two_phase(name) if slot.two_phase and wanted.origin != "any" else None
 
 
 def _slot_two_phase(name: str) -> ConfigError:

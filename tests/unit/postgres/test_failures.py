@@ -82,7 +82,21 @@ def test_a_query_that_got_no_answer() -> None:
 
 
 def test_a_usable_slot() -> None:
-    assert failures.unusable("s", SLOT, "shop", StreamOptions()) is None
+    assert failures.unusable("s", SLOT, "shop", StreamOptions(), 170010) is None
+
+
+@pytest.mark.parametrize(
+    ("slot", "wanted"),
+    [
+        (replace(SLOT, failover=True), StreamOptions(two_phase=True)),
+        (replace(SLOT, failover=True, two_phase=True), StreamOptions()),
+    ],
+)
+def test_prepared_transactions_and_failovers_go_together_from_18_on(slot: SlotState, wanted: StreamOptions) -> None:
+    found = failures.unusable("s", slot, "shop", wanted, 170010)
+    with pytest.raises(ConfigError, match=r"would be lost\. Give up one of the two"):
+        raise found or AssertionError
+    assert failures.unusable("s", slot, "shop", wanted, 180000) is None
 
 
 @pytest.mark.parametrize(
@@ -97,7 +111,7 @@ def test_a_usable_slot() -> None:
     ],
 )
 def test_an_unusable_slot(slot: SlotState | None, kind: type[PgsluiceError], words: str) -> None:
-    found = failures.unusable("s", slot, "shop", StreamOptions(origin="none"))
+    found = failures.unusable("s", slot, "shop", StreamOptions(origin="none"), 170010)
     with pytest.raises(kind, match=words):
         raise found or AssertionError
 
