@@ -8,7 +8,7 @@ from pgsluice.errors import ConfigError, PermissionDenied, PgsluiceError, Source
 from pgsluice.finding import Verdict
 from pgsluice.postgres.checks import check
 from pgsluice.postgres.connection import ReplicationConnection
-from pgsluice.postgres.options import ConnectionOptions
+from pgsluice.postgres.options import ConnectionOptions, StreamOptions
 from sandbox.postgres import Database, Postgres
 from tests.support.replication import PUBLICATION, SLOT, options_for, replication, streaming
 
@@ -129,8 +129,8 @@ async def test_slots_that_are_not_ours(version: int, new_database: Callable[...,
         admin.execute("SELECT pg_drop_replication_slot('physical')")
 
 
-@pytest.mark.parametrize("version", [14, 17, 18])
-async def test_a_two_phase_slot_is_refused_with_the_way_out(
+@pytest.mark.parametrize("version", [16, 17, 18])
+async def test_without_foreign_origins_a_two_phase_slot_is_refused_with_the_way_out(
     version: int, new_database: Callable[..., Database]
 ) -> None:
     database = new_database(version)
@@ -139,10 +139,22 @@ async def test_a_two_phase_slot_is_refused_with_the_way_out(
         admin.execute("SELECT pg_create_logical_replication_slot('followed', 'pgoutput', false, true)")
     async with replication(options_for(database)) as connection:
         with pytest.raises(ConfigError, match="TWO_PHASE false"):
-            await connection.start(SLOT, [PUBLICATION])
+            await connection.start(SLOT, [PUBLICATION], StreamOptions(origin="none"))
         if version >= 18:
             await connection.query(f'ALTER_REPLICATION_SLOT "{SLOT}" (TWO_PHASE false)')
-            await connection.start(SLOT, [PUBLICATION])
+            await connection.start(SLOT, [PUBLICATION], StreamOptions(origin="none"))
+
+
+async def test_a_slot_that_survives_failovers_takes_no_prepared_transactions_before_18(
+    new_database: Callable[..., Database],
+) -> None:
+    database = new_database(17)
+    with database.connect() as admin:
+        admin.execute("CREATE PUBLICATION published FOR ALL TABLES")
+        admin.execute("SELECT pg_create_logical_replication_slot('followed', 'pgoutput', failover => true)")
+    async with replication(options_for(database)) as connection:
+        with pytest.raises(ConfigError, match="Give up one of the two"):
+            await connection.start(SLOT, [PUBLICATION], StreamOptions(two_phase=True))
 
 
 @pytest.mark.parametrize("version", [10, 18])
