@@ -228,6 +228,7 @@ async def test_a_server_as_it_should_be(
         "postgres version": "OK" if version >= 14 else "WARN",
         "wal_level": "OK",
         "database encoding": "OK",
+        "stream options": "OK",
         f"replication slot {SLOT}": "OK",
         "free replication slots": "OK",
         "free walsenders": "OK",
