@@ -3,6 +3,7 @@
 A proxy before the broker loses answers, and sends late what was given up.
 """
 
+import json
 import signal
 from collections.abc import Callable, Iterator
 from threading import Event
@@ -15,7 +16,7 @@ from confluent_kafka import Producer
 from sandbox.broker import Listener
 from sandbox.kafka import Kafka
 from sandbox.postgres import Postgres
-from tests.support.kafka import end_of, transaction
+from tests.support.kafka import end_of, read_committed, transaction
 from tests.support.kafka_proxy import ADD_PARTITIONS_TO_TXN, END_TXN, INIT_PRODUCER_ID, PRODUCE, KafkaProxy, Request
 from tests.support.weather import Pipeline, Start, fails, wait_until
 
@@ -239,19 +240,37 @@ class TestDeadlines:
         assert pipeline.daemon.alive
         assert "Another producer" not in pipeline.daemon.log_text()
 
+    def test_who_fences_us_and_writes_nothing_is_not_another_owner(self, seen: Seen) -> None:
+        pipeline = seen.start()
+        pipeline.write()
+        assert pipeline.read(10)
+        foreign(seen.kafka, pipeline)
+        pipeline.write()
+        pipeline.assert_complete()
+        assert "Another producer" in pipeline.daemon.log_text()
+        assert pipeline.daemon.alive
+
     def test_another_owner_without_our_slot_is(self, seen: Seen) -> None:
         pipeline = seen.start()
         pipeline.write()
         assert pipeline.read(10)
-        name = pipeline.daemon.name
-        brokers = {"bootstrap.servers": seen.kafka.bootstrap_servers}
-        other = Producer({**brokers, "transactional.id": f"pgsluice-{name}-{name}"})
-        other.init_transactions(TIMEOUT_S)
+        topic, name = f"{pipeline.daemon.name}.checkpoint", pipeline.daemon.name
+        last = json.loads(read_committed(seen.kafka, topic)[-1].value() or b"")
+        producer = foreign(seen.kafka, pipeline)
+        producer.begin_transaction()
+        producer.produce(topic, json.dumps({**last, "cut": last["cut"] + 1}), name)
+        producer.commit_transaction()
         pipeline.write()
         assert pipeline.daemon.wait() == 69
         assert "It does not stream from our slot" in pipeline.daemon.log_text()
-        pipeline.daemon.start()
-        pipeline.assert_complete()
+
+
+def foreign(kafka: Kafka, pipeline: Pipeline) -> Producer:
+    """Return a producer that has fenced the pipeline, as another of the same name does that follows a copy."""
+    name = pipeline.daemon.name
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": f"pgsluice-{name}-{name}"})
+    producer.init_transactions(TIMEOUT_S)
+    return producer
 
 
 class TestHalfATransaction:

@@ -138,7 +138,7 @@ class TestQuestions:
 
     def test_offsets_of_a_topic_that_is_gone(self, topics: Topics, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "REQUEST_S", SOON_S)
-        with pytest.raises(SinkUnavailable, match="Listing the offsets of topics"):
+        with pytest.raises(SinkUnavailable, match=f"Listing the offsets of topic {name}: "):
             topics.next_offsets([(name, 0)])
 
     def test_brokers_and_their_limit(self, topics: Topics) -> None:

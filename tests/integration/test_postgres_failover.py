@@ -132,19 +132,23 @@ def followed_standby(start: Start, version: int) -> Iterator[tuple[Pipeline, Sta
     """Give a pipeline with a slot on the standby; ``pipeline`` writes to the primary."""
     with Postgres(version) as primary:
         primary.create_database("shop")
-        with primary.standby() as standby:
-            shop = Database(primary, "shop")
-            pipeline = start(database=shop, conninfo=lambda _: standby.conninfo("shop"), wait=False)
-            with primary.connect() as admin:
-
-                def is_streaming() -> bool:
-                    admin.execute("SELECT pg_log_standby_snapshot()")
-                    return status_if(pipeline.daemon, {"state": "streaming"}) is not None
-
-                wait_until(is_streaming, "the slot to be created")
+        with primary.standby() as standby, following(start, Database(primary, "shop"), standby) as pipeline:
             yield pipeline, standby
-            if pipeline.daemon.alive:
-                pipeline.daemon.kill()
+
+
+@contextmanager
+def following(start: Start, shop: Database, standby: Standby) -> Iterator[Pipeline]:
+    pipeline = start(database=shop, conninfo=lambda _: standby.conninfo("shop"), wait=False)
+    with shop.connect() as admin:
+
+        def is_streaming() -> bool:
+            admin.execute("SELECT pg_log_standby_snapshot()")
+            return status_if(pipeline.daemon, {"state": "streaming"}) is not None
+
+        wait_until(is_streaming, "the slot to be created")
+    yield pipeline
+    if pipeline.daemon.alive:
+        pipeline.daemon.kill()
 
 
 @pytest.mark.parametrize("version", [16, 18])
@@ -164,6 +168,29 @@ def test_a_standby_is_followed_and_promoted(version: int, start: Start) -> None:
         pipeline.wait_for(state="streaming")
         pipeline.write()
         pipeline.assert_complete()
+
+
+def test_the_server_that_a_standby_follows_is_promoted(start: Start) -> None:
+    """It stays a standby, and yet what it sends is of another timeline from then on."""
+    with Postgres(17) as primary:
+        primary.create_database("shop")
+        with (
+            primary.standby() as upstream,
+            upstream.standby() as standby,
+            following(start, Database(primary, "shop"), standby) as pipeline,
+        ):
+            pipeline.write()
+            pipeline.assert_complete()
+            wait_until_replayed(primary, standby)
+            primary.kill()
+            promote(upstream)
+            pipeline.database = Database(upstream, "shop")
+            pipeline.write()
+            pipeline.assert_complete()
+            assert "The standby has gone over from timeline 1 to 2" in pipeline.daemon.log_text()
+            pipeline.daemon.restart()
+            pipeline.write()
+            pipeline.assert_complete()
 
 
 def test_a_slot_that_the_primary_invalidates_on_its_standby(start: Start) -> None:

@@ -110,7 +110,7 @@ class TestMadeAnew:
         with pipeline.database.connect() as admin:
             make_anew(admin, pipeline)
         assert pipeline.daemon.wait() == 65, pipeline.daemon.log_text()
-        assert re.search("re-created the slot|does not exist any more", pipeline.daemon.log_text())
+        assert re.search("re-created the slot|does not exist on this server", pipeline.daemon.log_text())
 
 
 def make_anew(admin: Connection, pipeline: Pipeline) -> None:

@@ -98,6 +98,19 @@ class TestAStandby:
             assert [pair.standby.daemon.readiness(role) for role in ROLES] == [200, 200]
         pair.assert_complete()
 
+    def test_one_that_was_sent_to_another_server_disturbs_nobody(self, pair: Pair) -> None:
+        daemon = pair.owner.daemon
+        with pair.standby.database.server.database() as elsewhere, pair.load():
+            with elsewhere.connect() as connection:
+                connection.execute("CREATE PUBLICATION pgsluice FOR ALL TABLES")
+            settings = {**daemon.settings, "postgres": {**daemon.settings["postgres"], "slot": "another"}}
+            brokers = pair.owner.kafka.bootstrap_servers
+            with Daemon(daemon.name, elsewhere.conninfo(), brokers, settings, wait_for=None) as lost:
+                assert lost.wait() == 65
+                assert "does not exist on this server" in lost.log_text()
+        assert "warning" not in daemon.log_text()
+        pair.assert_complete()
+
     def test_an_owner_whose_process_stands_still(self, pair: Pair) -> None:
         """And comes round again, and the same the other way."""
         with pair.load():

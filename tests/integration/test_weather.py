@@ -198,7 +198,7 @@ class TestItStopsWithASentence:
         with pipeline.database.connect() as connection:
             connection.execute("SELECT pg_drop_replication_slot(%s)", [pipeline.slot])
         code, log = fails(pipeline)
-        assert (code, "does not exist any more" in log) == (65, True)
+        assert (code, "does not exist on this server" in log) == (65, True)
         pipeline.daemon.start("--adopt-slot")
         pipeline.wait_for(state="streaming", epoch=2)
         pipeline.write(5)

@@ -255,6 +255,9 @@ class FakeSink:
     async def prepare(self) -> None:
         self._world.step("prepare")
 
+    async def present_checkpoint(self) -> Checkpoint | None:
+        return self._world.checkpoint
+
     async def last_checkpoint(self) -> Checkpoint | None:
         return self._world.checkpoint
 

@@ -56,6 +56,14 @@ class IdempotentProducer(CutProducer):
         except (PermissionDenied, ConfigError) as error:
             # Whoever may not, or cannot, use transactions has left none open.
             log.info("transactions cannot be used, and are not needed", reason=str(error))
+        except SinkUnavailable as error:
+            if self._given_up.is_set():
+                raise
+            # A cluster may never have had a transaction coordinator that works, and this mode does not need one.
+            log.warning(
+                "transactions do not work: if a former owner left one open, readers wait for its timeout",
+                reason=str(error),
+            )
 
     def begin(self) -> None:
         """Nothing: records are seen one by one."""

@@ -88,6 +88,10 @@ class KafkaSink:
         """Make the service topics exist. No producer yet: a standby must not disturb the owner."""
         await self._run(self._prepare)
 
+    async def present_checkpoint(self) -> Checkpoint | None:
+        """Return the last checkpoint that can be read at once, without disturbing anybody."""
+        return await self._run(self._present_checkpoint)
+
     async def last_checkpoint(self) -> Checkpoint | None:
         """Return the last committed checkpoint; complete only after :meth:`fence`."""
         return await self._run(self._last_checkpoint)
@@ -182,14 +186,25 @@ class KafkaSink:
         request_bytes = self._topics.max_request_bytes()
         self._producer_options = replace(options.producer, timeout_s=timeout_s, request_bytes=request_bytes)
 
+    def _present_checkpoint(self) -> Checkpoint | None:
+        with self._tail(self._options.checkpoint_topic, complete=False) as tail:
+            return read_checkpoint(tail)
+
     def _last_checkpoint(self) -> Checkpoint | None:
         with self._tail(self._options.checkpoint_topic) as tail:
             self._last = read_checkpoint(tail)
         return self._last
 
-    def _tail(self, spec: TopicSpec) -> Tail:
+    def _tail(self, spec: TopicSpec, *, complete: bool = True) -> Tail:
         options = self._producer_options
-        return Tail(options.client, self._topics, spec.name, patience_s=options.timeout_s, given_up=self._given_up)
+        return Tail(
+            options.client,
+            self._topics,
+            spec.name,
+            patience_s=options.timeout_s,
+            given_up=self._given_up,
+            complete=complete,
+        )
 
     def _fence(self) -> None:
         if self._producer is None:

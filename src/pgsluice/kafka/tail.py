@@ -35,12 +35,23 @@ _POLL_S = 0.2
 
 
 class Tail:
-    """One read, from the end backwards; it takes ``patience_s`` at most. Every method blocks."""
+    """One read, from the end backwards; it takes ``patience_s`` at most. Every method blocks.
+
+    ``complete``: else what stands behind an open transaction is left out instead of waited for.
+    """
 
     def __init__(
-        self, options: ClientOptions, topics: Topics, topic: str, *, patience_s: float, given_up: threading.Event
+        self,
+        options: ClientOptions,
+        topics: Topics,
+        topic: str,
+        *,
+        patience_s: float,
+        given_up: threading.Event,
+        complete: bool = True,
     ) -> None:
         self.topic = topic
+        self._complete = complete
         self.low, self.high = topics.bounds(topic, 0)
         self._topics = topics
         self._given_up = given_up
@@ -93,6 +104,8 @@ class Tail:
             if error is not None and error.code() == PARTITION_EOF:
                 # Behind commit markers, but not behind an open transaction: there it stays below the end.
                 position, hidden = max(position, message.offset()), True
+                if not self._complete:
+                    return
             elif error is not None and error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:  # we use no group
                 raise failure(error, f"Reading {self.topic}")
             self._check_patience(position, hidden=hidden)

@@ -301,24 +301,31 @@ class Pipeline:
                 f"Slot {slot!r} does not exist and postgres.create_slot is false: create it with `pgsluice slot "
                 "create`, or set postgres.create_slot = true."
             )
-        # Without a slot there is no owner at work that this could disturb.
+        # Whoever was sent to a server without our slot must not fence the owner, who is at work on another one.
+        await self._check_delivered_from(await sink.present_checkpoint(), source)
         await sink.fence()
         last = await sink.last_checkpoint()
-        if await source.slot_position() is not None:
-            raise SlotInUse(f"Slot {slot!r} was created by another process just now.")
-        if last is not None:
-            check_pipeline(last, name)
-        if last is not None and not last.is_announcement and not self._adopt:
-            await self._wait_if_standby(source, "the slot is not there")
-            raise HistoryError(
-                f"Slot {slot!r} does not exist any more, but changes before {format_lsn(last.end_lsn)} were delivered "
-                "from it: what came after them is lost to this pipeline. Reload the tables, then start a new history "
-                "with --adopt-slot."
-            )
+        await self._check_delivered_from(last, source)
         await sink.announce(_new_history(last, name, slot, server, INVALID_LSN))
         log.info("creating slot", slot=slot)
         point = await source.create_slot()
         log.info("slot created", slot=slot, consistent_point_lsn=point)
+
+    async def _check_delivered_from(self, last: Checkpoint | None, source: Source) -> None:
+        """Raise what follows from ``last`` where there is no slot; nothing when one may be created."""
+        name, slot = self._options.name, self._options.slot
+        if await source.slot_position() is not None:
+            raise SlotInUse(f"Slot {slot!r} was created by another process just now.")
+        if last is not None:
+            check_pipeline(last, name)
+        if last is None or last.is_announcement or self._adopt:
+            return
+        await self._wait_if_standby(source, "the slot is not there")
+        raise HistoryError(
+            f"Slot {slot!r} does not exist on this server, but changes before {format_lsn(last.end_lsn)} were "
+            "delivered from it. If this is the wrong server, connect to the right one; if the slot was dropped, what "
+            "came after them is lost to this pipeline: reload the tables, then start a new history with --adopt-slot."
+        )
 
     async def _wait_if_standby(self, source: Source, but: str) -> None:
         """Raise SourceUnavailable on a standby, which may be behind, or the wrong server for a moment."""

@@ -78,6 +78,9 @@ class Sink(Protocol):
     async def prepare(self) -> None:
         """Make the service topics exist, without disturbing an owner at work."""
 
+    async def present_checkpoint(self) -> Checkpoint | None:
+        """Return the last checkpoint that can be read at once, without disturbing an owner at work."""
+
     async def last_checkpoint(self) -> Checkpoint | None:
         """Return the last committed checkpoint; complete only after :meth:`fence`."""
 

@@ -95,6 +95,12 @@ class ReplicationConnection:
         """The server's process for this connection."""
         return self._connection.pgconn.backend_pid
 
+    @property
+    def same_server(self) -> ConnectionOptions:
+        """The options of further connections to this very server, however many hosts the user gave."""
+        pgconn = self._connection.pgconn
+        return self._options.at(pgconn.host.decode(), pgconn.hostaddr.decode(), int(pgconn.port))
+
     async def close(self) -> None:
         """Close the connection; the server frees the slot as soon as it notices."""
         if self._stream is not None:

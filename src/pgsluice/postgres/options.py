@@ -6,7 +6,7 @@ https://www.postgresql.org/docs/current/libpq-connect.html
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -116,6 +116,11 @@ class ConnectionOptions:
         except psycopg.ProgrammingError:
             # its text may quote a piece of the string, and with it a password
             raise ConfigError("the connection parameters of PostgreSQL are not what libpq understands") from None
+
+    def at(self, host: str, hostaddr: str, port: int) -> "ConnectionOptions":
+        """Return the options of further connections to the server that one of several hosts turned out to be."""
+        address = {"host": host, "port": str(port)} | ({"hostaddr": hostaddr} if hostaddr else {})
+        return replace(self, parameters={**self.parameters, **address})
 
     def _without_dsn(self) -> dict[str, str]:
         return {name: value for name, value in self.parameters.items() if name != "dsn"}

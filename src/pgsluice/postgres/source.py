@@ -5,6 +5,7 @@ The pipeline's upper end (``pipeline.ends.Source``). Nothing survives the sessio
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from pgsluice.avro.sent.types import TypeDescription
 from pgsluice.errors import ConfigError, SlotInUse, SourceUnavailable
@@ -35,13 +36,15 @@ class PostgresSource:
         self._replication = replication
         self._catalog = catalog
         self._started = False
-        self._on_standby = False
+        self._timeline = 0
+        self._witness: ReplicationConnection | None = None
+        """On a standby, a second one: an ordinary connection is not told which timeline is being replayed."""
 
     @classmethod
     async def open(cls, options: SourceOptions) -> "PostgresSource":
         """Connect; ConfigError without a publication, whose changes PostgreSQL 18 would just leave out."""
         replication = await ReplicationConnection.open(options.connection)
-        source = cls(options, replication, Catalog(options.connection))
+        source = cls(options, replication, Catalog(replication.same_server))
         try:
             await source._check_publications()
         except BaseException:
@@ -58,8 +61,11 @@ class PostgresSource:
 
     async def identify(self) -> ServerIdentity:
         """Return who the server is; before :meth:`start`."""
-        self._on_standby = await self.is_standby()
-        return await self._replication.identify_system()
+        server = await self._replication.identify_system()
+        self._timeline = server.timeline
+        if await self.is_standby():
+            self._witness = await ReplicationConnection.open(self._replication.same_server)
+        return server
 
     async def timeline_history(self, timeline: int) -> list[TimelineSwitch]:
         """Return where the ancestors of ``timeline`` ended; before :meth:`start`."""
@@ -113,17 +119,22 @@ class PostgresSource:
         options = self._options
         stream = await self._replication.start(options.slot, options.publications, options.stream)
         stream.inquire = self._is_streaming
-        stream.vouch = self._check_timeline if self._on_standby else None
+        stream.vouch = None if self._witness is None else partial(self._check_timeline, self._witness)
         self._started = True
         return stream
 
-    async def _check_timeline(self) -> None:
-        """Raise SourceUnavailable once the standby has become the primary; nothing on its new timeline was read then.
+    async def _check_timeline(self, witness: ReplicationConnection) -> None:
+        """Raise SourceUnavailable once a standby is on a new timeline; nothing that stands on it was read then.
 
-        A walsender survives the promotion. What it sends afterwards belongs to a timeline that we have not checked.
+        A walsender survives the promotion of its server, and of the one that its server follows. What it sends
+        afterwards belongs to a timeline of which we have not checked where it left ours.
         """
-        if not await self.is_standby():
-            raise SourceUnavailable("The standby was promoted: going on in a new session, on its new timeline.")
+        found = (await witness.identify_system()).timeline
+        if found != self._timeline:
+            raise SourceUnavailable(
+                f"The standby has gone over from timeline {self._timeline} to {found}: it was promoted, or the server "
+                "that it follows was. Going on in a new session, which looks where the one left the other."
+            )
 
     async def _is_streaming(self) -> bool:
         state = await self._catalog.slot(self._options.slot)
@@ -138,6 +149,8 @@ class PostgresSource:
         return await self._catalog.describe_types(oids)
 
     async def close(self) -> None:
-        """Close both connections; the server frees the slot."""
+        """Close the connections; the server frees the slot."""
         await self._catalog.close()
+        if self._witness is not None:
+            await self._witness.close()
         await self._replication.close()

@@ -222,7 +222,7 @@ class TestWhenItMustNotGoOn:
         ("world", "sentence"),
         [
             (World(position=5), "there is no checkpoint for it in Kafka"),
-            (World(checkpoint=CHECKPOINT), "does not exist any more"),
+            (World(checkpoint=CHECKPOINT), "does not exist on this server"),
             (World(position=9_001, checkpoint=CHECKPOINT), "somebody else advanced"),
             (World(position=5, checkpoint=replace(CHECKPOINT, end_lsn=10_001)), "the server's WAL ends at"),
             (World(position=5, checkpoint=replace(CHECKPOINT, slot="t")), "written for slot 't'"),
@@ -438,6 +438,11 @@ class TestTheWrongServerForAMoment:
         await streaming(found)
         found.stop()
         await task
+
+    async def test_who_was_sent_to_the_wrong_server_fences_nobody(self) -> None:
+        world = World(checkpoint=CHECKPOINT, faults={"fence": [Fenced("The owner was disturbed.")]})
+        with pytest.raises(HistoryError, match="If this is the wrong server"):
+            await pipeline(world).run()
 
     async def test_being_fenced_before_the_slot_is_ours_is_a_race_and_no_reason_to_stop(self) -> None:
         world = World(faults={"announce": [Fenced("Another took over.")]})
