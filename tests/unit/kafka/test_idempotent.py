@@ -5,7 +5,6 @@ from threading import Event
 
 import pytest
 from structlog.testing import capture_logs
-from structlog.testing import capture_logs
 
 from pgsluice.errors import SinkUnavailable
 from pgsluice.kafka.idempotent import IdempotentProducer
