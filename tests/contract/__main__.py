@@ -1,0 +1,14 @@
+"""Write the files of ``contract/`` anew, and say what CHANGELOG.md needs: ``python -m tests.contract``."""
+
+from tests.contract.golden import CONTRACT, digest, files, recorded
+
+before = digest()
+for path in CONTRACT.iterdir():
+    path.unlink()
+for name, content in files().items():
+    (CONTRACT / name).write_text(content)
+if recorded() != digest():
+    print(  # noqa: T201 - a command
+        f"The contract was {before} and is {digest()}. Say in CHANGELOG.md, under Unreleased, what changed for "
+        f"consumers:\n- **Contract `{digest()}`**: ..."
+    )

@@ -1,0 +1,150 @@
+"""How values stand in the golden JSON, whoever read them.
+
+Dates and times stand in ISO 8601 (as the number that Avro has where the year is outside 1 to 9999), decimals as
+strings, bytes as Avro writes them in JSON (a character each), and floats that JSON lacks by their names.
+"""
+
+import math
+import struct
+from collections.abc import Callable, Iterator
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Context, Decimal
+from typing import Any, TypeAlias
+from uuid import UUID
+
+Json: TypeAlias = Any
+Schema: TypeAlias = Any
+"""A schema as parsed JSON."""
+
+Leaf: TypeAlias = Callable[[str, dict[str, Any], Any], Json]
+"""Makes JSON of a value that holds no others: its Avro type, what the schema says beside it, the value."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_EXACT = Context(prec=1000)
+
+
+def physical(schema: Schema) -> Schema:
+    """Return ``schema`` without logical types: values are then read as the numbers and bytes that they are."""
+    if isinstance(schema, list):
+        return [physical(branch) for branch in schema]
+    if isinstance(schema, str):
+        return schema
+    if "logicalType" in schema:
+        return schema["type"]
+    parts = {name: physical(schema[name]) for name in ("items", "values") if name in schema}
+    if "fields" in schema:
+        parts["fields"] = [{**field, "type": physical(field["type"])} for field in schema["fields"]]
+    return {**schema, **parts}
+
+
+def json_of(schema: Schema, value: Any) -> Json:  # noqa: ANN401 - whatever the schema says
+    """Return the JSON of a value that was read by the ``physical`` schema, or that Avro wrote as JSON."""
+    return walk(schema, value, _avro)
+
+
+def walk(schema: Schema, value: Any, leaf: Leaf) -> Json:  # noqa: ANN401 - whatever the schema says
+    """Return the JSON of a value whose innermost parts ``leaf`` converts."""
+    return _walk(schema, value, leaf, dict(_records(schema)))
+
+
+def _records(schema: Schema) -> Iterator[tuple[str, Schema]]:
+    """Yield the records in ``schema`` by name."""
+    if isinstance(schema, list):
+        for branch in schema:
+            yield from _records(branch)
+    elif isinstance(schema, dict):
+        for name in ("items", "values"):
+            yield from _records(schema.get(name))
+        for field in schema.get("fields", []):
+            yield from _records(field["type"])
+        if "fields" in schema:
+            yield schema["name"], schema
+
+
+def _walk(
+    schema: Schema,
+    value: Any,  # noqa: ANN401 - as above
+    leaf: Leaf,
+    names: dict[str, Schema],
+) -> Json:
+    match schema:
+        case ["null", branch]:
+            return None if value is None else _walk(branch, value, leaf, names)
+        case {"type": "record", "fields": fields}:
+            return {field["name"]: _walk(field["type"], value[field["name"]], leaf, names) for field in fields}
+        case {"type": "array", "items": items}:
+            return [_walk(items, item, leaf, names) for item in value]
+        case {"type": "map", "values": values}:
+            return {name: _walk(values, value[name], leaf, names) for name in sorted(value)}
+        case {"type": kind}:
+            return leaf(kind, schema, value)
+        case _:
+            return _walk(names[schema], value, leaf, names) if schema in names else leaf(schema, {}, value)
+
+
+def _avro(kind: str, schema: dict[str, Any], value: Any) -> Json:  # noqa: ANN401 - as above
+    match schema.get("logicalType"):
+        case "decimal":
+            return decimal_text(unscaled(value), schema.get("scale", 0))
+        case "date":
+            return _moment(value, timedelta(days=1), lambda moment: moment.date().isoformat())
+        case "time-micros":
+            return _moment(value, timedelta(microseconds=1), lambda moment: moment.time().isoformat())
+        case "timestamp-micros":
+            return _moment(value, timedelta(microseconds=1), datetime.isoformat)
+        case "local-timestamp-micros":
+            return _moment(value, timedelta(microseconds=1), lambda moment: moment.replace(tzinfo=None).isoformat())
+        case _:
+            return primitive(kind, value)
+
+
+def primitive(kind: str, value: Any) -> Json:  # noqa: ANN401 - as above
+    """Return the JSON of a value without logical type."""
+    if isinstance(value, bytes):
+        return value.decode("latin-1")
+    if kind not in ("float", "double"):
+        return value
+    number = float(value)
+    if not math.isfinite(number):
+        return special(number)
+    return struct.unpack("f", struct.pack("f", number))[0] if kind == "float" else number
+
+
+def special(number: float) -> str:
+    """Return the name of a float that JSON lacks."""
+    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
+
+
+def unscaled(value: bytes | str) -> int:
+    """Return the number in a decimal's bytes."""
+    data = value.encode("latin-1") if isinstance(value, str) else value
+    return int.from_bytes(data, "big", signed=True)
+
+
+def decimal_text(number: int, scale: int) -> str:
+    """Return a decimal with all digits of its scale."""
+    return f"{Decimal(number).scaleb(-scale, _EXACT):f}"
+
+
+def _moment(number: int, unit: timedelta, text: Callable[[datetime], str]) -> str | int:
+    try:
+        return text(_EPOCH + number * unit)
+    except OverflowError:
+        return number
+
+
+def plain(value: Any) -> Json:  # noqa: ANN401, PLR0911 - whatever fastavro read
+    """Return what fastavro makes of logical types as the golden JSON has it."""
+    if isinstance(value, dict):
+        return {name: plain(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [plain(part) for part in value]
+    if isinstance(value, date | datetime | time):
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        return f"{value:f}"
+    if isinstance(value, float) and not math.isfinite(value):
+        return special(value)
+    if isinstance(value, bytes):
+        return value.decode("latin-1")
+    return str(value) if isinstance(value, UUID) else value
