@@ -85,7 +85,7 @@ def _walk(
 def _avro(kind: str, schema: dict[str, Any], value: Any) -> Json:  # noqa: ANN401 - as above
     match schema.get("logicalType"):
         case "decimal":
-            return decimal_text(unscaled(value), schema.get("scale", 0))
+            return decimal_text(Decimal(_unscaled(value)).scaleb(-schema.get("scale", 0), _EXACT))
         case "date":
             return _moment(value, timedelta(days=1), lambda moment: moment.date().isoformat())
         case "time-micros":
@@ -115,15 +115,14 @@ def special(number: float) -> str:
     return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
 
 
-def unscaled(value: bytes | str) -> int:
-    """Return the number in a decimal's bytes."""
+def decimal_text(number: Decimal) -> str:
+    """Return a decimal with all its digits."""
+    return f"{number:f}"
+
+
+def _unscaled(value: bytes | str) -> int:
     data = value.encode("latin-1") if isinstance(value, str) else value
     return int.from_bytes(data, "big", signed=True)
-
-
-def decimal_text(number: int, scale: int) -> str:
-    """Return a decimal with all digits of its scale."""
-    return f"{Decimal(number).scaleb(-scale, _EXACT):f}"
 
 
 def _moment(number: int, unit: timedelta, text: Callable[[datetime], str]) -> str | int:
@@ -142,7 +141,7 @@ def plain(value: Any) -> Json:  # noqa: ANN401, PLR0911 - whatever fastavro read
     if isinstance(value, date | datetime | time):
         return value.isoformat()
     if isinstance(value, Decimal):
-        return f"{value:f}"
+        return decimal_text(value)
     if isinstance(value, float) and not math.isfinite(value):
         return special(value)
     if isinstance(value, bytes):

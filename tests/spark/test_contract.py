@@ -1,99 +1,162 @@
-"""The golden messages of contract/ on a real broker: what read_changes gives is exactly their JSON."""
+"""The golden messages of contract/ before Spark: from_avro as it comes, and read_changes from a real broker."""
 
+import base64
 import json
-from datetime import UTC, date, datetime
+from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import NewTopic
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
+from pyspark.sql.avro.functions import from_avro
 
 from pgsluice_spark import read_changes
 from sandbox.kafka import Kafka
-from tests.spark.events import CONTRACT, Json
+from tests.contract.values import Json, decimal_text, json_of, physical, primitive, walk
+from tests.spark.events import CONTRACT
 from tests.spark.topics import Registered, create
 
-TOPIC = "shop.public.golden"
-
 GOLDEN: dict[str, list[Json]] = json.loads((CONTRACT / "golden.json").read_text())
-CASES = {case: messages for case, messages in GOLDEN.items() if not case.startswith(("cut", "message"))}
-"""Those that are changes, as topics of tables have them."""
-MESSAGES = [(case, message) for case, messages in CASES.items() for message in messages]
-ENVELOPE, KEY = (json.loads((CONTRACT / f"{name}.avsc").read_text()) for name in ("envelope", "key"))
+SCHEMAS = {path.stem: json.loads(path.read_text()) for path in sorted(CONTRACT.glob("*.avsc"))}
+TABLES = {"envelope": "key", "types": None, "keys": "keys_key"}
+"""The schemas of tables' values, with those of their keys."""
 
-Read = dict[str, list[Json]]
-"""What read_changes gave of each case, as JSON."""
+JSON_OPTIONS = {
+    "ignoreNullFields": "false",
+    "dateFormat": "yyyy-MM-dd",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSxxx",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+
+INFINITE = -(2**31), 2**31 - 1
+
+
+def cases(schema: str) -> dict[str, list[Json]]:
+    """Return the cases of a table, with their tombstones."""
+    return {case: messages for case, messages in GOLDEN.items() if messages[0]["value"]["schema"] == schema}
 
 
 def data(part: Json) -> bytes | None:
     return None if part["hex"] is None else bytes.fromhex(part["hex"])
 
 
-def schema_id(part: str) -> int:
-    framed = [data(message[part]) for _, message in MESSAGES]
-    (identifier,) = {int.from_bytes(one[1:5], "big") for one in framed if one is not None}
-    return identifier
+def is_infinite(part: Json) -> bool:
+    """Whether a key has dates that neither Python nor Spark's JSON can hold."""
+    return part["schema"] == "keys_key" and part["json"]["date"] in INFINITE
 
 
-def plain(value: object) -> str:
-    """Return dates and timestamps in ISO 8601, decimals as strings."""
-    if isinstance(value, datetime):
-        return value.astimezone(UTC).isoformat()
-    assert isinstance(value, date | Decimal)
-    return value.isoformat() if isinstance(value, date) else str(value)
+# --- Spark's JSON
 
 
-def batch(spark: SparkSession, kafka: Kafka, **options: Any) -> DataFrame:  # noqa: ANN401 - as read_changes takes them
-    registry = Registered({f"{TOPIC}-value": {schema_id("value"): ENVELOPE}, f"{TOPIC}-key": {schema_id("key"): KEY}})
+def spark_json(value: str | Column) -> Column:
+    return F.to_json(F.struct(F.col(value) if isinstance(value, str) else value), JSON_OPTIONS)
+
+
+def from_spark(schema: Json, text: str, *, beyond: bool = False) -> Json:
+    """Return what Spark wrote as JSON the way the golden JSON has it."""
+    (value,) = json.loads(text, parse_float=str).values()
+    if value is None:
+        return None
+    return json_of(schema, walk(physical(schema), value, leaf)) if beyond else walk(schema, value, leaf)
+
+
+def leaf(kind: str, schema: dict[str, Any], value: Any) -> Json:  # noqa: ANN401 - whatever JSON has
+    match schema.get("logicalType"):
+        case "decimal":
+            return decimal_text(Decimal(value))
+        case "time-micros":  # Spark reads the number
+            return json_of(schema, value)
+        case "timestamp-micros" | "local-timestamp-micros":
+            return datetime.fromisoformat(value).isoformat()
+        case _:
+            return base64.b64decode(value).decode("latin-1") if kind == "bytes" else primitive(kind, value)
+
+
+# --- from_avro
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_from_avro_reads_the_golden_json(spark: SparkSession, name: str) -> None:
+    parts = [part for messages in GOLDEN.values() for message in messages for part in message.values()]
+    for beyond in (False, True):
+        wanted = [part for part in parts if part["schema"] == name and is_infinite(part) is beyond]
+        if not wanted:
+            continue
+        schema = physical(SCHEMAS[name]) if beyond else SCHEMAS[name]
+        rows = spark.createDataFrame([(part["hex"],) for part in wanted], "data string")
+        body = F.substring(F.unhex("data"), 6, 2**31 - 1)
+        found = rows.select(spark_json(from_avro(body, json.dumps(schema), {"mode": "FAILFAST"}))).collect()
+        assert [from_spark(SCHEMAS[name], text, beyond=beyond) for (text,) in found] == [
+            part["json"] for part in wanted
+        ]
+
+
+# --- read_changes
+
+
+def topic_of(name: str) -> str:
+    return f"shop.public.golden_{name}"
+
+
+def ids(name: str) -> dict[int, Json]:
+    parts = (part for messages in GOLDEN.values() for message in messages for part in message.values())
+    (identifier,) = {int(part["hex"][2:10], 16) for part in parts if part["schema"] == name}
+    return {identifier: SCHEMAS[name]}
+
+
+def batch(spark: SparkSession, kafka: Kafka, name: str, **options: Any) -> DataFrame:  # noqa: ANN401 - as read_changes
+    key = TABLES[name]
+    subjects = {f"{topic_of(name)}-value": ids(name), f"{topic_of(name)}-key": ids(key) if key else {}}
     servers = kafka.bootstrap_servers
-    return read_changes(spark, TOPIC, bootstrap_servers=servers, registry=registry, streaming=False, **options)
+    registry = Registered(subjects)
+    return read_changes(spark, topic_of(name), bootstrap_servers=servers, registry=registry, streaming=False, **options)
 
 
 @pytest.fixture(scope="module")
-def topic(kafka: Kafka) -> None:
-    """Write the golden messages as they are, one after the other."""
-    create(kafka, NewTopic(TOPIC, 1))
+def topics(kafka: Kafka) -> None:
+    """Write the golden messages of tables as they are, one after the other."""
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "enable.idempotence": True})
-    for _, message in MESSAGES:
-        producer.produce(TOPIC, key=data(message["key"]), value=data(message["value"]))
+    for name in TABLES:
+        create(kafka, NewTopic(topic_of(name), 1))
+        for message in (message for messages in cases(name).values() for message in messages):
+            producer.produce(topic_of(name), key=data(message["key"]), value=data(message["value"]))
     assert producer.flush(30) == 0
 
 
-@pytest.fixture(scope="module")
-def found(spark: SparkSession, kafka: Kafka, topic: None) -> Read:  # noqa: ARG001 - it has to be there
-    """Read them all at once."""
-    rows = batch(spark, kafka, tombstones=True).orderBy("offset").collect()
-    read: Read = {case: [] for case in CASES}
-    for (case, _), row in zip(MESSAGES, rows, strict=True):
-        read[case].append(json.loads(json.dumps(row.asDict(recursive=True), default=plain)))
-    return read
+@pytest.mark.usefixtures("topics")
+@pytest.mark.parametrize("name", TABLES)
+def test_read_changes_gives_the_golden_json(spark: SparkSession, kafka: Kafka, name: str) -> None:
+    messages = [message for messages in cases(name).values() for message in messages]
+    event = F.struct(*(field["name"] for field in SCHEMAS[name]["fields"]))
+    changes = batch(spark, kafka, name, tombstones=True).orderBy("offset")
+    key = TABLES[name]
+    keys = spark_json("key") if key else F.lit('{"key": null}')
+    found = changes.select(keys, F.when(F.col("op").isNotNull(), spark_json(event))).collect()
+    for message, (key_text, text) in zip(messages, found, strict=True):
+        assert (None if text is None else from_spark(SCHEMAS[name], text)) == message["value"]["json"]
+        if not is_infinite(message["key"]):
+            assert from_spark(SCHEMAS[key or name], key_text) == message["key"]["json"]
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_read_changes_gives_the_golden_json(found: Read, case: str) -> None:
-    names = [field["name"] for field in ENVELOPE["fields"]]
-    expected = [(message["key"]["json"], message["value"]["json"]) for message in CASES[case]]
-    events = [{name: row[name] for name in names} for row in found[case]]
-    assert [row["key"] for row in found[case]] == [key for key, _ in expected]
-    assert events == [dict.fromkeys(names) if value is None else value for _, value in expected]
-
-
-def test_the_columns_beside_the_event(found: Read) -> None:
-    rows = [row for rows in found.values() for row in rows]
-    names = [field["name"] for field in ENVELOPE["fields"]]
-    assert list(rows[0]) == [*names, "key", "fields", "topic", "partition", "offset", "timestamp"]
-    assert [(row["topic"], row["partition"], row["offset"]) for row in rows] == [
-        (TOPIC, 0, n) for n in range(len(rows))
-    ]
-    columns = list(CASES["insert"][0]["value"]["json"]["after"])
+@pytest.mark.usefixtures("topics")
+def test_the_columns_beside_the_event(spark: SparkSession, kafka: Kafka) -> None:
+    changes = batch(spark, kafka, "envelope", tombstones=True).orderBy("offset")
+    names = [field["name"] for field in SCHEMAS["envelope"]["fields"]]
+    assert changes.columns == [*names, "key", "fields", "topic", "partition", "offset", "timestamp"]
+    rows = changes.select("op", "fields", "topic", "partition", "offset").collect()
+    columns = list(GOLDEN["insert"][0]["value"]["json"]["after"])
+    assert [row["offset"] for row in rows] == list(range(len(rows)))
+    assert {(row["topic"], row["partition"]) for row in rows} == {(topic_of("envelope"), 0)}
     assert all(row["fields"] == (columns if row["op"] else None) for row in rows)
 
 
-@pytest.mark.usefixtures("topic")
+@pytest.mark.usefixtures("topics")
 def test_tombstones_are_left_out_unless_asked_for(spark: SparkSession, kafka: Kafka) -> None:
-    offsets = [row["offset"] for row in batch(spark, kafka).select("offset").orderBy("offset").collect()]
-    tombstones = {n for n, (_, message) in enumerate(MESSAGES) if message["value"]["hex"] is None}
-    assert len(tombstones) == 3
-    assert offsets == [n for n in range(len(MESSAGES)) if n not in tombstones]
+    messages = [message for messages in cases("envelope").values() for message in messages]
+    offsets = [row["offset"] for row in batch(spark, kafka, "envelope").select("offset").orderBy("offset").collect()]
+    tombstones = {n for n, message in enumerate(messages) if message["value"]["hex"] is None}
+    assert len(tombstones) == 6
+    assert offsets == [n for n in range(len(messages)) if n not in tombstones]
