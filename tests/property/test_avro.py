@@ -377,21 +377,38 @@ def test_a_field_belongs_to_one_column_for_ever(versions: list[Relation]) -> Non
 
 
 @given(st.lists(VERSION.map(version), min_size=2, max_size=6))
-def test_later_schemas_read_earlier_rows_right(versions: list[Relation]) -> None:
+def test_every_schema_reads_the_rows_of_every_other_right_or_refuses(versions: list[Relation]) -> None:
     history = TableFields(OPTIONS)
-    rows = []
+    rows: list[tuple[Any, bytes]] = []
     for relation in versions:
         fields = history.assign(relation)
         fastavro.parse_schema(envelope(history, relation))
         row_schema = schema.value_schema("shop.public.orders", fields)
         texts = [EXAMPLES[column.type.name] for column in relation.columns]
         rows.append((fastavro.parse_schema(row_schema), RowEncoder(relation, fields).encode(list(texts), [], [])))
-    last_schema, _ = rows[-1]
-    for writer_schema, body in rows:
+    for written, (writer_schema, body) in enumerate(rows):
         as_written = read(writer_schema, body)
-        as_read = reread(writer_schema, last_schema, body)
-        for name in as_written.keys() & as_read.keys():
-            assert as_read[name] == as_written[name]
+        for known, (reader_schema, _) in enumerate(rows):
+            try:
+                as_read = reread(writer_schema, reader_schema, body)
+            except fastavro.read.SchemaResolutionError:
+                # only a reader from before a field became wider, and what it refuses is not what it would read wrong
+                assert known < written
+                assert narrower(reader_schema, writer_schema)
+            else:
+                expected = {name: as_written.get(name) for name in as_read}
+                assert as_read == expected
+
+
+def narrower(reader_schema: Any, writer_schema: Any) -> list[str]:  # noqa: ANN401 - parsed by fastavro
+    """Return the fields that the writer has wider."""
+    wide = {field["name"]: field["type"][1] for field in writer_schema["fields"]}
+    names = {field["name"]: field["type"][1] for field in reader_schema["fields"] if field["name"] in wide}
+    return [
+        name
+        for name, kind in names.items()
+        if (kind, wide[name]) in [("int", "long"), ("int", "double"), ("float", "double")]
+    ]
 
 
 def reread(writer_schema: Any, reader_schema: Any, body: bytes) -> Any:  # noqa: ANN401 - fastavro's
