@@ -72,7 +72,7 @@ fuzz: setup ## A million mutated inputs for the decoder
 	$(BIN)/python -m tests.fuzz.pgoutput --count 1000000
 
 lock: ## Renew requirements.lock
-	$(BIN)/pip-compile --quiet --extra dev --extra spark --generate-hashes --allow-unsafe --strip-extras \
+	$(BIN)/pip-compile --quiet --extra confluent --extra dev --extra spark --generate-hashes --allow-unsafe --strip-extras \
 		--no-emit-index-url --no-emit-trusted-host --no-emit-find-links --output-file requirements.lock pyproject.toml
 
 clean: ## Remove what was built; the servers' downloads stay in the cache

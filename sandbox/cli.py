@@ -6,7 +6,7 @@ from pathlib import Path
 
 from psycopg.conninfo import make_conninfo
 
-from sandbox import prompt, session
+from sandbox import apicurio, prompt, session
 from sandbox.account import server_account
 from sandbox.artifacts import fetch, targets
 from sandbox.errors import SandboxError
@@ -72,6 +72,8 @@ def _fetch(options: argparse.Namespace) -> None:
 
 def _prepare(name: str) -> Path:
     versions = {target(version): version for version in VERSIONS}
+    if name == apicurio.TARGET:
+        return apicurio.installation()
     return prepare(versions[name], server_account()) if name in versions else fetch(name)
 
 

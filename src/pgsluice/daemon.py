@@ -9,10 +9,11 @@ import math
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from io import BytesIO
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import fastavro
 import structlog
@@ -25,7 +26,7 @@ from pgsluice.avro.types import TypeOptions
 from pgsluice.avro.wire import header, unframe
 from pgsluice.config import Settings
 from pgsluice.dead_letter import Origin, origin_of
-from pgsluice.errors import SinkUnavailable
+from pgsluice.errors import ConfigError, SinkUnavailable
 from pgsluice.finding import Finding
 from pgsluice.http import Health, HttpServer, Role
 from pgsluice.kafka import checks as kafka_checks
@@ -51,6 +52,10 @@ from pgsluice.registry.store import SchemaStore
 from pgsluice.spool import SpillDirectory, Spool, SpoolOptions
 from pgsluice.tables import TableRule, Tables
 from pgsluice.transaction import Prepared
+
+if TYPE_CHECKING:
+    from pgsluice.registry.confluent import ConfluentRegistry
+    from pgsluice.registry.rest import RestOptions
 
 log = structlog.get_logger(__name__)
 
@@ -112,7 +117,7 @@ class _Daemon:
         self._metrics.info.labels(__version__, settings.name, "python", settings.delivery.mode).set(1)
         self._kafka = ClientOptions(settings.kafka.librdkafka_properties(), f"pgsluice-{settings.name}")
         schemas = f"{settings.kafka.topic_prefix}.schemas"
-        self._registry = BuiltinRegistry(_registry_options(settings, self._kafka.errors), schemas)
+        self._registry = _registry(settings, BuiltinRegistry(_registry_options(settings, self._kafka.errors), schemas))
         self._pipeline = Pipeline(
             _pipeline_options(settings, adopt_slot=adopt_slot),
             lambda: PostgresSource.open(_source_options(settings)),
@@ -126,7 +131,8 @@ class _Daemon:
 
     async def run(self) -> None:
         health = Health(self._status, self._live, self._ready)
-        http = HttpServer(str(self._settings.http.listen), health, self._metrics.registry, self._registry.store)
+        served = self._registry.store if self._settings.schema_registry.type == "builtin" else None
+        http = HttpServer(str(self._settings.http.listen), health, self._metrics.registry, served)
         await http.start()
         mode = self._settings.delivery.mode
         log.info("listening", address=str(self._settings.http.listen), version=__version__, mode=mode)
@@ -264,6 +270,47 @@ def _registry_options(settings: Settings, errors: ClientErrors) -> RegistryOptio
         replication_factor=settings.kafka.topics.replication_factor,
         topic_config=_service_topic_config(settings),
     )
+
+
+def _registry(settings: Settings, builtin: BuiltinRegistry) -> "BuiltinRegistry | ConfluentRegistry":
+    """Return what gives schemas their ids: the topic of schemas alone, or a server with the topic as its record."""
+    chosen = settings.schema_registry
+    if chosen.type == "builtin":
+        return builtin
+    with _client_installed():
+        from pgsluice.registry.confluent import ConfluentOptions, ConfluentRegistry  # noqa: PLC0415 - 0.6 s, 15 MB
+    rest = _rest_options(settings)
+    options = ConfluentOptions(rest, chosen.subject_name_strategy, chosen.on_incompatible)
+    return ConfluentRegistry(options, builtin)
+
+
+def _rest_options(settings: Settings) -> "Callable[[], RestOptions]":
+    """Return what tells how to connect to the registry's server now."""
+    with _client_installed():
+        from pgsluice.registry.rest import RestOptions  # noqa: PLC0415 - as in _registry
+    chosen = settings.schema_registry
+    if chosen.url is None:
+        raise ConfigError("schema_registry.url is not set: name the addresses of the schema registry.")
+    constant = RestOptions(
+        chosen.url,
+        username=chosen.username,
+        ca_file=chosen.ca_file,
+        cert_file=chosen.cert_file,
+        key_file=chosen.key_file,
+        timeout_s=chosen.timeout.seconds,
+    )
+    return lambda: replace(constant, password=chosen.secret("password"), token=chosen.secret("token"))
+
+
+@contextmanager
+def _client_installed() -> Iterator[None]:
+    """ConfigError where what the block imports needs a package that is not there."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"A schema registry server needs Python's module {error.name}: pip install 'pgsluice[confluent]'."
+        ) from None
 
 
 def _service_topic_config(settings: Settings) -> dict[str, str]:

@@ -6,6 +6,7 @@
     ├── RetryableError              the session ends; a new one starts after a back-off
     │   ├── SourceUnavailable       PostgreSQL is down, restarting, or the connection broke
     │   ├── SlotInUse               another process streams from the slot: wait as its hot standby
+    │   ├── RegistryUnavailable     the schema registry cannot be reached, or cannot answer now
     │   └── SinkUnavailable         Kafka cannot be reached, or a Kafka transaction was given up
     │       ├── DeadlineMissed      a Kafka transaction took longer than its timeout
     │       └── Fenced              another producer took over: its process owns the slot, or we stop
@@ -14,9 +15,10 @@
         ├── ProtocolError    65     bytes that are not pgoutput (names message, offset, expectation)
         ├── HistoryError     65     slot, checkpoint and server do not belong to one history
         ├── PoisonError      65     a change that Kafka or Avro cannot take
+        ├── IncompatibleSchema 65   the schema registry refuses what an ALTER TABLE made of a schema
         ├── UnavailableError 69     something that will not come back by waiting
         ├── DrainTimeout     75     the cut in flight did not finish within shutdown.drain_timeout
-        ├── PermissionDenied 77     PostgreSQL or Kafka refuses the credentials or the right
+        ├── PermissionDenied 77     PostgreSQL, Kafka or the registry refuses the credentials or the right
         └── ConfigError      78     settings, slot or publication are not what they must be
 
 Anything else that escapes is a bug (exit code 70). The numbers are those of ``sysexits.h``.
@@ -45,6 +47,10 @@ class SourceUnavailable(RetryableError):
 
 class SlotInUse(RetryableError):
     """Another process streams from the slot; PostgreSQL lets one in at a time."""
+
+
+class RegistryUnavailable(RetryableError):
+    """The schema registry cannot be reached now, or says that it cannot answer."""
 
 
 class SinkUnavailable(RetryableError):
@@ -83,6 +89,12 @@ class HistoryError(StopError):
 
 class PoisonError(StopError):
     """A change that can never be delivered as it is."""
+
+    exit_code = 65
+
+
+class IncompatibleSchema(StopError):
+    """The schema registry refuses a schema, because it does not go with the subject's earlier ones."""
 
     exit_code = 65
 

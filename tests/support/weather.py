@@ -96,7 +96,8 @@ class Pipeline:
         topic = f"{self.daemon.name}.public.numbers"
         context = SerializationContext(topic, MessageField.VALUE)
         found: list[dict[str, Any]] = []
-        with SchemaRegistryClient({"url": self.daemon.url}) as registry, reading(self.kafka, topic) as consumer:
+        url = self.daemon.settings.get("schema_registry", {}).get("url", self.daemon.url)
+        with SchemaRegistryClient({"url": url}) as registry, reading(self.kafka, topic) as consumer:
             deserialize = AvroDeserializer(registry)
             end = time.monotonic() + PATIENCE_S
             while time.monotonic() < end:

@@ -27,6 +27,7 @@ from pgsluice.config import libpq, librdkafka
 from pgsluice.config.naming import (
     SERVICE_TOPICS,
     SLOT_PREFIX,
+    check_address,
     check_glob,
     check_pipeline_name,
     check_slot_name,
@@ -433,12 +434,118 @@ class Tables(Section):
 
 
 class SchemaRegistry(Section):
-    """Where consumers find the schemas."""
+    """Where schemas get their ids, and consumers find them by id.
 
-    type: Literal["builtin"] = Field(
+    The keys after type are for a server of its own: with type confluent, and for ``pgsluice registry export``.
+    """
+
+    type: Literal["builtin", "confluent"] = Field(
         default="builtin",
-        description="builtin: pgsluice keeps schemas in Kafka and serves the registry's read API itself.",
+        description="builtin: pgsluice keeps schemas in Kafka and serves the registry's read API itself. confluent: a "
+        "server that speaks the API of Confluent's Schema Registry.",
     )
+    url: Text | None = Field(
+        default=None,
+        description="Addresses of the server, separated by commas; they are tried in turn.",
+        examples=["http://registry-1:8081,http://registry-2:8081"],
+    )
+    username: Text | None = Field(default=None, description="User, for basic authentication.", examples=["pgsluice"])
+    password: SecretStr | None = Field(
+        default=None,
+        description="Password; better from a secret file or the environment than from the file.",
+        examples=["secret"],
+    )
+    password_file: Text | None = Field(
+        default=None,
+        description="File whose first line is the password; read again for every connection.",
+        examples=["/run/secrets/registry-password"],
+    )
+    token: SecretStr | None = Field(
+        default=None, description="Bearer token, instead of user and password.", examples=["secret"]
+    )
+    token_file: Text | None = Field(
+        default=None,
+        description="File whose first line is the token; read again for every connection.",
+        examples=["/run/secrets/registry-token"],
+    )
+    ca_file: Text | None = Field(
+        default=None,
+        description="File or directory of the authorities trusted to vouch for the server; if not set, those that "
+        "everybody trusts.",
+        examples=["/etc/pgsluice/registry-ca.crt"],
+    )
+    cert_file: Text | None = Field(
+        default=None, description="File of the client's certificate.", examples=["/etc/pgsluice/registry-client.crt"]
+    )
+    key_file: Text | None = Field(
+        default=None,
+        description="File of the client's private key, not encrypted, if it is not in cert_file.",
+        examples=["/etc/pgsluice/registry-client.key"],
+    )
+    timeout: Annotated[Duration, Within("100ms", "5min")] = Field(
+        default=Duration.parse("10s"), description="How long one address may take to answer."
+    )
+    subject_name_strategy: Literal["topic", "record", "topic-record"] = Field(
+        default="topic",
+        description="Subjects of schemas: topic-value, the record's full name, or topic and full name. Consumers that "
+        "look at subjects need the same.",
+    )
+    on_incompatible: Literal["stop", "force"] = Field(
+        default="stop",
+        description="When the server finds a schema incompatible: stop, or set the subject's compatibility to NONE "
+        "for this one registration.",
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, url: str | None, info: ValidationInfo) -> str | None:
+        if url is None and info.data.get("type") == "confluent":
+            raise ValueError('is needed with type = "confluent"')
+        for address in url.split(",") if url is not None else ():
+            check_address(address.strip())
+        return url
+
+    @field_validator("username")
+    @classmethod
+    def _check_username(cls, username: str | None) -> str | None:
+        if username is not None and ":" in username:
+            raise ValueError("has a colon, which basic authentication takes for the end of a user's name")
+        return username
+
+    @field_validator("password_file", "token_file")
+    @classmethod
+    def _check_file(cls, file: str | None, info: ValidationInfo) -> str | None:
+        if file is None:
+            return None
+        key = str(info.field_name).removesuffix("_file")
+        if info.data.get(key) is not None:
+            raise ValueError(f"stands beside schema_registry.{key}: keep one of the two")
+        libpq.read_password_file(file)
+        return file
+
+    @field_validator("key_file")
+    @classmethod
+    def _check_key_file(cls, file: str | None, info: ValidationInfo) -> str | None:
+        if file is not None and info.data.get("cert_file") is None:
+            raise ValueError("needs the certificate that it belongs to: set cert_file")
+        return file
+
+    @field_validator("token", "token_file")
+    @classmethod
+    def _check_token(cls, token: SecretStr | str | None, info: ValidationInfo) -> SecretStr | str | None:
+        if token is not None and info.data.get("username") is not None:
+            raise ValueError("stands beside schema_registry.username: keep one of the two")
+        return token
+
+    def secret(self, name: Literal["password", "token"]) -> str | None:
+        """Return password or token, for one connection: its file is read, ConfigError if it cannot be."""
+        value, file = getattr(self, name), getattr(self, f"{name}_file")
+        if file is None:
+            return None if value is None else str(value.get_secret_value())
+        try:
+            return libpq.read_password_file(file)
+        except ValueError as error:
+            raise ConfigError(f"schema_registry.{name}_file: {error}") from None
 
 
 class Http(Section):

@@ -4,6 +4,7 @@ Used by the settings model. As far as settings can tell, two tables never share 
 """
 
 import re
+from urllib.parse import urlsplit
 
 SERVICE_TOPICS = ("transactions", "checkpoint", "schemas", "messages", "dead_letters")
 """pgsluice's own topics, each after the prefix and a dot."""
@@ -47,6 +48,17 @@ def check_topic_prefix(prefix: str) -> str:
             "with single dots between them"
         )
     return prefix
+
+
+def check_address(url: str) -> str:
+    """Return the base of an HTTP API; ValueError, without any secret in it, for anything else."""
+    parts = urlsplit(url)
+    if "@" in parts.netloc:
+        raise ValueError("has a user in it: write it as username and password, which are kept out of logs")
+    usable = re.fullmatch(r"(\[[^\]]+\]|[^:]+)(:[0-9]{1,5})?", parts.netloc)
+    if parts.scheme not in {"http", "https"} or not usable or parts.query or parts.fragment:
+        raise ValueError("must be addresses like http://127.0.0.1:8081, separated by commas")
+    return url
 
 
 def check_glob(glob: str) -> str:

@@ -65,15 +65,21 @@ class BuiltinRegistry:
         ``postgres`` is kept beside the schema, and replaces what was kept there before. SinkUnavailable when
         Kafka does not take it in time; registering again is always safe.
         """
+        return (await self.record(subject, schema, postgres)).id
+
+    async def record(
+        self, subject: str, schema: Schema, postgres: Mapping[str, Any] | None, identifier: int | None = None
+    ) -> Registered:
+        """As :meth:`register`, for a schema to which a registry server gave the id ``identifier``."""
         doing = f"Registering a schema of subject {subject} in topic {self._topic}"
         async with self._patience.time_limit(self._options.timeout_s, doing), self._registering:
-            record, new = self.store.propose(subject, schema, postgres)
+            record, new = self.store.propose(subject, schema, postgres, identifier)
             while new:
                 position = await self._publish(record, doing) + 1
                 await self._follower.reach(self._topic, position)
                 # another writer may have taken the version just before: then the store has given us a new one
-                record, new = self.store.propose(subject, schema, None)
-            return record.id
+                record, new = self.store.propose(subject, schema, None, identifier)
+            return record
 
     async def close(self) -> None:
         """Let go of Kafka."""

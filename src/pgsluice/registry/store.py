@@ -40,19 +40,22 @@ class SchemaStore:
         self._ids: dict[str, int] = {}
         self._canonical: dict[str, str | None] = {}
 
-    def propose(self, subject: str, schema: Schema, postgres: Mapping[str, Any] | None) -> tuple[Registered, bool]:
+    def propose(
+        self, subject: str, schema: Schema, postgres: Mapping[str, Any] | None, identifier: int | None = None
+    ) -> tuple[Registered, bool]:
         """Return ``schema`` as it is, or would be, registered, and whether that has yet to be recorded.
 
         Changes nothing. A known schema keeps version and id; it has to be recorded again when ``postgres``
-        changed, or when its version turned out to be taken.
+        changed, or when its version turned out to be taken. ``identifier``: the id that a registry server gave it.
         """
         text = normalise(schema)
         known = self._subjects.get(subject, _Subject())
         if postgres is not None:
             postgres = json.loads(json.dumps(postgres))  # as it reads back: tuples are lists
-        version = known.by_text.get(text)
+        version = known.by_text.get(text) if identifier is None else known.by_id.get(identifier)
         if version is None:
-            return Registered(subject, known.next_version(), self._id(text), text, postgres), True
+            identifier = self._id(text) if identifier is None else identifier
+            return Registered(subject, known.next_version(), identifier, text, postgres), True
         registered = known.versions[version]
         if postgres is None:
             postgres = registered.postgres

@@ -1,0 +1,44 @@
+"""What an ALTER TABLE did, in words: the difference of two descriptions that stand beside schemas.
+
+Used by :mod:`.confluent`, to say why a registry server refuses a schema. Pure. The descriptions are those of
+``<prefix>.schemas``.
+
+https://www.postgresql.org/docs/current/sql-altertable.html
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pgsluice.avro.wire import Schema
+
+
+def table_of(postgres: Mapping[str, Any] | None, schema: Schema) -> str:
+    """Return what to call the table of ``schema``, or the schema itself where there is no table."""
+    if postgres is not None:
+        return f"table {postgres['schema']}.{postgres['table']}"
+    return f"record {schema['name']}" if isinstance(schema, dict) else "a text"
+
+
+def difference(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> str:
+    """Return how the table that ``new`` describes differs from ``old``, None: not known."""
+    if old is None or new is None:
+        return "the version before is not known here"
+    return ", ".join(_differences(old, new)) or "its columns are as before"
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    before, after = _columns(old), _columns(new)
+    for name, kind in after.items():
+        if name not in before:
+            yield f"column {name} ({kind}) was added"
+        elif before[name] != kind:
+            yield f"column {name} changed from {before[name]} to {kind}"
+    for name in before:
+        if name not in after:
+            yield f"column {name} was dropped or renamed"
+    if old["key"] != new["key"]:
+        yield f"the key changed from ({', '.join(old['key'])}) to ({', '.join(new['key'])})"
+
+
+def _columns(description: Mapping[str, Any]) -> dict[str, str]:
+    return {column["name"]: column["type"] for column in description["columns"]}

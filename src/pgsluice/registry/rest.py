@@ -1,0 +1,251 @@
+"""Confluent's own registry client, with an end to every request and an error of ours for every answer.
+
+Used by :mod:`.confluent`, :mod:`.checks` and :mod:`.export`. The client is the asynchronous one: nothing of a
+request runs on the event loop but the parsing of an answer. It tries the addresses in turn.
+
+https://docs.confluent.io/platform/current/schema-registry/develop/api.html#errors
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from confluent_kafka.schema_registry import (
+    AsyncSchemaRegistryClient,
+    ConfigCompatibilityLevel,
+    Schema,
+    SchemaRegistryError,
+    ServerConfig,
+)
+from httpx2 import TransportError
+
+from pgsluice.errors import ConfigError, PermissionDenied, PgsluiceError, PoisonError, RegistryUnavailable
+
+T = TypeVar("T")
+
+WORDS_MAX: Final = 500
+"""Characters of the registry's own words in a message: some answer with a page of HTML."""
+
+_UNAUTHORISED: Final = 401
+_FORBIDDEN: Final = 403
+_NOT_FOUND: Final = 404
+_CONFLICT: Final = 409
+_TOO_LARGE: Final = 413
+_UNPROCESSABLE: Final = 422
+_NOT_NOW: Final = frozenset((408, 425, 429))
+_SERVER_ERROR: Final = 500
+_REDIRECT: Final = range(300, 400)
+_OPERATION_NOT_PERMITTED: Final = 42205
+_MISSING: Final = range(40401, 40500)
+"""Codes of a registry that says what is not there, as against a server that knows no such path."""
+
+_TLS_REMEDIES: Final = {
+    "CERTIFICATE_VERIFY_FAILED": "its certificate is not vouched for: name the authority in schema_registry.ca_file",
+    "alert": "it refuses the TLS connection, perhaps for want of a client certificate that it knows: see "
+    "schema_registry.cert_file and key_file",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RestOptions:
+    """``url``: addresses, separated by commas. ``token`` and ``username`` exclude one another."""
+
+    url: str
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    timeout_s: float = 10.0
+    """How long one address may take for one request."""
+    answered: Callable[[str, float], None] = lambda _result, _seconds: None
+    """Told of every request: "ok" or what went wrong, and how long it took."""
+
+    @property
+    def patience_s(self) -> float:
+        """How long one request may take at all addresses together."""
+        return self.timeout_s * (self.url.count(",") + 1)
+
+
+class Conflict(Exception):
+    """The registry finds a schema incompatible with the subject's earlier ones; its own words."""
+
+
+class RestClient:
+    """The requests that pgsluice makes. RegistryUnavailable: try again; StopErrors say what to do."""
+
+    def __init__(self, options: RestOptions, client: AsyncSchemaRegistryClient) -> None:
+        self._options = options
+        self._client = client
+
+    @classmethod
+    async def open(cls, options: RestOptions) -> Self:
+        """Return a client; ConfigError when the files of its certificates cannot be used."""
+        try:  # in a thread: it reads the authorities that everybody trusts
+            client = await asyncio.to_thread(AsyncSchemaRegistryClient, _properties(options))
+        except (OSError, ValueError) as error:  # SSLError is an OSError
+            raise ConfigError(
+                f"The schema registry's client cannot be set up: {error}. Check ca_file, cert_file and key_file under "
+                "schema_registry; a key must not be encrypted."
+            ) from None
+        return cls(options, client)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._client.aclose()
+
+    async def look_up(self, subject: str, text: str) -> int | None:
+        """Return the id of a schema in ``subject``, None when it is not there."""
+        doing = f"Looking for a schema of subject {subject}"
+        found = await self._unless_missing(doing, lambda: self._client.lookup_schema(subject, Schema(text, "AVRO")))
+        return None if found is None else _identifier(found.schema_id, doing)
+
+    async def register(self, subject: str, text: str) -> int:
+        """Return the id of a schema, which is in ``subject`` from now on; Conflict if it is incompatible."""
+        doing = f"Registering a schema of subject {subject}"
+        return _identifier(
+            await self._ask(doing, lambda: self._client.register_schema(subject, Schema(text, "AVRO"))), doing
+        )
+
+    async def subject_level(self, subject: str) -> str | None:
+        """Return the compatibility level set for ``subject``, None when none is."""
+        doing = f"Asking for the compatibility of subject {subject}"
+        return await self._unless_missing(doing, lambda: self._client.get_compatibility(subject))
+
+    async def level(self) -> str | None:
+        """Return the compatibility level of subjects that have none of their own."""
+        return await self._unless_missing("Asking for the compatibility level", self._client.get_compatibility)
+
+    async def set_level(self, subject: str, level: str | None) -> None:
+        """Set the compatibility level of ``subject``; None: it has none of its own any more."""
+        doing = f"Setting the compatibility of subject {subject} to {level or 'that of the registry'}"
+        if level is None:
+            await self._unless_missing(doing, lambda: self._client.delete_config(subject))
+        else:
+            config = ServerConfig(compatibility=ConfigCompatibilityLevel(level))
+            await self._ask(doing, lambda: self._client.set_config(subject, config))
+
+    async def mode(self) -> str | None:
+        """Return the registry's mode; None when it has no modes."""
+        return await self._unless_missing("Asking for the mode", self._client.get_global_mode)
+
+    async def subjects(self) -> list[str]:
+        """Return every subject."""
+        found: list[str] = await self._ask("Asking for the subjects", self._client.get_subjects)
+        return found
+
+    async def _unless_missing(self, doing: str, request: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
+        try:
+            return await self._ask(doing, request)
+        except _Missing:
+            return None
+
+    async def _ask(self, doing: str, request: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        loop = asyncio.get_running_loop()
+        begun, result = loop.time(), "ok"
+        try:
+            async with asyncio.timeout(self._options.patience_s):
+                return await request()
+        except SchemaRegistryError as error:
+            result = str(error.http_status_code)
+            raise _failure(error, doing) from None
+        except (TransportError, TimeoutError) as error:
+            result = "no answer"
+            raise _silence(error, f"{doing} at {self._options.url}") from None
+        except (ValueError, TypeError, AttributeError, KeyError) as error:
+            result = "no registry"
+            raise RegistryUnavailable(
+                f"{doing}: {self._options.url} answers, but not as a schema registry does "
+                f"({type(error).__name__}). If that lasts, correct schema_registry.url."
+            ) from error
+        finally:
+            self._options.answered(result, loop.time() - begun)
+
+
+class _Missing(RegistryUnavailable):
+    """What was asked about is not there. Where that is no answer, there has been a change just now: try again."""
+
+
+def _properties(options: RestOptions) -> dict[str, Any]:
+    """Return the client's configuration; trying again is the pipeline's business."""
+    properties = {
+        "url": options.url,
+        "timeout": options.timeout_s,
+        "max.retries": 0,
+        "ssl.ca.location": options.ca_file,
+        "ssl.certificate.location": options.cert_file,
+        "ssl.key.location": options.key_file,
+        # never asked for on the terminal
+        "ssl.key.password": "" if options.cert_file else None,
+    }
+    if options.token is not None:
+        # any server takes the token; the cluster's name is for Confluent Cloud, and the client insists on one
+        properties |= {
+            "bearer.auth.credentials.source": "STATIC_TOKEN",
+            "bearer.auth.token": options.token,
+            "bearer.auth.logical.cluster": "-",
+        }
+    elif options.username is not None:
+        properties["basic.auth.user.info"] = f"{options.username}:{options.password or ''}"
+    return {name: value for name, value in properties.items() if value is not None}
+
+
+def _identifier(found: object, doing: str) -> int:
+    if isinstance(found, int) and found >= 0:
+        return found
+    raise RegistryUnavailable(f"{doing}: the answer has no schema id. Is schema_registry.url that of a registry?")
+
+
+def _failure(error: SchemaRegistryError, doing: str) -> Exception:
+    """Return what an answer means that is no success."""
+    status, code = error.http_status_code, error.error_code
+    words = str(error.error_message)[:WORDS_MAX]
+    said = f"{doing}: the schema registry says {words!r} (HTTP {status}, code {code})"
+    if status == _CONFLICT:
+        return Conflict(words)
+    if status == _NOT_FOUND and code in _MISSING:
+        return _Missing(f"{said}.")
+    if status in _NOT_NOW or status >= _SERVER_ERROR:
+        return RegistryUnavailable(f"{said}.")
+    kind, remedy = _meaning(status, code)
+    return kind(f"{said}. {remedy}")
+
+
+def _meaning(status: int, code: int) -> tuple[type[PgsluiceError], str]:
+    if status == _UNAUTHORISED:
+        return PermissionDenied, "Check username and password, or the token, under schema_registry."
+    if status == _FORBIDDEN:
+        return PermissionDenied, "The user of schema_registry needs the right to read and write this subject."
+    if code == _OPERATION_NOT_PERMITTED:
+        return ConfigError, "It takes no schemas now: set the mode of the registry, or of the subject, to READWRITE."
+    if status in {_UNPROCESSABLE, _TOO_LARGE}:
+        return (
+            PoisonError,
+            "It can never take this schema: leave the table out (tables.exclude), or use another registry.",
+        )
+    if status in _REDIRECT:
+        return ConfigError, "Name the address that it points to in schema_registry.url."
+    return ConfigError, (
+        "schema_registry.url has to be the base of Confluent's API: http://host:8081, or with Apicurio "
+        "http://host:8080/apis/ccompat/v7."
+    )
+
+
+def _silence(error: Exception, doing: str) -> PgsluiceError:
+    """Return what it means that there was no answer."""
+    reason = str(error) or type(error).__name__
+    for mark, remedy in _TLS_REMEDIES.items():
+        if "SSL" in reason and mark in reason:
+            return ConfigError(f"{doing}: {remedy} ({reason}).")
+    return RegistryUnavailable(f"{doing}: no answer ({reason}).")
