@@ -231,7 +231,7 @@ def test_what_depends_on_a_table_that_is_wrong_is_not_checked() -> None:
         ("tables", "include", [], "too_short"),
         ("tables", "include", "a.b", "list_type"),
         ("tables", "streaming", "on", "extra_forbidden"),
-        ("schema_registry", "type", "confluent", "literal_error"),
+        ("schema_registry", "type", "karapace", "literal_error"),
     ],
 )
 def test_values_that_are_refused(table: str, key: str, value: object, kind: str) -> None:
@@ -243,3 +243,53 @@ def test_replication_factors() -> None:
         (("kafka", "topics", "replication_factor"), "must be -1 (the broker's default) or at least 1")
     ]
     assert settings(kafka={"topics": {"replication_factor": 3}}).kafka.topics.replication_factor == 3
+
+
+class TestSchemaRegistry:
+    URL = "https://registry.example.com:8081"
+
+    def test_a_server_needs_an_address(self) -> None:
+        assert problems(schema_registry={"type": "confluent"}) == [
+            (("schema_registry", "url"), 'is needed with type = "confluent"')
+        ]
+        assert settings(schema_registry={"type": "confluent", "url": self.URL}).schema_registry.url == self.URL
+
+    @pytest.mark.parametrize(
+        "url", ["registry:8081", "ftp://registry", "http://", "http://a,b", "http://a:x", "http://a?b"]
+    )
+    def test_what_is_no_address(self, url: str) -> None:
+        ((path, sentence),) = problems(schema_registry={"url": url})
+        assert path == ("schema_registry", "url")
+        assert "must be addresses like" in sentence
+
+    def test_a_secret_in_an_address_is_not_repeated(self) -> None:
+        ((_, sentence),) = problems(schema_registry={"url": "http://user:hunter2@registry"})
+        assert "has a user in it" in sentence
+        assert "hunter2" not in sentence
+
+    def test_secrets_are_read_for_every_connection(self, tmp_path: Path) -> None:
+        file = tmp_path / "token"
+        file.write_text("first\n")
+        registry = settings(schema_registry={"token_file": str(file), "password": "hush"}).schema_registry
+        assert (registry.secret("token"), registry.secret("password")) == ("first", "hush")
+        file.write_text("second\n")
+        assert registry.secret("token") == "second"
+        file.unlink()
+        with pytest.raises(ConfigError, match=r"schema_registry.token_file: .* cannot be read"):
+            registry.secret("token")
+        assert settings().schema_registry.secret("token") is None
+
+    @pytest.mark.parametrize(
+        ("keys", "sentence"),
+        [
+            ({"username": "a:b"}, "has a colon"),
+            ({"password": "x", "password_file": "/dev/null"}, "stands beside schema_registry.password"),
+            ({"token": "x", "token_file": "/dev/null"}, "stands beside schema_registry.token"),
+            ({"token_file": "/absent"}, "/absent cannot be read"),
+            ({"username": "x", "token": "y"}, "stands beside schema_registry.username"),
+            ({"key_file": "key.pem"}, "needs the certificate"),
+        ],
+    )
+    def test_what_does_not_go_together(self, keys: dict[str, str], sentence: str) -> None:
+        ((_, found),) = problems(schema_registry=keys)
+        assert sentence in found

@@ -77,6 +77,26 @@ class TestPropose:
         assert not store.propose("a", TEXT, {"typmods": [["name", 24]]})[1]
 
 
+class TestIdsOfAServer:
+    def test_they_are_recorded_as_they_are(self) -> None:
+        store = SchemaStore()
+        record, new = store.propose("a", TEXT, {"typmod": 1}, 17)
+        assert new
+        assert record == Registered("a", 1, 17, '{"type":"string"}', {"typmod": 1})
+        store.add(record)
+        assert store.propose("a", TEXT, {"typmod": 1}, 17) == (record, False)
+        assert store.propose("a", TEXT, {"typmod": 2}, 17)[1]
+
+    def test_another_id_is_another_version(self) -> None:
+        """Messages have the one, later messages the other: neither may be forgotten."""
+        store = SchemaStore()
+        first = registered(store, "a", TEXT)
+        store.add(store.propose("a", TEXT, None, 17)[0])
+        assert [(known.version, known.id) for known in store.versions("a")] == [(1, first.id), (2, 17)]
+        assert store.propose("a", TEXT, None, first.id) == (first, False)
+        assert store.propose("a", TEXT, None)[0].id == 17
+
+
 class TestCollision:
     def test_takes_the_next_free_id(self) -> None:
         store = SchemaStore()

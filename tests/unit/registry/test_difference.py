@@ -1,0 +1,33 @@
+from typing import Any
+
+from pgsluice.registry.difference import difference, table_of
+
+
+def table(key: tuple[str, ...] = ("id",), **columns: str) -> dict[str, Any]:
+    listed = [{"name": name, "type": kind, "type_oid": 0, "typmod": -1} for name, kind in columns.items()]
+    return {"schema": "public", "table": "orders", "key": list(key), "columns": listed}
+
+
+OLD = table(id="int4", total="numeric", note="text")
+
+
+def test_what_an_alter_did() -> None:
+    new = table(("id", "tenant"), id="int4", total="float8", tenant="uuid")
+    assert difference(OLD, new) == (
+        "column total changed from numeric to float8, column tenant (uuid) was added, "
+        "column note was dropped or renamed, the key changed from (id) to (id, tenant)"
+    )
+
+
+def test_nothing_that_postgres_tells() -> None:
+    assert difference(OLD, OLD) == "its columns are as before"
+
+
+def test_nothing_to_compare_with() -> None:
+    assert difference(None, OLD) == difference(OLD, None) == "the version before is not known here"
+
+
+def test_what_a_schema_belongs_to() -> None:
+    assert table_of(OLD, "string") == "table public.orders"
+    assert table_of(None, {"type": "record", "name": "Cut", "fields": []}) == "record Cut"
+    assert table_of(None, "string") == "a text"
