@@ -48,7 +48,7 @@ def test_the_pom_names_no_host() -> None:
 
 def test_targets_are_the_profiles_of_the_pom() -> None:
     versions = [f"postgres-{version}" for version in range(10, 19)]
-    assert artifacts.targets() == [*versions, "kafka", "spark-4.1.1", "spark-4.0.0"]
+    assert artifacts.targets() == [*versions, "kafka", "apicurio", "spark-4.1.1", "spark-4.0.0"]
 
 
 def test_an_unknown_target_is_refused_with_those_there_are() -> None:

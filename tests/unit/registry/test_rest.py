@@ -1,0 +1,205 @@
+"""The client of a registry server, at a server that behaves badly: what every answer means."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from pgsluice.errors import ConfigError, PermissionDenied, PgsluiceError, PoisonError, RegistryUnavailable
+from pgsluice.registry.rest import Conflict, RestClient, RestOptions
+from tests.support.registry_server import Fault, RegistryServer
+from tests.support.tls import make_certificate
+
+TEXT = '{"type":"string"}'
+LONG = '{"type":"long"}'
+
+
+@pytest.fixture
+def server() -> Iterator[RegistryServer]:
+    with RegistryServer() as running:
+        yield running
+
+
+@pytest.fixture
+async def client(server: RegistryServer) -> AsyncIterator[RestClient]:
+    async with await RestClient.open(RestOptions(server.url, timeout_s=5)) as opened:
+        yield opened
+
+
+async def test_what_is_asked_for(client: RestClient) -> None:
+    assert await client.look_up("a", TEXT) is None
+    identifier = await client.register("a", TEXT)
+    assert await client.look_up("a", TEXT) == identifier
+    assert await client.look_up("a", LONG) is None
+    assert await client.subjects() == ["a"]
+    assert (await client.level(), await client.subject_level("a"), await client.mode()) == (
+        "BACKWARD",
+        None,
+        "READWRITE",
+    )
+    await client.set_level("a", "NONE")
+    assert await client.subject_level("a") == "NONE"
+    await client.set_level("a", None)
+    assert await client.subject_level("a") is None
+
+
+async def test_an_incompatible_schema(client: RestClient) -> None:
+    await client.register("a", TEXT)
+    with pytest.raises(Conflict, match="incompatible with an earlier schema"):
+        await client.register("a", LONG)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind", "sentence"),
+    [
+        (401, 401, PermissionDenied, "Check username and password"),
+        (403, 40301, PermissionDenied, "needs the right to read and write this subject"),
+        (404, 404, ConfigError, "has to be the base of Confluent's API"),
+        (301, 301, ConfigError, "Name the address that it points to"),
+        (405, 405, ConfigError, "has to be the base of Confluent's API"),
+        (404, 40401, RegistryUnavailable, "code 40401"),
+        (422, 42205, ConfigError, "set the mode of the registry, or of the subject, to READWRITE"),
+        (422, 42201, PoisonError, "can never take this schema"),
+        (413, 413, PoisonError, "can never take this schema"),
+        (408, 408, RegistryUnavailable, "HTTP 408"),
+        (429, 429, RegistryUnavailable, "HTTP 429"),
+        (500, 50001, RegistryUnavailable, "code 50001"),
+        (503, 503, RegistryUnavailable, "HTTP 503"),
+    ],
+)
+async def test_what_an_answer_means(
+    server: RegistryServer, client: RestClient, status: int, code: int, kind: type[PgsluiceError], sentence: str
+) -> None:
+    server.faults = [Fault(status=status, body={"error_code": code, "message": "in its words"})]
+    with pytest.raises(kind, match=f"Registering a schema of subject a: .*'in its words'.*{sentence}"):
+        await client.register("a", TEXT)
+
+
+async def test_an_error_that_is_a_page_for_people(server: RegistryServer, client: RestClient) -> None:
+    server.faults = [Fault(status=502, body=b"<html>" + b"x" * 10_000)]
+    with pytest.raises(RegistryUnavailable, match="HTTP 502") as caught:
+        await client.register("a", TEXT)
+    assert len(str(caught.value)) < 700
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[]", b'{"id": "x"}', b"{}", b'"x"', b"null", b""])
+async def test_what_answers_is_no_registry(server: RegistryServer, client: RestClient, body: bytes) -> None:
+    server.faults = [Fault(status=200, body=body)]
+    with pytest.raises(RegistryUnavailable, match=r"schema_registry\.url"):
+        await client.register("a", TEXT)
+
+
+async def test_nobody_answers() -> None:
+    async with await RestClient.open(RestOptions("http://127.0.0.1:9")) as client:
+        with pytest.raises(RegistryUnavailable, match="no answer"):
+            await client.subjects()
+
+
+async def test_an_answer_that_does_not_come(server: RegistryServer) -> None:
+    server.faults = [Fault(delay_s=3)]
+    async with await RestClient.open(RestOptions(server.url, timeout_s=0.2)) as client:
+        with pytest.raises(RegistryUnavailable, match="no answer"):
+            await client.subjects()
+
+
+async def test_a_request_that_is_given_up(server: RegistryServer, client: RestClient) -> None:
+    server.faults = [Fault(delay_s=3)]
+    asking = asyncio.create_task(client.subjects())
+    await asyncio.sleep(0.05)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    server.faults = []
+    assert await client.subjects() == []
+
+
+async def test_several_addresses_are_tried_in_turn(server: RegistryServer) -> None:
+    with RegistryServer() as tired:
+        tired.faults = [Fault(status=503)]
+        options = RestOptions(f"http://127.0.0.1:9, {tired.url},{server.url}")
+        async with await RestClient.open(options) as client:
+            assert await client.subjects() == []
+        assert tired.requests == server.requests == ["GET /subjects"]
+
+
+async def test_what_is_told_of_requests(server: RegistryServer) -> None:
+    told: list[str] = []
+    options = RestOptions(server.url, answered=lambda result, seconds: told.append(f"{result} {seconds < 5}"))
+    async with await RestClient.open(options) as client:
+        await client.subjects()
+        server.faults = [Fault(status=503)]
+        with pytest.raises(RegistryUnavailable):
+            await client.subjects()
+    assert told == ["ok True", "503 True"]
+
+
+class TestCredentials:
+    @pytest.mark.parametrize(
+        ("options", "header"),
+        [
+            ({"username": "us", "password": "se:cret"}, "Basic dXM6c2U6Y3JldA=="),
+            ({"username": "us"}, "Basic dXM6"),
+            ({"token": "se-cret"}, "Bearer se-cret"),
+        ],
+    )
+    async def test_they_are_sent(self, server: RegistryServer, options: dict[str, str], header: str) -> None:
+        server.authorization = header
+        async with await RestClient.open(RestOptions(server.url, **options)) as client:  # type: ignore[arg-type]
+            assert await client.register("a", TEXT) == 1
+        assert "cret" not in repr(RestOptions(server.url, **options))  # type: ignore[arg-type]
+
+    async def test_they_are_wrong(self, server: RegistryServer) -> None:
+        server.authorization = "Basic x"
+        wrong = RestOptions(server.url, username="u", password="hunter2")  # noqa: S106 - nobody's
+        async with await RestClient.open(wrong) as client:
+            with pytest.raises(PermissionDenied) as caught:
+                await client.register("a", TEXT)
+        assert "hunter2" not in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    certificate, key = make_certificate(tmp_path_factory.mktemp("tls"))
+    return str(certificate), str(key)
+
+
+class TestTls:
+    @pytest.fixture
+    def tls_server(self, files: tuple[str, str]) -> Iterator[RegistryServer]:
+        """Give a server that wants the same certificate of its clients."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*files)
+        context.load_verify_locations(files[0])
+        context.verify_mode = ssl.CERT_REQUIRED
+        with RegistryServer(context) as running:
+            yield running
+
+    async def test_an_authority_and_a_certificate_of_its_own(
+        self, tls_server: RegistryServer, files: tuple[str, str]
+    ) -> None:
+        options = RestOptions(tls_server.url, ca_file=files[0], cert_file=files[0], key_file=files[1])
+        async with await RestClient.open(options) as client:
+            assert await client.register("a", TEXT) == 1
+
+    async def test_no_certificate(self, tls_server: RegistryServer, files: tuple[str, str]) -> None:
+        async with await RestClient.open(RestOptions(tls_server.url, ca_file=files[0])) as client:
+            with pytest.raises(ConfigError, match=r"refuses the TLS connection.*cert_file"):
+                await client.register("a", TEXT)
+
+    async def test_an_authority_that_is_not_trusted(self, tls_server: RegistryServer) -> None:
+        async with await RestClient.open(RestOptions(tls_server.url)) as client:
+            with pytest.raises(ConfigError, match=r"not vouched for.*ca_file"):
+                await client.register("a", TEXT)
+
+    async def test_files_that_cannot_be_used(self, files: tuple[str, str], tmp_path: Path) -> None:
+        rubbish = tmp_path / "rubbish"
+        rubbish.write_text("rubbish")
+        for options in (
+            RestOptions("https://localhost", ca_file=str(rubbish)),
+            RestOptions("https://localhost", ca_file=str(tmp_path / "absent")),
+            RestOptions("https://localhost", cert_file=files[0], key_file=str(rubbish)),
+        ):
+            with pytest.raises(ConfigError, match="Check ca_file, cert_file and key_file"):
+                await RestClient.open(options)
