@@ -11,8 +11,10 @@ import re
 import ssl
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socket import SHUT_WR
 from threading import RLock, Thread
 from typing import Any, Self
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -213,8 +215,12 @@ class RegistryServer:
             def handle(self) -> None:
                 try:
                     super().handle()
-                except (ssl.SSLError, ConnectionError):  # clients that hang up, or do not trust us
+                except (ssl.SSLError, ConnectionError):  # clients that hang up, or do not trust us, or whom we do not
                     self.close_connection = True
+                    with suppress(OSError):  # closing at once would keep the client from reading the alert
+                        self.connection.shutdown(SHUT_WR)
+                        while self.connection.recv(65536):
+                            pass
 
         return Handler
 
