@@ -13,6 +13,14 @@ from sandbox.postgres import DEFAULT_VERSION, Database, Postgres
 from tests.support.kafka import SecuredKafka
 from tests.support.weather import Pipeline, Start, configured, prepare
 
+LONGEST = ("replay", "messages", "at_least_once", "weather", "binary", "kafka_weather", "exactly_once", "poison")
+"""The files that take minutes, the longest first: begun at the end, one of them would keep the others waiting."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    begin_first = {f"test_{name}": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: begin_first.get(item.path.stem, len(begin_first)))
+
 
 @pytest.fixture(scope="session")
 def own_kafka() -> Iterator[Kafka]:

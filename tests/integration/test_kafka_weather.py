@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
-from threading import Event, Thread
 
 import pytest
 from confluent_kafka import ElectionType
@@ -37,24 +36,6 @@ def cluster() -> Iterator[Kafka]:
 
 
 @contextmanager
-def busy(pipeline: Pipeline) -> Iterator[None]:
-    """Write within the block, one small transaction after the other."""
-    done = Event()
-
-    def write() -> None:
-        while not done.is_set():
-            pipeline.write(5)
-
-    writer = Thread(target=write)
-    writer.start()
-    try:
-        yield
-    finally:
-        done.set()
-        writer.join()
-
-
-@contextmanager
 def recovering(pipeline: Pipeline, what: str) -> Iterator[None]:
     """Return once what was written by the end of the block is confirmed; the log says how long that took."""
     yield
@@ -75,7 +56,7 @@ class TestThreeBrokers:
         pipeline.write()
         pipeline.wait_until_confirmed()
         numbers, client = f"{pipeline.daemon.name}.public.numbers", admin(cluster)
-        with busy(pipeline):
+        with pipeline.busy():
             for topic in (numbers, "__transaction_state"):
                 node = leader(cluster, topic)
                 with recovering(pipeline, f"the leader of {topic} killed"):

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
-from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ import pytest
 from sandbox.daemon import Daemon, Role
 from sandbox.postgres import Database
 from tests.support.kafka import end_of
-from tests.support.proxy import Proxy
+from tests.support.proxy import Direction, Proxy
 from tests.support.weather import Pipeline, Start, wait_until
 
 log = logging.getLogger(__name__)
@@ -36,23 +35,6 @@ class Pair:
         self.owner = owner
         self.standby = standby
         self.proxy = proxy
-
-    @contextmanager
-    def load(self) -> Iterator[None]:
-        """Write within the block, one small transaction after the other."""
-        done = Event()
-
-        def write() -> None:
-            while not done.is_set():
-                self.owner.write(5)
-
-        writer = Thread(target=write)
-        writer.start()
-        try:
-            yield
-        finally:
-            done.set()
-            writer.join()
 
     def assert_complete(self) -> None:
         """Every number arrives once and in order, whoever sent it."""
@@ -88,7 +70,7 @@ def taken_over(former: Pipeline, by: Pipeline) -> Iterator[None]:
 
 class TestAStandby:
     def test_it_disturbs_nobody_and_takes_over_within_seconds(self, pair: Pair) -> None:
-        with pair.load():
+        with pair.owner.busy():
             time.sleep(3)
             assert [pair.standby.daemon.readiness(role) for role in ROLES] == [200, 503]
             assert [pair.owner.daemon.readiness(role) for role in ROLES] == [200, 200]
@@ -100,7 +82,7 @@ class TestAStandby:
 
     def test_one_that_was_sent_to_another_server_disturbs_nobody(self, pair: Pair) -> None:
         daemon = pair.owner.daemon
-        with pair.standby.database.server.database() as elsewhere, pair.load():
+        with pair.standby.database.server.database() as elsewhere, pair.owner.busy():
             with elsewhere.connect() as connection:
                 connection.execute("CREATE PUBLICATION pgsluice FOR ALL TABLES")
             settings = {**daemon.settings, "postgres": {**daemon.settings["postgres"], "slot": "another"}}
@@ -113,7 +95,7 @@ class TestAStandby:
 
     def test_an_owner_whose_process_stands_still(self, pair: Pair) -> None:
         """And comes round again, and the same the other way."""
-        with pair.load():
+        with pair.owner.busy():
             for former, other in ((pair.owner, pair.standby), (pair.standby, pair.owner)):
                 with taken_over(former, by=other):
                     former.daemon.send(signal.SIGSTOP)
@@ -122,10 +104,11 @@ class TestAStandby:
                 assert other.daemon.status()["state"] == "streaming"
         pair.assert_complete()
 
-    def test_an_owner_cut_off_from_postgresql_only(self, pair: Pair) -> None:
-        with pair.load():
+    @pytest.mark.parametrize("direction", [None, "to_server"])
+    def test_an_owner_cut_off_from_postgresql_only(self, pair: Pair, direction: Direction | None) -> None:
+        with pair.owner.busy():
             with taken_over(pair.owner, by=pair.standby):
-                pair.proxy.drop("to_server")
+                pair.proxy.drop(direction)
             wait_until(lambda: pair.owner.daemon.readiness() != HTTPStatus.OK, "the former owner to notice")
             pair.proxy.resume()
             pair.proxy.cut()

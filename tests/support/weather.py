@@ -27,6 +27,9 @@ from tests.support.kafka import properties
 SETTINGS: dict[str, dict[str, Any]] = {"delivery": {"heartbeat": "500ms"}, "kafka": {"topics": {"partitions": 1}}}
 PATIENCE_S = 60
 
+BUSY_INTERVAL_S = 0.003
+"""Between two transactions of a busy server: what is written has to be read and compared, too."""
+
 
 class Pipeline:
     """One table of numbers, the daemon that follows it, and what came out."""
@@ -71,7 +74,7 @@ class Pipeline:
 
     def _write_until(self, stop: Event) -> None:
         with suppress(OperationalError), self.database.connect() as connection:
-            while not stop.is_set():
+            while not stop.wait(BUSY_INTERVAL_S):
                 self.write_in(connection, 1)
 
     def committed(self) -> list[int]:
