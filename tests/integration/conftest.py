@@ -7,6 +7,7 @@ from uuid import uuid4
 
 import pytest
 
+from pgsluice.envelope import Target
 from sandbox.daemon import Daemon
 from sandbox.kafka import Kafka
 from sandbox.postgres import DEFAULT_VERSION, Database, Postgres
@@ -66,3 +67,15 @@ def start(new_database: Callable[..., Database], kafka: Kafka) -> Iterator[Start
             return Pipeline(database, brokers, stack.enter_context(daemon))
 
         yield begin
+
+
+@pytest.fixture
+def prefix() -> str:
+    """Give the prefix of topics that nobody else uses."""
+    return f"shop-{uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def orders(prefix: str) -> Target:
+    """Give a table with a key, as the sink knows it."""
+    return Target(f"{prefix}.public.orders", 11, 12)

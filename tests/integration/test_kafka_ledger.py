@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from threading import Event, Timer
 from typing import Any
-from uuid import uuid4
 
 import pytest
 import structlog
@@ -46,16 +45,6 @@ def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def _always_full(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger, "FULL_CUT_S", 0.0)
-
-
-@pytest.fixture
-def prefix() -> str:
-    return f"shop-{uuid4().hex[:8]}"
-
-
-@pytest.fixture
-def orders(prefix: str) -> Target:
-    return Target(f"{prefix}.public.orders", 11, 12)
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
-from uuid import uuid4
 
 import pytest
 import structlog
@@ -25,16 +24,6 @@ SECRET = b"row data"
 
 Content = dict[Place, list[tuple[bytes | None, bytes | None]]]
 """Keys and values by topic and partition."""
-
-
-@pytest.fixture
-def prefix() -> str:
-    return f"shop-{uuid4().hex[:8]}"
-
-
-@pytest.fixture
-def orders(prefix: str) -> Target:
-    return Target(f"{prefix}.public.orders", 11, 12)
 
 
 @pytest.fixture

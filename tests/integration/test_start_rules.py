@@ -7,7 +7,7 @@ import pytest
 
 from sandbox.installation import copy_data
 from sandbox.postgres import Postgres
-from tests.support.weather import Start, fails
+from tests.support.weather import Pipeline, Start, fails
 
 
 @pytest.fixture
@@ -23,9 +23,7 @@ class TestStartRules:
     def test_a_server_restored_to_before_what_was_delivered(self, own_postgres: Postgres, start: Start) -> None:
         pipeline = start(server=own_postgres)
         backup = Backup(own_postgres)
-        pipeline.write()
-        pipeline.wait_until_confirmed()
-        pipeline.daemon.stop()
+        write_and_stop(pipeline)
         backup.restore()
         code, log = fails(pipeline)
         assert (code, "the server's WAL ends at" in log) == (65, True), log
@@ -33,9 +31,7 @@ class TestStartRules:
     def test_a_server_restored_that_went_on_with_other_changes(self, own_postgres: Postgres, start: Start) -> None:
         pipeline = start(server=own_postgres)
         backup = Backup(own_postgres)
-        pipeline.write()
-        pipeline.wait_until_confirmed()
-        pipeline.daemon.stop()
+        write_and_stop(pipeline)
         backup.restore()
         for _ in range(50):
             pipeline.write_at_once(7)  # no commit record where one was before
@@ -45,9 +41,7 @@ class TestStartRules:
     def test_a_server_promoted_from_before_what_was_delivered(self, own_postgres: Postgres, start: Start) -> None:
         pipeline = start(server=own_postgres)
         backup = Backup(own_postgres)
-        pipeline.write()
-        pipeline.wait_until_confirmed()
-        pipeline.daemon.stop()
+        write_and_stop(pipeline)
         backup.restore(promote=True)
         pipeline.write(100)
         code, log = fails(pipeline)
@@ -55,9 +49,7 @@ class TestStartRules:
 
     def test_a_server_promoted_from_behind_it_goes_on(self, own_postgres: Postgres, start: Start) -> None:
         pipeline = start(server=own_postgres)
-        pipeline.write()
-        pipeline.wait_until_confirmed()
-        pipeline.daemon.stop()
+        write_and_stop(pipeline)
         pipeline.write()
         Backup(own_postgres).restore(promote=True)
         pipeline.daemon.start()
@@ -74,6 +66,12 @@ class TestStartRules:
                 connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [pipeline.slot])
             code, log = fails(pipeline)
         assert (code, "belongs to the PostgreSQL cluster with system identifier" in log) == (65, True), log
+
+
+def write_and_stop(pipeline: Pipeline) -> None:
+    pipeline.write()
+    pipeline.wait_until_confirmed()
+    pipeline.daemon.stop()
 
 
 class Backup:

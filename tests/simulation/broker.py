@@ -272,26 +272,48 @@ def _producer(client: Client, properties: Mapping[str, Any]) -> "ScriptedProduce
     return kind(client, properties)
 
 
-class ScriptedIdempotentProducer:
-    """confluent_kafka.Producer with enable.idempotence: records are seen as they arrive, in the order sent."""
+class _Queue:
+    """What both kinds of producers do with records between ``produce`` and the broker."""
 
     def __init__(self, client: Client, properties: Mapping[str, Any]) -> None:
-        assert properties["enable.gapless.guarantee"]
         self._client = client
         self._broker = client.broker
         self._dice = client.dice
         self._on_delivery = properties["on_delivery"]
         self._queue: list[_Queued] = []
         self._fatal: KafkaException | None = None
+
+    def _check(self) -> None:
+        if self._fatal is not None:
+            raise self._fatal
+
+    def flush(self, timeout: float) -> int:
+        self._check()
+        if not self._queue:
+            return 0
+        try:
+            self._client.travel(timeout)
+        except KafkaException:
+            return len(self._queue)
+        self._arrive()
+        return len(self._queue)
+
+    def _arrive(self) -> None:
+        """Let what is queued come to the broker, or not."""
+        raise NotImplementedError
+
+
+class ScriptedIdempotentProducer(_Queue):
+    """confluent_kafka.Producer with enable.idempotence: records are seen as they arrive, in the order sent."""
+
+    def __init__(self, client: Client, properties: Mapping[str, Any]) -> None:
+        assert properties["enable.gapless.guarantee"]
+        super().__init__(client, properties)
         self._session = client.begin_session()
         self._is_sending = False
 
     def __len__(self) -> int:
         return len(self._queue)
-
-    def _check(self) -> None:
-        if self._fatal is not None:
-            raise self._fatal
 
     def produce(self, topic: str, value: bytes | None, key: bytes | None, partition: int, *_rest: object) -> None:
         self._check()
@@ -318,19 +340,11 @@ class ScriptedIdempotentProducer:
             virtual.sleep(timeout)
         return 0
 
-    def flush(self, timeout: float) -> int:
-        self._check()
-        if not self._queue:
-            return 0
-        try:
-            self._client.travel(timeout)
-        except KafkaException:
-            return len(self._queue)
+    def _arrive(self) -> None:
         if self._queue and self._dice.random() < self._broker.weather.not_delivered:
             self._break()
         self._send_some()
         virtual.sleep(self._dice.choice((0.0, 0.0, 0.001, 0.02)))
-        return len(self._queue)
 
     def _send_some(self) -> None:
         """Write what is queued for some of the partitions: each has its own order, and its own time."""
@@ -365,26 +379,17 @@ def _report(record: _Queued) -> Any:  # noqa: ANN401 - confluent_kafka's Message
     )
 
 
-class ScriptedProducer:
+class ScriptedProducer(_Queue):
     """confluent_kafka.Producer with a transactional.id."""
 
     def __init__(self, client: Client, properties: Mapping[str, Any]) -> None:
-        self._client = client
-        self._broker = client.broker
-        self._dice = client.dice
+        super().__init__(client, properties)
         self._name = properties["transactional.id"]
         self._timeout_s = properties["transaction.timeout.ms"] / 1000
-        self._on_delivery = properties["on_delivery"]
-        self._queue: list[_Queued] = []
         self._epoch: int | None = None
         self._in_transaction = False
-        self._fatal: KafkaException | None = None
         self._failed = False
         self._answer_lost = False
-
-    def _check(self) -> None:
-        if self._fatal is not None:
-            raise self._fatal
 
     def _request(self, call: Callable[[], T]) -> T:
         try:
@@ -422,19 +427,11 @@ class ScriptedProducer:
             virtual.sleep(timeout)
         return 0
 
-    def flush(self, timeout: float) -> int:
-        self._check()
-        if not self._queue:
-            return 0
-        try:
-            self._client.travel(timeout)
-        except KafkaException:
-            return len(self._queue)
+    def _arrive(self) -> None:
         if self._dice.random() < self._broker.weather.not_delivered:
             self._refuse(self._dice.randrange(len(self._queue)))
         elif not self._send(len(self._queue)):
             virtual.sleep(0.01)
-        return len(self._queue)
 
     def _send(self, count: int) -> bool:
         if not count:

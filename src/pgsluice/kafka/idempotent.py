@@ -6,15 +6,12 @@ session sends it again.
 https://kafka.apache.org/documentation/#semantics and KIP-679.
 """
 
-import threading
 import time
-from collections.abc import Callable
 
 import structlog
 
 from pgsluice.errors import ConfigError, PermissionDenied, SinkUnavailable
-from pgsluice.kafka.producer import SLICE_S, CutProducer, ProducerOptions, TransactionalProducer
-from pgsluice.kafka.refusals import Refusals
+from pgsluice.kafka.producer import SLICE_S, CutProducer, TransactionalProducer
 
 log = structlog.get_logger(__name__)
 
@@ -25,17 +22,9 @@ _SAME_WAIT_S = 4 * SLICE_S
 class IdempotentProducer(CutProducer):
     """Records are seen as they arrive, in the order sent. There is no fence, and no deadline but that of waiting."""
 
-    def __init__(
-        self,
-        options: ProducerOptions,
-        given_up: threading.Event,
-        refusals: Refusals,
-        find_reason: Callable[[], None] = lambda: None,
-    ) -> None:
-        super().__init__(options, given_up, refusals, find_reason)
-        self._left = 0
-        self._left_since = 0.0
-        self._looked_at = float("-inf")
+    _left = 0
+    _left_since = 0.0
+    _looked_at = float("-inf")
 
     def _properties(self) -> dict[str, object]:
         return {

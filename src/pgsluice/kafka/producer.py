@@ -283,16 +283,8 @@ def _pending() -> BaseException | None:
 class TransactionalProducer(CutProducer):
     """A Kafka transaction for each cut: seen once, whole, or not at all."""
 
-    def __init__(
-        self,
-        options: ProducerOptions,
-        given_up: threading.Event,
-        refusals: Refusals,
-        find_reason: Callable[[], None] = lambda: None,
-    ) -> None:
-        super().__init__(options, given_up, refusals, find_reason)
-        self._deadline = 0.0
-        self._open = False
+    _deadline = 0.0
+    _open = False
 
     def _properties(self) -> dict[str, object]:
         timeout_ms = int(self._options.timeout_s * 1000)
