@@ -7,7 +7,7 @@ the other as Avro bytes, because a dict per row would cost more than everything 
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from pgsluice.avro.binary import POSTGRES_EPOCH_US, encode_bytes, encode_long, encode_string
 from pgsluice.avro.encoder import KeyEncoder, RowEncoder
@@ -139,6 +139,17 @@ class MessageEncoder:
         return Record(self._target, "m", self._key_head + prefix, self._head + prefix + content + tail, timestamp_ms)
 
 
+EXPECTED_MAX: Final = 16 * 1024 * 1024
+"""Bytes of dead letters for what is not delivered yet: some ten thousand, unless their keys are large."""
+
+_LETTER_BYTES: Final = 1024
+"""What one takes in memory beside its key, generously."""
+
+
+def _held_bytes(letters: Mapping[tuple[int, str], DeadLetter]) -> int:
+    return sum(_LETTER_BYTES + len(letter.key or b"") for letter in letters.values())
+
+
 class DeadLetters:
     """Writes dead letters to ``target``, whose key schema is a string, and knows which records are to become some.
 
@@ -155,14 +166,17 @@ class DeadLetters:
         """Commit LSN to (seq, topic) to what stands in place of that record."""
 
     def expect(self, letters: Iterable[DeadLetter]) -> bool:
-        """Have the records replaced when they come again; False when that was tried before with all of them."""
+        """Have the records replaced when they come again.
+
+        False when that was tried before with all of them, and when there are too many to be strays.
+        """
         fresh = False
         for letter in letters:
             of_transaction = self._expected.setdefault(letter.origin.lsn, {})
             place = letter.origin.seq, letter.topic
             fresh |= place not in of_transaction
             of_transaction[place] = letter
-        return fresh
+        return fresh and sum(map(_held_bytes, self._expected.values())) <= EXPECTED_MAX
 
     def forget(self, delivered_lsn: int) -> None:
         """Forget what was delivered."""

@@ -14,7 +14,7 @@ from pgsluice.avro.schema import TableFields, envelope_schema, key_fields, key_s
 from pgsluice.avro.types import TypeOptions
 from pgsluice.avro.wire import header, unframe
 from pgsluice.dead_letter import DeadLetter, Origin, Reason, encode
-from pgsluice.envelope import ChangeEncoder, DeadLetters, MessageEncoder, Record, Stamp, Target
+from pgsluice.envelope import EXPECTED_MAX, ChangeEncoder, DeadLetters, MessageEncoder, Record, Stamp, Target
 from pgsluice.errors import PoisonError, ProtocolError
 from pgsluice.pgoutput.messages import UNCHANGED, Delete, Insert, LogicalMessage, Truncate, TupleData, Update
 from pgsluice.relation import Column, PgType, Relation
@@ -322,6 +322,12 @@ class TestRefusedRecords:
         assert dead_letters.expect([self.letter(1)])
         assert dead_letters.expect([self.letter(1), self.letter(2)])
         assert not dead_letters.expect([self.letter(1), self.letter(2)])
+
+    def test_so_many_are_no_strays(self) -> None:
+        dead_letters = DeadLetters(DEAD, lambda _: None)
+        key = bytes(EXPECTED_MAX // 4)
+        assert dead_letters.expect([replace(self.letter(seq), key=key) for seq in range(3)])
+        assert not dead_letters.expect([replace(self.letter(3), key=key)])
 
     def test_what_was_delivered_is_forgotten(self) -> None:
         dead_letters = DeadLetters(DEAD, lambda _: None)
