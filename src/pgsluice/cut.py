@@ -26,7 +26,9 @@ Offsets = Mapping[tuple[str, int], tuple[int, int]]
 class TopicUse:
     """What a cut wrote to one topic."""
 
-    schema_ids: set[int] = field(default_factory=set)
+    schema_ids: dict[int, None] = field(default_factory=dict)
+    """In the order of their last use: the last one tells what the table looks like at the cut's end."""
+    last_schema_id: int = 0
     counts: dict[str, int] = field(default_factory=dict)
     produced: dict[int, int] = field(default_factory=dict)
 
@@ -68,7 +70,11 @@ class Cut:
             use.produced[partition] = use.produced.get(partition, 0) + 1
         if record.op is not None:
             use.counts[record.op] = use.counts.get(record.op, 0) + 1
-            use.schema_ids.add(record.target.value_schema_id)
+            identifier = record.target.value_schema_id
+            if identifier != use.last_schema_id:
+                use.schema_ids.pop(identifier, None)
+                use.schema_ids[identifier] = None
+                use.last_schema_id = identifier
 
 
 def cut_records(
@@ -102,7 +108,7 @@ def _topics(cut: Cut, offsets: Offsets, topic_ids: Mapping[str, str]) -> list[di
             entries[topic] = {
                 "topic": topic,
                 "topic_id": topic_ids.get(topic, ""),
-                "schema_ids": sorted(use.schema_ids),
+                "schema_ids": list(use.schema_ids),
                 "offsets": [],
                 "counts": use.counts,
             }

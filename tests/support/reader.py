@@ -60,6 +60,7 @@ class Event:
     schema: dict[str, Any] | None
     """The value's schema, as the registry has it."""
     schema_id: int | None
+    value_bytes: bytes | None
 
     @cached_property
     def position(self) -> tuple[int, int, int]:
@@ -215,6 +216,7 @@ class Reader:
             self._decode(topic, MessageField.VALUE, value),
             self._schema(value),
             _schema_id(value),
+            value,
         )
 
     def _key(self, topic: str, data: bytes | None) -> Any:  # noqa: ANN401 - as above

@@ -128,6 +128,16 @@ class Followed:
         self._do("after_restart", self.scenarios)
         self.read()
 
+    def work_killed(self) -> None:
+        """Carry out the scenarios: the daemon is killed after their first part, and started after their second."""
+        self._do("work", self.scenarios)
+        self.read()
+        self.daemon.kill()
+        self._do("while_down", self.scenarios)
+        self.daemon.start()
+        self._do("after_restart", self.scenarios)
+        self.read()
+
     def crash(self) -> None:
         """Kill the server: afterwards it knows only an old position of the slot, and sends again what followed."""
         self.database.server.kill()
@@ -163,7 +173,7 @@ class Followed:
     def general_problems(self) -> list[str]:
         """Return what is wrong with the cuts, and what belongs to no scenario."""
         rest = [f"no cut lists {event}" for event in self.reader.read_rest()]
-        known = {f"{scenario.name}.{table}" for scenario in (*self.scenarios, END) for table in scenario.known}
+        known = {table for scenario in (*self.scenarios, END) for table in scenario.known}
         strangers = [f"events of {name}" for name in self.replay.events.keys() - known]
         return [*self.replay.problems, *rest, *strangers]
 
@@ -182,9 +192,10 @@ class Followed:
                 table = self.replay.table(f"{scenario.name}.{name}")
                 held = contents(connection, query)
                 verdict.problems += [f"{name}: {what}" for what in (*table.problems, *differences(table, *held))]
-        came = {table: found.ops(table) for table in scenario.ops}
-        if came != scenario.ops:
-            verdict.problems.append(f"{came} instead of {scenario.ops}")
+        expected = {f"{scenario.name}.{table}": ops for table, ops in scenario.ops.items()} | dict(scenario.elsewhere)
+        came = {table: "".join(event["op"] for event in self.replay.events[table]) for table in expected}
+        if came != expected:
+            verdict.problems.append(f"{came} instead of {expected}")
         try:
             if scenario.check is not None:
                 scenario.check(found)

@@ -70,10 +70,13 @@ class Found:
 
     def fields(self, table: str = "t") -> list[list[str]]:
         """Return the names of the row's fields in each schema registered for the table, oldest first."""
-        subject = f"{self.topic(table)}-value"
-        registry = self.reader.registry
+        return [[entry["name"] for entry in row_fields(version)] for version in self.versions("value", table)]
+
+    def versions(self, part: str, table: str = "t") -> list[dict[str, Any]]:
+        """Return the schemas registered for the table's keys or values, oldest first."""
+        subject, registry = f"{self.topic(table)}-{part}", self.reader.registry
         texts = [registry.get_version(subject, version).schema.schema_str for version in registry.get_versions(subject)]
-        return [[entry["name"] for entry in row_fields(json.loads(text or ""))] for text in texts]
+        return [json.loads(text or "") for text in texts]
 
     def topic(self, table: str = "t") -> str:
         """Return the topic of a table that has had events."""
@@ -102,6 +105,8 @@ class Scenario:
     """Queries for what a mirror of these tables should hold; by default all of the table."""
     ops: Mapping[str, str] = field(default_factory=dict)
     """The kinds of events by table, in order."""
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+    """The kinds of events of tables in other schemas, by ``schema.table``."""
     check: Callable[[Found], None] | None = None
     """Whatever else there is to say of the events."""
     since: int = FIRST_VERSION
@@ -124,8 +129,8 @@ class Scenario:
 
     @property
     def known(self) -> set[str]:
-        """The tables that may have events."""
-        return {*self.tables, *self.contents, *self.ops}
+        """The tables that may have events, as ``schema.table``."""
+        return {f"{self.name}.{table}" for table in (*self.tables, *self.contents, *self.ops)} | self.elsewhere.keys()
 
     def prepare(self, database: Database) -> None:
         """Make schema, tables and publication."""

@@ -85,6 +85,15 @@ def test_the_record_names_what_was_written_where() -> None:
     }
 
 
+def test_the_schema_used_last_is_the_last_one_named() -> None:
+    cut = Cut()
+    for number in (7, 5, 5, 9, 7, None, 7):
+        target = Target("t", 7 if number is None else number, None)
+        cut.count(record(target, None if number is None else "c"), (0,))
+    (part,) = cut_records(cut, IDENTITY, {("t", 0): (0, 7)}, {}, full=False)
+    assert part["topics"][0]["schema_ids"] == [5, 9, 7]
+
+
 def test_a_heartbeat_has_a_position_and_nothing_else() -> None:
     (part,) = cut_records(Cut(end_lsn=99), IDENTITY, {}, {}, full=False)
     found = round_trip(part)

@@ -1,0 +1,753 @@
+"""Every way to alter a table that leaves replication working: what becomes of its schemas, and what arrives.
+
+docs/evolution.md shows these tables: ``python -m tests.integration.scenarios.evolution`` prints what stands there.
+Each ALTER is carried out within a transaction that has rows before and after it, and is streamed by servers that can;
+the daemon is killed, and rows follow; the ALTER is undone, and carried out once more, on its own.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.support.replay import row_fields
+from tests.support.scenario import Found, Scenario, quoted
+
+NAME_CHARACTERS = 60
+"""Of a scenario: it is the name of a schema, too."""
+
+TOUCH = "UPDATE t SET id = id;"
+"""DDL itself is not sent: a mirror learns the new shape of rows that are written."""
+
+MANY = "INSERT INTO public.filler SELECT generate_series(1, 1000);"
+"""Not published; enough for a transaction to be streamed."""
+
+
+@dataclass(frozen=True)
+class Alteration:
+    """An ALTER of table ``t`` with one or two rows: what is shown of it, and what is expected."""
+
+    alter: str
+    undo: str
+    schema: str
+    """What becomes of the schema of values, in words."""
+    seen: str
+    """What consumers see, in words."""
+    fields: Sequence[str]
+    """The row's fields in each version of the subject: name, type in PostgreSQL, Avro type."""
+    setup: str = "CREATE TABLE t (id int PRIMARY KEY, v text)"
+    touch: str = TOUCH
+    rows: str = "INSERT INTO t VALUES (1, 'a'), (2, 'b');"
+    keys: Sequence[str] = ("id:int",)
+    """The fields of the key in each version of its subject."""
+    alone: bool = False
+    """Whether PostgreSQL wants it outside of transactions, in some version."""
+    ops: str = "ccu" + "uu" * 4
+    contents: str = "SELECT * FROM {}.t"
+    """What a mirror should hold in the end; ``{}``: the scenario's schema."""
+    since: int = 10
+    lacking: str = ""
+    shown: str = ""
+    """The ALTER as docs/evolution.md has it; by default as it is."""
+    check: Callable[[Found], None] = field(default=lambda _: None)
+
+    @property
+    def title(self) -> str:
+        return self.shown or self.alter
+
+    def scenario(self) -> Scenario:
+        """Return the rows and ALTERs in their order."""
+        begun = f"{self.rows}\nBEGIN;\nUPDATE t SET id = id WHERE id = 1;"
+        altered = f"{self.alter};\n{self.touch}"
+        name = re.sub(r"\W+", "_", self.title, flags=re.ASCII)[:NAME_CHARACTERS]
+        return Scenario(
+            name,
+            self.seen,
+            setup=self.setup,
+            work=f"{begun}\nCOMMIT;\n{altered}" if self.alone else f"{begun}\n{MANY}\n{altered}\n{MANY}\nCOMMIT;",
+            while_down=self.touch,
+            after_restart=f"{self.undo};\n{self.touch}\n{altered}",
+            contents={"t": self.contents.format(quoted(name))},
+            ops={"t": self.ops},
+            check=self._check,
+            since=self.since,
+            lacking=self.lacking,
+        )
+
+    def _check(self, found: Found) -> None:
+        assert shapes(found) == list(self.fields)
+        assert key_shapes(found) == list(self.keys)
+        self.check(found)
+
+
+def shapes(found: Found, table: str = "t") -> list[str]:
+    """Return the fields of each schema registered for the table, oldest first."""
+    return [
+        " ".join(f"{entry['name']}:{entry['pg.type']}:{avro_type(entry['type'][1])}" for entry in row_fields(version))
+        for version in found.versions("value", table)
+    ]
+
+
+def key_shapes(found: Found, table: str = "t") -> list[str]:
+    """Return the fields of each schema registered for the table's key, oldest first."""
+    return [
+        " ".join(f"{entry['name']}:{avro_type(entry['type'])}" for entry in version["fields"])
+        for version in found.versions("key", table)
+    ]
+
+
+def avro_type(schema: Any) -> str:  # noqa: ANN401 - JSON
+    """Return an Avro type in a word."""
+    match schema:
+        case {"logicalType": "decimal", "precision": precision, "scale": scale}:
+            return f"decimal({precision},{scale})"
+        case {"logicalType": str(name)}:
+            return name
+        case {"type": "array", "items": [_, items]}:
+            return f"array<{avro_type(items)}>"
+    return str(schema)
+
+
+# --- columns
+
+ID, V = "id:int4:int", "v:text:string"
+SAME = "unchanged"
+NOT_SENT = "Rows that are there already are not sent."
+
+COLUMNS = (
+    Alteration(
+        "ALTER TABLE t ADD COLUMN c int",
+        "ALTER TABLE t DROP COLUMN c",
+        "one field more",
+        f"Rows written from then on have it. {NOT_SENT}",
+        (f"{ID} {V}", f"{ID} {V} c:int4:int"),
+    ),
+    Alteration(
+        "ALTER TABLE t ADD COLUMN c int DEFAULT 7",
+        "ALTER TABLE t DROP COLUMN c",
+        "one field more",
+        "As above. In PostgreSQL, all rows have the value at once; here, a row has it when it is written next.",
+        (f"{ID} {V}", f"{ID} {V} c:int4:int"),
+    ),
+    Alteration(
+        "ALTER TABLE t ADD COLUMN c float DEFAULT random(), ADD COLUMN d serial",
+        "ALTER TABLE t DROP COLUMN c, DROP COLUMN d",
+        "fields more",
+        "As above. PostgreSQL writes the table anew, and sends nothing of that.",
+        (f"{ID} {V}", f"{ID} {V} c:float8:double d:int4:int"),
+        shown="ALTER TABLE t ADD COLUMN c float DEFAULT random()",
+    ),
+    Alteration(
+        "ALTER TABLE t ADD COLUMN c int GENERATED ALWAYS AS (id * 2) STORED",
+        "ALTER TABLE t DROP COLUMN c",
+        SAME,
+        "Nothing: generated columns are not published, unless PostgreSQL 18 is asked to.",
+        (f"{ID} {V}",),
+        contents="SELECT id, v FROM {}.t",
+        since=12,
+        lacking="generated columns came with PostgreSQL 12",
+    ),
+    Alteration(
+        "ALTER TABLE t DROP COLUMN v",
+        "ALTER TABLE t ADD COLUMN v text",
+        "one field less",
+        "Rows written from then on lack it. A column that comes back with its type has its field back.",
+        (f"{ID} {V} w:int4:int", f"{ID} w:int4:int", f"{ID} w:int4:int {V}"),
+        setup="CREATE TABLE t (id int PRIMARY KEY, v text, w int)",
+    ),
+    Alteration(
+        "ALTER TABLE t DROP COLUMN v, ADD COLUMN v text",
+        "ALTER TABLE t DROP COLUMN w, ADD COLUMN w int",
+        "the same fields in another order",
+        "Readers go by names and see no difference, but that the new column is empty.",
+        (f"{ID} {V} w:int4:int", f"{ID} w:int4:int {V}"),
+        setup="CREATE TABLE t (id int PRIMARY KEY, v text, w int)",
+    ),
+    Alteration(
+        "ALTER TABLE t DROP COLUMN v, ADD COLUMN v int",
+        "ALTER TABLE t DROP COLUMN v, ADD COLUMN v text",
+        "the field `v` less, `v__2` more",
+        "Another column of the same name has a field of its own, unless it could be the old column with another type.",
+        (f"{ID} {V}", f"{ID} v__2:int4:int"),
+    ),
+    Alteration(
+        "ALTER TABLE t RENAME COLUMN v TO w",
+        "ALTER TABLE t RENAME COLUMN w TO v",
+        "the field `v` less, `w` more",
+        "A renamed column is another field: PostgreSQL does not say that it is the same column.",
+        (f"{ID} {V}", f"{ID} w:text:string"),
+    ),
+    Alteration(
+        'ALTER TABLE t ADD COLUMN "V" text',
+        'ALTER TABLE t DROP COLUMN "V"',
+        "one field more, `V__2`",
+        "Fields differ in more than upper and lower case; `pg.name` is the column's name.",
+        (f"{ID} {V}", f"{ID} {V} V__2:text:string"),
+    ),
+    Alteration(
+        'ALTER TABLE t RENAME COLUMN v TO "größer als"',
+        'ALTER TABLE t RENAME COLUMN "größer als" TO v',
+        "the field `v` less, `gr_x00F6__x00DF_er_x0020_als` more",
+        "What Avro does not allow in a name is escaped; `pg.name` is the column's name.",
+        (f"{ID} {V}", f"{ID} gr_x00F6__x00DF_er_x0020_als:text:string"),
+    ),
+)
+
+# --- keys and identity
+
+
+def _images(found: Found) -> None:
+    assert [event["before_image"] for event in found.events()] == ["none"] * 3 + ["full"] * 4 + ["none"] * 2 + [
+        "full"
+    ] * 2
+
+
+def _codes(found: Found) -> None:
+    names = ["id"] * 3 + ["code"] * 4 + ["id"] * 2 + ["code"] * 2
+    assert [list(event.key or {}) for event in found.events()] == [[name] for name in names]
+
+
+KEYED = f"{ID} code:text:string"
+WITH_CODE = "CREATE TABLE t (id int PRIMARY KEY, code text NOT NULL UNIQUE)"
+
+IDENTITY = (
+    Alteration(
+        "ALTER TABLE t REPLICA IDENTITY FULL",
+        "ALTER TABLE t REPLICA IDENTITY DEFAULT",
+        SAME,
+        "`before_image` is `full`. The key stays the primary key.",
+        (f"{ID} {V}",),
+        check=_images,
+    ),
+    Alteration(
+        "ALTER TABLE t REPLICA IDENTITY USING INDEX t_code_key",
+        "ALTER TABLE t REPLICA IDENTITY DEFAULT",
+        "unchanged; the key's schema is another one",
+        "Keys are made of the index's columns: the same row has another key. See [keys](#keys).",
+        (KEYED,),
+        setup=WITH_CODE,
+        keys=("id:int", "code:string"),
+        check=_codes,
+    ),
+    Alteration(
+        "ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (code)",
+        "ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (id)",
+        "unchanged; the key's schema is another one",
+        "As above.",
+        (KEYED,),
+        setup=WITH_CODE,
+        keys=("id:int", "code:string"),
+        check=_codes,
+    ),
+    Alteration(
+        "ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (id, code)",
+        "ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (id)",
+        "unchanged; the key's schema is another one",
+        "As above.",
+        (KEYED,),
+        setup=WITH_CODE,
+        keys=("id:int", "id:int code:string"),
+        shown="ALTER TABLE t ... ADD PRIMARY KEY (id, code)",
+    ),
+    Alteration(
+        "ALTER TABLE t RENAME COLUMN id TO number",
+        "ALTER TABLE t RENAME COLUMN number TO id",
+        "the field `id` less, `number` more, in the key, too",
+        "As above.",
+        (f"{ID} {V}", f"number:int4:int {V}"),
+        touch="UPDATE t SET v = v;",
+        keys=("id:int", "number:int"),
+    ),
+    Alteration(
+        "ALTER TABLE t ALTER COLUMN id TYPE bigint",
+        "ALTER TABLE t ALTER COLUMN id TYPE int",
+        "`id` changes in place, in the key, too",
+        "The key of the same row has other bytes, since these name the schema. It stays wide.",
+        (f"{ID} {V}", f"id:int8:long {V}", f"id:int4:long {V}"),
+        keys=("id:int", "id:long"),
+    ),
+)
+
+# --- types other than those of columns
+
+TYPES = (
+    Alteration(
+        "ALTER TYPE mood ADD VALUE IF NOT EXISTS 'ok'",
+        "ALTER TABLE t ALTER v SET DEFAULT 'ok'",
+        SAME,
+        "Enums are strings; a new or renamed value is a string like others. Rows with a renamed value are not sent.",
+        (f"{ID} v:mood:string",),
+        setup="CREATE TYPE mood AS ENUM ('sad', 'happy'); CREATE TABLE t (id int PRIMARY KEY, v mood)",
+        rows="INSERT INTO t VALUES (1, 'sad'), (2, 'happy');",
+        alone=True,
+    ),
+    Alteration(
+        "ALTER DOMAIN amount ADD CHECK (value < 1000)",
+        "ALTER DOMAIN amount SET DEFAULT 5",
+        SAME,
+        "Domains are their base type, which no ALTER can change; constraints and defaults are not published.",
+        (f"{ID} v:int4:int",),
+        setup="CREATE DOMAIN amount AS int CHECK (value > 0); CREATE TABLE t (id int PRIMARY KEY, v amount)",
+        rows="INSERT INTO t VALUES (1, 1), (2, NULL);",
+    ),
+    Alteration(
+        "ALTER TABLE t ALTER v TYPE amount",
+        "ALTER TABLE t ALTER v TYPE int",
+        SAME,
+        "A domain over the same type is no other type. `<prefix>.schemas` has its OID.",
+        (f"{ID} v:int4:int",),
+        setup="CREATE DOMAIN amount AS int CHECK (value > 0); CREATE TABLE t (id int PRIMARY KEY, v int)",
+        rows="INSERT INTO t VALUES (1, 1), (2, NULL);",
+        shown="ALTER TABLE t ALTER v TYPE a_domain",
+    ),
+    Alteration(
+        "ALTER TYPE pair ADD ATTRIBUTE c int CASCADE",
+        "ALTER TYPE pair DROP ATTRIBUTE c CASCADE",
+        SAME,
+        "Composites are PostgreSQL's text: rows written from then on have one value more in it.",
+        (f"{ID} v:pair:string",),
+        setup="CREATE TYPE pair AS (a int, b text); CREATE TABLE t (id int PRIMARY KEY, v pair)",
+        rows="INSERT INTO t VALUES (1, '(1,x)'), (2, NULL);",
+        shown="ALTER TYPE a_composite ADD ATTRIBUTE c int",
+    ),
+    Alteration(
+        "ALTER TYPE mood RENAME TO state",
+        "ALTER TYPE state RENAME TO mood",
+        "`pg.type` changes, after the next reconnect",
+        "Nothing but the property. PostgreSQL does not tell of it before.",
+        (f"{ID} v:mood:string", f"{ID} v:state:string"),
+        setup="CREATE TYPE mood AS ENUM ('sad', 'happy'); CREATE TABLE t (id int PRIMARY KEY, v mood)",
+        rows="INSERT INTO t VALUES (1, 'sad'), (2, 'happy');",
+    ),
+)
+
+SILENT = (
+    Alteration(
+        "ALTER TABLE t ALTER v SET DEFAULT 'x', ALTER v SET NOT NULL, ADD CHECK (v <> '')",
+        "CREATE INDEX ON t (v); COMMENT ON TABLE t IS 'silent'; ANALYZE t",
+        SAME,
+        "Nothing. The same holds for indexes, comments, owners, rights, statistics, storage, tablespaces and triggers.",
+        (f"{ID} {V}",),
+        shown="ALTER TABLE t ALTER v SET DEFAULT 'x', ALTER v SET NOT NULL, ADD CHECK (v <> '')",
+    ),
+    Alteration(
+        "VACUUM FULL t",
+        "CLUSTER t USING t_pkey",
+        SAME,
+        "Nothing: the rows are the same.",
+        (f"{ID} {V}",),
+        alone=True,
+        shown="VACUUM FULL t; CLUSTER t",
+    ),
+)
+
+# --- types of columns
+
+
+@dataclass(frozen=True)
+class Retyping:
+    """A change of a column's type, and what type its field has before and after; a value for each of two rows."""
+
+    before: str
+    after: str
+    fields: tuple[str, str]
+    values: tuple[str, str]
+    using: str = ""
+    """How PostgreSQL converts a column named ``{}``, where it has to be told; and back."""
+    back: str = ""
+
+    @property
+    def field(self) -> str:
+        """What becomes of the field, in words."""
+        before, after = self.fields
+        if self in ANOTHER_FIELD:
+            return f"another one, `__2`: {after}"
+        return "as it was" if before == after else f"{before} becomes {after}"
+
+
+IN_PLACE = (
+    Retyping("smallint", "integer", ("int", "int"), ("7", "-32768")),
+    Retyping("smallint", "bigint", ("int", "long"), ("7", "-32768")),
+    Retyping("integer", "bigint", ("int", "long"), ("7", "-2147483648")),
+    Retyping("integer", "double precision", ("int", "double"), ("7", "2147483647")),
+    Retyping("real", "double precision", ("float", "double"), ("1.1", "-3.4028235e38")),
+    Retyping("numeric(10,2)", "numeric(20,2)", ("decimal(10,2)", "decimal(20,2)"), ("12.34", "-99999999.99")),
+    Retyping("varchar(10)", "varchar(20)", ("string", "string"), ("'a'", "'b'")),
+    Retyping("varchar(10)", "text", ("string", "string"), ("'a'", "'b'")),
+    Retyping("text", "jsonb", ("string", "string"), ("'{}'", "'[1]'"), using="{}::jsonb"),
+    Retyping("bit(3)", "bit varying", ("string", "string"), ("B'101'", "B'000'")),
+    Retyping(
+        "timestamp(3)", "timestamp", *(("local-timestamp-micros",) * 2, ("'2024-02-29 12:00:00.123'", "'1969-12-31'"))
+    ),
+    Retyping("varchar(9)[]", "text[]", ("array<string>", "array<string>"), ("'{a,NULL}'", "'{}'")),
+)
+"""Undone, they keep the field's type: what is wide stays wide."""
+
+ANOTHER_FIELD = (
+    Retyping("integer", "text", ("int", "string"), ("7", "-7"), back="{}::int"),
+    Retyping("text", "integer", ("string", "int"), ("'7'", "'-7'"), using="{}::int"),
+    Retyping("integer", "boolean", ("int", "boolean"), ("1", "0"), using="{} <> 0", back="{}::int"),
+    Retyping("bigint", "double precision", ("long", "double"), ("7", "9007199254740993")),
+    Retyping("bigint", "numeric(20,0)", ("long", "decimal(20,0)"), ("7", "9223372036854775807")),
+    Retyping("integer", "numeric", ("int", "string"), ("7", "-7")),
+    Retyping("numeric(10,2)", "numeric(12,4)", ("decimal(10,2)", "decimal(12,4)"), ("12.34", "-99999999.99")),
+    Retyping("numeric(10,2)", "numeric", ("decimal(10,2)", "string"), ("12.34", "-99999999.99")),
+    Retyping("real", "numeric(10,2)", ("float", "decimal(10,2)"), ("1.5", "-2.25")),
+    Retyping("date", "timestamp", ("date", "local-timestamp-micros"), ("'2024-02-29'", "'1969-12-31'")),
+    Retyping(
+        "timestamp",
+        "timestamptz",
+        ("local-timestamp-micros", "timestamp-micros"),
+        ("'2024-02-29 12:00'", "'1969-12-31'"),
+    ),
+    Retyping("date", "text", ("date", "string"), ("'2024-02-29'", "'1969-12-31'"), back="{}::date"),
+    Retyping("text", "uuid", ("string", "uuid"), (f"'{'1' * 32}'", f"'{'0' * 32}'"), using="{}::uuid"),
+    Retyping(
+        "text",
+        "bytea",
+        ("string", "bytes"),
+        ("'a'", "'b'"),
+        using="convert_to({}, 'UTF8')",
+        back="convert_from({}, 'UTF8')",
+    ),
+    Retyping("text", "text[]", ("string", "array<string>"), ("'a'", "'b'"), using="ARRAY[{}]", back="{}[1]"),
+    Retyping("integer[]", "bigint[]", ("array<int>", "array<long>"), ("'{7,NULL}'", "'{}'")),
+)
+
+
+def _retyped(name: str, about: str, retypings: Sequence[Retyping]) -> Scenario:
+    """Return a scenario with a column for each change of type."""
+    columns = [f"c{number}" for number in range(len(retypings))]
+
+    def alter(kinds: Sequence[str], conversions: Sequence[str]) -> str:
+        parts = [
+            f"ALTER {column} TYPE {kind}" + (f" USING {conversion.format(column)}" if conversion else "")
+            for column, kind, conversion in zip(columns, kinds, conversions, strict=True)
+        ]
+        return f"ALTER TABLE t {', '.join(parts)};"
+
+    def check(found: Found) -> None:
+        # undone, what changed in place keeps its type, though not the name of PostgreSQL's type
+        undone = [] if retypings is ANOTHER_FIELD else [_expected(retypings, 1)]
+        assert _types(found) == [_expected(retypings, 0), _expected(retypings, 1), *undone]
+
+    declared = ", ".join(f"{column} {one.before}" for column, one in zip(columns, retypings, strict=True))
+    rows = "), (".join(f"{row + 1}, " + ", ".join(one.values[row] for one in retypings) for row in (0, 1))
+    there = alter([one.after for one in retypings], [one.using for one in retypings])
+    back = alter([one.before for one in retypings], [one.back for one in retypings])
+    return Scenario(
+        name,
+        about,
+        setup=f"CREATE TABLE t (id int PRIMARY KEY, {declared})",
+        work=f"INSERT INTO t VALUES ({rows});\nBEGIN;\n{TOUCH}\n{MANY}\n{there}\n{TOUCH}\n{MANY}\nCOMMIT;",
+        while_down=TOUCH,
+        after_restart=f"{back}\n{TOUCH}\n{there}\n{TOUCH}",
+        ops={"t": "cc" + "uu" * 5},
+        check=check,
+    )
+
+
+def _expected(retypings: Sequence[Retyping], version: int) -> list[str]:
+    suffix = "__2" if retypings is ANOTHER_FIELD and version else ""
+    return ["id:int", *(f"c{number}{suffix}:{one.fields[version]}" for number, one in enumerate(retypings))]
+
+
+def _types(found: Found) -> list[list[str]]:
+    return [
+        [f"{entry['name']}:{avro_type(entry['type'][1])}" for entry in row_fields(version)]
+        for version in found.versions("value")
+    ]
+
+
+# --- tables as a whole
+
+
+@dataclass(frozen=True)
+class Move:
+    """What happens to a table as a whole: what is shown of it, and scenarios."""
+
+    title: str
+    schema: str
+    seen: str
+    scenarios: Sequence[Scenario]
+
+
+PLAIN = "CREATE TABLE t (id int PRIMARY KEY, v text)"
+
+
+def _recreated(found: Found) -> None:
+    assert shapes(found) == [f"{ID} {V}", f"{ID} v__2:int4:int"]
+
+
+RENAMED = Scenario(
+    "ALTER TABLE t RENAME TO renamed",
+    "The rows written from then on go to another topic.",
+    setup=PLAIN,
+    publication="FOR TABLE t",
+    tables=(),
+    contents={
+        "t": 'SELECT * FROM "ALTER TABLE t RENAME TO renamed".t WHERE id IN (2, 5)',
+        "renamed": "SELECT * FROM (VALUES (3, 'c'), (4, 'd')) AS v (id, v)",
+    },
+    work=f"""
+        INSERT INTO t VALUES (1, 'a'), (2, 'b');
+        BEGIN;
+        DELETE FROM t WHERE id = 1;
+        {MANY}
+        ALTER TABLE t RENAME TO renamed;
+        INSERT INTO renamed VALUES (3, 'c');
+        {MANY}
+        COMMIT;
+    """,
+    while_down="INSERT INTO renamed VALUES (4, 'd')",
+    after_restart="ALTER TABLE renamed RENAME TO t; INSERT INTO t VALUES (5, 'e')",
+    ops={"t": "ccdc", "renamed": "cc"},
+)
+
+MOVED = Scenario(
+    "ALTER TABLE t SET SCHEMA",
+    "The rows written from then on go to another topic.",
+    setup=f'CREATE SCHEMA "moved here"; {PLAIN}',
+    publication="FOR TABLE t",
+    tables=(),
+    work=f"""
+        INSERT INTO t VALUES (1, 'a');
+        BEGIN;
+        INSERT INTO t VALUES (2, 'b');
+        {MANY}
+        ALTER TABLE t SET SCHEMA "moved here";
+        INSERT INTO "moved here".t VALUES (3, 'c');
+        {MANY}
+        COMMIT;
+    """,
+    while_down="INSERT INTO \"moved here\".t VALUES (4, 'd')",
+    after_restart="""
+        ALTER TABLE "moved here".t SET SCHEMA "ALTER TABLE t SET SCHEMA";
+        INSERT INTO t VALUES (5, 'e');
+    """,
+    contents={"t": "SELECT * FROM (VALUES (1, 'a'), (2, 'b'), (5, 'e')) AS v (id, v)"},
+    ops={"t": "ccc"},
+    elsewhere={"moved here.t": "cc"},
+)
+
+
+def _schema_renamed(name: str, elsewhere: Mapping[str, str], **versions: Any) -> Scenario:  # noqa: ANN401 - of Scenario
+    return Scenario(
+        name,
+        "The rows written from then on go to another topic.",
+        setup='CREATE SCHEMA "old name"; CREATE TABLE "old name".t (id int PRIMARY KEY, v text)',
+        publication='FOR TABLE "old name".t',
+        tables=(),
+        work=f"""
+            INSERT INTO "old name".t VALUES (1, 'a');
+            BEGIN;
+            INSERT INTO "old name".t VALUES (2, 'b');
+            {MANY}
+            ALTER SCHEMA "old name" RENAME TO "new name";
+            INSERT INTO "new name".t VALUES (3, 'c');
+            {MANY}
+            COMMIT;
+        """,
+        while_down="INSERT INTO \"new name\".t VALUES (4, 'd')",
+        elsewhere=elsewhere,
+        **versions,
+    )
+
+
+RECREATED = Scenario(
+    "DROP TABLE t and CREATE TABLE t",
+    "Another table of the same name goes to the same topic.",
+    setup=PLAIN,
+    work=f"""
+        INSERT INTO t VALUES (1, 'a');
+        BEGIN;
+        DELETE FROM t;
+        {MANY}
+        DROP TABLE t;
+        CREATE TABLE t (id int PRIMARY KEY, v int);
+        ALTER PUBLICATION "DROP TABLE t and CREATE TABLE t" ADD TABLE t;
+        INSERT INTO t VALUES (2, 5);
+        {MANY}
+        COMMIT;
+    """,
+    while_down="INSERT INTO t VALUES (3, 6)",
+    after_restart="""
+        DELETE FROM t;
+        DROP TABLE t;
+        CREATE TABLE t (id int PRIMARY KEY, v text);
+        ALTER PUBLICATION "DROP TABLE t and CREATE TABLE t" ADD TABLE t;
+        INSERT INTO t VALUES (4, 'd');
+    """,
+    ops={"t": "cdcc" + "dd" + "c"},
+    check=_recreated,
+)
+
+TREE = """
+    CREATE TABLE t (id int, v text) PARTITION BY RANGE (id);
+    CREATE TABLE low PARTITION OF t FOR VALUES FROM (0) TO (100);
+    CREATE TABLE late (v text, id int PRIMARY KEY);
+    ALTER TABLE low ADD PRIMARY KEY (id);
+    INSERT INTO late VALUES ('before', 100);
+"""
+MOVES_OF_PARTITIONS = f"""
+    INSERT INTO t VALUES (1, 'a');
+    BEGIN;
+    INSERT INTO t VALUES (2, 'b');
+    {MANY}
+    ALTER TABLE t ATTACH PARTITION late FOR VALUES FROM (100) TO (200);
+    INSERT INTO t VALUES (101, 'c');
+    {MANY}
+    COMMIT;
+    BEGIN;
+    INSERT INTO t VALUES (3, 'd');
+    {MANY}
+    ALTER TABLE t DETACH PARTITION low;
+    INSERT INTO low VALUES (4, 'e');
+    INSERT INTO t VALUES (102, 'f');
+    {MANY}
+    COMMIT;
+"""
+ROWS_OF_PARTITIONS = "INSERT INTO t VALUES (103, 'g'); INSERT INTO low VALUES (5, 'h')"
+NOTICED = "published from PostgreSQL 13 on, and servers notice DETACH at once since 15"
+
+
+def _of_root(name: str, last: int, **versions: Any) -> Scenario:  # noqa: ANN401 - of Scenario
+    """Return a scenario where ``last`` is the last row of the detached partition that is still sent."""
+    return Scenario(
+        name,
+        "They are published while they are attached.",
+        setup=TREE,
+        tables=(),
+        publication="FOR TABLE t",
+        contents={
+            "low": f'SELECT id, v FROM "{name}".low WHERE id <= {last}',
+            "late": f'SELECT v, id FROM "{name}".late WHERE id > 100',
+        },
+        work=MOVES_OF_PARTITIONS,
+        while_down=ROWS_OF_PARTITIONS,
+        ops={"low": "c" * last, "late": "ccc", "t": ""},
+        **versions,
+    )
+
+
+def _as_root(name: str, last: int, **versions: Any) -> Scenario:  # noqa: ANN401 - of Scenario
+    """Return the same with all rows in the root's topic."""
+    return Scenario(
+        name,
+        "Their rows are the root's while they are attached.",
+        setup=TREE,
+        tables=(),
+        publication="FOR TABLE t WITH (publish_via_partition_root)",
+        contents={
+            "t": f'SELECT id, v FROM "{name}".t WHERE id > 100 '
+            f'UNION ALL SELECT id, v FROM "{name}".low WHERE id <= {last}'
+        },
+        work=MOVES_OF_PARTITIONS,
+        while_down=ROWS_OF_PARTITIONS,
+        ops={"low": "", "late": "", "t": "c" * (last + 3)},
+        **versions,
+    )
+
+
+PARTITIONS = (
+    Scenario(
+        "partitions published themselves",
+        "Whether they are attached makes no difference.",
+        setup=TREE,
+        tables=["low", "late"],
+        contents={"late": 'SELECT v, id FROM "partitions published themselves".late WHERE id > 100'},
+        work=MOVES_OF_PARTITIONS,
+        while_down=ROWS_OF_PARTITIONS,
+        ops={"low": "ccccc", "late": "ccc", "t": ""},
+    ),
+    _of_root("partitions of a published root", last=3, since=15, lacking=NOTICED),
+    _of_root("partitions of a published root before 15", last=4, since=13, until=14, lacking=NOTICED),
+    _as_root("partitions published as their root", last=3, since=15, lacking=NOTICED),
+    _as_root("partitions published as their root before 15", last=4, since=13, until=14, lacking=NOTICED),
+)
+
+MOVES = (
+    Move(
+        "ALTER TABLE t RENAME TO renamed",
+        "a subject of its own, version 1",
+        "Rows written from then on go to the topic of the new name, those from before stay where they are. A `topic` "
+        "in `[[tables.rules]]` that matches both names keeps one topic.",
+        [RENAMED],
+    ),
+    Move("ALTER TABLE t SET SCHEMA s", "a subject of its own, version 1", "As above.", [MOVED]),
+    Move(
+        "ALTER SCHEMA s RENAME TO renamed",
+        "subjects of their own, version 1",
+        "As above, for each table. Before PostgreSQL 16, the server tells of the new name when the table is altered "
+        "next, or after a reconnect; until then, rows go to the old topic.",
+        [
+            _schema_renamed(
+                "ALTER SCHEMA RENAME",
+                {"old name.t": "cc", "new name.t": "cc"},
+                since=16,
+                lacking="servers tell since 16",
+            ),
+            _schema_renamed(
+                "ALTER SCHEMA RENAME before 16",
+                {"old name.t": "ccc", "new name.t": "c"},
+                until=15,
+                lacking="servers tell since 16",
+            ),
+        ],
+    ),
+    Move(
+        "DROP TABLE t; CREATE TABLE t ...",
+        "the next version of the same subject",
+        "The same topic. Columns of the same name and type go on with their fields, others get new ones. DROP itself "
+        "is not sent; a publication FOR TABLE has to be told of the new table.",
+        [RECREATED],
+    ),
+    Move(
+        "ALTER TABLE t ATTACH PARTITION p / DETACH PARTITION p",
+        "unchanged",
+        "With `publish_via_partition_root`, rows written while the partition is attached are the root's. Without, they "
+        "are the partition's, whose topic is made then; published one by one, partitions do not depend on it. Rows "
+        "that a partition has when it is attached are not sent, and those of a detached one not deleted. PostgreSQL 13 "
+        "and 14 may notice either only after a reconnect.",
+        PARTITIONS,
+    ),
+)
+
+SCENARIOS: list[Scenario] = [
+    *(one.scenario() for one in (*COLUMNS, *IDENTITY, *TYPES, *SILENT)),
+    _retyped("ALTER COLUMN TYPE in place", "Every reader stays right: the field stays.", IN_PLACE),
+    _retyped(
+        "ALTER COLUMN TYPE, another field", "Readers would read wrongly: the field is another one.", ANOTHER_FIELD
+    ),
+    *(scenario for move in MOVES for scenario in move.scenarios),
+]
+
+# --- docs/evolution.md
+
+
+def markdown() -> str:
+    """Return the tables of docs/evolution.md."""
+    groups: Mapping[str, Sequence[Alteration | Move]] = {
+        "Columns": COLUMNS,
+        "Keys and identity": IDENTITY,
+        "Types": TYPES,
+        "Tables": MOVES,
+        "Without effect": SILENT,
+    }
+    parts = [_table(title, [(one.title, one.schema, one.seen) for one in rows]) for title, rows in groups.items()]
+    lines = [f"| {one.before} | {one.after} | {one.field} |" for one in (*IN_PLACE, *ANOTHER_FIELD)]
+    head = "| from | to | the field |\n|---|---|---|"
+    return "\n".join([*parts, "### Types of columns", "", head, *lines, ""])
+
+
+def _table(title: str, rows: Sequence[tuple[str, str, str]]) -> str:
+    lines = [f"| {_code(alter)} | {schema} | {seen} |" for alter, schema, seen in rows]
+    return "\n".join([f"### {title}", "", "| | schema of values | what consumers see |", "|---|---|---|", *lines, ""])
+
+
+def _code(statement: str) -> str:
+    return f"`{statement}`"
+
+
+if __name__ == "__main__":
+    print(markdown())  # noqa: T201 - a command

@@ -1,0 +1,146 @@
+"""What the versions of a subject promise each other, judged by fastavro and by Avro's own Java.
+
+Any schema of a table's values reads what any later or earlier one wrote, with the same values: fields that it does not
+have are left out, fields that the writer lacks are null. But one: a schema from before a field became wider refuses
+the wide values.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from itertools import permutations
+from typing import Any
+
+import fastavro
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from fastavro.read import SchemaResolutionError
+
+from tests.contract.values import json_of, physical
+from tests.support.java_avro import Task, ask
+from tests.support.reader import Event
+from tests.support.replay import row_fields
+
+SAMPLES = 2
+"""Messages of each schema that are read with all others."""
+
+WIDER = (("int", "long"), ("int", "double"), ("float", "double"))
+"""What may change in place, beside decimals; a reader from before refuses it."""
+
+
+@dataclass(frozen=True)
+class Version:
+    """One version of a subject; ``messages``: bodies written with it."""
+
+    subject: str
+    number: int
+    schema: Any
+    messages: Sequence[bytes] = ()
+
+    @property
+    def is_value(self) -> bool:
+        return self.subject.endswith("-value")
+
+    def __str__(self) -> str:
+        return f"{self.subject} {self.number}"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A schema that wrote and another one that reads."""
+
+    writer: Version
+    reader: Version
+
+    @property
+    def narrow(self) -> set[str]:
+        """The fields that the reader knows from before they became wider."""
+        wide = {entry["name"]: entry["type"][1] for entry in row_fields(self.writer.schema)}
+        read = {entry["name"]: entry["type"][1] for entry in row_fields(self.reader.schema)}
+        return {name for name in read.keys() & wide.keys() if (read[name], wide[name]) in WIDER}
+
+    @property
+    def compatible(self) -> bool:
+        """What Avro has to say of them; keys have no defaults, so that a reader's field has to be there."""
+        if self.writer.is_value:
+            return not self.narrow
+        types = {entry["name"]: entry["type"] for entry in self.writer.schema["fields"]}
+        read = {entry["name"]: entry["type"] for entry in self.reader.schema["fields"]}
+        return all(name in types and types[name] in (kind, *_narrower(kind)) for name, kind in read.items())
+
+    def expected(self, message: bytes) -> Any:  # noqa: ANN401 - JSON; None: the reader refuses it
+        """Return what the reader has to see in a message of values; None: it has to refuse it."""
+        written = _read(self.writer.schema, self.writer.schema, message)
+        names = [entry["name"] for entry in row_fields(self.reader.schema)]
+        rows = [row for row in (written["before"], written["after"]) if row is not None]
+        if any(row[name] is not None for row in rows for name in self.narrow):
+            return None
+        seen = {
+            part: written[part] and {name: written[part].get(name) for name in names} for part in ("before", "after")
+        }
+        return {**written, **seen}
+
+    def __str__(self) -> str:
+        return f"{self.writer} read as version {self.reader.number}"
+
+
+def _narrower(kind: Any) -> list[Any]:  # noqa: ANN401 - JSON
+    return [narrow for narrow, wide in WIDER if wide == kind]
+
+
+def _read(writer: Any, reader: Any, message: bytes) -> Any:  # noqa: ANN401 - JSON
+    """Return the JSON of what fastavro reads."""
+    value = fastavro.schemaless_reader(BytesIO(message), physical(writer), physical(reader))
+    return json_of(reader, value)
+
+
+def pairs(registry: SchemaRegistryClient, prefix: str, events: Iterable[Event]) -> list[Pair]:
+    """Return all pairs of schemas of one table in one subject, with messages of theirs."""
+    messages: dict[tuple[str, int | None], list[bytes]] = defaultdict(list)
+    for event in events:
+        found = messages[f"{event.topic}-value", event.schema_id]
+        if len(found) < SAMPLES and event.value_bytes is not None:
+            found.append(event.value_bytes[5:])
+    tables: dict[tuple[str, str], list[Version]] = defaultdict(list)
+    for subject in registry.get_subjects():
+        for number in registry.get_versions(subject) if subject.startswith(f"{prefix}.") else ():
+            entry = registry.get_version(subject, number)
+            schema = json.loads(entry.schema.schema_str or "")
+            if isinstance(schema, dict):
+                version = Version(subject, number, schema, messages[subject, entry.schema_id])
+                tables[subject, schema["namespace"]].append(version)
+    return [Pair(*pair) for versions in tables.values() for pair in permutations(versions, 2)]
+
+
+def fastavro_problems(found: Sequence[Pair]) -> list[str]:
+    """Return what fastavro reads otherwise than it should."""
+    problems = []
+    for pair in found:
+        for message in pair.writer.messages if pair.writer.is_value else ():
+            try:
+                seen = _read(pair.writer.schema, pair.reader.schema, message)
+            except SchemaResolutionError:
+                seen = None
+            if seen != pair.expected(message):
+                problems.append(f"{pair}: {seen} instead of {pair.expected(message)}")
+    return problems
+
+
+def java_problems(found: Sequence[Pair]) -> list[str]:
+    """Return what Avro's own reader reads, or judges, otherwise than it should."""
+    asked = [
+        (pair, message)
+        for pair in found
+        for message in (pair.writer.messages if pair.writer.is_value else ()) or (None,)
+    ]
+    answers = ask(Task(pair.writer.schema, pair.reader.schema, message) for pair, message in asked)
+    problems = []
+    for (pair, message), answer in zip(asked, answers, strict=True):
+        if answer.compatible != pair.compatible:
+            problems.append(f"{pair}: compatible: {answer.compatible}")
+        if message is not None:
+            seen = None if answer.value is None else json_of(pair.reader.schema, answer.value)
+            if seen != pair.expected(message):
+                problems.append(f"{pair}: {seen} ({answer.error}) instead of {pair.expected(message)}")
+    return problems
