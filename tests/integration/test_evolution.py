@@ -3,22 +3,42 @@
 The scenarios stand in ``scenarios/evolution.py``; those of one server version run side by side, followed by one daemon.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
 
 from sandbox.kafka import Kafka
 from sandbox.postgres import Postgres
-from tests.integration.scenarios.evolution import SCENARIOS
-from tests.support.compatibility import Pair, fastavro_problems, java_problems, pairs
+from tests.integration.scenarios.evolution import SCENARIOS, markdown
+from tests.support.compatibility import Pair, fastavro_problems, java_problems
+from tests.support.reader import Cut
 from tests.support.run import Followed, Verdict
 from tests.support.scenario import Scenario
 
 VERSIONS = (10, 14, 18)
+GENERATED_COLUMNS = 12
+"""The version since which there are columns that are not published."""
+
+DOCUMENT = Path(__file__).parents[2] / "docs/evolution.md"
+MARK = "printed by `python -m tests.integration.scenarios.evolution`; a test keeps it so. -->\n\n"
 
 pytestmark = pytest.mark.timeout(600)  # the first test waits for all scenarios
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table as PostgreSQL describes it: names and OIDs of types, with their modifiers."""
+
+    oid: int
+    schema: str
+    name: str
+    replica_identity: str
+    columns: list[tuple[str, int, int]]
 
 
 @dataclass(frozen=True)
@@ -28,6 +48,10 @@ class Outcome:
     verdicts: Mapping[str, Verdict]
     problems: list[str]
     pairs: list[Pair]
+    described: dict[str, Table]
+    """What cut records and ``<prefix>.schemas`` say of the table of each topic in the end."""
+    catalog: dict[str, Table]
+    """What PostgreSQL says of these tables; nothing of those that are gone, or have another name."""
 
 
 def run(version: int, kafka: Kafka) -> Outcome:
@@ -41,12 +65,47 @@ def run(version: int, kafka: Kafka) -> Outcome:
         with database.connect() as connection:
             connection.execute("CREATE TABLE public.filler (n int)")
         followed.work_killed()
-        events = [event for events in followed.replay.events.values() for event in events]
-        return Outcome(
-            followed.judge(),
-            followed.general_problems(),
-            pairs(followed.reader.registry, followed.name, events),
-        )
+        described = _described(followed.replay.cuts, followed.reader.schemas())
+        with database.connect() as connection:
+            return Outcome(
+                followed.judge(),
+                followed.general_problems(),
+                followed.pairs(),
+                described,
+                {
+                    topic: held
+                    for topic, table in described.items()
+                    if (held := _in_catalog(connection, table, version)) is not None
+                },
+            )
+
+
+def _described(cuts: Sequence[Cut], schemas: Sequence[Mapping[str, Any]]) -> dict[str, Table]:
+    """Follow the tables as docs/evolution.md says, without looking at a single row."""
+    descriptions = {(entry["subject"], entry["id"]): entry["postgres"] for entry in schemas}
+    found: dict[str, Table] = {}
+    for topic in (topic for cut in cuts for topic in cut.record["topics"] if topic["schema_ids"]):
+        table = descriptions[f"{topic['topic']}-value", topic["schema_ids"][-1]]
+        columns = [(column["name"], column["type_oid"], column["typmod"]) for column in table["columns"]]
+        names = table["oid"], table["schema"], table["table"]
+        found[topic["topic"]] = Table(*names, table["replica_identity"], columns)
+    return found
+
+
+def _in_catalog(connection: psycopg.Connection, table: Table, version: int) -> Table | None:
+    """Return the same from the catalog; None when the table is gone, or has another name."""
+    query = (
+        "SELECT c.oid::bigint, nspname, relname, relreplident FROM pg_class c"
+        " JOIN pg_namespace n ON n.oid = relnamespace WHERE c.oid = %s AND nspname = %s AND relname = %s"
+    )
+    found = connection.execute(query, [table.oid, table.schema, table.name]).fetchone()
+    query = "SELECT attname, atttypid::bigint, atttypmod FROM pg_attribute WHERE attrelid = %s AND attnum > 0"
+    published = "NOT attisdropped AND attgenerated = ''" if version >= GENERATED_COLUMNS else "NOT attisdropped"
+    columns = connection.execute(f"{query} AND {published} ORDER BY attnum", [table.oid]).fetchall()
+    if found is None:
+        return None
+    oid, schema, name, replica_identity = found
+    return Table(oid, schema, name, replica_identity, columns)
 
 
 @pytest.fixture(scope="module")
@@ -86,3 +145,12 @@ def test_java_reads_them_too_and_finds_the_schemas_compatible(outcomes: Mapping[
     found = [pair for outcome in outcomes.values() for pair in outcome.result().pairs]
     assert {pair.compatible for pair in found} == {True, False}
     assert java_problems(found) == []
+
+
+def test_cuts_and_schemas_alone_tell_what_the_tables_have_become(outcome: Outcome) -> None:
+    assert len(outcome.catalog) > len(SCENARIOS) / 2
+    assert {topic: outcome.described[topic] for topic in outcome.catalog} == outcome.catalog
+
+
+def test_the_document_shows_what_is_tested() -> None:
+    assert DOCUMENT.read_text().partition(MARK)[2] == f"{markdown()}\n"

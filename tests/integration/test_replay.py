@@ -27,6 +27,7 @@ from tests.integration.scenarios import (
     types,
     whole,
 )
+from tests.support.compatibility import Pair, fastavro_problems, java_problems
 from tests.support.run import Followed, Verdict
 from tests.support.scenario import Scenario
 
@@ -68,6 +69,7 @@ class Outcome:
     problems_of_cuts: list[str]
     problems_of_idling: list[str]
     log: str
+    pairs: list[Pair]
 
 
 @contextmanager
@@ -100,7 +102,8 @@ def run(version: int, kafka: Kafka) -> Outcome:
             idling = followed.idle_until(beside.read_lsn)
             verdicts = followed.judge() | beside.judge()
             problems = [*followed.general_problems(), *beside.general_problems()]
-            return Outcome(verdicts, problems, idling, followed.daemon.log_text() + beside.daemon.log_text())
+            log = followed.daemon.log_text() + beside.daemon.log_text()
+            return Outcome(verdicts, problems, idling, log, [*followed.pairs(), *beside.pairs()])
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +135,14 @@ def test_mirror_is_equal(version: int, scenario: Scenario, outcome: Outcome) -> 
 
 def test_cuts_are_consistent(outcome: Outcome) -> None:
     assert outcome.problems_of_cuts == []
+
+
+def test_fastavro_reads_old_rows_with_new_schemas_and_new_rows_with_old_ones(outcome: Outcome) -> None:
+    assert fastavro_problems(outcome.pairs) == []
+
+
+def test_java_reads_them_too_and_finds_the_schemas_compatible(outcomes: Mapping[int, Future[Outcome]]) -> None:
+    assert java_problems([pair for outcome in outcomes.values() for pair in outcome.result().pairs]) == []
 
 
 def test_log_tells_no_values(outcome: Outcome) -> None:

@@ -7,14 +7,13 @@ the wide values.
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import permutations
 from typing import Any
 
 import fastavro
-from confluent_kafka.schema_registry import SchemaRegistryClient
 from fastavro.read import SchemaResolutionError
 
 from tests.contract.values import json_of, physical
@@ -95,22 +94,23 @@ def _read(writer: Any, reader: Any, message: bytes) -> Any:  # noqa: ANN401 - JS
     return json_of(reader, value)
 
 
-def pairs(registry: SchemaRegistryClient, prefix: str, events: Iterable[Event]) -> list[Pair]:
-    """Return all pairs of schemas of one table in one subject, with messages of theirs."""
+def pairs(schemas: Iterable[Mapping[str, Any]], events: Iterable[Event]) -> list[Pair]:
+    """Return all pairs of schemas of one table in one subject, with messages of theirs.
+
+    ``schemas``: what stands in ``<prefix>.schemas``.
+    """
     messages: dict[tuple[str, int | None], list[bytes]] = defaultdict(list)
     for event in events:
         found = messages[f"{event.topic}-value", event.schema_id]
         if len(found) < SAMPLES and event.value_bytes is not None:
             found.append(event.value_bytes[5:])
-    tables: dict[tuple[str, str], list[Version]] = defaultdict(list)
-    for subject in registry.get_subjects():
-        for number in registry.get_versions(subject) if subject.startswith(f"{prefix}.") else ():
-            entry = registry.get_version(subject, number)
-            schema = json.loads(entry.schema.schema_str or "")
-            if isinstance(schema, dict):
-                version = Version(subject, number, schema, messages[subject, entry.schema_id])
-                tables[subject, schema["namespace"]].append(version)
-    return [Pair(*pair) for versions in tables.values() for pair in permutations(versions, 2)]
+    tables: dict[tuple[str, str], dict[int, Version]] = defaultdict(dict)
+    for entry in schemas:
+        subject, schema = entry["subject"], json.loads(entry["schema"])
+        if isinstance(schema, dict):
+            version = Version(subject, entry["version"], schema, messages[subject, entry["id"]])
+            tables[subject, schema["namespace"]][entry["id"]] = version
+    return [Pair(*pair) for versions in tables.values() for pair in permutations(versions.values(), 2)]
 
 
 def fastavro_problems(found: Sequence[Pair]) -> list[str]:

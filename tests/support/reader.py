@@ -131,6 +131,20 @@ class Reader:
         services = {f"{self.prefix}.{name}" for name in SERVICE_TOPICS}
         return {topic for topic in found if topic.startswith(f"{self.prefix}.")} - services
 
+    def schemas(self) -> list[dict[str, Any]]:
+        """Return what was written to ``<prefix>.schemas``, in its order."""
+        place = TopicPartition(f"{self.prefix}.schemas", 0, 0)
+        end = self._rows.get_watermark_offsets(place, timeout=METADATA_TIMEOUT_S)[1]
+        self._rows.assign([place])
+        values: list[dict[str, Any]] = []
+        next_offset = 0
+        while next_offset < end:
+            for message in self._messages(self._rows, BATCH, f"{place} has not been read to {end}"):
+                next_offset = message.offset() + (message.error() is None)
+                if message.error() is None:
+                    values.append(json.loads(message.value()))
+        return values
+
     def partitions(self, topic: str) -> int:
         """Return how many partitions a topic has."""
         return len(self._rows.list_topics(topic, timeout=METADATA_TIMEOUT_S).topics[topic].partitions)

@@ -129,13 +129,14 @@ class Replay:
 
     def _check_topics(self, cut: Cut, events: list[Event]) -> None:
         counts: dict[str, Counter[str]] = defaultdict(Counter)
-        schemas: dict[str, set[int | None]] = defaultdict(set)
-        for event in events:
+        schemas: dict[str, dict[int | None, None]] = defaultdict(dict)
+        for event in sorted(events, key=attrgetter("position")):
             counts[event.topic][event["op"]] += 1
-            schemas[event.topic].add(event.schema_id)
+            schemas[event.topic].pop(event.schema_id, None)  # they stand in the order of their last use
+            schemas[event.topic][event.schema_id] = None
         for topic in cut.record["topics"]:
             name = topic["topic"]
-            if topic["counts"] != counts.pop(name, {}) or set(topic["schema_ids"]) != schemas[name]:
+            if topic["counts"] != counts.pop(name, {}) or topic["schema_ids"] != list(schemas[name]):
                 self._complain(cut, f"counts of {name}: {topic['counts']}, schemas {topic['schema_ids']}")
         if counts:
             self._complain(cut, f"does not list {list(counts)}")

@@ -16,6 +16,7 @@ import psycopg
 from sandbox.daemon import Daemon
 from sandbox.kafka import Kafka
 from sandbox.postgres import Database
+from tests.support.compatibility import Pair, pairs
 from tests.support.reader import Reader
 from tests.support.replay import Replay, contents, differences
 from tests.support.scenario import Found, Scenario
@@ -169,6 +170,10 @@ class Followed:
     def judge(self) -> dict[str, Verdict]:
         """Return the verdict on each scenario."""
         return {scenario.name: self._verdict(scenario) for scenario in self.scenarios}
+
+    def pairs(self) -> list[Pair]:
+        """Return all pairs of schemas of the same table."""
+        return pairs(self.reader.schemas(), (event for events in self.replay.events.values() for event in events))
 
     def general_problems(self) -> list[str]:
         """Return what is wrong with the cuts, and what belongs to no scenario."""

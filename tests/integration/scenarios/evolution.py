@@ -707,8 +707,9 @@ MOVES = (
         "unchanged",
         "With `publish_via_partition_root`, rows written while the partition is attached are the root's. Without, they "
         "are the partition's, whose topic is made then; published one by one, partitions do not depend on it. Rows "
-        "that a partition has when it is attached are not sent, and those of a detached one not deleted. PostgreSQL 13 "
-        "and 14 may notice either only after a reconnect.",
+        "that a partition has when it is attached are not sent, and those of a detached one not deleted. A connected "
+        "PostgreSQL 13 or 14 may miss either, and leave out rows of an attached partition that it saw unpublished: "
+        "restart pgsluice before rows are written.",
         PARTITIONS,
     ),
 )
@@ -737,7 +738,7 @@ def markdown() -> str:
     parts = [_table(title, [(one.title, one.schema, one.seen) for one in rows]) for title, rows in groups.items()]
     lines = [f"| {one.before} | {one.after} | {one.field} |" for one in (*IN_PLACE, *ANOTHER_FIELD)]
     head = "| from | to | the field |\n|---|---|---|"
-    return "\n".join([*parts, "### Types of columns", "", head, *lines, ""])
+    return "\n".join([*parts, "### Types of columns", "", head, *lines])
 
 
 def _table(title: str, rows: Sequence[tuple[str, str, str]]) -> str:
