@@ -58,7 +58,7 @@ def tell(*, keep: bool) -> bool:
             verdict = _conclude(screen, watch, time.monotonic() - began, equal=equal)
             if keep:
                 _stay(screen, stage, spark, watch)
-        pgsluice.stop()
+        pgsluice.stop_well()
     return verdict
 
 

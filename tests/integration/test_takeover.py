@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from sandbox.daemon import Daemon, Role
+from sandbox.daemon import Daemon
 from sandbox.postgres import Database
+from sandbox.program import Role
 from tests.support.kafka import end_of
 from tests.support.proxy import Direction, Proxy
 from tests.support.weather import Pipeline, Start, wait_until

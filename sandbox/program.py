@@ -1,0 +1,135 @@
+"""A process of pgsluice: started, asked over HTTP, signalled, waited for. Used by daemon and by the demo.
+
+Who uses it chooses the directory, the configuration file and the command.
+"""
+
+import json
+import signal
+from collections.abc import Sequence
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from typing import Any, Literal
+
+from sandbox.account import current_account
+from sandbox.errors import ServerError
+from sandbox.ports import ReservedPort
+from sandbox.process import Server
+
+HOST = "127.0.0.1"
+
+START_TIMEOUT_S = 60
+STOP_TIMEOUT_S = 60
+HTTP_TIMEOUT_S = 10
+HTTP_OK = 200
+
+LOG_SHOWN = 2000
+
+Role = Literal["active", "any"]
+"""What a start waits for: the owner of the slot, or any process that does its part, as a standby does."""
+
+
+class Program:
+    """One pipeline's process, which can be started again and again."""
+
+    _server: Server | None = None
+
+    def place(self, directory: Path, port: ReservedPort) -> None:
+        """Choose where its files are and where it listens for HTTP; comes first."""
+        self.directory = directory
+        self._port = port
+        self._log = directory / "pgsluice.log"
+
+    @property
+    def url(self) -> str:
+        """Where health, metrics, status and the schema registry are served."""
+        return f"http://{HOST}:{self._port.number}"
+
+    @property
+    def pid(self) -> int:
+        """The process's pid; ServerError while it is down."""
+        return self._running().pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self._server is not None and self._server.alive
+
+    def launch(self, command: Sequence[str]) -> None:
+        """Start the process; it need not be ready when this returns."""
+        self._server = Server(command, self.directory, self._log, current_account(), signal.SIGKILL)
+
+    def stop(self) -> int:
+        """SIGTERM: an orderly end; returns the exit code."""
+        self.send(signal.SIGTERM)
+        return self.wait()
+
+    def stop_well(self) -> None:
+        """As :meth:`stop`; ServerError, with the end of the log, unless the exit code is 0."""
+        status = self.stop()
+        if status != 0:
+            raise ServerError(f"pgsluice ended with exit code {status}:\n{self.log_text()[-LOG_SHOWN:]}")
+
+    def kill(self) -> None:
+        """``kill -9``."""
+        self._running().kill()
+        self._forget()
+
+    def end(self) -> None:
+        """``kill -9``, if it runs."""
+        if self._server is not None:
+            self.kill()
+
+    def wait(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
+        """Return the exit code once the process has ended by itself; negative: the signal that ended it."""
+        status = self._running().wait(timeout_s)
+        self._forget()
+        return status
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the process, such as SIGSTOP and SIGCONT to freeze it."""
+        self._running().send(number)
+
+    def wait_until_ready(self, role: Role = "active", timeout_s: float = START_TIMEOUT_S) -> None:
+        """Return once ``/readyz`` says so; ServerError, with the log, if the process ends before."""
+        self._running().wait_until(lambda: self.readiness(role) == HTTP_OK, timeout_s)
+
+    def readiness(self, role: Role = "any") -> int:
+        """Return the status code of ``/readyz``; 0 while nobody answers."""
+        return self._get(f"/readyz?role={role}")[0]
+
+    def status(self) -> dict[str, Any]:
+        """Return what ``/status`` says."""
+        code, body = self._get("/status")
+        if code != HTTP_OK:
+            raise ServerError(f"the daemon answers {code} to a question for its status")
+        found: dict[str, Any] = json.loads(body)
+        return found
+
+    def metrics(self) -> str:
+        """Return what ``/metrics`` says; nothing while nobody answers."""
+        return self._get("/metrics")[1]
+
+    def log_text(self) -> str:
+        """Return what the process has logged, over all its starts."""
+        return self._log.read_text(errors="replace")
+
+    def _get(self, path: str) -> tuple[int, str]:
+        """Return status code and body; 0 while nobody answers."""
+        connection = HTTPConnection(HOST, self._port.number, timeout=HTTP_TIMEOUT_S)
+        try:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            return response.status, response.read().decode()
+        except (OSError, HTTPException):
+            return 0, ""
+        finally:
+            connection.close()
+
+    def _running(self) -> Server:
+        if self._server is None:
+            raise ServerError("pgsluice is not running")
+        return self._server
+
+    def _forget(self) -> None:
+        self._running().dismiss()
+        self._server = None
