@@ -49,6 +49,7 @@ from pgsluice.registry.client import RegistryOptions
 from pgsluice.registry.follower import SchemaFollower
 from pgsluice.registry.record import Registered
 from pgsluice.registry.store import SchemaStore
+from pgsluice.registry.subjects import subject_name
 from pgsluice.spool import SpillDirectory, Spool, SpoolOptions
 from pgsluice.tables import TableRule, Tables
 from pgsluice.transaction import Prepared
@@ -117,7 +118,8 @@ class _Daemon:
         self._metrics.info.labels(__version__, settings.name, "python", settings.delivery.mode).set(1)
         self._kafka = ClientOptions(settings.kafka.librdkafka_properties(), f"pgsluice-{settings.name}")
         schemas = f"{settings.kafka.topic_prefix}.schemas"
-        self._registry = _registry(settings, BuiltinRegistry(_registry_options(settings, self._kafka.errors), schemas))
+        builtin = BuiltinRegistry(_registry_options(settings, self._kafka.errors), schemas)
+        self._registry = _registry(settings, builtin, self._metrics)
         self._pipeline = Pipeline(
             _pipeline_options(settings, adopt_slot=adopt_slot),
             lambda: PostgresSource.open(_source_options(settings)),
@@ -272,19 +274,22 @@ def _registry_options(settings: Settings, errors: ClientErrors) -> RegistryOptio
     )
 
 
-def _registry(settings: Settings, builtin: BuiltinRegistry) -> "BuiltinRegistry | ConfluentRegistry":
+def _registry(settings: Settings, builtin: BuiltinRegistry, metrics: Metrics) -> "BuiltinRegistry | ConfluentRegistry":
     """Return what gives schemas their ids: the topic of schemas alone, or a server with the topic as its record."""
     chosen = settings.schema_registry
     if chosen.type == "builtin":
         return builtin
     with _client_installed():
         from pgsluice.registry.confluent import ConfluentOptions, ConfluentRegistry  # noqa: PLC0415 - 0.6 s, 15 MB
-    rest = _rest_options(settings)
+    seconds = metrics.registry_seconds
+    rest = _rest_options(settings, lambda result, took: seconds.labels(result).observe(took))
     options = ConfluentOptions(rest, chosen.subject_name_strategy, chosen.on_incompatible)
     return ConfluentRegistry(options, builtin)
 
 
-def _rest_options(settings: Settings) -> "Callable[[], RestOptions]":
+def _rest_options(
+    settings: Settings, answered: Callable[[str, float], None] = lambda _result, _seconds: None
+) -> "Callable[[], RestOptions]":
     """Return what tells how to connect to the registry's server now."""
     with _client_installed():
         from pgsluice.registry.rest import RestOptions  # noqa: PLC0415 - as in _registry
@@ -298,6 +303,7 @@ def _rest_options(settings: Settings) -> "Callable[[], RestOptions]":
         cert_file=chosen.cert_file,
         key_file=chosen.key_file,
         timeout_s=chosen.timeout.seconds,
+        answered=answered,
     )
     return lambda: replace(constant, password=chosen.secret("password"), token=chosen.secret("token"))
 
@@ -453,7 +459,7 @@ async def _signals(stop: Callable[[], None]) -> AsyncIterator[None]:
 async def _check(settings: Settings) -> list[Finding]:
     source = _source_options(settings)
     client = ClientOptions(settings.kafka.librdkafka_properties(), f"pgsluice-{settings.name}-check")
-    postgres, kafka = await asyncio.gather(
+    postgres, kafka, registry = await asyncio.gather(
         postgres_checks.check(
             source.connection,
             source.slot,
@@ -462,8 +468,20 @@ async def _check(settings: Settings) -> list[Finding]:
             create_slot=settings.postgres.create_slot,
         ),
         asyncio.to_thread(kafka_checks.check, _sink_options(settings, client)),
+        _check_registry(settings),
     )
-    return [*postgres, *kafka, spool.check(settings.buffer.spill_dir)]
+    return [*postgres, *kafka, *registry, spool.check(settings.buffer.spill_dir)]
+
+
+async def _check_registry(settings: Settings) -> list[Finding]:
+    if settings.schema_registry.type == "builtin":
+        return []  # it is a topic, and Kafka is looked at
+    with _client_installed():
+        from pgsluice.registry import checks  # noqa: PLC0415 - as in _registry
+    chosen, prefix = settings.schema_registry, settings.kafka.topic_prefix
+    schema = cut_schema(prefix)
+    subject = subject_name(chosen.subject_name_strategy, f"{prefix}.transactions-value", schema)
+    return await checks.check(_rest_options(settings), chosen.on_incompatible, subject, schema)
 
 
 async def _serve_registry(settings: Settings, prefixes: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ Counted per batch, cut or session, never per row. https://prometheus.io/docs/pra
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-_CUT_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0)
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0)
 
 
 class Metrics:
@@ -26,7 +26,14 @@ class Metrics:
             "kafka_client_errors", "Errors that the Kafka clients reported since the start."
         )
         self.cut_seconds = Histogram(
-            "pgsluice_cut_seconds", "Time to commit a cut.", registry=self.registry, buckets=_CUT_SECONDS
+            "pgsluice_cut_seconds", "Time to commit a cut.", registry=self.registry, buckets=_SECONDS
+        )
+        self.registry_seconds = Histogram(
+            "pgsluice_registry_seconds",
+            'Time of a request to the schema registry server; result is "ok", an HTTP status, or what else went wrong.',
+            ("result",),
+            registry=self.registry,
+            buckets=_SECONDS,
         )
         self.lsn = self._gauge(
             "lsn", "Positions in the WAL, in bytes: server, received, delivered, confirmed.", "position"

@@ -1,11 +1,35 @@
-"""A daemon whose schemas are kept by a registry server, and consumers that ask it."""
+"""Schemas kept by a registry server: the registry beside a real broker, a daemon, and consumers that ask the server."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
 import pytest
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry.avro import AvroDeserializer
+from confluent_kafka.serialization import MessageField, SerializationContext
 
+from pgsluice.errors import (
+    ConfigError,
+    HistoryError,
+    IncompatibleSchema,
+    PermissionDenied,
+    RegistryUnavailable,
+)
+from pgsluice.registry import confluent
+from pgsluice.registry.builtin import BuiltinRegistry
+from pgsluice.registry.client import RegistryOptions
+from pgsluice.registry.confluent import ConfluentOptions, ConfluentRegistry
+from pgsluice.registry.rest import RestOptions
 from sandbox.apicurio import Apicurio
-from tests.support.weather import Start
+from sandbox.kafka import Kafka
+from tests.support.kafka import client_options, read_committed
+from tests.support.registry_server import Fault, RegistryServer
+from tests.support.weather import Pipeline, Start
+
+VALUE, KEY = "shop.public.orders-value", "shop.public.orders-key"
 
 
 @pytest.fixture(scope="module")
@@ -14,10 +38,270 @@ def apicurio() -> Iterator[Apicurio]:
         yield server
 
 
-def test_a_consumer_reads_with_the_schemas_of_the_server(start: Start, apicurio: Apicurio) -> None:
-    pipeline = start({"schema_registry": {"type": "confluent", "url": apicurio.url}})
-    pipeline.write()
-    pipeline.assert_complete()
-    pipeline.daemon.restart()
-    pipeline.write()
-    pipeline.assert_complete()
+@pytest.fixture
+def server() -> Iterator[RegistryServer]:
+    with RegistryServer() as running:
+        yield running
+
+
+@pytest.fixture
+def topic() -> str:
+    return f"shop-{uuid4().hex[:8]}.schemas"
+
+
+def record(name: str, *columns: str) -> dict[str, Any]:
+    fields = [{"name": column, "type": "int"} for column in columns]
+    return {"type": "record", "name": name, "namespace": "shop.public.orders", "fields": fields}
+
+
+def described(*columns: str) -> dict[str, Any]:
+    listed = [{"name": column, "type": "int4", "type_oid": 23, "typmod": -1} for column in columns]
+    return {"schema": "public", "table": "orders", "key": list(columns), "columns": listed}
+
+
+@asynccontextmanager
+async def registry(kafka: Kafka, topic: str, url: str, **other: Any) -> AsyncIterator[ConfluentRegistry]:  # noqa: ANN401 - of options
+    options = ConfluentOptions(lambda: RestOptions(url, timeout_s=5), **other)
+    found = ConfluentRegistry(options, BuiltinRegistry(RegistryOptions(client_options(kafka)), topic))
+    try:
+        await found.start()
+        yield found
+    finally:
+        await found.close()
+
+
+class TestIds:
+    async def test_the_server_gives_them_and_the_topic_keeps_them(
+        self, kafka: Kafka, topic: str, apicurio: Apicurio
+    ) -> None:
+        subject = f"{topic}-key"
+        async with registry(kafka, topic, apicurio.url) as one:
+            identifier = await one.register(subject, record("Key", "id"), described("id"))
+            assert [entry.id for entry in one.store.versions(subject)] == [identifier]
+            assert await one.register(subject, record("Key", "id"), described("id")) == identifier
+        async with registry(kafka, topic, apicurio.url) as again:
+            assert again.subjects() == [subject]
+            assert again.versions(subject) == [record("Key", "id")]
+            assert again.store.versions(subject)[0].postgres == described("id")
+            assert await again.register(subject, record("Key", "id")) == identifier
+
+    async def test_the_server_is_asked_once_until_its_word_is_old(
+        self, kafka: Kafka, topic: str, server: RegistryServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async with registry(kafka, topic, server.url) as one:
+            for _ in range(3):
+                await one.register(KEY, record("Key", "id"))
+                await one.start()
+            assert server.requests == [f"POST /subjects/{KEY}", f"POST /subjects/{KEY}/versions"]
+            monkeypatch.setattr(confluent, "RECHECK_S", 0.0)
+            await one.start()
+            await one.register(KEY, record("Key", "id"))
+            assert server.requests[2:] == [f"POST /subjects/{KEY}"]
+
+    async def test_a_server_that_takes_nothing_will_do_if_it_has_the_schemas(
+        self, kafka: Kafka, topic: str, server: RegistryServer
+    ) -> None:
+        async with registry(kafka, topic, server.url) as one:
+            identifier = await one.register(KEY, record("Key", "id"))
+        server.mode = "READONLY"
+        async with registry(kafka, topic, server.url) as one:
+            assert await one.register(KEY, record("Key", "id")) == identifier
+            with pytest.raises(ConfigError, match="READWRITE"):
+                await one.register(KEY, record("Key", "id", "other"))
+
+    @pytest.mark.parametrize(
+        ("strategy", "subjects"),
+        [
+            ("record", {"shop.public.orders.Key", "shop.transactions-key"}),
+            ("topic-record", {"shop.public.orders-shop.public.orders.Key", "shop.transactions-key"}),
+        ],
+    )
+    async def test_other_strategies_name_subjects_at_the_server_only(
+        self, kafka: Kafka, topic: str, server: RegistryServer, strategy: str, subjects: set[str]
+    ) -> None:
+        async with registry(kafka, topic, server.url, strategy=strategy) as one:
+            await one.register(KEY, record("Key", "id"))
+            await one.register("shop.transactions-key", "string")
+            assert set(server.subjects) == subjects
+            assert one.subjects() == [KEY, "shop.transactions-key"]
+
+    async def test_a_server_that_was_emptied_is_noticed(self, kafka: Kafka, topic: str, server: RegistryServer) -> None:
+        """Messages have its ids: another schema under one of them would have them read wrongly."""
+        async with registry(kafka, topic, server.url) as one:
+            assert await one.register(KEY, record("Key", "id")) == 1
+        server.reset()
+        async with registry(kafka, topic, server.url) as one:
+            with pytest.raises(HistoryError, match=f"gives id 1 to a schema of subject {VALUE}, but"):
+                await one.register(VALUE, record("Value", "id"))
+
+    async def test_from_the_builtin_registry_to_a_server_and_back(
+        self, kafka: Kafka, topic: str, server: RegistryServer
+    ) -> None:
+        builtin = BuiltinRegistry(RegistryOptions(client_options(kafka)), topic)
+        await builtin.start()
+        hashed = await builtin.register(KEY, record("Key", "id"))
+        async with registry(kafka, topic, server.url) as one:
+            assert await one.register(KEY, record("Key", "id")) == 1
+            assert [entry.id for entry in one.store.versions(KEY)] == [hashed, 1]
+        await builtin.start()
+        assert await builtin.register(KEY, record("Key", "id")) == 1
+        await builtin.close()
+
+    async def test_what_is_not_there_now(self, kafka: Kafka, topic: str, server: RegistryServer) -> None:
+        server.faults = [Fault(status=503, times=1)]
+        async with registry(kafka, topic, server.url) as one:
+            with pytest.raises(RegistryUnavailable, match="HTTP 503"):
+                await one.register(KEY, record("Key", "id"))
+            assert await one.register(KEY, record("Key", "id")) == 1
+
+    async def test_new_credentials_are_read(self, kafka: Kafka, topic: str, server: RegistryServer) -> None:
+        server.authorization = "Bearer new"
+        tokens = ["new", "old"]
+        options = ConfluentOptions(lambda: RestOptions(server.url, token=tokens.pop()))
+        one = ConfluentRegistry(options, BuiltinRegistry(RegistryOptions(client_options(kafka)), topic))
+        await one.start()
+        with pytest.raises(PermissionDenied):
+            await one.register(KEY, record("Key", "id"))
+        assert await one.register(KEY, record("Key", "id")) == 1
+        await one.close()
+
+
+class TestIncompatible:
+    async def grow(self, one: ConfluentRegistry, subject: str = KEY) -> int:
+        """Register a key, then one with a column more."""
+        await one.register(subject, record("Key", "id"), described("id"))
+        return await one.register(subject, record("Key", "id", "tenant"), described("id", "tenant"))
+
+    async def test_stop_names_the_alter_and_the_way_out(self, kafka: Kafka, topic: str, apicurio: Apicurio) -> None:
+        subject = f"{topic}-key"
+        async with registry(kafka, topic, apicurio.url) as one:
+            with pytest.raises(IncompatibleSchema) as caught:
+                await self.grow(one, subject)
+            sentence = str(caught.value)
+            for part in (
+                f"new schema of table public.orders: subject {subject} has compatibility BACKWARD",
+                "column tenant (int4) was added, the key changed from (id) to (id, tenant)",
+                f"PUT /config/{subject}",
+                'on_incompatible = "force"',
+                "Nothing is lost",
+            ):
+                assert part in sentence
+            assert len(one.store.versions(subject)) == 1
+
+    async def test_force_on_a_real_server(self, kafka: Kafka, topic: str, apicurio: Apicurio) -> None:
+        subject = f"{topic}-key"
+        async with registry(kafka, topic, apicurio.url, on_incompatible="force") as one:
+            await self.grow(one, subject)
+            one._options = ConfluentOptions(one._options.rest)
+            with pytest.raises(IncompatibleSchema):
+                await one.register(subject, record("Key", "other"), described("other"))
+
+    @pytest.mark.parametrize("level", [None, "FULL"])
+    async def test_force_leaves_the_level_as_it_was(
+        self, kafka: Kafka, topic: str, server: RegistryServer, level: str | None
+    ) -> None:
+        async with registry(kafka, topic, server.url, on_incompatible="force") as one:
+            await one.register(KEY, record("Key", "id"), described("id"))
+            server.subjects[KEY].level = level
+            assert await self.grow(one) == 2
+            assert server.subjects[KEY].level == level
+
+    async def test_a_level_that_could_not_be_restored_is_restored_later(
+        self, kafka: Kafka, topic: str, server: RegistryServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(confluent, "RECHECK_S", 0.0)
+        async with registry(kafka, topic, server.url, on_incompatible="force") as one:
+            server.faults = [Fault("DELETE /config", status=503, times=2)]
+            with pytest.raises(RegistryUnavailable):
+                await self.grow(one)
+            assert server.subjects[KEY].level == "NONE"
+            with pytest.raises(RegistryUnavailable):
+                await one.start()
+            await one.start()
+            assert server.subjects[KEY].level is None
+            assert await self.grow(one) == 2
+
+
+class TestDaemon:
+    def test_a_consumer_reads_with_the_schemas_of_the_server(self, start: Start, apicurio: Apicurio) -> None:
+        """Over a restart, which has to read its own cuts, and with a dead letter, which has to read what was refused."""
+        small = {"topics": {"partitions": 1, "config": {"max.message.bytes": "20000"}}, "client": {"batch.size": 20000}}
+        settings = {**at(apicurio.url), "delivery": {"poison": "dead_letter"}, "kafka": small}
+        pipeline = start(settings)
+        pipeline.write()
+        pipeline.assert_complete()
+        pipeline.daemon.restart()
+        with pipeline.database.connect() as connection:
+            connection.execute(
+                "INSERT INTO numbers SELECT 0, string_agg(random()::text, '') FROM generate_series(1, 3000)"
+            )
+        pipeline.write()
+        assert pipeline.read(20) == pipeline.committed()[1:]
+        topic = f"{pipeline.daemon.name}.dead_letters"
+        with SchemaRegistryClient({"url": apicurio.url}) as client:
+            (letter,) = read_committed(pipeline.kafka, topic)
+            found = AvroDeserializer(client)(letter.value(), SerializationContext(topic, MessageField.VALUE))
+        assert (found["table"], found["reason"]) == ("numbers", "record_too_large")
+
+    def test_a_key_that_gains_a_column(self, start: Start, apicurio: Apicurio) -> None:
+        pipeline = start(at(apicurio.url))
+        pipeline.write()
+        pipeline.wait_until_confirmed()
+        with pipeline.database.connect() as connection:
+            connection.execute("ALTER TABLE numbers ADD tenant int NOT NULL DEFAULT 7, DROP CONSTRAINT numbers_pkey")
+            connection.execute("ALTER TABLE numbers ADD PRIMARY KEY (n, tenant)")
+        pipeline.write()
+        assert pipeline.daemon.wait() == IncompatibleSchema.exit_code
+        log = pipeline.daemon.log_text()
+        assert "column tenant (int4) was added, the key changed from (n) to (n, tenant)" in log
+        assert f"PUT /config/{pipeline.daemon.name}.public.numbers-key" in log
+        pipeline.daemon.settings["schema_registry"]["on_incompatible"] = "force"
+        pipeline.daemon.start()
+        pipeline.assert_complete()
+        assert "an incompatible schema is registered" in pipeline.daemon.log_text()
+
+    def test_bad_weather(self, start: Start, server: RegistryServer, tmp_path: Path) -> None:
+        """A server that is away at the start, then in the middle, and then slower than PostgreSQL's patience."""
+        secret = tmp_path / "password"
+        secret.write_text("hunter2\n")
+        server.authorization = "Basic dXM6aHVudGVyMg=="
+        server.faults = [Fault(status=503, body={"error_code": 50003, "message": "no leader yet"})]
+        impatient = {"wal_sender_timeout": "1500ms", "status_interval": "300ms"}
+        settings = {**at(server.url, username="us", password_file=str(secret)), "postgres": impatient}
+        pipeline = start(settings, wait=False)
+        pipeline.wait_for(state="waiting")
+        assert "no leader yet" in pipeline.daemon.status()["last_error"]
+        server.faults = []
+        pipeline.daemon.wait_until_ready()
+        pipeline.write()
+        pipeline.wait_until_confirmed()
+        server.faults = [Fault(status=502, body=b"<html>")]
+        grow(pipeline, "a")
+        pipeline.write()
+        pipeline.wait_for(state="waiting")
+        server.faults = []
+        pipeline.daemon.wait_until_ready()
+        pipeline.wait_until_confirmed()
+        before = sessions(pipeline)
+        server.faults = [Fault("versions", delay_s=5.0)]
+        grow(pipeline, "b")
+        pipeline.write()
+        pipeline.wait_until_confirmed()
+        assert sessions(pipeline) == before
+        server.authorization = None  # the reader has none
+        pipeline.assert_complete()
+        assert "hunter2" not in pipeline.daemon.log_text()
+
+
+def at(url: str, **other: str) -> dict[str, dict[str, Any]]:
+    return {"schema_registry": {"type": "confluent", "url": url, **other}}
+
+
+def grow(pipeline: Pipeline, column: str) -> None:
+    with pipeline.database.connect() as connection:
+        connection.execute(f"ALTER TABLE numbers ADD {column} int")
+
+
+def sessions(pipeline: Pipeline) -> str:
+    (line,) = (line for line in pipeline.daemon.metrics().splitlines() if line.startswith("pgsluice_sessions_total "))
+    return line
