@@ -96,10 +96,18 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--json", action="store_true", help="print a JSON list")
     slot = add("slot", _slot, "Manage the replication slot.")
     slot.add_argument("action", choices=["create", "status", "drop"])
-    registry = add("registry", _registry, "Serve the schema registry's read API, without a pipeline.")
+    registry = add("registry", _registry, "Serve the schema registry's read API, or export it to a server.")
     registry.add_argument(
-        "--prefix", action="append", help="topic prefix to serve, may be repeated (default: the configured one)"
+        "action",
+        nargs="?",
+        choices=["serve", "export"],
+        default="serve",
+        help="serve the schemas of prefixes, without a pipeline; or give them to a registry server, with their ids",
     )
+    registry.add_argument(
+        "--prefix", action="append", help="topic prefix, may be repeated (default: the configured one)"
+    )
+    registry.add_argument("--url", help="of the server to export to (default: schema_registry.url)")
     status = add("status", _status, "Print what a running daemon does.")
     status.add_argument("--url", help="of the daemon (default: where http.listen says)")
     health = add("health", _health, "Ask a running daemon whether it lives: exit 0, or 69.")
@@ -139,11 +147,20 @@ def _run(options: argparse.Namespace) -> int:
 def _registry(options: argparse.Namespace) -> int:
     # a registry serves many pipelines: it needs to be told neither a pipeline's name nor its prefix
     defaults = {"name": "registry", "kafka": {"topic_prefix": options.prefix[0]}} if options.prefix else {}
+    if options.url:
+        options.set.append(f"schema_registry.url={options.url}")
     settings = _settings(options, defaults)
     from pgsluice import daemon  # noqa: PLC0415 - as in _run
 
-    daemon.serve_registry(settings, options.prefix or [settings.kafka.topic_prefix])
-    return 0
+    prefixes = options.prefix or [settings.kafka.topic_prefix]
+    if options.action == "serve":
+        daemon.serve_registry(settings, prefixes)
+        return 0
+    done = daemon.export_registry(settings, prefixes)
+    lines = [
+        f"{subject}: {exported} schemas exported, {known} were there" for subject, (exported, known) in done.items()
+    ]
+    return _say("\n".join([*lines, f"{len(done)} subjects"]))
 
 
 def _slot(options: argparse.Namespace) -> int:

@@ -56,6 +56,7 @@ from pgsluice.transaction import Prepared
 
 if TYPE_CHECKING:
     from pgsluice.registry.confluent import ConfluentRegistry
+    from pgsluice.registry.export import Exported
     from pgsluice.registry.rest import RestOptions
 
 log = structlog.get_logger(__name__)
@@ -88,6 +89,11 @@ def check(settings: Settings) -> list[Finding]:
 def serve_registry(settings: Settings, prefixes: Sequence[str]) -> None:
     """Serve the schemas of one or more prefixes until SIGTERM or SIGINT; any number of these can run."""
     asyncio.run(_serve_registry(settings, prefixes or [settings.kafka.topic_prefix]))
+
+
+def export_registry(settings: Settings, prefixes: Sequence[str]) -> "dict[str, Exported]":
+    """Give the schemas of one or more prefixes to a registry server, with their ids; what came of each subject."""
+    return asyncio.run(_export_registry(settings, prefixes))
 
 
 def create_slot(settings: Settings) -> int:
@@ -504,11 +510,27 @@ async def _serve_registry(settings: Settings, prefixes: Sequence[str]) -> None:
         await http.stop()
 
 
+async def _export_registry(settings: Settings, prefixes: Sequence[str]) -> "dict[str, Exported]":
+    rest = _rest_options(settings)
+    with _client_installed():
+        from pgsluice.registry.export import export  # noqa: PLC0415 - as in _registry
+    follower = SchemaFollower(
+        _registry_options(settings, ClientErrors()), [f"{prefix}.schemas" for prefix in prefixes], SchemaStore()
+    )
+    try:
+        await follower.start()
+    finally:
+        await follower.close()
+    return await export(follower.store, rest(), settings.schema_registry.subject_name_strategy)
+
+
 async def _follow(follower: SchemaFollower, caught_up: asyncio.Event) -> None:
     while not caught_up.is_set():
         try:
             await follower.start()
             caught_up.set()
+            if ambiguous := follower.store.ambiguous():
+                log.warning("prefixes share ids: clients that do not name the subject are refused", ids=ambiguous[:10])
         except SinkUnavailable as error:
             log.warning("waiting for Kafka", reason=str(error))
     await follower.follow()

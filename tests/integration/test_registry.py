@@ -30,7 +30,7 @@ from pgsluice.registry.record import Registered, parse
 from pgsluice.registry.store import SchemaStore
 from pgsluice.registry.topic import TopicAdmin
 from sandbox.kafka import Kafka
-from tests.support.kafka import SecuredKafka, admin, client_options, create_topic, grant, paused
+from tests.support.kafka import SecuredKafka, admin, client_options, create_topic, grant, paused, read_committed
 
 T = TypeVar("T")
 SUBJECT = "shop.public.orders-value"
@@ -88,6 +88,11 @@ def read(kafka: Kafka, topic: str) -> list[tuple[dict[str, Any], Registered]]:
     consumer.close()
     assert len(messages) == end
     return [(json.loads(message.key()), parse(message.value())) for message in messages]
+
+
+def kept(kafka: Kafka, topic: str) -> list[int]:
+    """Return the offsets that compaction left in ``topic``."""
+    return [message.offset() or 0 for message in read_committed(kafka, topic)]
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -166,6 +171,45 @@ class TestBuiltin:
         for record in {record.key(): record for _, record in read(kafka, topic)}.values():
             compacted.add(record)
         assert compacted.versions(SUBJECT) == known[0]
+
+    async def test_writers_that_start_at_once(self, kafka: Kafka, topic: str) -> None:
+        """Both find no topic, and make it."""
+        registries = [BuiltinRegistry(options(kafka), topic) for _ in range(3)]
+        await asyncio.gather(*(registry.start() for registry in registries))
+        same = await asyncio.gather(*(registry.register(SUBJECT, record_schema(0)) for registry in registries))
+        assert set(same) == {schema_id(normalise(record_schema(0)))}
+        for registry in registries:
+            await registry.close()
+
+    async def test_schemas_that_share_a_hash(self, kafka: Kafka, topic: str) -> None:
+        one, other = (dict(record_schema(0, name), fields=[]) for name in ("Value9066", "Value44534"))
+        number = schema_id(normalise(one))
+        assert schema_id(normalise(other)) == number
+        async with open_registry(options(kafka), topic) as registry:
+            assert await registry.register(SUBJECT, other) == number
+            assert await registry.register("another-value", one) == number + 1
+        async with open_registry(options(kafka), topic) as registry:
+            assert await registry.register(SUBJECT, one) == number + 1
+            assert await registry.register(SUBJECT, other) == number
+
+    async def test_a_topic_that_was_compacted(self, own_kafka: Kafka, topic: str) -> None:
+        """What stands at the end then was registered first."""
+        config = {"segment.ms": "100", "min.cleanable.dirty.ratio": "0.001"}
+        wanted = options(own_kafka, topic_config=config)
+        async with open_registry(wanted, topic) as registry:
+            for n in range(3):
+                await registry.register(SUBJECT, record_schema(n), {"typmod": n})
+            for n in range(20):
+                await registry.register(SUBJECT, record_schema(0), {"typmod": 100 + n})
+            before = registry.store.versions(SUBJECT)
+            while len(await asyncio.to_thread(kept, own_kafka, topic)) > 10:
+                await registry.register(SUBJECT, record_schema(0), {"typmod": time.time_ns()})
+                await asyncio.sleep(0.1)
+        async with open_registry(wanted, topic) as registry:
+            after = registry.store.versions(SUBJECT)
+            assert [(one.version, one.id) for one in after] == [(one.version, one.id) for one in before]
+            await registry.register(SUBJECT, record_schema(3))
+            assert registry.store.versions(SUBJECT)[-1].version == 4
 
     async def test_start_catches_up_with_other_writers(self, kafka: Kafka, topic: str) -> None:
         async with open_registry(options(kafka), topic) as one, open_registry(options(kafka), topic) as other:
@@ -278,6 +322,21 @@ class TestFollower:
             assert follower.store.subjects() == ["a", "b"]
         assert second in admin(kafka).list_topics().topics
 
+    async def test_an_id_that_stands_for_two_schemas(self, kafka: Kafka, topic: str) -> None:
+        """In two topics it may, in one never."""
+        first, second = f"a-{topic}", f"b-{topic}"
+        for name in (first, second):
+            create_topic(kafka, name, cleanup_policy="compact")
+        one, other = Registered("a", 1, 5, '"int"'), Registered("b", 1, 5, '"long"')
+        write(kafka, first, (one.key(), one.value()))
+        write(kafka, second, (other.key(), other.value()))
+        async with open_follower(options(kafka), first, second) as follower:
+            assert follower.store.ambiguous() == [5]
+        write(kafka, first, (other.key(), other.value()))
+        with pytest.raises(HistoryError, match=f"Record 1 of topic {first} is not a schema: id 5, here of subject 'b'"):
+            async with open_follower(options(kafka), first):
+                pass
+
     async def test_looking_for_a_topic_does_not_make_it(self, kafka: Kafka, topic: str) -> None:
         async with open_follower(options(kafka), topic) as follower:
             assert follower.store.subjects() == []
@@ -299,7 +358,7 @@ class TestFollower:
             (b"\x00\x00\x00\x00\x05", "Expecting value"),
             (b"{}", "'subject' is not a string"),
             (None, "it deletes a schema"),
-            (Registered(SUBJECT, 2, 5, '"int"').value(), "id 5 stands for two schemas of subject"),
+            (Registered(SUBJECT, 2, 5, '"int"').value(), "id 5, here of subject '.*', stands for two schemas"),
         ],
     )
     async def test_a_broken_record_is_named(

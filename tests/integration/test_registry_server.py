@@ -11,6 +11,7 @@ from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
+from pgsluice import cli
 from pgsluice.errors import (
     ConfigError,
     HistoryError,
@@ -26,6 +27,7 @@ from pgsluice.registry.rest import RestOptions
 from sandbox.apicurio import Apicurio
 from sandbox.kafka import Kafka
 from tests.support.kafka import client_options, read_committed
+from tests.support.log import restored_logging  # noqa: F401 - a fixture
 from tests.support.registry_server import Fault, RegistryServer
 from tests.support.weather import Pipeline, Start
 
@@ -106,7 +108,7 @@ class TestIds:
         server.mode = "READONLY"
         async with registry(kafka, topic, server.url) as one:
             assert await one.register(KEY, record("Key", "id")) == identifier
-            with pytest.raises(ConfigError, match="READWRITE"):
+            with pytest.raises(ConfigError, match="READWRITE is needed"):
                 await one.register(KEY, record("Key", "id", "other"))
 
     @pytest.mark.parametrize(
@@ -224,7 +226,7 @@ class TestIncompatible:
 
 class TestDaemon:
     def test_a_consumer_reads_with_the_schemas_of_the_server(self, start: Start, apicurio: Apicurio) -> None:
-        """Over a restart, which has to read its own cuts, and with a dead letter, which has to read what was refused."""
+        """Over a restart, which reads its own cuts, and with a dead letter, which reads what was refused."""
         small = {"topics": {"partitions": 1, "config": {"max.message.bytes": "20000"}}, "client": {"batch.size": 20000}}
         settings = {**at(apicurio.url), "delivery": {"poison": "dead_letter"}, "kafka": small}
         pipeline = start(settings)
@@ -242,6 +244,28 @@ class TestDaemon:
             (letter,) = read_committed(pipeline.kafka, topic)
             found = AvroDeserializer(client)(letter.value(), SerializationContext(topic, MessageField.VALUE))
         assert (found["table"], found["reason"]) == ("numbers", "record_too_large")
+
+    @pytest.mark.usefixtures("restored_logging")
+    def test_a_server_takes_over(
+        self, start: Start, server: RegistryServer, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Ids stay what they are: who reads with the server's schemas reads what was written before, too."""
+        pipeline = start()
+        pipeline.write()
+        pipeline.wait_until_confirmed()
+        assert pipeline.daemon.stop() == 0
+        command = ["registry", "export", "-c", str(pipeline.daemon.config_file), "--url", server.url]
+        assert cli.main(command) == 0
+        name = pipeline.daemon.name
+        assert f"{name}.public.numbers-value: 1 schemas exported, 0 were there" in capsys.readouterr().out
+        ids = set(server.ids)
+        pipeline.daemon.settings.update(at(server.url))
+        pipeline.daemon.start()
+        pipeline.write()
+        pipeline.assert_complete()
+        assert set(server.ids) == ids
+        assert cli.main(["check", "-c", str(pipeline.daemon.config_file)]) == 0
+        assert "it knows our schemas" in capsys.readouterr().out
 
     def test_a_key_that_gains_a_column(self, start: Start, apicurio: Apicurio) -> None:
         pipeline = start(at(apicurio.url))

@@ -118,10 +118,12 @@ class RegistryServer:
                 return self._look_up(name, body["schema"])
             case ("POST", "subjects", name, "versions"):
                 return self._register(name, body)
-            case ("GET", "subjects", name, "versions"):
+            case ("GET", "subjects", name, "versions") if self.texts(name):
                 return 200, list(self.subjects[name].schemas)
             case ("GET", "schemas", "ids", number) if int(number) in self.ids:
                 return 200, {"schema": self.ids[int(number)]}
+            case ("GET", "schemas", "ids", number, "subjects") if int(number) in self.ids:
+                return 200, self._users(int(number))
             case ("GET", "config" | "mode" as what, *names):
                 return self._get(what, names, query)
             case ("PUT", "config" | "mode" as what, *names):
@@ -129,7 +131,11 @@ class RegistryServer:
             case ("DELETE", "config" | "mode" as what, name):
                 setattr(self._subject(name), "level" if what == "config" else what, None)
                 return 200, {"compatibilityLevel" if what == "config" else "mode": "NONE"}
-        return 404, {"error_code": 40403 if path[0] == "schemas" else 404, "message": "not found"}
+        code = {"schemas": 40403, "subjects": 40401}.get(path[0], 404)
+        return 404, {"error_code": code, "message": "not found"}
+
+    def _users(self, number: int) -> list[str]:
+        return [name for name, one in self.subjects.items() if number in {known for known, _ in one.schemas.values()}]
 
     def _subject(self, name: str) -> Subject:
         return self.subjects.setdefault(name, Subject())

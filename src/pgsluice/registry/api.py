@@ -27,6 +27,8 @@ SUBJECT_MODE_NOT_FOUND: Final = 40409
 INVALID_SCHEMA: Final = 42201
 INVALID_VERSION: Final = 42202
 OPERATION_NOT_PERMITTED: Final = 42205
+AMBIGUOUS_ID: Final = 409
+"""Ours: with a registry of Confluent's an id has one schema, here each prefix has its own ids."""
 
 _CONFIG: Final = {"compatibilityLevel": "NONE"}
 """This registry compares no schemas: how they may change is decided before they get here."""
@@ -112,14 +114,14 @@ def _types(_: _Request) -> object:
 
 
 def _schema_by_id(request: _Request) -> object:
-    found: dict[str, object] = {"schema": _uses(request)[0].schema}
+    found: dict[str, object] = {"schema": _schema_meant(request)}
     if request.flag("fetchMaxId"):
         found["maxId"] = request.store.max_id()
     return found
 
 
 def _bare_schema_by_id(request: _Request) -> object:
-    return json.loads(_uses(request)[0].schema)
+    return json.loads(_schema_meant(request))
 
 
 def _versions_by_id(request: _Request) -> object:
@@ -235,6 +237,19 @@ def _uses(request: _Request) -> list[Registered]:
     if not uses:
         raise _Refusal(SCHEMA_NOT_FOUND, f"Schema {wanted} not found", early=number is not None)
     return uses
+
+
+def _schema_meant(request: _Request) -> str:
+    """Return the schema of an id. Which of several it is, the subject tells; a guess would have messages misread."""
+    uses, subject = _uses(request), request.query.get("subject")
+    if uses[0].subject != subject and len({use.schema for use in uses}) > 1:
+        subjects = ", ".join(use.subject for use in uses)
+        raise _Refusal(
+            AMBIGUOUS_ID,
+            f"Schema {request.names[0]} is another one in each of the subjects {subjects}: ask with ?subject=, or have "
+            "a registry for each prefix",
+        )
+    return uses[0].schema
 
 
 def _chosen_uses(request: _Request) -> list[Registered]:

@@ -193,7 +193,7 @@ class SchemaFollower:
     def _take(self, step: _Step) -> None:
         if step.record is not None:
             try:
-                self.store.add(step.record)
+                self.store.add(step.record, step.topic)
             except ValueError as error:
                 raise _broken(step.topic, step.position - 1, error) from None
         self._positions[step.topic] = step.position

@@ -140,6 +140,40 @@ class RestClient:
         """Return the registry's mode; None when it has no modes."""
         return await self._unless_missing("Asking for the mode", self._client.get_global_mode)
 
+    async def subject_mode(self, subject: str) -> str | None:
+        """Return the mode set for ``subject``, None when none is."""
+        doing = f"Asking for the mode of subject {subject}"
+        return await self._unless_missing(doing, lambda: self._client.get_mode(subject))
+
+    async def set_mode(self, subject: str, mode: str | None) -> None:
+        """Set the mode of ``subject``, whatever is in it; None: it has none of its own any more."""
+        doing = f"Setting the mode of subject {subject} to {mode or 'that of the registry'}"
+        if mode is None:
+            await self._unless_missing(doing, lambda: self._client.delete_mode(subject))
+        else:
+            await self._ask(doing, lambda: self._client.update_mode(subject, mode, force=True))
+
+    async def versions(self, subject: str) -> list[int]:
+        """Return the version numbers of ``subject``."""
+        doing = f"Asking for the versions of subject {subject}"
+        return await self._unless_missing(doing, lambda: self._client.get_versions(subject)) or []
+
+    async def subjects_of(self, identifier: int) -> list[str]:
+        """Return the subjects that have schema ``identifier``, none when there is none."""
+        doing = f"Asking where schema {identifier} is used"
+        return await self._unless_missing(doing, lambda: self._client.get_subjects_by_schema_id(identifier)) or []
+
+    async def text_of(self, identifier: int) -> str:
+        """Return the text of a schema."""
+        found = await self._ask(f"Asking for schema {identifier}", lambda: self._client.get_schema(identifier))
+        return str(found.schema_str)
+
+    async def bring_in(self, subject: str, text: str, identifier: int, version: int) -> int:
+        """Return the id of a schema, which is ``identifier`` if the server imports; ``subject`` is in mode IMPORT."""
+        doing = f"Importing schema {identifier} into subject {subject}"
+        schema = _Imported(text, identifier, version)
+        return _identifier(await self._ask(doing, lambda: self._client.register_schema(subject, schema)), doing)
+
     async def subjects(self) -> list[str]:
         """Return every subject."""
         found: list[str] = await self._ask("Asking for the subjects", self._client.get_subjects)
@@ -171,6 +205,19 @@ class RestClient:
             ) from error
         finally:
             self._options.answered(result, loop.time() - begun)
+
+
+class _Imported(Schema):  # type: ignore[misc]  # the library has no types
+    """A schema whose id and version go with the request, for which the client has no parameters."""
+
+    def __init__(self, text: str, identifier: int, version: int) -> None:
+        super().__init__(text, "AVRO")
+        # the class is frozen
+        object.__setattr__(self, "_place", {"id": identifier, "version": version})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the body of the request."""
+        return {**super().to_dict(), **self._place}
 
 
 class _Missing(RegistryUnavailable):
@@ -228,7 +275,10 @@ def _meaning(status: int, code: int) -> tuple[type[PgsluiceError], str]:
     if status == _FORBIDDEN:
         return PermissionDenied, "The user of schema_registry needs the right to read and write this subject."
     if code == _OPERATION_NOT_PERMITTED:
-        return ConfigError, "It takes no schemas now: set the mode of the registry, or of the subject, to READWRITE."
+        return (
+            ConfigError,
+            "Its mode, or the subject's, does not allow this: READWRITE is needed.",
+        )
     if status in {_UNPROCESSABLE, _TOO_LARGE}:
         return (
             PoisonError,

@@ -37,6 +37,8 @@ class SchemaStore:
         """Whether all was read that the topics held at first; before that, what is missing here may exist."""
         self._subjects: dict[str, _Subject] = {}
         self._by_id: dict[int, dict[str, Registered]] = {}
+        self._texts: dict[tuple[str, int], str] = {}
+        """Topic and id to the one schema that messages under this prefix mean by it."""
         self._ids: dict[str, int] = {}
         self._canonical: dict[str, str | None] = {}
 
@@ -62,15 +64,16 @@ class SchemaStore:
         changed = postgres != registered.postgres or registered.id in known.displaced
         return replace(registered, postgres=postgres), changed
 
-    def add(self, record: Registered) -> None:
-        """Take in the next record of a topic; one that was read before changes nothing.
+    def add(self, record: Registered, topic: str = "") -> None:
+        """Take in the next record of ``topic``; one that was read before changes nothing.
 
-        ValueError when its id already stands for another schema of the subject.
+        ValueError when its id already stands for another schema of the topic, or of the subject.
         """
         subject = self._subjects.setdefault(record.subject, _Subject())
         old = subject.versions.get(subject.by_id.get(record.id, 0))
-        if old is not None and old.schema != record.schema:
-            raise ValueError(f"id {record.id} stands for two schemas of subject {record.subject!r}")
+        texts = {self._texts.setdefault((topic, record.id), record.schema), old.schema if old else record.schema}
+        if texts != {record.schema}:
+            raise ValueError(f"id {record.id}, here of subject {record.subject!r}, stands for two schemas")
         holder = subject.versions.get(record.version)
         version = record.version
         if holder is not None and holder.id != record.id:
@@ -107,6 +110,12 @@ class SchemaStore:
         """
         found = self._by_id.get(identifier, {})
         return sorted(found.values(), key=lambda entry: (entry.subject != subject, entry.subject))
+
+    def ambiguous(self) -> list[int]:
+        """Return the ids that stand for several schemas, as those of different topics can by chance."""
+        return [
+            identifier for identifier, uses in self._by_id.items() if len({one.schema for one in uses.values()}) > 1
+        ]
 
     def schema_of(self, message: bytes | None) -> dict[str, Any] | None:
         """Return the schema of a framed message; None when it is not known, or not a record's."""

@@ -89,11 +89,16 @@ class TestById:
 
     def test_a_subject_chooses_between_schemas_that_share_an_id(self) -> None:
         store = SchemaStore()
-        store.add(Registered("a", 1, 7, '"int"'))
-        store.add(Registered("b", 1, 7, '"long"'))
+        store.add(Registered("a", 1, 7, '"int"'), "one")
+        store.add(Registered("b", 1, 7, '"long"'), "other")
         store.complete = True
         assert get(store, "/schemas/ids/7?subject=b").body == {"schema": '"long"'}
-        assert get(store, "/schemas/ids/7?subject=c").body == {"schema": '"int"'}
+        assert get(store, "/schemas/ids/7/schema?subject=a").body == "int"
+        for unclear in ("", "/schema", "?subject=c"):
+            refused = get(store, f"/schemas/ids/7{unclear}")
+            assert refused.status == 409
+            assert "another one in each of the subjects a, b: ask with ?subject=" in str(refused.body)
+        assert get(store, "/schemas/ids/7/subjects").body == ["a", "b"]
 
     @pytest.mark.parametrize("part", ["", "/schema", "/versions", "/subjects"])
     def test_unknown(self, store: SchemaStore, part: str) -> None:

@@ -124,17 +124,25 @@ class TestCollision:
         reader.add(first)
         assert registered(reader, "b", TEXT).id == first.id
 
-    def test_one_id_for_two_schemas_of_a_subject_is_refused(self) -> None:
+    @pytest.mark.parametrize(("subject", "topic"), [("b", "one"), ("a", "other")])
+    def test_one_id_for_two_schemas_of_a_topic_or_a_subject_is_refused(self, subject: str, topic: str) -> None:
+        store = SchemaStore()
+        store.add(entry("a", 1, 5, "int"), "one")
+        with pytest.raises(ValueError, match=f"id 5, here of subject '{subject}', stands for two schemas"):
+            store.add(entry(subject, 2, 5, "long"), topic)
+
+    def test_one_id_for_one_schema_of_two_subjects(self) -> None:
         store = SchemaStore()
         store.add(entry("a", 1, 5, "int"))
-        with pytest.raises(ValueError, match="id 5 stands for two schemas of subject 'a'"):
-            store.add(entry("a", 2, 5, "long"))
+        store.add(entry("b", 1, 5, "int"))
+        assert store.ambiguous() == []
 
     def test_the_subject_tells_schemas_of_several_prefixes_apart(self) -> None:
         store = SchemaStore()
         mine, theirs = entry("m", 1, 5, "int"), entry("t", 1, 5, "long")
-        store.add(mine)
-        store.add(theirs)
+        store.add(mine, "m.schemas")
+        store.add(theirs, "t.schemas")
+        assert store.ambiguous() == [5]
         assert store.uses(5) == [mine, theirs]
         assert store.uses(5, "t") == [theirs, mine]
         assert store.uses(5, "unknown") == [mine, theirs]

@@ -1,0 +1,85 @@
+"""Gives the schemas of schema topics to a registry server, under the ids that messages have.
+
+Used by ``pgsluice registry export``: before ``schema_registry.type`` becomes "confluent", or when a server lost its
+schemas. It can be repeated: what is there already stays as it is.
+
+https://docs.confluent.io/platform/current/schema-registry/installation/migrate.html
+"""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final, NamedTuple
+
+from pgsluice.errors import UnavailableError
+from pgsluice.registry.canonical import canonical
+from pgsluice.registry.record import Registered
+from pgsluice.registry.rest import RestClient, RestOptions
+from pgsluice.registry.store import SchemaStore
+from pgsluice.registry.subjects import Strategy, subject_name
+
+_IMPORT: Final = "IMPORT"
+"""The mode in which a subject takes schemas with their ids, and compares nothing."""
+
+
+class Exported(NamedTuple):
+    """How many schemas of a subject were exported, and how many were there before."""
+
+    exported: int
+    known: int
+
+
+async def export(store: SchemaStore, options: RestOptions, strategy: Strategy) -> dict[str, Exported]:
+    """Return what became of every subject; UnavailableError when the server does not keep ids."""
+    async with await RestClient.open(options) as client:
+        return {name: await _export(client, name, entries) for name, entries in _by_name(store, strategy).items()}
+
+
+def _by_name(store: SchemaStore, strategy: Strategy) -> dict[str, list[Registered]]:
+    """Return the schemas by their subjects at the server, oldest first."""
+    found: dict[str, list[Registered]] = {}
+    for subject in store.subjects():
+        for entry in store.versions(subject):
+            found.setdefault(subject_name(strategy, subject, json.loads(entry.schema)), []).append(entry)
+    return found
+
+
+async def _export(client: RestClient, name: str, entries: list[Registered]) -> Exported:
+    new = [entry for entry in entries if not await _is_there(client, name, entry)]
+    if new:
+        async with _importing(client, name):
+            last = max(await client.versions(name), default=0)
+            for version, entry in enumerate(new, last + 1):
+                await _bring_in(client, name, entry, version)
+    return Exported(len(new), len(entries) - len(new))
+
+
+async def _is_there(client: RestClient, name: str, entry: Registered) -> bool:
+    subjects = await client.subjects_of(entry.id)
+    if subjects and canonical(json.loads(await client.text_of(entry.id))) != canonical(json.loads(entry.schema)):
+        raise UnavailableError(
+            f"The registry has another schema under id {entry.id}, in subject {subjects[0]}, than messages of "
+            f"{entry.subject} mean by it. Export to a registry of its own, or to a context of this one "
+            "(the address followed by /contexts/:.pgsluice:)."
+        )
+    return name in subjects
+
+
+@asynccontextmanager
+async def _importing(client: RestClient, name: str) -> AsyncIterator[None]:
+    before = await client.subject_mode(name)
+    await client.set_mode(name, _IMPORT)
+    try:
+        yield
+    finally:
+        await client.set_mode(name, None if before == _IMPORT else before)
+
+
+async def _bring_in(client: RestClient, name: str, entry: Registered, version: int) -> None:
+    given = await client.bring_in(name, entry.schema, entry.id, version)
+    if given != entry.id:
+        raise UnavailableError(
+            f"The registry gave id {given} to a schema that has id {entry.id} in messages: it does not import schemas "
+            f"with their ids. Delete subject {name} there, and use a server that knows mode IMPORT; or leave "
+            "the schemas to `pgsluice registry`, for as long as messages with these ids are read."
+        )
