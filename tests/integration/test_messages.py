@@ -17,7 +17,7 @@ from sandbox.postgres import Database, Postgres
 from tests.support.reader import Cut, Event, Reader
 from tests.support.weather import Pipeline, Start, wait_until
 
-VERSIONS = (14, 16, 18)
+VERSIONS = (14, 18)
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "postgres": {"messages": True},
