@@ -366,9 +366,7 @@ def _pipeline_options(settings: Settings, *, adopt_slot: bool) -> PipelineOption
         name=settings.name,
         slot=settings.slot_name,
         tables=_tables(settings),
-        types=TypeOptions(
-            settings.tables.numeric.decimal or "string", settings.tables.time_range, binary=settings.postgres.binary
-        ),
+        types=_type_options(settings),
         session=SessionOptions(limits, commit_timestamps=settings.kafka.timestamp == "commit"),
         create_slot=settings.postgres.create_slot,
         adopt_slot=adopt_slot,
@@ -400,6 +398,7 @@ def _tables(settings: Settings) -> Tables:
                 config=rule.config,
                 tombstones=rule.tombstones,
                 truncate=None if rule.truncate is None else rule.truncate == "emit",
+                types=rule.types,
             )
             for rule in tables.rules
         ],

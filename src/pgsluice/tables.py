@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
+from pgsluice.avro.choices import Choice, ColumnChoice
 from pgsluice.errors import ConfigError
 
 SERVICE_TOPICS = ("transactions", "checkpoint", "schemas", "messages", "dead_letters")
@@ -33,6 +34,7 @@ class TableRule:
     config: Mapping[str, str] = field(default_factory=dict)
     tombstones: bool | None = None
     truncate: bool | None = None
+    types: Mapping[str, Choice] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class TablePolicy:
     keys: tuple[str, ...] | None
     tombstones: bool
     truncate: bool
+    types: tuple[ColumnChoice, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,7 @@ class Tables:
             keys=rule.keys,
             tombstones=self.tombstones if rule.tombstones is None else rule.tombstones,
             truncate=self.truncate if rule.truncate is None else rule.truncate,
+            types=tuple(ColumnChoice(pattern, choice) for pattern, choice in rule.types.items()),
         )
 
     def messages_policy(self) -> TablePolicy:

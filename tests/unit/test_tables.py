@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pgsluice.avro.choices import Choice, ColumnChoice
 from pgsluice.errors import ConfigError
 from pgsluice.tables import TablePolicy, TableRule, Tables, escape
 
@@ -114,3 +115,10 @@ def test_a_name_too_long_for_kafka_is_refused_with_the_way_out() -> None:
 def test_a_table_never_goes_to_a_service_topic(table: str) -> None:
     with pytest.raises(ConfigError, match=f"topic p.{table}, which pgsluice keeps for itself"):
         Tables("p", topic="{prefix}.{table}").policy("public", table)
+
+
+def test_types_of_columns_keep_their_order() -> None:
+    types = {"b": Choice("string"), "*": Choice("double")}
+    policy = Tables("shop", rules=[TableRule("public.*", types=types)]).policy("public", "orders")
+    assert policy is not None
+    assert policy.types == (ColumnChoice("b", Choice("string")), ColumnChoice("*", Choice("double")))

@@ -7,6 +7,7 @@ https://www.postgresql.org/docs/current/datatype-datetime.html
 """
 
 import re
+from collections.abc import Callable
 from datetime import date as calendar_date
 from functools import lru_cache
 from typing import Final
@@ -107,53 +108,91 @@ def date(lowest: int, highest: int) -> Writer:
         try:
             return encode_long(_common_midnight_us(text) // DAY_US)
         except Misfit:
-            return _encode_between(_any_day(text), lowest, highest)
+            return encode_long(_between(_any_day(text), lowest, highest))
 
     return write
 
 
-def time(limit: int) -> Writer:
-    """Return the writer of microseconds since midnight, below ``limit``: of a day, or of 24:00:00 with it."""
+def time(limit: int, unit_us: int = 1) -> Writer:
+    """Return the writer of the time since midnight, below ``limit``: of a day, or of 24:00:00 with it."""
+    encode = in_units(unit_us)
 
     def write(text: bytes) -> bytes:
         if text == b"24:00:00" and limit > DAY_US:
-            return encode_long(DAY_US)
-        return encode_long(_common_timestamp_us(_EPOCH_MIDNIGHT + text))
+            return encode(DAY_US)
+        return encode(_common_timestamp_us(_EPOCH_MIDNIGHT + text))
 
     return write
 
 
-def timestamp(lowest: int, highest: int) -> Writer:
-    """Return the writer of microseconds since 1970, without time zone, between these (exclusive) bounds."""
+def timestamp(lowest: int, highest: int, unit_us: int = 1) -> Writer:
+    """Return the writer of the time since 1970, without time zone, between these (exclusive) bounds in microseconds."""
+    encode = in_units(unit_us)
 
     def write(text: bytes) -> bytes:
         try:
-            return encode_long(_common_timestamp_us(text))
+            return encode(_common_timestamp_us(text))
         except Misfit:
-            return _encode_between(_any_timestamp_us(text, zoned=False), lowest, highest)
+            return encode(_between(_any_timestamp_us(text, zoned=False), lowest, highest))
 
     return write
 
 
-def timestamptz(lowest: int, highest: int) -> Writer:
-    """Return the writer of microseconds since 1970 UTC, between these (exclusive) bounds."""
+def timestamptz(lowest: int, highest: int, unit_us: int = 1) -> Writer:
+    """Return the writer of the time since 1970 UTC, between these (exclusive) bounds in microseconds."""
+    encode = in_units(unit_us)
 
     def write(text: bytes) -> bytes:
         if text[-3:] == _UTC:
             try:
-                return encode_long(_common_timestamp_us(text[:-3]))
+                return encode(_common_timestamp_us(text[:-3]))
             except Misfit:
                 pass
-        return _encode_between(_any_timestamp_us(text, zoned=True), lowest, highest)
+        return encode(_between(_any_timestamp_us(text, zoned=True), lowest, highest))
 
     return write
 
 
-def _encode_between(number: int, lowest: int, highest: int) -> bytes:
-    """Return ``number`` as a long, Misfit when it is not between these (exclusive) bounds."""
-    if lowest < number < highest:
+def in_units(unit_us: int) -> Callable[[int], bytes]:
+    """Return what writes microseconds as a whole number of units; those with a rest do not fit."""
+    if unit_us == 1:
+        return encode_long
+
+    def encode(time_us: int) -> bytes:
+        number, rest = divmod(time_us, unit_us)
+        if rest:
+            raise Misfit
         return encode_long(number)
+
+    return encode
+
+
+def _between(number: int, lowest: int, highest: int) -> int:
+    """Return ``number``, Misfit when it is not between these (exclusive) bounds."""
+    if lowest < number < highest:
+        return number
     raise Misfit
+
+
+# IntervalStyle iso_8601: every part with its sign, those that are zero left out.
+_INTERVAL: Final = re.compile(
+    rb"P(?=.)(?:(-?[0-9]{1,10})D)?"
+    rb"(?:T(?=.)(?:(-?[0-9]{1,10})H)?(?:(-?[0-9]{1,2})M)?(?:(-?)([0-9]{1,2})(?:\.([0-9]{1,6}))?S)?)?"
+)
+_HOUR_US: Final = 3_600_000_000
+_MINUTE_US: Final = 60_000_000
+
+
+def interval_micros(text: bytes) -> bytes:
+    """Return the microseconds of an interval, a day being 24 hours; months and years have no length of their own."""
+    match = _INTERVAL.fullmatch(text)
+    if match is None:
+        raise Misfit
+    days, hours, minutes, sign, seconds, fraction = match.groups()
+    rest_us = int(seconds or 0) * 1_000_000 + int((fraction or b"").ljust(6, b"0"))
+    number = int(days or 0) * DAY_US + int(hours or 0) * _HOUR_US + int(minutes or 0) * _MINUTE_US
+    number += -rest_us if sign else rest_us
+    return encode_long(_between(number, LONG_MIN - 1, LONG_MAX + 1))
 
 
 def or_infinity(write: Writer, lowest: int, highest: int) -> Writer:

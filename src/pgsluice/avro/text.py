@@ -160,6 +160,18 @@ def float4_as_double(text: bytes) -> bytes:
     return encode_double(_single(text))
 
 
+_ALWAYS_EXACT: Final = len("0.12345678901234")
+"""A double keeps every number of up to 15 digits; without an exponent, none so short is too small."""
+
+
+def numeric_as_double(text: bytes) -> bytes:
+    """Return a number as the double that is written with the same digits; others do not fit."""
+    number = _double(text)
+    if len(text) > _ALWAYS_EXACT and number - number == 0 and Decimal(repr(number)) != Decimal(text.decode()):
+        raise Misfit
+    return encode_double(number)
+
+
 # --- bytes and strings
 
 _UUID_LENGTH: Final = 36

@@ -6,32 +6,42 @@ run). The table of types is part of the wire contract.
 https://avro.apache.org/docs/1.12.0/specification/#logical-types
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final, Literal
 
 from pgsluice.avro import temporal, text
 from pgsluice.avro.binary import INT_MAX, INT_MIN, LONG_MAX, LONG_MIN, encode_bytes
+from pgsluice.avro.choices import DECIMAL, MAX_PRECISION, Choice, ColumnChoice
 from pgsluice.avro.text import Misfit as Misfit  # noqa: PLC0414 - part of this module's interface
 from pgsluice.avro.text import Writer
 from pgsluice.avro.wire import Schema
-from pgsluice.relation import CATALOG, Column
+from pgsluice.errors import ConfigError
+from pgsluice.relation import CATALOG, Column, PgType, Relation
 
-MAX_PRECISION: Final = 38
-"""Digits that Spark, Flink and DuckDB can hold in a decimal; wider ones become strings."""
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """What an array of a type that is not built in consists of, as the catalog has it."""
+
+    type: PgType
+    delimiter: str = ","
 
 
 @dataclass(frozen=True, slots=True)
 class TypeOptions:
-    """The choices a user has: see ``tables.numeric`` and ``tables.time_range``.
+    """The choices a user has: see ``tables.numeric``, ``tables.time_range``, and ``types`` in ``tables.rules``.
 
-    ``binary``: values may come in binary format, which changes nothing but how they are read.
+    ``binary``: values may come in binary format, which changes nothing but how they are read. ``elements``: of
+    the array types that are not built in, by OID.
     """
 
     numeric: Literal["string"] | tuple[int, int] = "string"
     time_range: Literal["common", "full"] = "common"
     binary: bool = False
+    choices: tuple[ColumnChoice, ...] = ()
+    elements: Mapping[int, Element] = field(default_factory=dict)
 
 
 class Opcode(StrEnum):
@@ -43,6 +53,8 @@ class Opcode(StrEnum):
     FLOAT4_AS_DOUBLE = "float4_as_double"
     FLOAT8 = "float8"
     DECIMAL = "decimal"
+    NUMERIC_AS_DOUBLE = "numeric_as_double"
+    INTERVAL_MICROS = "interval_micros"
     DATE = "date"
     TIME = "time"
     TIMESTAMP = "timestamp"
@@ -62,12 +74,12 @@ def _key_date(lowest: int, highest: int) -> Writer:
     return temporal.or_infinity(temporal.date(lowest, highest), INT_MIN, INT_MAX)
 
 
-def _key_timestamp(lowest: int, highest: int) -> Writer:
-    return temporal.or_infinity(temporal.timestamp(lowest, highest), LONG_MIN, LONG_MAX)
+def _key_timestamp(lowest: int, highest: int, unit_us: int = 1) -> Writer:
+    return temporal.or_infinity(temporal.timestamp(lowest, highest, unit_us), LONG_MIN, LONG_MAX)
 
 
-def _key_timestamptz(lowest: int, highest: int) -> Writer:
-    return temporal.or_infinity(temporal.timestamptz(lowest, highest), LONG_MIN, LONG_MAX)
+def _key_timestamptz(lowest: int, highest: int, unit_us: int = 1) -> Writer:
+    return temporal.or_infinity(temporal.timestamptz(lowest, highest, unit_us), LONG_MIN, LONG_MAX)
 
 
 # How the parameters of each opcode become a writer.
@@ -78,7 +90,9 @@ _WRITERS: Final[dict[Opcode, Callable[..., Writer]]] = {
     Opcode.FLOAT4_AS_DOUBLE: lambda: text.float4_as_double,
     Opcode.FLOAT8: lambda: text.float8,
     Opcode.DECIMAL: text.decimal,  # precision, scale
-    Opcode.DATE: temporal.date,  # exclusive bounds, here and below
+    Opcode.NUMERIC_AS_DOUBLE: lambda: text.numeric_as_double,
+    Opcode.INTERVAL_MICROS: lambda: temporal.interval_micros,
+    Opcode.DATE: temporal.date,  # exclusive bounds, here and below; then, except of dates, the unit if it is not 1 us
     Opcode.TIME: temporal.time,
     Opcode.TIMESTAMP: temporal.timestamp,
     Opcode.TIMESTAMPTZ: temporal.timestamptz,
@@ -184,22 +198,41 @@ _TEMPORAL_BOUNDS: Final = {
 
 def column_type(column: Column, options: TypeOptions) -> ColumnType:
     """Return how the values of ``column`` stand in a row."""
-    name = column.type.name
-    if column.type.namespace != CATALOG:
-        return _EXTENSIONS.get(name, STRING)
-    if name.startswith("_"):
-        return _array(_catalog_type(name[1:], column.typmod, options), ";" if name == "_box" else ",")
-    return _catalog_type(name, column.typmod, options)
+    for choice in options.choices:
+        if choice.matches(column.name):
+            kind = _chosen(column.type, column.typmod, choice.choice, options)
+            if kind is not None:
+                return kind
+    return _type(column.type, column.typmod, options)
 
 
 def key_type(column: Column, options: TypeOptions) -> ColumnType:
     """Return how the values of ``column`` stand in a key, where nothing can be marked as not fitting.
 
-    Infinite dates and timestamps are the extremes of the integer; numeric without precision is a string.
+    Infinite dates and timestamps are the extremes of the integer; numeric without precision is a string, unless a
+    choice for the column says otherwise.
     """
     kind = column_type(column, replace(options, numeric="string"))
     opcode = _KEY_OPCODES.get(kind.opcode)
     return kind if opcode is None else replace(kind, opcode=opcode)
+
+
+def _type(pg_type: PgType, typmod: int, options: TypeOptions) -> ColumnType:
+    element = _element(pg_type, options)
+    if element is not None:
+        return _array(_type(element.type, typmod, options), element.delimiter)
+    if pg_type.namespace != CATALOG:
+        return _EXTENSIONS.get(pg_type.name, STRING)
+    return _catalog_type(pg_type.name, typmod, options)
+
+
+def _element(pg_type: PgType, options: TypeOptions) -> Element | None:
+    if pg_type.namespace != CATALOG:
+        return options.elements.get(pg_type.oid)
+    if not pg_type.name.startswith("_"):
+        return None
+    name = pg_type.name[1:]
+    return Element(PgType(0, CATALOG, name), ";" if name == "box" else ",")
 
 
 def _array(element: ColumnType, delimiter: str) -> ColumnType:
@@ -231,6 +264,100 @@ def _decimal(precision: int, scale: int) -> ColumnType:
     if not 0 < precision <= MAX_PRECISION:
         return STRING
     return ColumnType(decimal_schema(precision, scale), Opcode.DECIMAL, (precision, scale))
+
+
+# --- what a user can choose instead
+
+_MILLISECOND_US: Final = 1000
+_ALTERNATIVES: Final = {
+    "int2": {"long": _LONG},
+    "int4": {"long": _LONG},
+    "xid8": {"long": _LONG},
+    "float4": {"double": ColumnType("double", Opcode.FLOAT4_AS_DOUBLE)},
+    "numeric": {"long": _LONG, "double": ColumnType("double", Opcode.NUMERIC_AS_DOUBLE)},
+    "interval": {"interval-micros": ColumnType(_logical("long", "interval-micros"), Opcode.INTERVAL_MICROS)},
+}
+# Base type and unit. A timestamp has no time zone: as timestamp-* it is taken to be UTC.
+_TEMPORAL_ALTERNATIVES: Final = {
+    "time": {"time-millis": ("int", _MILLISECOND_US)},
+    "timestamp": {
+        "local-timestamp-millis": ("long", _MILLISECOND_US),
+        "timestamp-millis": ("long", _MILLISECOND_US),
+        "timestamp-micros": ("long", 1),
+    },
+    "timestamptz": {"timestamp-millis": ("long", _MILLISECOND_US)},
+}
+
+
+def check_choices(relation: Relation, options: TypeOptions) -> None:
+    """Raise ConfigError for a choice that names a column of the table which cannot have that type."""
+    for column in relation.columns:
+        for choice in options.choices:
+            if choice.names(column.name) and _chosen(column.type, column.typmod, choice.choice, options) is None:
+                raise ConfigError(
+                    f"table {relation.namespace}.{relation.name}: column {column.name} of type {column.type.name} "
+                    f"cannot be {choice.choice}, as `types` in [[tables.rules]] has it: write one of "
+                    f"{', '.join(choices_of(column, options))}, or leave it out"
+                )
+
+
+def choices_of(column: Column, options: TypeOptions) -> list[str]:
+    """Return what can be chosen for a column; the type that it has without a choice comes first."""
+    own, innermost = _type(column.type, column.typmod, options), column.type
+    while own.element is not None:
+        element = _element(innermost, options)
+        assert element is not None, "it is an array"
+        own, innermost = own.element, element.type
+    name = _name(own.schema)
+    decimal = ["decimal(p,s)"] if _is_catalog(innermost, "numeric") else []
+    others = [*_alternatives(innermost), *decimal, "string"]
+    return list(dict.fromkeys(([] if name is None else [name]) + others))
+
+
+def _chosen(pg_type: PgType, typmod: int, choice: Choice, options: TypeOptions) -> ColumnType | None:
+    """Return the type that was chosen, of an array for its elements; None when values of this type cannot have it."""
+    if choice.name == STRING.schema:
+        return STRING
+    element = _element(pg_type, options)
+    if element is not None:
+        chosen = _chosen(element.type, typmod, choice, options)
+        return None if chosen is None else _array(chosen, element.delimiter)
+    if choice.name == DECIMAL:
+        return _decimal(*choice.parameters) if _is_catalog(pg_type, "numeric") else None
+    own = _type(pg_type, typmod, options)
+    return own if _name(own.schema) == choice.name else _alternative(pg_type, choice.name, options)
+
+
+def _alternative(pg_type: PgType, choice: str, options: TypeOptions) -> ColumnType | None:
+    if not _is_catalog(pg_type):
+        return None
+    name = pg_type.name
+    if name not in _TEMPORAL_ALTERNATIVES:
+        return _ALTERNATIVES.get(name, {}).get(choice)
+    found = _TEMPORAL_ALTERNATIVES[name].get(choice)
+    if found is None:
+        return None
+    base, unit_us = found
+    bounds = _TEMPORAL_BOUNDS[options.time_range][name]
+    return ColumnType(_logical(base, choice), _TEMPORAL_OPCODES[name], bounds if unit_us == 1 else (*bounds, unit_us))
+
+
+def _alternatives(pg_type: PgType) -> list[str]:
+    if not _is_catalog(pg_type):
+        return []
+    return [*_ALTERNATIVES.get(pg_type.name, ()), *_TEMPORAL_ALTERNATIVES.get(pg_type.name, ())]
+
+
+def _is_catalog(pg_type: PgType, name: str | None = None) -> bool:
+    return pg_type.namespace == CATALOG and name in (None, pg_type.name)
+
+
+def _name(schema: Schema) -> str | None:
+    """Return the name by which a type can be chosen; None for those that have none."""
+    if isinstance(schema, str):
+        return schema
+    logical_type = schema.get("logicalType") if isinstance(schema, dict) else None
+    return None if logical_type == DECIMAL else logical_type
 
 
 # --- changes of type in place

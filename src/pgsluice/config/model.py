@@ -23,6 +23,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
+from pgsluice.avro.choices import Choice
 from pgsluice.config import libpq, librdkafka
 from pgsluice.config.naming import (
     SERVICE_TOPICS,
@@ -55,6 +56,19 @@ def _texts(value: object, refusal: Callable[[str], str] = lambda _: "") -> dict[
     if any(found.values()):
         raise KeyProblems(((name,), sentence) for name, sentence in found.items() if sentence)
     return {name: str(entry).lower() if isinstance(entry, bool) else str(entry) for name, entry in value.items()}
+
+
+def _choices(value: object) -> dict[str, Choice]:
+    found: dict[str, Choice] = {}
+    problems: list[tuple[Path, str]] = []
+    for pattern, name in _texts(value).items():
+        try:
+            found[pattern] = Choice.parse(name)
+        except ValueError as error:
+            problems.append(((pattern,), str(error)))
+    if problems:
+        raise KeyProblems(problems)
+    return found
 
 
 def _no_text(entry: object) -> str:
@@ -106,6 +120,7 @@ _TABLE_SCHEMA = WithJsonSchema({"type": "object", "additionalProperties": {"type
 Parameters = Annotated[MaskedTexts, PlainValidator(_parameters), _TABLE_SCHEMA]
 ClientProperties = Annotated[MaskedTexts, PlainValidator(_client_properties), _TABLE_SCHEMA]
 TopicConfig = Annotated[dict[str, str], PlainValidator(_texts), _TABLE_SCHEMA]
+ColumnTypes = Annotated[dict[str, Choice], PlainValidator(_choices), _TABLE_SCHEMA]
 
 
 class Section(BaseModel):
@@ -400,6 +415,11 @@ class Rule(Section):
     )
     tombstones: Flag | None = Field(default=None, description="As tables.tombstones.", examples=[True])
     truncate: OnTruncate | None = Field(default=None, description="As tables.truncate.", examples=["skip"])
+    types: ColumnTypes = Field(
+        default={},
+        description="Avro types of columns, by patterns of their names, in place of their own: see types.md.",
+        examples=[{"amount": "decimal(38,9)", "*_at": "timestamp-millis"}],
+    )
 
     @field_validator("topic")
     @classmethod

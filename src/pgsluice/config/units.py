@@ -13,10 +13,11 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import core_schema
 
+from pgsluice.avro.choices import parse_decimal
+
 _MILLISECONDS = {"ms": 1, "s": 1000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _BYTES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _MAX_PORT = 2**16 - 1
-_MAX_DECIMAL_PRECISION = 38
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,13 +176,10 @@ class NumericAs(TextValue):
         """Return what ``text`` chooses."""
         if text == "string":
             return cls()
-        match = re.fullmatch(r"decimal\( *([0-9]{1,2}) *, *([0-9]{1,2}) *\)", text, re.ASCII)
-        if match is None:
+        decimal = parse_decimal(text)
+        if decimal is None:
             raise ValueError(f"{text!r} is neither 'string' nor a decimal: write it like 'decimal(38,9)'")
-        precision, scale = int(match[1]), int(match[2])
-        if not 1 <= precision <= _MAX_DECIMAL_PRECISION or scale > precision:
-            raise ValueError(f"{text!r} cannot be: precision goes from 1 to 38, scale from 0 to the precision")
-        return cls((precision, scale))
+        return cls(decimal)
 
     @property
     def avro(self) -> Literal["string"] | tuple[int, int]:

@@ -5,6 +5,7 @@ created. A Relation message alone would be too early: it may describe an ALTER T
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -19,9 +20,8 @@ from pgsluice.avro.schema import (
     namespace,
     pg_name,
 )
-from pgsluice.avro.sent.base import ToText
-from pgsluice.avro.sent.types import conversions, unknown_types
-from pgsluice.avro.types import TypeOptions
+from pgsluice.avro.sent.types import TypeDescription, conversions, elements, unknown_arrays, unknown_types
+from pgsluice.avro.types import TypeOptions, check_choices
 from pgsluice.envelope import ChangeEncoder, DeadLetters, MessageEncoder, Record, Stamp, Target
 from pgsluice.errors import ConfigError
 from pgsluice.pipeline.ends import Registry, Sink, Source
@@ -86,15 +86,18 @@ class Encoders:
     async def _make(self, relation: Relation, policy: TablePolicy) -> ChangeEncoder:
         space = namespace(self._tables.prefix, relation.namespace, relation.name)
         value_subject, key_subject = f"{policy.topic}-value", f"{policy.topic}-key"
-        fields = TableFields(self._types, self._versions(value_subject, space)).assign(relation)
+        described = await self._describe(relation)
+        options = replace(self._types, choices=policy.types, elements=elements(relation, described))
+        check_choices(relation, options)
+        fields = TableFields(options, self._versions(value_subject, space)).assign(relation)
         key = await self._key(relation, policy, key_subject, space)
         await self._sink.open_topic(policy, keyed=bool(key))
         description = _description(relation, key)
         value_id = await self._registry.register(value_subject, envelope_schema(space, fields), description)
-        sent = await self._sent(relation)
+        sent = conversions(relation, described) if self._types.binary else None
         key_encoder, key_id = None, None
         if key:
-            of_key = key_fields(relation, fields, key, self._types)
+            of_key = key_fields(relation, fields, key, options)
             key_id = await self._registry.register(key_subject, key_schema(space, of_key), description)
             key_encoder = KeyEncoder(relation, of_key, sent)
         log.info(
@@ -114,12 +117,10 @@ class Encoders:
             dead_letters=self._dead_letters,
         )
 
-    async def _sent(self, relation: Relation) -> Sequence[ToText] | None:
-        """Return how values in binary format become text; None when there are none."""
-        if not self._types.binary:
-            return None
-        unknown = unknown_types(relation)
-        return conversions(relation, await self._source.describe_types(unknown) if unknown else [])
+    async def _describe(self, relation: Relation) -> Sequence[TypeDescription]:
+        """Return what only the catalog knows of the columns' types: what arrays, or all binary values, consist of."""
+        unknown = unknown_types(relation) if self._types.binary else unknown_arrays(relation)
+        return await self._source.describe_types(unknown) if unknown else []
 
     def _versions(self, subject: str, space: str) -> list[dict[str, Any]]:
         """Return this table's schemas among those of the subject: a rule may send several tables to one topic."""

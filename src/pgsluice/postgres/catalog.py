@@ -200,11 +200,12 @@ class Catalog:
         return tuple(name for (name,) in rows if name is not None) if rows else None
 
     async def describe_types(self, oids: Sequence[int]) -> list[TypeDescription]:
-        """Return these types and all that they consist of, without what is built in; PostgreSQL 14 or newer."""
+        """Return these types and all that they consist of, without what is built in."""
+        sql = queries.TYPES_SINCE_14 if await self._version() >= queries.MULTIRANGES_SINCE else queries.TYPES
         described: dict[int, TypeDescription] = {}
         wanted, asked = set(oids), set[int]()
         while wanted:
-            rows = await self._rows(queries.TYPES_SINCE_14, [sorted(wanted)])
+            rows = await self._rows(sql, [sorted(wanted)])
             asked |= wanted
             for oid, name, send, parts, delimiter in rows:
                 described[oid] = TypeDescription(oid, name, send, tuple(parts), delimiter)

@@ -6,6 +6,7 @@ https://www.postgresql.org/docs/current/catalogs.html
 """
 
 PARTITION_TREES_SINCE = 12_00_00
+MULTIRANGES_SINCE = 14_00_00
 ROW_FILTERS_SINCE = 15_00_00
 
 SERVER = """
@@ -119,26 +120,31 @@ LEFT JOIN pg_attribute a ON a.attrelid = t.oid AND a.attnum = k.attnum
 WHERE t.oid = %s
 ORDER BY k.place"""
 
-# What values in binary format consist of, as pgsluice.avro.sent.types describes it; only asked since version 14. A
-# domain's values are sent as those of its base type.
-TYPES_SINCE_14 = """
+# What values consist of, as pgsluice.avro.sent.types describes it. A domain's values are those of its base type.
+_TYPES = """
 SELECT t.oid, n.nspname || '.' || t.typname,
        CASE WHEN t.typtype = 'd' THEN 'domain' ELSE coalesce(p.proname::text, '') END,
        CASE
            WHEN t.typtype = 'd' THEN ARRAY[t.typbasetype]
            WHEN t.typtype = 'r' THEN ARRAY(SELECT rngsubtype FROM pg_range WHERE rngtypid = t.oid)
-           WHEN t.typtype = 'm' THEN ARRAY(SELECT rngtypid FROM pg_range WHERE rngmultitypid = t.oid)
+           {multiranges}
            WHEN t.typtype = 'c' THEN ARRAY(
                SELECT DISTINCT atttypid FROM pg_attribute
                WHERE attrelid = t.typrelid AND attnum > 0 AND NOT attisdropped)
            WHEN p.proname = 'array_send' THEN ARRAY[t.typelem]
-           ELSE '{}'
+           ELSE '{{}}'
        END::int8[],
        t.typdelim::text
 FROM pg_type t
 JOIN pg_namespace n ON n.oid = t.typnamespace
 LEFT JOIN pg_proc p ON p.oid = t.typsend
 WHERE t.oid = ANY (%s::oid[])"""
+
+TYPES = _TYPES.format(multiranges="")
+
+TYPES_SINCE_14 = _TYPES.format(
+    multiranges="WHEN t.typtype = 'm' THEN ARRAY(SELECT rngtypid FROM pg_range WHERE rngmultitypid = t.oid)"
+)
 
 # The walsender waits for the lock of one transaction after the other; a prepared one has no process.
 SLOT_CREATION_BLOCKERS = """

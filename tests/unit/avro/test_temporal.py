@@ -225,3 +225,62 @@ def test_infinities_where_they_have_numbers() -> None:
     assert write(b"1970-01-02") == encode_long(1)
     assert refuses(write, b"Infinity")
     assert (LONG_MIN, LONG_MAX) == FULL_US
+
+
+@pytest.mark.parametrize(
+    ("write", "value", "number"),
+    [
+        (temporal.time(DAY_US, 1000), b"00:00:00.001", 1),
+        (temporal.time(DAY_US + 1, 1000), b"24:00:00", 86_400_000),
+        (temporal.timestamp(*COMMON_US, 1000), b"1969-12-31 23:59:59.999", -1),
+        (temporal.timestamp(*FULL_US, 1000), b"10000-01-01 00:00:00", 253_402_300_800_000),
+        (temporal.timestamptz(*COMMON_US, 1000), b"1970-01-01 00:00:01+00", 1000),
+        (temporal.timestamptz(*COMMON_US, 1000), b"1970-01-01 00:00:01+01", -3_599_000),
+    ],
+)
+def test_other_units(write: Writer, value: bytes, number: int) -> None:
+    assert write(value) == encode_long(number)
+
+
+@pytest.mark.parametrize(
+    ("write", "value"),
+    [
+        (temporal.time(DAY_US, 1000), b"00:00:00.0001"),
+        (temporal.timestamp(*COMMON_US, 1000), b"1969-12-31 23:59:59.999999"),
+        (temporal.timestamp(*COMMON_US, 1000), b"10000-01-01 00:00:00"),
+        (temporal.timestamptz(*COMMON_US, 1000), b"1970-01-01 00:00:01.000001+00"),
+        (temporal.timestamptz(*COMMON_US, 1000), b"1970-01-01 00:00:01.000001+01"),
+    ],
+)
+def test_what_is_no_whole_number_of_units_is_not_rounded(write: Writer, value: bytes) -> None:
+    with pytest.raises(Misfit):
+        write(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [
+        (b"PT0S", 0),
+        (b"P1D", DAY_US),
+        (b"PT-0.000001S", -1),
+        (b"PT0.5S", 500_000),
+        (b"P-3DT4H5M6.789S", -3 * DAY_US + 14_706_789_000),
+        (b"PT-4H-5M-6.7S", -14_706_700_000),
+        (b"PT2562047788H54.775807S", 2**63 - 1),
+        (b"PT-2562047788H-54.775808S", -(2**63)),
+    ],
+)
+def test_intervals_are_microseconds(value: bytes, number: int) -> None:
+    assert temporal.interval_micros(value) == encode_long(number)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(b"P1M", b"P1Y", b"P1Y2M3DT4H", b"infinity", b"-infinity", b"P106751992D", b"PT2562047788H54.775808S"),
+        *(b"P", b"PT", b"P1DT", b"", b"PT1.S", b"PT1.1234567S", b"PT+1S", b"1 day", b"P1D\n", b"PT1S2H"),
+    ],
+)
+def test_months_have_no_length_and_other_texts_are_no_intervals(value: bytes) -> None:
+    with pytest.raises(Misfit):
+        temporal.interval_micros(value)

@@ -332,3 +332,35 @@ def test_vector() -> None:
 @pytest.mark.parametrize("value", [b"", b"[", b"[]", b"[1,]", b"1,2", b"[1,x]", b"[1 ,2]", b"{1:1}/3"])
 def test_what_is_no_vector(value: bytes) -> None:
     assert refuses(text.vector, value)
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [
+        (b"0", 0.0),
+        (b"-1.50", -1.5),
+        (b"0.1", 0.1),
+        (b"123456789012345", 123456789012345.0),
+        (b"0.30000000000000004", 0.30000000000000004),
+        (b"1" + b"0" * 300, 1e300),
+        (b"Infinity", float("inf")),
+        (b"-Infinity", float("-inf")),
+    ],
+)
+def test_numbers_that_a_double_is_written_as(value: bytes, number: float) -> None:
+    assert text.numeric_as_double(value) == struct.pack("<d", number)
+
+
+def test_nan_is_a_double() -> None:
+    assert text.numeric_as_double(b"NaN") == struct.pack("<d", float("nan"))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(b"12345678901234567890.001", b"0.1000000000000000055511151231257827", b"1234567890.123456789"),
+        *(b"0." + b"0" * 400 + b"1", b"9" * 400, b"x", b""),
+    ],
+)
+def test_numbers_that_a_double_would_round(value: bytes) -> None:
+    assert refuses(text.numeric_as_double, value)

@@ -1,10 +1,27 @@
 """Unit tests of pgsluice.avro.types: the table of types of the wire contract."""
 
+import re
+
 import pytest
 
-from pgsluice.avro.types import ColumnType, Misfit, Opcode, TypeOptions, column_type, key_type, widened, wider
+from pgsluice.avro.binary import encode_long
+from pgsluice.avro.choices import Choice, ColumnChoice
+from pgsluice.avro.types import (
+    ColumnType,
+    Element,
+    Misfit,
+    Opcode,
+    TypeOptions,
+    check_choices,
+    choices_of,
+    column_type,
+    key_type,
+    widened,
+    wider,
+)
 from pgsluice.avro.wire import Schema
-from pgsluice.relation import Column, PgType
+from pgsluice.errors import ConfigError
+from pgsluice.relation import Column, PgType, Relation
 
 DATE = {"type": "int", "logicalType": "date"}
 TIME = {"type": "long", "logicalType": "time-micros"}
@@ -252,3 +269,161 @@ def test_a_narrower_column_is_written_as_the_wider_type(
 def test_a_widened_decimal_takes_the_digits_of_the_wider_one() -> None:
     kind = widened(in_row("numeric", numeric_typmod(3, 1)), decimal(5, 1))
     assert kind == in_row("numeric", numeric_typmod(5, 1))
+
+
+# --- arrays of types that are not built in
+
+MOOD, PRICES = PgType(16_400, "public", "mood"), PgType(16_410, "public", "_price")
+TEXT = PgType(25, "pg_catalog", "text")
+
+
+def array_of(element: PgType, delimiter: str = ",", more: dict[int, Element] | None = None) -> ColumnType:
+    options = TypeOptions(elements={0: Element(element, delimiter), **(more or {})})
+    return in_row("_mood", options=options, namespace="public")
+
+
+@pytest.mark.parametrize(
+    ("element", "item"),
+    [
+        (MOOD, "string"),
+        (TEXT, "string"),
+        (PgType(23, "pg_catalog", "int4"), "int"),
+        (PgType(1700, "pg_catalog", "numeric"), "string"),
+        (PgType(16_401, "public", "hstore"), {"type": "map", "values": ["null", "string"]}),
+        (PgType(1007, "pg_catalog", "_int4"), {"type": "array", "items": ["null", "int"]}),
+        (PgType(16_402, "public", "_mood"), {"type": "array", "items": ["null", "string"]}),
+    ],
+)
+def test_arrays_of_other_types_have_what_the_catalog_says(element: PgType, item: Schema) -> None:
+    kind = array_of(element, more={16_402: Element(MOOD)})
+    assert kind.schema == {"type": "array", "items": ["null", item]}
+
+
+def test_an_array_of_arrays_is_one_of_a_domain() -> None:
+    kind = array_of(PgType(1007, "pg_catalog", "_int4"))
+    assert kind.write(b'{"{1,2}",NULL}').hex() == "04020402020204000000"
+
+
+def test_arrays_have_the_delimiter_of_their_elements() -> None:
+    assert array_of(PgType(603, "pg_catalog", "box"), ";").write(b"{(1,1),(0,0);(2,2),(1,1)}")[0] == 4
+
+
+# --- choices
+
+
+def chosen(name: str, choice: str, typmod: int = -1, namespace: str = "pg_catalog", **options: object) -> ColumnType:
+    wanted = TypeOptions(choices=(ColumnChoice("c", Choice.parse(choice)),), **options)  # type: ignore[arg-type] # by name
+    return in_row(name, typmod, wanted, namespace)
+
+
+@pytest.mark.parametrize(
+    ("name", "choice", "schema", "text", "data"),
+    [
+        ("numeric", "decimal(38,9)", decimal(38, 9), b"1.5", "0859682f00"),
+        ("numeric", "double", "double", b"0.1", "9a9999999999b93f"),
+        ("numeric", "long", "long", b"7", "0e"),
+        ("numeric", "string", "string", b"7", "0237"),
+        ("int4", "long", "long", b"7", "0e"),
+        ("int4", "int", "int", b"7", "0e"),
+        ("xid8", "long", "long", b"7", "0e"),
+        ("float4", "double", "double", b"0.1", "000000a09999b93f"),
+        ("interval", "interval-micros", {"type": "long", "logicalType": "interval-micros"}, b"PT0.000001S", "02"),
+        ("time", "time-millis", {"type": "int", "logicalType": "time-millis"}, b"00:00:00.001", "02"),
+        ("timestamp", "timestamp-micros", TIMESTAMPTZ, b"1970-01-01 00:00:00.000001", "02"),
+        (
+            *("timestamp", "local-timestamp-millis"),
+            *({"type": "long", "logicalType": "local-timestamp-millis"}, b"1970-01-01 00:00:00.001", "02"),
+        ),
+        (
+            *("timestamptz", "timestamp-millis"),
+            *({"type": "long", "logicalType": "timestamp-millis"}, b"1970-01-01 00:00:00.001+00", "02"),
+        ),
+        ("uuid", "string", "string", b"x", "0278"),
+        ("_int4", "string", "string", b"{{1}}", "0a7b7b317d7d"),
+        ("_int4", "long", {"type": "array", "items": ["null", "long"]}, b"{7}", "02020e00"),
+        ("_numeric", "decimal(5,1)", {"type": "array", "items": ["null", decimal(5, 1)]}, b"{0.1}", "0202020100"),
+    ],
+)
+def test_a_column_has_the_type_chosen_for_it(name: str, choice: str, schema: Schema, text: bytes, data: str) -> None:
+    kind = chosen(name, choice)
+    assert kind.schema == schema
+    assert kind.write(text).hex() == data
+
+
+def test_what_a_choice_cannot_hold_does_not_fit() -> None:
+    for name, choice, text in (
+        ("numeric", "decimal(5,1)", b"0.12"),
+        ("numeric", "long", b"1.0"),
+        ("numeric", "double", b"0.10000000000000001"),
+        ("xid8", "long", b"18446744073709551615"),
+        ("interval", "interval-micros", b"P1M"),
+        ("timestamptz", "timestamp-millis", b"1970-01-01 00:00:00.000001+00"),
+        ("timestamptz", "timestamp-millis", b"10000-01-01 00:00:00+00"),
+        ("timestamptz", "timestamp-millis", b"infinity"),
+    ):
+        with pytest.raises(Misfit):
+            chosen(name, choice).write(text)
+
+
+def test_the_range_of_times_holds_for_choices_too() -> None:
+    kind = chosen("timestamptz", "timestamp-millis", time_range="full")
+    assert kind.write(b"10000-01-01 00:00:00+00") == encode_long(253_402_300_800_000)
+
+
+def test_a_choice_for_a_key_holds_in_the_key() -> None:
+    def in_chosen_key(name: str, choice: str) -> ColumnType:
+        return in_key(name, options=TypeOptions(choices=(ColumnChoice("*", Choice.parse(choice)),), numeric=(9, 1)))
+
+    assert in_chosen_key("numeric", "decimal(20,2)").schema == decimal(20, 2)
+    assert in_chosen_key("numeric", "timestamp-millis").schema == "string"
+    for name, choice in (("timestamptz", "timestamp-millis"), ("timestamp", "local-timestamp-millis")):
+        kind = in_chosen_key(name, choice)
+        assert kind.write(b"infinity").hex() == "feffffffffffffffff01"
+        with pytest.raises(Misfit):
+            kind.write(b"1970-01-01 00:00:00.000001" + b"+00" * (name == "timestamptz"))
+
+
+def test_the_first_choice_that_a_column_can_have_wins() -> None:
+    choices = tuple(
+        ColumnChoice(pattern, Choice.parse(choice))
+        for pattern, choice in (("x*", "string"), ("*", "timestamp-millis"), ("*", "double"), ("*", "string"))
+    )
+    options = TypeOptions(choices=choices)
+    assert in_row("float4", options=options).schema == "double"
+    assert in_row("timestamptz", options=options).schema == {"type": "long", "logicalType": "timestamp-millis"}
+    assert in_row("int4", options=options).schema == "string"
+    assert in_row("mood", options=options, namespace="public").schema == "string"
+
+
+@pytest.mark.parametrize(
+    ("name", "namespace", "expected"),
+    [
+        ("numeric", "pg_catalog", ["string", "long", "double", "decimal(p,s)"]),
+        ("timestamp", "pg_catalog", ["local-timestamp-micros", "local-timestamp-millis", "timestamp-millis"]),
+        ("_interval", "pg_catalog", ["string", "interval-micros"]),
+        ("hstore", "public", ["string"]),
+        ("mood", "public", ["string"]),
+        ("bool", "pg_catalog", ["boolean", "string"]),
+    ],
+)
+def test_what_can_be_chosen(name: str, namespace: str, expected: list[str]) -> None:
+    found = choices_of(column(name, namespace=namespace), DEFAULT)
+    assert found[: len(expected)] == expected
+
+
+def test_a_choice_that_names_a_column_has_to_be_possible() -> None:
+    kinds = (column("text"), column("timestamptz"), column("mood", namespace="public"))
+    relation = Relation(7, "public", "orders", "d", kinds)
+
+    def refusal(pattern: str, choice: str) -> None:
+        check_choices(relation, TypeOptions(choices=(ColumnChoice(pattern, Choice.parse(choice)),)))
+
+    for pattern, choice in (("*", "double"), ("other", "double"), ("c", "string")):
+        refusal(pattern, choice)
+    with pytest.raises(
+        ConfigError, match=r"^table public\.orders: column c of type text cannot be double, .*: write one of string, or"
+    ):
+        refusal("c", "double")
+    for choice in ("decimal(9,1)", "timestamp-millis", "local-timestamp-millis"):
+        with pytest.raises(ConfigError, match=f"cannot be {re.escape(choice)}"):
+            refusal("c", choice)

@@ -293,3 +293,24 @@ class TestSchemaRegistry:
     def test_what_does_not_go_together(self, keys: dict[str, str], sentence: str) -> None:
         ((_, found),) = problems(schema_registry=keys)
         assert sentence in found
+
+
+def test_types_of_columns_are_names_by_pattern() -> None:
+    rules = [{"match": "public.*", "types": {"amount": "decimal(38, 9)", "*_at": "timestamp-millis"}}]
+    found = settings(tables={"rules": rules}).tables.rules[0].types
+    assert {pattern: str(choice) for pattern, choice in found.items()} == {
+        "amount": "decimal(38,9)",
+        "*_at": "timestamp-millis",
+    }
+
+
+def test_what_is_no_type_of_a_column() -> None:
+    rules = [{"match": "public.*", "types": {"a": "decimal(40,0)", "b": "string", "c": "timestamp-milis"}}]
+    place = ("tables", "rules", 0, "types")
+    assert problems(tables={"rules": rules}) == [
+        ((*place, "a"), "'decimal(40,0)' cannot be: precision goes from 1 to 38, scale from 0 to the precision"),
+        ((*place, "c"), "'timestamp-milis' is no type that can be chosen: did you mean timestamp-millis?"),
+    ]
+    assert problems(tables={"rules": [{"match": "public.*", "types": ["string"]}]}) == [
+        (place, "must be a table of names and values")
+    ]

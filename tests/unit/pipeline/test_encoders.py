@@ -2,6 +2,7 @@
 
 import pytest
 
+from pgsluice.avro.choices import Choice
 from pgsluice.avro.schema import message_schema
 from pgsluice.avro.sent.types import TypeDescription
 from pgsluice.avro.types import TypeOptions
@@ -146,6 +147,49 @@ async def test_binary_values_of_types_that_were_asked_about_are_read() -> None:
     (record,) = encoder.encode(change, Stamp(transaction, 1, commit_timestamps=False))
     assert record.value is not None
     assert b"sad" in record.value
+
+
+def row_types(world: World) -> dict[str, object]:
+    """Return the type of each field of the row registered last."""
+    (before,) = (field for field in world.schemas["shop.public.t-value"][-1]["fields"] if field["name"] == "before")
+    return {field["name"]: field["type"][1] for field in before["type"][1]["fields"]}
+
+
+@pytest.mark.parametrize("binary", [False, True])
+async def test_arrays_are_asked_about_in_any_format(*, binary: bool) -> None:
+    moods = PgType(16_401, "public", "_mood")
+    described = (
+        TypeDescription(16_400, "public.mood", "enum_send"),
+        TypeDescription(16_401, "public._mood", "array_send", (16_400,)),
+    )
+    world = World(types={found.oid: found for found in described})
+    made = Encoders(FakeSource(world), FakeSink(world), FakeRegistry(world), Tables("shop"), TypeOptions(binary=binary))
+    await made.prepare(Relation(7, "public", "t", "n", (Column("moods", moods, -1, is_key=False),)))
+    assert world.described == [[16_401]]
+    assert row_types(world) == {"moods": {"type": "array", "items": ["null", "string"]}}
+
+
+async def test_columns_have_the_types_chosen_for_them() -> None:
+    world = World()
+    rule = TableRule("public.t", types={"a": Choice("long"), "*": Choice("string")})
+    made = Encoders(
+        FakeSource(world), FakeSink(world), FakeRegistry(world), Tables("shop", rules=[rule]), TypeOptions()
+    )
+    await made.prepare(table("d", "a", "b"))
+    assert row_types(world) == {"a": "long", "b": "string", "c": "string"}
+    (key,) = world.schemas["shop.public.t-key"]
+    assert [field["type"] for field in key["fields"]] == ["long", "string"]
+
+
+async def test_a_column_that_cannot_have_the_type_chosen_for_it_stops() -> None:
+    world = World()
+    rule = TableRule("public.t", types={"b": Choice("uuid")})
+    made = Encoders(
+        FakeSource(world), FakeSink(world), FakeRegistry(world), Tables("shop", rules=[rule]), TypeOptions()
+    )
+    with pytest.raises(ConfigError, match=r"table public\.t: column b of type int4 cannot be uuid"):
+        await made.prepare(table("d", "a"))
+    assert world.schemas == {}
 
 
 async def test_messages_have_a_topic_and_schemas_from_the_first_one_on() -> None:

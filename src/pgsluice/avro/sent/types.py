@@ -11,6 +11,7 @@ from typing import Final
 
 from pgsluice.avro.sent import containers, geometry, numbers, search, strings, temporal
 from pgsluice.avro.sent.base import ToText, Unreadable, version_1
+from pgsluice.avro.types import Element
 from pgsluice.relation import BUILTIN_TYPES, CATALOG, PgType, Relation
 
 
@@ -130,6 +131,46 @@ def unknown_types(relation: Relation) -> list[int]:
 
 def _is_known(pg_type: PgType) -> bool:
     return pg_type.namespace == CATALOG and (pg_type.name in BUILT_IN or is_built_in(pg_type.oid))
+
+
+def unknown_arrays(relation: Relation) -> list[int]:
+    """Return those of them that may be arrays: PostgreSQL names arrays so, whatever their elements are called."""
+    unknown = set(unknown_types(relation))
+    return sorted(
+        {column.type.oid for column in relation.columns if column.type.name[:1] == "_" and column.type.oid in unknown}
+    )
+
+
+_TEXT: Final = PgType(0, CATALOG, "text")
+
+
+def elements(relation: Relation, described: Sequence[TypeDescription]) -> dict[int, Element]:
+    """Return what the arrays among the columns, and in them, consist of, by the array's OID.
+
+    An array whose type is gone from the catalog has elements that are known by their text alone.
+    """
+    by_oid = {description.oid: description for description in described}
+    gone = {oid: Element(_TEXT) for oid in unknown_arrays(relation) if oid not in by_oid}
+    found = {oid: _element(oid, by_oid) for oid in by_oid}
+    return gone | {oid: element for oid, element in found.items() if element is not None}
+
+
+def _element(oid: int, described: Mapping[int, TypeDescription]) -> Element | None:
+    array = described.get(_base(oid, described))
+    if array is None or array.send != "array_send":
+        return None
+    base = _base(array.parts[0], described)
+    if base in described:
+        namespace, _, name = described[base].name.rpartition(".")
+        return Element(PgType(base, namespace, name), array.delimiter)
+    return Element(BUILTIN_TYPES.get(base, _TEXT), array.delimiter)
+
+
+def _base(oid: int, described: Mapping[int, TypeDescription]) -> int:
+    """Return what a domain is made of in the end, of another type itself."""
+    while oid in described and described[oid].send == "domain":
+        (oid,) = described[oid].parts
+    return oid
 
 
 def conversions(relation: Relation, described: Sequence[TypeDescription]) -> list[ToText]:

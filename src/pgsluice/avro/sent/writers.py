@@ -145,17 +145,19 @@ def _uuid() -> Writer:
 # --- dates and times: the infinities are the ends of the integer, which keys can hold
 
 
-def _moment(code: str, epoch: int, infinities: tuple[int, int], *, key: bool = False) -> Callable[[int, int], Writer]:
+def _moment(code: str, epoch: int, infinities: tuple[int, int], *, key: bool = False) -> Callable[..., Writer]:
     read = fixed(code)
 
-    def make(lowest: int, highest: int) -> Writer:
+    def make(lowest: int, highest: int, unit_us: int = 1) -> Writer:
+        encode = dates.in_units(unit_us)
+
         def write(value: bytes) -> bytes:
             (number,) = read(value)
             if number in infinities:
                 if key:
                     return encode_long(number)
             elif lowest < number + epoch < highest:
-                return encode_long(number + epoch)
+                return encode(number + epoch)
             raise Misfit
 
         return write
@@ -168,12 +170,14 @@ _timestamp: Final = _moment("q", POSTGRES_EPOCH_US, (LONG_MIN, LONG_MAX))
 _key_timestamp: Final = _moment("q", POSTGRES_EPOCH_US, (LONG_MIN, LONG_MAX), key=True)
 
 
-def _time(limit: int) -> Writer:
+def _time(limit: int, unit_us: int = 1) -> Writer:
+    encode = dates.in_units(unit_us)
+
     def write(value: bytes) -> bytes:
         time_us = temporal.read_time(value)
         if time_us >= limit:
             raise Misfit
-        return encode_long(time_us)
+        return encode(time_us)
 
     return write
 

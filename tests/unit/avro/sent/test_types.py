@@ -3,7 +3,16 @@
 import pytest
 
 from pgsluice.avro.sent.base import Unreadable
-from pgsluice.avro.sent.types import BUILT_IN, TypeDescription, conversions, is_built_in, unknown_types
+from pgsluice.avro.sent.types import (
+    BUILT_IN,
+    TypeDescription,
+    conversions,
+    elements,
+    is_built_in,
+    unknown_arrays,
+    unknown_types,
+)
+from pgsluice.avro.types import Element
 from pgsluice.relation import BUILTIN_TYPES, CATALOG, Column, PgType, Relation
 
 WITHOUT_SEND_FUNCTION = {"abstime", "reltime", "tinterval", "aclitem", "gtsvector"}
@@ -105,3 +114,30 @@ def test_what_is_not_known_is_never_guessed(described: tuple[TypeDescription, ..
     sent = "00000001 00000000 00004010 00000001 00000001 00000003 736164"
     with pytest.raises(Unreadable, match=f"^{reason}$"):
         text(PgType(16_401, "public", "_mood"), sent, *described)
+
+
+def test_arrays_are_told_by_their_names() -> None:
+    moods, mood, ints = PgType(16_401, "public", "_mood"), PgType(16_400, "public", "mood"), PgType(1, CATALOG, "_int4")
+    assert unknown_arrays(table(mood, moods, ints, moods)) == [16_401]
+
+
+def test_elements_of_arrays() -> None:
+    prices = described(16_410, "array_send", 16_402)
+    domain = described(16_411, "domain", 16_401)
+    nested = described(16_412, "array_send", 16_411)
+    newer = described(16_413, "array_send", 9_999)
+    found = elements(table(PgType(16_401, "public", "_mood")), (*TYPES, prices, domain, nested, newer))
+    moods = Element(PgType(16_400, "public", "t16400"))
+    assert found == {
+        16_401: moods,
+        16_406: Element(PgType(16_407, "public", "t16407"), ";"),
+        16_410: Element(BUILTIN_TYPES[23]),
+        16_411: moods,
+        16_412: Element(PgType(16_401, "public", "t16401")),
+        16_413: Element(PgType(0, CATALOG, "text")),
+    }
+
+
+def test_an_array_that_is_gone_has_texts() -> None:
+    mood, moods = PgType(16_400, "public", "mood"), PgType(16_401, "public", "_mood")
+    assert elements(table(mood, moods), []) == {16_401: Element(PgType(0, CATALOG, "text"))}

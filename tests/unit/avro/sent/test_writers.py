@@ -2,6 +2,7 @@
 
 import pytest
 
+from pgsluice.avro.choices import Choice, ColumnChoice
 from pgsluice.avro.sent.base import UNREAD
 from pgsluice.avro.sent.types import BUILT_IN, TypeDescription, conversions
 from pgsluice.avro.sent.writers import binary_writer
@@ -150,3 +151,27 @@ def test_types_of_extensions(name: str, send: str, sent: str) -> None:
 def test_what_no_send_function_writes_is_malformed(name: str, sent: str) -> None:
     with pytest.raises(UNREAD):
         binary_writer(column_type(column(name), COMMON), BUILT_IN[name])(bytes.fromhex(sent))
+
+
+@pytest.mark.parametrize(
+    ("name", "choice", "sent", "fits"),
+    [
+        ("time", "time-millis", "0000000a8be4ca61", False),
+        ("time", "time-millis", "000000000000" + "03e8", True),
+        ("timestamp", "timestamp-millis", "0002b58341667c00", True),
+        ("timestamp", "timestamp-millis", "0002b58341667c01", False),
+        ("timestamptz", "timestamp-millis", "0002b58341667c01", False),
+        ("timestamptz", "timestamp-millis", "7fffffffffffffff", False),
+        ("numeric", "double", "000200004000000200011388", True),
+        ("numeric", "long", "00010001000000000001", True),
+        ("numeric", "long", "000200004000000200011388", False),
+        ("int4", "long", "80000000", True),
+        ("int4", "string", "80000000", True),
+        ("_int4", "string", "000000000000000000000017", True),
+        ("interval", "interval-micros", "0000000000000001" + "00000001" + "00000000", True),
+        ("interval", "interval-micros", "0000000000000001" + "00000001" + "00000001", False),
+    ],
+)
+def test_choices(name: str, choice: str, sent: str, *, fits: bool) -> None:
+    options = TypeOptions(choices=(ColumnChoice("c", Choice.parse(choice)),))
+    assert same_as_text(column_type(column(name), options), name, sent) is fits

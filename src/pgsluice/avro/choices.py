@@ -1,0 +1,80 @@
+"""Avro types that a user chooses for columns: ``types`` in ``[[tables.rules]]``, as they are written there.
+
+``config`` reads them, ``tables`` hands those of a table on, and ``types`` knows which column can have which.
+
+https://avro.apache.org/docs/1.12.0/specification/#logical-types
+"""
+
+import re
+from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import Final, Self
+
+MAX_PRECISION: Final = 38
+"""Digits that Spark, Flink and DuckDB can hold in a decimal."""
+
+DECIMAL: Final = "decimal"
+
+NAMES: Final = (
+    *("string", "boolean", "int", "long", "float", "double", "bytes", "uuid", "date"),
+    *("time-millis", "time-micros", "timestamp-millis", "timestamp-micros"),
+    *("local-timestamp-millis", "local-timestamp-micros", "interval-micros"),
+)
+"""What can be chosen by its name alone: Avro's primitive and logical types, and one of our own."""
+
+_DECIMAL: Final = re.compile(r"decimal\( *([0-9]{1,2}) *, *([0-9]{1,2}) *\)", re.ASCII)
+_WILDCARD: Final = re.compile(r"[*?\[]")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """An Avro type by its name; precision and scale are those of a ``decimal``."""
+
+    name: str
+    parameters: tuple[int, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return what ``text`` chooses; ValueError, a sentence with the remedy, when that is nothing."""
+        if text in NAMES:
+            return cls(text)
+        decimal = parse_decimal(text)
+        if decimal is not None:
+            return cls(DECIMAL, decimal)
+        near = get_close_matches(text, [*NAMES, "decimal(38,9)"], n=1)
+        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(NAMES)} and decimal(38,9)"
+        raise ValueError(f"{text!r} is no type that can be chosen: {hint}")
+
+    def __str__(self) -> str:
+        return f"{self.name}({','.join(map(str, self.parameters))})" if self.parameters else self.name
+
+
+def parse_decimal(text: str) -> tuple[int, int] | None:
+    """Return precision and scale of ``decimal(p,s)``, None for other texts; ValueError for one that cannot be."""
+    match = _DECIMAL.fullmatch(text)
+    if match is None:
+        return None
+    precision, scale = int(match[1]), int(match[2])
+    if not 1 <= precision <= MAX_PRECISION or scale > precision:
+        raise ValueError(f"{text!r} cannot be: precision goes from 1 to 38, scale from 0 to the precision")
+    return precision, scale
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnChoice:
+    """A choice for the columns whose name matches ``pattern``, a glob.
+
+    One with wildcards is for those among them that can have the type; one without names a column that must.
+    """
+
+    pattern: str
+    choice: Choice
+
+    def matches(self, column: str) -> bool:
+        """Return whether it is for a column of this name."""
+        return self.pattern == column or fnmatchcase(column, self.pattern)
+
+    def names(self, column: str) -> bool:
+        """Return whether it is for a column of this name and no other."""
+        return self.pattern == column and _WILDCARD.search(column) is None
