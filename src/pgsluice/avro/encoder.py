@@ -12,7 +12,7 @@ from pgsluice.avro.binary import NULL, VALUE
 from pgsluice.avro.schema import Field
 from pgsluice.avro.sent.base import UNREAD, ToText, Unreadable
 from pgsluice.avro.sent.writers import binary_writer
-from pgsluice.avro.text import Writer
+from pgsluice.avro.text import Writer, utf8
 from pgsluice.avro.types import ColumnType, Misfit
 from pgsluice.avro.wire import Schema, normalise
 from pgsluice.errors import ConfigError, PgsluiceError, PoisonError, ProtocolError
@@ -53,7 +53,7 @@ class RowEncoder:
                     body = write(value)
                 except Misfit:
                     append(NULL)
-                    raw.append((name, value))
+                    raw.append((name, utf8(value)))
                 else:
                     append(VALUE)
                     append(body)

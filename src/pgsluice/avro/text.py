@@ -188,6 +188,20 @@ def uuid(text: bytes) -> bytes:
     raise Misfit
 
 
+def char(text: bytes) -> bytes:
+    """Return a ``"char"``; one byte beyond ASCII, which servers before 16 send as it is, in octal as later ones do."""
+    return encode_bytes(text if text.isascii() else b"\\%03o" % text[0])
+
+
+_NO_UTF8: Final = re.compile("[\udc80-\udcff]")
+
+
+def utf8(text: bytes) -> bytes:
+    """Return the text of an array; ``"char"`` items beyond ASCII as servers from 16 on write them."""
+    readable = text.decode("utf-8", "surrogateescape")
+    return _NO_UTF8.sub(lambda match: f'"\\\\{ord(match[0]) & 0xFF:03o}"', readable).encode()
+
+
 def bytea(text: bytes) -> bytes:
     """Hex form, and the escape form of sessions without bytea_output=hex."""
     if text[:2] == b"\\x":

@@ -63,6 +63,7 @@ class Opcode(StrEnum):
     KEY_TIMESTAMP = "key_timestamp"
     KEY_TIMESTAMPTZ = "key_timestamptz"
     STRING = "string"
+    CHAR = "char"
     UUID = "uuid"
     BYTEA = "bytea"
     HSTORE = "hstore"
@@ -100,6 +101,7 @@ _WRITERS: Final[dict[Opcode, Callable[..., Writer]]] = {
     Opcode.KEY_TIMESTAMP: _key_timestamp,
     Opcode.KEY_TIMESTAMPTZ: _key_timestamptz,
     Opcode.STRING: lambda: encode_bytes,
+    Opcode.CHAR: lambda: text.char,
     Opcode.UUID: lambda: text.uuid,
     Opcode.BYTEA: lambda: text.bytea,
     Opcode.HSTORE: lambda: text.hstore,
@@ -153,6 +155,7 @@ _FIXED: Final = {
     "xid": _LONG,
     "float4": ColumnType("float", Opcode.FLOAT4),
     "float8": ColumnType("double", Opcode.FLOAT8),
+    "char": ColumnType("string", Opcode.CHAR),
     "uuid": ColumnType(_logical("string", "uuid"), Opcode.UUID),
     "bytea": ColumnType("bytes", Opcode.BYTEA),
 }
@@ -316,6 +319,9 @@ def choices_of(column: Column, options: TypeOptions) -> list[str]:
 
 def _chosen(pg_type: PgType, typmod: int, choice: Choice, options: TypeOptions) -> ColumnType | None:
     """Return the type that was chosen, of an array for its elements; None when values of this type cannot have it."""
+    own = _type(pg_type, typmod, options)
+    if choice.name == _name(own.schema):
+        return own
     if choice.name == STRING.schema:
         return STRING
     element = _element(pg_type, options)
@@ -324,8 +330,7 @@ def _chosen(pg_type: PgType, typmod: int, choice: Choice, options: TypeOptions) 
         return None if chosen is None else _array(chosen, element.delimiter)
     if choice.name == DECIMAL:
         return _decimal(*choice.parameters) if _is_catalog(pg_type, "numeric") else None
-    own = _type(pg_type, typmod, options)
-    return own if _name(own.schema) == choice.name else _alternative(pg_type, choice.name, options)
+    return _alternative(pg_type, choice.name, options)
 
 
 def _alternative(pg_type: PgType, choice: str, options: TypeOptions) -> ColumnType | None:

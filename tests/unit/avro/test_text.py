@@ -364,3 +364,13 @@ def test_nan_is_a_double() -> None:
 )
 def test_numbers_that_a_double_would_round(value: bytes) -> None:
     assert refuses(text.numeric_as_double, value)
+
+
+@pytest.mark.parametrize(("value", "found"), [(b"", b""), (b"x", b"x"), (b"\\377", b"\\377"), (b"\xc3", b"\\303")])
+def test_a_char_beyond_ascii_is_octal(value: bytes, found: bytes) -> None:
+    assert text.char(value) == encode_bytes(found)
+
+
+def test_chars_beyond_ascii_in_arrays() -> None:
+    assert text.utf8(b"{{a,\xc3\xbc}}") == b"{{a,\xc3\xbc}}"
+    assert text.utf8(b"{{a,\xc3},{\xff,b}}") == b'{{a,"\\\\303"},{"\\\\377",b}}'

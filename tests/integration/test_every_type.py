@@ -1,0 +1,30 @@
+"""Every type that servers have, tried with values by the hundred: `python -m tests.types` tries more of them."""
+
+from collections.abc import Callable
+
+import psycopg
+import pytest
+
+from pgsluice.avro import text
+from pgsluice.avro.binary import encode_bytes
+from sandbox.postgres import Database
+from tests.types.proof import prove
+
+COUNT = 60
+
+
+@pytest.mark.parametrize("version", [10, 14, 16, 18])
+async def test_what_arrives_is_the_servers_text(new_database: Callable[[int], Database], version: int) -> None:
+    outcome = await prove(new_database(version), seed=1, count=COUNT)
+    assert outcome.problems == []
+
+
+@pytest.mark.parametrize("version", [10, 18])
+def test_both_output_formats_of_bytea_are_read(new_database: Callable[[int], Database], version: int) -> None:
+    with psycopg.connect(new_database(version).conninfo()) as connection:
+        for output in ("hex", "escape"):
+            connection.execute(f"SET bytea_output = {output}".encode())
+            for value in (b"", bytes(range(256)), b"\\\\'\n", "größer".encode()):
+                result = connection.execute("SELECT %s::bytea", [value]).pgresult
+                assert result is not None
+                assert text.bytea(result.get_value(0, 0) or b"") == encode_bytes(value)
