@@ -6,12 +6,11 @@ A new opcode needs a column here; ``tests/unit/test_contract.py`` sees to it.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pgsluice.avro.choices import Choice, ColumnChoice
 from pgsluice.avro.schema import Field, TableFields, key_fields
 from pgsluice.avro.types import TypeOptions
 from pgsluice.pgoutput.messages import TupleData
 from pgsluice.relation import CATALOG, Column, PgType, Relation
-
-OPTIONS = TypeOptions()
 
 
 def numeric(precision: int, scale: int) -> int:
@@ -31,6 +30,8 @@ class Sample:
     namespace: str = CATALOG
     before: tuple[str, int] | None = None
     """The type that the column had in an earlier version of the table."""
+    choice: str | None = None
+    """What a user has chosen for the column."""
 
     def column(self, *, is_key: bool = False) -> Column:
         return Column(self.name, PgType(0, self.namespace, self.type), self.typmod, is_key)
@@ -151,7 +152,46 @@ HISTORY = (
     Sample("INT4", "int4", ("7", "-2147483648", "2147483647")),
 )
 
-SAMPLES = (*NUMBERS, *TIMES, *TEXTS, *OTHERS, *ARRAYS, *HISTORY)
+CHOSEN = (
+    Sample(
+        "chosen_decimal",
+        "numeric",
+        ("1.5", "-" + "9" * 29 + "." + "9" * 9, "0.000000001"),
+        "0.0000000001",
+        choice="decimal(38,9)",
+    ),
+    Sample("chosen_double", "numeric", ("0.1", "-Infinity", "NaN"), "0.10000000000000001", choice="double"),
+    Sample(
+        "chosen_long",
+        "numeric",
+        ("7", "-9223372036854775808", "9223372036854775807"),
+        "9223372036854775808",
+        choice="long",
+    ),
+    Sample("chosen_time", "time", ("12:34:56.789", "00:00:00", "23:59:59.999"), "23:59:59.9999", choice="time-millis"),
+    Sample(
+        "chosen_timestamp",
+        "timestamp",
+        (A_MOMENT, "0001-01-01 00:00:00", "9999-12-31 23:59:59.999"),
+        "2024-02-29 12:34:56.7891",
+        choice="local-timestamp-millis",
+    ),
+    Sample(
+        "chosen_timestamptz",
+        "timestamptz",
+        (f"{A_MOMENT}+00", "0001-01-01 00:00:00+00", "9999-12-31 23:59:59.999+00"),
+        "infinity",
+        choice="timestamp-millis",
+    ),
+    Sample("chosen_interval", "interval", ("P1DT2H3M4.5S", "PT-0.000001S", "PT0S"), "P1M", choice="interval-micros"),
+    Sample("chosen_text", "_int4", ("{1,NULL}", "{{1,2},{3,4}}", "{}"), choice="string"),
+)
+
+SAMPLES = (*NUMBERS, *TIMES, *TEXTS, *OTHERS, *ARRAYS, *HISTORY, *CHOSEN)
+
+OPTIONS = TypeOptions(
+    choices=tuple(ColumnChoice(sample.name, Choice.parse(sample.choice)) for sample in CHOSEN if sample.choice)
+)
 
 KEYS = (
     Sample("bool", "bool", ("t", "f", "t")),

@@ -20,6 +20,7 @@ Leaf: TypeAlias = Callable[[str, dict[str, Any], Any], Json]
 """Makes JSON of a value that holds no others: its Avro type, what the schema says beside it, the value."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_UNITS = {"micros": timedelta(microseconds=1), "millis": timedelta(milliseconds=1)}
 _EXACT = Context(prec=1000)
 
 
@@ -88,12 +89,12 @@ def _avro(kind: str, schema: dict[str, Any], value: Any) -> Json:  # noqa: ANN40
             return decimal_text(Decimal(_unscaled(value)).scaleb(-schema.get("scale", 0), _EXACT))
         case "date":
             return _moment(value, timedelta(days=1), lambda moment: moment.date().isoformat())
-        case "time-micros":
-            return _moment(value, timedelta(microseconds=1), lambda moment: moment.time().isoformat())
-        case "timestamp-micros":
-            return _moment(value, timedelta(microseconds=1), datetime.isoformat)
-        case "local-timestamp-micros":
-            return _moment(value, timedelta(microseconds=1), lambda moment: moment.replace(tzinfo=None).isoformat())
+        case "time-micros" | "time-millis" as name:
+            return _moment(value, _UNITS[name[-6:]], lambda moment: moment.time().isoformat())
+        case "timestamp-micros" | "timestamp-millis" as name:
+            return _moment(value, _UNITS[name[-6:]], datetime.isoformat)
+        case "local-timestamp-micros" | "local-timestamp-millis" as name:
+            return _moment(value, _UNITS[name[-6:]], lambda moment: moment.replace(tzinfo=None).isoformat())
         case _:
             return primitive(kind, value)
 

@@ -67,9 +67,9 @@ def leaf(kind: str, schema: dict[str, Any], value: Any) -> Json:  # noqa: ANN401
     match schema.get("logicalType"):
         case "decimal":
             return decimal_text(Decimal(value))
-        case "time-micros":  # Spark reads the number
+        case "time-micros" | "time-millis":  # Spark reads the number
             return json_of(schema, value)
-        case "timestamp-micros" | "local-timestamp-micros":
+        case "timestamp-micros" | "local-timestamp-micros" | "timestamp-millis" | "local-timestamp-millis":
             return datetime.fromisoformat(value).isoformat()
         case _:
             return base64.b64decode(value).decode("latin-1") if kind == "bytes" else primitive(kind, value)
