@@ -136,6 +136,18 @@ class TestIds:
             with pytest.raises(HistoryError, match=f"gives id 1 to a schema of subject {VALUE}, but"):
                 await one.register(VALUE, record("Value", "id"))
 
+    async def test_a_server_that_does_not_look_at_properties(
+        self, kafka: Kafka, topic: str, server: RegistryServer
+    ) -> None:
+        server.ignores_properties = True
+        async with registry(kafka, topic, server.url) as one:
+            for kind in ("varchar", "text"):
+                schema = record("Key", "id")
+                schema["fields"][0]["pg.type"] = kind
+                assert await one.register(KEY, schema, {"typmod": kind}) == 1
+            (entry,) = one.store.versions(KEY)
+            assert entry.postgres == {"typmod": "text"}
+
     async def test_from_the_builtin_registry_to_a_server_and_back(
         self, kafka: Kafka, topic: str, server: RegistryServer
     ) -> None:

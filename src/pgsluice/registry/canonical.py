@@ -1,12 +1,14 @@
-"""Whether two Avro schemas are the same, however they are written.
+"""Whether two Avro schemas are the same, however they are written, or read the same bytes the same way.
 
-Used by look-ups: clients send back the schema as their own Avro library prints it, Java's with a namespace
-left out where it is inherited and ``{"type": "string"}`` as ``"string"``. Unlike Avro's parsing canonical
-form this keeps everything that carries meaning: logical types, defaults, documentation, properties.
+Used by look-ups, and where ids of a server are compared with ours: clients and servers send a schema as their own
+Avro library prints it, Java's with a namespace left out where it is inherited and ``{"type": "string"}`` as
+``"string"``. Unlike Avro's parsing canonical form :func:`canonical` keeps everything that carries meaning: logical
+types, defaults, documentation, properties.
 
 https://avro.apache.org/docs/1.12.0/specification/#names
 """
 
+import json
 import re
 from typing import Any, Final
 
@@ -16,6 +18,25 @@ _PRIMITIVES: Final = frozenset(("null", "boolean", "int", "long", "float", "doub
 _NAMED: Final = frozenset(("record", "error", "enum", "fixed"))
 _CONTAINERS: Final = {"array": "items", "map": "values"}
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*", re.ASCII)
+
+
+_SHAPE: Final = frozenset(
+    ("type", "name", "fields", "items", "values", "symbols", "size", "logicalType", "precision", "scale")
+)
+"""What of a schema decides how bytes are read, and as what."""
+
+
+def shape(schema: Schema) -> str:
+    """Return the text that all schemas share by which the same bytes are the same values."""
+    return normalise(_shape(json.loads(canonical(schema))))
+
+
+def _shape(part: Any) -> Any:  # noqa: ANN401 - any part of a schema
+    if isinstance(part, list):
+        return [_shape(one) for one in part]
+    if isinstance(part, dict):
+        return {name: _shape(one) for name, one in part.items() if name in _SHAPE}
+    return part
 
 
 def canonical(schema: Schema) -> str:

@@ -6,6 +6,7 @@ becomes of the server: every schema with its id, and what PostgreSQL said of the
 https://docs.confluent.io/platform/current/schema-registry/fundamentals/schema-evolution.html
 """
 
+import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import structlog
 from pgsluice.avro.wire import Schema, normalise
 from pgsluice.errors import HistoryError, IncompatibleSchema
 from pgsluice.registry.builtin import BuiltinRegistry
+from pgsluice.registry.canonical import shape
 from pgsluice.registry.difference import difference, table_of
 from pgsluice.registry.rest import Conflict, RestClient, RestOptions
 from pgsluice.registry.store import SchemaStore
@@ -93,9 +95,9 @@ class ConfluentRegistry:
             except BaseException:
                 await self._forget()  # perhaps it is for want of a newer password
                 raise
-            self._check(subject, text, identifier)
+            self._warn_of_earlier(subject, text, identifier)
             self._ids[subject, text] = identifier
-        return (await self._journal.record(subject, schema, postgres, identifier)).id
+        return (await self._journal.record(subject, self._kept(subject, schema, identifier), postgres, identifier)).id
 
     async def close(self) -> None:
         """Let go of server and Kafka."""
@@ -157,14 +159,24 @@ class ConfluentRegistry:
         described = [entry.postgres for version, entry in known if full_name(version) == name]
         return described[-1] if described else None
 
-    def _check(self, subject: str, text: str, identifier: int) -> None:
-        """See to it that no message is read with another schema than it was written with."""
-        if any(entry.schema != text for entry in self.store.uses(identifier)):
+    def _kept(self, subject: str, schema: Schema, identifier: int) -> Schema:
+        """Return the schema to record under ``identifier``: what is recorded already, if bytes are read alike.
+
+        Some servers give the old id when only properties changed. HistoryError when it stands for anything else.
+        """
+        uses = self.store.uses(identifier)
+        if not uses:
+            return schema
+        known: Schema = json.loads(uses[0].schema)
+        if shape(known) != shape(schema):
             raise HistoryError(
                 f"The schema registry gives id {identifier} to a schema of subject {subject}, but there are messages "
                 "with this id and another schema: the registry is another one than before, or was emptied. Bring its "
                 "schemas back from a backup, or into an empty one with `pgsluice registry export`, which keeps the ids."
             )
+        return known
+
+    def _warn_of_earlier(self, subject: str, text: str, identifier: int) -> None:
         earlier = {entry.id for entry in self.store.versions(subject) if entry.schema == text} - {identifier}
         if earlier:
             log.warning(
@@ -178,8 +190,8 @@ class ConfluentRegistry:
 
 def _incompatible(name: str, table: str, level: str | None, conflict: Conflict, change: str) -> IncompatibleSchema:
     return IncompatibleSchema(
-        f"The schema registry refuses the new schema of {table}: subject {name} has compatibility {level}, and "
-        f"{change}. In its words: {conflict}. {_NOTHING_LOST} To go on, start again after setting the subject's "
+        f"The schema registry refuses the new schema of {table}: subject {name} has compatibility "
+        f"{level or 'unknown'}, and {change}. In its words: {conflict}. {_NOTHING_LOST} To go on, start again after setting the subject's "
         f'compatibility to NONE (PUT /config/{name}), or with schema_registry.on_incompatible = "force". Taking the '
         "ALTER TABLE back does not help: rows were written after it."
     )

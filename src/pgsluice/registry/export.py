@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from typing import Final, NamedTuple
 
 from pgsluice.errors import UnavailableError
-from pgsluice.registry.canonical import canonical
+from pgsluice.registry.canonical import shape
 from pgsluice.registry.record import Registered
 from pgsluice.registry.rest import RestClient, RestOptions
 from pgsluice.registry.store import SchemaStore
@@ -56,7 +56,7 @@ async def _export(client: RestClient, name: str, entries: list[Registered]) -> E
 
 async def _is_there(client: RestClient, name: str, entry: Registered) -> bool:
     subjects = await client.subjects_of(entry.id)
-    if subjects and canonical(json.loads(await client.text_of(entry.id))) != canonical(json.loads(entry.schema)):
+    if subjects and shape(json.loads(await client.text_of(entry.id))) != shape(json.loads(entry.schema)):
         raise UnavailableError(
             f"The registry has another schema under id {entry.id}, in subject {subjects[0]}, than messages of "
             f"{entry.subject} mean by it. Export to a registry of its own, or to a context of this one "

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pgsluice.avro.wire import Schema
-from pgsluice.registry.canonical import canonical
+from pgsluice.registry.canonical import canonical, shape
 
 ROW = {
     "type": "record",
@@ -159,3 +159,16 @@ def test_the_result_is_a_schema_that_avro_reads_as_the_same(
     }
     parsing_form = fastavro.schema.to_parsing_canonical_form
     assert parsing_form(json.loads(canonical(schema))) == parsing_form(schema)
+
+
+class TestShape:
+    def test_what_does_not_matter_to_bytes(self) -> None:
+        decimal = {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}
+        plain = {"type": "record", "name": "a.R", "fields": [{"name": "x", "type": ["null", decimal]}]}
+        field = {"name": "x", "type": ["null", {**decimal, "pg.type": "numeric"}], "default": None, "doc": "an x"}
+        assert shape({"type": "record", "name": "R", "namespace": "a", "doc": "", "fields": [field]}) == shape(plain)
+
+    @pytest.mark.parametrize("change", [{"scale": 1}, {"logicalType": "x"}, {"type": "string"}])
+    def test_what_does(self, change: dict[str, object]) -> None:
+        decimal = {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}
+        assert shape({"type": "array", "items": decimal}) != shape({"type": "array", "items": {**decimal, **change}})
