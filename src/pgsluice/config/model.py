@@ -456,7 +456,7 @@ class Tables(Section):
 class SchemaRegistry(Section):
     """Where schemas get their ids, and consumers find them by id.
 
-    The keys after type are for a server of its own: with type confluent, and for ``pgsluice registry export``.
+    The keys after type are for a server of its own: with type confluent, and for `pgsluice registry export`.
     """
 
     type: Literal["builtin", "confluent"] = Field(
