@@ -3,6 +3,8 @@
 The scenarios stand in ``scenarios/evolution.py``; those of one server version run side by side, followed by one daemon.
 """
 
+import json
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,17 +14,21 @@ from typing import Any
 import psycopg
 import pytest
 
+from pgsluice_spark.schema import SchemaVersion, key_reading, value_reading
 from sandbox.kafka import Kafka
 from sandbox.postgres import Postgres
 from tests.integration.scenarios.evolution import SCENARIOS, markdown
 from tests.support.compatibility import Pair, fastavro_problems, java_problems
 from tests.support.reader import Cut
-from tests.support.run import Followed, Verdict
+from tests.support.run import Followed, Verdict, wait_until
 from tests.support.scenario import Scenario
 
 VERSIONS = (10, 14, 18)
 GENERATED_COLUMNS = 12
 """The version since which there are columns that are not published."""
+READINGS = {"Envelope": value_reading, "Key": key_reading}
+STREAMING = 14
+"""The version since which large transactions are streamed."""
 
 DOCUMENT = Path(__file__).parents[2] / "docs/evolution.md"
 MARK = "printed by `python -m tests.integration.scenarios.evolution`; a test keeps it so. -->\n\n"
@@ -48,6 +54,10 @@ class Outcome:
     verdicts: Mapping[str, Verdict]
     problems: list[str]
     pairs: list[Pair]
+    schemas: list[dict[str, Any]]
+    """What stands in ``<prefix>.schemas``."""
+    streamed: int
+    """How many transactions came before their commit."""
     described: dict[str, Table]
     """What cut records and ``<prefix>.schemas`` say of the table of each topic in the end."""
     catalog: dict[str, Table]
@@ -65,12 +75,15 @@ def run(version: int, kafka: Kafka) -> Outcome:
         with database.connect() as connection:
             connection.execute("CREATE TABLE public.filler (n int)")
         followed.work_killed()
-        described = _described(followed.replay.cuts, followed.reader.schemas())
+        schemas = followed.reader.schemas()
+        described = _described(followed.replay.cuts, schemas)
         with database.connect() as connection:
             return Outcome(
                 followed.judge(),
                 followed.general_problems(),
                 followed.pairs(),
+                schemas,
+                _streamed(connection) if version >= STREAMING else 0,
                 described,
                 {
                     topic: held
@@ -90,6 +103,18 @@ def _described(cuts: Sequence[Cut], schemas: Sequence[Mapping[str, Any]]) -> dic
         names = table["oid"], table["schema"], table["table"]
         found[topic["topic"]] = Table(*names, table["replica_identity"], columns)
     return found
+
+
+def _streamed(connection: psycopg.Connection) -> int:
+    """Return the number of transactions that were streamed, as soon as the server's statistics have one."""
+    query = "SELECT sum(stream_txns) FROM pg_stat_replication_slots"
+
+    def count() -> int:
+        ((found,),) = connection.execute(query).fetchall()
+        return int(found or 0)
+
+    wait_until(lambda: count() > 0, "no transaction was streamed")
+    return count()
 
 
 def _in_catalog(connection: psycopg.Connection, table: Table, version: int) -> Table | None:
@@ -145,6 +170,21 @@ def test_java_reads_them_too_and_finds_the_schemas_compatible(outcomes: Mapping[
     found = [pair for outcome in outcomes.values() for pair in outcome.result().pairs]
     assert {pair.compatible for pair in found} == {True, False}
     assert java_problems(found) == []
+
+
+def test_spark_reads_all_versions_of_a_table_as_one(outcome: Outcome) -> None:
+    subjects: dict[tuple[str, str], dict[int, SchemaVersion]] = defaultdict(dict)
+    for entry in outcome.schemas:
+        schema = json.loads(entry["schema"])
+        if isinstance(schema, dict) and schema["name"] in READINGS:
+            version = SchemaVersion(entry["subject"], entry["version"], entry["id"], entry["schema"])
+            subjects[schema["name"], entry["subject"]][entry["id"]] = version
+    for (name, subject), versions in subjects.items():
+        assert set(READINGS[name](list(versions.values())).branches) == set(versions), subject
+
+
+def test_alterations_were_streamed(version: int, outcome: Outcome) -> None:
+    assert outcome.streamed > len(SCENARIOS) / 2 or version < STREAMING
 
 
 def test_cuts_and_schemas_alone_tell_what_the_tables_have_become(outcome: Outcome) -> None:
