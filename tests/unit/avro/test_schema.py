@@ -184,6 +184,15 @@ def test_the_history_is_rebuilt_from_the_schemas_registered() -> None:
         assert rebuilt.assign(version) == history.assign(version)
 
 
+def test_another_choice_in_the_settings_is_another_type() -> None:
+    table = one_column("amount", "numeric")
+    registered = [envelope(TableFields(OPTIONS).assign(table))]
+    history = TableFields(TypeOptions(numeric=(38, 9)), registered)
+    assert [(field.name, field.type.parameters) for field in history.assign(table)] == [("amount__2", (38, 9))]
+    back = TableFields(OPTIONS, [*registered, envelope(history.assign(table))])
+    assert [field.name for field in back.assign(table)] == ["amount"]
+
+
 def test_schemas_registered_out_of_order_leave_the_widest_type() -> None:
     wide = envelope(TableFields(OPTIONS).assign(one_column("a", "int8")))
     narrow = envelope(TableFields(OPTIONS).assign(one_column("a", "int4")))
