@@ -147,6 +147,8 @@ def _run(options: argparse.Namespace) -> int:
 def _registry(options: argparse.Namespace) -> int:
     # a registry serves many pipelines: it needs to be told neither a pipeline's name nor its prefix
     defaults = {"name": "registry", "kafka": {"topic_prefix": options.prefix[0]}} if options.prefix else {}
+    if options.url and options.action == "serve":
+        raise UsageError("--url goes with `registry export`: the server to export to")
     if options.url:
         options.set.append(f"schema_registry.url={options.url}")
     settings = _settings(options, defaults)

@@ -28,6 +28,9 @@ REPEAT_INTERVAL_S = 10.0
 REPEATS_TRACKED_MAX = 1000
 """Different events remembered for that; the oldest is forgotten first, and may then come again."""
 
+_CHATTY = ("httpx", "httpx2")
+"""Libraries that have a line at level info for every request."""
+
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
@@ -47,6 +50,8 @@ def configure(level: str = "info", style: str = "auto", stream: TextIO | None = 
     root = logging.getLogger()
     root.handlers[:] = [_ToStructlog()]
     root.setLevel(_LEVELS[level])
+    for name in _CHATTY:
+        logging.getLogger(name).setLevel(logging.DEBUG if level == "debug" else logging.WARNING)
     logging.captureWarnings(capture=True)
 
 

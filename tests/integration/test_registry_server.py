@@ -252,7 +252,7 @@ class TestDaemon:
         pipeline.write()
         assert pipeline.read(20) == pipeline.committed()[1:]
         topic = f"{pipeline.daemon.name}.dead_letters"
-        with SchemaRegistryClient({"url": apicurio.url}) as client:
+        with SchemaRegistryClient({"url": apicurio.url, "timeout": 10}) as client:
             (letter,) = read_committed(pipeline.kafka, topic)
             found = AvroDeserializer(client)(letter.value(), SerializationContext(topic, MessageField.VALUE))
         assert (found["table"], found["reason"]) == ("numbers", "record_too_large")
@@ -327,6 +327,7 @@ class TestDaemon:
         server.authorization = None  # the reader has none
         pipeline.assert_complete()
         assert "hunter2" not in pipeline.daemon.log_text()
+        assert "HTTP Request" not in pipeline.daemon.log_text()
 
 
 def at(url: str, **other: str) -> dict[str, dict[str, Any]]:

@@ -100,7 +100,8 @@ class Pipeline:
         context = SerializationContext(topic, MessageField.VALUE)
         found: list[dict[str, Any]] = []
         url = self.daemon.settings.get("schema_registry", {}).get("url", self.daemon.url)
-        with SchemaRegistryClient({"url": url}) as registry, reading(self.kafka, topic) as consumer:
+        # some servers leave a request unanswered now and then; the client tries again
+        with SchemaRegistryClient({"url": url, "timeout": 10}) as registry, reading(self.kafka, topic) as consumer:
             deserialize = AvroDeserializer(registry)
             end = time.monotonic() + PATIENCE_S
             while time.monotonic() < end:

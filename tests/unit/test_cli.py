@@ -195,6 +195,15 @@ def test_what_listens_where_somebody_listens(command: list[str], capsys: pytest.
     assert "address already in use" in capsys.readouterr().err
 
 
+def test_where_to_export_to(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["registry", "--url", "http://127.0.0.1:1", "-c", file]) == 2
+    assert "goes with `registry export`" in capsys.readouterr().err
+    assert cli.main(["registry", "export", "-c", file]) == 78
+    assert "schema_registry.url is not set" in capsys.readouterr().err
+    assert cli.main(["registry", "export", "--url", "registry:8081", "-c", file]) == 78
+    assert "must be addresses like" in capsys.readouterr().err
+
+
 # -- health and status ---------------------------------------------------------------------------
 
 ANSWERS = {

@@ -93,6 +93,15 @@ def test_libraries_log_into_the_same_stream(stream: io.StringIO) -> None:
     assert "DeprecationWarning: old" in warning["event"]
 
 
+def test_a_line_for_every_request_is_for_those_who_debug(stream: io.StringIO) -> None:
+    logging.getLogger("httpx2").info("HTTP Request: GET http://registry")
+    assert events(stream) == []
+    debugged = io.StringIO()
+    log.configure("debug", "json", debugged)
+    logging.getLogger("httpx2").info("HTTP Request: GET http://registry")
+    assert events(debugged)[0]["event"] == "HTTP Request: GET http://registry"
+
+
 def test_a_library_that_logs_wrongly_does_no_harm(stream: io.StringIO) -> None:
     wrong = logging.LogRecord("rdkafka", logging.WARNING, "x.c", 1, "broker %d is down", ("x",), None)
     (handler,) = [one for one in logging.getLogger().handlers if type(one).__module__ == log.__name__]

@@ -22,6 +22,7 @@ from confluent_kafka.schema_registry import (
 from confluent_kafka.schema_registry.common._httpx_compat import httpx
 
 from pgsluice.errors import ConfigError, PermissionDenied, PgsluiceError, PoisonError, RegistryUnavailable
+from pgsluice.registry.record import MAX_ID
 
 T = TypeVar("T")
 
@@ -249,7 +250,7 @@ def _properties(options: RestOptions) -> dict[str, Any]:
 
 
 def _identifier(found: object, doing: str) -> int:
-    if isinstance(found, int) and found >= 0:
+    if type(found) is int and 1 <= found <= MAX_ID:
         return found
     raise RegistryUnavailable(f"{doing}: the answer has no schema id. Is schema_registry.url that of a registry?")
 

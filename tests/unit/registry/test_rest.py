@@ -84,7 +84,21 @@ async def test_an_error_that_is_a_page_for_people(server: RegistryServer, client
     assert len(str(caught.value)) < 700
 
 
-@pytest.mark.parametrize("body", [b"<html>", b"[]", b'{"id": "x"}', b"{}", b'"x"', b"null", b""])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"<html>",
+        b"[]",
+        b'{"id": "x"}',
+        b'{"id": true}',
+        b'{"id": 0}',
+        b'{"id": 2147483648}',
+        b"{}",
+        b'"x"',
+        b"null",
+        b"",
+    ],
+)
 async def test_what_answers_is_no_registry(server: RegistryServer, client: RestClient, body: bytes) -> None:
     server.faults = [Fault(status=200, body=body)]
     with pytest.raises(RegistryUnavailable, match=r"schema_registry\.url"):
