@@ -116,6 +116,8 @@ def _parser() -> argparse.ArgumentParser:
     health.add_argument("--role", choices=["active"], help="ask whether it is ready and owns the slot")
     config = add("config", _config, "Print settings: in force, an example, their JSON schema, a reference.")
     config.add_argument("what", choices=["show", "example", "schema", "reference"])
+    schema = add("schema", _schema, "Print which Avro type each type of PostgreSQL becomes.")
+    schema.add_argument("what", choices=["types"])
     add("version", _version, "Print the version.")
     return parser
 
@@ -234,6 +236,12 @@ def _config(options: argparse.Namespace) -> int:
     if options.what == "schema":
         return _say(json.dumps(Settings.model_json_schema(), indent=2))
     return _say(reference.example() if options.what == "example" else reference.markdown())
+
+
+def _schema(_options: argparse.Namespace) -> int:
+    from pgsluice.avro import reference  # noqa: PLC0415 - only where it is printed
+
+    return _say(reference.markdown())
 
 
 def _version(_options: argparse.Namespace) -> int:

@@ -123,8 +123,12 @@ _PRIMITIVES: dict[str, Converter] = {
 _LOGICAL: dict[str, Converter] = {
     "date": _date,
     "time-micros": _time,
+    "time-millis": _time,
     "local-timestamp-micros": _timestamp,
+    "local-timestamp-millis": _timestamp,
     "timestamp-micros": _timestamptz,
+    "timestamp-millis": _timestamptz,
+    "interval-micros": _integer,
     "decimal": _decimal,
     "uuid": str,
 }

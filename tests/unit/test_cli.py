@@ -64,6 +64,11 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"pgsluice {__version__}\n"
 
 
+def test_the_table_of_types(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["schema", "types"]) == 0
+    assert "| uuid | string, uuid |" in capsys.readouterr().out
+
+
 def test_small_commands_load_nothing_heavy() -> None:
     code = (
         "import sys; from pgsluice.cli import main; main(['version']);"

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from pgsluice.avro import reference as types
 from pgsluice.config import reference
 
 ROOT = Path(__file__).parents[2]
 DIRECTORIES = ("src", "tests", "sandbox", "bench", "docs", "contract", "deploy", "helm")
 FUNCTION_LINES_MAX = 70
+TYPES_MARK = "<!-- printed by `pgsluice schema types`; a test keeps it so. -->\n\n"
 REFERENCE_MARK = "printed by `pgsluice config reference`; a test keeps it so. -->\n\n"
 
 UNWANTED = {
@@ -71,6 +73,14 @@ def test_the_reference_of_settings_is_current() -> None:
     assert prose
     assert mark
     assert tables == reference.markdown()
+
+
+def test_the_table_of_types_is_current() -> None:
+    """If not: replace what follows the mark by what ``pgsluice schema types`` prints."""
+    prose, mark, tables = (ROOT / "docs/types.md").read_text().partition(TYPES_MARK)
+    assert prose
+    assert mark
+    assert tables == types.markdown()
 
 
 def texts() -> Iterator[tuple[Path, str]]:

@@ -305,13 +305,13 @@ def check_choices(relation: Relation, options: TypeOptions) -> None:
 
 
 def choices_of(column: Column, options: TypeOptions) -> list[str]:
-    """Return what can be chosen for a column; the type that it has without a choice comes first."""
+    """Return what can be chosen for a column; what it is without a choice comes first if it has such a name."""
     own, innermost = _type(column.type, column.typmod, options), column.type
     while own.element is not None:
         element = _element(innermost, options)
         assert element is not None, "it is an array"
         own, innermost = own.element, element.type
-    name = _name(own.schema)
+    name = choice_name(own.schema)
     decimal = ["decimal(p,s)"] if _is_catalog(innermost, "numeric") else []
     others = [*_alternatives(innermost), *decimal, "string"]
     return list(dict.fromkeys(([] if name is None else [name]) + others))
@@ -320,7 +320,7 @@ def choices_of(column: Column, options: TypeOptions) -> list[str]:
 def _chosen(pg_type: PgType, typmod: int, choice: Choice, options: TypeOptions) -> ColumnType | None:
     """Return the type that was chosen, of an array for its elements; None when values of this type cannot have it."""
     own = _type(pg_type, typmod, options)
-    if choice.name == _name(own.schema):
+    if choice.name == choice_name(own.schema):
         return own
     if choice.name == STRING.schema:
         return STRING
@@ -357,7 +357,7 @@ def _is_catalog(pg_type: PgType, name: str | None = None) -> bool:
     return pg_type.namespace == CATALOG and name in (None, pg_type.name)
 
 
-def _name(schema: Schema) -> str | None:
+def choice_name(schema: Schema) -> str | None:
     """Return the name by which a type can be chosen; None for those that have none."""
     if isinstance(schema, str):
         return schema

@@ -38,6 +38,16 @@ def _unchanged_insert(found: Found) -> None:
     assert [event["unchanged"] for event in found.events()] == [[], [], ["big"], [], []]
 
 
+def _complete(found: Found) -> None:
+    assert [event["unchanged"] for event in found.events()] == [[]] * 7
+    assert [len(value) for value in found.values("big")] == [9000, 1, 9000, 9000]
+
+
+def _moved_and_entered(found: Found) -> None:
+    assert [event["unchanged"] for event in found.events()] == [[], ["big"], [], ["big"], []]
+    assert [event["before_image"] for event in found.events()] == ["none", "none", "key", "key", "key"]
+
+
 def _one_key(found: Found) -> None:
     assert {tuple(event.key) for event in found.events() if event.key} == {("id", "region")}
 
@@ -195,6 +205,45 @@ SCENARIOS = [
         contents={"t": f"SELECT 1 AS id, true AS keep, '{UNKNOWN}'::text AS big"},
         ops={"t": "cccdd"},
         check=_unchanged_insert,
+    ),
+    Scenario(
+        "row filter and toast, identity full",
+        "The old row has what was not sent, also where it was not published.",
+        since=15,
+        lacking="row filters came with PostgreSQL 15",
+        setup=f"{FILTERED}; ALTER TABLE t ALTER big SET STORAGE EXTERNAL; ALTER TABLE t REPLICA IDENTITY FULL",
+        publication="FOR TABLE t WHERE (keep)",
+        work="""
+            INSERT INTO t VALUES (1, false, repeat('x', 9000)), (2, true, repeat('y', 9000)), (3, true, 'z');
+            UPDATE t SET keep = true WHERE id = 1;
+            UPDATE t SET id = 4 WHERE id = 2;
+            UPDATE t SET keep = false WHERE id > 2;
+            UPDATE t SET id = 5 WHERE id = 4;
+        """,
+        contents={"t": 'SELECT * FROM "row filter and toast, identity full".t WHERE keep'},
+        ops={"t": "ccc" + "dc" + "dd"},
+        check=_complete,
+    ),
+    Scenario(
+        "row filter and toast, identity index",
+        "As under the default identity: an update that becomes an insert lacks the value.",
+        since=15,
+        lacking="row filters came with PostgreSQL 15",
+        setup="""
+            CREATE TABLE t (id int PRIMARY KEY, code text NOT NULL UNIQUE, big text);
+            ALTER TABLE t ALTER big SET STORAGE EXTERNAL;
+            ALTER TABLE t REPLICA IDENTITY USING INDEX t_code_key
+        """,
+        publication="FOR TABLE t WHERE (code > 'm')",
+        work="""
+            INSERT INTO t VALUES (1, 'a', repeat('x', 9000)), (2, 'n', repeat('y', 9000));
+            UPDATE t SET code = 'z' WHERE id = 1;
+            UPDATE t SET code = 'o' WHERE id = 2;
+            UPDATE t SET code = 'b' WHERE id = 2;
+        """,
+        contents={"t": f"SELECT 1 AS id, 'z'::text AS code, '{UNKNOWN}'::text AS big"},
+        ops={"t": "c" + "c" + "dc" + "d"},
+        check=_moved_and_entered,
     ),
     Scenario(
         "column list",

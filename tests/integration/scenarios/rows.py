@@ -72,6 +72,21 @@ def _toasted_key(found: Found) -> None:
     assert {len(event.key["k"]) for event in found.events() if event.key} == {100_000, 100_001}
 
 
+def _marked_and_unchanged(found: Found) -> None:
+    assert [(event["unchanged"], list(event["raw"])) for event in found.events()] == [
+        ([], ["grid"]),
+        (["grid"], []),
+        ([], []),
+        (["grid"], []),
+    ]
+    assert [(event["unchanged"], sorted(event["raw"])) for event in found.events("full_t")] == [
+        ([], ["grid"]),
+        ([], ["before.grid", "grid"]),
+        ([], ["before.grid"]),
+        ([], ["before.grid", "grid"]),
+    ]
+
+
 SCENARIOS = [
     Scenario(
         "identity default",
@@ -269,6 +284,78 @@ SCENARIOS = [
             COMMIT;
         """,
         ops={"t": "cc" + "dc" * 3},
+    ),
+    Scenario(
+        "toast, identity nothing",
+        "Updates are not published, and a mirror stays what was inserted.",
+        setup=f"""
+            CREATE TABLE t ({TOASTED});
+            ALTER TABLE t ALTER big SET STORAGE EXTERNAL;
+            ALTER TABLE t REPLICA IDENTITY NOTHING
+        """,
+        publication="FOR TABLE t WITH (publish = 'insert')",
+        work=f"INSERT INTO t VALUES (1, 0, {BIG}, 'x'); UPDATE t SET v = 1; INSERT INTO t VALUES (2, 0, {BIG}, 'y')",
+        contents={"t": f"SELECT * FROM (VALUES (1, 0, {BIG}, 'x'), (2, 0, {BIG}, 'y')) AS t (id, v, big, code)"},
+        ops={"t": "cc"},
+        check=_unchanged([], []),
+    ),
+    Scenario(
+        "toast, keys of a rule",
+        "The key that tables.rules names changes; the old row has the value that was not sent.",
+        setup=f"""
+            CREATE TABLE t ({TOASTED});
+            ALTER TABLE t ALTER big SET STORAGE EXTERNAL;
+            ALTER TABLE t REPLICA IDENTITY FULL
+        """,
+        rules=[{"match": "t", "keys": ["code"]}],
+        work=f"""
+            INSERT INTO t VALUES (1, 0, {BIG}, 'x');
+            UPDATE t SET id = 2;
+            UPDATE t SET code = 'y';
+            DELETE FROM t;
+        """,
+        ops={"t": "cudcd"},
+        check=_keys(*({"code": code} for code in "xxxyy")),
+    ),
+    Scenario(
+        "toast, some of the values",
+        "Each value by itself is sent, unchanged, or null.",
+        setup="""
+            CREATE TABLE t (id int PRIMARY KEY, a text, b text);
+            ALTER TABLE t ALTER a SET STORAGE EXTERNAL;
+            ALTER TABLE t ALTER b SET STORAGE EXTERNAL
+        """,
+        work=f"""
+            INSERT INTO t VALUES (1, {BIG}, {BIG} || '!');
+            UPDATE t SET a = {BIG} || '?';
+            UPDATE t SET b = NULL;
+            UPDATE t SET b = {BIG}, id = 2;
+            UPDATE t SET a = b, b = a;
+            UPDATE t SET id = 3;
+        """,
+        ops={"t": "cuudcudc"},
+        check=_unchanged([], ["b"], ["a"], [], ["a"], [], [], ["a", "b"]),
+    ),
+    Scenario(
+        "toast, marked",
+        "What raw holds is named in unchanged like any other value; a new row takes it over from a full old one.",
+        setup=f"""
+            CREATE TABLE t (id int PRIMARY KEY, v int, grid text[]);
+            ALTER TABLE t ALTER grid SET STORAGE EXTERNAL;
+            CREATE TABLE full_t (LIKE t INCLUDING ALL);
+            ALTER TABLE full_t REPLICA IDENTITY FULL
+        """,
+        tables=["t", "full_t"],
+        work=f"""
+            INSERT INTO t VALUES (1, 0, ARRAY[ARRAY[{BIG}]]);
+            UPDATE t SET v = 1;
+            UPDATE t SET id = 2;
+            INSERT INTO full_t SELECT * FROM t;
+            UPDATE full_t SET v = 2;
+            UPDATE full_t SET id = 3;
+        """,
+        ops={"t": "cudc", "full_t": "cudc"},
+        check=_marked_and_unchanged,
     ),
     Scenario(
         "equal keys",

@@ -149,6 +149,7 @@ MADE = {
     "pair[]": ['{"(1,a)"}'],
     "span": ["[1.5,2.5)"],
     "words": ["{a,NULL}"],
+    "citext[]": ["{Mixed,NULL}"],
     "citext": ["Mixed Case"],
     "hstore": ['a=>1, "b c"=>NULL, "d\\"e"=>"f\\\\g"', ""],
     "hstore[]": ['{"a=>1"}'],
@@ -248,6 +249,68 @@ def _infinite_keys(found: Found) -> None:
     assert keys[0][names["timestamptz"]] == -(2**63)
 
 
+CHOSEN = {
+    "amount": ("numeric", "decimal(20,4)", ["1.5", "-99999999999999.9999", "1.23456", "NaN"]),
+    "ratio": ("numeric", "double", ["0.1", "NaN", "123456789.125", "0.12345678901234567890"]),
+    "number": ("numeric(20,0)", "long", ["7", "-99999999999999999999", "9223372036854775807", "0"]),
+    "small": ("int", "long", ["7", "-2147483648", "2147483647", "0"]),
+    "clock": ("time", "time-millis", ["12:34:56.789", "24:00:00", "00:00:00.0001", "00:00:00"]),
+    "created_at": (
+        "timestamptz",
+        "timestamp-millis",
+        ["2020-01-01 00:00:00.001+00", "infinity", "epoch", "0044-03-15 BC"],
+    ),
+    "local_at": (
+        "timestamp",
+        "local-timestamp-millis",
+        ["2020-01-01 00:00:00.001", "infinity", "epoch", "1999-01-01 00:00:00.0001"],
+    ),
+    "elapsed": ("interval", "interval-micros", ["1 day 02:03:04.000005", "-1 us", "1 month", "0"]),
+    "grid": ("int[]", "string", ["{{1,2},{3,4}}", "{}", "[0:0]={1}", "{1,NULL}"]),
+    "marks": ("numeric[]", "decimal(9,1)", ["{1.5,NULL}", "{}", "{1.55}", "{NaN}"]),
+}
+"""By column: its type, the one chosen for it, and values, of which those that do not fit stand in raw."""
+
+
+def _chosen() -> Scenario:
+    columns = ", ".join(f"{name} {kind}" for name, (kind, _, _) in CHOSEN.items())
+    rows = ", ".join(
+        f"({number}, {', '.join(f"'{literals[number]}'" for _, _, literals in CHOSEN.values())})" for number in range(4)
+    )
+    fits = {"amount": (0, 1), "ratio": (0, 1, 2), "elapsed": (0, 1, 3), "marks": (0, 1)}
+
+    def shown(name: str, value: str) -> str:
+        numbers = ", ".join(map(str, fits[name]))
+        return f"CASE WHEN id IN ({numbers}) THEN ({value})::text ELSE {name}::text END AS {name}"
+
+    query = f"""
+        SELECT id, {shown("amount", "amount::numeric(20,4)")}, {shown("ratio", "ratio::float8")}, number, small, clock,
+            created_at, local_at, {shown("elapsed", "(extract(epoch FROM elapsed) * 1000000)::bigint")}, grid,
+            {shown("marks", "marks::numeric(9,1)[]")}
+        FROM "types that were chosen".t
+    """
+    types = {name: choice for name, (_, choice, _) in CHOSEN.items() if not name.endswith("_at")}
+    return Scenario(
+        "types that were chosen",
+        "Each value is there as the type that tables.rules has for its column, or as it is, in raw.",
+        setup=f"CREATE TABLE t (id int PRIMARY KEY, {columns})",
+        rules=[{"match": "t", "types": {**types, "created_at": "timestamp-millis", "*_at": "local-timestamp-millis"}}],
+        work=f"INSERT INTO t VALUES {rows}; UPDATE t SET small = small",
+        contents={"t": query},
+        ops={"t": "ccccuuuu"},
+        check=_marked,
+    )
+
+
+def _marked(found: Found) -> None:
+    assert [sorted(event["raw"]) for event in found.events()[:4]] == [
+        [],
+        ["clock", "created_at", "local_at", "number"],
+        ["amount", "clock", "elapsed", "marks"],
+        ["amount", "created_at", "local_at", "marks", "ratio"],
+    ]
+
+
 SCENARIOS = [
     _scenario("numbers", NUMBERS),
     _scenario("times", TIMES),
@@ -276,6 +339,7 @@ SCENARIOS = [
         {"numeric(5,-2)": ["1234567", "-50"], "numeric(3,5)": ["0.00123", "-0.00999"], "numeric(2,-40)": ["1e41"]},
         since=15,
     ),
+    _chosen(),
     _scenario("infinite intervals", {"interval": ["infinity", "-infinity"]}, since=17),
     _keys(),
 ]

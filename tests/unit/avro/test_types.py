@@ -424,6 +424,6 @@ def test_a_choice_that_names_a_column_has_to_be_possible() -> None:
         ConfigError, match=r"^table public\.orders: column c of type text cannot be double, .*: write one of string, or"
     ):
         refusal("c", "double")
-    for choice in ("decimal(9,1)", "timestamp-millis", "local-timestamp-millis"):
+    for choice in ("decimal(9,1)", "timestamp-millis", "local-timestamp-millis", "long"):
         with pytest.raises(ConfigError, match=f"cannot be {re.escape(choice)}"):
             refusal("c", choice)
