@@ -339,7 +339,7 @@ SCENARIOS = [
     Scenario(
         "toast, marked",
         "What raw holds is named in unchanged like any other value; a new row takes it over from a full old one.",
-        setup=f"""
+        setup="""
             CREATE TABLE t (id int PRIMARY KEY, v int, grid text[]);
             ALTER TABLE t ALTER grid SET STORAGE EXTERNAL;
             CREATE TABLE full_t (LIKE t INCLUDING ALL);

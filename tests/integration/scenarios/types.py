@@ -274,9 +274,8 @@ CHOSEN = {
 
 def _chosen() -> Scenario:
     columns = ", ".join(f"{name} {kind}" for name, (kind, _, _) in CHOSEN.items())
-    rows = ", ".join(
-        f"({number}, {', '.join(f"'{literals[number]}'" for _, _, literals in CHOSEN.values())})" for number in range(4)
-    )
+    values = [", ".join(f"'{literals[number]}'" for _, _, literals in CHOSEN.values()) for number in range(4)]
+    rows = ", ".join(f"({number}, {row})" for number, row in enumerate(values))
     fits = {"amount": (0, 1), "ratio": (0, 1, 2), "elapsed": (0, 1, 3), "marks": (0, 1)}
 
     def shown(name: str, value: str) -> str:
