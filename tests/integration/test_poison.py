@@ -278,6 +278,44 @@ class TestAKeyThatAvroCannotHold:
         assert counts(cut)["dead_letters"]["dead_letter"] >= 2
 
 
+UNFIT = {
+    "numeric(10,2)": ("1.50", "NaN"),
+    "date": ("2020-01-01", "0001-12-31 BC"),
+    "time": ("12:00", "24:00"),
+    "timestamp": ("2020-01-01 00:00", "10000-01-01 00:00"),
+    "timestamptz": ("2020-01-01 00:00+00", "4714-11-24 00:00+00 BC"),
+    "int[]": ("{1,NULL}", "{{1}}"),
+    "date[]": ("{2020-01-01}", "{infinity}"),
+    "interval": ("1 day", "1 month"),
+}
+"""By the type of a primary key: a value that it can hold as Avro, and one that it cannot."""
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_every_kind_of_value_that_a_key_cannot_hold(start: Start, *, binary: bool) -> None:
+    """An update from or to such a value is half a dead letter; one that leaves it is one, whole."""
+    rules = [{"match": f"public.t{len(UNFIT) - 1}", "types": {"k": "interval-micros"}}]
+    given = settings("exactly_once") | {"tables": {"rules": rules}, "postgres": {"binary": binary}}
+    pipeline = start(given)
+    with pipeline.database.connect() as connection:
+        for number, (kind, (good, bad)) in enumerate(UNFIT.items()):
+            connection.execute(f"CREATE TABLE t{number} (k {kind} PRIMARY KEY, v int)".encode())
+            connection.execute(f"INSERT INTO t{number} VALUES ('{good}'), ('{bad}')".encode())
+            connection.execute(f"UPDATE t{number} SET v = 1 WHERE k = '{bad}'".encode())
+            connection.execute(f"DELETE FROM t{number} WHERE k = '{bad}'".encode())
+            connection.execute(f"UPDATE t{number} SET k = '{bad}'".encode())
+            connection.execute(f"UPDATE t{number} SET k = '{good}'".encode())
+    pipeline.wait_until_confirmed()
+    letters: dict[str, list[str]] = {}
+    for letter in dead_letters(pipeline):
+        assert letter["reason"] == "key_not_representable"
+        letters.setdefault(letter["table"], []).append(letter["op"])
+    for number in range(len(UNFIT)):
+        assert letters[f"t{number}"] == ["c", "u", "d", "c", "d"], UNFIT
+        ops = [(value["op"], value["flags"]) for _, value, _ in read(pipeline, f"public.t{number}")]
+        assert ops == [("c", []), ("d", ["key_change"]), ("c", ["key_change"])]
+
+
 def test_a_dead_letter_that_is_refused_stops(start: Start) -> None:
     pipeline = with_texts(start(settings("exactly_once")))
     configure(pipeline, "dead_letters", "max.message.bytes", "100")
