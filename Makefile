@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format quick unit simulation simulate integration faults faults-quick spark test demo bench bench-memory fuzz coverage lock clean
+.PHONY: help setup lint format quick unit simulation simulate integration faults faults-quick spark test demo bench bench-memory types fuzz coverage lock clean
 
 help: ## List the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -67,6 +67,9 @@ bench: setup ## Events per second, beside a bare drain of the same WAL
 
 bench-memory: setup ## Memory while a 5 GB transaction, and 200 of 20 MB, wait for their commit
 	$(BIN)/python -m bench.memory
+
+types: setup ## Values of every type through real servers: make types COUNT=5000 [SEED=n]
+	$(BIN)/python -m tests.types --count $(or $(COUNT),1000) --seed $(or $(SEED),1)
 
 fuzz: setup ## A million mutated inputs for the decoder
 	$(BIN)/python -m tests.fuzz.pgoutput --count 1000000
