@@ -24,6 +24,8 @@ from tests.support.run import Followed, Verdict, wait_until
 from tests.support.scenario import Scenario
 
 VERSIONS = (10, 14, 18)
+SETTINGS: Mapping[int, Mapping[str, Mapping[str, Any]]] = {18: {"postgres": {"binary": True}}}
+"""What changes how values come, and nothing of what consumers see."""
 GENERATED_COLUMNS = 12
 """The version since which there are columns that are not published."""
 READINGS = {"Envelope": value_reading, "Key": key_reading}
@@ -70,7 +72,7 @@ def run(version: int, kafka: Kafka) -> Outcome:
     with (
         Postgres(version) as server,
         server.database() as database,
-        Followed(f"e{version}", database, kafka, scenarios) as followed,
+        Followed(f"e{version}", database, kafka, scenarios, SETTINGS.get(version)) as followed,
     ):
         with database.connect() as connection:
             connection.execute("CREATE TABLE public.filler (n int)")
