@@ -18,12 +18,16 @@ from pgsluice.errors import (
     IncompatibleSchema,
     PermissionDenied,
     RegistryUnavailable,
+    UnavailableError,
 )
 from pgsluice.registry import confluent
 from pgsluice.registry.builtin import BuiltinRegistry
 from pgsluice.registry.client import RegistryOptions
 from pgsluice.registry.confluent import ConfluentOptions, ConfluentRegistry
+from pgsluice.registry.export import export
+from pgsluice.registry.record import Registered
 from pgsluice.registry.rest import RestOptions
+from pgsluice.registry.store import SchemaStore
 from sandbox.apicurio import Apicurio
 from sandbox.kafka import Kafka
 from tests.support.kafka import client_options, read_committed
@@ -178,6 +182,13 @@ class TestIds:
             await one.register(KEY, record("Key", "id"))
         assert await one.register(KEY, record("Key", "id")) == 1
         await one.close()
+
+
+async def test_a_server_that_gives_ids_of_its_own_is_no_place_to_export_to(topic: str, apicurio: Apicurio) -> None:
+    store = SchemaStore()
+    store.add(Registered(f"{topic}-key", 1, 2_000_000_000, '"string"'))
+    with pytest.raises(UnavailableError, match="it does not import schemas with their ids"):
+        await export(store, RestOptions(apicurio.url), "topic")
 
 
 class TestIncompatible:

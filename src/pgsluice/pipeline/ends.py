@@ -1,6 +1,6 @@
 """The two ends of a pipeline, as it knows them, and the registry between: what it may assume of each.
 
-``postgres.source``, ``kafka.sink`` and ``registry.builtin`` implement them.
+``postgres.source``, ``kafka.sink``, ``registry.builtin`` and ``registry.confluent`` implement them.
 """
 
 from collections.abc import Mapping, Sequence
