@@ -33,7 +33,7 @@ from sandbox.kafka import Kafka
 from tests.support.kafka import client_options, read_committed
 from tests.support.log import restored_logging  # noqa: F401 - a fixture
 from tests.support.registry_server import Fault, RegistryServer
-from tests.support.weather import Pipeline, Start
+from tests.support.weather import Pipeline, Start, wait_until
 
 VALUE, KEY = "shop.public.orders-value", "shop.public.orders-key"
 
@@ -248,20 +248,30 @@ class TestIncompatible:
 
 
 class TestDaemon:
-    def test_a_consumer_reads_with_the_schemas_of_the_server(self, start: Start, apicurio: Apicurio) -> None:
-        """Over a restart, which reads its own cuts, and with a dead letter, which reads what was refused."""
+    def test_on_a_real_server(self, start: Start, apicurio: Apicurio) -> None:
+        """A dead letter, which takes a look at what was refused; a key that gains a column, which stops it, then not.
+
+        The start after the stop has to read the cuts before it.
+        """
         small = {"topics": {"partitions": 1, "config": {"max.message.bytes": "20000"}}, "client": {"batch.size": 20000}}
-        settings = {**at(apicurio.url), "delivery": {"poison": "dead_letter"}, "kafka": small}
-        pipeline = start(settings)
+        pipeline = start({**at(apicurio.url), "delivery": {"poison": "dead_letter"}, "kafka": small})
         pipeline.write()
-        pipeline.assert_complete()
-        pipeline.daemon.restart()
         with pipeline.database.connect() as connection:
-            connection.execute(
-                "INSERT INTO numbers SELECT 0, string_agg(random()::text, '') FROM generate_series(1, 3000)"
-            )
+            noise = "SELECT string_agg(random()::text, '') FROM generate_series(1, 3000)"
+            connection.execute(f"INSERT INTO numbers VALUES (0, ({noise}))")
+        pipeline.wait_until_confirmed()
+        with pipeline.database.connect() as connection:
+            connection.execute("ALTER TABLE numbers ADD tenant int NOT NULL DEFAULT 7, DROP CONSTRAINT numbers_pkey")
+            connection.execute("ALTER TABLE numbers ADD PRIMARY KEY (n, tenant)")
         pipeline.write()
+        assert pipeline.daemon.wait() == IncompatibleSchema.exit_code
+        log = pipeline.daemon.log_text()
+        assert "column tenant (int4) was added, the key changed from (n) to (n, tenant)" in log
+        assert f"PUT /config/{pipeline.daemon.name}.public.numbers-key" in log
+        pipeline.daemon.settings["schema_registry"]["on_incompatible"] = "force"
+        pipeline.daemon.start()
         assert pipeline.read(20) == pipeline.committed()[1:]
+        assert "an incompatible schema is registered" in pipeline.daemon.log_text()
         topic = f"{pipeline.daemon.name}.dead_letters"
         with SchemaRegistryClient({"url": apicurio.url, "timeout": 10}) as client:
             (letter,) = read_committed(pipeline.kafka, topic)
@@ -290,25 +300,8 @@ class TestDaemon:
         assert cli.main(["check", "-c", str(pipeline.daemon.config_file)]) == 0
         assert "it knows our schemas" in capsys.readouterr().out
 
-    def test_a_key_that_gains_a_column(self, start: Start, apicurio: Apicurio) -> None:
-        pipeline = start(at(apicurio.url))
-        pipeline.write()
-        pipeline.wait_until_confirmed()
-        with pipeline.database.connect() as connection:
-            connection.execute("ALTER TABLE numbers ADD tenant int NOT NULL DEFAULT 7, DROP CONSTRAINT numbers_pkey")
-            connection.execute("ALTER TABLE numbers ADD PRIMARY KEY (n, tenant)")
-        pipeline.write()
-        assert pipeline.daemon.wait() == IncompatibleSchema.exit_code
-        log = pipeline.daemon.log_text()
-        assert "column tenant (int4) was added, the key changed from (n) to (n, tenant)" in log
-        assert f"PUT /config/{pipeline.daemon.name}.public.numbers-key" in log
-        pipeline.daemon.settings["schema_registry"]["on_incompatible"] = "force"
-        pipeline.daemon.start()
-        pipeline.assert_complete()
-        assert "an incompatible schema is registered" in pipeline.daemon.log_text()
-
     def test_bad_weather(self, start: Start, server: RegistryServer, tmp_path: Path) -> None:
-        """A server that is away at the start, then in the middle, and then slower than PostgreSQL's patience."""
+        """A server away at the start, then in the middle, then slower than PostgreSQL's patience, then than we live."""
         secret = tmp_path / "password"
         secret.write_text("hunter2\n")
         server.authorization = "Basic dXM6aHVudGVyMg=="
@@ -335,6 +328,12 @@ class TestDaemon:
         pipeline.write()
         pipeline.wait_until_confirmed()
         assert sessions(pipeline) == before
+        server.faults, server.requests = [Fault("versions", delay_s=1.0)], []
+        grow(pipeline, "c")
+        pipeline.write()
+        wait_until(lambda: any("versions" in request for request in server.requests), "a registration under way")
+        pipeline.daemon.kill()
+        pipeline.daemon.start()
         server.authorization = None  # the reader has none
         pipeline.assert_complete()
         assert "hunter2" not in pipeline.daemon.log_text()

@@ -120,9 +120,13 @@ class RestClient:
         )
 
     async def subject_level(self, subject: str) -> str | None:
-        """Return the compatibility level set for ``subject``, None when none is."""
+        """Return the compatibility level of ``subject``, None when it has no settings of its own."""
         doing = f"Asking for the compatibility of subject {subject}"
-        return await self._unless_missing(doing, lambda: self._client.get_compatibility(subject))
+        found = await self._unless_missing(doing, lambda: self._client.get_config(subject))
+        if found is None:
+            return None
+        level = found.compatibility_level
+        return str(level) if level is not None else await self.level()  # it has others, which must stay
 
     async def level(self) -> str | None:
         """Return the compatibility level of subjects that have none of their own."""

@@ -45,6 +45,11 @@ async def test_what_is_asked_for(client: RestClient) -> None:
     assert await client.subject_level("a") is None
 
 
+async def test_a_subject_with_settings_but_no_level(server: RegistryServer, client: RestClient) -> None:
+    server.faults = [Fault("GET /config/a", status=200, body={"alias": "b"})]
+    assert await client.subject_level("a") == "BACKWARD"
+
+
 async def test_an_incompatible_schema(client: RestClient) -> None:
     await client.register("a", TEXT)
     with pytest.raises(Conflict, match="incompatible with an earlier schema"):
