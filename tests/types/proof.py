@@ -349,8 +349,7 @@ class Proof:
         assert result.status == ExecStatus.TUPLES_OK, result.get_error_message()
         places = range(len(subject.shapes))
         cells = ([result.get_value(row, place) for place in places] for row in range(result.ntuples))
-        is_array = subject.shapes[0].is_array
-        return [[None if cell is None else _decoded(cell, is_array=is_array) for cell in row] for row in cells]
+        return [[None if cell is None else _decoded(cell) for cell in row] for row in cells]
 
     def _compare(self, subject: Subject, texts: list[list[str | None]], arrived: Arrived) -> None:
         """Compare what arrived in text format with the server's text."""
@@ -397,7 +396,7 @@ class Proof:
 
     def _compare_chosen(self, subject: Subject, texts: list[list[str | None]], found: Arrived) -> None:
         """Compare what arrives as each type that can be chosen."""
-        for choice in self._choices(subject):
+        for choice in _choices(subject):
             encoding = Encoding(found, found.options(**_chosen(choice)))
             for row, (text, *_) in zip(found.rows, texts, strict=False):
                 encoded = encoding.encode(row)
@@ -412,17 +411,12 @@ class Proof:
                 if not fits:
                     self._complain(subject, choice, text, value, raw)
 
-    def _choices(self, subject: Subject) -> list[str]:
-        # the text of an array of "char" is not UTF-8 before 16
-        is_text = subject.pg_type != "char" or not subject.shapes[0].is_array
-        return ["string"] * is_text + list(chosen.CHOICES.get(subject.pg_type, ()))
-
     def _compare_formats(
         self, connection: psycopg.Connection, subject: Subject, in_text: Arrived, in_binary: Arrived
     ) -> None:
         """Both formats give the same bytes, with every type that can be chosen."""
         numbers = self._texts(connection, subject, "::oid") if subject.pg_type.startswith("reg") else None
-        choices = [_chosen(choice) for choice in self._choices(subject)]
+        choices = [_chosen(choice) for choice in _choices(subject)]
         for options in (*_OPTIONS, *choices):
             one, other = (
                 Encoding(in_text, in_text.options(**options)),
@@ -447,13 +441,18 @@ class Proof:
         }
 
 
-def _decoded(cell: bytes, *, is_array: bool) -> str:
+def _decoded(cell: bytes) -> str:
     """Return the text; a "char" beyond ASCII as servers since 16 write it."""
     try:
         return cell.decode()
     except UnicodeDecodeError:
-        octal = rb'"\\%03o"' if is_array else rb"\%03o"
-        return re.sub(rb"[\x80-\xff]", lambda match: octal % match[0][0], cell).decode()
+        readable = cell.decode("utf-8", "surrogateescape")
+        octal = '"\\\\{:03o}"' if len(cell) > 1 else "\\{:03o}"
+        return re.sub("[\udc80-\udcff]", lambda match: octal.format(ord(match[0]) & 0xFF), readable)
+
+
+def _choices(subject: Subject) -> list[str]:
+    return ["string", *chosen.CHOICES.get(subject.pg_type, ())]
 
 
 def _chosen(choice: str) -> dict[str, Any]:

@@ -188,16 +188,18 @@ def uuid(text: bytes) -> bytes:
     raise Misfit
 
 
-def char(text: bytes) -> bytes:
-    """Return a ``"char"``; one byte beyond ASCII, which servers before 16 send as it is, in octal as later ones do."""
-    return encode_bytes(text if text.isascii() else b"\\%03o" % text[0])
+def checked_string(text: bytes) -> bytes:
+    """Return a ``"char"``, or what may hold some, as a string that is UTF-8 on every server."""
+    if text.isascii():
+        return encode_bytes(text)
+    return encode_bytes(utf8(text) if len(text) > 1 else b"\\%03o" % text[0])
 
 
 _NO_UTF8: Final = re.compile("[\udc80-\udcff]")
 
 
 def utf8(text: bytes) -> bytes:
-    """Return the text of an array; ``"char"`` items beyond ASCII as servers from 16 on write them."""
+    """Return the text of an array or composite, each ``"char"`` beyond ASCII in it as servers from 16 on write it."""
     readable = text.decode("utf-8", "surrogateescape")
     return _NO_UTF8.sub(lambda match: f'"\\\\{ord(match[0]) & 0xFF:03o}"', readable).encode()
 

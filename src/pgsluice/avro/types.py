@@ -63,7 +63,7 @@ class Opcode(StrEnum):
     KEY_TIMESTAMP = "key_timestamp"
     KEY_TIMESTAMPTZ = "key_timestamptz"
     STRING = "string"
-    CHAR = "char"
+    CHECKED_STRING = "checked_string"
     UUID = "uuid"
     BYTEA = "bytea"
     HSTORE = "hstore"
@@ -101,7 +101,7 @@ _WRITERS: Final[dict[Opcode, Callable[..., Writer]]] = {
     Opcode.KEY_TIMESTAMP: _key_timestamp,
     Opcode.KEY_TIMESTAMPTZ: _key_timestamptz,
     Opcode.STRING: lambda: encode_bytes,
-    Opcode.CHAR: lambda: text.char,
+    Opcode.CHECKED_STRING: lambda: text.checked_string,
     Opcode.UUID: lambda: text.uuid,
     Opcode.BYTEA: lambda: text.bytea,
     Opcode.HSTORE: lambda: text.hstore,
@@ -142,6 +142,9 @@ def decimal_schema(precision: int, scale: int) -> Schema:
 STRING: Final = ColumnType("string", Opcode.STRING)
 """PostgreSQL's own text: what is a string by nature, and what is not known."""
 
+CHECKED_STRING: Final = ColumnType("string", Opcode.CHECKED_STRING)
+"""The same of a type that may hold a ``"char"``, of which servers before 16 do not write UTF-8."""
+
 _INT: Final = ColumnType("int", Opcode.INTEGER, (INT_MIN, INT_MAX))
 _LONG: Final = ColumnType("long", Opcode.INTEGER, (LONG_MIN, LONG_MAX))
 
@@ -155,7 +158,7 @@ _FIXED: Final = {
     "xid": _LONG,
     "float4": ColumnType("float", Opcode.FLOAT4),
     "float8": ColumnType("double", Opcode.FLOAT8),
-    "char": ColumnType("string", Opcode.CHAR),
+    "char": CHECKED_STRING,
     "uuid": ColumnType(_logical("string", "uuid"), Opcode.UUID),
     "bytea": ColumnType("bytes", Opcode.BYTEA),
 }
@@ -225,7 +228,7 @@ def _type(pg_type: PgType, typmod: int, options: TypeOptions) -> ColumnType:
     if element is not None:
         return _array(_type(element.type, typmod, options), element.delimiter)
     if pg_type.namespace != CATALOG:
-        return _EXTENSIONS.get(pg_type.name, STRING)
+        return _EXTENSIONS.get(pg_type.name, CHECKED_STRING)
     return _catalog_type(pg_type.name, typmod, options)
 
 
@@ -322,8 +325,8 @@ def _chosen(pg_type: PgType, typmod: int, choice: Choice, options: TypeOptions) 
     own = _type(pg_type, typmod, options)
     if choice.name == choice_name(own.schema):
         return own
-    if choice.name == STRING.schema:
-        return STRING
+    if choice.name == CHECKED_STRING.schema:
+        return CHECKED_STRING
     element = _element(pg_type, options)
     if element is not None:
         chosen = _chosen(element.type, typmod, choice, options)

@@ -366,9 +366,15 @@ def test_numbers_that_a_double_would_round(value: bytes) -> None:
     assert refuses(text.numeric_as_double, value)
 
 
-@pytest.mark.parametrize(("value", "found"), [(b"", b""), (b"x", b"x"), (b"\\377", b"\\377"), (b"\xc3", b"\\303")])
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        *((b"", b""), (b"x", b"x"), (b"\\377", b"\\377"), (b"\xc3", b"\\303")),
+        *(("ü".encode(), "ü".encode()), (b"(\xc3)", b'("\\\\303")')),
+    ],
+)
 def test_a_char_beyond_ascii_is_octal(value: bytes, found: bytes) -> None:
-    assert text.char(value) == encode_bytes(found)
+    assert text.checked_string(value) == encode_bytes(found)
 
 
 def test_chars_beyond_ascii_in_arrays() -> None:

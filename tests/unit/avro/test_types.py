@@ -203,7 +203,7 @@ def test_only_boxes_are_separated_by_a_semicolon() -> None:
 
 def test_types_of_users_are_text() -> None:
     for name in ("mood", "int4", "_int4", "numeric", "timestamptz", "_mood", "citext", "ltree", "halfvec"):
-        assert in_row(name, namespace="public") == ColumnType("string", Opcode.STRING)
+        assert in_row(name, namespace="public") == ColumnType("string", Opcode.CHECKED_STRING)
 
 
 def test_extensions_go_by_name_in_any_schema() -> None:
