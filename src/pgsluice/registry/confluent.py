@@ -177,14 +177,15 @@ class ConfluentRegistry:
         return known
 
     def _warn_of_earlier(self, subject: str, text: str, identifier: int) -> None:
-        earlier = {entry.id for entry in self.store.versions(subject) if entry.schema == text} - {identifier}
-        if earlier:
+        """Say once that the server has another id for a schema than the one that was recorded last."""
+        earlier = [entry.id for entry in self.store.versions(subject) if entry.schema == text]
+        if earlier and earlier[-1] != identifier:
             log.warning(
                 "the schema registry has another id for a schema than messages before: if it does not know theirs, "
                 "`pgsluice registry export` gives it to it",
                 subject=subject,
                 schema_id=identifier,
-                earlier=sorted(earlier),
+                earlier=earlier,
             )
 
 
