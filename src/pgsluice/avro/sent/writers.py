@@ -228,7 +228,6 @@ _SHORT_CUTS: Final[dict[tuple[Opcode, ToText], Callable[..., Writer]]] = {
     (Opcode.KEY_TIMESTAMPTZ, temporal.timestamptz): _key_timestamp,
     (Opcode.UUID, strings.uuid): _uuid,
     (Opcode.STRING, strings.text): lambda: encode_bytes,
-    (Opcode.CHECKED_STRING, strings.text): lambda: encode_bytes,  # enums, citext: UTF-8 they are
     (Opcode.BYTEA, strings.bytea): lambda: encode_bytes,
     (Opcode.HSTORE, containers.hstore): _hstore,
     (Opcode.VECTOR, geometry.vector): _vector,
