@@ -231,6 +231,18 @@ class TestIncompatible:
             assert await self.grow(one) == 2
             assert server.subjects[KEY].level == level
 
+    async def test_a_server_that_refuses_what_its_level_allows_is_asked_again(
+        self, kafka: Kafka, topic: str, server: RegistryServer
+    ) -> None:
+        """As one of several does that has not heard of the new level yet."""
+        async with registry(kafka, topic, server.url, on_incompatible="force") as one:
+            refusal = {"error_code": 409, "message": "in its words"}
+            server.faults = [Fault("POST /subjects/.*/versions", status=409, body=refusal, times=2)]
+            with pytest.raises(RegistryUnavailable, match="in its words"):
+                await one.register(KEY, record("Key", "id"), described("id"))
+            assert server.subjects[KEY].level is None
+            assert await one.register(KEY, record("Key", "id"), described("id")) == 1
+
     async def test_a_level_that_could_not_be_restored_is_restored_later(
         self, kafka: Kafka, topic: str, server: RegistryServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -160,8 +160,8 @@ def float4_as_double(text: bytes) -> bytes:
     return encode_double(_single(text))
 
 
-_ALWAYS_EXACT: Final = len("0.12345678901234")
-"""A double keeps every number of up to 15 digits; without an exponent, none so short is too small."""
+_ALWAYS_EXACT: Final = 15
+"""Characters: a double keeps every number of so many digits; without an exponent, none so short is too small."""
 
 
 def numeric_as_double(text: bytes) -> bytes:

@@ -258,12 +258,17 @@ def _catalog_type(name: str, typmod: int, options: TypeOptions) -> ColumnType:
 def _numeric(typmod: int, options: TypeOptions) -> ColumnType:
     if typmod < 0:
         return STRING if options.numeric == "string" else _decimal(*options.numeric)
-    # typmod - 4: the precision above 16 bits of scale, of which 11 are used, signed since PostgreSQL 15.
-    precision, scale = (typmod - 4) >> 16 & 0xFFFF, (typmod - 4) & 0x7FF
-    scale = (scale ^ 0x400) - 0x400
+    precision, scale = numeric_modifier(typmod)
     if scale < 0:
         return _decimal(precision - scale, 0)
     return _decimal(max(precision, scale), scale)
+
+
+def numeric_modifier(typmod: int) -> tuple[int, int]:
+    """Return precision and scale of a numeric that has them."""
+    # typmod - 4: the precision above 16 bits of scale, of which 11 are used, signed since PostgreSQL 15.
+    precision, scale = (typmod - 4) >> 16 & 0xFFFF, (typmod - 4) & 0x7FF
+    return precision, (scale ^ 0x400) - 0x400
 
 
 def _decimal(precision: int, scale: int) -> ColumnType:

@@ -532,6 +532,13 @@ class SchemaRegistry(Section):
             raise ValueError("has a colon, which basic authentication takes for the end of a user's name")
         return username
 
+    @field_validator("password", "password_file")
+    @classmethod
+    def _check_password(cls, password: SecretStr | str | None, info: ValidationInfo) -> SecretStr | str | None:
+        if password is not None and info.data.get("username", "") is None:
+            raise ValueError("needs schema_registry.username: without it, no password is sent")
+        return password
+
     @field_validator("password_file", "token_file")
     @classmethod
     def _check_file(cls, file: str | None, info: ValidationInfo) -> str | None:

@@ -6,6 +6,8 @@ Used by the settings model. As far as settings can tell, two tables never share 
 import re
 from urllib.parse import urlsplit
 
+from pgsluice.config.units import MAX_PORT
+
 SERVICE_TOPICS = ("transactions", "checkpoint", "schemas", "messages", "dead_letters")
 """pgsluice's own topics, each after the prefix and a dot."""
 
@@ -55,8 +57,9 @@ def check_address(url: str) -> str:
     parts = urlsplit(url)
     if "@" in parts.netloc:
         raise ValueError("has a user in it: write it as username and password, which are kept out of logs")
-    usable = re.fullmatch(r"(\[[^\]]+\]|[^:]+)(:[0-9]{1,5})?", parts.netloc)
-    if parts.scheme not in {"http", "https"} or not usable or parts.query or parts.fragment:
+    found = re.fullmatch(r"(?:\[[^\]]+\]|[^:]+)(?::([0-9]{1,5}))?", parts.netloc)
+    is_usable = found is not None and int(found[1] or 0) <= MAX_PORT and url.isprintable() and " " not in url
+    if parts.scheme not in {"http", "https"} or not is_usable or parts.query or parts.fragment:
         raise ValueError("must be addresses like http://127.0.0.1:8081, separated by commas")
     return url
 

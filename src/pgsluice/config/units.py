@@ -17,7 +17,7 @@ from pgsluice.avro.choices import parse_decimal
 
 _MILLISECONDS = {"ms": 1, "s": 1000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _BYTES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-_MAX_PORT = 2**16 - 1
+MAX_PORT = 2**16 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class ListenAddress(TextValue):
     def parse(cls, text: str) -> Self:
         """Return the address that ``text`` says."""
         match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]\s]+)):([0-9]{1,5})", text, re.ASCII)
-        if match is None or int(match[3]) > _MAX_PORT:
+        if match is None or int(match[3]) > MAX_PORT:
             raise ValueError(f"{text!r} is not an address with a port: write it like '0.0.0.0:8080'")
         return cls(match[1] or match[2], int(match[3]))
 

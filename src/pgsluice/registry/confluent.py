@@ -192,7 +192,8 @@ class ConfluentRegistry:
 def _incompatible(name: str, table: str, level: str | None, conflict: Conflict, change: str) -> IncompatibleSchema:
     return IncompatibleSchema(
         f"The schema registry refuses the new schema of {table}: subject {name} has compatibility "
-        f"{level or 'unknown'}, and {change}. In its words: {conflict}. {_NOTHING_LOST} To go on, start again after "
-        f"setting the subject's compatibility to NONE (PUT /config/{name}), or with schema_registry.on_incompatible = "
-        '"force". Taking the ALTER TABLE back does not help: rows were written after it.'
+        f"{level or 'unknown'}, and {change}. In its words: {conflict.words}. {_NOTHING_LOST} To go on, start again "
+        f"after setting the subject's compatibility to NONE (PUT /config/{name}), or with "
+        'schema_registry.on_incompatible = "force". Taking the ALTER TABLE back does not help: rows were written after '
+        "it."
     )

@@ -9,6 +9,7 @@ https://www.postgresql.org/docs/current/sql-altertable.html
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pgsluice.avro.types import numeric_modifier
 from pgsluice.avro.wire import Schema
 
 
@@ -23,7 +24,10 @@ def difference(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> 
     """Return how the table that ``new`` describes differs from ``old``, None: not known."""
     if old is None or new is None:
         return "the version before is not known here"
-    return ", ".join(_differences(old, new)) or "its columns are as before"
+    return ", ".join(_differences(old, new)) or (
+        "its columns are as before: settings have changed (tables.numeric, types in a rule), or somebody else has "
+        "registered a schema there"
+    )
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
@@ -41,4 +45,12 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str
 
 
 def _columns(description: Mapping[str, Any]) -> dict[str, str]:
-    return {column["name"]: column["type"] for column in description["columns"]}
+    return {column["name"]: _type(column["type"], column["typmod"]) for column in description["columns"]}
+
+
+def _type(name: str, typmod: int) -> str:
+    """Return a type with its modifier where that makes another schema."""
+    if name != "numeric" or typmod < 0:
+        return name
+    precision, scale = numeric_modifier(typmod)
+    return f"numeric({precision},{scale})"

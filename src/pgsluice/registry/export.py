@@ -56,13 +56,20 @@ async def _export(client: RestClient, name: str, entries: list[Registered]) -> E
 
 async def _is_there(client: RestClient, name: str, entry: Registered) -> bool:
     subjects = await client.subjects_of(entry.id)
-    if subjects and shape(json.loads(await client.text_of(entry.id))) != shape(json.loads(entry.schema)):
+    if subjects and not _is_same(await client.text_of(entry.id), entry.schema):
         raise UnavailableError(
             f"The registry has another schema under id {entry.id}, in subject {subjects[0]}, than messages of "
             f"{entry.subject} mean by it. Export to a registry of its own, or to a context of this one "
             "(the address followed by /contexts/:.pgsluice:)."
         )
     return name in subjects
+
+
+def _is_same(theirs: str, ours: str) -> bool:
+    try:
+        return shape(json.loads(theirs)) == shape(json.loads(ours))
+    except ValueError:  # Protobuf or JSON Schema
+        return False
 
 
 @asynccontextmanager

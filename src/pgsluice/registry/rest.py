@@ -7,6 +7,7 @@ https://docs.confluent.io/platform/current/schema-registry/develop/api.html#erro
 """
 
 import asyncio
+import re
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -29,18 +30,16 @@ T = TypeVar("T")
 WORDS_MAX: Final = 500
 """Characters of the registry's own words in a message: some answer with a page of HTML."""
 
-_UNAUTHORISED: Final = 401
-_FORBIDDEN: Final = 403
 _NOT_FOUND: Final = 404
 _CONFLICT: Final = 409
-_TOO_LARGE: Final = 413
-_UNPROCESSABLE: Final = 422
 _NOT_NOW: Final = frozenset((408, 425, 429))
 _SERVER_ERROR: Final = 500
 _REDIRECT: Final = range(300, 400)
-_OPERATION_NOT_PERMITTED: Final = 42205
 _MISSING: Final = range(40401, 40500)
 """Codes of a registry that says what is not there, as against a server that knows no such path."""
+
+_TOKEN: Final = re.compile(r"[!-~]+")
+"""What a header can carry. The HTTP library quotes the header that it refuses."""
 
 _TLS_REMEDIES: Final = {
     "CERTIFICATE_VERIFY_FAILED": "its certificate is not vouched for: name the authority in schema_registry.ca_file",
@@ -71,8 +70,15 @@ class RestOptions:
         return self.timeout_s * (self.url.count(",") + 1)
 
 
-class Conflict(Exception):
-    """The registry finds a schema incompatible with the subject's earlier ones; its own words."""
+class Conflict(RegistryUnavailable):
+    """The registry finds a schema incompatible with the subject's earlier ones; ``words``: its own.
+
+    Where nobody can be asked what to do about that, as after the level was set to NONE, it is tried again.
+    """
+
+    def __init__(self, message: str, words: str) -> None:
+        super().__init__(message)
+        self.words = words
 
 
 class RestClient:
@@ -84,7 +90,12 @@ class RestClient:
 
     @classmethod
     async def open(cls, options: RestOptions) -> Self:
-        """Return a client; ConfigError when the files of its certificates cannot be used."""
+        """Return a client; ConfigError when the token or the files of its certificates cannot be used."""
+        if options.token is not None and not _TOKEN.fullmatch(options.token):
+            raise ConfigError(
+                "schema_registry.token has a blank, a line break or a character beyond ASCII, or is empty: correct "
+                "it, or the file that it is read from."
+            )
         try:  # in a thread: it reads the authorities that everybody trusts
             client = await asyncio.to_thread(AsyncSchemaRegistryClient, _properties(options))
         except (OSError, ValueError) as error:  # SSLError is an OSError
@@ -199,7 +210,7 @@ class RestClient:
         except SchemaRegistryError as error:
             result = str(error.http_status_code)
             raise _failure(error, doing) from None
-        except (httpx.TransportError, OSError) as error:  # TLS alerts come as they are, and a TimeoutError is one
+        except (httpx.RequestError, OSError) as error:  # TLS alerts come as they are, and a TimeoutError is one
             result = "no answer"
             raise _silence(error, f"{doing} at {self._options.url}") from None
         except (ValueError, TypeError, AttributeError, KeyError) as error:
@@ -265,7 +276,7 @@ def _failure(error: SchemaRegistryError, doing: str) -> Exception:
     words = str(error.error_message)[:WORDS_MAX]
     said = f"{doing}: the schema registry says {words!r} (HTTP {status}, code {code})"
     if status == _CONFLICT:
-        return Conflict(words)
+        return Conflict(f"{said}.", words)
     if status == _NOT_FOUND and code in _MISSING:
         return _Missing(f"{said}.")
     if status in _NOT_NOW or status >= _SERVER_ERROR:
@@ -274,27 +285,31 @@ def _failure(error: SchemaRegistryError, doing: str) -> Exception:
     return kind(f"{said}. {remedy}")
 
 
+_POISON: Final = (
+    PoisonError,
+    "It can never take this schema: leave the table out (tables.exclude), or use another registry.",
+)
+_UNKNOWN_WORD: Final = (ConfigError, "It does not know this compatibility level or mode: use a registry that does.")
+_MEANINGS: Final[dict[int, tuple[type[PgsluiceError], str]]] = {
+    401: (PermissionDenied, "Check username and password, or the token, under schema_registry."),
+    403: (PermissionDenied, "The user of schema_registry needs the right to read and write this subject."),
+    413: _POISON,
+    422: _POISON,
+    42203: _UNKNOWN_WORD,
+    42204: _UNKNOWN_WORD,
+    42205: (ConfigError, "Its mode, or the subject's, does not allow this: READWRITE is needed."),
+}
+"""By the registry's code, else by the HTTP status."""
+
+
 def _meaning(status: int, code: int) -> tuple[type[PgsluiceError], str]:
-    if status == _UNAUTHORISED:
-        return PermissionDenied, "Check username and password, or the token, under schema_registry."
-    if status == _FORBIDDEN:
-        return PermissionDenied, "The user of schema_registry needs the right to read and write this subject."
-    if code == _OPERATION_NOT_PERMITTED:
-        return (
-            ConfigError,
-            "Its mode, or the subject's, does not allow this: READWRITE is needed.",
-        )
-    if status in {_UNPROCESSABLE, _TOO_LARGE}:
-        return (
-            PoisonError,
-            "It can never take this schema: leave the table out (tables.exclude), or use another registry.",
-        )
     if status in _REDIRECT:
         return ConfigError, "Name the address that it points to in schema_registry.url."
-    return ConfigError, (
+    base = (
         "schema_registry.url has to be the base of Confluent's API: http://host:8081, or with Apicurio "
         "http://host:8080/apis/ccompat/v7."
     )
+    return _MEANINGS.get(code) or _MEANINGS.get(status) or (ConfigError, base)
 
 
 def _silence(error: Exception, doing: str) -> PgsluiceError:

@@ -255,7 +255,18 @@ class TestSchemaRegistry:
         assert settings(schema_registry={"type": "confluent", "url": self.URL}).schema_registry.url == self.URL
 
     @pytest.mark.parametrize(
-        "url", ["registry:8081", "ftp://registry", "http://", "http://a,b", "http://a:x", "http://a?b"]
+        "url",
+        [
+            "registry:8081",
+            "ftp://registry",
+            "http://",
+            "http://a,b",
+            "http://a:x",
+            "http://a?b",
+            "http://a:65536",
+            "http://a b",
+            "http://a/\x7f",
+        ],
     )
     def test_what_is_no_address(self, url: str) -> None:
         ((path, sentence),) = problems(schema_registry={"url": url})
@@ -270,8 +281,8 @@ class TestSchemaRegistry:
     def test_secrets_are_read_for_every_connection(self, tmp_path: Path) -> None:
         file = tmp_path / "token"
         file.write_text("first\n")
-        registry = settings(schema_registry={"token_file": str(file), "password": "hush"}).schema_registry
-        assert (registry.secret("token"), registry.secret("password")) == ("first", "hush")
+        registry = settings(schema_registry={"token_file": str(file)}).schema_registry
+        assert (registry.secret("token"), registry.secret("password")) == ("first", None)
         file.write_text("second\n")
         assert registry.secret("token") == "second"
         file.unlink()
@@ -283,9 +294,13 @@ class TestSchemaRegistry:
         ("keys", "sentence"),
         [
             ({"username": "a:b"}, "has a colon"),
-            ({"password": "x", "password_file": "/dev/null"}, "stands beside schema_registry.password"),
+            (
+                {"username": "u", "password": "x", "password_file": "/dev/null"},
+                "stands beside schema_registry.password",
+            ),
             ({"token": "x", "token_file": "/dev/null"}, "stands beside schema_registry.token"),
             ({"token_file": "/absent"}, "/absent cannot be read"),
+            ({"password": "x"}, "needs schema_registry.username"),
             ({"username": "x", "token": "y"}, "stands beside schema_registry.username"),
             ({"key_file": "key.pem"}, "needs the certificate"),
         ],

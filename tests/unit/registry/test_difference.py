@@ -19,8 +19,26 @@ def test_what_an_alter_did() -> None:
     )
 
 
+def test_a_numeric_with_other_digits() -> None:
+    new = table(id="int4", total="numeric", note="text")
+    new["columns"][1]["typmod"] = (10 << 16 | 2) + 4
+    assert difference(OLD, new) == "column total changed from numeric to numeric(10,2)"
+    assert difference(new, OLD) == "column total changed from numeric(10,2) to numeric"
+    new["columns"][1]["typmod"] = (5 << 16 | (-2 & 0x7FF)) + 4
+    assert difference(OLD, new) == "column total changed from numeric to numeric(5,-2)"
+
+
+def test_nothing_that_makes_another_schema() -> None:
+    new = table(id="int4", total="numeric", note="text")
+    new["columns"][2]["typmod"] = 14
+    assert difference(OLD, new) == difference(OLD, OLD)
+
+
 def test_nothing_that_postgres_tells() -> None:
-    assert difference(OLD, OLD) == "its columns are as before"
+    assert difference(OLD, OLD) == (
+        "its columns are as before: settings have changed (tables.numeric, types in a rule), or somebody else has "
+        "registered a schema there"
+    )
 
 
 def test_nothing_to_compare_with() -> None:

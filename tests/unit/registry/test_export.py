@@ -74,6 +74,14 @@ async def test_an_id_that_is_taken(server: RegistryServer, store: SchemaStore) -
     assert set(server.subjects) == {"theirs"}
 
 
+@pytest.mark.parametrize("text", ['syntax = "proto3"; message A {}', '{"type":"object"}'])
+async def test_an_id_that_stands_for_no_avro(server: RegistryServer, store: SchemaStore, text: str) -> None:
+    """Registries keep Protobuf and JSON Schema, too."""
+    server._place(server._subject("theirs"), 1, 5, text)
+    with pytest.raises(UnavailableError, match="another schema under id 5, in subject theirs"):
+        await run(server, store)
+
+
 async def test_a_server_that_does_not_import(server: RegistryServer, store: SchemaStore) -> None:
     server.faults = [Fault("POST /subjects/.*/versions", status=200, body={"id": 1})]
     with pytest.raises(UnavailableError, match="gave id 1 to a schema that has id 2000000000 in messages"):

@@ -67,6 +67,8 @@ async def test_an_incompatible_schema(client: RestClient) -> None:
         (404, 40401, RegistryUnavailable, "code 40401"),
         (422, 42205, ConfigError, "READWRITE is needed"),
         (422, 42201, PoisonError, "can never take this schema"),
+        (422, 42203, ConfigError, "does not know this compatibility level or mode"),
+        (422, 42204, ConfigError, "does not know this compatibility level or mode"),
         (413, 413, PoisonError, "can never take this schema"),
         (408, 408, RegistryUnavailable, "HTTP 408"),
         (429, 429, RegistryUnavailable, "HTTP 429"),
@@ -80,6 +82,12 @@ async def test_what_an_answer_means(
     server.faults = [Fault(status=status, body={"error_code": code, "message": "in its words"})]
     with pytest.raises(kind, match=f"Registering a schema of subject a: .*'in its words'.*{sentence}"):
         await client.register("a", TEXT)
+
+
+async def test_a_conflict_where_nothing_is_registered(server: RegistryServer, client: RestClient) -> None:
+    server.faults = [Fault(status=409, body={"error_code": 409, "message": "in its words"})]
+    with pytest.raises(RegistryUnavailable, match=r"Setting the compatibility of subject a to NONE: .*'in its words'"):
+        await client.set_level("a", "NONE")
 
 
 async def test_an_error_that_is_a_page_for_people(server: RegistryServer, client: RestClient) -> None:
@@ -114,6 +122,20 @@ async def test_nobody_answers() -> None:
     async with await RestClient.open(RestOptions("http://127.0.0.1:9")) as client:
         with pytest.raises(RegistryUnavailable, match="no answer"):
             await client.subjects()
+
+
+async def test_an_answer_that_cannot_be_unpacked() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\n[]")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1") as server:
+        port = server.sockets[0].getsockname()[1]
+        async with await RestClient.open(RestOptions(f"http://127.0.0.1:{port}")) as client:
+            with pytest.raises(RegistryUnavailable, match="no answer"):
+                await client.subjects()
 
 
 async def test_an_answer_that_does_not_come(server: RegistryServer) -> None:
@@ -168,6 +190,12 @@ class TestCredentials:
         async with await RestClient.open(RestOptions(server.url, **options)) as client:  # type: ignore[arg-type]
             assert await client.register("a", TEXT) == 1
         assert "cret" not in repr(RestOptions(server.url, **options))  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("token", ["hunter2\n", "hunter2 ", "hunter2\u00e9", ""])
+    async def test_a_token_that_no_header_can_have(self, server: RegistryServer, token: str) -> None:
+        with pytest.raises(ConfigError, match=r"schema_registry\.token has a blank") as caught:
+            await RestClient.open(RestOptions(server.url, token=token))
+        assert "hunter2" not in str(caught.value)
 
     async def test_they_are_wrong(self, server: RegistryServer) -> None:
         server.authorization = "Basic x"
