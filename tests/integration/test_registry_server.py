@@ -183,6 +183,19 @@ class TestIds:
         assert await one.register(KEY, record("Key", "id")) == 1
         await one.close()
 
+    async def test_a_token_that_expired_is_read_again_before_anything_ends(
+        self, kafka: Kafka, topic: str, server: RegistryServer
+    ) -> None:
+        server.authorization = "Bearer old"
+        tokens = ["new", "old"]
+        options = ConfluentOptions(lambda: RestOptions(server.url, token=tokens.pop()))
+        one = ConfluentRegistry(options, BuiltinRegistry(RegistryOptions(client_options(kafka)), topic))
+        await one.start()
+        await one.register(KEY, record("Key", "id"))
+        server.authorization = "Bearer new"
+        assert await one.register(VALUE, record("Value", "id")) == 2
+        await one.close()
+
 
 async def test_a_server_that_gives_ids_of_its_own_is_no_place_to_export_to(topic: str, apicurio: Apicurio) -> None:
     store = SchemaStore()

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 import structlog
 
 from pgsluice.avro.wire import Schema, normalise
-from pgsluice.errors import HistoryError, IncompatibleSchema
+from pgsluice.errors import ConfigError, HistoryError, IncompatibleSchema, PermissionDenied
 from pgsluice.registry.builtin import BuiltinRegistry
 from pgsluice.registry.canonical import shape
 from pgsluice.registry.difference import difference, table_of
@@ -91,7 +91,7 @@ class ConfluentRegistry:
         identifier = self._ids.get((subject, text))
         if identifier is None:
             try:
-                identifier = await self._ask(subject, schema, postgres)
+                identifier = await self._ask_as_known_now(subject, schema, postgres)
             except BaseException:
                 await self._forget()  # perhaps it is for want of a newer password
                 raise
@@ -116,6 +116,17 @@ class ConfluentRegistry:
         self._ids.clear()
         if client is not None:
             await client.close()
+
+    async def _ask_as_known_now(self, subject: str, schema: Schema, postgres: Mapping[str, Any] | None) -> int:
+        """Return the server's id. Who is refused with secrets and certificates of earlier reads them again first."""
+        is_new = self._client is None
+        try:
+            return await self._ask(subject, schema, postgres)
+        except (PermissionDenied, ConfigError):
+            if is_new:
+                raise
+        await self._forget()
+        return await self._ask(subject, schema, postgres)
 
     async def _ask(self, subject: str, schema: Schema, postgres: Mapping[str, Any] | None) -> int:
         """Return the server's id. It is asked first what it has: that takes no right to write, in any mode."""

@@ -315,7 +315,8 @@ def _meaning(status: int, code: int) -> tuple[type[PgsluiceError], str]:
 def _silence(error: Exception, doing: str) -> PgsluiceError:
     """Return what it means that there was no answer."""
     reason = str(error) or type(error).__name__
+    is_settled = "SSL" in reason and "internal error" not in reason  # an alert that is the server's own trouble
     for mark, remedy in _TLS_REMEDIES.items():
-        if "SSL" in reason and mark in reason:
+        if is_settled and mark in reason:
             return ConfigError(f"{doing}: {remedy} ({reason}).")
     return RegistryUnavailable(f"{doing}: no answer ({reason}).")

@@ -206,6 +206,19 @@ class TestCredentials:
         assert "hunter2" not in str(caught.value)
 
 
+async def test_a_tls_alert_that_is_nobodys_settings() -> None:
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"\x15\x03\x03\x00\x02\x02\x50")  # fatal: internal_error
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1") as server:
+        port = server.sockets[0].getsockname()[1]
+        async with await RestClient.open(RestOptions(f"https://127.0.0.1:{port}")) as client:
+            with pytest.raises(RegistryUnavailable, match="internal error"):
+                await client.subjects()
+
+
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     certificate, key = make_certificate(tmp_path_factory.mktemp("tls"))
