@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
-import httpx
+import httpx2
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
@@ -32,11 +32,11 @@ class Process:
 @asynccontextmanager
 async def running(
     process: Process, metrics: CollectorRegistry | None = None, registry: SchemaStore | None = None
-) -> AsyncIterator[httpx.AsyncClient]:
+) -> AsyncIterator[httpx2.AsyncClient]:
     server = HttpServer("127.0.0.1:0", process.health, metrics or CollectorRegistry(), registry)
     await server.start()
     try:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as client:
+        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as client:
             yield client
     finally:
         await server.stop()
