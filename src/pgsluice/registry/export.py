@@ -36,12 +36,13 @@ async def export(store: SchemaStore, options: RestOptions, strategy: Strategy) -
 
 
 def _by_name(store: SchemaStore, strategy: Strategy) -> dict[str, list[Registered]]:
-    """Return the schemas by their subjects at the server, oldest first."""
-    found: dict[str, list[Registered]] = {}
+    """Return the schemas by their subjects at the server, oldest first; each once, if topics share a subject."""
+    found: dict[str, dict[int, Registered]] = {}
     for subject in store.subjects():
         for entry in store.versions(subject):
-            found.setdefault(subject_name(strategy, subject, json.loads(entry.schema)), []).append(entry)
-    return found
+            name = subject_name(strategy, subject, json.loads(entry.schema))
+            found.setdefault(name, {}).setdefault(entry.id, entry)
+    return {name: list(entries.values()) for name, entries in found.items()}
 
 
 async def _export(client: RestClient, name: str, entries: list[Registered]) -> Exported:

@@ -59,6 +59,13 @@ async def test_other_strategies(server: RegistryServer, store: SchemaStore) -> N
     assert set(server.subjects) == {"shop.public.orders.Key", "shop.transactions-key"}
 
 
+async def test_topics_of_one_table_share_a_subject_by_record(server: RegistryServer, store: SchemaStore) -> None:
+    """Its topic was renamed by a rule: the same schema under the same id is one version."""
+    store.add(Registered("shop.renamed-key", 1, 5, WIDE))
+    assert (await run(server, store, "record"))["shop.public.orders.Key"] == (2, 0)
+    assert server.subjects["shop.public.orders.Key"].schemas == {1: (2_000_000_000, KEY), 2: (5, WIDE)}
+
+
 async def test_a_mode_of_its_own_comes_back(server: RegistryServer, store: SchemaStore) -> None:
     server._subject("shop.transactions-key").mode = "READONLY"
     server.faults = [Fault("POST /subjects/shop.transactions-key/versions", status=403, body={"error_code": 403})]
