@@ -249,6 +249,8 @@ def test_a_cluster_of_three_goes_on_without_one() -> None:
         def partition() -> PartitionMetadata:
             return admin.list_topics(topic, timeout=WAIT_S).topics[topic].partitions[0]
 
+        # a broker hears of a topic a moment after another one has made it
+        wait_until(lambda: admin.list_topics(topic, timeout=WAIT_S).topics[topic].partitions)
         assert len(partition().replicas) == 3
         leader = partition().leader
         produce(kafka, topic, b"1")
