@@ -26,8 +26,8 @@ from pgsluice.avro.types import TypeOptions
 from pgsluice.avro.wire import header, unframe
 from pgsluice.config import Settings
 from pgsluice.dead_letter import Origin, origin_of
-from pgsluice.errors import ConfigError, SinkUnavailable
-from pgsluice.finding import Finding
+from pgsluice.errors import ConfigError, PgsluiceError, SinkUnavailable
+from pgsluice.finding import Finding, Verdict
 from pgsluice.http import Health, HttpServer, Role
 from pgsluice.kafka import checks as kafka_checks
 from pgsluice.kafka.producer import ProducerOptions
@@ -37,6 +37,7 @@ from pgsluice.librdkafka import ClientErrors, ClientOptions
 from pgsluice.lsn import format_lsn
 from pgsluice.metrics import Metrics
 from pgsluice.pipeline import Pipeline, PipelineOptions, State
+from pgsluice.pipeline.encoders import check_types
 from pgsluice.pipeline.outbox import Limits
 from pgsluice.pipeline.session import SessionOptions, age_s
 from pgsluice.postgres import checks as postgres_checks
@@ -475,7 +476,25 @@ async def _check(settings: Settings) -> list[Finding]:
         asyncio.to_thread(kafka_checks.check, _sink_options(settings, client)),
         _check_registry(settings),
     )
-    return [*postgres, *kafka, *registry, spool.check(settings.buffer.spill_dir)]
+    types = await _check_types(settings)
+    return [*postgres, *types, *kafka, *registry, spool.check(settings.buffer.spill_dir)]
+
+
+async def _check_types(settings: Settings) -> list[Finding]:
+    """Look whether the columns can have the types that are chosen for them."""
+    if not any(rule.types for rule in settings.tables.rules):
+        return []
+    try:
+        source = await PostgresSource.open(_source_options(settings))
+        try:
+            await check_types(_tables(settings), _type_options(settings), source)
+        finally:
+            await source.close()
+    except ConfigError as error:
+        return [Finding("chosen types", Verdict.FAIL, str(error), "Correct `types` in [[tables.rules]].")]
+    except PgsluiceError:
+        return []  # what keeps us from looking is among the findings on PostgreSQL
+    return [Finding("chosen types", Verdict.OK, "every published column can have the type chosen for it")]
 
 
 async def _check_registry(settings: Settings) -> list[Finding]:

@@ -1,13 +1,41 @@
 """Types of columns that the settings choose: where one cannot be, pgsluice stops, and the way out loses nothing."""
 
+import subprocess
+import sys
 from typing import Any
 
+from sandbox.daemon import Daemon
 from tests.support.kafka import read_committed
-from tests.support.weather import Start
+from tests.support.weather import Start, fails
 
 
 def rules(**types: str) -> dict[str, dict[str, Any]]:
     return {"tables": {"rules": [{"match": "public.orders", "types": types}]}}
+
+
+def checked(daemon: Daemon) -> str:
+    """Return what ``check`` prints."""
+    command = [sys.executable, "-m", "pgsluice", "check", "-c", str(daemon.config_file)]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+
+def test_a_choice_that_is_not_possible_is_found_at_the_start(start: Start) -> None:
+    """Also by ``check``; of a domain, and of an array of them, the base type counts."""
+    pipeline = start()
+    pipeline.daemon.stop()
+    with pipeline.database.connect() as connection:
+        connection.execute("CREATE DOMAIN price AS numeric(10,2)")
+        connection.execute("CREATE DOMAIN euros AS price CHECK (value > 0)")
+        connection.execute("CREATE TABLE orders (id int PRIMARY KEY, amount euros, amounts euros[], note text)")
+    pipeline.daemon.settings |= rules(amount="decimal(20,4)", amounts="double")
+    pipeline.daemon.start()
+    assert "every published column can have the type chosen for it" in checked(pipeline.daemon)
+    pipeline.daemon.stop()
+    pipeline.daemon.settings |= rules(note="timestamp-millis")
+    code, log = fails(pipeline)
+    assert code == 78
+    assert "table public.orders: column note of type text cannot be timestamp-millis, as `types`" in log
+    assert "column note of type text cannot be timestamp-millis" in checked(pipeline.daemon)
 
 
 def test_a_choice_that_is_not_possible_any_more_stops_until_it_is_changed(start: Start) -> None:

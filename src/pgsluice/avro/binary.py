@@ -61,11 +61,6 @@ def encode_string(text: str) -> bytes:
     return encode_bytes(text.encode())
 
 
-def encode_boolean(flag: bool) -> bytes:  # noqa: FBT001 - the value itself, not a switch
-    """Return ``flag`` as an Avro boolean."""
-    return TRUE if flag else FALSE
-
-
 def encode_float(number: float) -> bytes:
     """Return ``number`` as an Avro float; OverflowError when it is beyond single precision."""
     return _FLOAT(number)

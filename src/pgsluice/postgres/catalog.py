@@ -7,6 +7,7 @@ https://www.postgresql.org/docs/current/catalogs.html
 """
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -21,6 +22,7 @@ from pgsluice.postgres import failures, queries
 from pgsluice.postgres.options import ConnectionOptions
 from pgsluice.postgres.slot import SlotState, parse_slot, slot_query
 from pgsluice.postgres.wire import answered_within
+from pgsluice.relation import Column, PgType, Relation
 
 STATEMENT_TIMEOUT_MS = 10_000
 """For one query. They take milliseconds, unless somebody locks system tables."""
@@ -193,6 +195,18 @@ class Catalog:
             return []
         rows = await self._rows(queries.DIFFERING_COLUMNS_SINCE_15, [list(publications)])
         return [(schema, name) for schema, name in rows]
+
+    async def published_relations(self, publications: Sequence[str]) -> list[Relation]:
+        """Return the tables of the publications as Relation messages would describe them now, but for their keys."""
+        relations = []
+        rows = await self._rows(queries.PUBLISHED_COLUMNS, [list(publications)])
+        for (oid, schema, table, identity), columns in itertools.groupby(rows, key=lambda row: row[:4]):
+            described = tuple(
+                Column(name, PgType(type_oid, namespace, type_name), typmod, is_key=False)
+                for *_, name, type_oid, namespace, type_name, typmod in columns
+            )
+            relations.append(Relation(oid, schema, table, identity, described))
+        return relations
 
     async def primary_key(self, relation_oid: int) -> tuple[str, ...] | None:
         """Return the primary key's columns in key order; empty when there is none, None without such a table."""

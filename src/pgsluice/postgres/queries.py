@@ -108,6 +108,26 @@ GROUP BY 1, 2
 HAVING count(DISTINCT attnames) > 1
 ORDER BY 1, 2"""
 
+# As Relation and Type messages say it: a domain has its own OID and the name of its base type.
+PUBLISHED_COLUMNS = """
+SELECT c.oid, n.nspname::text, c.relname::text, c.relreplident::text,
+       a.attname::text, a.atttypid, base.namespace, base.name, a.atttypmod
+FROM (SELECT DISTINCT schemaname, tablename FROM pg_publication_tables WHERE pubname = ANY (%s::text[])) t
+JOIN pg_namespace n ON n.nspname = t.schemaname
+JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
+JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+CROSS JOIN LATERAL (
+    WITH RECURSIVE made_of AS (
+        SELECT p.typbasetype, p.typnamespace, p.typname FROM pg_type p WHERE p.oid = a.atttypid
+        UNION ALL
+        SELECT p.typbasetype, p.typnamespace, p.typname FROM made_of JOIN pg_type p ON p.oid = made_of.typbasetype
+    )
+    SELECT s.nspname::text AS namespace, made_of.typname::text AS name
+    FROM made_of JOIN pg_namespace s ON s.oid = made_of.typnamespace
+    WHERE made_of.typbasetype = 0
+) AS base
+ORDER BY 2, 3, a.attnum"""
+
 # One row with null for a table without primary key, none for a table that is gone. A deferrable key is none, as
 # for PostgreSQL's default identity: rows may share its values for a moment, so it cannot tell them apart.
 # conkey, unlike the index, leaves out INCLUDE columns.

@@ -53,10 +53,6 @@ def test_bytes_and_strings_have_their_length_in_front() -> None:
     assert binary.encode_string("é") == b"\x04\xc3\xa9"
 
 
-def test_a_boolean_is_one_byte() -> None:
-    assert [binary.encode_boolean(flag) for flag in (True, False)] == [b"\x01", b"\x00"]
-
-
 @pytest.mark.parametrize("number", [0.0, -0.0, 1.5, math.inf, -math.inf])
 def test_floating_point_is_little_endian(number: float) -> None:
     assert binary.encode_float(number) == struct.pack("<f", number)
