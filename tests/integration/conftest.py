@@ -14,7 +14,10 @@ from sandbox.postgres import DEFAULT_VERSION, Database, Postgres
 from tests.support.kafka import SecuredKafka
 from tests.support.weather import Pipeline, Start, configured, prepare
 
-LONGEST = ("replay", "messages", "at_least_once", "weather", "binary", "kafka_weather", "exactly_once", "poison")
+LONGEST = (
+    *("replay", "messages", "weather", "at_least_once", "kafka_weather", "binary", "poison", "exactly_once"),
+    *("topics_behind_our_back", "postgres_slots", "postgres_failover"),
+)
 """The files that take minutes, the longest first: begun at the end, one of them would keep the others waiting."""
 
 

@@ -278,19 +278,23 @@ class TestHalfATransaction:
 
     def test_the_daemon_is_killed(self, seen: Seen) -> None:
         pipeline = seen.start()
+        pipeline.write()
+        pipeline.wait_until_confirmed()
+        topic = f"{pipeline.daemon.name}.public.numbers"
+        before = end_of(seen.kafka, topic)
         gate = Gate()
         seen.proxy.on(PRODUCE, gate)
         pipeline.write_at_once(LARGE)
         gate.wait()
-        gate.open()
-        topic = f"{pipeline.daemon.name}.public.numbers"
-        wait_until(lambda: end_of(seen.kafka, topic) > 0, "rows")
+        wait_until(lambda: end_of(seen.kafka, topic) > before, "rows")
         pipeline.daemon.kill()
+        never_seen = end_of(seen.kafka, topic) - before
+        gate.open()
         seen.proxy.forward()
         pipeline.daemon.start()
         pipeline.write()
         pipeline.assert_complete()
-        assert end_of(seen.kafka, topic) > LARGE + 10 + 3
+        assert end_of(seen.kafka, topic) >= before + never_seen + LARGE + 10
 
     def test_postgresql_crashes(self, own_postgres: Postgres, seen: Seen) -> None:
         pipeline = seen.start(server=own_postgres)

@@ -166,7 +166,10 @@ class Arrived:
 
 
 async def _arrived(database: Database, slot: str, publication: str, *, binary: bool) -> dict[str, Arrived]:
-    """Read everything up to the commit, table by table."""
+    """Read everything up to the commit, table by table.
+
+    Before it may come empty transactions, of autovacuum: servers before 15 send those, too.
+    """
     cache, decoder, rows = RelationCache(), Decoder(), defaultdict[int, list[TupleData]](list)
     options = options_for(database)
     async with replication(options) as connection, Catalog(options) as catalog:
@@ -180,7 +183,7 @@ async def _arrived(database: Database, slot: str, publication: str, *, binary: b
                     cache.on_relation(message)
                 elif isinstance(message, messages.Insert):
                     rows[message.relation_oid].append(message.new)
-                committed |= isinstance(message, messages.Commit)
+                committed |= isinstance(message, messages.Commit) and bool(rows)
         found = {}
         for oid, of_table in rows.items():
             relation = cache[oid]
