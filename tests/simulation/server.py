@@ -189,7 +189,7 @@ class Connection:
         return server.slot.confirmed
 
     async def published_relations(self) -> list[Relation]:
-        raise AssertionError("no types are chosen")
+        raise AssertionError("only `pgsluice check` asks for it")
 
     async def flushed_lsn(self) -> int:
         await self._ask()

@@ -34,7 +34,7 @@ from pgsluice.errors import (
 )
 from pgsluice.lsn import INVALID_LSN, format_lsn
 from pgsluice.metrics import Metrics
-from pgsluice.pipeline.encoders import Encoders, check_types
+from pgsluice.pipeline.encoders import Encoders
 from pgsluice.pipeline.ends import Registry, Sink, Source, Spool, Stream
 from pgsluice.pipeline.session import WATCH_S, Ends, Session, SessionOptions, cancel
 from pgsluice.progress import (
@@ -129,7 +129,6 @@ class Pipeline:
         self._adopt = options.adopt_slot
         self._failures = 0
         self._missed: int | None = None
-        self._types_checked = False
         self._dead_letters: DeadLetters | None = None
         self._said: str | None = None
         self._said_at = 0.0
@@ -213,9 +212,6 @@ class Pipeline:
         async with contextlib.AsyncExitStack() as stack:
             source = await self._unless_stopped(self._open_source())
             stack.push_async_callback(source.close)
-            if not self._types_checked:
-                await self._unless_stopped(check_types(self._options.tables, self._options.types, source))
-                self._types_checked = True
             sink = await self._unless_stopped(self._make_sink())
             stack.push_async_callback(sink.close)
             stream, checkpoint, owed = await self._unless_stopped(self._start(source, sink))

@@ -34,8 +34,6 @@ log = structlog.get_logger(__name__)
 
 async def check_types(tables: Tables, types: TypeOptions, source: Source) -> None:
     """Raise ConfigError when a published column, as it is now, cannot have the type that ``tables`` chooses for it."""
-    if not any(rule.types for rule in tables.rules):
-        return
     for relation in await source.published_relations():
         policy = tables.policy(relation.namespace, relation.name)
         if policy is not None and policy.types:
