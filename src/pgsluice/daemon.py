@@ -41,6 +41,7 @@ from pgsluice.pipeline.encoders import check_types
 from pgsluice.pipeline.outbox import Limits
 from pgsluice.pipeline.session import SessionOptions, age_s
 from pgsluice.postgres import checks as postgres_checks
+from pgsluice.postgres.catalog import Catalog
 from pgsluice.postgres.connection import ReplicationConnection
 from pgsluice.postgres.options import ConnectionOptions, StreamOptions
 from pgsluice.postgres.slot import SlotState
@@ -485,11 +486,9 @@ async def _check_types(settings: Settings) -> list[Finding]:
     if not any(rule.types for rule in settings.tables.rules):
         return []
     try:
-        source = await PostgresSource.open(_source_options(settings))
-        try:
-            await check_types(_tables(settings), _type_options(settings), source)
-        finally:
-            await source.close()
+        async with Catalog(_connection_options(settings)) as catalog:
+            relations = await catalog.published_relations(settings.postgres.publications)
+            await check_types(_tables(settings), _type_options(settings), relations, catalog.describe_types)
     except ConfigError as error:
         return [Finding("chosen types", Verdict.FAIL, str(error), "Correct `types` in [[tables.rules]].")]
     except PgsluiceError:

@@ -17,7 +17,6 @@ from pgsluice.errors import PgsluiceError, SinkUnavailable, SlotInUse
 from pgsluice.pgoutput import messages
 from pgsluice.pgoutput.framing import Keepalive, XLogData
 from pgsluice.progress import Checkpoint, ServerIdentity, TimelineSwitch
-from pgsluice.relation import Relation
 from pgsluice.tables import TablePolicy
 from tests.support.pgoutput_encoder import encode
 
@@ -234,9 +233,6 @@ class FakeSource:
 
     async def primary_key(self, relation_oid: int) -> tuple[str, ...]:
         return self._world.primary_keys.get(relation_oid, ())
-
-    async def published_relations(self) -> list[Relation]:
-        raise AssertionError("only `pgsluice check` asks for it")
 
     async def describe_types(self, oids: Sequence[int]) -> list[TypeDescription]:
         self._world.described.append(list(oids))

@@ -4,7 +4,7 @@ By then the row is known to be committed, so this is also when its schemas are r
 created. A Relation message alone would be too early: it may describe an ALTER TABLE that is rolled back.
 """
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,13 +32,17 @@ from pgsluice.transaction import Change
 log = structlog.get_logger(__name__)
 
 
-async def check_types(tables: Tables, types: TypeOptions, source: Source) -> None:
-    """Raise ConfigError when a published column, as it is now, cannot have the type that ``tables`` chooses for it."""
-    for relation in await source.published_relations():
+Describe = Callable[[Sequence[int]], Awaitable[Sequence[TypeDescription]]]
+"""What asks the catalog about types, by OID."""
+
+
+async def check_types(tables: Tables, types: TypeOptions, relations: Sequence[Relation], describe: Describe) -> None:
+    """Raise ConfigError when a column of ``relations`` cannot have the type that ``tables`` chooses for it."""
+    for relation in relations:
         policy = tables.policy(relation.namespace, relation.name)
         if policy is not None and policy.types:
             arrays = unknown_arrays(relation)
-            described = await source.describe_types(arrays) if arrays else []
+            described = await describe(arrays) if arrays else []
             check_choices(relation, replace(types, choices=policy.types, elements=elements(relation, described)))
 
 
