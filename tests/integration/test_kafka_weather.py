@@ -35,6 +35,15 @@ def cluster() -> Iterator[Kafka]:
         yield kafka
 
 
+@pytest.fixture(scope="module")
+def guarded_kafka() -> Iterator[SecuredKafka]:
+    """Give a broker whose rights and passwords change here, and nowhere else; "reader" may do what a pipeline does."""
+    with SecuredKafka() as kafka:
+        allow(kafka, ResourceType.TOPIC, "w", AclOperation.ALL)
+        allow(kafka, ResourceType.TRANSACTIONAL_ID, "pgsluice-w", AclOperation.ALL)
+        yield kafka
+
+
 @contextmanager
 def recovering(pipeline: Pipeline, what: str) -> Iterator[None]:
     """Return once what was written by the end of the block is confirmed; the log says how long that took."""
@@ -147,13 +156,8 @@ def changed(kafka: Kafka, name: str, value: str) -> Iterator[None]:
 class TestRights:
     """A right that is withdrawn, or a password, does not come back by waiting."""
 
-    def test_rights_withdrawn_while_it_runs(self, secured_kafka: SecuredKafka, start: Start) -> None:
-        for right in (
-            (ResourceType.TOPIC, "w", AclOperation.ALL),
-            (ResourceType.TRANSACTIONAL_ID, "pgsluice-w", AclOperation.ALL),
-        ):
-            allow(secured_kafka, *right)
-        pipeline = start({"kafka": {"client": credentials(secured_kafka)}}, broker=secured_kafka)
+    def test_rights_withdrawn_while_it_runs(self, guarded_kafka: SecuredKafka, start: Start) -> None:
+        pipeline = start({"kafka": {"client": credentials(guarded_kafka)}}, broker=guarded_kafka)
         name = pipeline.daemon.name
         for kind, resource_name, operation, sentence in (
             (ResourceType.TOPIC, f"{name}.public.numbers", AclOperation.WRITE, f"written: {name}.public.numbers"),
@@ -164,22 +168,22 @@ class TestRights:
             pipeline.write()
             pipeline.wait_until_confirmed()
             before = len(pipeline.daemon.log_text())
-            with denied(secured_kafka, kind, resource_name, operation):
+            with denied(guarded_kafka, kind, resource_name, operation):
                 pipeline.write()
                 assert pipeline.daemon.wait() == 77, (kind, operation)
                 assert sentence in pipeline.daemon.log_text()[before:]
             pipeline.daemon.start()
         pipeline.assert_complete()
 
-    def test_a_password_that_changed(self, secured_kafka: SecuredKafka, start: Start) -> None:
-        pipeline = start({"kafka": {"client": credentials(secured_kafka)}}, broker=secured_kafka)
+    def test_a_password_that_changed(self, guarded_kafka: SecuredKafka, start: Start) -> None:
+        pipeline = start({"kafka": {"client": credentials(guarded_kafka)}}, broker=guarded_kafka)
         pipeline.write()
         pipeline.wait_until_confirmed()
-        path = secured_kafka._brokers[1]._properties
+        path = guarded_kafka._brokers[1]._properties
         text = path.read_text()
-        secured_kafka.stop()
+        guarded_kafka.stop()
         path.write_text(text.replace('user_reader="right"', 'user_reader="new"'))
-        secured_kafka.start()
+        guarded_kafka.start()
         assert pipeline.daemon.wait() == 77
         assert "Check the credentials under kafka.client" in pipeline.daemon.log_text()
         pipeline.daemon.settings["kafka"]["client"]["sasl.password"] = "new"
