@@ -6,7 +6,7 @@ from typing import Any
 
 from sandbox.daemon import Daemon
 from tests.support.kafka import read_committed
-from tests.support.weather import Start
+from tests.support.weather import Start, fails
 
 
 def rules(**types: str) -> dict[str, dict[str, Any]]:
@@ -19,21 +19,39 @@ def checked(daemon: Daemon) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
 
-def test_a_choice_that_is_not_possible_is_found_by_check(start: Start) -> None:
-    """Of a domain, and of an array of them, the base type counts."""
-    pipeline = start()
-    pipeline.daemon.stop()
+def test_a_choice_that_is_not_possible_is_found_before_anything_is_made(start: Start) -> None:
+    """Also by ``check``; of a domain, and of an array of them, the base type counts."""
+    pipeline = start({"tables": {"rules": [{"match": "public.*", "types": {"filler": "uuid"}}]}}, wait=False)
+    assert pipeline.daemon.wait() == 78
+    sentence = "table public.numbers: column filler of type text cannot be uuid, as `types` in [[tables.rules]] has it"
+    assert sentence in pipeline.daemon.log_text()
+    assert sentence in checked(pipeline.daemon)
     with pipeline.database.connect() as connection:
+        assert (
+            connection.execute("SELECT FROM pg_replication_slots WHERE slot_name = %s", [pipeline.slot]).rowcount == 0
+        )
         connection.execute("CREATE DOMAIN price AS numeric(10,2)")
         connection.execute("CREATE DOMAIN euros AS price CHECK (value > 0)")
         connection.execute("CREATE TABLE orders (id int PRIMARY KEY, amount euros, amounts euros[], note text)")
     pipeline.daemon.settings |= rules(amount="decimal(20,4)", amounts="double")
     pipeline.daemon.start()
     assert "every published column can have the type chosen for it" in checked(pipeline.daemon)
+
+
+def test_looking_at_the_columns_waits_for_no_lock(start: Start) -> None:
+    """A prepared ALTER TABLE keeps its table locked for as long as somebody likes."""
+    pipeline = start(rules(amount="decimal(20,4)"))
     pipeline.daemon.stop()
-    pipeline.daemon.settings |= rules(note="timestamp-millis")
-    pipeline.daemon.start()
-    assert "column note of type text cannot be timestamp-millis" in checked(pipeline.daemon)
+    with pipeline.database.connect() as connection:
+        connection.execute("CREATE TABLE orders (id int PRIMARY KEY, amount numeric)")
+        connection.execute(f"BEGIN; ALTER TABLE orders ALTER amount TYPE text; PREPARE TRANSACTION '{pipeline.slot}'")
+        pipeline.daemon.start()
+        pipeline.write(1)
+        assert pipeline.read(1) == [1]
+        pipeline.daemon.stop()
+        connection.execute(f"COMMIT PREPARED '{pipeline.slot}'")
+    code, log = fails(pipeline)
+    assert (code, "column amount of type text cannot be decimal(20,4)" in log) == (78, True), log
 
 
 def test_a_choice_that_is_not_possible_any_more_stops_until_it_is_changed(start: Start) -> None:

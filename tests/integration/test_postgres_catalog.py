@@ -1,6 +1,6 @@
 """The catalog and the checks, asked as a role that has LOGIN and REPLICATION and nothing else."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import psycopg
 import pytest
@@ -11,6 +11,7 @@ from pgsluice.lsn import parse_lsn
 from pgsluice.postgres.catalog import Catalog, IdentityConflict, Publication, PublishedTable
 from pgsluice.postgres.checks import check
 from pgsluice.postgres.options import ConnectionOptions
+from pgsluice.relation import Relation
 from sandbox.postgres import Database, Postgres
 from tests.support.replication import PUBLICATION, SLOT, options_for, replication, streaming
 
@@ -139,6 +140,70 @@ async def test_partitions(version: int, poor_role: Callable[..., tuple[Database,
                     PublishedTable("public", "plain", "n", has_identity=False, publishes_old_rows=True),
                 ]
             assert await catalog.primary_key(oid(admin, "root")) == ("id",)
+
+
+SHAPES = (
+    (10, "CREATE TABLE a (id int, price numeric, dropped int, tags text[])"),
+    (10, "ALTER TABLE a DROP COLUMN dropped"),
+    (10, "CREATE TABLE b (id int)"),
+    (10, "CREATE UNLOGGED TABLE unlogged (id int)"),
+    (10, "CREATE TABLE child () INHERITS (b)"),
+    (10, "CREATE SCHEMA other"),
+    (10, "CREATE TABLE other.c (id int, note text)"),
+    (10, "CREATE TABLE root (id int, at date) PARTITION BY RANGE (id)"),
+    (10, "CREATE TABLE low PARTITION OF root FOR VALUES FROM (0) TO (9)"),
+    (10, "CREATE TABLE high PARTITION OF root FOR VALUES FROM (9) TO (99) PARTITION BY RANGE (id)"),
+    (10, "CREATE TABLE highest PARTITION OF high FOR VALUES FROM (50) TO (99)"),
+    (12, "CREATE TABLE made (id int, twice int GENERATED ALWAYS AS (id * 2) STORED)"),
+    (10, "CREATE PUBLICATION p_all FOR ALL TABLES"),
+    (10, "CREATE PUBLICATION p_some FOR TABLE a, b"),
+    (13, "CREATE PUBLICATION p_leaves FOR TABLE root, a"),
+    (13, "CREATE PUBLICATION p_roots FOR TABLE root, high, b WITH (publish_via_partition_root)"),
+    (13, "CREATE PUBLICATION p_middle FOR TABLE high WITH (publish_via_partition_root)"),
+    (13, "CREATE PUBLICATION p_all_roots FOR ALL TABLES WITH (publish_via_partition_root)"),
+    (15, "CREATE PUBLICATION p_schema FOR TABLES IN SCHEMA other, TABLE a, low"),
+    (15, "CREATE PUBLICATION p_lists FOR TABLE a (id, tags), low (at)"),
+    (15, "CREATE PUBLICATION p_root_list FOR TABLE root (at) WITH (publish_via_partition_root)"),
+    (18, "CREATE PUBLICATION p_made FOR TABLE made WITH (publish_generated_columns = stored)"),
+    (18, "CREATE PUBLICATION p_listed FOR TABLE made (twice)"),
+)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_published_relations_are_what_the_view_of_the_server_has(
+    version: int, poor_role: Callable[..., tuple[Database, ConnectionOptions]]
+) -> None:
+    """The view has columns, too, from 16 on (that of 15 has generated ones, which are not sent).
+
+    Unlike the view, nothing waits for a table that somebody has locked.
+    """
+    database, options = poor_role(version)
+    columns = "t.attnames::text[]" if version >= 16 else "NULL::text[]"
+    sql = f"SELECT schemaname || '.' || tablename, {columns} FROM pg_publication_tables t WHERE pubname = %s"
+    with database.connect() as admin, database.connect(autocommit=False) as altering:
+        for since, statement in SHAPES:
+            if version >= since:
+                admin.execute(statement)
+        publications = [name for (name,) in admin.execute("SELECT pubname FROM pg_publication").fetchall()]
+        expected = {publication: dict(admin.execute(sql, [publication]).fetchall()) for publication in publications}
+        altering.execute("LOCK TABLE a, b, other.c, root")
+        async with Catalog(options) as catalog:
+            for publication, tables in expected.items():
+                found = named(await catalog.published_relations([publication]))
+                assert list(found) == sorted(tables), publication
+                assert {name: tables[name] or columns for name, columns in found.items()} == found, publication
+            found = named(await catalog.published_relations(["p_all", "p_some", "absent"]))
+            assert found["public.a"] == ["id", "price", "tags"]
+            if version >= 15:
+                assert named(await catalog.published_relations(["p_lists"])) == {
+                    "public.a": ["id", "tags"],
+                    "public.low": ["at"],
+                }
+            assert found.get("public.made", ["id"]) == ["id"]
+
+
+def named(relations: Sequence[Relation]) -> dict[str, list[str]]:
+    return {f"{one.namespace}.{one.name}": [column.name for column in one.columns] for one in relations}
 
 
 @pytest.mark.parametrize("version", [15, 16, 18])

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pgsluice.errors import SlotInUse, SourceUnavailable
 from pgsluice.pgoutput.framing import Keepalive, XLogData
 from pgsluice.progress import ServerIdentity, TimelineSwitch
+from pgsluice.relation import Relation
 from tests.simulation.virtual import Process
 from tests.simulation.wal import Wal
 from tests.simulation.walsender import Options, Walsender
@@ -186,6 +187,9 @@ class Connection:
         if self.stream is not None and server.active is None:
             raise SourceUnavailable("the stream has ended")
         return server.slot.confirmed
+
+    async def published_relations(self) -> list[Relation]:
+        raise AssertionError("no types are chosen")
 
     async def flushed_lsn(self) -> int:
         await self._ask()

@@ -17,6 +17,7 @@ from pgsluice.errors import PgsluiceError, SinkUnavailable, SlotInUse
 from pgsluice.pgoutput import messages
 from pgsluice.pgoutput.framing import Keepalive, XLogData
 from pgsluice.progress import Checkpoint, ServerIdentity, TimelineSwitch
+from pgsluice.relation import Relation
 from pgsluice.tables import TablePolicy
 from tests.support.pgoutput_encoder import encode
 
@@ -50,6 +51,8 @@ class World:
     topics: set[str] = field(default_factory=set)
     primary_keys: dict[int, tuple[str, ...]] = field(default_factory=dict)
     types: dict[int, TypeDescription] = field(default_factory=dict)
+    published: list[Relation] = field(default_factory=list)
+    """The tables of the publications, as they are now."""
     described: list[list[int]] = field(default_factory=list)
     """The types that were asked about."""
     schemas: dict[str, list[Any]] = field(default_factory=dict)
@@ -233,6 +236,10 @@ class FakeSource:
 
     async def primary_key(self, relation_oid: int) -> tuple[str, ...]:
         return self._world.primary_keys.get(relation_oid, ())
+
+    async def published_relations(self) -> list[Relation]:
+        self._world.step("published_relations")
+        return self._world.published
 
     async def describe_types(self, oids: Sequence[int]) -> list[TypeDescription]:
         self._world.described.append(list(oids))

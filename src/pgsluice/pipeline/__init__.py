@@ -34,7 +34,7 @@ from pgsluice.errors import (
 )
 from pgsluice.lsn import INVALID_LSN, format_lsn
 from pgsluice.metrics import Metrics
-from pgsluice.pipeline.encoders import Encoders
+from pgsluice.pipeline.encoders import Encoders, check_types
 from pgsluice.pipeline.ends import Registry, Sink, Source, Spool, Stream
 from pgsluice.pipeline.session import WATCH_S, Ends, Session, SessionOptions, cancel
 from pgsluice.progress import (
@@ -129,6 +129,7 @@ class Pipeline:
         self._adopt = options.adopt_slot
         self._failures = 0
         self._missed: int | None = None
+        self._types_checked = not any(rule.types for rule in options.tables.rules)
         self._dead_letters: DeadLetters | None = None
         self._said: str | None = None
         self._said_at = 0.0
@@ -212,6 +213,7 @@ class Pipeline:
         async with contextlib.AsyncExitStack() as stack:
             source = await self._unless_stopped(self._open_source())
             stack.push_async_callback(source.close)
+            await self._unless_stopped(self._check_types(source))
             sink = await self._unless_stopped(self._make_sink())
             stack.push_async_callback(sink.close)
             stream, checkpoint, owed = await self._unless_stopped(self._start(source, sink))
@@ -224,6 +226,13 @@ class Pipeline:
             except Fenced as error:
                 await self._unless_stopped(_while_served(source, stream, self._stop_if_owner(source, sink, error)))
                 raise
+
+    async def _check_types(self, source: Source) -> None:
+        """Raise ConfigError, once and before anything is made, if a column cannot have the type chosen for it."""
+        if not self._types_checked:
+            options, relations = self._options, await source.published_relations()
+            await check_types(options.tables, options.types, relations, source.describe_types)
+            self._types_checked = True
 
     async def _stop_if_owner(self, source: Source, sink: Sink, error: Fenced) -> None:
         """Raise UnavailableError when the slot is still ours, and somebody else writes: he follows another server.

@@ -13,6 +13,7 @@ from pgsluice.cut import Cut
 from pgsluice.envelope import Record
 from pgsluice.pgoutput.framing import Keepalive, XLogData
 from pgsluice.progress import Checkpoint, ServerIdentity, TimelineSwitch
+from pgsluice.relation import Relation
 from pgsluice.tables import TablePolicy
 
 
@@ -61,6 +62,12 @@ class Source(Protocol):
 
     async def start(self) -> Stream:
         """Stream from the slot's own position; SlotInUse while another process does, StopError if unusable."""
+
+    async def published_relations(self) -> Sequence[Relation]:
+        """Return the published tables as Relation messages would describe them now, but for their keys.
+
+        It waits for no table that somebody has locked.
+        """
 
     async def primary_key(self, relation_oid: int) -> tuple[str, ...] | None:
         """Return the primary key's columns as of now; empty when there is none, None when the table is gone."""

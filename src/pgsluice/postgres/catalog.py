@@ -197,13 +197,16 @@ class Catalog:
         return [(schema, name) for schema, name in rows]
 
     async def published_relations(self, publications: Sequence[str]) -> list[Relation]:
-        """Return the tables of the publications as Relation messages would describe them now, but for their keys."""
+        """Return the tables of the publications as Relation messages would describe them now, but for their keys.
+
+        It takes no lock on them, and so waits for nobody.
+        """
         relations = []
-        rows = await self._rows(queries.PUBLISHED_COLUMNS, [list(publications)])
+        rows = await self._rows(queries.published_columns(await self._version()), [list(publications)])
         for (oid, schema, table, identity), columns in itertools.groupby(rows, key=lambda row: row[:4]):
             described = tuple(
                 Column(name, PgType(type_oid, namespace, type_name), typmod, is_key=False)
-                for *_, name, type_oid, namespace, type_name, typmod in columns
+                for *_, name, type_oid, namespace, type_name, typmod, _ in columns
             )
             relations.append(Relation(oid, schema, table, identity, described))
         return relations

@@ -6,6 +6,7 @@ https://www.postgresql.org/docs/current/catalogs.html
 """
 
 PARTITION_TREES_SINCE = 12_00_00
+GENERATED_COLUMNS_SINCE = 12_00_00
 MULTIRANGES_SINCE = 14_00_00
 ROW_FILTERS_SINCE = 15_00_00
 
@@ -108,14 +109,40 @@ GROUP BY 1, 2
 HAVING count(DISTINCT attnames) > 1
 ORDER BY 1, 2"""
 
-# As Relation and Type messages say it: a domain has its own OID and the name of its base type.
-PUBLISHED_COLUMNS = """
-SELECT c.oid, n.nspname::text, c.relname::text, c.relreplident::text,
-       a.attname::text, a.atttypid, base.namespace, base.name, a.atttypmod
-FROM (SELECT DISTINCT schemaname, tablename FROM pg_publication_tables WHERE pubname = ANY (%s::text[])) t
-JOIN pg_namespace n ON n.nspname = t.schemaname
-JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
+# Of the catalog's own tables alone: what asks PostgreSQL about a table, as pg_publication_tables does, waits for its
+# locks, and that of a prepared ALTER TABLE may be held for days. A publication that goes via the root publishes what is
+# no partition of a published table, another one the tables that hold rows. Types are as Relation and Type messages say
+# it: a domain has its own OID and the name of its base type.
+_PUBLISHED_COLUMNS = """
+WITH RECURSIVE member AS (
+    SELECT p.oid AS publication, coalesce((to_jsonb(p) ->> 'pubviaroot')::boolean, false) AS via_root,
+           to_jsonb(p) ->> 'pubgencols' AS generated, c.oid
+    FROM pg_publication p
+    JOIN pg_class c
+      ON p.puballtables
+      OR c.oid IN (SELECT prrelid FROM pg_publication_rel WHERE prpubid = p.oid)
+      {schemas}
+    WHERE p.pubname = ANY (%s::text[]) AND c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= 16384
+), carried AS (
+    SELECT publication, via_root, generated, oid, false AS is_partition FROM member
+    UNION
+    SELECT publication, via_root, generated, i.inhrelid, true
+    FROM carried
+    JOIN pg_class c ON c.oid = carried.oid AND c.relkind = 'p'
+    JOIN pg_inherits i ON i.inhparent = c.oid
+), published AS (
+    SELECT generated, {listed} AS listed, c.oid, c.relnamespace, c.relname, c.relreplident
+    FROM carried
+    JOIN pg_class c ON c.oid = carried.oid
+    GROUP BY publication, via_root, generated, c.oid, c.relnamespace, c.relname, c.relreplident, c.relkind
+    HAVING CASE WHEN via_root THEN NOT bool_or(is_partition) ELSE c.relkind = 'r' END
+)
+SELECT DISTINCT c.oid, n.nspname::text, c.relname::text, c.relreplident::text,
+       a.attname::text, a.atttypid, base.namespace, base.name, a.atttypmod, a.attnum
+FROM published c
+JOIN pg_namespace n ON n.oid = c.relnamespace
 JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+ AND coalesce(a.attnum = ANY (c.listed), {as_a_rule})
 CROSS JOIN LATERAL (
     WITH RECURSIVE made_of AS (
         SELECT p.typbasetype, p.typnamespace, p.typname FROM pg_type p WHERE p.oid = a.atttypid
@@ -127,6 +154,19 @@ CROSS JOIN LATERAL (
     WHERE made_of.typbasetype = 0
 ) AS base
 ORDER BY 2, 3, a.attnum"""
+
+
+def published_columns(server_version: int) -> str:
+    """Return the query for the columns of the published tables, each table's in their order."""
+    has_lists, has_generated = server_version >= ROW_FILTERS_SINCE, server_version >= GENERATED_COLUMNS_SINCE
+    of_schema = "OR c.relnamespace IN (SELECT pnnspid FROM pg_publication_namespace WHERE pnpubid = p.oid)"
+    listed = "(SELECT prattrs::int2[] FROM pg_publication_rel WHERE prpubid = publication AND prrelid = c.oid)"
+    return _PUBLISHED_COLUMNS.format(
+        schemas=of_schema if has_lists else "",
+        listed=listed if has_lists else "NULL::int2[]",
+        as_a_rule="a.attgenerated IN ('', c.generated)" if has_generated else "true",
+    )
+
 
 # One row with null for a table without primary key, none for a table that is gone. A deferrable key is none, as
 # for PostgreSQL's default identity: rows may share its values for a moment, so it cannot tell them apart.

@@ -14,6 +14,7 @@ from pgsluice.postgres.connection import ReplicationConnection
 from pgsluice.postgres.options import ConnectionOptions, StreamOptions
 from pgsluice.postgres.stream import ReplicationStream
 from pgsluice.progress import ServerIdentity, TimelineSwitch
+from pgsluice.relation import Relation
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +140,10 @@ class PostgresSource:
     async def _is_streaming(self) -> bool:
         state = await self._catalog.slot(self._options.slot)
         return state is not None and state.active_pid == self._replication.backend_pid
+
+    async def published_relations(self) -> list[Relation]:
+        """Return the published tables as Relation messages would describe them now, but for their keys."""
+        return await self._catalog.published_relations(self._options.publications)
 
     async def primary_key(self, relation_oid: int) -> tuple[str, ...] | None:
         """Return the primary key's columns as of now; empty when there is none, None when the table is gone."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pgsluice import pipeline as module
+from pgsluice.avro.choices import Choice
 from pgsluice.avro.types import TypeOptions
 from pgsluice.cut import Cut
 from pgsluice.dead_letter import DeadLetter, Origin, Reason, Refused
@@ -30,7 +31,8 @@ from pgsluice.pipeline import Pipeline, PipelineOptions, State
 from pgsluice.pipeline.outbox import Limits
 from pgsluice.pipeline.session import SessionOptions
 from pgsluice.progress import Checkpoint, ServerIdentity, TimelineSwitch
-from pgsluice.tables import Tables
+from pgsluice.relation import CATALOG, Column, PgType, Relation
+from pgsluice.tables import TableRule, Tables
 from tests.support.ends import FakeRegistry, FakeSink, FakeSource, MemorySpool, World
 
 LIMITS = Limits(cut_interval_s=0.05, cut_bytes=1 << 20, inflight_max=4 << 20, heartbeat_s=0.05)
@@ -446,6 +448,49 @@ class TestTheWrongServerForAMoment:
 
     async def test_being_fenced_before_the_slot_is_ours_is_a_race_and_no_reason_to_stop(self) -> None:
         world = World(faults={"announce": [Fenced("Another took over.")]})
+        async with running(world) as found:
+            await streaming(found)
+
+
+class TestChosenTypes:
+    """Columns whose types the settings choose are looked at before anything else happens, once."""
+
+    CHOSEN = replace(OPTIONS.tables, rules=[TableRule("public.*", types={"n": Choice.parse("uuid")})])
+
+    async def test_one_that_cannot_be_stops_before_anything_is_made(self) -> None:
+        column = Column("n", PgType(23, CATALOG, "int4"), -1, is_key=True)
+        world = World(published=[Relation(1, "public", "t", "d", (column,))])
+        with pytest.raises(ConfigError, match=r"table public\.t: column n of type int4 cannot be uuid"):
+            await pipeline(world, tables=self.CHOSEN).run()
+        assert (world.streams, world.owner, world.position, world.checkpoint) == ([], None, None, None)
+
+    async def test_tables_that_have_no_such_column_are_fine(self) -> None:
+        column = Column("id", PgType(23, CATALOG, "int4"), -1, is_key=True)
+        relations = [Relation(1, "public", "t", "d", (column,)), Relation(2, "other", "t", "d", (column,))]
+        world = World(position=8_000, checkpoint=CHECKPOINT, published=relations)
+        async with running(world, tables=self.CHOSEN) as found:
+            await streaming(found)
+
+    async def test_the_elements_of_arrays_are_asked_for(self) -> None:
+        column = Column("n", PgType(7_001, "public", "_mood"), -1, is_key=False)
+        world = World(position=8_000, published=[Relation(1, "public", "t", "d", (column,))])
+        with pytest.raises(ConfigError, match="cannot be uuid"):
+            await pipeline(world, tables=self.CHOSEN).run()
+        assert world.described == [[7_001]]
+
+    async def test_they_are_looked_at_once(self) -> None:
+        world = World(position=8_000, checkpoint=CHECKPOINT)
+        tables = replace(OPTIONS.tables, rules=[TableRule("public.*", types={"other": Choice.parse("uuid")})])
+        async with running(world, tables=tables) as found:
+            await streaming(found)
+            world.faults |= {"commit": [SinkUnavailable("no")], "published_relations": [ConfigError("asked again")]}
+            world.commit(1)
+            await until(lambda: world.numbers == [1])
+
+    async def test_without_any_nobody_asks(self) -> None:
+        world = World(
+            position=8_000, checkpoint=CHECKPOINT, faults={"published_relations": [ConfigError("asked in vain")]}
+        )
         async with running(world) as found:
             await streaming(found)
 
