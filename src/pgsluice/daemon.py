@@ -48,7 +48,7 @@ from pgsluice.postgres.slot import SlotState
 from pgsluice.postgres.source import PostgresSource, SourceOptions
 from pgsluice.registry.builtin import BuiltinRegistry
 from pgsluice.registry.client import RegistryOptions
-from pgsluice.registry.follower import SchemaFollower
+from pgsluice.registry.follower import SCHEMAS, SchemaFollower
 from pgsluice.registry.record import Registered
 from pgsluice.registry.store import SchemaStore
 from pgsluice.registry.subjects import subject_name
@@ -125,7 +125,7 @@ class _Daemon:
         self._metrics = Metrics()
         self._metrics.info.labels(__version__, settings.name, "python", settings.delivery.mode).set(1)
         self._kafka = ClientOptions(settings.kafka.librdkafka_properties(), f"pgsluice-{settings.name}")
-        schemas = f"{settings.kafka.topic_prefix}.schemas"
+        schemas = settings.kafka.topic_prefix + SCHEMAS
         builtin = BuiltinRegistry(_registry_options(settings, self._kafka.errors), schemas)
         self._registry = _registry(settings, builtin, self._metrics)
         self._pipeline = Pipeline(
@@ -510,7 +510,7 @@ async def _check_registry(settings: Settings) -> list[Finding]:
 async def _serve_registry(settings: Settings, prefixes: Sequence[str]) -> None:
     store, stop, caught_up = SchemaStore(), asyncio.Event(), asyncio.Event()
     options = _registry_options(settings, ClientErrors())
-    follower = SchemaFollower(options, [f"{prefix}.schemas" for prefix in prefixes], store)
+    follower = SchemaFollower(options, [prefix + SCHEMAS for prefix in prefixes], store)
     health = Health(
         lambda: {"version": __version__, "prefixes": list(prefixes), "subjects": len(store.subjects())},
         lambda: None,
@@ -532,10 +532,12 @@ async def _export_registry(settings: Settings, prefixes: Sequence[str]) -> "dict
     with _client_installed():
         from pgsluice.registry.export import export  # noqa: PLC0415 - as in _registry
     follower = SchemaFollower(
-        _registry_options(settings, ClientErrors()), [f"{prefix}.schemas" for prefix in prefixes], SchemaStore()
+        _registry_options(settings, ClientErrors()), [prefix + SCHEMAS for prefix in prefixes], SchemaStore()
     )
     try:
         await follower.start()
+        if missing := await follower.missing():
+            raise ConfigError(f"{missing} Correct --prefix, or kafka.topic_prefix; nothing was exported.")
     finally:
         await follower.close()
     return await export(follower.store, rest(), settings.schema_registry.subject_name_strategy)
@@ -546,6 +548,8 @@ async def _follow(follower: SchemaFollower, caught_up: asyncio.Event) -> None:
         try:
             await follower.start()
             caught_up.set()
+            if missing := await follower.missing():
+                log.warning("waiting for schemas", reason=missing)
             if ambiguous := follower.store.ambiguous():
                 log.warning("prefixes share ids: clients that do not name the subject are refused", ids=ambiguous[:10])
         except SinkUnavailable as error:

@@ -185,7 +185,9 @@ async def test_published_relations_are_what_the_view_of_the_server_has(
             if version >= since:
                 admin.execute(statement)
         publications = [name for (name,) in admin.execute("SELECT pubname FROM pg_publication").fetchall()]
-        expected = {publication: dict(admin.execute(sql, [publication]).fetchall()) for publication in publications}
+        expected: dict[str, dict[str, list[str] | None]] = {
+            name: dict(admin.execute(sql, [name]).fetchall()) for name in publications
+        }
         altering.execute("LOCK TABLE a, b, other.c, root")
         async with Catalog(options) as catalog:
             for publication, tables in expected.items():

@@ -315,10 +315,12 @@ class TestFollower:
             one = await writer.register("a", record_schema(0))
             follower = await stack.enter_async_context(open_follower(options(kafka), first, second))
             assert [entry.id for entry in follower.store.versions("a")] == [one]
+            assert f"There is no topic {second} on these brokers" in str(await follower.missing())
             writer = await stack.enter_async_context(open_registry(options(kafka), second))
             two = await writer.register("b", record_schema(1))
             await until(lambda: bool(follower.store.uses(two)))
             await follower.start()
+            assert await follower.missing() is None
             assert follower.store.subjects() == ["a", "b"]
         assert second in admin(kafka).list_topics().topics
 

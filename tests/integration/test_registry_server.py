@@ -313,8 +313,13 @@ class TestDaemon:
         pipeline.wait_until_confirmed()
         assert pipeline.daemon.stop() == 0
         command = ["registry", "export", "-c", str(pipeline.daemon.config_file), "--url", server.url]
-        assert cli.main(command) == 0
         name = pipeline.daemon.name
+        assert cli.main([*command, "--prefix", name, "--prefix", f"{name}s"]) == 78
+        said = capsys.readouterr().err
+        assert f"There is no topic {name}s.schemas on these brokers" in said
+        assert f"prefixes that have schemas are {name}" in said
+        assert not server.ids
+        assert cli.main(command) == 0
         assert f"{name}.public.numbers-value: 1 schemas exported, 0 were there" in capsys.readouterr().out
         ids = set(server.ids)
         pipeline.daemon.settings.update(at(server.url))

@@ -9,6 +9,7 @@ https://kafka.apache.org/documentation/#compaction
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from difflib import get_close_matches
 from typing import Any, Final, NamedTuple
 
 import structlog
@@ -23,6 +24,11 @@ from pgsluice.registry.topic import TopicAdmin
 
 log = structlog.get_logger(__name__)
 
+SCHEMAS: Final = ".schemas"
+"""What the name of a schema topic has behind its prefix."""
+
+_NAMED: Final = 10
+"""How many of the topics that there are an error names, those of the nearest names first."""
 _POLL_S: Final = 0.25
 """How long the reading thread waits for a record; ``close`` waits for that thread."""
 _BATCH: Final = 500
@@ -95,6 +101,16 @@ class SchemaFollower:
             for topic in sorted(self._found):
                 await self._catch_up(topic)
         self.store.complete = True
+
+    async def missing(self) -> str | None:
+        """Return a sentence on the topics that do not exist, None when :meth:`start` found all of them."""
+        missing = sorted(self._missing)
+        if not missing:
+            return None
+        present = await self.admin.names(SCHEMAS)
+        nearest = [name.removesuffix(SCHEMAS) for name in get_close_matches(missing[0], present, _NAMED, cutoff=0.0)]
+        prefixes = f"prefixes that have schemas are {', '.join(nearest)}" if nearest else "no prefix has schemas"
+        return f"There is no topic {', '.join(missing)} on these brokers, or we may not see it: {prefixes}."
 
     async def follow(self) -> None:
         """Never return; raise what ended the reading, if something does."""

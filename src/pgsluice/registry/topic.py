@@ -53,6 +53,15 @@ class TopicAdmin:
             )
         return str(found.topic_id)
 
+    async def names(self, ending: str) -> list[str]:
+        """Return the topics that end so, of those that we may see."""
+        doing, loop = "Listing topics", asyncio.get_running_loop()
+        try:
+            found = await loop.run_in_executor(None, lambda: self._admin.list_topics(timeout=_REQUEST_S))
+        except KafkaException as error:
+            raise failure(error, doing, self._errors) from error
+        return sorted(name for name in found.topics if name.endswith(ending))
+
     async def check_policy(self, topic: str) -> None:
         """Raise ConfigError unless ``topic`` keeps the last record of every key for ever."""
         doing = f"Reading the configuration of topic {topic}"
