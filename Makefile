@@ -62,7 +62,7 @@ test: lint coverage simulation integration faults-quick spark ## Everything that
 demo: setup ## PostgreSQL to Kafka to Spark, compared table by table (KEEP=1 leaves it running)
 	$(BIN)/python -m sandbox.demo $(if $(KEEP),--keep)
 
-bench: setup ## Events per second, beside a bare drain of the same WAL
+bench: setup ## Events per second, beside a bare drain of the same WAL: minutes
 	$(BIN)/python -m bench
 
 bench-memory: setup ## Memory while a 5 GB transaction, and 200 of 20 MB, wait for their commit

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from sandbox import supervisor
@@ -32,8 +32,12 @@ class Server:
         log: Path,
         account: Account,
         death_signal: signal.Signals,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
-        """Start ``command`` in ``directory``, which is removed if this process ends without ``dismiss``."""
+        """Start ``command`` in ``directory``, which is removed if this process ends without ``dismiss``.
+
+        ``variables`` are added to the environment, which is otherwise nearly empty.
+        """
         self._log = log
         task = supervisor.Task(
             owner=os.getpid(),
@@ -43,7 +47,7 @@ class Server:
             uid=account.uid,
             gid=account.gid,
             death_signal=death_signal,
-            environment=environment(),
+            environment={**environment(), **(variables or {})},
         )
         self._channel, theirs = socket.socketpair()
         with theirs, log.open("ab") as errors:

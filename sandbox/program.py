@@ -5,7 +5,7 @@ Who uses it chooses the directory, the configuration file and the command.
 
 import json
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any, Literal
@@ -54,9 +54,9 @@ class Program:
         """Whether the process runs."""
         return self._server is not None and self._server.alive
 
-    def launch(self, command: Sequence[str]) -> None:
-        """Start the process; it need not be ready when this returns."""
-        self._server = Server(command, self.directory, self._log, current_account(), signal.SIGKILL)
+    def launch(self, command: Sequence[str], variables: Mapping[str, str] | None = None) -> None:
+        """Start the process, with ``variables`` in its environment; it need not be ready when this returns."""
+        self._server = Server(command, self.directory, self._log, current_account(), signal.SIGKILL, variables)
 
     def stop(self) -> int:
         """SIGTERM: an orderly end; returns the exit code."""

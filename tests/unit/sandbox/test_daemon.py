@@ -46,6 +46,14 @@ def test_exit_code_and_log_of_one_that_ends(refused: Daemon) -> None:
     assert "nonsense" in refused.log_text()
 
 
+def test_its_environment_has_the_variables_that_are_added(refused: Daemon) -> None:
+    refused.wait()
+    refused.variables = {"PGSLUICE_LOG__COLOUR": "red"}
+    refused.start()
+    refused.wait()
+    assert "PGSLUICE_LOG__COLOUR" in refused.log_text()
+
+
 def test_one_that_ends_while_it_is_waited_for_is_an_error_with_its_log(refused: Daemon) -> None:
     with pytest.raises(ServerError, match="nonsense"):
         refused.wait_until_ready()

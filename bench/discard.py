@@ -1,0 +1,71 @@
+"""``pgsluice`` with a sink that counts its records and forgets them: what the daemon costs without Kafka.
+
+All else is the product's own command line; the topic of schemas is the only one written. ``contenders`` starts it.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from pgsluice import cli, daemon
+from pgsluice.cut import Cut, TopicUse
+from pgsluice.envelope import Record
+from pgsluice.kafka.sink import CutFormat, SinkOptions
+from pgsluice.pipeline.ends import Sink
+from pgsluice.progress import Checkpoint
+from pgsluice.tables import TablePolicy
+
+
+class Discard:
+    """Takes everything, and begins anew in each session."""
+
+    def __init__(self, _options: SinkOptions, _cut_format: CutFormat) -> None:
+        pass
+
+    async def prepare(self) -> None:
+        """There are no topics."""
+
+    async def present_checkpoint(self) -> Checkpoint | None:
+        """Nothing was ever committed."""
+        return None
+
+    async def last_checkpoint(self) -> Checkpoint | None:
+        """Nothing was ever committed."""
+        return None
+
+    async def fence(self) -> None:
+        """There is nobody else."""
+
+    async def announce(self, checkpoint: Checkpoint) -> None:
+        """Forget it."""
+
+    async def open_topics(self, topics: Sequence[str]) -> None:
+        """There are none."""
+
+    async def open_topic(self, policy: TablePolicy, *, keyed: bool) -> None:
+        """Every topic is as good as any."""
+
+    async def begin(self) -> None:
+        """Nothing to begin."""
+
+    async def produce(self, cut: Cut, records: Sequence[Record]) -> None:
+        """Forget the records: the outbox has counted them, and drops its list."""
+
+    async def commit(self, cut: Cut, _checkpoint: Checkpoint) -> None:
+        """Account for the events, for the metrics."""
+        cut.topics["discarded"] = TopicUse(counts={"discarded": cut.events})
+
+    async def deliver(self, cut: Cut, checkpoint: Checkpoint) -> None:
+        """Forget all of it."""
+        cut.records.clear()
+        await self.commit(cut, checkpoint)
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+MAKE: type[Sink] = Discard
+"""Lets the type checker compare it with what a pipeline expects."""
+
+if __name__ == "__main__":
+    vars(daemon)["KafkaSink"] = MAKE
+    sys.exit(cli.main())

@@ -1,0 +1,55 @@
+"""The bare drain: a client that receives a slot's stream and looks at nothing but where transactions end.
+
+As little as a client can do with psycopg's C implementation of libpq, in a process of its own.
+"""
+
+import time
+from select import select
+from typing import Any
+
+from psycopg import pq
+
+from bench.processes import child_main, say, wait_for_word
+
+XLOG_DATA = 0x77
+COMMIT, STREAM_COMMIT = 0x43, 0x63
+MESSAGE = 25
+"""Where pgoutput's message begins in CopyData: after ``w`` and three numbers of eight bytes."""
+
+END_LSN = {COMMIT: MESSAGE + 10, STREAM_COMMIT: MESSAGE + 14}
+"""Where the end of the transaction stands: after flags and commit LSN, and in a stream after the xid."""
+
+
+def main(arguments: dict[str, Any]) -> None:
+    """Drain ``command``'s stream, and say when the commits with each of ``end_lsns`` have arrived."""
+    wire = pq.PGconn.connect(arguments["conninfo"].encode())
+    result = wire.exec_(arguments["command"].encode())
+    if result.status != pq.ExecStatus.COPY_BOTH:
+        raise RuntimeError(wire.error_message.decode())
+    for end_lsn in arguments["end_lsns"]:
+        size = _read_until(wire, end_lsn)
+        say(at=time.monotonic(), size=size)
+    wait_for_word()  # the walsender ends with us, and the bench wants to look at it first
+    wire.finish()
+
+
+def _read_until(wire: pq.abc.PGconn, end_lsn: int) -> int:
+    """Return the bytes of pgoutput's messages up to the transaction that ends at ``end_lsn`` or later."""
+    get_copy_data, consume_input, sockets, ends = wire.get_copy_data, wire.consume_input, [wire.socket], END_LSN
+    total = 0
+    while True:
+        size, data = get_copy_data(1)
+        if size == 0:
+            select(sockets, [], [])
+            consume_input()
+        elif size < 0:
+            raise RuntimeError("the server has ended the stream")
+        elif data[0] == XLOG_DATA:
+            total += size - MESSAGE
+            at = ends.get(data[MESSAGE])
+            if at is not None and int.from_bytes(data[at : at + 8], "big") >= end_lsn:
+                return total
+
+
+if __name__ == "__main__":
+    child_main(main)

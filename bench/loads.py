@@ -1,0 +1,150 @@
+"""What is written for the contenders to read: each load with its tables, its rows, and its transactions. Pure SQL.
+
+Used by ``rounds``, which runs ``setup``, makes the slot, and then writes the rest into the WAL.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+PUBLICATION = "bench"
+
+VALUES = (
+    ("customer", "int", "g % 1000"),
+    ("amount", "numeric(10,2)", "g % 10000 / 100.0"),
+    ("status", "text", "'status ' || g % 5"),
+    ("note", "text", "repeat('note ', 8)"),
+    ("quantity", "int", "g % 50"),
+    ("placed", "timestamptz", "now()"),
+    ("day", "date", "current_date"),
+    ("paid", "boolean", "g % 2 = 0"),
+    ("tag", "uuid", "md5(g::text)::uuid"),
+)
+"""The columns beside ``id``, their types, and their values in row ``g``; further ones begin from the front."""
+
+ORDERS_COLUMNS = 1 + len(VALUES)
+
+DIGITS = "(SELECT string_agg(encode(sha512((g || '.' || k)::text::bytea), 'hex'), '') FROM generate_series(1, {}) k)"
+"""Text that hardly compresses, in pieces of 128 bytes."""
+
+DIGITS_BYTES = 128
+
+OPENING_ID, MARK_ID = -1, -2
+"""Rows beside those that count: the first of each table, and one after all others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """``rows`` row changes in transactions of ``per_transaction``, in turn over the ``tables``.
+
+    ``columns`` are names, types and values as in VALUES. ``updates``: the rows are there before, and each is updated.
+    ``opened``: what is measured begins when the first row of each table was delivered.
+    """
+
+    key: str
+    title: str
+    rows: int
+    per_transaction: int
+    columns: Sequence[tuple[str, str, str]]
+    tables: int = 1
+    updates: bool = False
+    opened: bool = False
+
+    def scaled(self, factor: float) -> "Load":
+        """Return the load with fewer rows, or more: whole transactions, one at least."""
+        per = min(self.per_transaction, max(1, round(self.rows * factor)))
+        return replace(self, per_transaction=per, rows=max(1, round(self.rows * factor / per)) * per)
+
+    def setup(self) -> list[str]:
+        """Return what comes before the slot: tables, rows to update, the publication."""
+        columns = ", ".join(f"{name} {kind}" for name, kind, _ in self.columns)
+        made = [f"CREATE TABLE {table} (id bigint PRIMARY KEY, {columns})" for table in self._tables]
+        # a text as long as it looks, inside the row and in the WAL
+        plain = [name for name, kind, value in self.columns if kind == "text" and "sha512" in value]
+        made += [f"ALTER TABLE orders ALTER {name} SET STORAGE EXTERNAL" for name in plain]
+        if self.updates:
+            made += ["ALTER TABLE orders REPLICA IDENTITY FULL", self._insert("orders", 1, self.rows)]
+        return [*made, f"CREATE PUBLICATION {PUBLICATION} FOR TABLE {', '.join(self._tables)}"]
+
+    def opening(self) -> list[str]:
+        """Return what is one transaction, with one row of each table."""
+        return [self._insert(table, OPENING_ID, OPENING_ID) for table in self._tables]
+
+    def write(self) -> str:
+        """Return the statement that writes all rows that count, and commits each transaction."""
+        if self.tables > 1:
+            return self._round_robin()
+        change = self._update if self.updates else self._insert
+        per, last = self.per_transaction, self.rows // self.per_transaction - 1
+        return f"DO $$ BEGIN FOR i IN 0..{last} LOOP {change('orders', f'i * {per} + 1', f'(i + 1) * {per}')}; COMMIT; END LOOP; END $$"  # noqa: E501 - one statement
+
+    def mark(self) -> str:
+        """Return what writes one more row, whose commit comes after all others."""
+        return self._insert("orders", MARK_ID, MARK_ID)
+
+    @property
+    def _tables(self) -> list[str]:
+        return ["orders", *(f"orders_{number}" for number in range(1, self.tables))]
+
+    def _insert(self, table: str, first: int | str, last: int | str) -> str:
+        values = ", ".join(value for _, _, value in self.columns)
+        return f"INSERT INTO {table} SELECT g, {values} FROM generate_series({first}, {last}) g"
+
+    def _update(self, table: str, first: int | str, last: int | str) -> str:
+        return f"UPDATE {table} SET quantity = quantity + 1 WHERE id BETWEEN {first} AND {last}"
+
+    def _round_robin(self) -> str:
+        """Return a loop whose body goes once through all tables: each row is another table's."""
+        values = ", ".join(value for _, _, value in self.columns)
+        step = f"g := g + 1; IF g % {self.per_transaction} = 0 THEN COMMIT; END IF; EXIT WHEN g > {self.rows};"
+        turns = "\n".join(f"INSERT INTO {table} SELECT g, {values}; {step}" for table in self._tables)
+        return f"DO $$ DECLARE g int := 1; BEGIN LOOP\n{turns}\nEND LOOP; END $$"
+
+
+def columns(count: int) -> list[tuple[str, str, str]]:
+    """Return the columns of a table that has ``count`` of them, the id included."""
+    turns = ((number // len(VALUES), *VALUES[number % len(VALUES)]) for number in range(count - 1))
+    return [(f"{name}_{turn}" if turn else name, kind, value) for turn, name, kind, value in turns]
+
+
+def _text(size: int) -> list[tuple[str, str, str]]:
+    return [("body", "text", DIGITS.format(size // DIGITS_BYTES))]
+
+
+def _loads() -> list[Load]:
+    orders = columns(ORDERS_COLUMNS)
+    named = [
+        Load("orders-20", "Orders, 10 columns, transactions of 20 rows", 300_000, 20, orders),
+        Load("orders-1", "Orders, 10 columns, transactions of one row", 100_000, 1, orders),
+        Load("million", "Orders, one transaction of a million rows, streamed", 1_000_000, 1_000_000, orders),
+        Load("text-1k", "Rows with a text of 1 KB, transactions of 20 rows", 150_000, 20, _text(1_024)),
+        Load("text-100k", "Rows with a text of 100 KB, transactions of 20 rows", 4_000, 20, _text(102_400)),
+        Load(
+            "update-full",
+            "Orders, updates with replica identity full, transactions of 20 rows",
+            150_000,
+            20,
+            orders,
+            updates=True,
+        ),
+    ]
+    tables = [
+        Load(
+            f"tables-{count}",
+            f"Orders in {count:,} table{'s' if count > 1 else ''}, in turn, transactions of 20 rows",
+            200_000,
+            20,
+            orders,
+            tables=count,
+            opened=True,
+        )
+        for count in (1, 10, 100, 1_000)
+    ]
+    widths = [
+        Load(f"columns-{count}", f"Rows of {count} columns, transactions of 20 rows", rows, 20, columns(count))
+        for count, rows in ((5, 300_000), (20, 150_000), (50, 80_000), (100, 40_000), (200, 20_000))
+    ]
+    return [*named, *tables, *widths]
+
+
+LOADS = {load.key: load for load in _loads()}
+"""Every load by its key."""

@@ -1,0 +1,120 @@
+"""What was measured, as it stands in bench/results.json. Written by the rounds, read by report and plot."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from pydantic import TypeAdapter
+
+DRAIN = "drain"
+"""The contender that all others are measured by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A stretch of a load: ``rows`` row changes in ``seconds``, and the CPU seconds by role."""
+
+    seconds: float
+    rows: float
+    cpu: dict[str, float]
+
+    @property
+    def rate(self) -> float:
+        """Row changes a second."""
+        return self.rows / self.seconds
+
+    def cpu_us(self, role: str) -> float | None:
+        """Microseconds of CPU time for each row change."""
+        return self.cpu[role] / self.rows * 1e6 if role in self.cpu else None
+
+    def __sub__(self, begin: "Part") -> "Part":
+        cpu = {role: seconds - begin.cpu[role] for role, seconds in self.cpu.items()}
+        return Part(self.seconds - begin.seconds, self.rows - begin.rows, cpu)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One contender's way through a load, from the begin of its walsender.
+
+    ``opening``: up to the moment when the first row of each table was seen delivered.
+    """
+
+    whole: Part
+    opening: Part | None
+    peak_mib: float | None
+
+    @property
+    def afterwards(self) -> Part:
+        """What came after the opening."""
+        return self.whole if self.opening is None else self.whole - self.opening
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Median, least and greatest of some runs."""
+
+    median: float
+    least: float
+    greatest: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Self:
+        """Summarise ``values``, at least one."""
+        return cls(statistics.median(values), min(values), max(values))
+
+
+@dataclass(slots=True)
+class LoadResult:
+    """All runs over one load; ``bytes_per_row`` of pgoutput's messages, as the server sends them."""
+
+    title: str
+    rows: int
+    bytes_per_row: float
+    opened: bool
+    """Whether only what comes after the opening counts."""
+    begun: str
+    load_average: tuple[float, float]
+    """Of the last minute, at the begin and at the end."""
+    runs: dict[str, list[Run]]
+
+    def parts(self, contender: str) -> list[Part]:
+        """Return what counts of a contender's runs."""
+        return [run.afterwards if self.opened else run.whole for run in self.runs[contender]]
+
+    def rate(self, contender: str) -> Spread:
+        """Return row changes a second."""
+        return Spread.of([part.rate for part in self.parts(contender)])
+
+    def ratio(self, contender: str) -> float:
+        """Return the median rate, measured by that of the bare drain."""
+        return self.rate(contender).median / self.rate(DRAIN).median
+
+    def later_ratio(self, contender: str) -> float:
+        """Return the same for what comes after the opening: without the time that a start takes."""
+        later = {name: Spread.of([run.afterwards.rate for run in self.runs[name]]) for name in (contender, DRAIN)}
+        return later[contender].median / later[DRAIN].median
+
+    def cpu_us(self, contender: str, role: str) -> float | None:
+        """Return the median of the CPU time for each row change, None where the role does not take part."""
+        found = [value for part in self.parts(contender) if (value := part.cpu_us(role)) is not None]
+        return Spread.of(found).median if found else None
+
+
+@dataclass(slots=True)
+class Results:
+    """Everything that was measured on one machine."""
+
+    machine: dict[str, str]
+    loads: dict[str, LoadResult] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, path: Path) -> Self | None:
+        """Read what ``write`` wrote; None when there is nothing."""
+        return TypeAdapter(cls).validate_json(path.read_bytes()) if path.exists() else None
+
+    def write(self, path: Path) -> None:
+        """Write all of it as JSON."""
+        path.write_bytes(TypeAdapter(type(self)).dump_json(self, indent=1) + b"\n")

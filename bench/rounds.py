@@ -1,0 +1,88 @@
+"""Every contender over the WAL of one slot, round after round, the drain first in each and last of all.
+
+Used by the command line. A load has a database of its own, which is gone when its rounds are over.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+
+import psycopg
+
+from bench.contenders import SLOT, Contender, Course, Drain
+from bench.loads import Load
+from bench.results import LoadResult, Run
+from pgsluice.lsn import parse_lsn
+from sandbox.kafka import Kafka
+from sandbox.postgres import Postgres
+
+SERVER = {
+    "max_wal_size": "32GB",
+    "checkpoint_timeout": "1h",
+    "autovacuum": "off",
+    "wal_sender_timeout": "0",  # the drain sends no status updates
+}
+"""Settings of PostgreSQL: nothing of its own accord while something is measured."""
+
+BROKER = {"log.segment.delete.delay.ms": "1000"}
+
+Say = Callable[[str, str, Run], None]
+"""Gets a load's key, a contender's name and its run, when it is there."""
+
+
+def race(
+    postgres: Postgres, kafka: Kafka, load: Load, contenders: Sequence[Contender], runs: int, say: Say
+) -> LoadResult:
+    """Write the load, and let all contenders run it ``runs`` times."""
+    with course(postgres, kafka, load) as on:
+        _, size = Drain().measure(on)  # warms what is cold, and counts
+        result = LoadResult(
+            load.title,
+            load.rows,
+            size / load.rows,
+            load.opened,
+            datetime.now(UTC).isoformat(timespec="seconds"),
+            (os.getloadavg()[0], 0.0),
+            {},
+        )
+        for contender in [*(one for _ in range(runs) for one in contenders), Drain()]:
+            run = contender.run(on)
+            result.runs.setdefault(contender.name, []).append(run)
+            say(load.key, contender.name, run)
+        result.load_average = (result.load_average[0], os.getloadavg()[0])
+    return result
+
+
+@contextmanager
+def course(postgres: Postgres, kafka: Kafka, load: Load) -> Iterator[Course]:
+    """Write a load behind a slot, in a new database."""
+    with postgres.database() as database, database.connect() as connection:
+        for statement in load.setup():
+            connection.execute(statement)
+        connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [SLOT])
+        start = _position(connection)
+        with connection.transaction():
+            for statement in load.opening():
+                connection.execute(statement)
+        opened = _position(connection)
+        connection.execute(load.write())
+        written = _position(connection)
+        connection.execute(load.mark())
+        yield Course(
+            database,
+            connection,
+            kafka,
+            rows=load.rows,
+            extra_rows=len(load.opening()) + 1,
+            start_lsn=start,
+            opening_lsn=start + 1,
+            opened_lsn=opened,
+            end_lsn=written + 1,
+        )
+
+
+def _position(connection: psycopg.Connection) -> int:
+    row = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
+    assert row is not None
+    return parse_lsn(row[0])
