@@ -53,7 +53,7 @@ async def test_what_types_consist_of(new_database: NewDatabase, version: int) ->
         assert row is not None
     async with Catalog(options_for(database)) as catalog:
         described = {found.name: found for found in await catalog.describe_types([*row, 4_294_967_295])}
-    sends = {name.removeprefix("public."): found.send for name, found in described.items()}
+    sends = {name: found.send for name, found in described.items()}
     assert sends == {
         "nest": "record_send",
         "pair": "record_send",
@@ -62,9 +62,9 @@ async def test_what_types_consist_of(new_database: NewDatabase, version: int) ->
         "price": "domain",
         "hidden": "",
     }
-    assert described["public.pair"].parts == (25,)
-    assert described["public._mood"].parts == (described["public.mood"].oid,)
-    assert described["public.price"].parts == (1700,)
+    assert described["pair"].parts == (25,)
+    assert described["_mood"].parts == (described["mood"].oid,)
+    assert described["price"].parts == (1700,)
 
 
 # --- the whole way

@@ -65,11 +65,11 @@ SEEDS = {
     "pair": "00000003 00000017 00000004 00000007 00000019 ffffffff 00004005 00000003 736164",
 }
 DESCRIBED = [
-    TypeDescription(16_400, "public.hstore", "hstore_send"),
-    TypeDescription(16_401, "public.cube", "cube_send"),
-    TypeDescription(16_402, "public.vector", "vector_send"),
-    TypeDescription(16_403, "public.pair", "record_send", (23, 25, 16_389)),
-    TypeDescription(16_389, "public.mood", "enum_send"),
+    TypeDescription(16_400, "public", "hstore", "hstore_send"),
+    TypeDescription(16_401, "public", "cube", "cube_send"),
+    TypeDescription(16_402, "public", "vector", "vector_send"),
+    TypeDescription(16_403, "public", "pair", "record_send", (23, 25, 16_389)),
+    TypeDescription(16_389, "public", "mood", "enum_send"),
 ]
 OIDS = {description.name.removeprefix("public."): description.oid for description in DESCRIBED}
 OPTIONS = (TypeOptions(), TypeOptions(numeric=(38, 9), time_range="full"))

@@ -243,7 +243,11 @@ class FakeSource:
 
     async def describe_types(self, oids: Sequence[int]) -> list[TypeDescription]:
         self._world.described.append(list(oids))
-        return [self._world.types[oid] for oid in oids if oid in self._world.types]
+        return self._with_parts(oids)
+
+    def _with_parts(self, oids: Sequence[int]) -> list[TypeDescription]:
+        found = [self._world.types[oid] for oid in oids if oid in self._world.types]
+        return found + [part for one in found for part in self._with_parts(one.parts)]
 
     async def close(self) -> None:
         if self._stream in self._world.streams:

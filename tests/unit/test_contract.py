@@ -57,7 +57,8 @@ def test_fastavro_reads_the_golden_json(case: str, part: dict[str, Any]) -> None
 
 def test_every_opcode_has_its_values() -> None:
     fields = (*TYPES.fields(), *KEY_TYPES.key_fields())
-    assert {kind.opcode for field in fields for kind in parts(field.type)} == set(Opcode)
+    found = {kind.opcode for field in fields for kind in parts(field.type)}
+    assert found == set(Opcode) - {Opcode.MARKED}  # which writes none: they are all in raw
 
 
 def parts(kind: ColumnType) -> list[ColumnType]:

@@ -11,7 +11,17 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pgsluice.avro.types import ColumnType, TypeOptions, column_type, key_type, widened, wider
+from pgsluice.avro.types import (
+    ColumnType,
+    Opcode,
+    TypeOptions,
+    column_type,
+    is_array,
+    is_gone,
+    key_type,
+    widened,
+    wider,
+)
 from pgsluice.avro.wire import Schema
 from pgsluice.errors import ConfigError
 from pgsluice.relation import Column, Relation
@@ -77,6 +87,17 @@ class TableFields:
         return tuple(self._field(column) for column in relation.columns)
 
     def _field(self, column: Column) -> Field:
+        return self._field_of_gone(column) or self._field_of_known(column)
+
+    def _field_of_gone(self, column: Column) -> Field | None:
+        """Return the field of a column whose arrays cannot be taken apart any more: as before, all marked."""
+        known = self._types.get(column.name, {}) if is_gone(column, self._options) else {}
+        arrays = [
+            Field(name, column, ColumnType(schema, Opcode.MARKED)) for name, schema in known.items() if is_array(schema)
+        ]
+        return arrays[-1] if arrays else None
+
+    def _field_of_known(self, column: Column) -> Field:
         own = column_type(column, self._options)
         known = self._types.setdefault(column.name, {})
         # The field of exactly this type first, then the oldest that can hold it.

@@ -195,6 +195,11 @@ def checked_string(text: bytes) -> bytes:
     return encode_bytes(utf8(text) if len(text) > 1 else b"\\%03o" % text[0])
 
 
+def marked(_text: bytes) -> bytes:
+    """Raise Misfit: nothing of this type can be read, so that its text alone is known."""
+    raise Misfit
+
+
 _NO_UTF8: Final = re.compile("[\udc80-\udcff]")
 
 

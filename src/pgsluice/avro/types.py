@@ -34,14 +34,14 @@ class TypeOptions:
     """The choices a user has: see ``tables.numeric``, ``tables.time_range``, and ``types`` in ``tables.rules``.
 
     ``binary``: values may come in binary format, which changes nothing but how they are read. ``elements``: of
-    the array types that are not built in, by OID.
+    the array types that are not built in, by OID; None of those that the catalog does not know any more.
     """
 
     numeric: Literal["string"] | tuple[int, int] = "string"
     time_range: Literal["common", "full"] = "common"
     binary: bool = False
     choices: tuple[ColumnChoice, ...] = ()
-    elements: Mapping[int, Element] = field(default_factory=dict)
+    elements: Mapping[int, Element | None] = field(default_factory=dict)
 
 
 class Opcode(StrEnum):
@@ -69,6 +69,7 @@ class Opcode(StrEnum):
     HSTORE = "hstore"
     VECTOR = "vector"
     ARRAY = "array"
+    MARKED = "marked"
 
 
 def _key_date(lowest: int, highest: int) -> Writer:
@@ -106,6 +107,7 @@ _WRITERS: Final[dict[Opcode, Callable[..., Writer]]] = {
     Opcode.BYTEA: lambda: text.bytea,
     Opcode.HSTORE: lambda: text.hstore,
     Opcode.VECTOR: lambda: text.vector,
+    Opcode.MARKED: lambda: text.marked,
 }
 
 
@@ -239,6 +241,17 @@ def _element(pg_type: PgType, options: TypeOptions) -> Element | None:
         return None
     name = pg_type.name[1:]
     return Element(PgType(0, CATALOG, name), ";" if name == "box" else ",")
+
+
+def is_gone(column: Column, options: TypeOptions) -> bool:
+    """Return whether the column's values may be arrays of which nobody knows any more how to take them apart."""
+    chosen = next((choice.choice.name for choice in options.choices if choice.matches(column.name)), None)
+    return chosen != CHECKED_STRING.schema and options.elements.get(column.type.oid, column) is None
+
+
+def is_array(schema: Schema) -> bool:
+    """Return whether a field has arrays."""
+    return isinstance(schema, dict) and schema["type"] == "array"
 
 
 def _array(element: ColumnType, delimiter: str) -> ColumnType:

@@ -224,8 +224,8 @@ class Catalog:
         while wanted:
             rows = await self._rows(sql, [sorted(wanted)])
             asked |= wanted
-            for oid, name, send, parts, delimiter in rows:
-                described[oid] = TypeDescription(oid, name, send, tuple(parts), delimiter)
+            for oid, namespace, name, send, parts, delimiter in rows:
+                described[oid] = TypeDescription(oid, namespace, name, send, tuple(parts), delimiter)
             parts = {part for description in described.values() for part in description.parts}
             wanted = {part for part in parts - asked if not is_built_in(part)}
         return list(described.values())

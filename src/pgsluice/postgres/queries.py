@@ -182,7 +182,7 @@ ORDER BY k.place"""
 
 # What values consist of, as pgsluice.avro.sent.types describes it. A domain's values are those of its base type.
 _TYPES = """
-SELECT t.oid, n.nspname || '.' || t.typname,
+SELECT t.oid, n.nspname::text, t.typname::text,
        CASE WHEN t.typtype = 'd' THEN 'domain' ELSE coalesce(p.proname::text, '') END,
        CASE
            WHEN t.typtype = 'd' THEN ARRAY[t.typbasetype]

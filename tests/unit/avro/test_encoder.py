@@ -164,7 +164,7 @@ def test_a_binary_value_of_an_unknown_type_stops() -> None:
     relation = Relation(
         1, "public", "places", "n", (Column("at", PgType(16_400, "gis", "geometry"), -1, is_key=False),)
     )
-    described = [TypeDescription(16_400, "gis.geometry", "geometry_send")]
+    described = [TypeDescription(16_400, "gis", "geometry", "geometry_send")]
     encoder = RowEncoder(relation, TableFields(OPTIONS).assign(relation), conversions(relation, described))
     assert encoder.encode([None], [], []) == b"\0"
     with pytest.raises(ConfigError) as stop:

@@ -9,7 +9,7 @@ import pytest
 
 from pgsluice.avro import schema
 from pgsluice.avro.schema import Field, TableFields
-from pgsluice.avro.types import Opcode, TypeOptions
+from pgsluice.avro.types import ColumnType, Element, Opcode, TypeOptions
 from pgsluice.avro.wire import Schema
 from pgsluice.errors import ConfigError
 from pgsluice.relation import CATALOG, Column, PgType, Relation
@@ -120,6 +120,28 @@ def test_a_field_changes_in_place_only_where_readers_stay_right(
     assigned = [history.assign(one_column("a", kind))[0] for kind in kinds]
     assert [(field.name, field.type.schema) for field in assigned] == fields
     assert [field.column.type.name for field in assigned] == kinds
+
+
+MOODS = Column("moods", PgType(16_401, "public", "_mood"), -1, is_key=True)
+GONE = TypeOptions(elements={16_401: None})
+ARRAY = {"type": "array", "items": ["null", "string"]}
+
+
+def test_arrays_that_cannot_be_taken_apart_keep_their_field_and_are_marked() -> None:
+    known = TypeOptions(elements={16_401: Element(PgType(16_400, "public", "mood"))})
+    before = TableFields(known).assign(relation(MOODS))
+    history = TableFields(GONE, [envelope(before)])
+    (field,) = history.assign(relation(MOODS))
+    assert (field.name, field.type) == ("moods", ColumnType(ARRAY, Opcode.MARKED))
+    assert envelope((field,)) == envelope(before)
+    (of_key,) = schema.key_fields(relation(MOODS), (field,), ["moods"], GONE)
+    assert (of_key.name, of_key.type.schema) == ("moods", "string")
+    assert TableFields(known, [envelope((field,))]).assign(relation(MOODS)) == before
+
+
+def test_arrays_that_were_never_taken_apart_are_texts() -> None:
+    (field,) = TableFields(GONE).assign(relation(MOODS))
+    assert (field.name, field.type.schema) == ("moods", "string")
 
 
 def test_a_decimal_grows_in_precision_only() -> None:

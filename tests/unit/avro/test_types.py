@@ -15,6 +15,7 @@ from pgsluice.avro.types import (
     check_choices,
     choices_of,
     column_type,
+    is_gone,
     key_type,
     widened,
     wider,
@@ -306,6 +307,24 @@ def test_an_array_of_arrays_is_one_of_a_domain() -> None:
 
 def test_arrays_have_the_delimiter_of_their_elements() -> None:
     assert array_of(PgType(603, "pg_catalog", "box"), ";").write(b"{(1,1),(0,0);(2,2),(1,1)}")[0] == 4
+
+
+def test_an_array_of_which_nothing_is_known_is_its_whole_text() -> None:
+    options = TypeOptions(elements={0: None})
+    assert in_row("_mood", options=options, namespace="public") == ColumnType("string", Opcode.CHECKED_STRING)
+    with pytest.raises(Misfit):
+        ColumnType({"type": "array", "items": ["null", "string"]}, Opcode.MARKED).write(b"{a:b}")
+
+
+@pytest.mark.parametrize(
+    ("choices", "gone"), [((), True), (("double", "string"), True), (("string",), False), (("string", "double"), False)]
+)
+def test_a_column_that_was_chosen_to_be_whole_misses_nothing(choices: tuple[str, ...], gone: bool) -> None:  # noqa: FBT001
+    column = Column("c", PgType(0, "public", "_mood"), -1, is_key=False)
+    chosen = tuple(ColumnChoice("*", Choice.parse(choice)) for choice in choices)
+    assert is_gone(column, TypeOptions(choices=chosen, elements={0: None})) is gone
+    assert not is_gone(column, TypeOptions(choices=chosen, elements={0: Element(MOOD)}))
+    assert not is_gone(column, TypeOptions(choices=chosen))
 
 
 # --- choices

@@ -129,7 +129,7 @@ MOODY = Relation(7, "public", "t", "n", (Column("a", INT4, -1, is_key=False), Co
 async def test_only_types_that_come_in_binary_format_and_are_not_built_in_are_asked_about(
     *, binary: bool, relation: Relation, asked: list[list[int]]
 ) -> None:
-    world = World(types={16_400: TypeDescription(16_400, "public.mood", "enum_send")})
+    world = World(types={16_400: TypeDescription(16_400, "public", "mood", "enum_send")})
     types = TypeOptions(binary=binary)
     made = Encoders(FakeSource(world), FakeSink(world), FakeRegistry(world), Tables("shop"), types)
     await made.prepare(relation)
@@ -137,7 +137,7 @@ async def test_only_types_that_come_in_binary_format_and_are_not_built_in_are_as
 
 
 async def test_binary_values_of_types_that_were_asked_about_are_read() -> None:
-    world = World(types={16_400: TypeDescription(16_400, "public.mood", "enum_send")})
+    world = World(types={16_400: TypeDescription(16_400, "public", "mood", "enum_send")})
     types = TypeOptions(binary=True)
     made = Encoders(FakeSource(world), FakeSink(world), FakeRegistry(world), Tables("shop"), types)
     encoder = await made.prepare(MOODY)
@@ -159,8 +159,8 @@ def row_types(world: World) -> dict[str, object]:
 async def test_arrays_are_asked_about_in_any_format(*, binary: bool) -> None:
     moods = PgType(16_401, "public", "_mood")
     described = (
-        TypeDescription(16_400, "public.mood", "enum_send"),
-        TypeDescription(16_401, "public._mood", "array_send", (16_400,)),
+        TypeDescription(16_400, "public", "mood", "enum_send"),
+        TypeDescription(16_401, "public", "_mood", "array_send", (16_400,)),
     )
     world = World(types={found.oid: found for found in described})
     made = Encoders(FakeSource(world), FakeSink(world), FakeRegistry(world), Tables("shop"), TypeOptions(binary=binary))

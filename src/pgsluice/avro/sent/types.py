@@ -25,6 +25,7 @@ class TypeDescription:
     """
 
     oid: int
+    namespace: str
     name: str
     send: str
     parts: tuple[int, ...] = ()
@@ -141,29 +142,27 @@ def unknown_arrays(relation: Relation) -> list[int]:
     )
 
 
-_TEXT: Final = PgType(0, CATALOG, "text")
-
-
-def elements(relation: Relation, described: Sequence[TypeDescription]) -> dict[int, Element]:
+def elements(relation: Relation, described: Sequence[TypeDescription]) -> dict[int, Element | None]:
     """Return what the arrays among the columns, and in them, consist of, by the array's OID.
 
-    An array whose type is gone from the catalog has elements that are known by their text alone.
+    None for one that is gone from the catalog: nobody knows what stands between its elements, or whether it is one.
     """
     by_oid = {description.oid: description for description in described}
-    gone = {oid: Element(_TEXT) for oid in unknown_arrays(relation) if oid not in by_oid}
-    found = {oid: _element(oid, by_oid) for oid in by_oid}
-    return gone | {oid: element for oid, element in found.items() if element is not None}
+    gone = [oid for oid in unknown_arrays(relation) if oid not in by_oid]
+    return dict.fromkeys(gone) | {oid: _element(oid, by_oid) for oid in by_oid if _is_array(oid, by_oid)}
 
 
-def _element(oid: int, described: Mapping[int, TypeDescription]) -> Element | None:
-    array = described.get(_base(oid, described))
-    if array is None or array.send != "array_send":
-        return None
+def _is_array(oid: int, described: Mapping[int, TypeDescription]) -> bool:
+    base = described.get(_base(oid, described))
+    return base is not None and base.send == "array_send"
+
+
+def _element(array_oid: int, described: Mapping[int, TypeDescription]) -> Element | None:
+    array = described[_base(array_oid, described)]
     base = _base(array.parts[0], described)
-    if base in described:
-        namespace, _, name = described[base].name.rpartition(".")
-        return Element(PgType(base, namespace, name), array.delimiter)
-    return Element(BUILTIN_TYPES.get(base, _TEXT), array.delimiter)
+    found = described.get(base)
+    element = BUILTIN_TYPES.get(base) if found is None else PgType(base, found.namespace, found.name)
+    return None if element is None else Element(element, array.delimiter)
 
 
 def _base(oid: int, described: Mapping[int, TypeDescription]) -> int:
@@ -200,7 +199,7 @@ def _described(oid: int, described: Mapping[int, TypeDescription]) -> ToText:
     if found.send in _MADE_OF_ONE and found.parts:
         (part,) = found.parts
         return _MADE_OF_ONE[found.send](_described(part, described), found.delimiter.encode())
-    return _BY_SEND.get(found.send) or _unreadable(f"the binary format of {found.name} is not known")
+    return _BY_SEND.get(found.send) or _unreadable(f"the binary format of {found.namespace}.{found.name} is not known")
 
 
 _MADE_OF_ONE: Final[dict[str, Callable[[ToText, bytes], ToText]]] = {

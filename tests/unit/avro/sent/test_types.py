@@ -64,7 +64,7 @@ def test_only_what_is_not_built_in_is_asked_about() -> None:
 
 
 def described(oid: int, send: str, *parts: int, delimiter: str = ",") -> TypeDescription:
-    return TypeDescription(oid, f"public.t{oid}", send, parts, delimiter)
+    return TypeDescription(oid, "public", f"t{oid}", send, parts, delimiter)
 
 
 MOOD = described(16_400, "enum_send")
@@ -134,10 +134,17 @@ def test_elements_of_arrays() -> None:
         16_410: Element(BUILTIN_TYPES[23]),
         16_411: moods,
         16_412: Element(PgType(16_401, "public", "t16401")),
-        16_413: Element(PgType(0, CATALOG, "text")),
+        16_413: None,
     }
 
 
-def test_an_array_that_is_gone_has_texts() -> None:
+def test_nothing_is_known_of_an_array_that_is_gone() -> None:
+    """Neither its elements nor what stands between them."""
     mood, moods = PgType(16_400, "public", "mood"), PgType(16_401, "public", "_mood")
-    assert elements(table(mood, moods), []) == {16_401: Element(PgType(0, CATALOG, "text"))}
+    assert elements(table(mood, moods), []) == {16_401: None}
+
+
+def test_names_of_elements_may_have_dots() -> None:
+    odd = TypeDescription(16_400, "my.app", "my.hstore", "record_send")
+    found = elements(table(PgType(16_401, "my.app", "_my.hstore")), (odd, MOODS))
+    assert found == {16_401: Element(PgType(16_400, "my.app", "my.hstore"))}

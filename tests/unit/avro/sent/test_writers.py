@@ -140,7 +140,7 @@ def test_fields_that_are_wider_than_their_column() -> None:
 def test_types_of_extensions(name: str, send: str, sent: str) -> None:
     found = Column("c", PgType(16_400, "public", name), -1, is_key=False)
     relation = Relation(16_385, "public", "orders", "d", (found,))
-    (to_text,) = conversions(relation, [TypeDescription(16_400, f"public.{name}", send)])
+    (to_text,) = conversions(relation, [TypeDescription(16_400, "public", name, send)])
     kind, value = column_type(found, COMMON), bytes.fromhex(sent)
     assert binary_writer(kind, to_text)(value) == kind.write(to_text(value))
 
