@@ -6,6 +6,7 @@
     ├── RetryableError              the session ends; a new one starts after a back-off
     │   ├── SourceUnavailable       PostgreSQL is down, restarting, or the connection broke
     │   ├── SlotInUse               another process streams from the slot: wait as its hot standby
+    │   ├── TypeChanged             a composite has gained an attribute since the catalog was asked about it
     │   ├── RegistryUnavailable     the schema registry cannot be reached, or cannot answer now
     │   └── SinkUnavailable         Kafka cannot be reached, or a Kafka transaction was given up
     │       ├── DeadlineMissed      a Kafka transaction took longer than its timeout
@@ -47,6 +48,10 @@ class SourceUnavailable(RetryableError):
 
 class SlotInUse(RetryableError):
     """Another process streams from the slot; PostgreSQL lets one in at a time."""
+
+
+class TypeChanged(RetryableError):
+    """A value has a part that its type had not when it was described; a new session describes types anew."""
 
 
 class RegistryUnavailable(RetryableError):

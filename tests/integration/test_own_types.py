@@ -1,4 +1,4 @@
-"""Types of one's own that are dropped before their rows are read, or have names that look like something else."""
+"""Types of one's own that are dropped or altered before their rows are read, or have names with a dot."""
 
 from typing import Any
 
@@ -48,3 +48,18 @@ def test_arrays_whose_types_are_gone_keep_their_fields(start: Start) -> None:
     assert two["raw"] == {"moods": MOODS, "corners": CORNERS, "odd": ODD}
     assert three["after"] == {"id": 3, "moods": MOODS, "corners": CORNERS, "odd": ODD}
     assert four["after"] == {"id": 4}
+
+
+def test_a_composite_that_gains_an_attribute_of_a_new_type(start: Start) -> None:
+    """In binary format its values name a type that nobody knew of when the table was described."""
+    pipeline = start({"postgres": {"binary": True}})
+    with pipeline.database.connect() as connection:
+        connection.execute("CREATE TYPE pair AS (a int, b text); CREATE TABLE pairs (id int PRIMARY KEY, v pair)")
+        connection.execute("INSERT INTO pairs VALUES (1, (1, 'x'))")
+        pipeline.wait_until_confirmed()
+        connection.execute("CREATE TYPE mood AS ENUM ('sad'); ALTER TYPE pair ADD ATTRIBUTE m mood CASCADE")
+        connection.execute("INSERT INTO pairs VALUES (2, (2, 'y', 'sad'))")
+        connection.execute("BEGIN; INSERT INTO pairs VALUES (3, NULL), (4, (4, 'z', 'sad')); COMMIT")
+    found = changes(pipeline, "pairs")
+    assert [one["after"]["v"] for one in found] == ["(1,x)", "(2,y,sad)", None, "(4,z,sad)"]
+    assert "was not a part of it when the catalog was read" in pipeline.daemon.log_text()

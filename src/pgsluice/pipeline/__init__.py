@@ -30,6 +30,7 @@ from pgsluice.errors import (
     RetryableError,
     SlotInUse,
     SourceUnavailable,
+    TypeChanged,
     UnavailableError,
 )
 from pgsluice.lsn import INVALID_LSN, format_lsn
@@ -129,6 +130,7 @@ class Pipeline:
         self._adopt = options.adopt_slot
         self._failures = 0
         self._missed: int | None = None
+        self._unread: tuple[str, int] | None = None
         self._types_checked = not any(rule.types for rule in options.tables.rules)
         self._dead_letters: DeadLetters | None = None
         self._said: str | None = None
@@ -166,6 +168,8 @@ class Pipeline:
             self._failures, self._said = 0, None
         if isinstance(error, DeadlineMissed) and session is not None:
             self._give_up_if_missed_before(error, session)
+        if isinstance(error, TypeChanged) and session is not None:
+            self._give_up_if_described_since(error, session)
         self._metrics.session_errors.labels(type(error).__name__).inc()
         self._wait_because(error, State.WAITING)
         await self._pause(min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** min(self._failures, _DOUBLINGS)))
@@ -194,6 +198,12 @@ class Pipeline:
                 "delivery.transaction_timeout, and transaction.max.timeout.ms on the brokers."
             ) from error
         self._missed = transaction.commit_lsn
+
+    def _give_up_if_described_since(self, error: TypeChanged, session: Session) -> None:
+        """Raise ConfigError when the value could not be read at the same position before: that was not the reason."""
+        if self._unread == (str(error), session.checkpoint.end_lsn):
+            raise ConfigError(f"{error}, and is none now; set postgres.binary = false") from error
+        self._unread = str(error), session.checkpoint.end_lsn
 
     def _wait_because(self, error: RetryableError, state: State) -> None:
         """Say why nothing is streamed: once, and again after a while if it stays so."""

@@ -11,7 +11,7 @@ from pgsluice.avro.encoder import KeyEncoder, RowEncoder
 from pgsluice.avro.schema import TableFields, key_fields, key_schema, value_schema
 from pgsluice.avro.sent.types import TypeDescription, conversions
 from pgsluice.avro.types import TypeOptions
-from pgsluice.errors import ConfigError, PoisonError, ProtocolError
+from pgsluice.errors import ConfigError, PoisonError, ProtocolError, TypeChanged
 from pgsluice.pgoutput.messages import UNCHANGED, BinaryValue, ColumnValue
 from pgsluice.relation import CATALOG, Column, PgType, Relation
 
@@ -172,6 +172,18 @@ def test_a_binary_value_of_an_unknown_type_stops() -> None:
     assert str(stop.value) == (
         "table public.places: column at of type gis.geometry came in binary format, but the binary format of"
         " gis.geometry is not known; set postgres.binary = false"
+    )
+
+
+def test_a_part_that_came_with_an_alter_type_is_asked_about_again() -> None:
+    relation = Relation(1, "public", "t", "n", (Column("a", PgType(16_400, "public", "pair"), -1, is_key=False),))
+    described = [TypeDescription(16_400, "public", "pair", "record_send", (23,))]
+    encoder = RowEncoder(relation, TableFields(OPTIONS).assign(relation), conversions(relation, described))
+    with pytest.raises(TypeChanged) as again:
+        encoder.encode([BinaryValue.fromhex("00000001 00004010 00000003 736164")], [], [])
+    assert str(again.value) == (
+        "table public.t: column a of type public.pair came in binary format, but type 16400 was not a part of it when"
+        " the catalog was read"
     )
 
 

@@ -24,6 +24,7 @@ from pgsluice.errors import (
     SinkUnavailable,
     SlotInUse,
     SourceUnavailable,
+    TypeChanged,
     UnavailableError,
 )
 from pgsluice.metrics import Metrics
@@ -298,6 +299,21 @@ class TestWhenItMustNotGoOn:
         world.commit(*range(1, 50))
         async with running(world, session=SessionOptions(replace(LIMITS, cut_bytes=2_000))):
             await until(lambda: len(world.numbers) == 49)
+
+    async def test_a_type_that_changed_is_described_anew(self) -> None:
+        world = World(position=8_000, checkpoint=CHECKPOINT, faults={"begin": [TypeChanged("a part is not known")]})
+        world.commit(1)
+        async with running(world):
+            await until(lambda: world.numbers == [1])
+            world.faults["begin"] = [TypeChanged("a part is not known")]
+            world.commit(2)
+            await until(lambda: world.numbers == [1, 2])
+
+    async def test_a_value_that_cannot_be_read_then_either(self) -> None:
+        world = World(position=8_000, checkpoint=CHECKPOINT, faults={"begin": [TypeChanged("a part is not known")] * 2})
+        world.commit(1)
+        with pytest.raises(ConfigError, match=r"a part is not known, and is none now; set postgres\.binary = false"):
+            await pipeline(world).run()
 
     async def test_a_small_cut_that_misses_it_is_not_too_large_but_kafka_away(self) -> None:
         world = World(position=8_000, checkpoint=CHECKPOINT, faults={"commit": [DeadlineMissed("late")] * 2})

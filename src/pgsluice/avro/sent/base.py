@@ -30,6 +30,10 @@ class Unreadable(Exception):
     """A value of a type whose binary format is not known; says why."""
 
 
+class NewPart(Unreadable):
+    """A composite with a value of a type that was no part of it when it was described: an ALTER TYPE came since."""
+
+
 UNREAD: Final = (Malformed, struct.error, Unreadable)
 """What a conversion may raise: the bytes are not what they should be, or nobody knows what they should be."""
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from pgsluice.avro.sent.base import BYTE, INT32, UINT32, ToText, Unreadable
+from pgsluice.avro.sent.base import BYTE, INT32, UINT32, NewPart, ToText
 from pgsluice.pgoutput.cursor import Cursor, Layout, Malformed
 
 _LENGTH: Final = INT32
@@ -182,7 +182,7 @@ def record(types: Mapping[int, ToText]) -> ToText:
             return b""
         to_text = types.get(oid)
         if to_text is None:
-            raise Unreadable(f"type {oid} was not a part of it when the catalog was read (a restart reads it again)")
+            raise NewPart(f"type {oid} was not a part of it when the catalog was read")
         return _doubled(to_text(part), _QUOTED_FIELD)
 
     def to_text(value: bytes) -> bytes:
