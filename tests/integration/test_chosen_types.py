@@ -48,6 +48,7 @@ def test_looking_at_the_columns_waits_for_no_lock(start: Start) -> None:
         pipeline.daemon.start()
         pipeline.write(1)
         assert pipeline.read(1) == [1]
+        assert "every published column can have the type chosen for it" in checked(pipeline.daemon)
         pipeline.daemon.stop()
         connection.execute(f"COMMIT PREPARED '{pipeline.slot}'")
     code, log = fails(pipeline)

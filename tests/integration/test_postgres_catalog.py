@@ -169,6 +169,9 @@ SHAPES = (
 )
 
 
+PARTITIONED = {"public.root", "public.high", "public.low", "public.highest"}
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_published_relations_are_what_the_view_of_the_server_has(
     version: int, poor_role: Callable[..., tuple[Database, ConnectionOptions]]
@@ -194,6 +197,8 @@ async def test_published_relations_are_what_the_view_of_the_server_has(
                 found = named(await catalog.published_relations([publication]))
                 assert list(found) == sorted(tables), publication
                 assert {name: tables[name] or columns for name, columns in found.items()} == found, publication
+                leaves = {f"{one.schema}.{one.name}" for one in await catalog.published_tables([publication])}
+                assert leaves - {"public.low", "public.highest"} == set(tables) - PARTITIONED, publication
             found = named(await catalog.published_relations(["p_all", "p_some", "absent"]))
             assert found["public.a"] == ["id", "price", "tags"]
             if version >= 15:
@@ -201,6 +206,11 @@ async def test_published_relations_are_what_the_view_of_the_server_has(
                     "public.a": ["id", "tags"],
                     "public.low": ["at"],
                 }
+                assert await catalog.differing_columns(["p_all", "p_some", "p_lists"]) == [
+                    ("public", "a"),
+                    ("public", "low"),
+                ]
+            assert await catalog.differing_columns(["p_all", "p_some"]) == []
             assert found.get("public.made", ["id"]) == ["id"]
 
 

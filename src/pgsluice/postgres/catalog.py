@@ -94,7 +94,8 @@ class IdentityConflict:
 class Catalog:
     """Answers about the server; connects when first asked, and again after the connection was lost.
 
-    Raises SourceUnavailable, PermissionDenied or ConfigError, as :mod:`pgsluice.postgres.failures` judges.
+    No query waits for a table that somebody has locked. Raises SourceUnavailable, PermissionDenied or ConfigError, as
+    :mod:`pgsluice.postgres.failures` judges.
     """
 
     def __init__(self, options: ConnectionOptions) -> None:
@@ -178,9 +179,8 @@ class Catalog:
 
     async def published_tables(self, publications: Sequence[str]) -> list[PublishedTable]:
         """Return the tables whose rows the publications carry; for a partition root, its leaves."""
-        has_trees = await self._version() >= queries.PARTITION_TREES_SINCE
-        sql = queries.PUBLISHED_TABLES_SINCE_12 if has_trees else queries.PUBLISHED_TABLES
-        return [PublishedTable(*row) for row in await self._rows(sql, [list(publications)])]
+        rows = await self._rows(queries.published_tables(await self._version()), [list(publications)])
+        return [PublishedTable(*row) for row in rows]
 
     async def identity_conflicts(self, publications: Sequence[str]) -> list[IdentityConflict]:
         """Return where a row filter or a column list contradicts the replica identity."""
@@ -191,16 +191,11 @@ class Catalog:
 
     async def differing_columns(self, publications: Sequence[str]) -> list[tuple[str, str]]:
         """Return schema and name of the tables about whose columns the publications disagree."""
-        if await self._version() < queries.ROW_FILTERS_SINCE:
-            return []
-        rows = await self._rows(queries.DIFFERING_COLUMNS_SINCE_15, [list(publications)])
+        rows = await self._rows(queries.differing_columns(await self._version()), [list(publications)])
         return [(schema, name) for schema, name in rows]
 
     async def published_relations(self, publications: Sequence[str]) -> list[Relation]:
-        """Return the tables of the publications as Relation messages would describe them now, but for their keys.
-
-        It takes no lock on them, and so waits for nobody.
-        """
+        """Return the tables of the publications as Relation messages would describe them now, but for their keys."""
         relations = []
         rows = await self._rows(queries.published_columns(await self._version()), [list(publications)])
         for (oid, schema, table, identity), columns in itertools.groupby(rows, key=lambda row: row[:4]):

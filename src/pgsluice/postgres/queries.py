@@ -5,7 +5,6 @@ Used by ``catalog`` only. search_path is empty there, so that pg_catalog is all 
 https://www.postgresql.org/docs/current/catalogs.html
 """
 
-PARTITION_TREES_SINCE = 12_00_00
 GENERATED_COLUMNS_SINCE = 12_00_00
 MULTIRANGES_SINCE = 14_00_00
 ROW_FILTERS_SINCE = 15_00_00
@@ -36,20 +35,31 @@ FROM pg_publication p
 WHERE pubname = ANY (%s::text[])
 ORDER BY 1"""
 
+# What the publications carry, of the catalog's own tables alone: what asks PostgreSQL about a table, as
+# pg_publication_tables does, waits for its locks, and that of a prepared ALTER TABLE may be held for days. A
+# publication that goes via the root publishes what is no partition of a published table, another one the tables that
+# hold rows.
+_CARRIED = """
+WITH RECURSIVE member AS (
+    SELECT p.oid AS publication, coalesce((to_jsonb(p) ->> 'pubviaroot')::boolean, false) AS via_root,
+           to_jsonb(p) ->> 'pubgencols' AS generated, p.pubupdate OR p.pubdelete AS old_rows, c.oid
+    FROM pg_publication p
+    JOIN pg_class c
+      ON p.puballtables
+      OR c.oid IN (SELECT prrelid FROM pg_publication_rel WHERE prpubid = p.oid)
+      {schemas}
+    WHERE p.pubname = ANY (%s::text[]) AND c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= 16384
+), carried AS (
+    SELECT publication, via_root, generated, old_rows, oid, false AS is_partition FROM member
+    UNION
+    SELECT publication, via_root, generated, old_rows, i.inhrelid, true
+    FROM carried
+    JOIN pg_class c ON c.oid = carried.oid AND c.relkind = 'p'
+    JOIN pg_inherits i ON i.inhparent = c.oid
+)"""
+
 # The identity that counts is that of the table which holds the row: for a partition root, of each leaf.
 _PUBLISHED_TABLES = """
-WITH published AS (
-    SELECT c.oid, c.relkind, bool_or(p.pubupdate OR p.pubdelete) AS old_rows
-    FROM pg_publication_tables t
-    JOIN pg_publication p ON p.pubname = t.pubname
-    JOIN pg_namespace n ON n.nspname = t.schemaname
-    JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
-    WHERE t.pubname = ANY (%s::text[])
-    GROUP BY c.oid, c.relkind
-), stored AS (
-    SELECT oid, old_rows FROM published WHERE relkind <> 'p'
-    {leaves}
-)
 SELECT n.nspname::text, c.relname::text, c.relreplident::text,
        c.relreplident = 'f' OR EXISTS (
            SELECT FROM pg_index i
@@ -59,21 +69,80 @@ SELECT n.nspname::text, c.relname::text, c.relreplident::text,
                  WHEN 'i' THEN i.indisreplident
                  ELSE false
              END),
-       bool_or(s.old_rows)
-FROM stored s
-JOIN pg_class c ON c.oid = s.oid
+       bool_or(carried.old_rows)
+FROM carried
+JOIN pg_class c ON c.oid = carried.oid AND c.relkind = 'r'
 JOIN pg_namespace n ON n.oid = c.relnamespace
 GROUP BY n.nspname, c.relname, c.relreplident, c.oid
 ORDER BY 1, 2"""
 
-PUBLISHED_TABLES = _PUBLISHED_TABLES.format(leaves="")
+# The columns that each publication sends of each table.
+_SENT = """, published AS (
+    SELECT publication, generated, {listed} AS listed, c.oid, c.relnamespace, c.relname, c.relreplident
+    FROM carried
+    JOIN pg_class c ON c.oid = carried.oid
+    GROUP BY publication, via_root, generated, c.oid, c.relnamespace, c.relname, c.relreplident, c.relkind
+    HAVING CASE WHEN via_root THEN NOT bool_or(is_partition) ELSE c.relkind = 'r' END
+), sent AS (
+    SELECT c.publication, c.oid, n.nspname, c.relname, c.relreplident, a.attnum, a.attname, a.atttypid, a.atttypmod
+    FROM published c
+    JOIN pg_namespace n ON n.oid = c.relnamespace
+    JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+     AND coalesce(a.attnum = ANY (c.listed), {as_a_rule})
+)"""
 
-PUBLISHED_TABLES_SINCE_12 = _PUBLISHED_TABLES.format(
-    leaves="""UNION ALL
-    SELECT tree.relid, published.old_rows
-    FROM published CROSS JOIN LATERAL pg_partition_tree(published.oid) AS tree
-    WHERE published.relkind = 'p' AND tree.isleaf"""
-)
+# As Relation and Type messages say it: a domain has its own OID and the name of its base type.
+_PUBLISHED_COLUMNS = """
+SELECT DISTINCT c.oid, c.nspname::text, c.relname::text, c.relreplident::text,
+       c.attname::text, c.atttypid, base.namespace, base.name, c.atttypmod, c.attnum
+FROM sent c
+CROSS JOIN LATERAL (
+    WITH RECURSIVE made_of AS (
+        SELECT p.typbasetype, p.typnamespace, p.typname FROM pg_type p WHERE p.oid = c.atttypid
+        UNION ALL
+        SELECT p.typbasetype, p.typnamespace, p.typname FROM made_of JOIN pg_type p ON p.oid = made_of.typbasetype
+    )
+    SELECT s.nspname::text AS namespace, made_of.typname::text AS name
+    FROM made_of JOIN pg_namespace s ON s.oid = made_of.typnamespace
+    WHERE made_of.typbasetype = 0
+) AS base
+ORDER BY 2, 3, c.attnum"""
+
+_DIFFERING_COLUMNS = """
+SELECT nspname::text, relname::text
+FROM (SELECT nspname, relname, array_agg(attnum ORDER BY attnum) AS columns FROM sent GROUP BY publication, 1, 2) c
+GROUP BY 1, 2
+HAVING count(DISTINCT columns) > 1
+ORDER BY 1, 2"""
+
+
+def published_tables(server_version: int) -> str:
+    """Return the query for the tables whose rows the publications carry."""
+    return _carried(server_version) + _PUBLISHED_TABLES
+
+
+def published_columns(server_version: int) -> str:
+    """Return the query for the columns of the published tables, each table's in their order."""
+    return _carried(server_version) + _sent(server_version) + _PUBLISHED_COLUMNS
+
+
+def differing_columns(server_version: int) -> str:
+    """Return the query for the tables of which the publications send different columns."""
+    return _carried(server_version) + _sent(server_version) + _DIFFERING_COLUMNS
+
+
+def _carried(server_version: int) -> str:
+    of_schema = "OR c.relnamespace IN (SELECT pnnspid FROM pg_publication_namespace WHERE pnpubid = p.oid)"
+    return _CARRIED.format(schemas=of_schema if server_version >= ROW_FILTERS_SINCE else "")
+
+
+def _sent(server_version: int) -> str:
+    listed = "(SELECT prattrs::int2[] FROM pg_publication_rel WHERE prpubid = publication AND prrelid = c.oid)"
+    return _SENT.format(
+        listed=listed if server_version >= ROW_FILTERS_SINCE else "NULL::int2[]",
+        as_a_rule="a.attgenerated IN ('', c.generated)" if server_version >= GENERATED_COLUMNS_SINCE else "true",
+    )
+
 
 # A row filter may use, and a column list must have, the columns of the replica identity; otherwise the server
 # refuses updates and deletes. The filter's columns are read from its expression tree.
@@ -100,73 +169,6 @@ WHERE m.relreplident <> 'f' AND EXISTS (
           WHERE used[1]::int2 <> ALL (m.identity))
    OR m.listed IS NOT NULL AND (m.relreplident = 'f' OR NOT m.identity <@ m.listed)
 ORDER BY 1, 2, 3"""
-
-DIFFERING_COLUMNS_SINCE_15 = """
-SELECT schemaname::text, tablename::text
-FROM pg_publication_tables
-WHERE pubname = ANY (%s::text[])
-GROUP BY 1, 2
-HAVING count(DISTINCT attnames) > 1
-ORDER BY 1, 2"""
-
-# Of the catalog's own tables alone: what asks PostgreSQL about a table, as pg_publication_tables does, waits for its
-# locks, and that of a prepared ALTER TABLE may be held for days. A publication that goes via the root publishes what is
-# no partition of a published table, another one the tables that hold rows. Types are as Relation and Type messages say
-# it: a domain has its own OID and the name of its base type.
-_PUBLISHED_COLUMNS = """
-WITH RECURSIVE member AS (
-    SELECT p.oid AS publication, coalesce((to_jsonb(p) ->> 'pubviaroot')::boolean, false) AS via_root,
-           to_jsonb(p) ->> 'pubgencols' AS generated, c.oid
-    FROM pg_publication p
-    JOIN pg_class c
-      ON p.puballtables
-      OR c.oid IN (SELECT prrelid FROM pg_publication_rel WHERE prpubid = p.oid)
-      {schemas}
-    WHERE p.pubname = ANY (%s::text[]) AND c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= 16384
-), carried AS (
-    SELECT publication, via_root, generated, oid, false AS is_partition FROM member
-    UNION
-    SELECT publication, via_root, generated, i.inhrelid, true
-    FROM carried
-    JOIN pg_class c ON c.oid = carried.oid AND c.relkind = 'p'
-    JOIN pg_inherits i ON i.inhparent = c.oid
-), published AS (
-    SELECT generated, {listed} AS listed, c.oid, c.relnamespace, c.relname, c.relreplident
-    FROM carried
-    JOIN pg_class c ON c.oid = carried.oid
-    GROUP BY publication, via_root, generated, c.oid, c.relnamespace, c.relname, c.relreplident, c.relkind
-    HAVING CASE WHEN via_root THEN NOT bool_or(is_partition) ELSE c.relkind = 'r' END
-)
-SELECT DISTINCT c.oid, n.nspname::text, c.relname::text, c.relreplident::text,
-       a.attname::text, a.atttypid, base.namespace, base.name, a.atttypmod, a.attnum
-FROM published c
-JOIN pg_namespace n ON n.oid = c.relnamespace
-JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
- AND coalesce(a.attnum = ANY (c.listed), {as_a_rule})
-CROSS JOIN LATERAL (
-    WITH RECURSIVE made_of AS (
-        SELECT p.typbasetype, p.typnamespace, p.typname FROM pg_type p WHERE p.oid = a.atttypid
-        UNION ALL
-        SELECT p.typbasetype, p.typnamespace, p.typname FROM made_of JOIN pg_type p ON p.oid = made_of.typbasetype
-    )
-    SELECT s.nspname::text AS namespace, made_of.typname::text AS name
-    FROM made_of JOIN pg_namespace s ON s.oid = made_of.typnamespace
-    WHERE made_of.typbasetype = 0
-) AS base
-ORDER BY 2, 3, a.attnum"""
-
-
-def published_columns(server_version: int) -> str:
-    """Return the query for the columns of the published tables, each table's in their order."""
-    has_lists, has_generated = server_version >= ROW_FILTERS_SINCE, server_version >= GENERATED_COLUMNS_SINCE
-    of_schema = "OR c.relnamespace IN (SELECT pnnspid FROM pg_publication_namespace WHERE pnpubid = p.oid)"
-    listed = "(SELECT prattrs::int2[] FROM pg_publication_rel WHERE prpubid = publication AND prrelid = c.oid)"
-    return _PUBLISHED_COLUMNS.format(
-        schemas=of_schema if has_lists else "",
-        listed=listed if has_lists else "NULL::int2[]",
-        as_a_rule="a.attgenerated IN ('', c.generated)" if has_generated else "true",
-    )
-
 
 # One row with null for a table without primary key, none for a table that is gone. A deferrable key is none, as
 # for PostgreSQL's default identity: rows may share its values for a moment, so it cannot tell them apart.
