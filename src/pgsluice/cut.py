@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pgsluice.avro.binary import POSTGRES_EPOCH_US
-from pgsluice.envelope import Record
+from pgsluice.record import Record
 from pgsluice.transaction import Transaction
 
 MAX_PART_BYTES = 512 * 1024

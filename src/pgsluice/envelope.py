@@ -6,7 +6,6 @@ the other as Avro bytes, because a dict per row would cost more than everything 
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from pgsluice.avro.binary import POSTGRES_EPOCH_US, encode_bytes, encode_long, encode_string
@@ -15,9 +14,10 @@ from pgsluice.avro.wire import header
 from pgsluice.dead_letter import OP, DeadLetter, Origin, Reason, encode
 from pgsluice.errors import PoisonError, ProtocolError
 from pgsluice.pgoutput import messages
-from pgsluice.pgoutput.messages import UNCHANGED, TupleData
+from pgsluice.pgoutput.messages import UNCHANGED, RowMessage, TupleData
+from pgsluice.record import Record, Target
 from pgsluice.relation import Relation
-from pgsluice.transaction import Change, Transaction
+from pgsluice.transaction import Transaction
 
 _NULL = b"\x00"
 _VALUE = b"\x02"
@@ -52,38 +52,10 @@ _OPS = {messages.Insert: "c", messages.Update: "u", messages.Delete: "d"}
 """The changes that have a key."""
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where the rows of one relation version go. Without a key all of them go to one partition."""
-
-    topic: str
-    value_schema_id: int
-    key_schema_id: int | None
-
-
-@dataclass(slots=True)
-class Record:
-    """One Kafka record. ``op`` None is a tombstone; a truncate (``t``) goes to every partition; ``m``: a message.
-
-    ``timestamp_ms`` 0: the time of producing.
-    """
-
-    target: Target
-    op: str | None
-    key: bytes | None
-    value: bytes | None
-    timestamp_ms: int = 0
-
-    @property
-    def size(self) -> int:
-        """Bytes of key and value."""
-        return len(self.key or b"") + len(self.value or b"")
-
-
 class Stamp:
     """What the records of one transaction share, encoded once; hands out their ``seq``."""
 
-    __slots__ = ("_head", "_tail", "epoch", "next_seq", "timestamp_ms", "transaction")
+    __slots__ = ("epoch", "head", "next_seq", "tail", "timestamp_ms", "transaction")
 
     def __init__(self, transaction: Transaction, epoch: int, *, commit_timestamps: bool) -> None:
         self.transaction = transaction
@@ -91,9 +63,10 @@ class Stamp:
         self.next_seq = 0
         commit_us = transaction.commit_ts + POSTGRES_EPOCH_US
         self.timestamp_ms = commit_us // 1000 if commit_timestamps else 0
-        self._head = encode_long(epoch) + encode_long(transaction.commit_lsn)
+        self.head = encode_long(epoch) + encode_long(transaction.commit_lsn)
         origin = transaction.origin
-        self._tail = (
+        """The bytes before ``seq``, and those after it."""
+        self.tail = (
             encode_long(transaction.xid)
             + encode_long(commit_us)
             + (_NULL if origin is None else _VALUE + encode_bytes(origin.encode()))
@@ -103,7 +76,7 @@ class Stamp:
         """Return the fields from ``epoch`` to ``origin`` of the next record."""
         seq = self.next_seq
         self.next_seq = seq + 1
-        return self._head + encode_long(seq) + self._tail
+        return self.head + encode_long(seq) + self.tail
 
 
 class MessageEncoder:
@@ -245,14 +218,14 @@ class ChangeEncoder:
             messages.Truncate: self._encode_truncate,
         }
 
-    def encode(self, change: Change, stamp: Stamp) -> list[Record]:
-        """Return the records of ``change``, in order; PoisonError when its key cannot be written."""
+    def encode(self, message: RowMessage, stamp: Stamp) -> list[Record]:
+        """Return the records of a change, in order; PoisonError when its key cannot be written."""
         seq = stamp.next_seq
         try:
-            records = self._encoders[type(change.message)](change.message, stamp)
+            records = self._encoders[type(message)](message, stamp)
         except PoisonError as error:
             stamp.next_seq = seq + 1  # a change has its place, whatever was encoded of it
-            records = [self._dead_letter(_OPS[type(change.message)], stamp, seq, error)]
+            records = [self._dead_letter(_OPS[type(message)], stamp, seq, error)]
         dead_letters = self._dead_letters
         if dead_letters is not None and dead_letters.expected(stamp.transaction.commit_lsn):
             return dead_letters.replace(records, stamp.transaction.commit_lsn, seq)

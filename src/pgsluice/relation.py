@@ -98,7 +98,8 @@ class RelationCache:
 
     def __init__(self) -> None:
         self._types: dict[int, PgType] = {}
-        self._relations: dict[int, Relation] = {}
+        self.by_oid: dict[int, Relation] = {}
+        """The version of each table that holds for the next row."""
 
     def on_type(self, message: messages.Type) -> None:
         """Learn the name of a type that is not built in."""
@@ -118,13 +119,13 @@ class RelationCache:
             tuple(self._column(column) for column in message.columns),
         )
         _check_names(relation)
-        if self._relations.get(message.oid) != relation:
-            self._relations[message.oid] = relation
-        return self._relations[message.oid]
+        if self.by_oid.get(message.oid) != relation:
+            self.by_oid[message.oid] = relation
+        return self.by_oid[message.oid]
 
     def __getitem__(self, oid: int) -> Relation:
         try:
-            return self._relations[oid]
+            return self.by_oid[oid]
         except KeyError:
             raise ProtocolError(
                 f"a change of relation {oid} arrived, which the server has not described on this connection"

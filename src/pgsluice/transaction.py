@@ -10,7 +10,7 @@ https://www.postgresql.org/docs/current/protocol-logical-replication.html
 
 import re
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -19,8 +19,6 @@ from pgsluice.lsn import format_lsn
 from pgsluice.pgoutput import messages
 from pgsluice.pgoutput.decoder import Decoder
 from pgsluice.relation import Relation, RelationCache
-
-RowMessage: TypeAlias = messages.Insert | messages.Update | messages.Delete | messages.Truncate
 
 
 @dataclass(slots=True)
@@ -35,11 +33,15 @@ class Transaction:
 
 @dataclass(slots=True)
 class Change:
-    """One row change (or the truncation of one table) of ``transaction``."""
+    """One row change (or the truncation of one table) of ``transaction``; ``message`` as it came.
+
+    ``is_streamed``: the message carries the id of the (sub)transaction.
+    """
 
     transaction: Transaction
     relation: Relation
-    message: RowMessage
+    message: bytes
+    is_streamed: bool = False
 
 
 @dataclass(slots=True)
@@ -150,7 +152,8 @@ class _Waiting:
 _NO_RELATION = 0
 
 _ROWS = frozenset((b"I", b"U", b"D"))
-_KINDS_THAT_WAIT = frozenset((*_ROWS, b"T", b"M"))
+_CHANGES = frozenset((*_ROWS, b"T"))
+_KINDS_THAT_WAIT = frozenset((*_CHANGES, b"M"))
 
 _unpack_xid = struct.Struct(">xI").unpack_from
 _unpack_oid = struct.Struct(">xI").unpack_from
@@ -168,20 +171,17 @@ class Transactions:
         self.relations = RelationCache()
         self.current: Transaction | None = None
         """The ordinary transaction that is being received."""
+        self.passing: Transaction | None = None
+        """The same while its rows need not wait and are not there already."""
         self.prepared: dict[int, Prepared] = {}
         """The transactions that are prepared, by xid: a gid may be used again at once."""
         self._spool = spool
         self._decoder = Decoder()
         self._delivered_lsn = delivered_lsn
-        self._resent = False
         self._streams: dict[int, _Waiting] = {}
         self._prepares: dict[int, _Waiting] = {}
         self._receiving: _Waiting | None = None
         self._handlers: dict[type, Callable[[Any], Iterable[Event]]] = {
-            messages.Insert: self._row,
-            messages.Update: self._row,
-            messages.Delete: self._row,
-            messages.Truncate: self._truncate,
             messages.LogicalMessage: self._message,
             messages.Begin: self._begin,
             messages.Commit: self._commit,
@@ -215,36 +215,43 @@ class Transactions:
         The events of a commit whose rows have waited are made while they are iterated over, and all of them
         have to be taken before the next message is received.
         """
-        receiving = self._receiving
-        if receiving is not None and payload[:1] in _KINDS_THAT_WAIT:
+        receiving, kind = self._receiving, payload[:1]
+        if receiving is not None and kind in _KINDS_THAT_WAIT:
             self._wait(receiving, payload)
             return ()
+        if kind in _CHANGES:
+            return self._change(payload)
         message = self._decoder.decode(payload)
         return self._handlers[type(message)](message)
 
     # Ordinary transactions
 
-    def _row(self, message: messages.Insert | messages.Update | messages.Delete) -> Iterable[Event]:
-        transaction = self.current
-        if transaction is None:
-            raise _outside(message)
-        if self._resent:
-            return ()
-        return (Change(transaction, self.relations[message.relation_oid], message),)
+    def _change(self, payload: bytes) -> Iterable[Event]:
+        transaction = self.passing
+        if transaction is not None:
+            relations = [self.relations[oid] for oid in self._relation_oids(payload, is_streamed=False)]
+            return [Change(transaction, relation, payload) for relation in relations]
+        if self.current is None:
+            raise _outside(self._decoder.decode(payload))
+        return ()
 
-    def _truncate(self, message: messages.Truncate) -> Iterable[Event]:
-        transaction = self.current
-        if transaction is None:
-            raise _outside(message)
-        if self._resent:
-            return ()
-        return [Change(transaction, self.relations[oid], message) for oid in message.relation_oids]
+    def _relation_oids(self, payload: bytes, *, is_streamed: bool) -> Sequence[int]:
+        """Return the tables of a change: one, or all that were truncated by one command."""
+        if payload[:1] not in _ROWS:
+            return self._decoder.decode(payload).relation_oids  # type: ignore[union-attr]  # of a Truncate
+        unpack_oid = _unpack_streamed_oid if is_streamed else _unpack_oid
+        try:
+            return unpack_oid(payload)
+        except struct.error:
+            raise ProtocolError(
+                f"{chr(payload[0])!r} at offset 1: expected the OID of a relation, found the end at {len(payload)}"
+            ) from None
 
     def _message(self, message: messages.LogicalMessage) -> Iterable[Event]:
         if message.transactional:
             if self.current is None:
                 raise _outside(message)
-            return () if self._resent else (Emitted(self.current, message),)
+            return () if self.passing is None else (Emitted(self.passing, message),)
         self._expect_between(message)
         # Its own record ends there: delivered is delivered, as with a commit.
         return () if message.lsn <= self._delivered_lsn else (Emitted(None, message),)
@@ -253,11 +260,12 @@ class Transactions:
         self._expect_between(message)
         self.current = Transaction(message.xid, message.commit_lsn, message.commit_ts)
         # A commit record is [commit_lsn, end_lsn), and a delivered position never lies inside one.
-        self._resent = message.commit_lsn < self._delivered_lsn
+        is_resent = message.commit_lsn < self._delivered_lsn
+        self.passing = None if is_resent else self.current
         return ()
 
     def _commit(self, message: messages.Commit) -> Iterable[Event]:
-        transaction, self.current = self.current, None
+        transaction, self.current, self.passing = self.current, None, None
         if transaction is None:
             raise _outside(message)
         if message.commit_lsn != transaction.commit_lsn:
@@ -300,27 +308,15 @@ class Transactions:
     # Rows that wait
 
     def _wait(self, waiting: _Waiting, payload: bytes) -> None:
-        """Keep a row as it came, with the version of its table: a later Relation message is not for it."""
-        if payload[:1] not in _ROWS:
-            self._wait_decoded(waiting, payload)
-            return
-        unpack_oid = _unpack_streamed_oid if waiting.is_streamed else _unpack_oid
-        try:
-            (oid,) = unpack_oid(payload)
-        except struct.error:
-            raise ProtocolError(
-                f"{chr(payload[0])!r} at offset 1: expected the OID of a relation, found the end at {len(payload)}"
-            ) from None
-        waiting.rows.append(waiting.number(self.relations[oid]), payload)
-        waiting.has_rows = True
+        """Keep a change as it came, with the version of its table: a later Relation message is not for it.
 
-    def _wait_decoded(self, waiting: _Waiting, payload: bytes) -> None:
-        """Keep a truncate, once for each of its tables, or a message."""
-        message = self._decoder.decode(payload)
-        if isinstance(message, messages.Truncate):
-            for oid in message.relation_oids:
+        A truncate once for each of its tables; a message without any.
+        """
+        if payload[:1] in _CHANGES:
+            for oid in self._relation_oids(payload, is_streamed=waiting.is_streamed):
                 waiting.rows.append(waiting.number(self.relations[oid]), payload)
         else:
+            self._decoder.decode(payload)  # an error belongs here, where the stream can still be looked at
             waiting.rows.append(_NO_RELATION, payload)
         waiting.has_rows = True
 
@@ -437,11 +433,11 @@ def _changes(waiting: _Waiting, transaction: Transaction) -> Iterator[Change | E
             if skipped % SKIPPED_AT_ONCE == 0:
                 yield Skipped()
             continue
-        message: Any = decoder.decode(payload)
         if number == _NO_RELATION:
+            message: Any = decoder.decode(payload)
             yield Emitted(transaction, message)
         else:
-            yield Change(transaction, relations[number - 1], message)
+            yield Change(transaction, relations[number - 1], payload, waiting.is_streamed)
 
 
 _DEFECT = "this is a defect of the server or of pgsluice; please report it."

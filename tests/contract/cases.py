@@ -25,10 +25,20 @@ from pgsluice.avro.schema import (
 from pgsluice.avro.wire import Schema, header, normalise, schema_id
 from pgsluice.cut import Cut, cut_records
 from pgsluice.dead_letter import DeadLetter, Origin, Reason
-from pgsluice.envelope import ChangeEncoder, DeadLetters, MessageEncoder, Record, Stamp, Target
-from pgsluice.pgoutput.messages import UNCHANGED, Delete, Insert, LogicalMessage, Truncate, TupleData, Update
+from pgsluice.envelope import ChangeEncoder, DeadLetters, MessageEncoder, Stamp
+from pgsluice.pgoutput.messages import (
+    UNCHANGED,
+    Delete,
+    Insert,
+    LogicalMessage,
+    RowMessage,
+    Truncate,
+    TupleData,
+    Update,
+)
+from pgsluice.record import Record, Target
 from pgsluice.relation import CATALOG, Column, PgType, Relation
-from pgsluice.transaction import Change, RowMessage, Transaction
+from pgsluice.transaction import Transaction
 from tests.contract.types import KEY_TYPES, OPTIONS, TYPES, SampleTable, numeric
 
 PREFIX = "shop"
@@ -165,7 +175,7 @@ def change_records(identity: str, message: RowMessage) -> list[Record]:
     key = None if identity == "n" else KeyEncoder(relation, key_fields(relation, fields, ("id",), OPTIONS))
     target = Target("shop.public.orders", IDS["envelope"], None if key is None else IDS["key"])
     encoder = ChangeEncoder(relation, target, RowEncoder(relation, fields), key, tombstones=True, truncate=True)
-    return encoder.encode(Change(TRANSACTION, relation, message), Stamp(TRANSACTION, 2, commit_timestamps=False))
+    return encoder.encode(message, Stamp(TRANSACTION, 2, commit_timestamps=False))
 
 
 def type_records(table: SampleTable, message: RowMessage) -> list[Record]:
@@ -174,7 +184,7 @@ def type_records(table: SampleTable, message: RowMessage) -> list[Record]:
     key = KeyEncoder(relation, table.key_fields()) if table.keyed else None
     target = Target(f"shop.public.{table.name}", IDS[table.name], IDS["keys_key"] if table.keyed else None)
     encoder = ChangeEncoder(relation, target, RowEncoder(relation, fields), key, tombstones=False, truncate=True)
-    return encoder.encode(Change(LOCAL, relation, message), Stamp(LOCAL, 1, commit_timestamps=False))
+    return encoder.encode(message, Stamp(LOCAL, 1, commit_timestamps=False))
 
 
 def _insert(values: TupleData) -> RowMessage:

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from pgsluice.envelope import Target
+from pgsluice.record import Target
 from sandbox.daemon import Daemon
 from sandbox.kafka import Kafka
 from sandbox.postgres import DEFAULT_VERSION, Database, Postgres

@@ -11,13 +11,13 @@ import pytest
 import structlog
 
 from pgsluice import cut as cuts
-from pgsluice.envelope import Target
 from pgsluice.errors import HistoryError, SinkUnavailable
 from pgsluice.kafka import ledger, producer
 from pgsluice.kafka.account import Account, LastCuts
 from pgsluice.kafka.ledger import Ledger, read_last_cuts
 from pgsluice.kafka.tail import FIRST_WINDOW, Tail
 from pgsluice.kafka.topics import Topics, TopicSpec
+from pgsluice.record import Target
 from sandbox.kafka import Kafka
 from tests.support.kafka import (
     add_partitions,

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import structlog
 
-from pgsluice.envelope import Record, Target
 from pgsluice.errors import ConfigError, DeadlineMissed, Fenced, PoisonError, SinkUnavailable
 from pgsluice.kafka import producer
 from pgsluice.kafka.partitioner import partition_for
 from pgsluice.librdkafka import ClientOptions
+from pgsluice.record import Record, Target
 from pgsluice.registry.builtin import BuiltinRegistry
 from pgsluice.registry.client import RegistryOptions
 from sandbox.kafka import Kafka

@@ -12,7 +12,7 @@ import pytest
 
 from pgsluice.errors import RetryableError
 from pgsluice.pgoutput.decoder import Decoder
-from pgsluice.pgoutput.framing import XLogData
+from pgsluice.pgoutput.framing import MESSAGE_AT
 from pgsluice.pgoutput.messages import Commit, Insert
 from pgsluice.postgres import catalog as catalog_module
 from pgsluice.postgres import wire as wire_module
@@ -79,9 +79,9 @@ class Follower:
             decoder, rows = Decoder(), []
             while len(self.rows) < count:
                 for frame in await stream.read():
-                    if not isinstance(frame, XLogData):
+                    if not isinstance(frame, bytes):
                         continue
-                    message = decoder.decode(frame.payload)
+                    message = decoder.decode(frame[MESSAGE_AT:])
                     if isinstance(message, Insert):
                         (value, _) = message.new
                         assert isinstance(value, bytes)

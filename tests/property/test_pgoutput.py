@@ -10,14 +10,15 @@ from pgsluice.errors import ProtocolError
 from pgsluice.pgoutput import messages
 from pgsluice.pgoutput.decoder import Decoder
 from pgsluice.pgoutput.framing import (
+    MESSAGE_AT,
     Keepalive,
     PrimaryStatus,
     StandbyStatusUpdate,
-    XLogData,
     parse_frame,
     parse_standby_status_update,
     standby_status_update,
 )
+from pgsluice.pgoutput.framing import wal_end as read_wal_end
 from pgsluice.pgoutput.messages import UNCHANGED, BinaryValue, Message, StreamAbort, StreamStart, StreamStop
 from tests.support.pgoutput_encoder import encode, keepalive, primary_status, xlog_data
 
@@ -184,8 +185,10 @@ def test_every_message_has_a_strategy() -> None:
 @given(CONTENT, LSN, st.none() | LSN, TIME)
 @settings(deadline=None)
 def test_wal_data_comes_out_of_its_frame(payload: bytes, start: int, wal_end: int | None, time: int) -> None:
-    frame = XLogData(start, start if wal_end is None else wal_end, time, payload)
-    assert parse_frame(xlog_data(payload, start, wal_end, time)) == frame
+    frame = parse_frame(memoryview(xlog_data(payload, start, wal_end, time)))
+    assert isinstance(frame, bytes)
+    assert frame[MESSAGE_AT:] == payload
+    assert read_wal_end(frame) == (start if wal_end is None else wal_end)
 
 
 @given(LSN, TIME, st.booleans())

@@ -185,8 +185,7 @@ def half_a_transaction_is_never_committed(patch: pytest.MonkeyPatch) -> None:
     close = Outbox._close
 
     def early(self: Outbox, now: float) -> None:
-        self._open.add_records(self._pending, self._pending_size, self._pending_events)
-        self._forget_pending()
+        self.join()
         close(self, now)
 
     patch.setattr(Outbox, "_close", early)
@@ -280,7 +279,7 @@ def tables_are_described_in_order_of_arrival(patch: pytest.MonkeyPatch) -> None:
 
     def merging(self: Transactions, message: messages.StreamCommit) -> Iterator[Any]:
         for relation in self._streams[message.xid].relations:
-            self.relations._relations[relation.oid] = relation
+            self.relations.by_oid[relation.oid] = relation
         yield from commit(self, message)
 
     patch.setattr(Transactions, "_stream_commit", merging)

@@ -12,7 +12,7 @@ from pgsluice.pgoutput import messages
 from pgsluice.pgoutput.framing import XLogData
 from tests.simulation import wal
 from tests.simulation.wal import Columns, Table, Wal
-from tests.support.pgoutput_encoder import encode
+from tests.support.pgoutput_encoder import encode, xlog_data
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Walsender:
         """Decode the next record and return what is sent of it."""
         record = self._wal.records[self.decoded]
         self.decoded += 1
-        found = [XLogData(lsn, lsn, 0, encode(message)) for lsn, message in self._decode(record)]
+        found = [xlog_data(encode(message), lsn) for lsn, message in self._decode(record)]
         self.sent = max(self.sent, getattr(record, "end", 0) or record.lsn)
         return found
 

@@ -12,14 +12,14 @@ from typing import Any
 from pgsluice.avro.sent.types import TypeDescription
 from pgsluice.avro.wire import Schema, normalise, schema_id
 from pgsluice.cut import Cut
-from pgsluice.envelope import Record
 from pgsluice.errors import PgsluiceError, SinkUnavailable, SlotInUse
 from pgsluice.pgoutput import messages
 from pgsluice.pgoutput.framing import Keepalive, XLogData
 from pgsluice.progress import Checkpoint, ServerIdentity, TimelineSwitch
+from pgsluice.record import Record
 from pgsluice.relation import Relation
 from pgsluice.tables import TablePolicy
-from tests.support.pgoutput_encoder import encode
+from tests.support.pgoutput_encoder import encode, xlog_data
 
 Frame = XLogData | Keepalive
 
@@ -122,7 +122,7 @@ class World:
 
 def data(message: messages.Message) -> Frame:
     """Return the frame that carries ``message``."""
-    return XLogData(0, 0, 0, encode(message))
+    return xlog_data(encode(message))
 
 
 class FakeStream:

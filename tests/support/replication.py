@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 from pgsluice.pgoutput import messages
 from pgsluice.pgoutput.decoder import Decoder
-from pgsluice.pgoutput.framing import Keepalive, XLogData
+from pgsluice.pgoutput.framing import MESSAGE_AT, Keepalive, XLogData
 from pgsluice.postgres.connection import ReplicationConnection
 from pgsluice.postgres.options import ConnectionOptions, StreamOptions
 from pgsluice.postgres.stream import ReplicationStream
@@ -68,7 +68,7 @@ async def read_inserts(stream: ReplicationStream, count: int) -> list[list[bytes
 def decode(frames: Frames, decoder: Decoder | None = None) -> list[messages.Message]:
     """Return the messages of the frames."""
     decoder = decoder or Decoder()
-    return [decoder.decode(frame.payload) for frame in frames if isinstance(frame, XLogData)]
+    return [decoder.decode(frame[MESSAGE_AT:]) for frame in frames if isinstance(frame, bytes)]
 
 
 def _values(row: messages.TupleData) -> list[bytes | None]:

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from pgsluice.cut import Cut
-from pgsluice.envelope import Record, Target
 from pgsluice.kafka.producer import ProducerOptions
 from pgsluice.kafka.sink import CutFormat, KafkaSink, SinkOptions
 from pgsluice.kafka.topics import TopicSpec
 from pgsluice.librdkafka import ClientOptions
 from pgsluice.progress import Checkpoint
+from pgsluice.record import Record, Target
 from pgsluice.tables import TablePolicy
 from pgsluice.transaction import Transaction
 from sandbox.kafka import Kafka

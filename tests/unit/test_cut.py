@@ -9,7 +9,7 @@ import pytest
 from pgsluice import cut as module
 from pgsluice.avro.schema import cut_schema
 from pgsluice.cut import Cut, cut_records
-from pgsluice.envelope import Record, Target
+from pgsluice.record import Record, Target
 from pgsluice.transaction import Transaction
 
 ORDERS, ITEMS = Target("shop.public.orders", 11, 12), Target("shop.public.items", 21, None)

@@ -14,11 +14,21 @@ from pgsluice.avro.schema import TableFields, envelope_schema, key_fields, key_s
 from pgsluice.avro.types import TypeOptions
 from pgsluice.avro.wire import header, unframe
 from pgsluice.dead_letter import DeadLetter, Origin, Reason, encode
-from pgsluice.envelope import EXPECTED_MAX, ChangeEncoder, DeadLetters, MessageEncoder, Record, Stamp, Target
+from pgsluice.envelope import EXPECTED_MAX, ChangeEncoder, DeadLetters, MessageEncoder, Stamp
 from pgsluice.errors import PoisonError, ProtocolError
-from pgsluice.pgoutput.messages import UNCHANGED, Delete, Insert, LogicalMessage, Truncate, TupleData, Update
+from pgsluice.pgoutput.messages import (
+    UNCHANGED,
+    Delete,
+    Insert,
+    LogicalMessage,
+    RowMessage,
+    Truncate,
+    TupleData,
+    Update,
+)
+from pgsluice.record import Record, Target
 from pgsluice.relation import Column, PgType, Relation
-from pgsluice.transaction import Change, RowMessage, Transaction
+from pgsluice.transaction import Transaction
 
 TRANSACTION = Transaction(700, 1000, 86_400_000_000)
 TARGET = Target("shop.public.orders", 11, 12)
@@ -66,7 +76,7 @@ class Table:
 
     def records(self, message: RowMessage, stamp: Stamp | None = None) -> list[Record]:
         stamp = stamp or Stamp(TRANSACTION, 3, commit_timestamps=False)
-        return self.encoder.encode(Change(stamp.transaction, self.relation, message), stamp)
+        return self.encoder.encode(message, stamp)
 
     def read(self, record: Record) -> tuple[Any, Any]:
         """Return key and value as fastavro reads them."""
@@ -233,11 +243,6 @@ def test_the_origin_of_a_replicated_transaction() -> None:
 def test_the_records_timestamp_is_that_of_the_commit_on_request(commit_timestamps: bool, expected: int) -> None:  # noqa: FBT001
     stamp = Stamp(TRANSACTION, 1, commit_timestamps=commit_timestamps)
     assert Table().records(Insert(None, 7, row("1")), stamp)[0].timestamp_ms == expected
-
-
-def test_the_size_of_a_record_is_that_of_key_and_value() -> None:
-    assert Record(TARGET, "c", b"12", b"345").size == 5
-    assert Record(TARGET, None, None, None).size == 0
 
 
 class TestAKeyThatAvroCannotHold:

@@ -14,7 +14,6 @@ import structlog
 
 from pgsluice.cut import Cut, cut_records
 from pgsluice.dead_letter import Origin
-from pgsluice.envelope import Record
 from pgsluice.errors import ConfigError, PgsluiceError
 from pgsluice.kafka.checkpoint import read_checkpoint
 from pgsluice.kafka.idempotent import IdempotentProducer
@@ -25,6 +24,7 @@ from pgsluice.kafka.refusals import Eyes, Refusals
 from pgsluice.kafka.tail import Tail
 from pgsluice.kafka.topics import Topics, TopicSpec
 from pgsluice.progress import Checkpoint
+from pgsluice.record import Record
 from pgsluice.tables import TablePolicy
 
 log = structlog.get_logger(__name__)

@@ -7,20 +7,16 @@ https://www.postgresql.org/docs/current/protocol-replication.html
 
 import struct
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from pgsluice.errors import ProtocolError
 from pgsluice.pgoutput.cursor import Cursor, Layout, Malformed
 
+XLogData: TypeAlias = bytes
+"""``w``: one message of pgoutput behind a head, as it came: nearly all frames are rows, and are read only once.
 
-@dataclass(slots=True)
-class XLogData:
-    """``w``: one message of pgoutput. Never confirm its LSNs: they are 0/0 or lie inside a transaction."""
-
-    start: int
-    wal_end: int
-    send_time: int
-    payload: bytes
+Never confirm the LSNs of the head: they are 0/0 or lie inside a transaction.
+"""
 
 
 @dataclass(slots=True)
@@ -52,6 +48,12 @@ class StandbyStatusUpdate:
 
 
 _XLOG_DATA = Layout(start="Q", wal_end="Q", send_time="q")
+
+MESSAGE_AT: Final = 1 + _XLOG_DATA.size
+"""Where the message begins in an XLogData."""
+
+_WAL_END_AT: Final = 9
+
 _KEEPALIVE = Layout(wal_end="Q", send_time="q")
 _STATUS_UPDATE = Layout(write="Q", flush="Q", apply="Q", client_time="q")
 
@@ -62,12 +64,12 @@ _NAMES = {b"w": "XLogData ('w')", b"k": "Primary keepalive ('k')"}
 
 def parse_frame(data: bytes | memoryview) -> Frame:
     """Return what one CopyData from the server holds; ProtocolError for anything else."""
-    frame = bytes(data)
+    frame = bytes(data)  # a copy: libpq frees its buffer after the next read
     kind = frame[:1]
     try:
         if kind == b"w":
-            start, wal_end, send_time = _XLOG_DATA.read(frame, 1)
-            return XLogData(start, wal_end, send_time, frame[25:])
+            _XLOG_DATA.read(frame, 1)
+            return frame
         if kind == b"k":
             return _keepalive(Cursor(frame, 1))
     except Malformed as error:
@@ -75,6 +77,11 @@ def parse_frame(data: bytes | memoryview) -> Frame:
     if kind == b"s":
         return PrimaryStatus()
     raise ProtocolError("CopyData at offset 0: expected kind 'w', 'k' or 's'")
+
+
+def wal_end(frame: XLogData) -> int:
+    """Return how far the server's WAL reached when it sent the frame."""
+    return int.from_bytes(frame[_WAL_END_AT : _WAL_END_AT + 8], "big")
 
 
 def _keepalive(cursor: Cursor) -> Keepalive:

@@ -233,6 +233,9 @@ class RollbackPrepared:
     gid: str
 
 
+RowMessage: TypeAlias = Insert | Update | Delete | Truncate
+"""What changes a table."""
+
 Message: TypeAlias = (
     Begin
     | Commit

@@ -20,7 +20,7 @@ from pgsluice.avro.schema import dead_letter_schema
 from pgsluice.avro.types import TypeOptions
 from pgsluice.cut import Cut
 from pgsluice.dead_letter import DeadLetter, Refused
-from pgsluice.envelope import DeadLetters, Target
+from pgsluice.envelope import DeadLetters
 from pgsluice.errors import (
     ConfigError,
     DeadlineMissed,
@@ -48,6 +48,7 @@ from pgsluice.progress import (
     check_timeline,
     owed_lsn,
 )
+from pgsluice.record import Target
 from pgsluice.tables import Tables
 
 log = structlog.get_logger(__name__)

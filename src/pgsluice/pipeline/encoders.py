@@ -22,12 +22,13 @@ from pgsluice.avro.schema import (
 )
 from pgsluice.avro.sent.types import TypeDescription, conversions, elements, unknown_arrays, unknown_types
 from pgsluice.avro.types import TypeOptions, check_choices
-from pgsluice.envelope import ChangeEncoder, DeadLetters, MessageEncoder, Record, Stamp, Target
+from pgsluice.envelope import ChangeEncoder, DeadLetters, MessageEncoder
 from pgsluice.errors import ConfigError
 from pgsluice.pipeline.ends import Registry, Sink, Source
+from pgsluice.record import Target
 from pgsluice.relation import Relation
+from pgsluice.speedups import Rows
 from pgsluice.tables import TablePolicy, Tables
-from pgsluice.transaction import Change
 
 log = structlog.get_logger(__name__)
 
@@ -44,14 +45,6 @@ async def check_types(tables: Tables, types: TypeOptions, relations: Sequence[Re
             arrays = unknown_arrays(relation)
             described = await describe(arrays) if arrays else []
             check_choices(relation, replace(types, choices=policy.types, elements=elements(relation, described)))
-
-
-class Unpublished:
-    """The encoder of a table that ``tables.include`` and ``tables.exclude`` leave out."""
-
-    def encode(self, _change: Change, _stamp: Stamp) -> list[Record]:
-        """Return nothing, and use up no ``seq``."""
-        return []
 
 
 class Encoders:
@@ -72,20 +65,18 @@ class Encoders:
         self._tables = tables
         self._types = types
         self._dead_letters = dead_letters
-        self._ready: dict[int, tuple[Relation, ChangeEncoder | Unpublished]] = {}
+        self.ready: dict[int, Rows] = {}
+        """By OID, of the version of each table that was seen last."""
         self._messages: MessageEncoder | None = None
 
-    def ready(self, relation: Relation) -> ChangeEncoder | Unpublished | None:
-        """Return the encoder of this version of the table if it was made before."""
-        found = self._ready.get(relation.oid)
-        return found[1] if found is not None and found[0] is relation else None
-
-    async def prepare(self, relation: Relation) -> ChangeEncoder | Unpublished:
-        """Make the encoder of this version of the table: its schemas are durable and its topic exists then."""
-        policy = self._tables.policy(relation.namespace, relation.name)
-        encoder = Unpublished() if policy is None else await self._make(relation, policy)
-        self._ready[relation.oid] = (relation, encoder)
-        return encoder
+    async def of(self, relation: Relation) -> Rows:
+        """Return the encoder of this version of the table: its schemas are durable and its topic exists then."""
+        found = self.ready.get(relation.oid)
+        if found is None or found.relation is not relation:
+            policy = self._tables.policy(relation.namespace, relation.name)
+            encoder = None if policy is None else await self._make(relation, policy)
+            found = self.ready[relation.oid] = Rows(relation, encoder)
+        return found
 
     async def of_messages(self) -> MessageEncoder:
         """Return the encoder of messages, which are readable and have a topic then."""

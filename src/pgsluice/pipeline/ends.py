@@ -10,9 +10,9 @@ from pgsluice import transaction
 from pgsluice.avro.sent.types import TypeDescription
 from pgsluice.avro.wire import Schema
 from pgsluice.cut import Cut
-from pgsluice.envelope import Record
 from pgsluice.pgoutput.framing import Keepalive, XLogData
 from pgsluice.progress import Checkpoint, ServerIdentity, TimelineSwitch
+from pgsluice.record import Record
 from pgsluice.relation import Relation
 from pgsluice.tables import TablePolicy
 

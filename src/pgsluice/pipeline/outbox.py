@@ -11,13 +11,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from pgsluice.cut import Cut
-from pgsluice.envelope import Record
 from pgsluice.pipeline.ends import Sink
 from pgsluice.progress import Checkpoint, Progress
+from pgsluice.record import OVERHEAD_BYTES, Pending
 from pgsluice.transaction import Transaction
-
-RECORD_OVERHEAD_BYTES = 160
-"""What a record takes in memory beside its bytes: the object, the headers of two bytes objects, its place in a list."""
 
 CHUNK_BYTES = 1024 * 1024
 """A large transaction is handed to the producer in pieces of this size: one switch of threads each."""
@@ -55,9 +52,8 @@ class Outbox:
         self._progress = progress
         self._limits = limits
         self._on_delivered = on_delivered
-        self._pending: list[Record] = []
-        self._pending_size = 0
-        self._pending_events = 0
+        self.pending = Pending(limits.cut_bytes)
+        """What there is of the transaction in progress; when it is full: :meth:`overflow`."""
         self._open = Cut()
         self._opened_at = 0.0
         self._closed_at = time.monotonic()
@@ -71,7 +67,7 @@ class Outbox:
     @property
     def size(self) -> int:
         """Bytes in memory that are not yet durable."""
-        return self._pending_held + _held(self._open) + (_held(self._closing) if self._closing else 0)
+        return self.pending.held + _held(self._open) + (_held(self._closing) if self._closing else 0)
 
     @property
     def busy_s(self) -> float:
@@ -90,22 +86,9 @@ class Outbox:
         return closing or self._open.first
 
     @property
-    def _pending_held(self) -> int:
-        return self._pending_size + RECORD_OVERHEAD_BYTES * len(self._pending)
-
-    @property
     def full(self) -> bool:
         """Whether nothing more may be read until something is delivered."""
         return self.size >= self._limits.inflight_max and self.committing is not None
-
-    def add(self, records: list[Record]) -> bool:
-        """Take the records of a change of the transaction in progress; True: call :meth:`overflow` now."""
-        pending = self._pending
-        for record in records:
-            pending.append(record)
-            self._pending_size += record.size
-            self._pending_events += record.op is not None
-        return self._pending_held >= (self._limits.cut_bytes if self._own is None else CHUNK_BYTES)
 
     async def overflow(self, transaction: Transaction) -> None:
         """Give the transaction in progress a Kafka transaction of its own, and produce what is there of it."""
@@ -114,16 +97,17 @@ class Outbox:
             self.own_transaction = transaction
             await self._busy(self._sink.begin())
             self._own, self._own_since = Cut(), time.monotonic()
-        await self._busy(self._sink.produce(self._own, self._pending))
-        self._own.size += self._pending_size
-        self._own.events += self._pending_events
-        self._forget_pending()
+            self.pending.limit = CHUNK_BYTES
+        await self._busy(self._sink.produce(self._own, self.pending.records))
+        self._own.size += self.pending.size
+        self._own.events += self.pending.events
+        self.pending.clear()
 
     async def commit(self, transaction: Transaction, end_lsn: int) -> None:
         """End the transaction in progress: its records join the open cut, or its own cut is committed."""
         if self._own is not None:
             await self._commit_own(transaction, end_lsn)
-        elif self._pending:
+        elif self.pending.records:
             self.join()
             self._open.add(transaction, end_lsn)
             if _held(self._open) >= self._limits.cut_bytes:
@@ -143,8 +127,8 @@ class Outbox:
         """Let what was added join the open cut: it is complete."""
         if not self._open.records:
             self._opened_at = time.monotonic()
-        self._open.add_records(self._pending, self._pending_size, self._pending_events)
-        self._forget_pending()
+        self._open.add_records(self.pending.records, self.pending.size, self.pending.events)
+        self.pending.clear()
 
     async def _commit_own(self, transaction: Transaction, end_lsn: int) -> None:
         await self.overflow(transaction)
@@ -156,6 +140,7 @@ class Outbox:
         checkpoint = self._next_checkpoint(cut)
         await self._busy(self._sink.commit(cut, checkpoint))
         self._own = self.own_transaction = None
+        self.pending.limit = self._limits.cut_bytes
         self._delivered(cut, checkpoint, time.monotonic() - started)
 
     def close_if_due(self, *, idle: bool, at_once: bool = False) -> None:
@@ -228,10 +213,6 @@ class Outbox:
         self._progress.on_delivered(checkpoint.end_lsn)
         self._on_delivered(cut, seconds)
 
-    def _forget_pending(self) -> None:
-        self._pending = []
-        self._pending_size = self._pending_events = 0
-
 
 def _held(cut: Cut) -> int:
-    return cut.size + RECORD_OVERHEAD_BYTES * len(cut.records)
+    return cut.size + OVERHEAD_BYTES * len(cut.records)

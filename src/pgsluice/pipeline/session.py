@@ -19,11 +19,12 @@ from pgsluice.errors import PgsluiceError, StopError
 from pgsluice.lsn import INVALID_LSN
 from pgsluice.metrics import Metrics
 from pgsluice.pgoutput import messages
-from pgsluice.pgoutput.framing import Keepalive, XLogData
+from pgsluice.pgoutput.framing import MESSAGE_AT, Keepalive, XLogData, wal_end
 from pgsluice.pipeline.encoders import Encoders
 from pgsluice.pipeline.ends import Sink, Source, Spool, Stream
 from pgsluice.pipeline.outbox import Limits, Outbox
 from pgsluice.progress import Checkpoint, Progress, check_resent
+from pgsluice.speedups import add_run
 from pgsluice.transaction import (
     Change,
     Committed,
@@ -246,31 +247,54 @@ class Session:
 
     async def _take(self, frames: list[XLogData | Keepalive]) -> None:
         """Carry a batch of frames through to the outbox."""
-        receive, ready, add = self._transactions.receive, self._encoders.ready, self._outbox.add
-        size = changes = 0
-        for frame in frames:
-            if not isinstance(frame, XLogData):
-                self._take_keepalive(frame)
-                continue
-            size += len(frame.payload)
-            for event in receive(frame.payload):
-                if type(event) is not Change:
-                    await self._take_other(event)
-                    if self._stop.is_set() and self.own_transaction is not None:
-                        return
-                    continue
-                encoder = ready(event.relation) or await self._encoders.prepare(event.relation)
-                if add(encoder.encode(event, self._stamp_of(event.transaction))):
+        transactions, pending = self._transactions, self._outbox.pending
+        relations, ready = transactions.relations.by_oid, self._encoders.ready
+        at = 0
+        while at < len(frames):
+            transaction, began_at = transactions.passing, at
+            if transaction is not None:
+                at = add_run(frames, at, relations, ready, self._stamp_of(transaction), pending)
+                if pending.full:
+                    await self._outbox.overflow(transaction)
+            if at == began_at:
+                await self._take_frame(frames[at])
+                at += 1
+            if self._must_give_up:
+                return
+        size = sum(len(frame) for frame in frames if isinstance(frame, bytes))
+        self._idle = len(frames) < FULL_BATCH and size < FULL_BATCH_BYTES
+        self._metrics.received_bytes.inc(size)
+        last = frames[-1]
+        self.server_lsn = max(
+            self.server_lsn, last.wal_end if isinstance(last, Keepalive) else wal_end(last), self.progress.received
+        )
+        await self._spool.relieve()
+
+    @property
+    def _must_give_up(self) -> bool:
+        """Whether to stop now, in the middle of a large transaction, which is aborted."""
+        return self._stop.is_set() and self.own_transaction is not None
+
+    async def _take_frame(self, frame: XLogData | Keepalive) -> None:
+        """Take whatever it is."""
+        if isinstance(frame, Keepalive):
+            self._take_keepalive(frame)
+            return
+        changes = 0
+        for event in self._transactions.receive(frame[MESSAGE_AT:]):
+            if isinstance(event, Change):
+                rows = await self._encoders.of(event.relation)
+                stamp = self._stamp_of(event.transaction)
+                rows.add(event.message, stamp, self._outbox.pending, is_streamed=event.is_streamed)
+                if self._outbox.pending.full:
                     await self._outbox.overflow(event.transaction)
-                    if self._stop.is_set():
-                        return  # in the middle of a large transaction, which is aborted
                 changes += 1
                 if changes % TURN == 0:
                     await asyncio.sleep(0)
-        self._idle = len(frames) < FULL_BATCH and size < FULL_BATCH_BYTES
-        self._metrics.received_bytes.inc(size)
-        self.server_lsn = max(self.server_lsn, frames[-1].wal_end, self.progress.received)
-        await self._spool.relieve()
+            else:
+                await self._take_other(event)
+            if self._must_give_up:
+                return
 
     async def _take_other(self, event: Event) -> None:
         """Take what is not a change: ends of transactions, and messages."""
@@ -304,11 +328,13 @@ class Session:
     async def _take_message(self, transaction: Transaction | None, message: messages.LogicalMessage) -> None:
         encoder = await self._encoders.of_messages()
         if transaction is None:
-            self._outbox.add(encoder.encode_standalone(message, self._resumed_from.epoch))
+            self._outbox.pending.add(encoder.encode_standalone(message, self._resumed_from.epoch))
             self._outbox.join()
             self.progress.on_received(message.lsn)
-        elif self._outbox.add(encoder.encode(message, self._stamp_of(transaction))):
-            await self._outbox.overflow(transaction)
+        else:
+            self._outbox.pending.add(encoder.encode(message, self._stamp_of(transaction)))
+            if self._outbox.pending.full:
+                await self._outbox.overflow(transaction)
 
     def _stamp_of(self, transaction: Transaction) -> Stamp:
         stamp = self._stamp

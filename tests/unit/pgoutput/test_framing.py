@@ -4,14 +4,15 @@ import pytest
 
 from pgsluice.errors import ProtocolError
 from pgsluice.pgoutput.framing import (
+    MESSAGE_AT,
     Frame,
     Keepalive,
     PrimaryStatus,
     StandbyStatusUpdate,
-    XLogData,
     parse_frame,
     parse_standby_status_update,
     standby_status_update,
+    wal_end,
 )
 
 XLOG_DATA = bytes.fromhex(
@@ -40,8 +41,8 @@ STATUS_UPDATE = bytes.fromhex(
 @pytest.mark.parametrize(
     ("data", "frame"),
     [
-        (XLOG_DATA, XLogData(0xF0000016_B374D848, 0xF0000016_B374D849, -2, b"E")),
-        (XLOG_DATA[:25], XLogData(0xF0000016_B374D848, 0xF0000016_B374D849, -2, b"")),
+        (XLOG_DATA, XLOG_DATA),
+        (XLOG_DATA[:25], XLOG_DATA[:25]),
         (KEEPALIVE, Keepalive(2**64 - 1, -3, reply_requested=True)),
         (KEEPALIVE[:-1] + b"\x00", Keepalive(2**64 - 1, -3, reply_requested=False)),
         (b"s", PrimaryStatus()),
@@ -53,12 +54,16 @@ def test_parse_frame(data: bytes, frame: Frame) -> None:
     assert parse_frame(memoryview(data)) == frame
 
 
-def test_the_payload_is_a_copy_of_its_own() -> None:
+def test_wal_data_is_a_head_and_a_message() -> None:
+    assert XLOG_DATA[MESSAGE_AT:] == b"E"
+    assert wal_end(XLOG_DATA) == 0xF0000016_B374D849
+
+
+def test_the_frame_is_a_copy_of_its_own() -> None:
     buffer = bytearray(XLOG_DATA)  # libpq frees its buffer after the next read
     frame = parse_frame(memoryview(buffer))
     buffer[25:] = b"?"
-    assert isinstance(frame, XLogData)
-    assert frame.payload == b"E"
+    assert frame == XLOG_DATA
 
 
 @pytest.mark.parametrize(

@@ -6,15 +6,17 @@ from pgsluice.avro.choices import Choice
 from pgsluice.avro.schema import message_schema
 from pgsluice.avro.sent.types import TypeDescription
 from pgsluice.avro.types import TypeOptions
-from pgsluice.envelope import ChangeEncoder, Stamp
+from pgsluice.envelope import Stamp
 from pgsluice.errors import ConfigError
 from pgsluice.pgoutput import messages
 from pgsluice.pgoutput.messages import BinaryValue
-from pgsluice.pipeline.encoders import Encoders, Unpublished
+from pgsluice.pipeline.encoders import Encoders
+from pgsluice.record import Pending
 from pgsluice.relation import Column, PgType, Relation
 from pgsluice.tables import TableRule, Tables
-from pgsluice.transaction import Change, Transaction
+from pgsluice.transaction import Transaction
 from tests.support.ends import FakeRegistry, FakeSink, FakeSource, World
+from tests.support.pgoutput_encoder import encode
 
 INT4 = PgType(23, "pg_catalog", "int4")
 
@@ -34,7 +36,7 @@ async def key_of(
 ) -> list[str] | None:
     """Return the fields of the key that the table gets."""
     world = world or World()
-    await encoders(world, keys).prepare(relation)
+    await encoders(world, keys).of(relation)
     schemas = world.schemas.get("shop.public.t-key")
     return [field["name"] for field in schemas[-1]["fields"]] if schemas else None
 
@@ -78,8 +80,8 @@ async def test_when_that_does_not_help_either_it_says_so() -> None:
 async def test_a_table_that_is_left_out_registers_nothing() -> None:
     world = World()
     relation = Relation(8, "public", "out", "d", table("d", "a").columns)
-    found = await encoders(world).prepare(relation)
-    assert isinstance(found, Unpublished)
+    found = await encoders(world).of(relation)
+    assert found.encoder is None
     assert (world.schemas, world.topics) == ({}, set())
 
 
@@ -87,21 +89,18 @@ async def test_an_encoder_is_made_once_per_version() -> None:
     world = World()
     made = encoders(world)
     first, second = table("d", "a"), table("d", "a", columns=("a", "b"))
-    assert made.ready(first) is None
-    encoder = await made.prepare(first)
-    assert isinstance(encoder, ChangeEncoder)
-    assert made.ready(first) is encoder
-    assert made.ready(second) is None
-    await made.prepare(second)
-    assert made.ready(first) is None
+    rows = await made.of(first)
+    assert await made.of(first) is made.ready[7] is rows
+    assert (await made.of(second)).relation is second
+    assert made.ready[7].relation is second
     assert len(world.schemas["shop.public.t-value"]) == 2
 
 
 async def test_field_names_are_remembered_across_sessions() -> None:
     world = World()
-    await encoders(world).prepare(table("d", "a"))
+    await encoders(world).of(table("d", "a"))
     text = Relation(7, "public", "t", "d", (Column("a", PgType(25, "pg_catalog", "text"), -1, is_key=True),))
-    await encoders(world).prepare(text)
+    await encoders(world).of(text)
     value = world.schemas["shop.public.t-value"][-1]
     row = next(field for field in value["fields"] if field["name"] == "before")["type"][1]
     assert [field["name"] for field in row["fields"]] == ["a__2"]
@@ -112,8 +111,8 @@ async def test_tables_that_share_a_topic_have_histories_of_their_own() -> None:
     tables = Tables("shop", topic="{prefix}.all")
     made = Encoders(FakeSource(world), FakeSink(world), FakeRegistry(world), tables, TypeOptions())
     text = PgType(25, "pg_catalog", "text")
-    await made.prepare(table("d", "a"))
-    await made.prepare(Relation(8, "public", "u", "d", (Column("a", text, -1, is_key=True),)))
+    await made.of(table("d", "a"))
+    await made.of(Relation(8, "public", "u", "d", (Column("a", text, -1, is_key=True),)))
     spaces = [schema["namespace"] for schema in world.schemas["shop.all-value"]]
     assert spaces == ["shop.public.t", "shop.public.u"]
     assert world.topics == {"shop.all"}
@@ -132,7 +131,7 @@ async def test_only_types_that_come_in_binary_format_and_are_not_built_in_are_as
     world = World(types={16_400: TypeDescription(16_400, "public", "mood", "enum_send")})
     types = TypeOptions(binary=binary)
     made = Encoders(FakeSource(world), FakeSink(world), FakeRegistry(world), Tables("shop"), types)
-    await made.prepare(relation)
+    await made.of(relation)
     assert world.described == asked
 
 
@@ -140,11 +139,13 @@ async def test_binary_values_of_types_that_were_asked_about_are_read() -> None:
     world = World(types={16_400: TypeDescription(16_400, "public", "mood", "enum_send")})
     types = TypeOptions(binary=True)
     made = Encoders(FakeSource(world), FakeSink(world), FakeRegistry(world), Tables("shop"), types)
-    encoder = await made.prepare(MOODY)
+    rows = await made.of(MOODY)
     row: messages.TupleData = [BinaryValue(bytes(4)), BinaryValue(b"sad")]
     transaction = Transaction(1, 0, 7)
-    change = Change(transaction, MOODY, messages.Insert(None, 7, row))
-    (record,) = encoder.encode(change, Stamp(transaction, 1, commit_timestamps=False))
+    pending = Pending(1000)
+    message = encode(messages.Insert(None, 7, row))
+    rows.add(message, Stamp(transaction, 1, commit_timestamps=False), pending, is_streamed=False)
+    (record,) = pending.records
     assert record.value is not None
     assert b"sad" in record.value
 
@@ -164,7 +165,7 @@ async def test_arrays_are_asked_about_in_any_format(*, binary: bool) -> None:
     )
     world = World(types={found.oid: found for found in described})
     made = Encoders(FakeSource(world), FakeSink(world), FakeRegistry(world), Tables("shop"), TypeOptions(binary=binary))
-    await made.prepare(Relation(7, "public", "t", "n", (Column("moods", moods, -1, is_key=False),)))
+    await made.of(Relation(7, "public", "t", "n", (Column("moods", moods, -1, is_key=False),)))
     assert world.described == [[16_401]]
     assert row_types(world) == {"moods": {"type": "array", "items": ["null", "string"]}}
 
@@ -175,7 +176,7 @@ async def test_columns_have_the_types_chosen_for_them() -> None:
     made = Encoders(
         FakeSource(world), FakeSink(world), FakeRegistry(world), Tables("shop", rules=[rule]), TypeOptions()
     )
-    await made.prepare(table("d", "a", "b"))
+    await made.of(table("d", "a", "b"))
     assert row_types(world) == {"a": "long", "b": "string", "c": "string"}
     (key,) = world.schemas["shop.public.t-key"]
     assert [field["type"] for field in key["fields"]] == ["long", "string"]
@@ -188,7 +189,7 @@ async def test_a_column_that_cannot_have_the_type_chosen_for_it_stops() -> None:
         FakeSource(world), FakeSink(world), FakeRegistry(world), Tables("shop", rules=[rule]), TypeOptions()
     )
     with pytest.raises(ConfigError, match=r"table public\.t: column b of type int4 cannot be uuid"):
-        await made.prepare(table("d", "a"))
+        await made.of(table("d", "a"))
     assert world.schemas == {}
 
 

@@ -10,7 +10,6 @@ import pytest
 import structlog
 
 from pgsluice.avro.types import TypeOptions
-from pgsluice.envelope import Record
 from pgsluice.errors import PoisonError, ProtocolError, SourceUnavailable
 from pgsluice.metrics import Metrics
 from pgsluice.pgoutput import messages
@@ -21,6 +20,7 @@ from pgsluice.pipeline.outbox import Limits
 from pgsluice.pipeline.session import Ends, Session, SessionOptions
 from pgsluice.progress import Checkpoint, ServerIdentity
 from pgsluice.tables import Tables
+from pgsluice.transaction import Transaction
 from tests.support.ends import TABLE, FakeRegistry, FakeSink, FakeSource, FakeStream, MemorySpool, World, data
 
 TABLE_IN_STREAM = replace(TABLE, xid=700)
@@ -347,14 +347,14 @@ class TestStreamedTransactions:
                 world.send(messages.StreamStart(xid, first_segment=True), table, *rows, messages.StreamStop())
             await until(lambda: found.session.waiting_transactions == len(xids))
             most = 0
-            add = found.session._outbox.add
+            overflow = found.session._outbox.commit
 
-            def watched(records: list[Record]) -> bool:
+            async def watched(transaction: Transaction, end_lsn: int) -> None:
                 nonlocal most
                 most = max(most, found.session.buffered_bytes)
-                return add(records)
+                await overflow(transaction, end_lsn)
 
-            found.session._outbox.add = watched  # type: ignore[method-assign]  # to look at every row
+            found.session._outbox.commit = watched  # type: ignore[method-assign]  # to look at every transaction
             commits = [messages.StreamCommit(xid, 10_000 + xid, 10_001 + xid, 1) for xid in xids]
             world.send(*commits, end_lsn=10_740)
             await until(lambda: len(world.numbers) == 40 * len(xids))

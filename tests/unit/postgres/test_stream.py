@@ -12,6 +12,7 @@ from pgsluice.postgres import stream as stream_module
 from pgsluice.postgres.failures import ServerError
 from pgsluice.postgres.stream import BATCH_BYTES, BATCH_MESSAGES, MIN_STATUS_GAP_S, ReplicationStream, Timing
 from pgsluice.postgres.wire import Wire
+from tests.support.pgoutput_encoder import xlog_data
 from tests.support.walsender import Walsender, message
 
 CALM = Timing(status_interval_s=60, probe_after_s=60, alone_after_s=60, give_up_after_s=60)
@@ -84,9 +85,9 @@ async def test_frames_arrive_as_they_were_sent(server: Walsender) -> None:
         server.frame(b"s: what PostgreSQL 19 may say")
         server.xlog_data(b"")
         first, second, third = await read(stream, 3)
-    assert first == XLogData(0, 0, 0, b"one")
+    assert first == xlog_data(b"one")
     assert second == Keepalive(7, 0, reply_requested=False)
-    assert third == XLogData(0, 0, 0, b"")
+    assert third == xlog_data(b"")
 
 
 async def test_a_batch_ends_at_its_number_of_messages(server: Walsender) -> None:
@@ -247,7 +248,7 @@ async def test_what_came_before_a_failure_is_handed_out_and_what_came_after_is_n
         server.xlog_data(b"before")
         server.refuse(b"N", S="WARNING", C="55000", M="skipped")
         server.xlog_data(b"after")
-        assert await stream.read() == [XLogData(0, 0, 0, b"before")]
+        assert await stream.read() == [xlog_data(b"before")]
         with pytest.raises(ConfigError, match="something is missing"):
             await stream.read()
 
@@ -307,7 +308,7 @@ async def test_an_end_of_copy_is_retried(end: bytes, server: Walsender) -> None:
         server.xlog_data(b"last")
         server.send(end)
         server.ready()
-        assert await stream.read() == [XLogData(0, 0, 0, b"last")]
+        assert await stream.read() == [xlog_data(b"last")]
         with pytest.raises(SourceUnavailable, match="ended the stream"):
             await stream.read()
 

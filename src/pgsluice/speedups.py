@@ -1,0 +1,51 @@
+"""Which of two twins runs: the modules compiled from Cython where they were built, else those in Python.
+
+``PGSLUICE_SPEEDUPS`` decides: ``auto`` (or nothing) takes what is there, ``require`` refuses to start without the
+compiled ones, ``off`` leaves them alone. Both do the same, byte for byte; only the time that it takes differs.
+"""
+
+import os
+from typing import TYPE_CHECKING, Final
+
+from pgsluice.errors import ConfigError
+
+VARIABLE: Final = "PGSLUICE_SPEEDUPS"
+CHOICES: Final = ("auto", "require", "off")
+
+
+def _choose(choice: str) -> tuple[bool, str]:
+    """Return whether the compiled modules run, and why not."""
+    if choice == "off":
+        return False, f"{VARIABLE}=off"
+    try:
+        from pgsluice import _rows  # noqa: F401, PLC0415 - to see whether it is there
+    except ImportError as error:
+        return False, f"they were not built, or do not fit this Python: {error}"
+    return True, ""
+
+
+COMPILED, WHY_NOT = _choose(os.environ.get(VARIABLE, ""))
+
+if TYPE_CHECKING or not COMPILED:
+    from pgsluice.rows import Rows, add_run
+else:
+    from pgsluice._rows import Rows, add_run
+
+__all__ = ["COMPILED", "WHY_NOT", "Rows", "add_run", "check", "describe"]
+
+
+def check() -> None:
+    """Raise ConfigError when the environment asks for what is not there."""
+    choice = os.environ.get(VARIABLE) or CHOICES[0]
+    if choice not in CHOICES:
+        raise ConfigError(f"{VARIABLE} is {choice!r}: write one of {', '.join(CHOICES)}.")
+    if choice == "require" and not COMPILED:
+        raise ConfigError(
+            f"{VARIABLE}=require, but the compiled modules cannot be used: {WHY_NOT}. Install a wheel, or build with "
+            "a C compiler and Python's headers at hand; without the variable pgsluice runs in pure Python, slower."
+        )
+
+
+def describe() -> str:
+    """Return what runs, in words."""
+    return "compiled" if COMPILED else f"pure Python ({WHY_NOT})"

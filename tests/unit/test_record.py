@@ -1,0 +1,34 @@
+"""What is kept of the transaction in progress, and when there is too much of it."""
+
+from pgsluice.record import OVERHEAD_BYTES, Pending, Record, Target
+
+TARGET = Target("shop.public.orders", 11, 12)
+
+
+def test_its_size_is_that_of_keys_and_values() -> None:
+    pending = Pending(1_000_000)
+    pending.add([Record(TARGET, "c", b"12", b"345"), Record(TARGET, None, None, None)])
+    assert (pending.size, pending.held) == (5, 5 + 2 * OVERHEAD_BYTES)
+
+
+def test_a_tombstone_is_no_event() -> None:
+    pending = Pending(1_000_000)
+    pending.add([Record(TARGET, "d", b"1", b"2"), Record(TARGET, None, b"1", None)])
+    assert pending.events == 1
+
+
+def test_it_is_full_at_its_limit() -> None:
+    pending = Pending(2 * OVERHEAD_BYTES + 5)
+    pending.add([Record(TARGET, "c", b"1", b"2")])
+    assert not pending.full
+    pending.add([Record(TARGET, "c", b"1", b"22")])
+    assert pending.full
+
+
+def test_what_is_cleared_is_somebody_elses_list() -> None:
+    pending = Pending(1_000_000)
+    records = pending.records
+    pending.add([Record(TARGET, "c", b"1", b"2")])
+    pending.clear()
+    assert len(records) == 1
+    assert (pending.records, pending.size, pending.events) == ([], 0, 0)
