@@ -29,8 +29,8 @@ _BEFORE_ALL = -1
 """The ``seq`` of a message that is not part of a transaction."""
 
 _INSERT, _UPDATE, _DELETE, _TRUNCATE = (encode_bytes(op) for op in (b"c", b"u", b"d", b"t"))
-_NO_IMAGE, _KEY_IMAGE, _FULL_IMAGE = (encode_bytes(image) for image in (b"none", b"key", b"full"))
-_NO_BEFORE = _NULL + _NO_IMAGE
+_NO_IMAGE, KEY_IMAGE, FULL_IMAGE = (encode_bytes(image) for image in (b"none", b"key", b"full"))
+NO_BEFORE = _NULL + _NO_IMAGE
 
 
 def _array(items: list[bytes]) -> bytes:
@@ -200,15 +200,15 @@ class ChangeEncoder:
         self.relation = relation
         self.target = target
         self._identity = [index for index, column in enumerate(relation.columns) if column.is_key]
-        self._row = row_encoder
-        self._key = key_encoder
-        self._key_header = header(target.key_schema_id) if target.key_schema_id is not None else b""
-        self._tombstones = tombstones
+        self.row = row_encoder
+        self.key = key_encoder
+        self.key_header = header(target.key_schema_id) if target.key_schema_id is not None else b""
+        self.tombstones = tombstones
         self._truncate = truncate
-        self._dead_letters = dead_letters
+        self.dead_letters = dead_letters
         head = header(target.value_schema_id)
         names = encode_bytes(relation.namespace.encode()) + encode_bytes(relation.name.encode())
-        self._insert_head, self._update_head, self._delete_head, self._truncate_head = (
+        self.insert_head, self.update_head, self.delete_head, self._truncate_head = (
             head + op + names for op in (_INSERT, _UPDATE, _DELETE, _TRUNCATE)
         )
         self._encoders: Mapping[type, Callable[[Any, Stamp], list[Record]]] = {
@@ -226,19 +226,19 @@ class ChangeEncoder:
         except PoisonError as error:
             stamp.next_seq = seq + 1  # a change has its place, whatever was encoded of it
             records = [self._dead_letter(_OPS[type(message)], stamp, seq, error)]
-        dead_letters = self._dead_letters
+        dead_letters = self.dead_letters
         if dead_letters is not None and dead_letters.expected(stamp.transaction.commit_lsn):
             return dead_letters.replace(records, stamp.transaction.commit_lsn, seq)
         return records
 
     def _encode_insert(self, message: messages.Insert, stamp: Stamp) -> list[Record]:
-        value = self._with_after(self._insert_head + _NO_BEFORE, message.new, stamp, _EMPTY, [])
+        value = self._with_after(self.insert_head + NO_BEFORE, message.new, stamp, _EMPTY, [])
         return [Record(self.target, "c", self._encode_key(message.new), value, stamp.timestamp_ms)]
 
     def _encode_update(self, message: messages.Update, stamp: Stamp) -> list[Record]:
         old = message.old if message.old is not None else message.key
         if old is None:
-            value = self._with_after(self._update_head + _NO_BEFORE, message.new, stamp, _EMPTY, [])
+            value = self._with_after(self.update_head + NO_BEFORE, message.new, stamp, _EMPTY, [])
             return [Record(self.target, "u", self._encode_key(message.new), value, stamp.timestamp_ms)]
         new = self._filled(message.new, old, whole=message.old is not None)
         raw: list[tuple[bytes, bytes]] = []
@@ -247,11 +247,11 @@ class ChangeEncoder:
         if isinstance(old_key, PoisonError) and isinstance(new_key, PoisonError):
             raise new_key
         if old_key == new_key:
-            value = self._with_after(self._update_head + before, new, stamp, _EMPTY, raw)
+            value = self._with_after(self.update_head + before, new, stamp, _EMPTY, raw)
             return [self._record("u", new_key, value, stamp)]
         gone = self._gone(before, raw, stamp, _KEY_CHANGE)
         records = self._delete_records(old_key, gone, stamp)
-        value = self._with_after(self._insert_head + before, new, stamp, _KEY_CHANGE, raw)
+        value = self._with_after(self.insert_head + before, new, stamp, _KEY_CHANGE, raw)
         return [*records, self._record("c", new_key, value, stamp)]
 
     def _encode_delete(self, message: messages.Delete, stamp: Stamp) -> list[Record]:
@@ -265,12 +265,12 @@ class ChangeEncoder:
         if not self._truncate:
             return []
         flags = [b"cascade"] * message.cascade + [b"restart_identity"] * message.restart_identity
-        body = self._truncate_head + _NO_BEFORE + _NULL + _EMPTY + _EMPTY
+        body = self._truncate_head + NO_BEFORE + _NULL + _EMPTY + _EMPTY
         return [Record(self.target, "t", None, body + stamp.encode() + _array(flags), stamp.timestamp_ms)]
 
     def _delete_records(self, key: bytes | PoisonError | None, value: bytes, stamp: Stamp) -> list[Record]:
         records = [self._record("d", key, value, stamp)]
-        if self._tombstones and isinstance(key, bytes):
+        if self.tombstones and isinstance(key, bytes):
             records.append(Record(self.target, None, key, None, stamp.timestamp_ms))
         return records
 
@@ -282,30 +282,30 @@ class ChangeEncoder:
 
     def _dead_letter(self, op: str, stamp: Stamp, seq: int, error: PoisonError) -> Record:
         """Return what stands in place of a change whose key Avro cannot hold; PoisonError where there is none."""
-        transaction, columns = stamp.transaction, self._key.columns if self._key is not None else ()
+        transaction, columns = stamp.transaction, self.key.columns if self.key is not None else ()
         origin = Origin(
             *(self.relation.namespace, self.relation.name, op),
             *(stamp.epoch, transaction.commit_lsn, seq, transaction.xid, transaction.commit_ts + POSTGRES_EPOCH_US),
             columns,
         )
-        if self._dead_letters is None:
+        if self.dead_letters is None:
             raise PoisonError(
                 f"A change of {origin} cannot be written: {error}. Name other key columns with `keys` in "
                 '[[tables.rules]], exclude the table, or set delivery.poison = "dead_letter".'
             ) from None
         letter = DeadLetter(origin, self.target.topic, Reason.KEY_NOT_REPRESENTABLE, str(error))
-        return self._dead_letters.record(letter, stamp.timestamp_ms)
+        return self.dead_letters.record(letter, stamp.timestamp_ms)
 
     def _gone(self, before: bytes, raw: list[tuple[bytes, bytes]], stamp: Stamp, flags: bytes) -> bytes:
         """Return the value of a ``d``: ``after`` null, nothing unchanged."""
-        return self._delete_head + before + _NULL + _EMPTY + _map(raw) + stamp.encode() + flags
+        return self.delete_head + before + _NULL + _EMPTY + _map(raw) + stamp.encode() + flags
 
     def _with_after(
         self, head: bytes, new: TupleData, stamp: Stamp, flags: bytes, raw_before: list[tuple[bytes, bytes]]
     ) -> bytes:
         unchanged: list[bytes] = []
         raw: list[tuple[bytes, bytes]] = []
-        row = self._row.encode(new, unchanged, raw)
+        row = self.row.encode(new, unchanged, raw)
         # Nearly every row has neither: the two empty collections are then one constant.
         marks = _array(unchanged) + _map(raw + raw_before) if unchanged or raw or raw_before else _EMPTY + _EMPTY
         return b"".join((head, _VALUE, row, marks, stamp.encode(), flags))
@@ -315,10 +315,10 @@ class ChangeEncoder:
         unchanged: list[bytes] = []
         found: list[tuple[bytes, bytes]] = []
         if old is not None:
-            image = _VALUE + self._row.encode(old, unchanged, found) + _FULL_IMAGE
+            image = _VALUE + self.row.encode(old, unchanged, found) + FULL_IMAGE
         else:
             assert key is not None, "the decoder gives one of them"
-            image = _VALUE + self._row.encode_key_image(key, unchanged, found) + _KEY_IMAGE
+            image = _VALUE + self.row.encode_key_image(key, unchanged, found) + KEY_IMAGE
         if unchanged:
             raise ProtocolError(
                 f"The old row of a change of {self.relation.namespace}.{self.relation.name} lacks values (unchanged "
@@ -339,13 +339,13 @@ class ChangeEncoder:
         return filled
 
     def _encode_key(self, values: TupleData) -> bytes | None:
-        return None if self._key is None else self._key_header + self._key.encode(values)
+        return None if self.key is None else self.key_header + self.key.encode(values)
 
     def _try_key(self, values: TupleData) -> bytes | PoisonError | None:
         """Return the key, or the error where a dead letter can take its place."""
         try:
             return self._encode_key(values)
         except PoisonError as error:
-            if self._dead_letters is None:
+            if self.dead_letters is None:
                 raise
             return error

@@ -29,10 +29,11 @@ class RowEncoder:
 
     def __init__(self, relation: Relation, fields: Sequence[Field], sent: Sequence[ToText] | None = None) -> None:
         self._table = _Table(relation, sent)
-        self._writers = [field.type.write for field in fields]
-        self._binary_writers = [self._table.binary_writer(index, field.type) for index, field in enumerate(fields)]
-        self._names = [field.name.encode() for field in fields]
-        self._is_key = [column.is_key for column in relation.columns]
+        self.types = [field.type for field in fields]
+        self._writers = [kind.write for kind in self.types]
+        self.binary_writers = [self._table.binary_writer(index, kind) for index, kind in enumerate(self.types)]
+        self.names = [field.name.encode() for field in fields]
+        self.is_key = [column.is_key for column in relation.columns]
 
     def encode(  # noqa: C901 - one loop, without a call that could be spared
         self, values: TupleData, unchanged: list[bytes], raw: list[tuple[bytes, bytes]]
@@ -46,7 +47,7 @@ class RowEncoder:
             raise self._table.wrong_count(values)
         parts: list[bytes] = []
         append = parts.append
-        columns = zip(self._writers, self._binary_writers, self._names, values, strict=True)
+        columns = zip(self._writers, self.binary_writers, self.names, values, strict=True)
         for write, write_binary, name, value in columns:
             if value.__class__ is bytes:
                 try:
@@ -62,9 +63,9 @@ class RowEncoder:
                     body = write_binary(value)
                 except Misfit:
                     append(NULL)
-                    raw.append((name, self._table.text(self._names.index(name), value)))
+                    raw.append((name, self._table.text(self.names.index(name), value)))
                 except UNREAD as error:
-                    raise self._table.unread(self._names.index(name), error) from None
+                    raise self._table.unread(self.names.index(name), error) from None
                 else:
                     append(VALUE)
                     append(body)
@@ -81,7 +82,7 @@ class RowEncoder:
         """
         if len(values) != self._table.width:
             raise self._table.wrong_count(values)
-        known = [value if is_key else None for value, is_key in zip(values, self._is_key, strict=True)]
+        known = [value if is_key else None for value, is_key in zip(values, self.is_key, strict=True)]
         return self.encode(known, unchanged, raw)
 
 
@@ -90,18 +91,22 @@ class KeyEncoder:
 
     def __init__(self, relation: Relation, fields: Sequence[Field], sent: Sequence[ToText] | None = None) -> None:
         self._table = _Table(relation, sent)
-        self._columns = [self._column(relation.columns.index(field.column), field) for field in fields]
         self.columns = tuple(field.column.name for field in fields)
-
-    def _column(self, index: int, field: Field) -> tuple[int, Writer, Writer, Field]:
-        return index, field.type.write, self._table.binary_writer(index, field.type), field
+        self.places = [relation.columns.index(field.column) for field in fields]
+        """Where in a row its parts stand."""
+        self.types = [field.type for field in fields]
+        self.binary_writers = [
+            self._table.binary_writer(place, kind) for place, kind in zip(self.places, self.types, strict=True)
+        ]
+        writers = [kind.write for kind in self.types]
+        self._parts = list(zip(self.places, writers, self.binary_writers, self.types, strict=True))
 
     def encode(self, values: TupleData) -> bytes:
         """Return the key's body, taken from a row; PoisonError, saying why, when Avro cannot hold it."""
         if len(values) != self._table.width:
             raise self._table.wrong_count(values)
         parts: list[bytes] = []
-        for index, write, write_binary, field in self._columns:
+        for index, write, write_binary, kind in self._parts:
             value = values[index]
             try:
                 if value.__class__ is bytes:
@@ -111,7 +116,7 @@ class KeyEncoder:
                 else:
                     raise self._table.missing_key(index, value)
             except Misfit:
-                raise self._table.unfit_key(index, field.type.schema) from None
+                raise self._table.unfit_key(index, kind.schema) from None
             except UNREAD as error:
                 raise self._table.unread(index, error) from None
         return b"".join(parts)

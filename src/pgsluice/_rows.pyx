@@ -1,0 +1,877 @@
+# cython: language_level=3, boundscheck=True, wraparound=False, cdivision=True, freethreading_compatible=False
+"""Runs of rows, from CopyData to records: the compiled twin of ``rows``, which says what is done here.
+
+A row is parsed and written in one pass, without an object for any of its values. What is not the common form of a
+value, a row or a message is left to the twin in Python, which then begins with the whole change anew: so there is one
+place for every rule and every error, and here only what can be done at once. Nothing is read beyond the end of a
+message: every length is compared with the bytes that are there before they are looked at.
+
+https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
+https://avro.apache.org/docs/1.12.0/specification/#binary-encoding
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.exc cimport PyErr_Clear, PyErr_Occurred
+from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
+from cpython.ref cimport Py_INCREF
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memchr, memcmp, memcpy
+
+from pgsluice import rows as pure
+from pgsluice import envelope
+from pgsluice.avro.binary import encode_bytes
+from pgsluice.avro.types import Opcode
+from pgsluice.pgoutput import framing
+from pgsluice.pgoutput.messages import BinaryValue
+from pgsluice.record import OVERHEAD_BYTES, Record
+
+cdef extern from "Python.h":
+    ctypedef struct PyTypeObject:
+        object (*tp_alloc)(PyTypeObject*, Py_ssize_t)
+
+    void PyTuple_SET_ITEM(object, Py_ssize_t, object)
+    double PyOS_string_to_double(const char*, char**, void*)
+
+cdef Py_ssize_t MESSAGE_AT = framing.MESSAGE_AT
+cdef Py_ssize_t RECORD_BYTES = OVERHEAD_BYTES
+cdef Py_ssize_t KEPT_BYTES = 1024 * 1024  # what a buffer may hold on to between two changes
+cdef bytes NO_BEFORE = envelope.NO_BEFORE, KEY_IMAGE = envelope.KEY_IMAGE, FULL_IMAGE = envelope.FULL_IMAGE
+cdef object CREATE = "c", UPDATE = "u", DELETE = "d"
+
+cdef enum Outcome:
+    DONE  # written
+    ODD   # nothing is wrong, nor right: the twin in Python knows
+
+cdef enum Kind:
+    PYTHON  # by the writer of the column
+    BOOLEAN
+    INTEGER
+    FLOAT4
+    FLOAT4_AS_DOUBLE
+    FLOAT8
+    DECIMAL
+    DATE
+    TIME
+    TIMESTAMP
+    TIMESTAMPTZ
+    STRING
+    CHECKED_STRING
+    UUID
+    BYTEA
+
+KINDS = {
+    Opcode.BOOLEAN: BOOLEAN,
+    Opcode.INTEGER: INTEGER,
+    Opcode.FLOAT4: FLOAT4,
+    Opcode.FLOAT4_AS_DOUBLE: FLOAT4_AS_DOUBLE,
+    Opcode.FLOAT8: FLOAT8,
+    Opcode.DECIMAL: DECIMAL,
+    Opcode.DATE: DATE,
+    Opcode.TIME: TIME,
+    Opcode.TIMESTAMP: TIMESTAMP,
+    Opcode.TIMESTAMPTZ: TIMESTAMPTZ,
+    # In keys the infinities are numbers; they are none of the common forms.
+    Opcode.KEY_DATE: DATE,
+    Opcode.KEY_TIMESTAMP: TIMESTAMP,
+    Opcode.KEY_TIMESTAMPTZ: TIMESTAMPTZ,
+    Opcode.STRING: STRING,
+    Opcode.CHECKED_STRING: CHECKED_STRING,
+    Opcode.UUID: UUID,
+    Opcode.BYTEA: BYTEA,
+}
+
+cdef int64_t SECOND_US = 1_000_000
+cdef int64_t DAY_US = 86_400 * SECOND_US
+
+cdef int64_t[19] POWERS  # of ten, all that 64 bits hold
+cdef int _exponent
+POWERS[0] = 1
+for _exponent in range(1, 19):
+    POWERS[_exponent] = POWERS[_exponent - 1] * 10
+
+cdef int[13] DAYS_OF_MONTH
+DAYS_OF_MONTH[:] = [0, 31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31]
+
+
+# --- Avro's primitives, into memory that grows
+
+
+cdef class Buffer:
+    """Bytes that are written one behind the other."""
+
+    cdef uint8_t* data
+    cdef Py_ssize_t size
+    cdef Py_ssize_t capacity
+
+    def __dealloc__(self):
+        PyMem_Free(self.data)
+
+    cdef int reserve(self, Py_ssize_t more) except -1:
+        """Have room for ``more`` bytes."""
+        cdef Py_ssize_t wanted = self.size + more
+        cdef void* data
+        if wanted <= self.capacity:
+            return 0
+        wanted = max(wanted, 2 * self.capacity, 512)
+        data = PyMem_Realloc(self.data, wanted)
+        if data is NULL:
+            raise MemoryError
+        self.data = <uint8_t*>data
+        self.capacity = wanted
+        return 0
+
+    cdef void clear(self) noexcept:
+        if self.capacity > KEPT_BYTES:
+            PyMem_Free(self.data)
+            self.data = NULL
+            self.capacity = 0
+        self.size = 0
+
+    cdef int put(self, const void* data, Py_ssize_t size) except -1:
+        self.reserve(size)
+        memcpy(self.data + self.size, data, size)
+        self.size += size
+        return 0
+
+    cdef int put_object(self, bytes data) except -1:
+        return self.put(PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+
+    cdef int put_byte(self, uint8_t byte) except -1:
+        self.reserve(1)
+        self.data[self.size] = byte
+        self.size += 1
+        return 0
+
+    cdef int put_long(self, int64_t number) except -1:
+        """An Avro int or long: a zigzag varint."""
+        cdef uint64_t z = (<uint64_t>number << 1) ^ <uint64_t>(number >> 63)
+        self.reserve(10)
+        while z > 127:
+            self.data[self.size] = (z & 127) | 128
+            self.size += 1
+            z >>= 7
+        self.data[self.size] = z
+        self.size += 1
+        return 0
+
+    cdef int put_little_endian(self, uint64_t bits, int size) except -1:
+        cdef int place
+        self.reserve(size)
+        for place in range(size):
+            self.data[self.size + place] = (bits >> (8 * place)) & 255
+        self.size += size
+        return 0
+
+    cdef int put_unscaled(self, int64_t number) except -1:
+        """A decimal's unscaled value: the shortest big-endian two's complement, as Avro bytes."""
+        cdef uint64_t magnitude = <uint64_t>(number if number >= 0 else ~number)
+        cdef int size = 1
+        while magnitude > 127:
+            magnitude >>= 8
+            size += 1
+        self.put_long(size)
+        self.reserve(size)
+        while size > 0:
+            size -= 1
+            self.data[self.size] = (number >> (8 * size)) & 255
+            self.size += 1
+        return 0
+
+    cdef bytes taken(self):
+        return PyBytes_FromStringAndSize(<char*>self.data, self.size)
+
+
+# --- values: each reads ``size`` bytes at ``text``, and writes an Avro body, or finds them odd
+
+
+cdef struct Column:
+    Kind kind
+    int64_t lowest
+    int64_t highest
+    int precision
+    int scale
+    int64_t unit_us
+
+
+cdef inline bint is_digit(uint8_t byte) noexcept:
+    return <uint8_t>(byte - 48) < 10
+
+
+cdef inline int two_digits(const uint8_t* text) noexcept:
+    """The number of two digits; negative, far enough to stay so in a sum with others, if they are none."""
+    if is_digit(text[0]) and is_digit(text[1]):
+        return (text[0] - 48) * 10 + (text[1] - 48)
+    return -1_000_000
+
+
+cdef int write_value(Buffer out, Column* column, const uint8_t* text, Py_ssize_t size) except -1:
+    if column.kind == STRING:
+        out.put_long(size)
+        out.put(text, size)
+        return DONE
+    if column.kind == INTEGER:
+        return write_integer(out, column, text, size)
+    if column.kind == TIMESTAMPTZ:
+        if size < 22 or memcmp(text + size - 3, b"+00", 3) != 0:
+            return ODD
+        return write_timestamp(out, column, text, size - 3)
+    if column.kind == TIMESTAMP:
+        return write_timestamp(out, column, text, size)
+    if column.kind == DECIMAL:
+        return write_decimal(out, column, text, size)
+    if column.kind == BOOLEAN:
+        return write_boolean(out, text, size)
+    if column.kind == UUID:
+        return write_uuid(out, text, size)
+    if column.kind == DATE:
+        return write_date(out, text, size)
+    if column.kind == TIME:
+        return write_time(out, column, text, size)
+    if column.kind == FLOAT8 or column.kind == FLOAT4 or column.kind == FLOAT4_AS_DOUBLE:
+        return write_float(out, column.kind, text, size)
+    if column.kind == BYTEA:
+        return write_bytea(out, text, size)
+    if column.kind == CHECKED_STRING:
+        return write_ascii(out, text, size)
+    return ODD
+
+
+cdef int write_boolean(Buffer out, const uint8_t* text, Py_ssize_t size) except -1:
+    if size != 1 or (text[0] != b"t" and text[0] != b"f"):
+        return ODD
+    out.put_byte(text[0] == b"t")
+    return DONE
+
+
+cdef int write_integer(Buffer out, Column* column, const uint8_t* text, Py_ssize_t size) except -1:
+    cdef bint is_negative = size > 0 and text[0] == b"-"
+    cdef Py_ssize_t at = is_negative
+    cdef uint64_t magnitude = 0
+    cdef int64_t number
+    if size - at < 1 or size - at > 19:
+        return ODD
+    while at < size:
+        if not is_digit(text[at]):
+            return ODD
+        magnitude = magnitude * 10 + (text[at] - 48)
+        at += 1
+    if magnitude > <uint64_t>INT64_MAX:
+        return ODD
+    number = -<int64_t>magnitude if is_negative else <int64_t>magnitude
+    if number < column.lowest or number > column.highest:
+        return ODD
+    out.put_long(number)
+    return DONE
+
+
+cdef int write_decimal(Buffer out, Column* column, const uint8_t* text, Py_ssize_t size) except -1:
+    """Digits, a point, and as many digits as the type has: never rounded."""
+    cdef bint is_negative = size > 0 and text[0] == b"-"
+    cdef Py_ssize_t at = is_negative
+    cdef Py_ssize_t point = size - column.scale - 1 if column.scale else size
+    cdef int64_t number = 0
+    if point <= at or size - at - (column.scale > 0) > 18:
+        return ODD
+    while at < size:
+        if is_digit(text[at]):
+            number = number * 10 + (text[at] - 48)
+            if at == point:
+                return ODD
+        elif at != point or text[at] != b".":
+            return ODD
+        at += 1
+    if column.precision <= 18 and number >= POWERS[column.precision]:
+        return ODD
+    out.put_unscaled(-number if is_negative else number)
+    return DONE
+
+
+cdef int write_float(Buffer out, Kind kind, const uint8_t* text, Py_ssize_t size) except -1:
+    cdef char[64] terminated
+    cdef Py_ssize_t at
+    cdef double number, other
+    cdef float single
+    cdef uint64_t bits = 0
+    cdef uint32_t few_bits = 0
+    if size < 1 or size > 63:
+        return ODD
+    for at in range(size):
+        if not is_digit(text[at]) and memchr(b"+-.e", text[at], 4) is NULL:
+            return ODD
+        terminated[at] = text[at]
+    terminated[size] = 0
+    number = PyOS_string_to_double(terminated, NULL, NULL)
+    if PyErr_Occurred() is not NULL:
+        PyErr_Clear()
+        return ODD
+    if number - number != 0:
+        return ODD
+    if kind == FLOAT8:
+        memcpy(&bits, &number, 8)
+        out.put_little_endian(bits, 8)
+        return DONE
+    single = <float>number
+    if single - single != 0:
+        return ODD
+    if <double>single != number:
+        # Rounded twice: wrong where the double is the very middle of two singles. There the text decides.
+        other = 2 * number - <double>single
+        if <double>(<float>other) == other:
+            return ODD
+    if kind == FLOAT4:
+        memcpy(&few_bits, &single, 4)
+        out.put_little_endian(few_bits, 4)
+    else:
+        number = single
+        memcpy(&bits, &number, 8)
+        out.put_little_endian(bits, 8)
+    return DONE
+
+
+cdef int read_day(const uint8_t* text, int64_t* day) noexcept:
+    """Read the ten bytes YYYY-MM-DD as days since 1970, of the years 1 to 9999."""
+    cdef int64_t year, cycle, year_of_cycle, shifted
+    cdef int month, day_of_month
+    if text[4] != b"-" or text[7] != b"-":
+        return ODD
+    year = <int64_t>two_digits(text) * 100 + two_digits(text + 2)
+    month, day_of_month = two_digits(text + 5), two_digits(text + 8)
+    if year < 1 or month < 1 or month > 12 or day_of_month < 1 or day_of_month > DAYS_OF_MONTH[month]:
+        return ODD
+    if month == 2 and day_of_month == 29 and (year % 4 != 0 or (year % 100 == 0 and year % 400 != 0)):
+        return ODD
+    # Years that begin in March, so that the day of a leap year is the last one.
+    shifted = year - (month < 3)
+    cycle, year_of_cycle = shifted // 400, shifted % 400
+    day[0] = (
+        cycle * 146_097
+        + year_of_cycle * 365 + year_of_cycle // 4 - year_of_cycle // 100
+        + (153 * (month + (9 if month < 3 else -3)) + 2) // 5 + day_of_month - 1
+        - 719_468
+    )
+    return DONE
+
+
+cdef int read_time(const uint8_t* text, Py_ssize_t size, int64_t* time_us) noexcept:
+    """Read HH:MM:SS[.ffffff], below 24:00:00."""
+    cdef int hour, minute, second
+    cdef int64_t fraction = 0
+    cdef Py_ssize_t at
+    if size < 8 or size == 9 or size > 15 or text[2] != b":" or text[5] != b":":
+        return ODD
+    hour, minute, second = two_digits(text), two_digits(text + 3), two_digits(text + 6)
+    if hour < 0 or hour > 23 or minute < 0 or minute > 59 or second < 0 or second > 59:
+        return ODD
+    if size > 8:
+        if text[8] != b".":
+            return ODD
+        for at in range(9, 15):
+            fraction *= 10
+            if at < size:
+                if not is_digit(text[at]):
+                    return ODD
+                fraction += text[at] - 48
+    time_us[0] = (hour * 3600 + minute * 60 + second) * SECOND_US + fraction
+    return DONE
+
+
+cdef int write_in_units(Buffer out, Column* column, int64_t time_us) except -1:
+    if column.unit_us != 1:
+        if time_us % column.unit_us != 0:
+            return ODD
+        time_us //= column.unit_us
+    out.put_long(time_us)
+    return DONE
+
+
+cdef int write_date(Buffer out, const uint8_t* text, Py_ssize_t size) except -1:
+    cdef int64_t day = 0
+    if size != 10 or read_day(text, &day) != DONE:
+        return ODD
+    out.put_long(day)
+    return DONE
+
+
+cdef int write_time(Buffer out, Column* column, const uint8_t* text, Py_ssize_t size) except -1:
+    cdef int64_t time_us = 0
+    if read_time(text, size, &time_us) != DONE:
+        return ODD
+    return write_in_units(out, column, time_us)
+
+
+cdef int write_timestamp(Buffer out, Column* column, const uint8_t* text, Py_ssize_t size) except -1:
+    cdef int64_t day = 0, time_us = 0
+    if size < 19 or text[10] != b" " or read_day(text, &day) != DONE:
+        return ODD
+    if read_time(text + 11, size - 11, &time_us) != DONE:
+        return ODD
+    return write_in_units(out, column, day * DAY_US + time_us)
+
+
+cdef int write_uuid(Buffer out, const uint8_t* text, Py_ssize_t size) except -1:
+    cdef Py_ssize_t at
+    if size != 36:
+        return ODD
+    for at in range(36):
+        if at == 8 or at == 13 or at == 18 or at == 23:
+            if text[at] != b"-":
+                return ODD
+        elif not is_digit(text[at]) and not (b"a" <= text[at] <= b"f"):
+            return ODD
+    out.put_long(36)
+    out.put(text, 36)
+    return DONE
+
+
+cdef inline int hex_digit(uint8_t byte) noexcept:
+    if is_digit(byte):
+        return byte - 48
+    byte |= 32
+    return byte - 87 if b"a" <= byte <= b"f" else -1
+
+
+cdef int write_bytea(Buffer out, const uint8_t* text, Py_ssize_t size) except -1:
+    cdef Py_ssize_t at, start
+    cdef int high, low
+    if size < 2 or size % 2 != 0 or text[0] != b"\\" or text[1] != b"x":
+        return ODD
+    out.put_long((size - 2) // 2)
+    out.reserve((size - 2) // 2)
+    for at in range(2, size, 2):
+        high, low = hex_digit(text[at]), hex_digit(text[at + 1])
+        if high < 0 or low < 0:
+            return ODD
+        out.data[out.size] = high << 4 | low
+        out.size += 1
+    return DONE
+
+
+cdef int write_ascii(Buffer out, const uint8_t* text, Py_ssize_t size) except -1:
+    cdef Py_ssize_t at
+    for at in range(size):
+        if text[at] > 127:
+            return ODD
+    out.put_long(size)
+    out.put(text, size)
+    return DONE
+
+
+# --- rows
+
+
+cdef inline uint32_t big_endian_4(const uint8_t* data) noexcept:
+    return <uint32_t>data[0] << 24 | <uint32_t>data[1] << 16 | <uint32_t>data[2] << 8 | data[3]
+
+
+cdef inline uint32_t big_endian_2(const uint8_t* data) noexcept:
+    return <uint32_t>data[0] << 8 | data[1]
+
+
+cdef struct Value:
+    uint8_t kind
+    const uint8_t* text
+    Py_ssize_t size
+
+
+cdef struct Message:
+    const uint8_t* data
+    Py_ssize_t at
+    Py_ssize_t end
+
+
+cdef struct Mark:
+    # What all records of a transaction share, around the seq of the next.
+    const uint8_t* head
+    Py_ssize_t head_size
+    const uint8_t* tail
+    Py_ssize_t tail_size
+    int64_t seq
+
+
+cdef Mark mark_of(stamp) except *:
+    cdef bytes head = stamp.head, tail = stamp.tail
+    cdef Mark mark
+    # The stamp keeps both alive.
+    mark.head, mark.head_size = <const uint8_t*>PyBytes_AS_STRING(head), PyBytes_GET_SIZE(head)
+    mark.tail, mark.tail_size = <const uint8_t*>PyBytes_AS_STRING(tail), PyBytes_GET_SIZE(tail)
+    mark.seq = stamp.next_seq
+    return mark
+
+
+cdef struct Account:
+    # Of what is pending.
+    Py_ssize_t size
+    Py_ssize_t events
+
+
+cdef object new_record(target, op, key, value, timestamp_ms):
+    """As ``Record(...)``, without the call."""
+    cdef PyTypeObject* record_type = <PyTypeObject*>Record
+    cdef object record = record_type.tp_alloc(record_type, 5)
+    Py_INCREF(target)
+    PyTuple_SET_ITEM(record, 0, target)
+    Py_INCREF(op)
+    PyTuple_SET_ITEM(record, 1, op)
+    Py_INCREF(key)
+    PyTuple_SET_ITEM(record, 2, key)
+    Py_INCREF(value)
+    PyTuple_SET_ITEM(record, 3, value)
+    Py_INCREF(timestamp_ms)
+    PyTuple_SET_ITEM(record, 4, timestamp_ms)
+    return record
+
+
+cdef void set_column(Column* column, kind):
+    column.kind = KINDS.get(kind.opcode, PYTHON)
+    column.unit_us = 1
+    if column.kind == INTEGER:
+        column.lowest, column.highest = kind.parameters
+    elif column.kind == DECIMAL:
+        column.precision, column.scale = kind.parameters
+    elif column.kind == TIME and len(kind.parameters) > 1:
+        column.unit_us = kind.parameters[1]
+    elif column.kind in (TIMESTAMP, TIMESTAMPTZ) and len(kind.parameters) > 2:
+        column.unit_us = kind.parameters[2]
+
+
+# One row is written at a time, and nothing waits in between: all tables share these.
+cdef Buffer VALUE = Buffer(), KEY = Buffer(), OLD_KEY = Buffer()
+cdef bint busy = False
+
+
+cdef class Rows:
+    """The changes of one version of a table; ``encoder`` None: of a table that is left out."""
+
+    cdef readonly object relation
+    cdef readonly object encoder
+    cdef uint32_t oid
+    cdef object pure
+    cdef object target
+    cdef bint has_key
+    cdef bint tombstones
+    cdef int width
+    cdef int key_width
+    cdef Column* columns
+    cdef Column* key_columns
+    cdef int* key_places
+    cdef bint* is_identity
+    cdef Value* values
+    cdef int* lacking
+    cdef int lacking_count
+    cdef list writers
+    cdef list binary_writers
+    cdef list key_writers
+    cdef list key_binary_writers
+    cdef list names
+    cdef bytes key_header
+    cdef bytes insert_head
+    cdef bytes update_head
+    cdef bytes delete_head
+
+    def __init__(self, relation, encoder):
+        self.relation, self.oid = relation, relation.oid
+        self.encoder = encoder
+        self.pure = pure.Rows(relation, encoder)
+        if encoder is not None:
+            self._compile(encoder)
+
+    def __dealloc__(self):
+        PyMem_Free(self.columns)
+        PyMem_Free(self.key_columns)
+        PyMem_Free(self.key_places)
+        PyMem_Free(self.is_identity)
+        PyMem_Free(self.values)
+        PyMem_Free(self.lacking)
+
+    cdef int _compile(self, encoder) except -1:
+        """Make of what was decided for the table what its rows are written by."""
+        cdef int place
+        row, key = encoder.row, encoder.key
+        self.target, self.tombstones = encoder.target, encoder.tombstones
+        self.width, self.has_key = len(row.types), key is not None
+        self.columns = <Column*>allocated(self.width, sizeof(Column))
+        self.is_identity = <bint*>allocated(self.width, sizeof(bint))
+        self.values = <Value*>allocated(self.width, sizeof(Value))
+        self.lacking = <int*>allocated(self.width, sizeof(int))
+        self.writers, self.binary_writers = [kind.write for kind in row.types], list(row.binary_writers)
+        self.names = [encode_bytes(name) for name in row.names]
+        for place, kind in enumerate(row.types):
+            set_column(&self.columns[place], kind)
+            self.is_identity[place] = row.is_key[place]
+        self.key_width = len(key.types) if self.has_key else 0
+        self.key_columns = <Column*>allocated(self.key_width, sizeof(Column))
+        self.key_places = <int*>allocated(self.key_width, sizeof(int))
+        self.key_writers = [kind.write for kind in key.types] if self.has_key else []
+        self.key_binary_writers = list(key.binary_writers) if self.has_key else []
+        for place in range(self.key_width):
+            set_column(&self.key_columns[place], key.types[place])
+            self.key_places[place] = key.places[place]
+        self.key_header = encoder.key_header
+        self.insert_head, self.update_head, self.delete_head = (
+            encoder.insert_head, encoder.update_head, encoder.delete_head
+        )
+        return 0
+
+    def add(self, bytes message, stamp, pending, *, bint is_streamed):
+        """Add what an Insert, Update, Delete or Truncate becomes; ProtocolError when it is none."""
+        cdef Mark mark
+        cdef Account account
+        global busy
+        if self.encoder is None:
+            return
+        mark = mark_of(stamp)
+        if not busy and not self._is_expected(stamp):
+            account.size, account.events = 0, 0
+            busy = True
+            try:
+                done = self._encode(
+                    <const uint8_t*>PyBytes_AS_STRING(message), PyBytes_GET_SIZE(message), is_streamed,
+                    &mark, stamp.timestamp_ms, pending.records, &account,
+                ) == DONE
+            finally:
+                busy = False
+            if done:
+                stamp.next_seq = mark.seq
+                pending.size += account.size
+                pending.events += account.events
+                return
+        self.pure.add(message, stamp, pending, is_streamed=is_streamed)
+
+    cdef bint _is_expected(self, stamp) except -1:
+        """Whether records of the transaction are to become dead letters: a matter of the twin."""
+        dead_letters = self.encoder.dead_letters
+        return dead_letters is not None and dead_letters.expected(stamp.transaction.commit_lsn)
+
+    cdef int _encode(
+        self, const uint8_t* data, Py_ssize_t end, bint is_streamed,
+        Mark* mark, timestamp_ms, list records, Account* account,
+    ) except -1:
+        """Append the records of one message; ODD: nothing was done."""
+        cdef Message message
+        message.data, message.end, message.at = data, end, 9 if is_streamed else 5
+        VALUE.clear()
+        KEY.clear()
+        if end < 1:
+            return ODD
+        if data[0] == b"I":
+            return self._insert(&message, mark, timestamp_ms, records, account)
+        if data[0] == b"U":
+            return self._update(&message, mark, timestamp_ms, records, account)
+        if data[0] == b"D":
+            return self._delete(&message, mark, timestamp_ms, records, account)
+        return ODD
+
+    cdef int _insert(self, Message* message, Mark* mark, timestamp_ms, list records, Account* account) except -1:
+        VALUE.put_object(self.insert_head)
+        VALUE.put_object(NO_BEFORE)
+        if self._after(message, mark) != DONE or self._key(KEY) != DONE:
+            return ODD
+        self._append(CREATE, mark, timestamp_ms, records, account)
+        return DONE
+
+    cdef int _update(self, Message* message, Mark* mark, timestamp_ms, list records, Account* account) except -1:
+        cdef bint has_old = message.at < message.end and message.data[message.at] == b"O"
+        VALUE.put_object(self.update_head)
+        if has_old:
+            VALUE.put_byte(2)
+            if self._tuple(message, b"O", False) != DONE or self.lacking_count:
+                return ODD
+            VALUE.put_object(FULL_IMAGE)
+            OLD_KEY.clear()
+            if self._key(OLD_KEY) != DONE:
+                return ODD
+        else:
+            VALUE.put_object(NO_BEFORE)
+        if self._after(message, mark) != DONE or self._key(KEY) != DONE:
+            return ODD
+        if has_old and (
+            self.lacking_count or KEY.size != OLD_KEY.size or memcmp(KEY.data, OLD_KEY.data, KEY.size) != 0
+        ):
+            return ODD  # the old row has what is missing; the change of a key is two records
+        self._append(UPDATE, mark, timestamp_ms, records, account)
+        return DONE
+
+    cdef int _delete(self, Message* message, Mark* mark, timestamp_ms, list records, Account* account) except -1:
+        cdef bint is_whole = message.at < message.end and message.data[message.at] == b"O"
+        VALUE.put_object(self.delete_head)
+        VALUE.put_byte(2)
+        if self._tuple(message, b"O" if is_whole else b"K", not is_whole) != DONE or self.lacking_count:
+            return ODD
+        if message.at != message.end or self._key(KEY) != DONE:
+            return ODD
+        VALUE.put_object(FULL_IMAGE if is_whole else KEY_IMAGE)
+        VALUE.put(b"\0\0\0", 3)  # after is null, nothing is unchanged, nothing is raw
+        self._finish(mark)
+        key = self._append(DELETE, mark, timestamp_ms, records, account)
+        if self.tombstones and self.has_key:
+            records.append(new_record(self.target, None, key, None, timestamp_ms))
+            account.size += KEY.size
+        return DONE
+
+    cdef int _after(self, Message* message, Mark* mark) except -1:
+        """Write the fields from ``after`` to the end, of the last tuple of a message."""
+        cdef int place
+        VALUE.put_byte(2)
+        if self._tuple(message, b"N", False) != DONE or message.at != message.end:
+            return ODD
+        if self.lacking_count:
+            VALUE.put_long(self.lacking_count)
+            for place in range(self.lacking_count):
+                VALUE.put_object(<bytes>self.names[self.lacking[place]])
+        VALUE.put(b"\0\0", 2)  # the end of unchanged, and no raw
+        self._finish(mark)
+        return DONE
+
+    cdef int _finish(self, Mark* mark) except -1:
+        """Write the fields from ``epoch`` to the end; there are no flags."""
+        VALUE.put(mark.head, mark.head_size)
+        VALUE.put_long(mark.seq)
+        VALUE.put(mark.tail, mark.tail_size)
+        return VALUE.put_byte(0)
+
+    cdef object _append(self, op, Mark* mark, timestamp_ms, list records, Account* account):
+        """Append the record that was written, and return its key."""
+        cdef object key = KEY.taken() if self.has_key else None
+        records.append(new_record(self.target, op, key, VALUE.taken(), timestamp_ms))
+        account.size += VALUE.size + (KEY.size if self.has_key else 0)
+        account.events += 1
+        mark.seq += 1
+        return key
+
+    cdef int _tuple(self, Message* message, uint8_t kind, bint only_identity) except -1:
+        """Write a row, and keep where its values stand; ``only_identity``: what is sent of others is filler."""
+        cdef const uint8_t* data = message.data
+        cdef Py_ssize_t at = message.at, end = message.end, size
+        cdef int place
+        cdef uint8_t sent
+        self.lacking_count = 0
+        if end - at < 3 or data[at] != kind or big_endian_2(data + at + 1) != <uint32_t>self.width:
+            return ODD
+        at += 3
+        for place in range(self.width):
+            if at >= end:
+                return ODD
+            sent = data[at]
+            at += 1
+            self.values[place].kind = sent
+            if sent == b"t" or sent == b"b":
+                if end - at < 4:
+                    return ODD
+                size = big_endian_4(data + at)
+                at += 4
+                if size > end - at:
+                    return ODD
+                self.values[place].text, self.values[place].size = data + at, size
+                at += size
+                if only_identity and not self.is_identity[place]:
+                    VALUE.put_byte(0)
+                    continue
+                VALUE.put_byte(2)
+                if sent == b"t":
+                    if self._value(VALUE, &self.columns[place], self.writers, place, &self.values[place]) != DONE:
+                        return ODD
+                elif self._binary(VALUE, self.binary_writers, place, &self.values[place]) != DONE:
+                    return ODD
+            elif sent == b"n" or sent == b"u":
+                VALUE.put_byte(0)
+                if sent == b"u" and not (only_identity and not self.is_identity[place]):
+                    self.lacking[self.lacking_count] = place
+                    self.lacking_count += 1
+            else:
+                return ODD
+        message.at = at
+        return DONE
+
+    cdef int _key(self, Buffer out) except -1:
+        """Write the key of the row written last."""
+        cdef int place
+        cdef Value* value
+        if not self.has_key:
+            return DONE
+        out.put_object(self.key_header)
+        for place in range(self.key_width):
+            value = &self.values[self.key_places[place]]
+            if value.kind == b"t":
+                if self._value(out, &self.key_columns[place], self.key_writers, place, value) != DONE:
+                    return ODD
+            elif value.kind != b"b" or self._binary(out, self.key_binary_writers, place, value) != DONE:
+                return ODD
+        return DONE
+
+    cdef int _value(self, Buffer out, Column* column, list writers, int place, Value* value) except -1:
+        cdef Py_ssize_t before = out.size
+        if write_value(out, column, value.text, value.size) == DONE:
+            return DONE
+        out.size = before
+        return written(out, writers[place], PyBytes_FromStringAndSize(<const char*>value.text, value.size))
+
+    cdef int _binary(self, Buffer out, list writers, int place, Value* value) except -1:
+        return written(out, writers[place], BinaryValue(PyBytes_FromStringAndSize(<const char*>value.text, value.size)))
+
+
+cdef void* allocated(Py_ssize_t count, Py_ssize_t size) except NULL:
+    cdef void* found = PyMem_Malloc(max(count, 1) * size)
+    if found is NULL:
+        raise MemoryError
+    return found
+
+
+cdef int written(Buffer out, write, value) except -1:
+    """Write what a writer in Python makes of a value; ODD when it makes nothing."""
+    try:
+        out.put_object(<bytes?>write(value))
+    except Exception:
+        return ODD  # the twin meets it again, and says what it means
+    return DONE
+
+
+def add_run(list frames, Py_ssize_t at, dict relations, dict ready, stamp, pending):
+    """Add the rows that begin at ``frames[at]``, none of them streamed; where the run ended.
+
+    It ends before what is no row of a table in ``ready`` whose version is that of ``relations``, and when ``pending``
+    is full.
+    """
+    cdef Py_ssize_t count = len(frames), limit = pending.limit
+    cdef list records = pending.records
+    cdef object timestamp_ms = stamp.timestamp_ms
+    cdef Mark mark = mark_of(stamp)
+    cdef Account account
+    cdef Rows rows = None
+    cdef bint is_expected = False
+    cdef bytes frame
+    cdef const uint8_t* data
+    cdef Py_ssize_t size
+    cdef uint32_t oid
+    cdef int outcome
+    global busy
+    account.size, account.events = pending.size, pending.events
+    assert not busy, "one run at a time"
+    busy = True
+    try:
+        while at < count and account.size + RECORD_BYTES * len(records) < limit:
+            if not PyBytes_CheckExact(frames[at]):
+                break
+            frame = <bytes>frames[at]
+            data, size = <const uint8_t*>PyBytes_AS_STRING(frame) + MESSAGE_AT, PyBytes_GET_SIZE(frame) - MESSAGE_AT
+            if size < 5 or (data[0] != b"I" and data[0] != b"U" and data[0] != b"D"):
+                break
+            oid = big_endian_4(data + 1)
+            if rows is None or rows.oid != oid:
+                found = ready.get(oid)
+                if found is None or (<Rows?>found).relation is not relations.get(oid):
+                    break
+                rows = <Rows>found
+                is_expected = rows.encoder is not None and rows._is_expected(stamp)
+            if rows.encoder is not None:
+                outcome = ODD if is_expected else rows._encode(
+                    data, size, False, &mark, timestamp_ms, records, &account
+                )
+                if outcome == ODD:
+                    stamp.next_seq, pending.size, pending.events = mark.seq, account.size, account.events
+                    rows.pure.add(frame[MESSAGE_AT:], stamp, pending, is_streamed=False)
+                    mark.seq, account.size, account.events = stamp.next_seq, pending.size, pending.events
+            at += 1
+    finally:
+        busy = False
+    stamp.next_seq, pending.size, pending.events = mark.seq, account.size, account.events
+    return at
