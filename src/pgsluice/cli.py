@@ -245,7 +245,9 @@ def _schema(_options: argparse.Namespace) -> int:
 
 
 def _version(_options: argparse.Namespace) -> int:
-    return _say(f"pgsluice {__version__}")
+    from pgsluice import speedups  # noqa: PLC0415 - only where it is printed
+
+    return _say(f"pgsluice {__version__}, {speedups.describe()}")
 
 
 def _health(options: argparse.Namespace) -> int:

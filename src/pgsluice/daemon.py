@@ -19,7 +19,7 @@ import fastavro
 import structlog
 from fastavro.read import SchemaResolutionError
 
-from pgsluice import __version__, spool
+from pgsluice import __version__, speedups, spool
 from pgsluice.avro.binary import encode_string
 from pgsluice.avro.schema import cut_schema
 from pgsluice.avro.types import TypeOptions
@@ -80,6 +80,7 @@ QUEUE_FACTOR = 2
 
 def run(settings: Settings, *, adopt_slot: bool) -> None:
     """Run the daemon until SIGTERM or SIGINT; a PgsluiceError says why it stopped by itself."""
+    speedups.check()
     asyncio.run(_Daemon(settings, adopt_slot=adopt_slot).run())
 
 
@@ -123,7 +124,7 @@ class _Daemon:
     def __init__(self, settings: Settings, *, adopt_slot: bool) -> None:
         self._settings = settings
         self._metrics = Metrics()
-        self._metrics.info.labels(__version__, settings.name, "python", settings.delivery.mode).set(1)
+        self._metrics.info.labels(__version__, settings.name, speedups.NAME, settings.delivery.mode).set(1)
         self._kafka = ClientOptions(settings.kafka.librdkafka_properties(), f"pgsluice-{settings.name}")
         schemas = settings.kafka.topic_prefix + SCHEMAS
         builtin = BuiltinRegistry(_registry_options(settings, self._kafka.errors), schemas)
@@ -144,8 +145,8 @@ class _Daemon:
         served = self._registry.store if self._settings.schema_registry.type == "builtin" else None
         http = HttpServer(str(self._settings.http.listen), health, self._metrics.registry, served)
         await http.start()
-        mode = self._settings.delivery.mode
-        log.info("listening", address=str(self._settings.http.listen), version=__version__, mode=mode)
+        mode, encoder = self._settings.delivery.mode, speedups.describe()
+        log.info("listening", address=str(self._settings.http.listen), version=__version__, mode=mode, encoder=encoder)
         try:
             with self._spill:
                 async with _signals(self._pipeline.stop):
@@ -182,6 +183,7 @@ class _Daemon:
             "pipeline": self._settings.name,
             "slot": self._settings.slot_name,
             "mode": self._settings.delivery.mode,
+            "encoder": speedups.NAME,
             "state": pipeline.state.value,
             "last_error": pipeline.last_error,
             "uptime_s": round(time.time() - self._started),

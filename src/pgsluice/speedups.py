@@ -25,13 +25,15 @@ def _choose(choice: str) -> tuple[bool, str]:
 
 
 COMPILED, WHY_NOT = _choose(os.environ.get(VARIABLE, ""))
+NAME: Final = "compiled" if COMPILED else "python"
+"""For labels."""
 
 if TYPE_CHECKING or not COMPILED:
     from pgsluice.rows import Rows, add_run
 else:
     from pgsluice._rows import Rows, add_run
 
-__all__ = ["COMPILED", "WHY_NOT", "Rows", "add_run", "check", "describe"]
+__all__ = ["COMPILED", "NAME", "WHY_NOT", "Rows", "add_run", "check", "describe"]
 
 
 def check() -> None:
@@ -48,4 +50,4 @@ def check() -> None:
 
 def describe() -> str:
     """Return what runs, in words."""
-    return "compiled" if COMPILED else f"pure Python ({WHY_NOT})"
+    return NAME if COMPILED else f"pure Python ({WHY_NOT})"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pgsluice import __version__, cli
+from pgsluice import __version__, cli, speedups
 from pgsluice.config import ListenAddress
 from pgsluice.finding import Finding, Verdict
 from tests.support.log import restored_logging  # noqa: F401 - a fixture
@@ -56,12 +56,16 @@ def pgsluice(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str
 
 def test_the_module_is_the_command() -> None:
     result = pgsluice("version")
-    assert (result.returncode, result.stdout, result.stderr) == (0, f"pgsluice {__version__}\n", "")
+    assert (result.returncode, result.stdout, result.stderr) == (
+        0,
+        f"pgsluice {__version__}, {speedups.describe()}\n",
+        "",
+    )
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["version"]) == 0
-    assert capsys.readouterr().out == f"pgsluice {__version__}\n"
+    assert capsys.readouterr().out == f"pgsluice {__version__}, {speedups.describe()}\n"
 
 
 def test_the_table_of_types(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,68 @@
+"""Which twin runs, and what is said of it. Each choice in a process of its own: it is made once."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from pgsluice import speedups
+from pgsluice.errors import ConfigError
+
+
+def python(code: str, choice: str) -> str:
+    """Return what ``code`` prints under that choice."""
+    environment = {**os.environ, speedups.VARIABLE: choice}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+SHOW = "from pgsluice import speedups; print(speedups.NAME, speedups.Rows.__module__, speedups.describe(), sep='|')"
+WITHOUT = "import sys; sys.modules['pgsluice._rows'] = None; "
+"""As if they had not been built."""
+
+needs_compiled = pytest.mark.skipif(not speedups.COMPILED, reason="the compiled modules were not built here")
+
+
+@needs_compiled
+@pytest.mark.parametrize("choice", ["", "auto", "require"])
+def test_what_was_built_runs(choice: str) -> None:
+    assert python(SHOW, choice) == "compiled|pgsluice._rows|compiled"
+
+
+def test_off_leaves_it_alone() -> None:
+    assert python(SHOW, "off") == "python|pgsluice.rows|pure Python (PGSLUICE_SPEEDUPS=off)"
+
+
+def test_what_was_not_built_is_done_without_and_says_so() -> None:
+    name, module, said = python(WITHOUT + SHOW, "auto").split("|")
+    assert (name, module) == ("python", "pgsluice.rows")
+    assert said.startswith("pure Python (they were not built, or do not fit this Python: ")
+
+
+CHECK = """
+from pgsluice import speedups
+from pgsluice.errors import ConfigError
+try:
+    print(speedups.check())
+except ConfigError as error:
+    print(error)
+"""
+
+
+def test_require_refuses_to_start_without_it() -> None:
+    said = python(WITHOUT + CHECK, "require")
+    assert said.startswith("PGSLUICE_SPEEDUPS=require, but the compiled modules cannot be used: they were not built")
+    assert "Install a wheel" in said
+
+
+@pytest.mark.parametrize("choice", ["", "auto", "off"])
+def test_nothing_else_does(choice: str) -> None:
+    assert python(WITHOUT + CHECK, choice) == "None"
+
+
+def test_another_word_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(speedups.VARIABLE, "yes")
+    with pytest.raises(ConfigError, match="PGSLUICE_SPEEDUPS is 'yes': write one of auto, require, off"):
+        speedups.check()
