@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pgsluice.avro.binary import POSTGRES_EPOCH_US
-from pgsluice.record import Record
+from pgsluice.record import Record, Target
 from pgsluice.transaction import Transaction
 
 MAX_PART_BYTES = 512 * 1024
@@ -60,21 +60,20 @@ class Cut:
             self.first = transaction
         self.last = (transaction, end_lsn)
 
-    def count(self, record: Record, partitions: Iterable[int]) -> None:
-        """Account for one record produced to ``partitions`` (a truncate goes to all of its topic)."""
-        topic = record.target.topic
-        use = self.topics.get(topic)
+    def count(self, target: Target, ops: Mapping[str, int], produced: Mapping[int, int]) -> None:
+        """Account for records of one target: how many of each op, tombstones left out, and to each partition."""
+        use = self.topics.get(target.topic)
         if use is None:
-            use = self.topics[topic] = TopicUse()
-        for partition in partitions:
-            use.produced[partition] = use.produced.get(partition, 0) + 1
-        if record.op is not None:
-            use.counts[record.op] = use.counts.get(record.op, 0) + 1
-            identifier = record.target.value_schema_id
-            if identifier != use.last_schema_id:
-                use.schema_ids.pop(identifier, None)
-                use.schema_ids[identifier] = None
-                use.last_schema_id = identifier
+            use = self.topics[target.topic] = TopicUse()
+        for partition, count in produced.items():
+            use.produced[partition] = use.produced.get(partition, 0) + count
+        for op, count in ops.items():
+            use.counts[op] = use.counts.get(op, 0) + count
+        identifier = target.value_schema_id
+        if ops and identifier != use.last_schema_id:
+            use.schema_ids.pop(identifier, None)
+            use.schema_ids[identifier] = None
+            use.last_schema_id = identifier
 
 
 def cut_records(

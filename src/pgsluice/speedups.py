@@ -1,15 +1,19 @@
 """Which of two twins runs: the modules compiled from Cython where they were built, else those in Python.
 
-``PGSLUICE_SPEEDUPS`` decides: ``auto`` (or nothing) takes what is there, ``require`` refuses to start without the
-compiled ones, ``off`` leaves them alone. Both do the same, byte for byte; only the time that it takes differs.
+Who uses a module that has a twin, chooses by ``COMPILED``. ``PGSLUICE_SPEEDUPS`` decides: ``auto`` (or nothing) takes
+what is there, ``require`` refuses to start without the compiled ones, ``off`` leaves them alone. Both do the same, byte
+for byte; only the time that it takes differs.
 """
 
 import os
-from typing import TYPE_CHECKING, Final
+from importlib import import_module
+from typing import Final
 
 from pgsluice.errors import ConfigError
 
 VARIABLE: Final = "PGSLUICE_SPEEDUPS"
+_MODULES: Final = ("pgsluice._rows", "pgsluice.kafka._runs")
+
 CHOICES: Final = ("auto", "require", "off")
 
 
@@ -18,7 +22,8 @@ def _choose(choice: str) -> tuple[bool, str]:
     if choice == "off":
         return False, f"{VARIABLE}=off"
     try:
-        from pgsluice import _rows  # noqa: F401, PLC0415 - to see whether it is there
+        for module in _MODULES:
+            import_module(module)
     except ImportError as error:
         return False, f"they were not built, or do not fit this Python: {error}"
     return True, ""
@@ -27,13 +32,6 @@ def _choose(choice: str) -> tuple[bool, str]:
 COMPILED, WHY_NOT = _choose(os.environ.get(VARIABLE, ""))
 NAME: Final = "compiled" if COMPILED else "python"
 """For labels."""
-
-if TYPE_CHECKING or not COMPILED:
-    from pgsluice.rows import Rows, add_run
-else:
-    from pgsluice._rows import Rows, add_run
-
-__all__ = ["COMPILED", "NAME", "WHY_NOT", "Rows", "add_run", "check", "describe"]
 
 
 def check() -> None:

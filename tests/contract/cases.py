@@ -255,7 +255,7 @@ def _worked() -> Cut:
     cut.add_records((), 0, 2)
     for case in ("insert", "truncate"):
         for record in change_records(*CHANGES[case]):
-            cut.count(record, range(2) if record.op == "t" else (1,))
+            cut.count(record.target, {str(record.op): 1}, dict.fromkeys(range(2) if record.op == "t" else (1,), 1))
     return cut
 
 

@@ -296,7 +296,7 @@ class FakeSink:
         self._world.step("produce")
         assert self._produced is not None, "begin() comes first"
         for record in records:
-            cut.count(record, (0,))
+            cut.count(record.target, {} if record.op is None else {record.op: 1}, {0: 1})
         self._produced.extend(records)
 
     async def commit(self, cut: Cut, checkpoint: Checkpoint) -> None:

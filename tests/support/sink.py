@@ -81,7 +81,7 @@ class Session:
         """Write records in an open transaction, and return when they are in Kafka."""
         await self.sink.begin()
         cut, checkpoint = self.next_cut(())
-        await self.sink.produce(cut, records)
+        await self.sink.produce(cut, list(records))
         await self.sink._run(self.sink._live.flush)
         return cut, checkpoint
 

@@ -43,8 +43,8 @@ def test_the_record_names_what_was_written_where() -> None:
     cut.add(Transaction(1, 100, 0), 110)
     cut.add_records((), 0, 4)
     for op, partition in (("c", 0), ("c", 2), ("d", 2), (None, 2)):
-        cut.count(record(ORDERS, op), (partition,))
-    cut.count(record(ITEMS, "t"), range(2))
+        cut.count(ORDERS, {} if op is None else {op: 1}, {partition: 1})
+    cut.count(ITEMS, {"t": 1}, {0: 1, 1: 1})
     offsets = {
         (ITEMS.topic, 1): (0, 2),
         (ORDERS.topic, 2): (5, 9),
@@ -89,7 +89,7 @@ def test_the_schema_used_last_is_the_last_one_named() -> None:
     cut = Cut()
     for number in (7, 5, 5, 9, 7, None, 7):
         target = Target("t", 7 if number is None else number, None)
-        cut.count(record(target, None if number is None else "c"), (0,))
+        cut.count(target, {} if number is None else {"c": 1}, {0: 1})
     (part,) = cut_records(cut, IDENTITY, {("t", 0): (0, 7)}, {}, full=False)
     assert part["topics"][0]["schema_ids"] == [5, 9, 7]
 

@@ -18,8 +18,12 @@ def python(code: str, choice: str) -> str:
     ).stdout.strip()
 
 
-SHOW = "from pgsluice import speedups; print(speedups.NAME, speedups.Rows.__module__, speedups.describe(), sep='|')"
-WITHOUT = "import sys; sys.modules['pgsluice._rows'] = None; "
+SHOW = """
+from pgsluice import speedups
+from pgsluice.pipeline import encoders
+print(speedups.NAME, encoders.Rows.__module__, speedups.describe(), sep="|")
+"""
+WITHOUT = "import sys; sys.modules['pgsluice._rows'] = None\n"
 """As if they had not been built."""
 
 needs_compiled = pytest.mark.skipif(not speedups.COMPILED, reason="the compiled modules were not built here")

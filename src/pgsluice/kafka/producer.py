@@ -12,13 +12,22 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from pgsluice.cut import Cut
 from pgsluice.errors import DeadlineMissed, Fenced, PermissionDenied, PgsluiceError, SinkUnavailable
 from pgsluice.kafka.refusals import FOR_CONTENT, Refusals
 from pgsluice.librdkafka import MAX_RECORD_BYTES, PURGED, ClientOptions, failure
+from pgsluice.record import Record
+from pgsluice.speedups import COMPILED
+
+if TYPE_CHECKING or not COMPILED:
+    from pgsluice.kafka.runs import produce_run
+else:
+    from pgsluice.kafka._runs import produce_run
 
 log = structlog.get_logger(__name__)
 
@@ -170,6 +179,23 @@ class CutProducer(ABC):
         if self._unsent > self._unsent_max:
             self.flush()
 
+    def send_run(self, records: list[Record], at: int, partitions: Callable[[str], int], cut: Cut) -> int:
+        """Queue the records that begin at ``records[at]``, and count them in ``cut``, while they are simple.
+
+        Where that ended: the next one has to be sent by itself.
+        """
+        at, room = produce_run(
+            self._producer.produce,
+            records,
+            at,
+            partitions,
+            cut,
+            room=self._unsent_max - self._unsent,
+            largest=self._value_limit,
+        )
+        self._unsent = self._unsent_max - room
+        return at
+
     def check(self, wait_s: float = 0.0) -> None:
         """Raise when a record was refused, or the session was given up."""
         with self._judging("Writing to Kafka"):
@@ -306,6 +332,23 @@ class TransactionalProducer(CutProducer):
         with self._judging("Beginning a Kafka transaction"):
             self._producer.begin_transaction()
         self._open = True
+
+    def send_run(self, records: list[Record], at: int, partitions: Callable[[str], int], cut: Cut) -> int:
+        """Queue the records that begin at ``records[at]``, and count them in ``cut``, while they are simple.
+
+        Where that ended: the next one has to be sent by itself.
+        """
+        at, room = produce_run(
+            self._producer.produce,
+            records,
+            at,
+            partitions,
+            cut,
+            room=self._unsent_max - self._unsent,
+            largest=self._value_limit,
+        )
+        self._unsent = self._unsent_max - room
+        return at
 
     def check(self, wait_s: float = 0.0) -> None:
         """Raise when a record was refused, the session was given up, or the transaction took too long."""

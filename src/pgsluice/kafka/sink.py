@@ -21,6 +21,7 @@ from pgsluice.kafka.ledger import Ledger, read_last_cuts
 from pgsluice.kafka.partitioner import partition_for
 from pgsluice.kafka.producer import CutProducer, ProducerOptions, TransactionalProducer
 from pgsluice.kafka.refusals import Eyes, Refusals
+from pgsluice.kafka.runs import TRUNCATE
 from pgsluice.kafka.tail import Tail
 from pgsluice.kafka.topics import Topics, TopicSpec
 from pgsluice.progress import Checkpoint
@@ -126,7 +127,7 @@ class KafkaSink:
         """Start a Kafka transaction."""
         await self._run(self._live.begin)
 
-    async def produce(self, cut: Cut, records: Sequence[Record]) -> None:
+    async def produce(self, cut: Cut, records: list[Record]) -> None:
         """Hand ``records`` to the producer, within the transaction begun, and count them in ``cut``."""
         await self._run(lambda: self._produce(cut, records))
 
@@ -233,19 +234,26 @@ class KafkaSink:
         if spec.name not in self._ledger:
             self._ledger.pin({spec.name: state})
 
-    def _produce(self, cut: Cut, records: Iterable[Record]) -> None:
-        send = self._live.send
-        for record in records:
-            topic, key = record.target.topic, record.key
-            count = self._ledger.partitions(topic)
-            if record.op == "t":
-                partitions: Iterable[int] = range(count)
-            else:
-                partitions = (partition_for(key, count) if key is not None else 0,)
-            for partition in partitions:
-                send(topic, partition, key, record.value, record.timestamp_ms)
-            cut.count(record, partitions)
+    def _produce(self, cut: Cut, records: list[Record]) -> None:
+        at = 0
+        while at < len(records):
+            at = self._live.send_run(records, at, self._ledger.partitions, cut)
+            if at < len(records):
+                self._send(cut, records[at])
+                at += 1
         self._live.check()
+
+    def _send(self, cut: Cut, record: Record) -> None:
+        """Queue a record, whatever it is."""
+        target, op, key, value, timestamp_ms = record
+        count = self._ledger.partitions(target.topic)
+        if op == TRUNCATE:
+            partitions: Iterable[int] = range(count)
+        else:
+            partitions = (partition_for(key, count) if key is not None else 0,)
+        for partition in partitions:
+            self._live.send(target.topic, partition, key, value, timestamp_ms)
+        cut.count(target, {} if op is None else {op: 1}, dict.fromkeys(partitions, 1))
 
     def _deliver(self, cut: Cut, checkpoint: Checkpoint) -> None:
         self._live.begin()

@@ -6,7 +6,7 @@ created. A Relation message alone would be too early: it may describe an ALTER T
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -27,11 +27,17 @@ from pgsluice.errors import ConfigError
 from pgsluice.pipeline.ends import Registry, Sink, Source
 from pgsluice.record import Target
 from pgsluice.relation import Relation
-from pgsluice.speedups import Rows
+from pgsluice.speedups import COMPILED
 from pgsluice.tables import TablePolicy, Tables
 
-log = structlog.get_logger(__name__)
+if TYPE_CHECKING or not COMPILED:
+    from pgsluice.rows import Rows, add_run
+else:
+    from pgsluice._rows import Rows, add_run
 
+__all__ = ["Describe", "Encoders", "Rows", "add_run", "check_types"]
+
+log = structlog.get_logger(__name__)
 
 Describe = Callable[[Sequence[int]], Awaitable[Sequence[TypeDescription]]]
 """What asks the catalog about types, by OID."""

@@ -106,7 +106,7 @@ class Sink(Protocol):
     async def begin(self) -> None:
         """Start a Kafka transaction."""
 
-    async def produce(self, cut: Cut, records: Sequence[Record]) -> None:
+    async def produce(self, cut: Cut, records: list[Record]) -> None:
         """Add records to the transaction and count them in ``cut``."""
 
     async def commit(self, cut: Cut, checkpoint: Checkpoint) -> None:

@@ -20,11 +20,10 @@ from pgsluice.lsn import INVALID_LSN
 from pgsluice.metrics import Metrics
 from pgsluice.pgoutput import messages
 from pgsluice.pgoutput.framing import MESSAGE_AT, Keepalive, XLogData, wal_end
-from pgsluice.pipeline.encoders import Encoders
+from pgsluice.pipeline.encoders import Encoders, add_run
 from pgsluice.pipeline.ends import Sink, Source, Spool, Stream
 from pgsluice.pipeline.outbox import Limits, Outbox
 from pgsluice.progress import Checkpoint, Progress, check_resent
-from pgsluice.speedups import add_run
 from pgsluice.transaction import (
     Change,
     Committed,
