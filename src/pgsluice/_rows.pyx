@@ -30,6 +30,7 @@ cdef extern from "Python.h":
         object (*tp_alloc)(PyTypeObject*, Py_ssize_t)
 
     void PyTuple_SET_ITEM(object, Py_ssize_t, object)
+    void PyObject_GC_UnTrack(void*)
     double PyOS_string_to_double(const char*, char**, void*)
 
 cdef Py_ssize_t MESSAGE_AT = framing.MESSAGE_AT
@@ -518,6 +519,8 @@ cdef object new_record(target, op, key, value, timestamp_ms):
     PyTuple_SET_ITEM(record, 3, value)
     Py_INCREF(timestamp_ms)
     PyTuple_SET_ITEM(record, 4, timestamp_ms)
+    # Nothing in it refers to records: the collector, which looks at every new object, need not look at millions.
+    PyObject_GC_UnTrack(<void*>record)
     return record
 
 

@@ -100,7 +100,9 @@ def produce_run(produce, list records, Py_ssize_t at, partitions, cut, *, Py_ssi
     cdef tuple record
     try:
         while at < len(records) and room > 0:
-            record = <tuple?>records[at]
+            found = records[at]
+            assert isinstance(found, tuple), "a Record is one"
+            record = <tuple>found
             target, op, key, value, timestamp_ms = record[0], record[1], record[2], record[3], record[4]
             size = 0 if value is None else PyBytes_GET_SIZE(<bytes?>value)
             if op == TRUNCATE or size > largest:

@@ -52,6 +52,8 @@ _XLOG_DATA = Layout(start="Q", wal_end="Q", send_time="q")
 MESSAGE_AT: Final = 1 + _XLOG_DATA.size
 """Where the message begins in an XLogData."""
 
+XLOG_DATA: Final = ord("w")
+
 _WAL_END_AT: Final = 9
 
 _KEEPALIVE = Layout(wal_end="Q", send_time="q")

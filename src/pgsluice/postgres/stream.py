@@ -18,6 +18,8 @@ from psycopg import pq
 from pgsluice.errors import PgsluiceError, SourceUnavailable
 from pgsluice.lsn import INVALID_LSN
 from pgsluice.pgoutput.framing import (
+    MESSAGE_AT,
+    XLOG_DATA,
     Frame,
     Keepalive,
     PrimaryStatus,
@@ -153,7 +155,11 @@ class ReplicationStream:
             if self.failure is not None:
                 return  # of a notice that came before this frame: something is missing between the two
             if size > 0:
-                self._take(parse_frame(data), take)
+                frame = bytes(data)  # a copy: libpq frees its buffer after the next read
+                if size >= MESSAGE_AT and frame[0] == XLOG_DATA:
+                    take(frame)  # nearly all are, and need no further look
+                else:
+                    self._take(parse_frame(frame), take)
                 messages, room, fruitless = messages - 1, room - size, 0
             elif size < 0:
                 self._copy_ended = True
