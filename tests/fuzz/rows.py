@@ -1,0 +1,299 @@
+"""One twin of the rows' way against the other: ``python -m tests.fuzz.rows --count N --seed S``.
+
+Tables of all types that have a way of their own, rows of values as servers write them and as nobody would, messages
+whole and damaged. Whatever comes of it, records or an error, has to be the same, byte for byte.
+"""
+
+import argparse
+import sys
+from collections import Counter
+from random import Random
+
+from pgsluice.avro.choices import Choice, ColumnChoice
+from pgsluice.avro.encoder import KeyEncoder, RowEncoder
+from pgsluice.avro.schema import TableFields, key_fields
+from pgsluice.avro.types import TypeOptions
+from pgsluice.dead_letter import DeadLetter, Origin, Reason
+from pgsluice.envelope import ChangeEncoder, DeadLetters
+from pgsluice.pgoutput.messages import UNCHANGED, ColumnValue, Delete, Insert, Truncate, TupleData, Update
+from pgsluice.record import Target
+from pgsluice.relation import CATALOG, Column, PgType, Relation
+from pgsluice.transaction import Transaction
+from tests.support.pgoutput_encoder import encode
+from tests.support.twins import TWINS, outcome
+
+DAY = ["2026-11-22", "0001-01-01", "9999-12-31", "2024-02-29", "2023-02-29", "1900-02-29", "2000-02-29", "1969-12-31"]
+ODD_DAY = [
+    "0000-01-01",
+    "2026-13-01",
+    "2026-00-10",
+    "2026-04-31",
+    "2026-1-01",
+    "0044-03-15 BC",
+    "infinity",
+    "10000-01-01",
+]
+TIME = ["00:00:00", "23:59:59.999999", "12:34:56.7", "12:34:56.000001", "01:02:03.12"]
+ODD_TIME = ["24:00:00", "12:60:00", "12:00:60", "1:02:03", "12:34:56.", "12:34:56.1234567", "12:34", "12:34:5a"]
+NUMBERS = [
+    "0",
+    "7",
+    "-7",
+    "32767",
+    "-32768",
+    "2147483647",
+    "-2147483648",
+    "9223372036854775807",
+    "-9223372036854775808",
+]
+ODD_NUMBERS = [
+    "",
+    "-",
+    "+1",
+    " 1",
+    "1_0",
+    "007",
+    "-0",
+    "99999999999999999999",
+    "9223372036854775808",
+    "1.0",
+    "1e3",
+    "0x1",
+]
+DECIMALS = ["0.00", "1.50", "-1.50", "99999999.99", "-99999999.99", "0.01", "-0.01", "-0.00", "123456789012345678.12"]
+ODD_DECIMALS = [
+    "1.5",
+    "1",
+    "1.500",
+    "1.501",
+    "NaN",
+    "Infinity",
+    "100000000.00",
+    ".50",
+    "1.",
+    "1..0",
+    "1.-5",
+    "--1.50",
+    "1.5x",
+]
+FLOATS = [
+    "0",
+    "-0",
+    "1.5",
+    "-1e-300",
+    "3.4028235e+38",
+    "1.17549435e-38",
+    "16777217",
+    "0.1",
+    "1e23",
+    "4.9e-324",
+    "1.401298464324817e-45",
+]
+ODD_FLOATS = [
+    "NaN",
+    "Infinity",
+    "-Infinity",
+    "1e400",
+    "1e39",
+    "",
+    ".",
+    "e",
+    "1e",
+    "1-1",
+    "0.1e",
+    "1.00000017881393432617187499",
+    "+1",
+]
+
+VALUES: dict[str, list[str]] = {
+    "bool": ["t", "f", "true", ""],
+    "int2": NUMBERS + ODD_NUMBERS,
+    "int4": NUMBERS + ODD_NUMBERS,
+    "int8": NUMBERS + ODD_NUMBERS,
+    "oid": [*NUMBERS, *ODD_NUMBERS, "4294967295", "4294967296"],
+    "float4": FLOATS + ODD_FLOATS,
+    "float8": FLOATS + ODD_FLOATS,
+    "numeric": DECIMALS + ODD_DECIMALS + NUMBERS,
+    "date": DAY + ODD_DAY,
+    "time": TIME + ODD_TIME,
+    "timestamp": [f"{day} {time}" for day in DAY + ODD_DAY for time in TIME + ODD_TIME],
+    "timestamptz": [
+        f"{day} {time}{zone}"
+        for day in DAY + ODD_DAY
+        for time in TIME + ODD_TIME
+        for zone in ("+00", "", "+01", "+00:30", "+00 BC")
+    ],
+    "text": ["", "x", "Grüße", "x" * 127, "x" * 70_000, "a\x01b"],
+    "char": ["a", "", "é", "\\351"],
+    "uuid": [
+        "6b3d8e1c-7f1a-4a53-9d5e-0f7c3a1b2c4d",
+        "6B3D8E1C-7F1A-4A53-9D5E-0F7C3A1B2C4D",
+        "6b3d8e1c7f1a4a539d5e0f7c3a1b2c4d",
+        "6b3d8e1c-7f1a-4a53-9d5e-0f7c3a1b2c4g",
+    ],
+    "bytea": ["\\x", "\\x00ff", "\\xAbCd", "\\x0", "\\xzz", "abc\\000", "\\\\", "x", ""],
+    "_int4": ["{}", "{1,NULL,3}", "{{1},{2}}", "[0:0]={1}", "{x}", ""],
+    "interval": ["P1D", "PT1.5S", "P1M", "x"],
+    "jsonb": ['{"a": 1}'],
+}
+CHOICES = {
+    "numeric": ["decimal(38,2)", "decimal(18,0)", "double", "long", "string"],
+    "timestamp": ["timestamp-millis", "local-timestamp-millis"],
+    "timestamptz": ["timestamp-millis"],
+    "time": ["time-millis"],
+    "float4": ["double"],
+    "interval": ["interval-micros"],
+}
+EXPECTED_LSN = 1000
+"""The commit of a transaction whose first record was refused."""
+
+KEY_TYPES = [name for name in VALUES if name not in ("_int4", "jsonb")]
+
+
+class Differ(AssertionError):
+    """The twins do not agree."""
+
+
+def table(random: Random) -> tuple[Relation, ChangeEncoder]:
+    """Return a table of random types, and its encoder."""
+    names = [random.choice(list(VALUES)) for _ in range(random.randrange(1, 9))]
+    names[0] = random.choice(("int8", "text", *KEY_TYPES))
+    identity = random.choice("ddfn")
+    keys = [
+        f"c{place}" for place, name in enumerate(names) if name in KEY_TYPES and (not place or random.random() < 0.05)
+    ]
+    columns = tuple(
+        Column(f"c{place}", PgType(0, CATALOG, name), _typmod(random, name), identity == "f" or f"c{place}" in keys)
+        for place, name in enumerate(names)
+    )
+    relation = Relation(7, "public", "t", identity, columns)
+    choices = tuple(
+        ColumnChoice(f"c{place}", Choice.parse(random.choice(CHOICES[name])))
+        for place, name in enumerate(names)
+        if name in CHOICES and random.random() < 0.3
+    )
+    options = TypeOptions(time_range=random.choice(("common", "full")), choices=choices)
+    fields = TableFields(options).assign(relation)
+    key = None if identity == "n" else KeyEncoder(relation, key_fields(relation, fields, keys, options))
+    return relation, ChangeEncoder(
+        relation,
+        Target("t", 11, None if key is None else 12),
+        RowEncoder(relation, fields),
+        key,
+        tombstones=random.random() < 0.5,
+        truncate=random.random() < 0.5,
+        dead_letters=_dead_letters(random),
+    )
+
+
+def _dead_letters(random: Random) -> DeadLetters | None:
+    """Return where to write what cannot be written, with something to replace, or nowhere."""
+    if random.random() < 0.5:
+        return None
+    found = DeadLetters(Target("dead", 21, 22), lambda _letter: None)
+    origin = Origin("public", "t", "u", 1, EXPECTED_LSN, 0, 700, 0, ("c0",))
+    found.expect([DeadLetter(origin, "t", Reason.REFUSED, "")])
+    return found
+
+
+def _typmod(random: Random, name: str) -> int:
+    if name != "numeric" or random.random() < 0.2:
+        return -1
+    precision, scale = random.choice(((10, 2), (18, 0), (2, 2), (38, 2), (20, 2), (5, 0)))
+    return (precision << 16 | scale) + 4
+
+
+def _value(random: Random, name: str) -> ColumnValue:
+    dice = random.random()
+    if dice < 0.08:
+        return None
+    if dice < 0.12:
+        return UNCHANGED
+    found = random.choice(VALUES[name]).encode()
+    if dice < 0.2 and found:
+        place = random.randrange(len(found))
+        found = found[:place] + bytes((random.randrange(256),)) + found[place + random.randrange(2) :]
+    return found
+
+
+def _row(random: Random, relation: Relation) -> TupleData:
+    values = [_value(random, column.type.name) for column in relation.columns]
+    if random.random() < 0.8:  # a key that can be one
+        values[0] = VALUES[relation.columns[0].type.name][0].encode()
+    return values
+
+
+def message(random: Random, relation: Relation, xid: int | None) -> bytes:
+    """Return a message about the table, nine times of ten undamaged."""
+    row, old = _row(random, relation), _row(random, relation)
+    if random.random() < 0.5:
+        old = list(row)  # so that the key is the same
+    found = encode(
+        random.choice(
+            (
+                Insert(xid, 7, row),
+                Insert(xid, 7, row),
+                Update(xid, 7, None, None, row),
+                Update(xid, 7, None, old, row),
+                Update(xid, 7, old, None, row),
+                Delete(xid, 7, old, None),
+                Delete(xid, 7, None, old),
+                Truncate(xid, False, True, (7,)),  # noqa: FBT003 - the message's fields
+            )
+        )
+    )
+    return found if random.random() < 0.9 else _damaged(random, found)
+
+
+def _damaged(random: Random, found: bytes) -> bytes:
+    place = random.randrange(1, len(found))
+    return random.choice(
+        (
+            found[:place],
+            found[:place] + bytes((random.randrange(256),)) + found[place + 1 :],
+            found[:place] + found[place + 1 :],
+            found + bytes((random.randrange(256),)),
+            found[:place] + b"\xff\xff\xff\xff" + found[place + 4 :],
+        )
+    )
+
+
+def run(count: int, seed: int) -> Counter[str]:
+    """Compare ``count`` messages; the same seed gives the same ones. Differ if the twins do."""
+    random = Random(seed)
+    found: Counter[str] = Counter()
+    relation, encoder = table(random)
+    for number in range(count):
+        if number % 20 == 0:
+            relation, encoder = table(random)
+        is_streamed = random.random() < 0.3
+        data = message(random, relation, 700 if is_streamed else None)
+        transaction = Transaction(
+            700, random.choice((EXPECTED_LSN, 2**63 - 1, random.randrange(2**40))), random.randrange(2**50)
+        )
+        epoch, seq = 1, random.choice((0, random.randrange(100_000)))
+        outcomes = [
+            outcome(twin, relation, encoder, data, transaction, is_streamed=is_streamed, epoch=epoch, seq=seq)
+            for twin in TWINS
+        ]
+        if any(one != outcomes[0] for one in outcomes):
+            raise Differ(f"input {number} of seed {seed}: {relation} {data.hex()}\n{outcomes}")
+        records = outcomes[0][0]
+        found[records.partition(":")[0] if isinstance(records, str) else f"{chr(data[0])}: {len(records)} records"] += 1
+    return found
+
+
+def main() -> None:
+    """Run it and print what came of it."""
+    parser = argparse.ArgumentParser(description="One twin of the rows' way against the other.")
+    parser.add_argument("--count", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    if len(TWINS) == 1:
+        sys.exit("the compiled modules were not built here: there is nothing to compare")
+    for what, count in run(options.count, options.seed).most_common():
+        sys.stdout.write(f"{count:>9} {what}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""The two twins of the rows' way under one test: what each does, and that it is the same."""
+
+from types import ModuleType
+
+import pytest
+
+from pgsluice import rows as in_python
+from pgsluice import speedups
+from pgsluice.envelope import ChangeEncoder, Stamp
+from pgsluice.errors import PgsluiceError
+from pgsluice.kafka import runs as runs_in_python
+from pgsluice.record import Pending, Record
+from pgsluice.relation import Relation
+from pgsluice.transaction import Transaction
+
+if speedups.COMPILED:
+    from pgsluice import _rows as compiled
+    from pgsluice.kafka import _runs as runs_compiled
+
+    TWINS: list[ModuleType] = [in_python, compiled]
+    RUNS: list[ModuleType] = [runs_in_python, runs_compiled]
+else:
+    TWINS, RUNS = [in_python], [runs_in_python]
+
+needs_compiled = pytest.mark.skipif(not speedups.COMPILED, reason="the compiled modules were not built here")
+
+Outcome = tuple[list[Record] | str, int, int, int]
+"""The records or the error, the next seq, the size and the events of what is pending."""
+
+
+def outcome(  # noqa: PLR0913 - what a row needs
+    twin: ModuleType,
+    relation: Relation,
+    encoder: ChangeEncoder | None,
+    message: bytes,
+    transaction: Transaction,
+    *,
+    is_streamed: bool = False,
+    epoch: int = 1,
+    seq: int = 0,
+) -> Outcome:
+    """Return what a twin makes of one message."""
+    stamp, pending = Stamp(transaction, epoch, commit_timestamps=False), Pending(1_000_000_000)
+    stamp.next_seq = seq
+    try:
+        twin.Rows(relation, encoder).add(message, stamp, pending, is_streamed=is_streamed)
+    except PgsluiceError as error:
+        return f"{type(error).__name__}: {error}", stamp.next_seq, pending.size, pending.events
+    return pending.records, stamp.next_seq, pending.size, pending.events
