@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 from pgsluice import cli, daemon
 from pgsluice.cut import Cut, TopicUse
-from pgsluice.envelope import Record
 from pgsluice.kafka.sink import CutFormat, SinkOptions
 from pgsluice.pipeline.ends import Sink
 from pgsluice.progress import Checkpoint
+from pgsluice.record import Record
 from pgsluice.tables import TablePolicy
 
 

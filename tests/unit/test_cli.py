@@ -10,6 +10,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
+import structlog
 
 from pgsluice import __version__, cli, speedups
 from pgsluice.config import ListenAddress
@@ -320,6 +321,7 @@ def test_bugs_are_logged_with_their_traceback(
     def bug(_options: object) -> int:
         raise AssertionError("planted")
 
+    structlog.reset_defaults()
     monkeypatch.setattr(cli, "_version", bug)
     assert cli.main(["version"]) == 70
     assert cli.main(["version"]) == 70  # the log is configured by now, and drops what it has said

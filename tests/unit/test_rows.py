@@ -26,7 +26,6 @@ from pgsluice.record import OVERHEAD_BYTES, Pending, Record, Target
 from pgsluice.relation import CATALOG, Column, PgType, Relation
 from pgsluice.transaction import Transaction
 from tests.fuzz.rows import Differ, run
-from tests.fuzz.rows import outcome as of_fuzz
 from tests.support.pgoutput_encoder import encode, xlog_data
 from tests.support.twins import TWINS, needs_compiled, outcome
 
@@ -68,6 +67,10 @@ def encoder_of(relation: Relation, *, tombstones: bool = False) -> ChangeEncoder
     key = KeyEncoder(relation, key_fields(relation, fields, ("id",), options)) if keyed else None
     target = Target("shop.public.orders", 11, 12 if keyed else None)
     return ChangeEncoder(relation, target, RowEncoder(relation, fields), key, tombstones=tombstones, truncate=True)
+
+
+def size_of(record: Record) -> int:
+    return len(record.key or b"") + len(record.value or b"")
 
 
 def stamp() -> Stamp:
@@ -124,7 +127,7 @@ def test_a_change_becomes_what_the_encoder_makes_of_it(
     assert found == expected
     assert its.next_seq == mine.next_seq
     if isinstance(expected, list):
-        assert pending.size == sum(len(record.key or b"") + len(record.value or b"") for record in expected)
+        assert pending.size == sum(map(size_of, expected))
         assert pending.events == sum(record.op is not None for record in expected)
         assert all(type(record) is Record for record in pending.records)
 
@@ -236,9 +239,7 @@ class TestRuns:
         odd = insert(row=[b"43", b"NaN", *ROW[2:]])
         assert one.take(insert(), odd, insert(8), odd) == 4
         assert one.stamp.next_seq == 4
-        assert one.pending.size == sum(
-            len(record.key or b"") + len(record.value or b"") for record in one.pending.records
-        )
+        assert one.pending.size == sum(map(size_of, one.pending.records))
 
     def test_an_error_leaves_what_came_before_it(self, twin: ModuleType) -> None:
         one = Run(twin)
@@ -257,8 +258,6 @@ def test_the_twins_agree_about_anything(seed: int) -> None:
 def test_they_are_really_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter(range(10_000))
     monkeypatch.setattr("tests.fuzz.rows.TWINS", [in_python, in_python])
-    monkeypatch.setattr(
-        "tests.fuzz.rows.outcome", lambda *args, **options: (next(answers), *of_fuzz(*args, **options)[1:])
-    )
+    monkeypatch.setattr("tests.fuzz.rows.outcome", lambda *_args, **_options: ([], next(answers), 0, 0))
     with pytest.raises(Differ):
         run(1, 1)
