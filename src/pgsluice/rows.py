@@ -19,6 +19,11 @@ from pgsluice.relation import Relation
 _ROWS: Final = frozenset((b"I", b"U", b"D"))
 
 
+def is_row(frame: XLogData | Keepalive) -> bool:
+    """Return whether a run can begin with the frame."""
+    return isinstance(frame, bytes) and frame[MESSAGE_AT : MESSAGE_AT + 1] in _ROWS
+
+
 class Rows:
     """The changes of one version of a table; ``encoder`` None: of a table that is left out."""
 
@@ -50,7 +55,7 @@ def add_run(
     """
     while at < len(frames) and not pending.full:
         frame = frames[at]
-        if not isinstance(frame, bytes) or frame[MESSAGE_AT : MESSAGE_AT + 1] not in _ROWS:
+        if not isinstance(frame, bytes) or not is_row(frame):
             break
         oid = int.from_bytes(frame[MESSAGE_AT + 1 : MESSAGE_AT + 5], "big")
         rows = ready.get(oid)

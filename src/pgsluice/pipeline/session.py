@@ -24,6 +24,7 @@ from pgsluice.pipeline.encoders import Encoders, add_run
 from pgsluice.pipeline.ends import Sink, Source, Spool, Stream
 from pgsluice.pipeline.outbox import Limits, Outbox
 from pgsluice.progress import Checkpoint, Progress, check_resent
+from pgsluice.rows import is_row
 from pgsluice.transaction import (
     Change,
     Committed,
@@ -251,7 +252,7 @@ class Session:
         at = 0
         while at < len(frames):
             transaction, began_at = transactions.passing, at
-            if transaction is not None:
+            if transaction is not None and is_row(frames[at]):
                 at = add_run(frames, at, relations, ready, self._stamp_of(transaction), pending)
                 if pending.full:
                     await self._outbox.overflow(transaction)

@@ -305,6 +305,20 @@ def row(xid: int | None, number: int) -> messages.Insert:
     return messages.Insert(xid, TABLE.oid, [str(number).encode()])
 
 
+async def test_every_record_carries_the_origin_of_its_transaction() -> None:
+    """It comes behind the Begin, and the table is known by then."""
+    world = World(position=10_000)
+    async with running(world) as found:
+        end_lsn = world.commit(1)
+        await until(lambda: found.confirmed == end_lsn)
+        begin, commit = messages.Begin(10_150, 1, 701), messages.Commit(10_150, 10_200, 1)
+        origin = messages.Origin(0, "elsewhere")
+        world.send(begin, origin, row(None, 2), row(None, 3), commit, end_lsn=10_200)
+        await until(lambda: world.numbers == [1, 2, 3])
+        (_, records, _) = world.cuts[-1]
+        assert all(b"elsewhere" in (record.value or b"") for record in records)
+
+
 class TestStreamedTransactions:
     async def test_their_rows_come_at_the_commit_and_wait_until_then(self) -> None:
         world = World(position=10_000)
