@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format quick unit simulation simulate integration faults faults-quick spark test demo bench bench-memory types fuzz coverage lock clean
+.PHONY: help setup lint format quick unit simulation simulate integration faults faults-quick spark test demo bench bench-report bench-memory types fuzz coverage lock clean
 
 help: ## List the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -64,6 +64,9 @@ demo: setup ## PostgreSQL to Kafka to Spark, compared table by table (KEEP=1 lea
 
 bench: setup ## Events per second, beside a bare drain of the same WAL: minutes
 	$(BIN)/python -m bench
+
+bench-report: setup ## All that docs/performance.md tells, which it writes: forty minutes (ONLY="orders-20 latency", RUNS=5)
+	$(BIN)/python -m bench --report $(if $(ONLY),--only $(ONLY)) $(if $(RUNS),--runs $(RUNS))
 
 bench-memory: setup ## Memory while a 5 GB transaction, and 200 of 20 MB, wait for their commit
 	$(BIN)/python -m bench.memory

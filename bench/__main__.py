@@ -1,51 +1,161 @@
-"""The command line of the bench: which loads, which contenders, how often."""
+"""The command line of the bench: what is measured, who takes part, how often, and where it is written.
+
+https://docs.python.org/3/library/argparse.html
+"""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from bench import report
-from bench.contenders import Contender, Drain, Pgsluice
-from bench.loads import LOADS
-from bench.results import Run
-from bench.rounds import BROKER, SERVER, race
+from bench import latency, machine, plot, report, startup, transactions
+from bench.contenders import DAEMONS, RECV_LOGICAL, Pgsluice, RecvLogical, contenders, encoders
+from bench.loads import LOADS, Load
+from bench.processes import ROOT
+from bench.results import DRAIN, LatencyResult, Results, StartsResult
+from bench.rounds import course, race
+from bench.servers import BROKER, SERVER
+from sandbox.installation import VERSIONS
 from sandbox.kafka import Kafka
 from sandbox.postgres import DEFAULT_VERSION, Postgres
 
+RESULTS = ROOT / "bench" / "results.json"
+DOCUMENT = ROOT / "docs" / "performance.md"
+
+SUBJECTS = (*LOADS, "latency", "starts")
+
+KINDS = (DRAIN, RECV_LOGICAL, *(kind for kind, _, _ in DAEMONS))
+SERIES_KINDS = (DRAIN, "exactly once")
+"""For loads that differ from others in a number only."""
+
 SHORT = ("orders-20", "orders-1")
-"""The loads of ``make bench``."""
+SHORT_KINDS = (DRAIN, "exactly once", "discard")
+"""What ``make bench`` does."""
+
+WARM_UP = LOADS["orders-20"].scaled(0.2)
+TRANSACTIONS = 300
 
 
-def contenders() -> list[Contender]:
-    """Return who takes part."""
-    pure = {"PGSLUICE_SPEEDUPS": "off"}
-    return [
-        Drain(),
-        Pgsluice("exactly once, Python", variables=pure),
-        Pgsluice("discard, Python", variables=pure, discard=True),
-    ]
+class Bench:
+    """What one call of the command measures."""
+
+    def __init__(self, postgres: Postgres, kafka: Kafka, options: argparse.Namespace) -> None:
+        self._postgres, self._kafka, self._options = postgres, kafka, options
+        self._encoders = encoders()
+        self._results = Results(machine.describe(postgres))
+        kept = Results.read(RESULTS) if options.report else None
+        if kept is not None and kept.machine == self._results.machine:
+            self._results = kept  # what is not measured now stays
+        self._results.left_out = _left_out(self._encoders)
+
+    def run(self) -> None:
+        """Measure what was asked for; a report is written after each part, so that no part is lost."""
+        self._warm_up()
+        print(report.heading())
+        for subject in self._options.only:
+            self._measure(subject)
+            if self._options.report:
+                self._results.loads = {key: self._results.loads[key] for key in LOADS if key in self._results.loads}
+                self._results.write(RESULTS)
+                write_document(self._results)
+
+    def _measure(self, subject: str) -> None:
+        match subject:
+            case "latency":
+                self._results.latency = self._latency()
+            case "starts":
+                self._results.starts = self._starts()
+            case load:
+                self._race(LOADS[load].scaled(self._options.scale))
+
+    def _warm_up(self) -> None:
+        """Let the broker compile what it will need: its first thousand requests take longer than all later ones."""
+        _, variables = self._fastest
+        with course(self._postgres, self._kafka, WARM_UP) as on:
+            Pgsluice("warm-up", variables=variables).run(on)
+
+    @property
+    def _fastest(self) -> tuple[str, Mapping[str, str]]:
+        return next(iter(self._encoders.items()))
+
+    def _race(self, load: Load) -> None:
+        series = load.series or load.per_transaction == load.rows
+        kinds = [kind for kind in self._options.contenders if kind in SERIES_KINDS or not series]
+        taking_part = contenders(kinds, self._encoders)
+        found = race(self._postgres, self._kafka, load, taking_part, self._options.runs, _say)
+        self._results.loads[load.key] = found
+        print(*report.lines(load.key, found), sep="\n", flush=True)
+
+    def _latency(self) -> LatencyResult:
+        name, variables = self._fastest
+        moment, found = machine.begin(), []
+        seconds_at = {rate: max(1, round(one * self._options.scale)) for rate, one in latency.SECONDS_AT.items()}
+        for mode in ("exactly_once", "at_least_once"):
+            for one in latency.measure(self._postgres, self._kafka, mode, variables, seconds_at):
+                found.append(one)
+                print(report.latency_line(one), flush=True)
+        steps = transactions.measure(self._kafka, TRANSACTIONS)
+        print("a bare transaction:", ", ".join(f"{step} {taken:.2f} ms" for step, taken in steps.items()), flush=True)
+        return LatencyResult(name, machine.end(moment), found, steps)
+
+    def _starts(self) -> StartsResult:
+        name, variables = self._fastest
+        moment = machine.begin()
+        found = startup.measure(self._postgres, self._kafka, variables, self._options.runs)
+        print(f"starts: {found}", flush=True)
+        return StartsResult(name, machine.end(moment), found)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the loads and print a table."""
+    """Measure, print, and write the report if that is asked for."""
     options = _parser().parse_args(arguments)
-    chosen = [LOADS[key].scaled(options.scale) for key in options.loads]
+    if options.render:
+        write_document(Results.read(RESULTS))
+        return
+    if options.report:
+        options.only = options.only or list(SUBJECTS)
+        options.contenders = options.contenders or list(KINDS)
+    else:
+        options.only = options.only or list(SHORT)
+        options.contenders = options.contenders or list(SHORT_KINDS)
     with Postgres(options.postgres, SERVER) as postgres, Kafka(settings=BROKER) as kafka:
-        print(report.heading())
-        for load in chosen:
-            found = race(postgres, kafka, load, contenders(), options.runs, _say)
-            print(*report.lines(load.key, found), sep="\n", flush=True)
+        Bench(postgres, kafka, options).run()
 
 
-def _say(key: str, name: str, run: Run) -> None:
-    print(f"  {key} {name}: {run.whole.rate:,.0f}/s", flush=True)
+def write_document(results: Results | None) -> None:
+    """Write the report's part of docs/performance.md, and the picture beside it."""
+    DOCUMENT.write_text(report.replaced(DOCUMENT.read_text(), results))
+    if results is not None:
+        (DOCUMENT.parent / report.PLOT).write_text(plot.svg(results))
+
+
+def _left_out(variants: Mapping[str, object]) -> list[str]:
+    missing = []
+    if not RecvLogical.is_installed():
+        missing.append("pg_recvlogical, which is not installed.")
+    if "compiled" not in variants:
+        missing.append("the compiled encoder, which this installation does not have.")
+    return missing
+
+
+def _say(line: str) -> None:
+    print(f"  {line}", flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--loads", nargs="+", choices=LOADS, default=SHORT, metavar="LOAD", help=", ".join(LOADS))
-    parser.add_argument("--runs", type=int, default=3, help="of each contender (default: 3)")
-    parser.add_argument("--scale", type=float, default=1.0, help="times the rows of each load (default: 1)")
-    parser.add_argument("--postgres", type=int, default=DEFAULT_VERSION, help="version of the server")
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Throughput, latency and starts of pgsluice.")
+    what = ", ".join(SUBJECTS)
+    parser.add_argument("--only", nargs="+", choices=SUBJECTS, metavar="WHAT", help=f"what to measure: {what}")
+    parser.add_argument(
+        "--contenders", nargs="+", choices=KINDS, metavar="WHO", help=f"who takes part: {', '.join(KINDS)}"
+    )
+    parser.add_argument("--runs", type=int, default=3, help="how often each contender runs (default: 3)")
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="times the rows and seconds that are usual (default: 1)"
+    )
+    parser.add_argument("--postgres", type=int, choices=VERSIONS, default=DEFAULT_VERSION, help="version of the server")
+    parser.add_argument(
+        "--report", action="store_true", help=f"measure everything, write {RESULTS.relative_to(ROOT)} and docs"
+    )
+    parser.add_argument("--render", action="store_true", help="measure nothing, write docs from the results")
     return parser
 
 

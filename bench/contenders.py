@@ -1,41 +1,36 @@
 """Who reads a load: the bare drain, pg_recvlogical, and the daemon in its variants, each from a copy of one slot.
 
-The clock starts when the walsender does, and stops when the last commit has been delivered.
+The clock starts when the walsender is there, and stops when the last commit has been delivered.
 """
 
-import itertools
+import os
+import shutil
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Protocol
 
 import psycopg
-from confluent_kafka.admin import AdminClient
 
 from bench.loads import PUBLICATION
-from bench.processes import ROOT, Child, Meter, cpu_seconds, peak_mib
+from bench.processes import ROOT, Child, Meter, peak_mib
 from bench.results import DRAIN, Part, Run
-from pgsluice.lsn import parse_lsn
+from bench.servers import TIMEOUT_S, Mode, copied_slot, daemon, delete_topics, walsender
+from pgsluice.lsn import format_lsn, parse_lsn
 from sandbox.daemon import Daemon
 from sandbox.kafka import Kafka
 from sandbox.postgres import Database
 
-SLOT = "origin"
 OPTIONS = {"proto_version": "4", "publication_names": PUBLICATION, "streaming": "on"}
 """What the daemon asks of pgoutput when nothing else is configured."""
 
-TIMEOUT_S = 600
-POLL_S = 0.005
+RECV_LOGICAL = "pg_recvlogical"
+
 LEAST_PAUSE_S, GREATEST_PAUSE_S = 0.01, 0.25
-
-QUIET_SHARE = 0.1
-QUIET_WINDOW_S = 0.3
-QUIET_TIMEOUT_S = 15.0
-
-_numbers = itertools.count(1)
-
-Mode = Literal["exactly_once", "at_least_once"]
+WATCH_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +97,47 @@ class Drain:
         return Run(whole, opening, peak), ended["size"]
 
 
+def _start_replication(slot: str) -> str:
+    options = ", ".join(f"{name} '{value}'" for name, value in OPTIONS.items())
+    return f"START_REPLICATION SLOT {slot} LOGICAL 0/0 ({options})"
+
+
+@dataclass(frozen=True, slots=True)
+class RecvLogical:
+    """PostgreSQL's own client, which writes to /dev/null.
+
+    https://www.postgresql.org/docs/current/app-pgrecvlogical.html
+    """
+
+    name: str = RECV_LOGICAL
+
+    @staticmethod
+    def is_installed() -> bool:
+        """Whether there is such a program on the PATH."""
+        return shutil.which(RECV_LOGICAL) is not None
+
+    def run(self, course: Course) -> Run:
+        """Read it all, once."""
+        with copied_slot(course.connection) as slot, subprocess.Popen(self._command(course, slot)) as process:
+            sender, started = walsender(course.connection, slot)
+            meter = Meter({"client": process.pid, "walsender": sender})
+            cpu = meter.read()
+            # both processes end by themselves; the client can still be looked at then, as nobody has waited for it
+            while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                with suppress(FileNotFoundError):
+                    cpu = meter.read()
+                time.sleep(WATCH_S)
+            seconds = time.monotonic() - started
+        if process.returncode != 0:
+            raise RuntimeError(f"{RECV_LOGICAL} ended with exit code {process.returncode}")
+        return Run(Part(seconds, course.rows, cpu), None, None)
+
+    def _command(self, course: Course, slot: str) -> list[str]:
+        options = [word for name, value in OPTIONS.items() for word in ("-o", f"{name}={value}")]
+        where = ["--dbname", course.database.conninfo(), "--slot", slot, "--endpos", format_lsn(course.end_lsn)]
+        return [RECV_LOGICAL, "--start", "--no-loop", "--file", "/dev/null", *where, *options]
+
+
 @dataclass(frozen=True, slots=True)
 class Pgsluice:
     """The daemon, as its operator starts it; ``discard``: with a sink that forgets everything."""
@@ -113,33 +149,25 @@ class Pgsluice:
 
     def run(self, course: Course) -> Run:
         """Read it all, once; RuntimeError if it delivered something else than what was written."""
-        name = f"bench{next(_numbers)}"
-        with copied_slot(course.connection) as slot, self._daemon(course, name, slot) as process:
+        with copied_slot(course.connection) as slot, self._daemon(course, slot) as process:
             process.start("--adopt-slot")
             run = self._measure(course, process, slot)
             _check_events(process, course.rows + course.extra_rows)
             process.stop_well()
-        delete_topics(course.kafka, f"{name}.")
-        wait_until_quiet(course.kafka.pid())
+        delete_topics(course.kafka, process.name)
         return run
 
-    def _daemon(self, course: Course, name: str, slot: str) -> Daemon:
-        settings: dict[str, dict[str, Any]] = {
-            "postgres": {"slot": slot, "publications": [PUBLICATION]},
-            "delivery": {"mode": self.mode},
-        }
-        servers = course.kafka.bootstrap_servers
-        daemon = Daemon(name, course.database.conninfo(), servers, settings, wait_for=None, at_once=False)
-        daemon.variables = self.variables
-        if self.discard:
-            daemon.program = ("-m", "bench.discard")
-            daemon.variables = {**self.variables, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
-        return daemon
+    def _daemon(self, course: Course, slot: str) -> Daemon:
+        if not self.discard:
+            return daemon(course.database, course.kafka, self.mode, self.variables, slot=slot)
+        variables = {**self.variables, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+        made = daemon(course.database, course.kafka, self.mode, variables, slot=slot)
+        made.program = ("-m", "bench.discard")
+        return made
 
     def _measure(self, course: Course, process: Daemon, slot: str) -> Run:
         sender, started = walsender(course.connection, slot)
-        pids = {"client": process.pid, "walsender": sender, "broker": course.kafka.pid()}
-        meter = Meter(pids)
+        meter = Meter({"client": process.pid, "walsender": sender, "broker": course.kafka.pid()})
         opening = self._until(course, process, started, meter, course.opened_lsn)
         whole = self._until(course, process, started, meter, course.end_lsn)
         return Run(whole, opening, peak_mib(process.pid))
@@ -148,49 +176,6 @@ class Pgsluice:
         """Wait until the daemon has delivered up to ``lsn``; what was delivered by then."""
         now, reached = _wait_delivered(process, started, course.start_lsn, lsn)
         return Part(now - started, course.rows_at(reached), meter.read())
-
-
-def _start_replication(slot: str) -> str:
-    options = ", ".join(f"{name} '{value}'" for name, value in OPTIONS.items())
-    return f"START_REPLICATION SLOT {slot} LOGICAL 0/0 ({options})"
-
-
-@contextmanager
-def copied_slot(connection: psycopg.Connection) -> Iterator[str]:
-    """Give a slot that stands where the original stands."""
-    name = f"copy_{next(_numbers)}"
-    connection.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [SLOT, name])
-    try:
-        yield name
-    finally:
-        wait_until(lambda: _is_free(connection, name))
-        connection.execute("SELECT pg_drop_replication_slot(%s)", [name])
-
-
-def _is_free(connection: psycopg.Connection, slot: str) -> bool:
-    found = connection.execute("SELECT active FROM pg_replication_slots WHERE slot_name = %s", [slot]).fetchone()
-    return found == (False,)
-
-
-def walsender(connection: psycopg.Connection, slot: str) -> tuple[int, float]:
-    """Return the server's process that streams from ``slot``, and when it was first seen."""
-    sql = "SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s AND active_pid IS NOT NULL"
-    deadline = time.monotonic() + TIMEOUT_S
-    while time.monotonic() < deadline:
-        row = connection.execute(sql, [slot]).fetchone()
-        if row is not None:
-            return int(row[0]), time.monotonic()
-        time.sleep(POLL_S)
-    raise TimeoutError(f"nobody streams from slot {slot}")
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait for ``condition``."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError("what the bench waits for does not happen")
-        time.sleep(POLL_S)
 
 
 def _wait_delivered(process: Daemon, started: float, start_lsn: int, lsn: int) -> tuple[float, int]:
@@ -218,29 +203,49 @@ def _delivered(process: Daemon) -> int:
 
 
 def _check_events(process: Daemon, expected: int) -> None:
-    lines = [line for line in process.metrics().splitlines() if line.startswith("pgsluice_events_total{")]
-    found = round(sum(float(line.rpartition(" ")[2]) for line in lines))
-    if found != expected:
+    if (found := count_events(process.metrics())) != expected:
         raise RuntimeError(f"{expected} events were expected, and the daemon counts {found}")
 
 
-def delete_topics(kafka: Kafka, prefix: str) -> None:
-    """Delete the topics of a pipeline, and return when no client sees them any more."""
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-
-    def left() -> list[str]:
-        return [name for name in admin.list_topics(timeout=10).topics if name.startswith(prefix)]
-
-    for deleted in admin.delete_topics(left(), operation_timeout=60).values():
-        deleted.result()
-    wait_until(lambda: not left())
+def count_events(metrics: str) -> int:
+    """Return how many events a daemon has delivered, by its metrics."""
+    counters = [line for line in metrics.splitlines() if line.startswith("pgsluice_events_total{")]
+    return round(sum(float(line.rpartition(" ")[2]) for line in counters))
 
 
-def wait_until_quiet(pid: int) -> None:
-    """Wait until a process has little to do, such as a broker that removes files; not for ever."""
-    deadline = time.monotonic() + QUIET_TIMEOUT_S
-    while time.monotonic() < deadline:
-        before = cpu_seconds(pid)
-        time.sleep(QUIET_WINDOW_S)
-        if cpu_seconds(pid) - before < QUIET_SHARE * QUIET_WINDOW_S:
-            return
+COMPILED, PURE = {"PGSLUICE_SPEEDUPS": "require"}, {"PGSLUICE_SPEEDUPS": "off"}
+"""Environments that choose an encoder."""
+
+
+def encoders() -> dict[str, Mapping[str, str]]:
+    """Return the encoders that can be had, fastest first, with the environment of each."""
+    asked = subprocess.run(
+        [sys.executable, "-m", "pgsluice", "version"],
+        cwd=ROOT,
+        env={**os.environ, **COMPILED},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    compiled = asked.returncode == 0 and "compiled" in asked.stdout
+    return {**({"compiled": COMPILED} if compiled else {}), "Python": PURE}
+
+
+def contenders(kinds: Sequence[str], variants: Mapping[str, Mapping[str, str]]) -> list[Contender]:
+    """Return those of some kinds, the daemon's once for each encoder."""
+    daemons = {
+        kind: [Pgsluice(f"{kind}, {name}", mode, chosen, discard) for name, chosen in variants.items()]
+        for kind, mode, discard in DAEMONS
+    }
+    others: dict[str, list[Contender]] = {DRAIN: [Drain()]}
+    if RecvLogical.is_installed():
+        others[RECV_LOGICAL] = [RecvLogical()]
+    return [one for kind in kinds for one in [*others.get(kind, []), *daemons.get(kind, [])]]
+
+
+DAEMONS: Sequence[tuple[str, Mode, bool]] = (
+    ("exactly once", "exactly_once", False),
+    ("at least once", "at_least_once", False),
+    ("discard", "exactly_once", True),
+)
+"""The kinds of contenders that are the daemon, with its mode, and whether it discards."""

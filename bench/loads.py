@@ -48,6 +48,8 @@ class Load:
     tables: int = 1
     updates: bool = False
     opened: bool = False
+    series: str = ""
+    """What it is one of, with others that differ in a number."""
 
     def scaled(self, factor: float) -> "Load":
         """Return the load with fewer rows, or more: whole transactions, one at least."""
@@ -79,7 +81,11 @@ class Load:
 
     def mark(self) -> str:
         """Return what writes one more row, whose commit comes after all others."""
-        return self._insert("orders", MARK_ID, MARK_ID)
+        return self.row(MARK_ID)
+
+    def row(self, number: int) -> str:
+        """Return what writes a single row."""
+        return self._insert("orders", number, number)
 
     @property
     def _tables(self) -> list[str]:
@@ -136,11 +142,19 @@ def _loads() -> list[Load]:
             orders,
             tables=count,
             opened=True,
+            series="tables",
         )
         for count in (1, 10, 100, 1_000)
     ]
     widths = [
-        Load(f"columns-{count}", f"Rows of {count} columns, transactions of 20 rows", rows, 20, columns(count))
+        Load(
+            f"columns-{count}",
+            f"Rows of {count} columns, transactions of 20 rows",
+            rows,
+            20,
+            columns(count),
+            series="columns",
+        )
         for count, rows in ((5, 300_000), (20, 150_000), (50, 80_000), (100, 40_000), (200, 20_000))
     ]
     return [*named, *tables, *widths]

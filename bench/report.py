@@ -1,8 +1,35 @@
-"""Results as text: a table for the terminal. Pure."""
+"""Results as text: lines for the terminal, and the part of docs/performance.md that is generated. Pure.
 
-from bench.results import LoadResult
+What is good enough (``goals``) is judged by the fastest encoder that was measured.
+"""
 
-ROLES = (("client", "client"), ("walsender", "walsender"), ("broker", "broker"), ("others", "others"))
+from collections.abc import Iterator, Sequence
+
+from bench.results import DRAIN, Latency, LoadResult, Moment, Results
+
+ROLES = ("client", "walsender", "broker", "others")
+
+BEGIN = "<!-- written by `make bench-report` from bench/results.json; a test keeps it so. -->\n"
+END = "<!-- end of what is written -->\n"
+
+NOTHING = "Nothing has been measured yet: `make bench-report` does, and writes it here.\n"
+
+PLOT = "performance.svg"
+
+HEAD = (
+    "events/s (least to greatest)",
+    "of drain",
+    "later",
+    "MB/s",
+    "CPU µs/event: client",
+    "walsender",
+    "broker",
+    "others",
+    "MiB",
+)
+
+
+# -- for the terminal ----------------------------------------------------------------------------
 
 
 def heading() -> str:
@@ -20,14 +47,196 @@ def lines(key: str, result: LoadResult) -> list[str]:
 
 def _line(key: str, name: str, result: LoadResult) -> str:
     rate = result.rate(name)
-    client, walsender, broker, others = (_cell(result.cpu_us(name, role)) for role, _ in ROLES)
-    peak = max((run.peak_mib for run in result.runs[name] if run.peak_mib is not None), default=None)
+    client, walsender, broker, others = (_number(result.cpu_us(name, role), ".1f") for role in ROLES)
     return (
         f"{key:<13} {name:<24} {rate.median:>10,.0f} {result.ratio(name):>9.2f} {result.later_ratio(name):>6.2f} "
-        f"{rate.median * result.bytes_per_row / 1e6:>7.1f}   {client:>24} {walsender:>10} {broker:>7} {others:>7} "
-        f"{'' if peak is None else f'{peak:.0f}':>6}   ({rate.least:,.0f} to {rate.greatest:,.0f})"
+        f"{result.megabytes(name):>7.1f}   {client:>24} {walsender:>10} {broker:>7} {others:>7} "
+        f"{_number(result.peak_mib(name), '.0f'):>6}   ({rate.least:,.0f} to {rate.greatest:,.0f})"
     )
 
 
-def _cell(value: float | None) -> str:
-    return "" if value is None else f"{value:.1f}"
+def latency_line(latency: Latency) -> str:
+    """Return one line about a rate."""
+    return (
+        f"{latency.mode} {latency.rate:,}/s (achieved {latency.achieved:,.0f}): p50 {latency.p50:.1f} ms, "
+        f"p95 {latency.p95:.1f}, p99 {latency.p99:.1f}, greatest {latency.greatest:.1f}"
+    )
+
+
+# -- for docs/performance.md ---------------------------------------------------------------------
+
+
+def replaced(document: str, results: Results | None) -> str:
+    """Return the document with the part between the marks written anew."""
+    before, begin, rest = document.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError("the marks that the report is written between are missing")
+    return f"{before}{BEGIN}\n{markdown(results)}\n{END}{after}"
+
+
+def markdown(results: Results | None) -> str:
+    """Return the report."""
+    if results is None:
+        return NOTHING
+    return "\n".join(
+        [
+            *_machine(results),
+            *_goals(results),
+            *(["![Throughput, measured by the bare drain](performance.svg)\n"] if results.loads else []),
+            *_loads(results),
+            *_latency(results),
+            *_starts(results),
+        ]
+    )
+
+
+def _machine(results: Results) -> Iterator[str]:
+    yield _table(("Measured with", ""), [(name, value) for name, value in results.machine.items()])
+    for missing in results.left_out:
+        yield f"Left out: {missing}\n"
+
+
+def _goals(results: Results) -> Iterator[str]:
+    rows = list(goals(results))
+    if rows:
+        yield "### In short\n"
+        yield _table(("", "goal", "measured"), rows)
+
+
+def goals(results: Results) -> Iterator[tuple[str, str, str]]:
+    """Give what is aimed at, and what was measured of it."""
+    for key, goal in (("orders-20", 0.9), ("orders-1", 0.8)):
+        if (load := results.loads.get(key)) and (name := fastest(load)):
+            yield f"{load.title}: {name}, measured by the drain", f"{goal}", f"{load.ratio(name):.2f}"
+    if (load := results.loads.get("orders-20")) and (name := fastest(load)):
+        cpu = _number(load.cpu_us(name, "client"), ".1f")
+        yield f"{load.title}: {name}, CPU of the daemon", "6 µs an event", f"{cpu} µs"
+    yield from _goals_of_latency(results)
+    if (found := results.starts) is not None:
+        yield "Start to the first event", "1.5 s", f"{max(found.starts.again):.2f} s at most"
+        yield "`kill -9` to streaming again", "2 s", f"{max(found.starts.killed):.2f} s at most"
+    yield from _goals_of_tables(results)
+    peaks = [peak for load in results.loads.values() for name in load.runs if (peak := _daemon_peak(load, name))]
+    if peaks:
+        yield "Memory of the daemon, in all of it", "150 MiB", f"{max(peaks):.0f} MiB at most"
+
+
+def _goals_of_latency(results: Results) -> Iterator[tuple[str, str, str]]:
+    for one in results.latency.latencies if results.latency else []:
+        if one.rate != 100:
+            continue
+        name = f"Latency at 100 transactions a second, {one.mode.replace('_', ' ')}"
+        if one.mode == "exactly_once":
+            found = f"{one.p50:.1f}, {one.p95:.1f}, {one.p99:.1f} ms"
+            yield f"{name}: p50, p95, p99", "10, 20, 50 ms", found
+        else:
+            yield f"{name}: p50", "5 ms", f"{one.p50:.1f} ms"
+
+
+def _goals_of_tables(results: Results) -> Iterator[tuple[str, str, str]]:
+    loads = [load for load in results.loads.values() if load.series == "tables"]
+    costs = [cost for load in loads if (name := fastest(load)) and (cost := load.cpu_us(name, "client"))]
+    if len(costs) > 1:
+        yield (
+            "CPU of the daemon for an event, from the fewest tables to the most",
+            "10 % apart",
+            f"{(max(costs) / min(costs) - 1) * 100:.0f} % apart",
+        )
+
+
+def fastest(load: LoadResult) -> str | None:
+    """Return the exactly-once contender with the fastest encoder there is: they stand in that order."""
+    return next((name for name in load.runs if name.startswith("exactly once")), None)
+
+
+def _daemon_peak(load: LoadResult, name: str) -> float | None:
+    return None if name == DRAIN else load.peak_mib(name)
+
+
+def _loads(results: Results) -> Iterator[str]:
+    if results.loads:
+        yield "### Throughput\n"
+    for load in results.loads.values():
+        if not load.series:
+            yield f"#### {load.title}\n"
+            yield _table(("", *HEAD), [(name, *_cells(load, name)) for name in load.runs])
+            yield f"{load.rows:,} rows, {load.bytes_per_row:,.0f} bytes each as the server sends them. " + _said(
+                load.moment
+            )
+    for series in dict.fromkeys(load.series for load in results.loads.values() if load.series):
+        members = [(key, load) for key, load in results.loads.items() if load.series == series]
+        yield f"#### By the number of {series}\n"
+        rows = [(key.rpartition("-")[2], name, *_cells(load, name)) for key, load in members for name in load.runs]
+        yield _table((series, "", *HEAD), rows)
+        yield _said(members[0][1].moment)
+
+
+def _cells(load: LoadResult, name: str) -> tuple[str, ...]:
+    rate = load.rate(name)
+    return (
+        f"{rate.median:,.0f} ({rate.least:,.0f} to {rate.greatest:,.0f})",
+        f"{load.ratio(name):.2f}",
+        f"{load.later_ratio(name):.2f}",
+        f"{load.megabytes(name):,.1f}",
+        *(_number(load.cpu_us(name, role), ",.1f") for role in ROLES),
+        _number(load.peak_mib(name), ".0f"),
+    )
+
+
+def _latency(results: Results) -> Iterator[str]:
+    found = results.latency
+    if found is None:
+        return
+    yield "### Latency\n"
+    yield _table(
+        ("transactions/s (achieved)", "", "p50 ms", "p95", "p99", "greatest", "cores: daemon", "walsender", "broker"),
+        [
+            (
+                f"{one.rate:,} ({one.achieved:,.0f})",
+                one.mode.replace("_", " "),
+                *(f"{value:.1f}" for value in (one.p50, one.p95, one.p99, one.greatest)),
+                *(f"{one.cores[role]:.2f}" for role in ("daemon", "walsender", "broker")),
+            )
+            for one in found.latencies
+        ],
+    )
+    yield f"Encoder: {found.encoder}. {_said(found.moment)}"
+    yield "A bare Kafka transaction of three records through confluent-kafka, median milliseconds:\n"
+    steps = found.transaction
+    yield _table(tuple(steps), [tuple(f"{value:.2f}" for value in steps.values())])
+
+
+def _starts(results: Results) -> Iterator[str]:
+    found = results.starts
+    if found is None:
+        return
+    yield "### Start\n"
+    rows = (
+        ("first start, topics are created, to the first event", found.starts.first),
+        ("later start to the first event", found.starts.again),
+        ("`kill -9` to streaming again, started at once", found.starts.killed),
+    )
+    yield _table(
+        ("", "seconds, median", "least", "greatest"),
+        [
+            (name, f"{sorted(taken)[len(taken) // 2]:.2f}", f"{min(taken):.2f}", f"{max(taken):.2f}")
+            for name, taken in rows
+        ],
+    )
+    yield f"Encoder: {found.encoder}. {_said(found.moment)}"
+
+
+def _said(moment: Moment) -> str:
+    before, after = moment.load_average
+    return f"Begun {moment.begun[:16].replace('T', ' ')} UTC; load average {before:.1f} before, {after:.1f} after.\n"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    right = ["---", *("--:" for _ in head[1:])]
+    body = [f"| {' | '.join(row)} |" for row in (head, *rows)]
+    return "\n".join([body[0], f"|{'|'.join(right)}|", *body[1:], ""])
+
+
+def _number(value: float | None, style: str) -> str:
+    return "" if value is None else format(value, style)

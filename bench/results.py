@@ -66,6 +66,14 @@ class Spread:
 
 
 @dataclass(slots=True)
+class Moment:
+    """When something was measured, and the load average of the last minute, before and after."""
+
+    begun: str
+    load_average: tuple[float, float]
+
+
+@dataclass(slots=True)
 class LoadResult:
     """All runs over one load; ``bytes_per_row`` of pgoutput's messages, as the server sends them."""
 
@@ -74,9 +82,8 @@ class LoadResult:
     bytes_per_row: float
     opened: bool
     """Whether only what comes after the opening counts."""
-    begun: str
-    load_average: tuple[float, float]
-    """Of the last minute, at the begin and at the end."""
+    series: str
+    moment: Moment
     runs: dict[str, list[Run]]
 
     def parts(self, contender: str) -> list[Part]:
@@ -96,10 +103,66 @@ class LoadResult:
         later = {name: Spread.of([run.afterwards.rate for run in self.runs[name]]) for name in (contender, DRAIN)}
         return later[contender].median / later[DRAIN].median
 
+    def megabytes(self, contender: str) -> float:
+        """Return megabytes a second of pgoutput's messages."""
+        return self.rate(contender).median * self.bytes_per_row / 1e6
+
+    def peak_mib(self, contender: str) -> float | None:
+        """Return the most memory that any run took, None where that is not known."""
+        return max((run.peak_mib for run in self.runs[contender] if run.peak_mib is not None), default=None)
+
     def cpu_us(self, contender: str, role: str) -> float | None:
         """Return the median of the CPU time for each row change, None where the role does not take part."""
-        found = [value for part in self.parts(contender) if (value := part.cpu_us(role)) is not None]
+        # the walsender works ahead during the opening, as far as buffers reach
+        parts = [run.whole for run in self.runs[contender]] if role == "walsender" else self.parts(contender)
+        found = [value for part in parts if (value := part.cpu_us(role)) is not None]
         return Spread.of(found).median if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Milliseconds from COMMIT to the consumer; ``rate``: what was asked for, ``achieved``: what the writer could do.
+
+    ``cores``: how many processors each role kept busy.
+    """
+
+    mode: str
+    rate: int
+    achieved: float
+    rows: int
+    p50: float
+    p95: float
+    p99: float
+    greatest: float
+    cores: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Starts:
+    """Seconds: from the first start to the first event, from a later one, from ``kill -9`` to streaming again."""
+
+    first: list[float]
+    again: list[float]
+    killed: list[float]
+
+
+@dataclass(slots=True)
+class LatencyResult:
+    """Latencies of one encoder, and the median milliseconds of each step of a bare Kafka transaction."""
+
+    encoder: str
+    moment: Moment
+    latencies: list[Latency]
+    transaction: dict[str, float]
+
+
+@dataclass(slots=True)
+class StartsResult:
+    """Starts of one encoder."""
+
+    encoder: str
+    moment: Moment
+    starts: Starts
 
 
 @dataclass(slots=True)
@@ -108,7 +171,10 @@ class Results:
 
     machine: dict[str, str]
     loads: dict[str, LoadResult] = field(default_factory=dict)
+    latency: LatencyResult | None = None
+    starts: StartsResult | None = None
     left_out: list[str] = field(default_factory=list)
+    """Contenders that could not be had."""
 
     @classmethod
     def read(cls, path: Path) -> Self | None:

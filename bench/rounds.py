@@ -3,32 +3,22 @@
 Used by the command line. A load has a database of its own, which is gone when its rounds are over.
 """
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 
 import psycopg
 
-from bench.contenders import SLOT, Contender, Course, Drain
+from bench import machine
+from bench.contenders import Contender, Course, Drain
 from bench.loads import Load
 from bench.results import LoadResult, Run
+from bench.servers import SLOT
 from pgsluice.lsn import parse_lsn
 from sandbox.kafka import Kafka
 from sandbox.postgres import Postgres
 
-SERVER = {
-    "max_wal_size": "32GB",
-    "checkpoint_timeout": "1h",
-    "autovacuum": "off",
-    "wal_sender_timeout": "0",  # the drain sends no status updates
-}
-"""Settings of PostgreSQL: nothing of its own accord while something is measured."""
-
-BROKER = {"log.segment.delete.delay.ms": "1000"}
-
-Say = Callable[[str, str, Run], None]
-"""Gets a load's key, a contender's name and its run, when it is there."""
+Say = Callable[[str], None]
+"""Gets a line about each run when it is there."""
 
 
 def race(
@@ -36,22 +26,14 @@ def race(
 ) -> LoadResult:
     """Write the load, and let all contenders run it ``runs`` times."""
     with course(postgres, kafka, load) as on:
+        moment = machine.begin()
         _, size = Drain().measure(on)  # warms what is cold, and counts
-        result = LoadResult(
-            load.title,
-            load.rows,
-            size / load.rows,
-            load.opened,
-            datetime.now(UTC).isoformat(timespec="seconds"),
-            (os.getloadavg()[0], 0.0),
-            {},
-        )
+        found: dict[str, list[Run]] = {}
         for contender in [*(one for _ in range(runs) for one in contenders), Drain()]:
             run = contender.run(on)
-            result.runs.setdefault(contender.name, []).append(run)
-            say(load.key, contender.name, run)
-        result.load_average = (result.load_average[0], os.getloadavg()[0])
-    return result
+            found.setdefault(contender.name, []).append(run)
+            say(f"{load.key}: {contender.name} {run.whole.rate:,.0f}/s")
+        return LoadResult(load.title, load.rows, size / load.rows, load.opened, load.series, machine.end(moment), found)
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 import pytest
 
-from bench.contenders import pause_s
+from bench.__main__ import KINDS
+from bench.contenders import RecvLogical, contenders, count_events, pause_s
 
 
 @pytest.mark.parametrize(
@@ -15,3 +16,24 @@ from bench.contenders import pause_s
 )
 def test_questions_are_rare_until_the_end_is_near(elapsed_s: float, done: int, seconds: float) -> None:
     assert pause_s(elapsed_s, done, 1000) == pytest.approx(seconds)
+
+
+def test_events_of_all_kinds_are_counted() -> None:
+    metrics = (
+        'pgsluice_events_total{op="c"} 7.0\npgsluice_events_total{op="u"} 3.0\npgsluice_cuts_total{kind="data"} 9.0\n'
+    )
+    assert count_events(metrics) == 10
+
+
+def test_the_daemon_takes_part_once_with_each_encoder() -> None:
+    found = [one.name for one in contenders(KINDS, {"compiled": {}, "Python": {}})]
+    assert found[0] == "drain"
+    assert ("pg_recvlogical" in found) == RecvLogical.is_installed()
+    kinds = ("exactly once", "at least once", "discard")
+    assert [name for name in found if "," in name] == [
+        f"{kind}, {encoder}" for kind in kinds for encoder in ("compiled", "Python")
+    ]
+
+
+def test_only_what_was_asked_for_takes_part() -> None:
+    assert [one.name for one in contenders(["discard"], {"Python": {}})] == ["discard, Python"]

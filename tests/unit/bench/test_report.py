@@ -1,5 +1,45 @@
+import pytest
+
 from bench import report
-from tests.unit.bench.test_results import result
+from bench.__main__ import DOCUMENT, RESULTS
+from bench.results import DRAIN, Latency, LatencyResult, LoadResult, Part, Results, Run, Starts, StartsResult
+from tests.unit.bench.test_results import MOMENT, result
+
+FAST = "exactly once, compiled"
+SLOW = "exactly once, Python"
+
+
+def load(title: str, seconds: float, cpu: float, *, series: str = "") -> LoadResult:
+    runs = {
+        DRAIN: [Run(Part(1.0, 1000, {"client": 0.002, "walsender": 0.006}), None, 30.0)],
+        FAST: [Run(Part(seconds, 1000, {"client": cpu, "walsender": 0.005, "broker": 0.004}), None, 90.0)],
+        SLOW: [Run(Part(5.0, 1000, {"client": 0.04, "walsender": 0.005, "broker": 0.004}), None, 80.0)],
+    }
+    return LoadResult(title, 1000, 200.0, bool(series), series, MOMENT, runs)
+
+
+def results() -> Results:
+    cores = {"daemon": 0.1, "walsender": 0.2, "broker": 0.3}
+    return Results(
+        {"processor": "2 x Fast 9000"},
+        {
+            "orders-20": load("Orders", 1.25, 0.006),
+            "tables-1": load("Orders in 1 table", 1.25, 0.006, series="tables"),
+            "tables-1000": load("Orders in 1,000 tables", 2.0, 0.009, series="tables"),
+        },
+        LatencyResult(
+            "compiled",
+            MOMENT,
+            [
+                Latency("exactly_once", 100, 99.9, 2000, 8.25, 15.0, 40.0, 60.0, cores),
+                Latency("exactly_once", 5000, 4900.0, 2000, 80.0, 90.0, 95.0, 99.0, cores),
+                Latency("at_least_once", 100, 100.0, 2000, 3.0, 5.0, 9.0, 10.0, cores),
+            ],
+            {"begin": 0.04, "all": 5.5},
+        ),
+        StartsResult("compiled", MOMENT, Starts([1.5, 1.4, 1.6], [0.9, 1.1, 1.0], [1.9, 1.2, 1.3])),
+        ["pg_recvlogical, which is not installed."],
+    )
 
 
 def test_a_line_for_each_contender() -> None:
@@ -8,3 +48,57 @@ def test_a_line_for_each_contender() -> None:
     assert slow.split()[:6] == ["orders", "slow", "250", "0.25", "0.50", "0.1"]
     assert slow.endswith("(200 to 500)")
     assert len(report.heading()) == len(drain.partition("   (")[0])
+
+
+def test_goals_are_judged_by_the_fastest_encoder() -> None:
+    found = {what: measured for what, _, measured in report.goals(results())}
+    assert found == {
+        f"Orders: {FAST}, measured by the drain": "0.80",
+        f"Orders: {FAST}, CPU of the daemon": "6.0 µs",
+        "Latency at 100 transactions a second, exactly once: p50, p95, p99": "8.2, 15.0, 40.0 ms",
+        "Latency at 100 transactions a second, at least once: p50": "3.0 ms",
+        "Start to the first event": "1.10 s at most",
+        "`kill -9` to streaming again": "1.90 s at most",
+        "CPU of the daemon for an event, from the fewest tables to the most": "50 % apart",
+        "Memory of the daemon, in all of it": "90 MiB at most",
+    }
+
+
+def test_nothing_is_said_of_what_was_not_measured() -> None:
+    assert list(report.goals(Results({}))) == []
+    assert report.markdown(Results({"processor": "one"})).splitlines()[-1] == "| processor | one |"
+
+
+def test_the_report_has_everything() -> None:
+    text = report.markdown(results())
+    said = "Begun 2026-01-01 00:00 UTC; load average 0.1 before, 0.2 after."
+    for line in (
+        "| processor | 2 x Fast 9000 |",
+        "Left out: pg_recvlogical, which is not installed.",
+        "#### Orders",
+        f"| {FAST} | 800 (800 to 800) | 0.80 | 0.80 | 0.2 | 6.0 | 5.0 | 4.0 |  | 90 |",
+        f"1,000 rows, 200 bytes each as the server sends them. {said}",
+        "#### By the number of tables",
+        f"| 1000 | {FAST} | 500 (500 to 500) | 0.50 | 0.50 | 0.1 | 9.0 | 5.0 | 4.0 |  | 90 |",
+        "| 5,000 (4,900) | exactly once | 80.0 | 90.0 | 95.0 | 99.0 | 0.10 | 0.20 | 0.30 |",
+        "| 0.04 | 5.50 |",
+        "| `kill -9` to streaming again, started at once | 1.30 | 1.20 | 1.90 |",
+    ):
+        assert line in text.splitlines()
+
+
+def test_only_what_stands_between_the_marks_is_written_anew() -> None:
+    document = f"before\n{report.BEGIN}old\n{report.END}after\n"
+    found = report.replaced(document, None)
+    assert found == f"before\n{report.BEGIN}\n{report.NOTHING}\n{report.END}after\n"
+    assert report.replaced(found, None) == found
+
+
+def test_a_document_without_marks_is_refused() -> None:
+    with pytest.raises(ValueError, match="marks"):
+        report.replaced("nothing\n", None)
+
+
+def test_the_document_is_current() -> None:
+    """If not: ``python -m bench --render``."""
+    assert DOCUMENT.read_text() == report.replaced(DOCUMENT.read_text(), Results.read(RESULTS))

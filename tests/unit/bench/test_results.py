@@ -2,7 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.results import DRAIN, LoadResult, Part, Results, Run, Spread
+from bench.results import DRAIN, LoadResult, Moment, Part, Results, Run, Spread
+
+MOMENT = Moment("2026-01-01T00:00:00+00:00", (0.1, 0.2))
 
 
 def run(seconds: float, *, opening_s: float | None = None) -> Run:
@@ -12,7 +14,7 @@ def run(seconds: float, *, opening_s: float | None = None) -> Run:
 
 def result(*, opened: bool = False) -> LoadResult:
     runs = {DRAIN: [run(1.0, opening_s=0.1)], "slow": [run(2.0, opening_s=0.2), run(4.0), run(5.0, opening_s=3.2)]}
-    return LoadResult("Orders", 1000, 200.0, opened, "2026-01-01T00:00:00+00:00", (0.1, 0.2), runs)
+    return LoadResult("Orders", 1000, 200.0, opened, "", MOMENT, runs)
 
 
 def test_a_part_without_its_begin() -> None:
@@ -42,6 +44,6 @@ def test_what_comes_after_the_opening() -> None:
 def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     assert Results.read(path) is None
-    written = Results({"cpu": "two"}, {"orders": result()}, ["nothing"])
+    written = Results({"cpu": "two"}, {"orders": result()}, left_out=["nothing"])
     written.write(path)
     assert Results.read(path) == written

@@ -1,0 +1,95 @@
+"""From COMMIT to a read_committed consumer, while one-row transactions come at a given rate.
+
+Writer and reader are processes of their own; their clock, CLOCK_MONOTONIC, is that of the whole machine.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from bench.figures import percentile
+from bench.loads import MARK_ID, ORDERS_COLUMNS, Load, columns
+from bench.processes import Child, Meter
+from bench.results import Latency
+from bench.servers import Mode, pipeline, walsender
+from sandbox.daemon import Daemon
+from sandbox.kafka import Kafka
+from sandbox.postgres import Database, Postgres
+
+SECONDS_AT = {100: 20, 1_000: 15, 5_000: 15}
+"""Transactions a second, and for how long."""
+
+CONNECTIONS = 4
+WARM_UP_S = 2
+"""Rows of the first seconds do not count: connections are made, caches filled."""
+
+ORDERS = Load("latency", "", 1, 1, columns(ORDERS_COLUMNS))
+
+
+def measure(
+    postgres: Postgres, kafka: Kafka, mode: Mode, variables: Mapping[str, str], seconds_at: Mapping[int, int]
+) -> Iterator[Latency]:
+    """Give the latency at each rate, one after the other; one daemon for all of them."""
+    with pipeline(postgres, kafka, ORDERS, mode, variables) as (database, daemon):
+        daemon.start()
+        daemon.wait_until_ready()
+        with database.connect() as connection, reader(kafka, daemon, MARK_ID, 1) as first:
+            slot = daemon.status()["slot"]
+            pids = {"daemon": daemon.pid, "walsender": walsender(connection, slot)[0], "broker": kafka.pid()}
+            connection.execute(ORDERS.mark())
+            first.read()  # the topic is there
+        begin = 1
+        for rate, seconds in seconds_at.items():
+            count = rate * (WARM_UP_S + seconds)
+            with reader(kafka, daemon, begin, count) as reading, writer(database, rate, begin, count) as writing:
+                meter = Meter(pids)
+                writing.tell()
+                written, seen = writing.read(), reading.read()
+                taken = _milliseconds(mode, begin, written["times"], seen)[rate * WARM_UP_S :]
+                lasted = max(seen["times"]) - written["begin"]
+                cores = {role: used / lasted for role, used in meter.read().items()}
+            yield Latency(
+                mode,
+                rate,
+                written["rate"],
+                len(taken),
+                percentile(taken, 50),
+                percentile(taken, 95),
+                percentile(taken, 99),
+                max(taken),
+                cores,
+            )
+            begin += count
+
+
+def reader(kafka: Kafka, daemon: Daemon, first: int, count: int) -> Child:
+    """Return a child that reads ``count`` rows of orders with ids from ``first`` on, and is ready to."""
+    topic = f"{daemon.name}.public.orders"
+    arguments = {"bootstrap_servers": kafka.bootstrap_servers, "topic": topic, "first": first, "count": count}
+    child = Child("bench.reader", arguments)
+    child.read()
+    return child
+
+
+def writer(database: Database, rate: float, first: int, count: int) -> Child:
+    """Return a child that writes rows when it is told to."""
+    arguments = {"conninfo": database.conninfo(), "rate": rate, "first": first, "count": count}
+    child = Child("bench.writer", {**arguments, "connections": CONNECTIONS})
+    child.read()
+    return child
+
+
+def first_seen(mode: Mode, ids: Sequence[int], times: Sequence[float]) -> dict[int, float]:
+    """Return when each row was seen first; RuntimeError if one that should be there once came again."""
+    repeated = [number for number, times_seen in Counter(ids).items() if times_seen > 1]
+    if repeated and mode == "exactly_once":
+        raise RuntimeError(f"{len(repeated)} rows were seen more than once, among them {repeated[0]}")
+    return dict(zip(reversed(ids), reversed(times), strict=True))
+
+
+def _milliseconds(mode: Mode, first: int, committed: Sequence[float], seen: Mapping[str, list[float]]) -> list[float]:
+    """Return what each row took, in the order in which they were to be written."""
+    found = first_seen(mode, [round(number) for number in seen["ids"]], seen["times"])
+    missing = len(committed) - len(found)
+    if missing:
+        raise RuntimeError(f"{missing} of {len(committed)} rows were not seen")
+    return [(found[number] - at) * 1000 for number, at in enumerate(committed, first)]

@@ -1,0 +1,62 @@
+"""The machine and the versions that results were measured with."""
+
+import os
+import platform
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+
+import confluent_kafka
+import psycopg
+from psycopg import pq
+
+from bench.results import Moment
+from sandbox.artifacts import fetch
+from sandbox.broker import JVM_OPTIONS
+from sandbox.postgres import Postgres
+
+
+def describe(postgres: Postgres) -> dict[str, str]:
+    """Return what the report says about the machine."""
+    with postgres.connect() as connection:
+        server = connection.execute("SHOW server_version").fetchone()
+    assert server is not None
+    return {
+        "processor": f"{os.cpu_count()} x {processor(Path('/proc/cpuinfo').read_text())}",
+        "memory": f"{memory_gib(Path('/proc/meminfo').read_text()):.0f} GiB",
+        "kernel": platform.release(),
+        "PostgreSQL": f"{server[0]}, fsync off",
+        "Kafka": f"{_kafka_version()}, one broker, Java with {' '.join(JVM_OPTIONS[:4])}",
+        "Python": platform.python_version(),
+        "librdkafka": f"{confluent_kafka.libversion()[0]}, confluent-kafka {confluent_kafka.version()}",
+        "libpq": f"{pq.version() // 10000}.{pq.version() % 10000}, psycopg {psycopg.__version__}",
+    }
+
+
+def processor(cpuinfo: str) -> str:
+    """Return the model out of /proc/cpuinfo."""
+    found = re.search(r"^model name\s*: (.+)$", cpuinfo, re.MULTILINE)
+    return found[1] if found else platform.machine()
+
+
+def memory_gib(meminfo: str) -> float:
+    """Return the size of memory out of /proc/meminfo."""
+    found = re.search(r"^MemTotal:\s+(\d+) kB$", meminfo, re.MULTILINE)
+    assert found, "every Linux says so"
+    return int(found[1]) / 1024**2
+
+
+def _kafka_version() -> str:
+    (jar,) = fetch("kafka").glob("kafka-clients-*.jar")
+    return jar.stem.removeprefix("kafka-clients-")
+
+
+def begin() -> Moment:
+    """Return the moment in which something begins."""
+    average = os.getloadavg()[0]
+    return Moment(datetime.now(UTC).isoformat(timespec="seconds"), (average, average))
+
+
+def end(moment: Moment) -> Moment:
+    """Return the moment with the load average at the end."""
+    return Moment(moment.begun, (moment.load_average[0], os.getloadavg()[0]))

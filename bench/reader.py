@@ -1,0 +1,95 @@
+"""A read_committed consumer with its client's own settings, which says when it saw each row.
+
+In a process of its own. Rows are told apart by their keys: Confluent's five bytes, then the id as an Avro long.
+"""
+
+import time
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from bench.processes import child_main, say
+
+KEY_HEADER = 5
+POLL_S = 0.5
+APPEAR_S = 0.01
+PATIENCE_S = 15.0
+"""How long nothing may come: what is missing then is lost."""
+
+
+def decode_long(data: bytes, at: int) -> int:
+    """Return the zigzag number that begins at ``at``."""
+    found = shift = 0
+    while True:
+        found |= (data[at] & 0x7F) << shift
+        if not data[at] & 0x80:
+            return (found >> 1) ^ -(found & 1)
+        at, shift = at + 1, shift + 7
+
+
+def main(arguments: dict[str, Any]) -> None:
+    """Read ``topic`` until ``count`` rows with ids from ``first`` on were seen; say their ids and times, in order.
+
+    A topic that does not exist is waited for, and read from its begin, else from its end.
+    """
+    servers, topic = arguments["bootstrap_servers"], arguments["topic"]
+    known = _partitions(servers, topic)
+    consumer = Consumer(
+        {
+            "bootstrap.servers": servers,
+            "group.id": "bench",
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+        }
+    )
+    if known:
+        consumer.assign([_end(consumer, topic, partition) for partition in known])
+        consumer.poll(0)
+    say(ready=True)
+    if not known:
+        consumer.assign([TopicPartition(topic, partition, 0) for partition in _wait_for_topic(servers, topic)])
+    ids, times = _read(consumer, arguments["first"], arguments["count"])
+    consumer.close()
+    say(ids=ids, times=times)
+
+
+def _read(consumer: Consumer, first: int, count: int) -> tuple[list[int], list[float]]:
+    ids, times = list[int](), list[float]()
+    poll, monotonic, last = consumer.poll, time.monotonic, time.monotonic()
+    while len(ids) < count and monotonic() - last < PATIENCE_S:
+        message = poll(POLL_S)
+        if message is None:
+            continue
+        last = monotonic()
+        if message.error() is not None:
+            raise KafkaException(message.error())
+        number = decode_long(message.key(), KEY_HEADER)
+        if number >= first:
+            ids.append(number)
+            times.append(last)
+    return ids, times
+
+
+def _partitions(servers: str, topic: str) -> list[int]:
+    found = AdminClient({"bootstrap.servers": servers}).list_topics(timeout=10).topics.get(topic)
+    return [] if found is None else list(found.partitions)
+
+
+def _wait_for_topic(servers: str, topic: str) -> list[int]:
+    admin, deadline = AdminClient({"bootstrap.servers": servers}), time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        found = admin.list_topics(timeout=10).topics.get(topic)
+        if found is not None and found.partitions:
+            return list(found.partitions)
+        time.sleep(APPEAR_S)
+    raise TimeoutError(f"topic {topic} does not appear")
+
+
+def _end(consumer: Consumer, topic: str, partition: int) -> TopicPartition:
+    _, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=10)
+    return TopicPartition(topic, partition, high)
+
+
+if __name__ == "__main__":
+    child_main(main)

@@ -1,0 +1,131 @@
+"""What the bench asks of the servers and of the daemon around them: settings, slots, walsenders, topics.
+
+Used by contenders, latency and startup.
+"""
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import psycopg
+from confluent_kafka.admin import AdminClient
+
+from bench.loads import PUBLICATION, Load
+from bench.processes import cpu_seconds
+from sandbox.daemon import Daemon
+from sandbox.kafka import Kafka
+from sandbox.postgres import Database, Postgres
+
+Mode = Literal["exactly_once", "at_least_once"]
+
+SERVER = {
+    "max_wal_size": "32GB",
+    "checkpoint_timeout": "1h",
+    "autovacuum": "off",
+    "wal_sender_timeout": "0",  # the drain sends no status updates
+}
+"""Settings of PostgreSQL: nothing of its own accord while something is measured."""
+
+BROKER = {"log.segment.delete.delay.ms": "1000"}
+
+SLOT = "origin"
+"""The slot that all contenders copy."""
+
+TIMEOUT_S = 600
+POLL_S = 0.005
+
+QUIET_SHARE = 0.1
+QUIET_WINDOW_S = 0.3
+QUIET_TIMEOUT_S = 15.0
+
+_numbers = itertools.count(1)
+
+
+def daemon(database: Database, kafka: Kafka, mode: Mode, variables: Mapping[str, str], **postgres: object) -> Daemon:
+    """Return a daemon with a name of its own, which the context makes, and ``start`` starts."""
+    settings: dict[str, dict[str, Any]] = {
+        "postgres": {"publications": [PUBLICATION], **postgres},
+        "delivery": {"mode": mode},
+    }
+    name, servers = f"bench{next(_numbers)}", kafka.bootstrap_servers
+    made = Daemon(name, database.conninfo(), servers, settings, wait_for=None, at_once=False)
+    made.variables = variables
+    return made
+
+
+@contextmanager
+def pipeline(
+    postgres: Postgres, kafka: Kafka, load: Load, mode: Mode, variables: Mapping[str, str]
+) -> Iterator[tuple[Database, Daemon]]:
+    """Give a database with the load's tables, and a daemon for it that was not started yet."""
+    with postgres.database() as database:
+        with database.connect() as connection:
+            for statement in load.setup():
+                connection.execute(statement)
+        with daemon(database, kafka, mode, variables) as made:
+            yield database, made
+            made.end()
+        delete_topics(kafka, made.name)
+
+
+@contextmanager
+def copied_slot(connection: psycopg.Connection) -> Iterator[str]:
+    """Give a slot that stands where the original stands."""
+    name = f"copy_{next(_numbers)}"
+    connection.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [SLOT, name])
+    try:
+        yield name
+    finally:
+        wait_until(lambda: _is_free(connection, name))
+        connection.execute("SELECT pg_drop_replication_slot(%s)", [name])
+
+
+def _is_free(connection: psycopg.Connection, slot: str) -> bool:
+    found = connection.execute("SELECT active FROM pg_replication_slots WHERE slot_name = %s", [slot]).fetchone()
+    return found == (False,)
+
+
+def walsender(connection: psycopg.Connection, slot: str) -> tuple[int, float]:
+    """Return the server's process that streams from ``slot``, and when it was first seen."""
+    sql = "SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s AND active_pid IS NOT NULL"
+    deadline = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < deadline:
+        row = connection.execute(sql, [slot]).fetchone()
+        if row is not None:
+            return int(row[0]), time.monotonic()
+        time.sleep(POLL_S)
+    raise TimeoutError(f"nobody streams from slot {slot}")
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait for ``condition``."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError("what the bench waits for does not happen")
+        time.sleep(POLL_S)
+
+
+def delete_topics(kafka: Kafka, name: str) -> None:
+    """Delete the topics of a pipeline, and wait until the broker has done with them."""
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+
+    def left() -> list[str]:
+        return [topic for topic in admin.list_topics(timeout=10).topics if topic.startswith(f"{name}.")]
+
+    for deleted in admin.delete_topics(left(), operation_timeout=60).values():
+        deleted.result()
+    wait_until(lambda: not left())
+    _wait_until_quiet(kafka.pid())
+
+
+def _wait_until_quiet(pid: int) -> None:
+    """Wait until a process has little to do, such as a broker that removes files; not for ever."""
+    deadline = time.monotonic() + QUIET_TIMEOUT_S
+    while time.monotonic() < deadline:
+        before = cpu_seconds(pid)
+        time.sleep(QUIET_WINDOW_S)
+        if cpu_seconds(pid) - before < QUIET_SHARE * QUIET_WINDOW_S:
+            return
