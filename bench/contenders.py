@@ -18,7 +18,7 @@ import psycopg
 from bench.loads import PUBLICATION
 from bench.processes import ROOT, Child, Meter, peak_mib
 from bench.results import DRAIN, Part, Run
-from bench.servers import TIMEOUT_S, Mode, copied_slot, daemon, delete_topics, walsender
+from bench.servers import TIMEOUT_S, Mode, copied_slot, daemon, delete_topics, new_name, walsender
 from pgsluice.lsn import format_lsn, parse_lsn
 from sandbox.daemon import Daemon
 from sandbox.kafka import Kafka
@@ -51,6 +51,8 @@ class Course:
     opened_lsn: int
     """Where the opening ends."""
     end_lsn: int
+    pipeline: str | None = None
+    """What all daemons are called, one after the other, so that they find each other's topics; None: each anew."""
 
     def rows_at(self, lsn: int) -> float:
         """Return how many of the rows lie before ``lsn``; their bytes are spread evenly."""
@@ -149,19 +151,21 @@ class Pgsluice:
 
     def run(self, course: Course) -> Run:
         """Read it all, once; RuntimeError if it delivered something else than what was written."""
-        with copied_slot(course.connection) as slot, self._daemon(course, slot) as process:
+        name = course.pipeline or new_name()
+        with copied_slot(course.connection) as slot, self._daemon(course, name, slot) as process:
             process.start("--adopt-slot")
             run = self._measure(course, process, slot)
             _check_events(process, course.rows + course.extra_rows)
             process.stop_well()
-        delete_topics(course.kafka, process.name)
+        if course.pipeline is None:
+            delete_topics(course.kafka, name)
         return run
 
-    def _daemon(self, course: Course, slot: str) -> Daemon:
+    def _daemon(self, course: Course, name: str, slot: str) -> Daemon:
         if not self.discard:
-            return daemon(course.database, course.kafka, self.mode, self.variables, slot=slot)
+            return daemon(name, course.database, course.kafka, self.mode, self.variables, slot)
         variables = {**self.variables, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
-        made = daemon(course.database, course.kafka, self.mode, variables, slot=slot)
+        made = daemon(name, course.database, course.kafka, self.mode, variables, slot)
         made.program = ("-m", "bench.discard")
         return made
 

@@ -10,7 +10,7 @@ from bench.results import DRAIN, LoadResult, Results
 
 TITLE = "Events a second, measured by the bare drain of the same WAL"
 
-WIDTH = 900
+WIDTH = 960
 LEFT = 230
 SCALE = 500
 """Pixels of a bar as fast as the drain."""

@@ -59,7 +59,7 @@ class Meter:
         used = {role: value - self._before[role] for role, value in now.items()}
         busy = used.pop("busy")
         stolen = used.pop("stolen")
-        return {**used, "others": max(0.0, busy - sum(used.values())), "stolen": stolen}
+        return {**used, "others": busy - sum(used.values()), "stolen": stolen}
 
     def _now(self) -> dict[str, float]:
         busy, stolen = busy_ticks(Path("/proc/stat").read_text())

@@ -35,6 +35,16 @@ def main(arguments: dict[str, Any]) -> None:
     """
     servers, topic = arguments["bootstrap_servers"], arguments["topic"]
     known = _partitions(servers, topic)
+    consumer = _consumer(servers, topic, known) if known else None
+    say(ready=True)
+    if consumer is None:
+        consumer = _consumer(servers, topic, _wait_for_topic(servers, topic), from_begin=True)
+    ids, times = _read(consumer, arguments["first"], arguments["count"])
+    consumer.close()
+    say(ids=ids, times=times)
+
+
+def _consumer(servers: str, topic: str, partitions: list[int], *, from_begin: bool = False) -> Consumer:
     consumer = Consumer(
         {
             "bootstrap.servers": servers,
@@ -43,15 +53,9 @@ def main(arguments: dict[str, Any]) -> None:
             "isolation.level": "read_committed",
         }
     )
-    if known:
-        consumer.assign([_end(consumer, topic, partition) for partition in known])
-        consumer.poll(0)
-    say(ready=True)
-    if not known:
-        consumer.assign([TopicPartition(topic, partition, 0) for partition in _wait_for_topic(servers, topic)])
-    ids, times = _read(consumer, arguments["first"], arguments["count"])
-    consumer.close()
-    say(ids=ids, times=times)
+    places = [TopicPartition(topic, partition, 0) for partition in partitions]
+    consumer.assign(places if from_begin else [_end(consumer, place) for place in places])
+    return consumer
 
 
 def _read(consumer: Consumer, first: int, count: int) -> tuple[list[int], list[float]]:
@@ -86,9 +90,9 @@ def _wait_for_topic(servers: str, topic: str) -> list[int]:
     raise TimeoutError(f"topic {topic} does not appear")
 
 
-def _end(consumer: Consumer, topic: str, partition: int) -> TopicPartition:
-    _, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=10)
-    return TopicPartition(topic, partition, high)
+def _end(consumer: Consumer, place: TopicPartition) -> TopicPartition:
+    _, high = consumer.get_watermark_offsets(place, timeout=10)
+    return TopicPartition(place.topic, place.partition, high)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,9 @@ from typing import Self
 
 from pydantic import TypeAdapter
 
+OPENED_MAX = 0.9
+"""The part of a load that may have been delivered when the opening was seen to be."""
+
 DRAIN = "drain"
 """The contender that all others are measured by."""
 
@@ -26,8 +29,8 @@ class Part:
         return self.rows / self.seconds
 
     def cpu_us(self, role: str) -> float | None:
-        """Microseconds of CPU time for each row change."""
-        return self.cpu[role] / self.rows * 1e6 if role in self.cpu else None
+        """Microseconds of CPU time for each row change; what others used may come out less than nothing."""
+        return max(0.0, self.cpu[role] / self.rows * 1e6) if role in self.cpu else None
 
     def __sub__(self, begin: "Part") -> "Part":
         cpu = {role: seconds - begin.cpu[role] for role, seconds in self.cpu.items()}
@@ -47,8 +50,10 @@ class Run:
 
     @property
     def afterwards(self) -> Part:
-        """What came after the opening."""
-        return self.whole if self.opening is None else self.whole - self.opening
+        """What came after the opening; all of it, if nearly nothing was left by then."""
+        if self.opening is None or self.opening.rows > OPENED_MAX * self.whole.rows:
+            return self.whole
+        return self.whole - self.opening
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from bench import machine
 from bench.contenders import Contender, Course, Drain
 from bench.loads import Load
 from bench.results import LoadResult, Run
-from bench.servers import SLOT
+from bench.servers import SLOT, delete_topics, new_name
 from pgsluice.lsn import parse_lsn
 from sandbox.kafka import Kafka
 from sandbox.postgres import Postgres
@@ -51,7 +51,7 @@ def course(postgres: Postgres, kafka: Kafka, load: Load) -> Iterator[Course]:
         connection.execute(load.write())
         written = _position(connection)
         connection.execute(load.mark())
-        yield Course(
+        found = Course(
             database,
             connection,
             kafka,
@@ -61,7 +61,11 @@ def course(postgres: Postgres, kafka: Kafka, load: Load) -> Iterator[Course]:
             opening_lsn=start + 1,
             opened_lsn=opened,
             end_lsn=written + 1,
+            pipeline=new_name() if load.opened else None,
         )
+        yield found
+        if found.pipeline is not None:
+            delete_topics(kafka, found.pipeline)
 
 
 def _position(connection: psycopg.Connection) -> int:

@@ -43,13 +43,20 @@ QUIET_TIMEOUT_S = 15.0
 _numbers = itertools.count(1)
 
 
-def daemon(database: Database, kafka: Kafka, mode: Mode, variables: Mapping[str, str], **postgres: object) -> Daemon:
-    """Return a daemon with a name of its own, which the context makes, and ``start`` starts."""
+def new_name() -> str:
+    """Return a name for a pipeline that none has had."""
+    return f"bench{next(_numbers)}"
+
+
+def daemon(
+    name: str, database: Database, kafka: Kafka, mode: Mode, variables: Mapping[str, str], slot: str | None = None
+) -> Daemon:
+    """Return a daemon, which its context makes and ``start`` starts."""
     settings: dict[str, dict[str, Any]] = {
-        "postgres": {"publications": [PUBLICATION], **postgres},
+        "postgres": {"publications": [PUBLICATION], **({"slot": slot} if slot else {})},
         "delivery": {"mode": mode},
     }
-    name, servers = f"bench{next(_numbers)}", kafka.bootstrap_servers
+    servers = kafka.bootstrap_servers
     made = Daemon(name, database.conninfo(), servers, settings, wait_for=None, at_once=False)
     made.variables = variables
     return made
@@ -64,7 +71,7 @@ def pipeline(
         with database.connect() as connection:
             for statement in load.setup():
                 connection.execute(statement)
-        with daemon(database, kafka, mode, variables) as made:
+        with daemon(new_name(), database, kafka, mode, variables) as made:
             yield database, made
             made.end()
         delete_topics(kafka, made.name)

@@ -29,6 +29,15 @@ def test_without_an_opening_everything_comes_afterwards() -> None:
     assert run(2.0).afterwards == run(2.0).whole
 
 
+def test_a_load_that_is_over_with_its_opening_has_nothing_else() -> None:
+    whole = Part(2.0, 1000, {"client": 1.0})
+    assert Run(whole, Part(1.9, 950, {"client": 0.9}), None).afterwards == whole
+
+
+def test_what_others_used_is_nothing_at_least() -> None:
+    assert Part(1.0, 1000, {"others": -0.01}).cpu_us("others") == 0
+
+
 def test_medians_and_what_lies_around_them() -> None:
     assert result().rate("slow") == Spread(250.0, 200.0, 500.0)
     assert result().ratio("slow") == 0.25
