@@ -7,7 +7,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 
 from bench import latency, machine, plot, report, startup, transactions
-from bench.contenders import DAEMONS, RECV_LOGICAL, Pgsluice, RecvLogical, contenders, encoders
+from bench.contenders import DAEMONS, RECV_LOGICAL, Contender, Pgsluice, RecvLogical, contenders, encoders
 from bench.loads import LOADS, Load
 from bench.processes import ROOT
 from bench.results import DRAIN, LatencyResult, Results, StartsResult
@@ -23,8 +23,8 @@ DOCUMENT = ROOT / "docs" / "performance.md"
 SUBJECTS = (*LOADS, "latency", "starts")
 
 KINDS = (DRAIN, RECV_LOGICAL, *(kind for kind, _, _ in DAEMONS))
-SERIES_KINDS = (DRAIN, "exactly once")
-"""For loads that differ from others in a number only."""
+FEW_KINDS = (DRAIN, "exactly once")
+"""For loads that take long, or differ from others in a number only; those have the fastest encoder only."""
 
 SHORT = ("orders-20", "orders-1")
 SHORT_KINDS = (DRAIN, "exactly once", "discard")
@@ -77,9 +77,7 @@ class Bench:
         return next(iter(self._encoders.items()))
 
     def _race(self, load: Load) -> None:
-        series = load.series or load.per_transaction == load.rows
-        kinds = [kind for kind in self._options.contenders if kind in SERIES_KINDS or not series]
-        taking_part = contenders(kinds, self._encoders)
+        taking_part = field(load, self._options.contenders, self._encoders)
         found = race(self._postgres, self._kafka, load, taking_part, self._options.runs, _say)
         self._results.loads[load.key] = found
         print(*report.lines(load.key, found), sep="\n", flush=True)
@@ -102,6 +100,14 @@ class Bench:
         found = startup.measure(self._postgres, self._kafka, variables, self._options.runs)
         print(f"starts: {found}", flush=True)
         return StartsResult(name, machine.end(moment), found)
+
+
+def field(load: Load, kinds: Sequence[str], variants: Mapping[str, Mapping[str, str]]) -> list[Contender]:
+    """Return who runs a load, of some kinds and with some encoders, fastest first."""
+    if load.series or load.per_transaction == load.rows:
+        kinds = [kind for kind in kinds if kind in FEW_KINDS]
+    fastest = dict([next(iter(variants.items()))])
+    return contenders(kinds, fastest if load.series else variants)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,0 +1,26 @@
+from bench.__main__ import KINDS, SHORT, SHORT_KINDS, SUBJECTS, field
+from bench.loads import LOADS
+
+ENCODERS: dict[str, dict[str, str]] = {"compiled": {}, "Python": {}}
+
+
+def names(key: str) -> list[str]:
+    return [one.name for one in field(LOADS[key], KINDS, ENCODERS) if one.name != "pg_recvlogical"]
+
+
+def test_everybody_runs_the_main_loads() -> None:
+    kinds = ("exactly once", "at least once", "discard")
+    assert names("orders-20") == ["drain", *(f"{kind}, {encoder}" for kind in kinds for encoder in ENCODERS)]
+
+
+def test_of_a_series_one_encoder_is_enough() -> None:
+    assert names("tables-100") == names("columns-50") == ["drain", "exactly once, compiled"]
+
+
+def test_the_largest_transaction_is_not_for_all() -> None:
+    assert names("million") == ["drain", "exactly once, compiled", "exactly once, Python"]
+
+
+def test_the_short_form_is_part_of_the_whole() -> None:
+    assert set(SHORT) <= set(SUBJECTS)
+    assert set(SHORT_KINDS) <= set(KINDS)
