@@ -40,7 +40,7 @@ class Bench:
     def __init__(self, postgres: Postgres, kafka: Kafka, options: argparse.Namespace) -> None:
         self._postgres, self._kafka, self._options = postgres, kafka, options
         self._encoders = encoders()
-        self._results = Results(machine.describe(postgres))
+        self._results = Results(machine.describe(postgres, RecvLogical.version()))
         kept = Results.read(RESULTS) if options.report else None
         if kept is not None and kept.machine == self._results.machine:
             self._results = kept  # what is not measured now stays
@@ -135,7 +135,7 @@ def write_document(results: Results | None) -> None:
 
 def _left_out(variants: Mapping[str, object]) -> list[str]:
     missing = []
-    if not RecvLogical.is_installed():
+    if RecvLogical.version() is None:
         missing.append("pg_recvlogical, which is not installed.")
     if "compiled" not in variants:
         missing.append("the compiled encoder, which this installation does not have.")

@@ -114,9 +114,12 @@ class RecvLogical:
     name: str = RECV_LOGICAL
 
     @staticmethod
-    def is_installed() -> bool:
-        """Whether there is such a program on the PATH."""
-        return shutil.which(RECV_LOGICAL) is not None
+    def version() -> str | None:
+        """Return the version of the program on the PATH, None when there is none."""
+        if shutil.which(RECV_LOGICAL) is None:
+            return None
+        answer = subprocess.run([RECV_LOGICAL, "--version"], capture_output=True, text=True, check=True).stdout
+        return answer.partition(")")[2].strip()
 
     def run(self, course: Course) -> Run:
         """Read it all, once."""
@@ -242,7 +245,7 @@ def contenders(kinds: Sequence[str], variants: Mapping[str, Mapping[str, str]]) 
         for kind, mode, discard in DAEMONS
     }
     others: dict[str, list[Contender]] = {DRAIN: [Drain()]}
-    if RecvLogical.is_installed():
+    if RecvLogical.version() is not None:
         others[RECV_LOGICAL] = [RecvLogical()]
     return [one for kind in kinds for one in [*others.get(kind, []), *daemons.get(kind, [])]]
 

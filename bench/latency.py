@@ -34,7 +34,7 @@ def measure(
         daemon.wait_until_ready()
         with database.connect() as connection, reader(kafka, daemon, MARK_ID, 1) as first:
             slot = daemon.status()["slot"]
-            pids = {"daemon": daemon.pid, "walsender": walsender(connection, slot)[0], "broker": kafka.pid()}
+            pids = {"client": daemon.pid, "walsender": walsender(connection, slot)[0], "broker": kafka.pid()}
             connection.execute(ORDERS.mark())
             first.read()  # the topic is there
         begin = 1

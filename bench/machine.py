@@ -16,8 +16,8 @@ from sandbox.broker import JVM_OPTIONS
 from sandbox.postgres import Postgres
 
 
-def describe(postgres: Postgres) -> dict[str, str]:
-    """Return what the report says about the machine."""
+def describe(postgres: Postgres, recv_logical: str | None) -> dict[str, str]:
+    """Return what the report says about the machine; ``recv_logical``: what that program says of its version."""
     with postgres.connect() as connection:
         server = connection.execute("SHOW server_version").fetchone()
     assert server is not None
@@ -30,6 +30,7 @@ def describe(postgres: Postgres) -> dict[str, str]:
         "Python": platform.python_version(),
         "librdkafka": f"{confluent_kafka.libversion()[0]}, confluent-kafka {confluent_kafka.version()}",
         "libpq": f"{pq.version() // 10000}.{pq.version() % 10000}, psycopg {psycopg.__version__}",
+        **({"pg_recvlogical": recv_logical} if recv_logical else {}),
     }
 
 

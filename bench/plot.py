@@ -16,7 +16,7 @@ SCALE = 500
 """Pixels of a bar as fast as the drain."""
 
 BAR, GAP, HEAD = 16, 5, 30
-TOP = 46
+TOP = 58
 SCALE_MAX = 1.2
 
 COLOURS = {

@@ -190,13 +190,13 @@ def _latency(results: Results) -> Iterator[str]:
         return
     yield "### Latency\n"
     yield _table(
-        ("transactions/s (achieved)", "", "p50 ms", "p95", "p99", "greatest", "cores: daemon", "walsender", "broker"),
+        ("transactions/s (achieved)", "", "p50 ms", "p95", "p99", "greatest", "cores: daemon", *ROLES[1:]),
         [
             (
                 f"{one.rate:,} ({one.achieved:,.0f})",
                 one.mode.replace("_", " "),
                 *(f"{value:.1f}" for value in (one.p50, one.p95, one.p99, one.greatest)),
-                *(f"{one.cores[role]:.2f}" for role in ("daemon", "walsender", "broker")),
+                *(f"{one.cores[role]:.2f}" for role in ROLES),
             )
             for one in found.latencies
         ],
