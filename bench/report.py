@@ -5,7 +5,7 @@ What is good enough (``goals``) is judged by the fastest encoder that was measur
 
 from collections.abc import Iterator, Sequence
 
-from bench.results import DRAIN, Latency, LoadResult, Moment, Results
+from bench.results import DRAIN, Latency, LoadResult, Moment, Results, Spread
 
 ROLES = ("client", "walsender", "broker", "others")
 
@@ -167,7 +167,11 @@ def _loads(results: Results) -> Iterator[str]:
     for series in dict.fromkeys(load.series for load in results.loads.values() if load.series):
         members = [(key, load) for key, load in results.loads.items() if load.series == series]
         yield f"#### By the number of {series}\n"
-        rows = [(key.rpartition("-")[2], name, *_cells(load, name)) for key, load in members for name in load.runs]
+        rows = [
+            (f"{key.rpartition('-')[2]} ({load.rows:,} rows)", name, *_cells(load, name))
+            for key, load in members
+            for name in load.runs
+        ]
         yield _table((series, "", *HEAD), rows)
         yield _said(members[0][1].moment)
 
@@ -212,17 +216,15 @@ def _starts(results: Results) -> Iterator[str]:
     if found is None:
         return
     yield "### Start\n"
-    rows = (
-        ("first start, topics are created, to the first event", found.starts.first),
-        ("later start to the first event", found.starts.again),
-        ("`kill -9` to streaming again, started at once", found.starts.killed),
-    )
+    starts = {
+        "first start, topics are created, to the first event": found.starts.first,
+        "later start to the first event": found.starts.again,
+        "`kill -9` to streaming again, started at once": found.starts.killed,
+    }
+    spreads = {name: Spread.of(taken) for name, taken in starts.items()}
     yield _table(
         ("", "seconds, median", "least", "greatest"),
-        [
-            (name, f"{sorted(taken)[len(taken) // 2]:.2f}", f"{min(taken):.2f}", f"{max(taken):.2f}")
-            for name, taken in rows
-        ],
+        [(name, f"{of.median:.2f}", f"{of.least:.2f}", f"{of.greatest:.2f}") for name, of in spreads.items()],
     )
     yield f"Encoder: {found.encoder}. {_said(found.moment)}"
 

@@ -79,7 +79,7 @@ def test_the_report_has_everything() -> None:
         f"| {FAST} | 800 (800 to 800) | 0.80 | 0.80 | 0.2 | 6.0 | 5.0 | 4.0 |  | 90 |",
         f"1,000 rows, 200 bytes each as the server sends them. {said}",
         "#### By the number of tables",
-        f"| 1000 | {FAST} | 500 (500 to 500) | 0.50 | 0.50 | 0.1 | 9.0 | 5.0 | 4.0 |  | 90 |",
+        f"| 1000 (1,000 rows) | {FAST} | 500 (500 to 500) | 0.50 | 0.50 | 0.1 | 9.0 | 5.0 | 4.0 |  | 90 |",
         "| 5,000 (4,900) | exactly once | 80.0 | 90.0 | 95.0 | 99.0 | 0.10 | 0.20 | 0.30 | 0.40 |",
         "| 0.04 | 5.50 |",
         "| `kill -9` to streaming again, started at once | 1.30 | 1.20 | 1.90 |",
