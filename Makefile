@@ -12,7 +12,7 @@ help: ## List the commands
 
 setup: $(VENV)/.installed ## Make the virtual environment from requirements.lock
 
-$(VENV)/.installed: requirements.lock pyproject.toml $(wildcard src/pgsluice/*.pyx src/pgsluice/*/*.pyx)
+$(VENV)/.installed: requirements.lock pyproject.toml setup.py $(wildcard src/pgsluice/*.pyx src/pgsluice/*/*.pyx)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock
