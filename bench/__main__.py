@@ -7,7 +7,16 @@ import argparse
 from collections.abc import Mapping, Sequence
 
 from bench import latency, machine, plot, report, startup, transactions
-from bench.contenders import DAEMONS, RECV_LOGICAL, Contender, Pgsluice, RecvLogical, contenders, encoders
+from bench.contenders import (
+    DAEMONS,
+    PATIENT_DRAIN,
+    RECV_LOGICAL,
+    Contender,
+    Pgsluice,
+    RecvLogical,
+    contenders,
+    encoders,
+)
 from bench.loads import LOADS, Load
 from bench.processes import ROOT
 from bench.results import DRAIN, LatencyResult, Results, StartsResult
@@ -22,12 +31,12 @@ DOCUMENT = ROOT / "docs" / "performance.md"
 
 SUBJECTS = (*LOADS, "latency", "starts")
 
-KINDS = (DRAIN, RECV_LOGICAL, *(kind for kind, _, _ in DAEMONS))
+KINDS = (DRAIN, PATIENT_DRAIN, RECV_LOGICAL, *(kind for kind, _, _ in DAEMONS))
 FEW_KINDS = (DRAIN, "exactly once")
 """For loads that take long, or differ from others in a number only; those have the fastest encoder only."""
 
 SHORT = ("orders-20", "orders-1")
-SHORT_KINDS = (DRAIN, "exactly once", "discard")
+SHORT_KINDS = (DRAIN, PATIENT_DRAIN, "exactly once", "discard")
 """What ``make bench`` does."""
 
 WARM_UP = LOADS["orders-20"].scaled(0.2)

@@ -27,6 +27,9 @@ from sandbox.postgres import Database
 OPTIONS = {"proto_version": "4", "publication_names": PUBLICATION, "streaming": "on"}
 """What the daemon asks of pgoutput when nothing else is configured."""
 
+PATIENT_DRAIN, PATIENCE_S = "patient drain", 0.0002
+"""One that does not wake up for every message: each time costs the walsender, too."""
+
 RECV_LOGICAL = "pg_recvlogical"
 
 LEAST_PAUSE_S, GREATEST_PAUSE_S = 0.01, 0.25
@@ -73,9 +76,10 @@ class Contender(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """A client of libpq that does nothing with what it receives."""
+    """A client of libpq that does nothing with what it receives; ``pause_s``: after it found nothing to receive."""
 
     name: str = DRAIN
+    pause_s: float = 0.0
 
     def run(self, course: Course) -> Run:
         """Read it all, once."""
@@ -88,6 +92,7 @@ class Drain:
                 "conninfo": course.database.conninfo(replication="database"),
                 "command": _start_replication(slot),
                 "end_lsns": [course.opening_lsn, course.end_lsn],
+                "pause_s": self.pause_s,
             }
             with Child("bench.drain", arguments) as child:
                 sender, started = walsender(course.connection, slot)
@@ -167,7 +172,7 @@ class Pgsluice:
     def _daemon(self, course: Course, name: str, slot: str) -> Daemon:
         if not self.discard:
             return daemon(name, course.database, course.kafka, self.mode, self.variables, slot)
-        variables = {**self.variables, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+        variables = {**self.variables, "PYTHONPATH": str(ROOT)}
         made = daemon(name, course.database, course.kafka, self.mode, variables, slot)
         made.program = ("-m", "bench.discard")
         return made
@@ -244,7 +249,7 @@ def contenders(kinds: Sequence[str], variants: Mapping[str, Mapping[str, str]]) 
         kind: [Pgsluice(f"{kind}, {name}", mode, chosen, discard) for name, chosen in variants.items()]
         for kind, mode, discard in DAEMONS
     }
-    others: dict[str, list[Contender]] = {DRAIN: [Drain()]}
+    others: dict[str, list[Contender]] = {DRAIN: [Drain()], PATIENT_DRAIN: [Drain(PATIENT_DRAIN, PATIENCE_S)]}
     if RecvLogical.version() is not None:
         others[RECV_LOGICAL] = [RecvLogical()]
     return [one for kind in kinds for one in [*others.get(kind, []), *daemons.get(kind, [])]]

@@ -21,19 +21,22 @@ END_LSN = {COMMIT: MESSAGE + 10, STREAM_COMMIT: MESSAGE + 14}
 
 
 def main(arguments: dict[str, Any]) -> None:
-    """Drain ``command``'s stream, and say when the commits with each of ``end_lsns`` have arrived."""
+    """Drain ``command``'s stream, and say when the commits with each of ``end_lsns`` have arrived.
+
+    Whenever there is nothing to read, ``pause_s`` passes before the next look, if it is not 0.
+    """
     wire = pq.PGconn.connect(arguments["conninfo"].encode())
     result = wire.exec_(arguments["command"].encode())
     if result.status != pq.ExecStatus.COPY_BOTH:
         raise RuntimeError(wire.error_message.decode())
     for end_lsn in arguments["end_lsns"]:
-        size = _read_until(wire, end_lsn)
+        size = _read_until(wire, end_lsn, arguments["pause_s"])
         say(at=time.monotonic(), size=size)
     wait_for_word()  # the walsender ends with us, and the bench wants to look at it first
     wire.finish()
 
 
-def _read_until(wire: pq.abc.PGconn, end_lsn: int) -> int:
+def _read_until(wire: pq.abc.PGconn, end_lsn: int, pause_s: float) -> int:
     """Return the bytes of pgoutput's messages up to the transaction that ends at ``end_lsn`` or later."""
     get_copy_data, consume_input, sockets, ends = wire.get_copy_data, wire.consume_input, [wire.socket], END_LSN
     total = 0
@@ -41,6 +44,8 @@ def _read_until(wire: pq.abc.PGconn, end_lsn: int) -> int:
         size, data = get_copy_data(1)
         if size == 0:
             select(sockets, [], [])
+            if pause_s:
+                time.sleep(pause_s)
             consume_input()
         elif size < 0:
             raise RuntimeError("the server has ended the stream")

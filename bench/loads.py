@@ -122,8 +122,8 @@ def _loads() -> list[Load]:
         Load("orders-20", "Orders, 10 columns, transactions of 20 rows", 300_000, 20, orders),
         Load("orders-1", "Orders, 10 columns, transactions of one row", 100_000, 1, orders),
         Load("million", "Orders, one transaction of a million rows, streamed", 1_000_000, 1_000_000, orders),
-        Load("text-1k", "Rows with a text of 1 KB, transactions of 20 rows", 150_000, 20, _text(1_024)),
-        Load("text-100k", "Rows with a text of 100 KB, transactions of 20 rows", 4_000, 20, _text(102_400)),
+        Load("text-1k", "Rows with a text of 1 KB, transactions of 20 rows", 200_000, 20, _text(1_024)),
+        Load("text-100k", "Rows with a text of 100 KB, transactions of 20 rows", 6_000, 20, _text(102_400)),
         Load(
             "update-full",
             "Orders, updates with replica identity full, transactions of 20 rows",
@@ -155,7 +155,7 @@ def _loads() -> list[Load]:
             columns(count),
             series="columns",
         )
-        for count, rows in ((5, 300_000), (20, 150_000), (50, 80_000), (100, 40_000), (200, 20_000))
+        for count, rows in ((5, 300_000), (20, 200_000), (50, 120_000), (100, 80_000), (200, 50_000))
     ]
     return [*named, *tables, *widths]
 

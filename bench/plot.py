@@ -21,7 +21,8 @@ SCALE_MAX = 1.2
 
 COLOURS = {
     DRAIN: "#8c8c8c",
-    "pg_recvlogical": "#b8b8b8",
+    "patient drain": "#a3a3a3",
+    "pg_recvlogical": "#bababa",
     "exactly once": "#1b6ca8",
     "at least once": "#5aa469",
     "discard": "#d08c3f",

@@ -151,7 +151,7 @@ def fastest(load: LoadResult) -> str | None:
 
 
 def _daemon_peak(load: LoadResult, name: str) -> float | None:
-    return None if name == DRAIN else load.peak_mib(name)
+    return None if name.endswith(DRAIN) else load.peak_mib(name)
 
 
 def _loads(results: Results) -> Iterator[str]:
