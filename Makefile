@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format quick unit simulation simulate integration faults faults-quick spark test demo bench bench-report bench-memory types fuzz coverage lock clean
+.PHONY: help setup lint format quick unit simulation simulate integration faults faults-quick spark test demo bench bench-report bench-memory types fuzz memory-safety coverage lock clean
 
 help: ## List the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -77,6 +77,14 @@ types: setup ## Values of every type through real servers: make types COUNT=5000
 fuzz: setup ## A million mutated inputs for the decoder, and as many for one twin against the other
 	$(BIN)/python -m tests.fuzz.pgoutput --count 1000000
 	$(BIN)/python -m tests.fuzz.rows --count 1000000
+
+memory-safety: setup ## The same for the compiled modules under AddressSanitizer
+	rm -rf build/safety && mkdir -p build/safety && cp -r src setup.py pyproject.toml README.md LICENSE build/safety
+	find build/safety -name '*.so' -delete
+	cd build/safety && CFLAGS='-fsanitize=address -fno-omit-frame-pointer -O1 -g' LDFLAGS=-fsanitize=address \
+		$(CURDIR)/$(BIN)/python setup.py -q build_ext --inplace
+	LD_PRELOAD=$$(cc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \
+		PGSLUICE_SPEEDUPS=require PYTHONPATH=build/safety/src $(BIN)/python -m tests.fuzz.rows --count $(or $(COUNT),200000)
 
 lock: ## Renew requirements.lock
 	$(BIN)/pip-compile --quiet --extra confluent --extra dev --extra spark --generate-hashes --allow-unsafe --strip-extras \
