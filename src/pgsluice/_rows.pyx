@@ -19,7 +19,7 @@ from libc.string cimport memchr, memcmp, memcpy
 
 from pgsluice import rows as pure
 from pgsluice import envelope
-from pgsluice.avro.binary import encode_bytes
+from pgsluice.avro.binary import POSTGRES_EPOCH_US, encode_bytes
 from pgsluice.avro.types import Opcode
 from pgsluice.pgoutput import framing
 from pgsluice.pgoutput.messages import BinaryValue
@@ -81,6 +81,7 @@ KINDS = {
     Opcode.BYTEA: BYTEA,
 }
 
+cdef int64_t EPOCH_US = POSTGRES_EPOCH_US
 cdef int64_t SECOND_US = 1_000_000
 cdef int64_t DAY_US = 86_400 * SECOND_US
 
@@ -480,23 +481,25 @@ cdef struct Message:
     Py_ssize_t end
 
 
-cdef struct Mark:
-    # What all records of a transaction share, around the seq of the next.
-    const uint8_t* head
-    Py_ssize_t head_size
-    const uint8_t* tail
-    Py_ssize_t tail_size
-    int64_t seq
+cdef int64_t take_stamp(stamp) except -1:
+    """Write what all records of the transaction share, before the seq and behind it; the next seq.
 
-
-cdef Mark mark_of(stamp) except *:
-    cdef bytes head = stamp.head, tail = stamp.tail
-    cdef Mark mark
-    # The stamp keeps both alive.
-    mark.head, mark.head_size = <const uint8_t*>PyBytes_AS_STRING(head), PyBytes_GET_SIZE(head)
-    mark.tail, mark.tail_size = <const uint8_t*>PyBytes_AS_STRING(tail), PyBytes_GET_SIZE(tail)
-    mark.seq = stamp.next_seq
-    return mark
+    As ``Stamp.encode`` does.
+    """
+    transaction = stamp.transaction
+    origin = transaction.origin
+    HEAD.clear()
+    HEAD.put_long(stamp.epoch)
+    HEAD.put_long(transaction.commit_lsn)
+    TAIL.clear()
+    TAIL.put_long(transaction.xid)
+    TAIL.put_long(transaction.commit_ts + EPOCH_US)
+    if origin is None:
+        TAIL.put_byte(0)
+    else:
+        TAIL.put_byte(2)
+        TAIL.put_object(encode_bytes(origin.encode()))
+    return stamp.next_seq
 
 
 cdef struct Account:
@@ -538,7 +541,7 @@ cdef void set_column(Column* column, kind):
 
 
 # One row is written at a time, and nothing waits in between: all tables share these.
-cdef Buffer VALUE = Buffer(), KEY = Buffer(), OLD_KEY = Buffer()
+cdef Buffer HEAD = Buffer(), TAIL = Buffer(), VALUE = Buffer(), KEY = Buffer(), OLD_KEY = Buffer()
 cdef bint busy = False
 
 
@@ -617,24 +620,24 @@ cdef class Rows:
 
     def add(self, bytes message, stamp, pending, *, bint is_streamed):
         """Add what an Insert, Update, Delete or Truncate becomes; ProtocolError when it is none."""
-        cdef Mark mark
+        cdef int64_t seq
         cdef Account account
         global busy
         if self.encoder is None:
             return
-        mark = mark_of(stamp)
         if not busy and not self._is_expected(stamp):
             account.size, account.events = 0, 0
             busy = True
             try:
+                seq = take_stamp(stamp)
                 done = self._encode(
                     <const uint8_t*>PyBytes_AS_STRING(message), PyBytes_GET_SIZE(message), is_streamed,
-                    &mark, stamp.timestamp_ms, pending.records, &account,
+                    &seq, stamp.timestamp_ms, pending.records, &account,
                 ) == DONE
             finally:
                 busy = False
             if done:
-                stamp.next_seq = mark.seq
+                stamp.next_seq = seq
                 pending.size += account.size
                 pending.events += account.events
                 return
@@ -647,7 +650,7 @@ cdef class Rows:
 
     cdef int _encode(
         self, const uint8_t* data, Py_ssize_t end, bint is_streamed,
-        Mark* mark, timestamp_ms, list records, Account* account,
+        int64_t* seq, timestamp_ms, list records, Account* account,
     ) except -1:
         """Append the records of one message; ODD: nothing was done."""
         cdef Message message
@@ -657,22 +660,22 @@ cdef class Rows:
         if end < 1:
             return ODD
         if data[0] == b"I":
-            return self._insert(&message, mark, timestamp_ms, records, account)
+            return self._insert(&message, seq, timestamp_ms, records, account)
         if data[0] == b"U":
-            return self._update(&message, mark, timestamp_ms, records, account)
+            return self._update(&message, seq, timestamp_ms, records, account)
         if data[0] == b"D":
-            return self._delete(&message, mark, timestamp_ms, records, account)
+            return self._delete(&message, seq, timestamp_ms, records, account)
         return ODD
 
-    cdef int _insert(self, Message* message, Mark* mark, timestamp_ms, list records, Account* account) except -1:
+    cdef int _insert(self, Message* message, int64_t* seq, timestamp_ms, list records, Account* account) except -1:
         VALUE.put_object(self.insert_head)
         VALUE.put_object(NO_BEFORE)
-        if self._after(message, mark) != DONE or self._key(KEY) != DONE:
+        if self._after(message, seq) != DONE or self._key(KEY) != DONE:
             return ODD
-        self._append(CREATE, mark, timestamp_ms, records, account)
+        self._append(CREATE, seq, timestamp_ms, records, account)
         return DONE
 
-    cdef int _update(self, Message* message, Mark* mark, timestamp_ms, list records, Account* account) except -1:
+    cdef int _update(self, Message* message, int64_t* seq, timestamp_ms, list records, Account* account) except -1:
         cdef bint has_old = message.at < message.end and message.data[message.at] == b"O"
         VALUE.put_object(self.update_head)
         if has_old:
@@ -685,16 +688,16 @@ cdef class Rows:
                 return ODD
         else:
             VALUE.put_object(NO_BEFORE)
-        if self._after(message, mark) != DONE or self._key(KEY) != DONE:
+        if self._after(message, seq) != DONE or self._key(KEY) != DONE:
             return ODD
         if has_old and (
             self.lacking_count or KEY.size != OLD_KEY.size or memcmp(KEY.data, OLD_KEY.data, KEY.size) != 0
         ):
             return ODD  # the old row has what is missing; the change of a key is two records
-        self._append(UPDATE, mark, timestamp_ms, records, account)
+        self._append(UPDATE, seq, timestamp_ms, records, account)
         return DONE
 
-    cdef int _delete(self, Message* message, Mark* mark, timestamp_ms, list records, Account* account) except -1:
+    cdef int _delete(self, Message* message, int64_t* seq, timestamp_ms, list records, Account* account) except -1:
         cdef bint is_whole = message.at < message.end and message.data[message.at] == b"O"
         VALUE.put_object(self.delete_head)
         VALUE.put_byte(2)
@@ -704,14 +707,14 @@ cdef class Rows:
             return ODD
         VALUE.put_object(FULL_IMAGE if is_whole else KEY_IMAGE)
         VALUE.put(b"\0\0\0", 3)  # after is null, nothing is unchanged, nothing is raw
-        self._finish(mark)
-        key = self._append(DELETE, mark, timestamp_ms, records, account)
+        self._finish(seq)
+        key = self._append(DELETE, seq, timestamp_ms, records, account)
         if self.tombstones and self.has_key:
             records.append(new_record(self.target, None, key, None, timestamp_ms))
             account.size += KEY.size
         return DONE
 
-    cdef int _after(self, Message* message, Mark* mark) except -1:
+    cdef int _after(self, Message* message, int64_t* seq) except -1:
         """Write the fields from ``after`` to the end, of the last tuple of a message."""
         cdef int place
         VALUE.put_byte(2)
@@ -722,23 +725,23 @@ cdef class Rows:
             for place in range(self.lacking_count):
                 VALUE.put_object(<bytes>self.names[self.lacking[place]])
         VALUE.put(b"\0\0", 2)  # the end of unchanged, and no raw
-        self._finish(mark)
+        self._finish(seq)
         return DONE
 
-    cdef int _finish(self, Mark* mark) except -1:
+    cdef int _finish(self, int64_t* seq) except -1:
         """Write the fields from ``epoch`` to the end; there are no flags."""
-        VALUE.put(mark.head, mark.head_size)
-        VALUE.put_long(mark.seq)
-        VALUE.put(mark.tail, mark.tail_size)
+        VALUE.put(HEAD.data, HEAD.size)
+        VALUE.put_long(seq[0])
+        VALUE.put(TAIL.data, TAIL.size)
         return VALUE.put_byte(0)
 
-    cdef object _append(self, op, Mark* mark, timestamp_ms, list records, Account* account):
+    cdef object _append(self, op, int64_t* seq, timestamp_ms, list records, Account* account):
         """Append the record that was written, and return its key."""
         cdef object key = KEY.taken() if self.has_key else None
         records.append(new_record(self.target, op, key, VALUE.taken(), timestamp_ms))
         account.size += VALUE.size + (KEY.size if self.has_key else 0)
         account.events += 1
-        mark.seq += 1
+        seq[0] += 1
         return key
 
     cdef int _tuple(self, Message* message, uint8_t kind, bint only_identity) except -1:
@@ -837,7 +840,7 @@ def add_run(list frames, Py_ssize_t at, dict relations, dict ready, stamp, pendi
     cdef Py_ssize_t count = len(frames), limit = pending.limit
     cdef list records = pending.records
     cdef object timestamp_ms = stamp.timestamp_ms
-    cdef Mark mark = mark_of(stamp)
+    cdef int64_t seq
     cdef Account account
     cdef Rows rows = None
     cdef bint is_expected = False
@@ -851,6 +854,7 @@ def add_run(list frames, Py_ssize_t at, dict relations, dict ready, stamp, pendi
     assert not busy, "one run at a time"
     busy = True
     try:
+        seq = take_stamp(stamp)
         while at < count and account.size + RECORD_BYTES * len(records) < limit:
             if not PyBytes_CheckExact(frames[at]):
                 break
@@ -867,14 +871,14 @@ def add_run(list frames, Py_ssize_t at, dict relations, dict ready, stamp, pendi
                 is_expected = rows.encoder is not None and rows._is_expected(stamp)
             if rows.encoder is not None:
                 outcome = ODD if is_expected else rows._encode(
-                    data, size, False, &mark, timestamp_ms, records, &account
+                    data, size, False, &seq, timestamp_ms, records, &account
                 )
                 if outcome == ODD:
-                    stamp.next_seq, pending.size, pending.events = mark.seq, account.size, account.events
+                    stamp.next_seq, pending.size, pending.events = seq, account.size, account.events
                     rows.pure.add(frame[MESSAGE_AT:], stamp, pending, is_streamed=False)
-                    mark.seq, account.size, account.events = stamp.next_seq, pending.size, pending.events
+                    seq, account.size, account.events = stamp.next_seq, pending.size, pending.events
             at += 1
     finally:
         busy = False
-    stamp.next_seq, pending.size, pending.events = mark.seq, account.size, account.events
+    stamp.next_seq, pending.size, pending.events = seq, account.size, account.events
     return at

@@ -55,28 +55,32 @@ _OPS = {messages.Insert: "c", messages.Update: "u", messages.Delete: "d"}
 class Stamp:
     """What the records of one transaction share, encoded once; hands out their ``seq``."""
 
-    __slots__ = ("epoch", "head", "next_seq", "tail", "timestamp_ms", "transaction")
+    __slots__ = ("_head", "_tail", "epoch", "next_seq", "timestamp_ms", "transaction")
 
     def __init__(self, transaction: Transaction, epoch: int, *, commit_timestamps: bool) -> None:
         self.transaction = transaction
         self.epoch = epoch
         self.next_seq = 0
-        commit_us = transaction.commit_ts + POSTGRES_EPOCH_US
-        self.timestamp_ms = commit_us // 1000 if commit_timestamps else 0
-        self.head = encode_long(epoch) + encode_long(transaction.commit_lsn)
-        origin = transaction.origin
-        """The bytes before ``seq``, and those after it."""
-        self.tail = (
-            encode_long(transaction.xid)
-            + encode_long(commit_us)
-            + (_NULL if origin is None else _VALUE + encode_bytes(origin.encode()))
-        )
+        self.timestamp_ms = (transaction.commit_ts + POSTGRES_EPOCH_US) // 1000 if commit_timestamps else 0
+        self._head = self._tail = b""
 
     def encode(self) -> bytes:
         """Return the fields from ``epoch`` to ``origin`` of the next record."""
+        if not self._head:
+            self._prepare()
         seq = self.next_seq
         self.next_seq = seq + 1
-        return self.head + encode_long(seq) + self.tail
+        return self._head + encode_long(seq) + self._tail
+
+    def _prepare(self) -> None:
+        """Encode what stands before ``seq``, and after it."""
+        transaction, origin = self.transaction, self.transaction.origin
+        self._head = encode_long(self.epoch) + encode_long(transaction.commit_lsn)
+        self._tail = (
+            encode_long(transaction.xid)
+            + encode_long(transaction.commit_ts + POSTGRES_EPOCH_US)
+            + (_NULL if origin is None else _VALUE + encode_bytes(origin.encode()))
+        )
 
 
 class MessageEncoder:

@@ -189,17 +189,18 @@ def _message(decoder: Decoder, data: bytes) -> LogicalMessage:
 
 
 def _begin(_decoder: Decoder, data: bytes) -> Begin:
-    cursor = Cursor(data, 1)
-    commit_lsn, commit_ts, xid = cursor.fields(_BEGIN)
-    cursor.end()
+    commit_lsn, commit_ts, xid = _BEGIN.read(data, 1)
+    if len(data) != 1 + _BEGIN.size:
+        raise trailing(data, 1 + _BEGIN.size)
     return Begin(commit_lsn, commit_ts, xid)
 
 
 def _commit(_decoder: Decoder, data: bytes) -> Commit:
-    cursor = Cursor(data, 1)
-    cursor.no_flags()
-    commit_lsn, end_lsn, commit_ts = cursor.fields(_COMMIT)
-    cursor.end()
+    if data[1:2] != b"\x00":
+        Cursor(data, 1).no_flags()
+    commit_lsn, end_lsn, commit_ts = _COMMIT.read(data, 2)
+    if len(data) != 2 + _COMMIT.size:
+        raise trailing(data, 2 + _COMMIT.size)
     return Commit(commit_lsn, end_lsn, commit_ts)
 
 

@@ -7,6 +7,7 @@ survives stands in Kafka, and the next session reads it from there.
 import asyncio
 import contextlib
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -248,19 +249,22 @@ class Session:
     async def _take(self, frames: list[XLogData | Keepalive]) -> None:
         """Carry a batch of frames through to the outbox."""
         transactions, pending = self._transactions, self._outbox.pending
-        relations, ready = transactions.relations.by_oid, self._encoders.ready
+        relations, ready, stop = transactions.relations.by_oid, self._encoders.ready, self._stop
         at = 0
         while at < len(frames):
-            transaction, began_at = transactions.passing, at
-            if transaction is not None and is_row(frames[at]):
+            frame, transaction, began_at = frames[at], transactions.passing, at
+            if transaction is not None and is_row(frame):
                 at = add_run(frames, at, relations, ready, self._stamp_of(transaction), pending)
                 if pending.full:
                     await self._outbox.overflow(transaction)
             if at == began_at:
-                await self._take_frame(frames[at])
+                if isinstance(frame, Keepalive):
+                    self._take_keepalive(frame)
+                else:
+                    await self._take_events(transactions.receive(frame[MESSAGE_AT:]))
                 at += 1
-            if self._must_give_up:
-                return
+            if stop.is_set() and self.own_transaction is not None:
+                return  # in the middle of a large transaction, which is aborted
         size = sum(len(frame) for frame in frames if isinstance(frame, bytes))
         self._idle = len(frames) < FULL_BATCH and size < FULL_BATCH_BYTES
         self._metrics.received_bytes.inc(size)
@@ -270,18 +274,10 @@ class Session:
         )
         await self._spool.relieve()
 
-    @property
-    def _must_give_up(self) -> bool:
-        """Whether to stop now, in the middle of a large transaction, which is aborted."""
-        return self._stop.is_set() and self.own_transaction is not None
-
-    async def _take_frame(self, frame: XLogData | Keepalive) -> None:
-        """Take whatever it is."""
-        if isinstance(frame, Keepalive):
-            self._take_keepalive(frame)
-            return
+    async def _take_events(self, events: Iterable[Event]) -> None:
+        """Take what followed from a message that is no row of a run."""
         changes = 0
-        for event in self._transactions.receive(frame[MESSAGE_AT:]):
+        for event in events:
             if isinstance(event, Change):
                 rows = await self._encoders.of(event.relation)
                 stamp = self._stamp_of(event.transaction)
@@ -293,19 +289,19 @@ class Session:
                     await asyncio.sleep(0)
             else:
                 await self._take_other(event)
-            if self._must_give_up:
-                return
+            if self._stop.is_set() and self.own_transaction is not None:
+                return  # in the middle of a large transaction, which is aborted
 
     async def _take_other(self, event: Event) -> None:
         """Take what is not a change: ends of transactions, and messages."""
         match event:
-            case Emitted(transaction, message):
-                await self._take_message(transaction, message)
             case Committed(transaction, end_lsn):
                 if event.is_bare:
                     _warn_of_bare_commit(transaction)
                 self._ended(transaction, end_lsn)
                 await self._outbox.commit(transaction, end_lsn)
+            case Emitted(transaction, message):
+                await self._take_message(transaction, message)
             case Resent(transaction, end_lsn):
                 check_resent(self._resumed_from, event)
                 self.progress.on_resent(end_lsn)

@@ -10,7 +10,14 @@ from pgsluice.errors import ConfigError, ProtocolError, SourceUnavailable
 from pgsluice.pgoutput.framing import Keepalive, XLogData
 from pgsluice.postgres import stream as stream_module
 from pgsluice.postgres.failures import ServerError
-from pgsluice.postgres.stream import BATCH_BYTES, BATCH_MESSAGES, MIN_STATUS_GAP_S, ReplicationStream, Timing
+from pgsluice.postgres.stream import (
+    BATCH_BYTES,
+    BATCH_MESSAGES,
+    BUSY_MESSAGES,
+    MIN_STATUS_GAP_S,
+    ReplicationStream,
+    Timing,
+)
 from pgsluice.postgres.wire import Wire
 from tests.support.pgoutput_encoder import xlog_data
 from tests.support.walsender import Walsender, message
@@ -55,6 +62,21 @@ async def read(stream: ReplicationStream, count: int) -> list[XLogData | Keepali
     while len(frames) < count:
         frames += await stream.read()
     return frames
+
+
+async def test_a_busy_stream_is_read_in_gulps(server: Walsender, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with streaming(server) as stream:
+        for _ in range(BUSY_MESSAGES):
+            server.xlog_data(b"one of many")
+        await read(stream, BUSY_MESSAGES)
+        stream._is_busy = True  # in however many pieces they came
+        monkeypatch.setattr(stream_module, "GATHER_S", 0.2)
+        server.xlog_data(b"first")
+        reading = asyncio.create_task(stream.read())
+        await asyncio.sleep(0.02)
+        server.xlog_data(b"second")
+        assert len(await reading) == 2
+        assert not stream._is_busy
 
 
 async def end_of_copy(stream: ReplicationStream) -> None:
