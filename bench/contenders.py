@@ -27,7 +27,7 @@ from sandbox.postgres import Database
 OPTIONS = {"proto_version": "4", "publication_names": PUBLICATION, "streaming": "on"}
 """What the daemon asks of pgoutput when nothing else is configured."""
 
-PATIENT_DRAIN, PATIENCE_S = "patient drain", 0.0002
+PATIENT_DRAIN, PATIENCE_S = "patient drain", 0.001
 """One that does not wake up for every message: each time costs the walsender, too."""
 
 RECV_LOGICAL = "pg_recvlogical"

@@ -39,17 +39,20 @@ def main(arguments: dict[str, Any]) -> None:
 def _read_until(wire: pq.abc.PGconn, end_lsn: int, pause_s: float) -> int:
     """Return the bytes of pgoutput's messages up to the transaction that ends at ``end_lsn`` or later."""
     get_copy_data, consume_input, sockets, ends = wire.get_copy_data, wire.consume_input, [wire.socket], END_LSN
-    total = 0
+    total, empty = 0, False
     while True:
         size, data = get_copy_data(1)
         if size == 0:
-            select(sockets, [], [])
-            if pause_s:
-                time.sleep(pause_s)
+            if empty or not pause_s:
+                select(sockets, [], [])
+                if pause_s:
+                    time.sleep(pause_s)
+            empty = True
             consume_input()
         elif size < 0:
             raise RuntimeError("the server has ended the stream")
         elif data[0] == XLOG_DATA:
+            empty = False
             total += size - MESSAGE
             at = ends.get(data[MESSAGE])
             if at is not None and int.from_bytes(data[at : at + 8], "big") >= end_lsn:
