@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from typing import Any, Final, NamedTuple
 
 import structlog
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from pgsluice.errors import HistoryError
 from pgsluice.librdkafka import PARTITION_EOF, failure
@@ -30,6 +30,8 @@ SCHEMAS: Final = ".schemas"
 _NAMED: Final = 10
 """How many of the topics that there are an error names, those of the nearest names first."""
 _POLL_S: Final = 0.25
+_FIRST_POLL_S: Final = 0.01
+"""While there is nothing to read yet: what is to be read is said by the same thread, between two polls."""
 """How long the reading thread waits for a record; ``close`` waits for that thread."""
 _BATCH: Final = 500
 """Records taken into the store without letting the event loop go on."""
@@ -168,7 +170,8 @@ class SchemaFollower:
             self._missing.add(topic)
             self._progress.set()
             await asyncio.sleep(_LOOK_AGAIN_S)
-        start = [TopicPartition(topic, 0, OFFSET_BEGINNING)]
+        beginning = await self.patience.persist(lambda: self.admin.beginning(topic))
+        start = [TopicPartition(topic, 0, beginning)]
         await asyncio.get_running_loop().run_in_executor(self._thread, self._consumer.incremental_assign, start)
         self._found[topic] = found
         self._missing.discard(topic)
@@ -200,7 +203,7 @@ class SchemaFollower:
         """Wait for records, and parse them; in the reading thread."""
         for serve in self._served:
             serve()
-        message = self._consumer.poll(_POLL_S)
+        message = self._consumer.poll(_POLL_S if self._found else _FIRST_POLL_S)
         if message is None:
             return []
         steps = (_step(found) for found in (message, *self._consumer.consume(_BATCH, 0)))
