@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=True, wraparound=False, cdivision=True, freethreading_compatible=False
+# cython: language_level=3, boundscheck=True, wraparound=False, cdivision=True
 """Runs of rows, from CopyData to records: the compiled twin of ``rows``, which says what is done here.
 
 A row is parsed and written in one pass, without an object for any of its values. What is not the common form of a
@@ -32,6 +32,16 @@ cdef extern from "Python.h":
     void PyTuple_SET_ITEM(object, Py_ssize_t, object)
     void PyObject_GC_UnTrack(void*)
     double PyOS_string_to_double(const char*, char**, void*)
+
+cdef extern from *:
+    """
+    #if PY_VERSION_HEX >= 0x030E0000
+    #define FORGET_HASH(record) (((PyTupleObject*)(record))->ob_hash = -1)
+    #else
+    #define FORGET_HASH(record) ((void)(record))
+    #endif
+    """
+    void FORGET_HASH(void*)  # what a constructor does, where tuples remember theirs
 
 cdef Py_ssize_t MESSAGE_AT = framing.MESSAGE_AT
 cdef Py_ssize_t RECORD_BYTES = OVERHEAD_BYTES
@@ -250,7 +260,7 @@ cdef int write_integer(Buffer out, Column* column, const uint8_t* text, Py_ssize
     cdef Py_ssize_t at = is_negative
     cdef uint64_t magnitude = 0
     cdef int64_t number
-    if size - at < 1 or size - at > 19:
+    if size - at < 1 or size - at > 19 or size > column.precision + 1:
         return ODD
     while at < size:
         if not is_digit(text[at]):
@@ -272,7 +282,7 @@ cdef int write_decimal(Buffer out, Column* column, const uint8_t* text, Py_ssize
     cdef Py_ssize_t at = is_negative
     cdef Py_ssize_t point = size - column.scale - 1 if column.scale else size
     cdef int64_t number = 0
-    if point <= at or size - at - (column.scale > 0) > 18:
+    if point <= at or size - at - (column.scale > 0) > min(18, column.precision + 2 - is_negative):
         return ODD
     while at < size:
         if is_digit(text[at]):
@@ -292,7 +302,7 @@ cdef int write_float(Buffer out, Kind kind, const uint8_t* text, Py_ssize_t size
     cdef char[64] terminated
     cdef Py_ssize_t at
     cdef double number, other
-    cdef float single
+    cdef float single, single_other
     cdef uint64_t bits = 0
     cdef uint32_t few_bits = 0
     if size < 1 or size > 63:
@@ -318,7 +328,8 @@ cdef int write_float(Buffer out, Kind kind, const uint8_t* text, Py_ssize_t size
     if <double>single != number:
         # Rounded twice: wrong where the double is the very middle of two singles. There the text decides.
         other = 2 * number - <double>single
-        if <double>(<float>other) == other:
+        single_other = <float>other
+        if <double>single_other == other or single_other - single_other != 0:
             return ODD
     if kind == FLOAT4:
         memcpy(&few_bits, &single, 4)
@@ -522,6 +533,7 @@ cdef object new_record(target, op, key, value, timestamp_ms):
     PyTuple_SET_ITEM(record, 3, value)
     Py_INCREF(timestamp_ms)
     PyTuple_SET_ITEM(record, 4, timestamp_ms)
+    FORGET_HASH(<void*>record)
     # Nothing in it refers to records: the collector, which looks at every new object, need not look at millions.
     PyObject_GC_UnTrack(<void*>record)
     return record
@@ -532,6 +544,7 @@ cdef void set_column(Column* column, kind):
     column.unit_us = 1
     if column.kind == INTEGER:
         column.lowest, column.highest = kind.parameters
+        column.precision = len(str(column.highest))
     elif column.kind == DECIMAL:
         column.precision, column.scale = kind.parameters
     elif column.kind == TIME and len(kind.parameters) > 1:
@@ -543,6 +556,13 @@ cdef void set_column(Column* column, kind):
 # One row is written at a time, and nothing waits in between: all tables share these.
 cdef Buffer HEAD = Buffer(), TAIL = Buffer(), VALUE = Buffer(), KEY = Buffer(), OLD_KEY = Buffer()
 cdef bint busy = False
+
+
+cdef void free_large() noexcept:
+    """Keep no memory that only a large row needs: the next row may be long in coming."""
+    VALUE.clear()
+    KEY.clear()
+    OLD_KEY.clear()
 
 
 cdef class Rows:
@@ -635,6 +655,7 @@ cdef class Rows:
                     &seq, stamp.timestamp_ms, pending.records, &account,
                 ) == DONE
             finally:
+                free_large()
                 busy = False
             if done:
                 stamp.next_seq = seq
@@ -765,7 +786,7 @@ cdef class Rows:
                     return ODD
                 size = big_endian_4(data + at)
                 at += 4
-                if size > end - at:
+                if size < 0 or size > end - at:
                     return ODD
                 self.values[place].text, self.values[place].size = data + at, size
                 at += size
@@ -879,6 +900,7 @@ def add_run(list frames, Py_ssize_t at, dict relations, dict ready, stamp, pendi
                     seq, account.size, account.events = stamp.next_seq, pending.size, pending.events
             at += 1
     finally:
+        free_large()
         busy = False
     stamp.next_seq, pending.size, pending.events = seq, account.size, account.events
     return at

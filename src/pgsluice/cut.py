@@ -109,7 +109,7 @@ def _topics(cut: Cut, offsets: Offsets, topic_ids: Mapping[str, str]) -> list[di
                 "topic_id": topic_ids.get(topic, ""),
                 "schema_ids": list(use.schema_ids),
                 "offsets": [],
-                "counts": use.counts,
+                "counts": dict(sorted(use.counts.items())),
             }
         entries[topic]["offsets"].append({"partition": partition, "first": first, "next": following})
     return list(entries.values())

@@ -55,7 +55,7 @@ _OPS = {messages.Insert: "c", messages.Update: "u", messages.Delete: "d"}
 class Stamp:
     """What the records of one transaction share, encoded once; hands out their ``seq``."""
 
-    __slots__ = ("_head", "_tail", "epoch", "next_seq", "timestamp_ms", "transaction")
+    __slots__ = ("_head", "_origin", "_tail", "epoch", "next_seq", "timestamp_ms", "transaction")
 
     def __init__(self, transaction: Transaction, epoch: int, *, commit_timestamps: bool) -> None:
         self.transaction = transaction
@@ -63,10 +63,11 @@ class Stamp:
         self.next_seq = 0
         self.timestamp_ms = (transaction.commit_ts + POSTGRES_EPOCH_US) // 1000 if commit_timestamps else 0
         self._head = self._tail = b""
+        self._origin: str | None = None
 
     def encode(self) -> bytes:
         """Return the fields from ``epoch`` to ``origin`` of the next record."""
-        if not self._head:
+        if not self._head or self._origin is not self.transaction.origin:
             self._prepare()
         seq = self.next_seq
         self.next_seq = seq + 1
@@ -75,6 +76,7 @@ class Stamp:
     def _prepare(self) -> None:
         """Encode what stands before ``seq``, and after it."""
         transaction, origin = self.transaction, self.transaction.origin
+        self._origin = origin
         self._head = encode_long(self.epoch) + encode_long(transaction.commit_lsn)
         self._tail = (
             encode_long(transaction.xid)

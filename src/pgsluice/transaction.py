@@ -258,7 +258,7 @@ class Transactions:
 
     def _begin(self, message: messages.Begin) -> Iterable[Event]:
         self._expect_between(message)
-        self.current = Transaction(message.xid, message.commit_lsn, message.commit_ts)
+        self.current = _transaction(message)
         # A commit record is [commit_lsn, end_lsn), and a delivered position never lies inside one.
         is_resent = message.commit_lsn < self._delivered_lsn
         self.passing = None if is_resent else self.current
@@ -348,7 +348,7 @@ class Transactions:
 
     def _stream_commit(self, message: messages.StreamCommit) -> Iterable[Event]:
         waiting = self._take(message)
-        transaction = Transaction(message.xid, message.commit_lsn, message.commit_ts)
+        transaction = _transaction(message)
         return self._release(waiting, transaction, message.end_lsn)
 
     def _stream_abort(self, message: messages.StreamAbort) -> Iterable[Event]:
@@ -398,7 +398,7 @@ class Transactions:
 
     def _commit_prepared(self, message: messages.CommitPrepared) -> Iterable[Event]:
         self._expect_between(message)
-        transaction = Transaction(message.xid, message.commit_lsn, message.commit_ts)
+        transaction = _transaction(message)
         if self.prepared.pop(message.xid, None) is None:
             return (self._ended(transaction, message.end_lsn, is_bare=True),)
         return self._release(self._prepares.pop(message.xid), transaction, message.end_lsn)
@@ -441,6 +441,20 @@ def _changes(waiting: _Waiting, transaction: Transaction) -> Iterator[Change | E
 
 
 _DEFECT = "this is a defect of the server or of pgsluice; please report it."
+
+
+_BOUND: Final = 2**62
+"""An Avro long holds what is below, and the years until 1970 beside it; no server comes near."""
+
+
+def _transaction(message: messages.Begin | messages.StreamCommit | messages.CommitPrepared) -> Transaction:
+    """Return the transaction; ProtocolError for a position or a time that no server reaches, nor any Avro long."""
+    if message.commit_lsn >= _BOUND or message.commit_ts >= _BOUND:
+        raise ProtocolError(
+            f"{_name(message)}: commit at {format_lsn(message.commit_lsn)}, {message.commit_ts} µs since 2000, is"
+            f" beyond all bounds: {_DEFECT}"
+        )
+    return Transaction(message.xid, message.commit_lsn, message.commit_ts)
 
 
 def _name(message: messages.Message) -> str:

@@ -1,5 +1,7 @@
 """Runs of rows: where they end, and that both twins write what the encoder writes."""
 
+import gc
+import tracemalloc
 from types import ModuleType
 
 import pytest
@@ -25,7 +27,7 @@ from pgsluice.pgoutput.messages import (
 from pgsluice.record import OVERHEAD_BYTES, Pending, Record, Target
 from pgsluice.relation import CATALOG, Column, PgType, Relation
 from pgsluice.transaction import Transaction
-from tests.fuzz.rows import Differ, run
+from tests.fuzz.rows import Differ, run, run_runs
 from tests.support.pgoutput_encoder import encode, xlog_data
 from tests.support.twins import TWINS, needs_compiled, outcome
 
@@ -144,6 +146,28 @@ def test_the_compiled_twin_writes_what_is_common_by_itself(
     assert len(pending.records) == 1
 
 
+@needs_compiled
+def test_the_collector_need_not_look_at_its_records() -> None:
+    one = Run(TWINS[-1])
+    one.take(insert())
+    (record,) = one.pending.records
+    assert not gc.is_tracked(record)
+    assert (record, hash(record)) == (Record(*record), hash(Record(*record)))
+
+
+@needs_compiled
+def test_a_large_row_leaves_no_memory_behind() -> None:
+    one, small = Run(TWINS[-1]), Run(TWINS[-1])
+    note = bytes(50_000_000).replace(b"\0", b"x")
+    tracemalloc.start()
+    one.take(insert(row=[*ROW[:2], note, *ROW[3:]]))
+    one.pending.clear()
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    small.take(insert())
+    assert held < 10_000_000
+
+
 def test_a_row_in_a_stream_carries_a_transaction_id(twin: ModuleType) -> None:
     relation = table()
     streamed = outcome(twin, relation, encoder_of(relation), encode(Insert(701, 7, ROW)), TRANSACTION, is_streamed=True)
@@ -253,6 +277,7 @@ class TestRuns:
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_the_twins_agree_about_anything(seed: int) -> None:
     assert sum(run(1500, seed).values()) == 1500
+    assert sum(run_runs(300, seed).values()) == 300
 
 
 def test_they_are_really_compared(monkeypatch: pytest.MonkeyPatch) -> None:

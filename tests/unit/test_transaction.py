@@ -1,6 +1,7 @@
 """Which events follow from the messages of one connection."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -288,6 +289,11 @@ class TestStreamedTransactions:
     def test_what_cannot_come_there_is_an_error(self, received: list[messages.Message], expected: str) -> None:
         with pytest.raises(ProtocolError, match=expected):
             receive(transactions(), *received)
+
+    @pytest.mark.parametrize("begin", [replace(BEGIN, commit_lsn=2**62), replace(BEGIN, commit_ts=2**62)])
+    def test_what_no_server_reaches_is_an_error(self, begin: messages.Begin) -> None:
+        with pytest.raises(ProtocolError, match=r"Begin: commit at .* is beyond all bounds"):
+            receive(transactions(), begin)
 
     def test_a_row_that_is_cut_short_is_an_error(self) -> None:
         found = transactions(start(700))

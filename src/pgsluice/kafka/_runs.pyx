@@ -8,9 +8,10 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_Calloc, PyMem_Free
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 
-from pgsluice.kafka.runs import TRUNCATE as _TRUNCATE
+from pgsluice.kafka import runs as pure
 
-cdef object TRUNCATE = _TRUNCATE
+cdef object TRUNCATE = pure.TRUNCATE
+cdef Py_ssize_t LONGEST = pure.LONGEST
 
 
 cdef uint32_t murmur2(const uint8_t* data, Py_ssize_t size) noexcept:
@@ -48,6 +49,7 @@ cdef class Tally:
     cdef Py_ssize_t used_at
 
     def __cinit__(self, target, uint32_t partitions):
+        assert partitions > 0, "every topic has some"
         self.target, self.topic, self.partitions = target, target.topic, partitions
         self.produced = <int64_t*>PyMem_Calloc(max(partitions, 1), sizeof(int64_t))
         if self.produced is NULL:
@@ -91,15 +93,16 @@ def produce_run(produce, list records, Py_ssize_t at, partitions, cut, *, Py_ssi
     """Produce the records that begin at ``records[at]``, and count them in ``cut``; where it ended, and the room left.
 
     ``partitions``: how many a topic has. ``room``: bytes of values that may be queued; the run ends when there is
-    none. It ends before a record for all partitions, a value above ``largest`` bytes, and one that ``produce`` refuses.
+    none, and after LONGEST. It ends before a record for all partitions, a value above ``largest`` bytes, and one that
+    ``produce`` refuses.
     """
     cdef dict tallies = {}
     cdef Tally tally = None
-    cdef Py_ssize_t size, size_of_key
+    cdef Py_ssize_t size, size_of_key, end = min(len(records), at + LONGEST)
     cdef uint32_t partition
     cdef tuple record
     try:
-        while at < len(records) and room > 0:
+        while at < end and room > 0:
             found = records[at]
             assert isinstance(found, tuple), "a Record is one"
             record = <tuple>found

@@ -194,6 +194,8 @@ class CutProducer(ABC):
             largest=self._value_limit,
         )
         self._unsent = self._unsent_max - room
+        if self._unsent > self._unsent_max:
+            self.flush()
         return at
 
     def check(self, wait_s: float = 0.0) -> None:
@@ -332,23 +334,6 @@ class TransactionalProducer(CutProducer):
         with self._judging("Beginning a Kafka transaction"):
             self._producer.begin_transaction()
         self._open = True
-
-    def send_run(self, records: list[Record], at: int, partitions: Callable[[str], int], cut: Cut) -> int:
-        """Queue the records that begin at ``records[at]``, and count them in ``cut``, while they are simple.
-
-        Where that ended: the next one has to be sent by itself.
-        """
-        at, room = produce_run(
-            self._producer.produce,
-            records,
-            at,
-            partitions,
-            cut,
-            room=self._unsent_max - self._unsent,
-            largest=self._value_limit,
-        )
-        self._unsent = self._unsent_max - room
-        return at
 
     def check(self, wait_s: float = 0.0) -> None:
         """Raise when a record was refused, the session was given up, or the transaction took too long."""

@@ -6,13 +6,16 @@ them. What ends it, the sink does, and comes back. ``_runs`` is the compiled twi
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from pgsluice.cut import Cut
 from pgsluice.kafka.partitioner import partition_for
 from pgsluice.record import Record
 
-TRUNCATE = "t"
+TRUNCATE: Final = "t"
+
+LONGEST: Final = 2000
+"""Records in one run: a compiled one lets no other thread have a turn."""
 
 
 def produce_run(  # noqa: PLR0913 - what a sink keeps, and where it stands
@@ -28,9 +31,11 @@ def produce_run(  # noqa: PLR0913 - what a sink keeps, and where it stands
     """Produce the records that begin at ``records[at]``, and count them in ``cut``; where it ended, and the room left.
 
     ``partitions``: how many a topic has. ``room``: bytes of values that may be queued; the run ends when there is
-    none. It ends before a record for all partitions, a value above ``largest`` bytes, and one that ``produce`` refuses.
+    none, and after LONGEST. It ends before a record for all partitions, a value above ``largest`` bytes, and one that
+    ``produce`` refuses.
     """
-    while at < len(records) and room > 0:
+    end = min(len(records), at + LONGEST)
+    while at < end and room > 0:
         record = records[at]
         target, op, key, value, timestamp_ms = record
         if op == TRUNCATE or (value is not None and len(value) > largest):

@@ -116,6 +116,7 @@ class Session:
         self._watched_at = self._listened_at = time.monotonic()
         self._warned_at = float("-inf")
         self._changes = 0
+        """Those that came in no run."""
         self._stop = asyncio.Event()
 
     @property
@@ -265,7 +266,7 @@ class Session:
                 at += 1
             if stop.is_set() and self.own_transaction is not None:
                 return  # in the middle of a large transaction, which is aborted
-        size = sum(len(frame) for frame in frames if isinstance(frame, bytes))
+        size = sum(len(frame) - MESSAGE_AT for frame in frames if isinstance(frame, bytes))
         self._idle = len(frames) < FULL_BATCH and size < FULL_BATCH_BYTES
         self._metrics.received_bytes.inc(size)
         last = frames[-1]
@@ -276,7 +277,6 @@ class Session:
 
     async def _take_events(self, events: Iterable[Event]) -> None:
         """Take what followed from a message that is no row of a run."""
-        changes = 0
         for event in events:
             if isinstance(event, Change):
                 rows = await self._encoders.of(event.relation)
@@ -284,8 +284,8 @@ class Session:
                 rows.add(event.message, stamp, self._outbox.pending, is_streamed=event.is_streamed)
                 if self._outbox.pending.full:
                     await self._outbox.overflow(event.transaction)
-                changes += 1
-                if changes % TURN == 0:
+                self._changes += 1
+                if self._changes % TURN == 0:
                     await asyncio.sleep(0)
             else:
                 await self._take_other(event)

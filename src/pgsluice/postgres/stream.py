@@ -40,9 +40,9 @@ BATCH_BYTES = 1024 * 1024
 BUSY_MESSAGES = 32
 """Frames in a read that show a busy stream: tens of thousands a second."""
 
-GATHER_S = 0.0005
-"""How long a busy stream is left alone between two reads. To be woken for every few frames costs more than they do,
-here and in the walsender, which has to wake us."""
+GATHER_S = 0.001
+"""How long a busy stream is left alone when it has been emptied. To be woken for every few frames costs more than they
+do, here and in the walsender, which has to wake us."""
 
 MIN_STATUS_GAP_S = 0.2
 """Between two status updates: a server that shuts down asks for 25,000 a second; five are enough for it."""
@@ -106,7 +106,7 @@ class ReplicationStream:
         self.vouch: Callable[[], Awaitable[None]] | None = None
         """What must not raise after frames were received, for them to be handed out."""
         self._held: list[XLogData | Keepalive] = []
-        self._is_busy = False
+        self._is_emptied = self._is_busy = False
         self._inquiry: asyncio.Task[None] | None = None
         self.failure: Exception | None = None
         """Why the stream ended; None while it runs."""
@@ -128,7 +128,7 @@ class ReplicationStream:
                 if self.vouch is not None:
                     await self.vouch()
                 frames, self._held = self._held, []
-                self._is_busy = BUSY_MESSAGES <= len(frames) < BATCH_MESSAGES
+                self._is_busy = self._is_emptied and len(frames) >= BUSY_MESSAGES
                 return frames
             if self._copy_ended:
                 await self._learn_why()
@@ -159,6 +159,7 @@ class ReplicationStream:
 
     def _fill(self, take: Callable[[XLogData | Keepalive], None]) -> None:
         get_copy_data, consume_input = self._wire.pgconn.get_copy_data, self._wire.pgconn.consume_input
+        self._is_emptied = False
         messages, room, fruitless = BATCH_MESSAGES, BATCH_BYTES, 0
         while messages > 0 and room > 0:
             size, data = get_copy_data(1)
@@ -175,6 +176,7 @@ class ReplicationStream:
                 self._copy_ended = True
                 return
             elif fruitless == _FRUITLESS_READS:
+                self._is_emptied = True
                 return
             else:
                 consume_input()

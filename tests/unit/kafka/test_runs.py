@@ -7,6 +7,7 @@ import pytest
 
 from pgsluice.cut import Cut
 from pgsluice.kafka.partitioner import partition_for
+from pgsluice.kafka.runs import LONGEST
 from pgsluice.record import Record, Target
 from tests.support.twins import RUNS
 
@@ -126,6 +127,10 @@ def test_it_ends_before_a_record_that_is_refused(twin: ModuleType, error: type[E
     assert cut.topics[ORDERS.topic].counts == {"c": 3}
 
 
+def test_it_ends_after_a_while_and_lets_others_have_their_turn(twin: ModuleType) -> None:
+    assert run(twin, [record()] * (LONGEST + 5), Queue(LONGEST + 5))[0] == LONGEST
+
+
 def test_when_the_first_is_refused_nothing_is_counted(twin: ModuleType) -> None:
     cut = Cut()
     assert run(twin, [record()], Queue(0), cut)[0] == 0
@@ -137,5 +142,7 @@ def test_a_thousand_tables(twin: ModuleType) -> None:
     cut = Cut()
     records = [record(target) for _ in range(3) for target in targets]
     at, _ = twin.produce_run(Queue(10_000).produce, records, 0, lambda _topic: 2, cut, room=10_000, largest=10)
+    assert at == LONGEST
+    at, _ = twin.produce_run(Queue(10_000).produce, records, at, lambda _topic: 2, cut, room=10_000, largest=10)
     assert at == 3000
     assert {(use.counts["c"], sum(use.produced.values())) for use in cut.topics.values()} == {(3, 3)}

@@ -335,6 +335,25 @@ class TestStreamedTransactions:
             await until(lambda: found.confirmed == end_lsn)
             assert found.session.waiting_transactions == 0
 
+    async def test_many_small_ones_give_others_their_turns(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "TURN", 10)
+        world = World(position=10_000)
+        async with running(world) as found:
+            xids = range(700, 800)
+            for xid in xids:
+                table = replace(TABLE, xid=xid)
+                world.send(
+                    messages.StreamStart(xid, first_segment=True), table, *[row(xid, 1)] * 5, messages.StreamStop()
+                )
+            await until(lambda: found.session.waiting_transactions == len(xids))
+            world.send(*[messages.StreamCommit(xid, 10_000 + xid, 10_001 + xid, 1) for xid in xids], end_lsn=10_900)
+            turns = 0
+            async with asyncio.timeout(5):
+                while not world.cuts:
+                    turns += 1
+                    await asyncio.sleep(0)
+            assert turns > 40
+
     async def test_a_large_one_gives_others_their_turns(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "TURN", 10)
         world = World(position=10_000)

@@ -68,15 +68,25 @@ async def test_a_busy_stream_is_read_in_gulps(server: Walsender, monkeypatch: py
     async with streaming(server) as stream:
         for _ in range(BUSY_MESSAGES):
             server.xlog_data(b"one of many")
-        await read(stream, BUSY_MESSAGES)
-        stream._is_busy = True  # in however many pieces they came
+        await asyncio.sleep(0.05)
+        assert len(await stream.read()) == BUSY_MESSAGES
         monkeypatch.setattr(stream_module, "GATHER_S", 0.2)
         server.xlog_data(b"first")
         reading = asyncio.create_task(stream.read())
         await asyncio.sleep(0.02)
         server.xlog_data(b"second")
         assert len(await reading) == 2
-        assert not stream._is_busy
+
+
+async def test_one_that_is_never_emptied_is_not_left_alone(server: Walsender, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_module, "GATHER_S", 60)
+    async with streaming(server) as stream:
+        for _ in range(2 * BATCH_MESSAGES):
+            server.xlog_data(b"x")
+        await asyncio.sleep(0.05)
+        async with asyncio.timeout(10):
+            assert len(await stream.read()) == BATCH_MESSAGES
+            assert len(await stream.read()) == BATCH_MESSAGES
 
 
 async def end_of_copy(stream: ReplicationStream) -> None:
