@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format quick unit simulation simulate integration faults faults-quick spark test demo bench bench-report bench-memory types fuzz memory-safety coverage lock clean
+.PHONY: help setup lint format quick unit simulation simulate integration faults faults-quick spark test demo bench bench-report bench-pipelines bench-memory types fuzz memory-safety coverage lock clean
 
 help: ## List the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -67,6 +67,9 @@ bench: setup ## Events per second, beside a bare drain of the same WAL: minutes
 
 bench-report: setup ## All that docs/performance.md tells, which it writes: forty minutes (ONLY="orders-20 latency", RUNS=5)
 	$(BIN)/python -m bench --report $(if $(ONLY),--only $(ONLY)) $(if $(RUNS),--runs $(RUNS))
+
+bench-pipelines: setup ## One pipeline beside two, each of half the tables
+	$(BIN)/python -m bench.pipelines
 
 bench-memory: setup ## Memory while a 5 GB transaction, and 200 of 20 MB, wait for their commit
 	$(BIN)/python -m bench.memory

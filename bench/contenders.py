@@ -186,11 +186,11 @@ class Pgsluice:
 
     def _until(self, course: Course, process: Daemon, started: float, meter: Meter, lsn: int) -> Part:
         """Wait until the daemon has delivered up to ``lsn``; what was delivered by then."""
-        now, reached = _wait_delivered(process, started, course.start_lsn, lsn)
+        now, reached = wait_delivered(process, started, course.start_lsn, lsn)
         return Part(now - started, course.rows_at(reached), meter.read())
 
 
-def _wait_delivered(process: Daemon, started: float, start_lsn: int, lsn: int) -> tuple[float, int]:
+def wait_delivered(process: Daemon, started: float, start_lsn: int, lsn: int) -> tuple[float, int]:
     """Return when the daemon said that it has delivered up to ``lsn``, and how far it had come by then."""
     while True:
         found = _delivered(process)

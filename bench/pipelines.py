@@ -1,0 +1,75 @@
+"""One pipeline of two tables beside two pipelines of one table each: ``python -m bench.pipelines``.
+
+Both read the same WAL, from copies of one slot; what it says about scaling stands in docs/scaling.md.
+"""
+
+import argparse
+import statistics
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+
+from bench.contenders import Course, encoders, wait_delivered
+from bench.loads import LOADS, PUBLICATION
+from bench.processes import Meter
+from bench.rounds import course
+from bench.servers import BROKER, SERVER, copied_slot, daemon, delete_topics, new_name, walsender
+from sandbox.kafka import Kafka
+from sandbox.postgres import Postgres
+
+LOAD = replace(LOADS["tables-10"], key="tables-2", tables=2, rows=300_000, opened=False)
+TABLES = ("orders", "orders_1")
+
+
+def measure(on: Course, publications: Sequence[str]) -> tuple[float, dict[str, float]]:
+    """Return events a second and CPU microseconds per event, of a pipeline for each publication, all at once."""
+    _, variables = next(iter(encoders().items()))
+    with ExitStack() as stack:
+        found = []
+        for publication in publications:
+            slot = stack.enter_context(copied_slot(on.connection))
+            one = daemon(new_name(), on.database, on.kafka, "exactly_once", variables, slot)
+            one.settings["postgres"]["publications"] = [publication]
+            stack.callback(delete_topics, on.kafka, one.name)
+            found.append((stack.enter_context(one), slot))
+        for one, _ in found:
+            one.start("--adopt-slot", wait=False)
+        senders = [walsender(on.connection, slot) for _, slot in found]
+        started = min(seen for _, seen in senders)
+        meters = [
+            Meter({"daemons": one.pid, "walsenders": sender})
+            for (one, _), (sender, _) in zip(found, senders, strict=True)
+        ]
+        ended = max(wait_delivered(one, started, on.start_lsn, on.end_lsn)[0] for one, _ in found)
+        cpu: dict[str, float] = {}
+        for meter in meters:
+            for role, seconds in meter.read().items():
+                cpu[role] = cpu.get(role, 0.0) + seconds
+        for one, _ in found:
+            one.stop_well()
+    return on.rows / (ended - started), {role: seconds / on.rows * 1e6 for role, seconds in cpu.items()}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description="One pipeline of two tables, and two of one each.")
+    parser.add_argument("--runs", type=int, default=3)
+    options = parser.parse_args()
+    with Postgres(settings=SERVER) as postgres, Kafka(settings=BROKER) as kafka, course(postgres, kafka, LOAD) as on:
+        halves = [f"half_{number}" for number in range(len(TABLES))]
+        for publication, table in zip(halves, TABLES, strict=True):
+            on.connection.execute(f"CREATE PUBLICATION {publication} FOR TABLE {table}")
+        on.connection.execute("INSERT INTO orders_1 (id) VALUES (-3)")  # the mark of the other half
+        measure(on, [PUBLICATION])  # warms what is cold
+        for title, publications in (("one pipeline", [PUBLICATION]), ("two pipelines", halves)):
+            runs = [measure(on, publications) for _ in range(options.runs)]
+            rates = sorted(rate for rate, _ in runs)
+            shares = {role: statistics.median(cpu[role] for _, cpu in runs) for role in ("daemons", "walsenders")}
+            print(
+                f"{title:<14} {statistics.median(rates):>9,.0f} events/s ({rates[0]:,.0f} to {rates[-1]:,.0f})"
+                f"   CPU per event: daemons {shares['daemons']:.1f} µs, walsenders {shares['walsenders']:.1f} µs"
+            )
+
+
+if __name__ == "__main__":
+    main()
