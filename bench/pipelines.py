@@ -7,18 +7,31 @@ import argparse
 import statistics
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 
 from bench.contenders import Course, encoders, wait_delivered
-from bench.loads import LOADS, PUBLICATION
+from bench.loads import LOADS, PUBLICATION, Load
 from bench.processes import Meter
 from bench.rounds import course
 from bench.servers import BROKER, SERVER, copied_slot, daemon, delete_topics, new_name, walsender
 from sandbox.kafka import Kafka
 from sandbox.postgres import Postgres
 
-LOAD = replace(LOADS["tables-10"], key="tables-2", tables=2, rows=300_000, opened=False)
-TABLES = ("orders", "orders_1")
+HALVES = {"half_1": "orders", "half_2": "orders_1"}
+"""A publication for each table."""
+
+
+class TwoTables(Load):
+    """Rows of two tables, in turn; each has a publication of its own besides that of both."""
+
+    def setup(self) -> list[str]:
+        """Return what comes before the slot, the publications included: they have to be older than the rows."""
+        return [*Load.setup(self), *(f"CREATE PUBLICATION {name} FOR TABLE {table}" for name, table in HALVES.items())]
+
+
+def load(rows: int) -> Load:
+    """Return it with so many rows."""
+    example = LOADS["tables-10"]
+    return TwoTables("tables-2", example.title, rows, example.per_transaction, example.columns, tables=len(HALVES))
 
 
 def measure(on: Course, publications: Sequence[str]) -> tuple[float, dict[str, float]]:
@@ -54,14 +67,16 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description="One pipeline of two tables, and two of one each.")
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--rows", type=int, default=400_000)
     options = parser.parse_args()
-    with Postgres(settings=SERVER) as postgres, Kafka(settings=BROKER) as kafka, course(postgres, kafka, LOAD) as on:
-        halves = [f"half_{number}" for number in range(len(TABLES))]
-        for publication, table in zip(halves, TABLES, strict=True):
-            on.connection.execute(f"CREATE PUBLICATION {publication} FOR TABLE {table}")
+    with (
+        Postgres(settings=SERVER) as postgres,
+        Kafka(settings=BROKER) as kafka,
+        course(postgres, kafka, load(options.rows)) as on,
+    ):
         on.connection.execute("INSERT INTO orders_1 (id) VALUES (-3)")  # the mark of the other half
         measure(on, [PUBLICATION])  # warms what is cold
-        for title, publications in (("one pipeline", [PUBLICATION]), ("two pipelines", halves)):
+        for title, publications in (("one pipeline", [PUBLICATION]), ("two pipelines", list(HALVES))):
             runs = [measure(on, publications) for _ in range(options.runs)]
             rates = sorted(rate for rate, _ in runs)
             shares = {role: statistics.median(cpu[role] for _, cpu in runs) for role in ("daemons", "walsenders")}
