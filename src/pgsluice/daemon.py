@@ -485,12 +485,13 @@ async def _check(settings: Settings) -> list[Finding]:
 
 async def _check_types(settings: Settings) -> list[Finding]:
     """Look whether the columns can have the types that are chosen for them."""
-    if not any(rule.types for rule in settings.tables.rules):
+    tables = _tables(settings)
+    if not tables.choose_types:
         return []
     try:
         async with Catalog(_connection_options(settings)) as catalog:
             relations = await catalog.published_relations(settings.postgres.publications)
-            await check_types(_tables(settings), _type_options(settings), relations, catalog.describe_types)
+            await check_types(tables, _type_options(settings), relations, catalog.describe_types)
     except ConfigError as error:
         return [Finding("chosen types", Verdict.FAIL, str(error), "Correct `types` in [[tables.rules]].")]
     except PgsluiceError:

@@ -11,6 +11,11 @@ OVERHEAD_BYTES: Final = 160
 """What a record takes in memory beside its bytes: the object, the headers of two bytes objects, its place in a list."""
 
 
+def held_bytes(size: int, records: int) -> int:
+    """Return what ``records`` take in memory whose keys and values have ``size`` bytes."""
+    return size + OVERHEAD_BYTES * records
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """Where the rows of one relation version go. Without a key all of them go to one partition."""
@@ -49,7 +54,7 @@ class Pending:
     @property
     def held(self) -> int:
         """Bytes in memory."""
-        return self.size + OVERHEAD_BYTES * len(self.records)
+        return held_bytes(self.size, len(self.records))
 
     @property
     def full(self) -> bool:

@@ -8,7 +8,7 @@ https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from pgsluice.envelope import ChangeEncoder, Stamp
 from pgsluice.pgoutput.decoder import Decoder
@@ -19,7 +19,7 @@ from pgsluice.relation import Relation
 _ROWS: Final = frozenset((b"I", b"U", b"D"))
 
 
-def is_row(frame: XLogData | Keepalive) -> bool:
+def is_row(frame: XLogData | Keepalive) -> TypeGuard[XLogData]:
     """Return whether a run can begin with the frame."""
     return isinstance(frame, bytes) and frame[MESSAGE_AT : MESSAGE_AT + 1] in _ROWS
 
@@ -55,7 +55,7 @@ def add_run(
     """
     while at < len(frames) and not pending.full:
         frame = frames[at]
-        if not isinstance(frame, bytes) or not is_row(frame):
+        if not is_row(frame):
             break
         oid = int.from_bytes(frame[MESSAGE_AT + 1 : MESSAGE_AT + 5], "big")
         rows = ready.get(oid)

@@ -83,6 +83,11 @@ class Tables:
             types=tuple(ColumnChoice(pattern, choice) for pattern, choice in rule.types.items()),
         )
 
+    @property
+    def choose_types(self) -> bool:
+        """Whether some rule chooses the types of columns."""
+        return any(rule.types for rule in self.rules)
+
     def messages_policy(self) -> TablePolicy:
         """Return how messages of pg_logical_emit_message are published: one topic, in one order, every message."""
         return TablePolicy(

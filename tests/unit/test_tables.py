@@ -122,3 +122,9 @@ def test_types_of_columns_keep_their_order() -> None:
     policy = Tables("shop", rules=[TableRule("public.*", types=types)]).policy("public", "orders")
     assert policy is not None
     assert policy.types == (ColumnChoice("b", Choice("string")), ColumnChoice("*", Choice("double")))
+
+
+def test_it_knows_whether_some_rule_chooses_types() -> None:
+    plain, choosing = TableRule("public.a"), TableRule("public.b", types={"id": Choice.parse("string")})
+    assert not Tables("shop", rules=[plain]).choose_types
+    assert Tables("shop", rules=[plain, choosing]).choose_types

@@ -132,7 +132,7 @@ class Pipeline:
         self._failures = 0
         self._missed: int | None = None
         self._unread: tuple[str, int] | None = None
-        self._types_checked = not any(rule.types for rule in options.tables.rules)
+        self._types_checked = not options.tables.choose_types
         self._dead_letters: DeadLetters | None = None
         self._said: str | None = None
         self._said_at = 0.0

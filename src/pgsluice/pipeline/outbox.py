@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pgsluice.cut import Cut
 from pgsluice.pipeline.ends import Sink
 from pgsluice.progress import Checkpoint, Progress
-from pgsluice.record import OVERHEAD_BYTES, Pending
+from pgsluice.record import Pending, held_bytes
 from pgsluice.transaction import Transaction
 
 CHUNK_BYTES = 1024 * 1024
@@ -215,4 +215,4 @@ class Outbox:
 
 
 def _held(cut: Cut) -> int:
-    return cut.size + OVERHEAD_BYTES * len(cut.records)
+    return held_bytes(cut.size, len(cut.records))
