@@ -14,12 +14,13 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromSt
 from cpython.exc cimport PyErr_Clear, PyErr_Occurred
 from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from cpython.ref cimport Py_INCREF
-from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport INT32_MIN, INT64_MAX, INT64_MIN, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcmp, memcpy
 
 from pgsluice import rows as pure
 from pgsluice import envelope
 from pgsluice.avro.binary import POSTGRES_EPOCH_US, encode_bytes
+from pgsluice.avro.sent import base, numbers, strings, temporal
 from pgsluice.avro.types import Opcode
 from pgsluice.pgoutput import framing
 from pgsluice.pgoutput.messages import BinaryValue
@@ -69,6 +70,23 @@ cdef enum Kind:
     CHECKED_STRING
     UUID
     BYTEA
+    SENT_BOOLEAN  # from here on: of values in binary format
+    SENT_INT2
+    SENT_INT4
+    SENT_INT8
+    SENT_OID
+    SENT_FLOAT4
+    SENT_FLOAT4_AS_DOUBLE
+    SENT_FLOAT8
+    SENT_DECIMAL
+    SENT_DATE
+    SENT_TIME
+    SENT_TIMESTAMP
+    SENT_BYTES
+    SENT_CHECKED_STRING
+    SENT_VERSION_1
+    SENT_CHECKED_VERSION_1
+    SENT_UUID
 
 KINDS = {
     Opcode.BOOLEAN: BOOLEAN,
@@ -91,9 +109,36 @@ KINDS = {
     Opcode.BYTEA: BYTEA,
 }
 
+# By what is to be written and what it is read from, as the short cuts of ``avro.sent.writers``.
+SENT_KINDS = {
+    (Opcode.BOOLEAN, numbers.boolean): SENT_BOOLEAN,
+    (Opcode.INTEGER, numbers.int2): SENT_INT2,
+    (Opcode.INTEGER, numbers.int4): SENT_INT4,
+    (Opcode.INTEGER, numbers.int8): SENT_INT8,
+    (Opcode.INTEGER, numbers.oid): SENT_OID,
+    (Opcode.FLOAT4, numbers.float4): SENT_FLOAT4,
+    (Opcode.FLOAT4_AS_DOUBLE, numbers.float4): SENT_FLOAT4_AS_DOUBLE,
+    (Opcode.FLOAT8, numbers.float8): SENT_FLOAT8,
+    (Opcode.DECIMAL, numbers.numeric): SENT_DECIMAL,
+    (Opcode.DATE, temporal.date): SENT_DATE,
+    (Opcode.KEY_DATE, temporal.date): SENT_DATE,
+    (Opcode.TIME, temporal.time): SENT_TIME,
+    (Opcode.TIMESTAMP, temporal.timestamp): SENT_TIMESTAMP,
+    (Opcode.KEY_TIMESTAMP, temporal.timestamp): SENT_TIMESTAMP,
+    (Opcode.TIMESTAMPTZ, temporal.timestamptz): SENT_TIMESTAMP,
+    (Opcode.KEY_TIMESTAMPTZ, temporal.timestamptz): SENT_TIMESTAMP,
+    (Opcode.STRING, strings.text): SENT_BYTES,
+    (Opcode.STRING, base.version_1): SENT_VERSION_1,
+    (Opcode.CHECKED_STRING, strings.text): SENT_CHECKED_STRING,
+    (Opcode.CHECKED_STRING, base.version_1): SENT_CHECKED_VERSION_1,
+    (Opcode.UUID, strings.uuid): SENT_UUID,
+    (Opcode.BYTEA, strings.bytea): SENT_BYTES,
+}
+
 cdef int64_t EPOCH_US = POSTGRES_EPOCH_US
 cdef int64_t SECOND_US = 1_000_000
 cdef int64_t DAY_US = 86_400 * SECOND_US
+cdef int64_t EPOCH_DAYS = EPOCH_US // DAY_US
 
 cdef int64_t[19] POWERS  # of ten, all that 64 bits hold
 cdef int _exponent
@@ -103,6 +148,15 @@ for _exponent in range(1, 19):
 
 cdef int[13] DAYS_OF_MONTH
 DAYS_OF_MONTH[:] = [0, 31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31]
+
+cdef const char* HEX = b"0123456789abcdef"
+
+cdef enum:
+    NUMERIC_NEGATIVE = 0x4000
+    NUMERIC_DSCALE_MAX = 0x3FFF
+
+cdef uint32_t FLOAT4_MAGNITUDE = 0x7FFF_FFFF, FLOAT4_INFINITY = 0x7F80_0000
+cdef uint64_t FLOAT8_MAGNITUDE = 0x7FFF_FFFF_FFFF_FFFF, FLOAT8_INFINITY = 0x7FF0_0000_0000_0000
 
 
 # --- Avro's primitives, into memory that grows
@@ -144,6 +198,11 @@ cdef class Buffer:
         memcpy(self.data + self.size, data, size)
         self.size += size
         return 0
+
+    cdef int put_bytes(self, const uint8_t* data, Py_ssize_t size) except -1:
+        """Avro bytes, or an Avro string."""
+        self.put_long(size)
+        return self.put(data, size)
 
     cdef int put_object(self, bytes data) except -1:
         return self.put(PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
@@ -198,7 +257,8 @@ cdef class Buffer:
 
 cdef struct Column:
     Kind kind
-    int64_t lowest
+    Kind sent  # of values in binary format
+    int64_t lowest  # exclusive bounds, but those of integers
     int64_t highest
     int precision
     int scale
@@ -218,8 +278,7 @@ cdef inline int two_digits(const uint8_t* text) noexcept:
 
 cdef int write_value(Buffer out, Column* column, const uint8_t* text, Py_ssize_t size) except -1:
     if column.kind == STRING:
-        out.put_long(size)
-        out.put(text, size)
+        out.put_bytes(text, size)
         return DONE
     if column.kind == INTEGER:
         return write_integer(out, column, text, size)
@@ -431,8 +490,7 @@ cdef int write_uuid(Buffer out, const uint8_t* text, Py_ssize_t size) except -1:
                 return ODD
         elif not is_digit(text[at]) and not (b"a" <= text[at] <= b"f"):
             return ODD
-    out.put_long(36)
-    out.put(text, 36)
+    out.put_bytes(text, 36)
     return DONE
 
 
@@ -464,20 +522,205 @@ cdef int write_ascii(Buffer out, const uint8_t* text, Py_ssize_t size) except -1
     for at in range(size):
         if text[at] > 127:
             return ODD
-    out.put_long(size)
-    out.put(text, size)
+    out.put_bytes(text, size)
     return DONE
 
 
-# --- rows
+# --- values in binary format: the same of what the type's send function wrote
+
+
+cdef inline uint32_t big_endian_2(const uint8_t* data) noexcept:
+    return <uint32_t>data[0] << 8 | data[1]
 
 
 cdef inline uint32_t big_endian_4(const uint8_t* data) noexcept:
     return <uint32_t>data[0] << 24 | <uint32_t>data[1] << 16 | <uint32_t>data[2] << 8 | data[3]
 
 
-cdef inline uint32_t big_endian_2(const uint8_t* data) noexcept:
-    return <uint32_t>data[0] << 8 | data[1]
+cdef inline uint64_t big_endian_8(const uint8_t* data) noexcept:
+    return <uint64_t>big_endian_4(data) << 32 | big_endian_4(data + 4)
+
+
+cdef int write_sent(Buffer out, Column* column, const uint8_t* data, Py_ssize_t size) except -1:
+    if column.sent == SENT_BYTES:
+        out.put_bytes(data, size)
+        return DONE
+    if SENT_INT2 <= column.sent <= SENT_OID:
+        return write_sent_integer(out, column.sent, data, size)
+    if column.sent == SENT_TIMESTAMP:
+        return write_sent_timestamp(out, column, data, size)
+    if column.sent == SENT_DECIMAL:
+        return write_sent_decimal(out, column, data, size)
+    if column.sent == SENT_BOOLEAN:
+        if size != 1 or data[0] > 1:
+            return ODD
+        out.put_byte(data[0])
+        return DONE
+    if column.sent == SENT_UUID:
+        return write_sent_uuid(out, data, size)
+    if column.sent == SENT_DATE:
+        return write_sent_date(out, column, data, size)
+    if column.sent == SENT_TIME:
+        return write_sent_time(out, column, data, size)
+    if column.sent == SENT_FLOAT8:
+        return write_sent_float8(out, data, size)
+    if column.sent == SENT_FLOAT4 or column.sent == SENT_FLOAT4_AS_DOUBLE:
+        return write_sent_float4(out, column.sent, data, size)
+    if column.sent == SENT_CHECKED_STRING:
+        return write_ascii(out, data, size)
+    if column.sent == SENT_VERSION_1 or column.sent == SENT_CHECKED_VERSION_1:
+        return write_sent_version_1(out, column.sent, data, size)
+    return ODD
+
+
+cdef int write_sent_integer(Buffer out, Kind kind, const uint8_t* data, Py_ssize_t size) except -1:
+    if kind == SENT_INT4 and size == 4:
+        out.put_long(<int32_t>big_endian_4(data))
+    elif kind == SENT_INT8 and size == 8:
+        out.put_long(<int64_t>big_endian_8(data))
+    elif kind == SENT_INT2 and size == 2:
+        out.put_long(<int16_t>big_endian_2(data))
+    elif kind == SENT_OID and size == 4:
+        out.put_long(big_endian_4(data))
+    else:
+        return ODD
+    return DONE
+
+
+cdef int write_sent_decimal(Buffer out, Column* column, const uint8_t* data, Py_ssize_t size) except -1:
+    """Digits to the base 10000: never rounded, of the last one only what the scale leaves of it."""
+    cdef int count, weight, zeros, places, place
+    cdef uint32_t sign, dscale
+    cdef int64_t number = 0, digit
+    if size < 8:
+        return ODD
+    count, weight = big_endian_2(data), <int16_t>big_endian_2(data + 2)
+    sign, dscale = big_endian_2(data + 4), big_endian_2(data + 6)
+    if size != 8 + 2 * count or (sign != 0 and sign != NUMERIC_NEGATIVE) or dscale > NUMERIC_DSCALE_MAX:
+        return ODD
+    zeros = (weight + 1 - count) * 4 + column.scale if count else 0
+    if zeros <= -4 or zeros > 18:
+        return ODD
+    for place in range(count):
+        digit, places = big_endian_2(data + 8 + 2 * place), 4
+        if digit > 9999:
+            return ODD
+        if zeros < 0 and place == count - 1:
+            places += zeros
+            if digit % POWERS[-zeros] != 0:
+                return ODD
+            digit //= POWERS[-zeros]
+        if number >= POWERS[18 - places]:
+            return ODD
+        number = number * POWERS[places] + digit
+    if zeros > 0:
+        if number >= POWERS[18 - zeros]:
+            return ODD
+        number *= POWERS[zeros]
+    if column.precision <= 18 and number >= POWERS[column.precision]:
+        return ODD
+    places = column.scale - <int>dscale
+    if places > 0 and (places > 18 or number % POWERS[places] != 0):
+        return ODD  # digits that the value's own scale hides
+    out.put_unscaled(-number if sign else number)
+    return DONE
+
+
+cdef int write_sent_float8(Buffer out, const uint8_t* data, Py_ssize_t size) except -1:
+    cdef uint64_t bits
+    if size != 8:
+        return ODD
+    bits = big_endian_8(data)
+    if (bits & FLOAT8_MAGNITUDE) > FLOAT8_INFINITY:
+        return ODD  # one of many NaN
+    out.put_little_endian(bits, 8)
+    return DONE
+
+
+cdef int write_sent_float4(Buffer out, Kind kind, const uint8_t* data, Py_ssize_t size) except -1:
+    cdef uint32_t few_bits
+    cdef uint64_t bits = 0
+    cdef float single = 0
+    cdef double number
+    if size != 4:
+        return ODD
+    few_bits = big_endian_4(data)
+    if (few_bits & FLOAT4_MAGNITUDE) > FLOAT4_INFINITY:
+        return ODD
+    if kind == SENT_FLOAT4:
+        out.put_little_endian(few_bits, 4)
+    else:
+        memcpy(&single, &few_bits, 4)
+        number = single
+        memcpy(&bits, &number, 8)
+        out.put_little_endian(bits, 8)
+    return DONE
+
+
+cdef int write_sent_date(Buffer out, Column* column, const uint8_t* data, Py_ssize_t size) except -1:
+    """Days since 2000; the ends of the integer are the infinities."""
+    cdef int64_t day
+    if size != 4:
+        return ODD
+    day = <int32_t>big_endian_4(data)
+    if day == INT32_MIN or not column.lowest < day + EPOCH_DAYS < column.highest:
+        return ODD
+    out.put_long(day + EPOCH_DAYS)
+    return DONE
+
+
+cdef int write_sent_time(Buffer out, Column* column, const uint8_t* data, Py_ssize_t size) except -1:
+    cdef int64_t time_us
+    if size != 8:
+        return ODD
+    time_us = <int64_t>big_endian_8(data)
+    if not 0 <= time_us < column.highest:
+        return ODD
+    return write_in_units(out, column, time_us)
+
+
+cdef int write_sent_timestamp(Buffer out, Column* column, const uint8_t* data, Py_ssize_t size) except -1:
+    """Microseconds since 2000; the ends of the integer are the infinities."""
+    cdef int64_t moment_us
+    if size != 8:
+        return ODD
+    moment_us = <int64_t>big_endian_8(data)
+    if moment_us == INT64_MIN or moment_us > INT64_MAX - EPOCH_US:
+        return ODD
+    moment_us += EPOCH_US
+    if not column.lowest < moment_us < column.highest:
+        return ODD
+    return write_in_units(out, column, moment_us)
+
+
+cdef int write_sent_uuid(Buffer out, const uint8_t* data, Py_ssize_t size) except -1:
+    cdef Py_ssize_t at
+    cdef uint8_t* text
+    if size != 16:
+        return ODD
+    out.put_long(36)
+    out.reserve(36)
+    text = out.data + out.size
+    for at in range(16):
+        if at == 4 or at == 6 or at == 8 or at == 10:
+            text[0] = b"-"
+            text += 1
+        text[0], text[1] = HEX[data[at] >> 4], HEX[data[at] & 15]
+        text += 2
+    out.size += 36
+    return DONE
+
+
+cdef int write_sent_version_1(Buffer out, Kind kind, const uint8_t* data, Py_ssize_t size) except -1:
+    if size < 1 or data[0] != 1:
+        return ODD
+    if kind == SENT_CHECKED_VERSION_1:
+        return write_ascii(out, data + 1, size - 1)
+    out.put_bytes(data + 1, size - 1)
+    return DONE
+
+
+# --- rows
 
 
 cdef struct Value:
@@ -539,18 +782,23 @@ cdef object new_record(target, op, key, value, timestamp_ms):
     return record
 
 
-cdef void set_column(Column* column, kind):
+cdef void set_column(Column* column, kind, to_text):
     column.kind = KINDS.get(kind.opcode, PYTHON)
+    column.sent = SENT_KINDS.get((kind.opcode, to_text), PYTHON)
     column.unit_us = 1
     if column.kind == INTEGER:
         column.lowest, column.highest = kind.parameters
         column.precision = len(str(column.highest))
     elif column.kind == DECIMAL:
         column.precision, column.scale = kind.parameters
-    elif column.kind == TIME and len(kind.parameters) > 1:
-        column.unit_us = kind.parameters[1]
-    elif column.kind in (TIMESTAMP, TIMESTAMPTZ) and len(kind.parameters) > 2:
-        column.unit_us = kind.parameters[2]
+    elif column.kind == TIME:
+        column.highest = kind.parameters[0]
+        if len(kind.parameters) > 1:
+            column.unit_us = kind.parameters[1]
+    elif column.kind in (DATE, TIMESTAMP, TIMESTAMPTZ):
+        column.lowest, column.highest = kind.parameters[:2]
+        if len(kind.parameters) > 2:
+            column.unit_us = kind.parameters[2]
 
 
 # One row is written at a time, and nothing waits in between: all tables share these.
@@ -622,7 +870,7 @@ cdef class Rows:
         self.writers, self.binary_writers = [kind.write for kind in row.types], list(row.binary_writers)
         self.names = [encode_bytes(name) for name in row.names]
         for place, kind in enumerate(row.types):
-            set_column(&self.columns[place], kind)
+            set_column(&self.columns[place], kind, row.sent[place])
             self.is_identity[place] = row.is_key[place]
         self.key_width = len(key.types) if self.has_key else 0
         self.key_columns = <Column*>allocated(self.key_width, sizeof(Column))
@@ -630,7 +878,7 @@ cdef class Rows:
         self.key_writers = [kind.write for kind in key.types] if self.has_key else []
         self.key_binary_writers = list(key.binary_writers) if self.has_key else []
         for place in range(self.key_width):
-            set_column(&self.key_columns[place], key.types[place])
+            set_column(&self.key_columns[place], key.types[place], key.sent[place])
             self.key_places[place] = key.places[place]
         self.key_header = encoder.key_header
         self.insert_head, self.update_head, self.delete_head = (
@@ -797,7 +1045,9 @@ cdef class Rows:
                 if sent == b"t":
                     if self._value(VALUE, &self.columns[place], self.writers, place, &self.values[place]) != DONE:
                         return ODD
-                elif self._binary(VALUE, self.binary_writers, place, &self.values[place]) != DONE:
+                elif self._binary(
+                    VALUE, &self.columns[place], self.binary_writers, place, &self.values[place]
+                ) != DONE:
                     return ODD
             elif sent == b"n" or sent == b"u":
                 VALUE.put_byte(0)
@@ -821,7 +1071,9 @@ cdef class Rows:
             if value.kind == b"t":
                 if self._value(out, &self.key_columns[place], self.key_writers, place, value) != DONE:
                     return ODD
-            elif value.kind != b"b" or self._binary(out, self.key_binary_writers, place, value) != DONE:
+            elif value.kind != b"b" or self._binary(
+                out, &self.key_columns[place], self.key_binary_writers, place, value
+            ) != DONE:
                 return ODD
         return DONE
 
@@ -832,7 +1084,11 @@ cdef class Rows:
         out.size = before
         return written(out, writers[place], PyBytes_FromStringAndSize(<const char*>value.text, value.size))
 
-    cdef int _binary(self, Buffer out, list writers, int place, Value* value) except -1:
+    cdef int _binary(self, Buffer out, Column* column, list writers, int place, Value* value) except -1:
+        cdef Py_ssize_t before = out.size
+        if write_sent(out, column, value.text, value.size) == DONE:
+            return DONE
+        out.size = before
         return written(out, writers[place], BinaryValue(PyBytes_FromStringAndSize(<const char*>value.text, value.size)))
 
 

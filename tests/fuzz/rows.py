@@ -5,9 +5,10 @@ whole and damaged. Whatever comes of it, records or an error, has to be the same
 """
 
 import argparse
+import struct
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from random import Random
 from types import ModuleType
@@ -15,12 +16,13 @@ from types import ModuleType
 from pgsluice.avro.choices import Choice, ColumnChoice
 from pgsluice.avro.encoder import KeyEncoder, RowEncoder
 from pgsluice.avro.schema import TableFields, key_fields
+from pgsluice.avro.sent.types import conversions
 from pgsluice.avro.types import TypeOptions
 from pgsluice.dead_letter import DeadLetter, Origin, Reason
 from pgsluice.envelope import ChangeEncoder, DeadLetters, Stamp
 from pgsluice.errors import PgsluiceError
 from pgsluice.pgoutput.framing import Keepalive
-from pgsluice.pgoutput.messages import UNCHANGED, ColumnValue, Delete, Insert, Truncate, TupleData, Update
+from pgsluice.pgoutput.messages import UNCHANGED, BinaryValue, ColumnValue, Delete, Insert, Truncate, TupleData, Update
 from pgsluice.record import Pending, Record, Target
 from pgsluice.relation import CATALOG, Column, PgType, Relation
 from pgsluice.transaction import Transaction
@@ -116,6 +118,8 @@ ODD_FLOATS = [
     "+1",
 ]
 
+TEXTS = ["", "x", "Grüße", "x" * 127, "x" * 70_000, "a\x01b"]
+
 VALUES: dict[str, list[str]] = {
     "bool": ["t", "f", "true", ""],
     "int2": NUMBERS + ODD_NUMBERS,
@@ -134,7 +138,10 @@ VALUES: dict[str, list[str]] = {
         for time in TIME + ODD_TIME
         for zone in ("+00", "", "+01", "+00:30", "+00 BC")
     ],
-    "text": ["", "x", "Grüße", "x" * 127, "x" * 70_000, "a\x01b"],
+    "text": TEXTS,
+    "json": TEXTS,
+    "citext": TEXTS,
+    "ltree": TEXTS,
     "char": ["a", "", "é", "\\351"],
     "uuid": [
         "6b3d8e1c-7f1a-4a53-9d5e-0f7c3a1b2c4d",
@@ -155,10 +162,101 @@ CHOICES = {
     "float4": ["double"],
     "interval": ["interval-micros"],
 }
+EXTENSIONS = ("citext", "ltree")
+
 EXPECTED_LSN = 1000
 """The commit of a transaction whose first record was refused."""
 
 KEY_TYPES = [name for name in VALUES if name not in ("_int4", "jsonb")]
+
+
+_DAY_US = 86_400_000_000
+_EDGES = {
+    4: (-730_119, 2_921_940, 2**31 - 1 - 10_957),
+    8: (-730_119 * _DAY_US, 2_921_940 * _DAY_US, 2**63 - 1 - 10_957 * _DAY_US),
+}
+"""In days and in microseconds since 2000: the first of the year 1, the first of 10000, the last that there is."""
+
+
+def _whole(size: int) -> Callable[[Random], bytes]:
+    """Return what makes whole numbers of this many bytes: large and small ones, and some near an end."""
+    bits = 8 * size
+    ends = (0, 0, 0, 2**bits - 1, 2 ** (bits - 1), *_EDGES.get(size, ()))
+
+    def make(random: Random) -> bytes:
+        away = random.choice((0, 1, random.randrange(2 ** random.randrange(1, bits))))
+        return ((random.choice(ends) + random.choice((1, -1)) * away) % 2**bits).to_bytes(size, "big")
+
+    return make
+
+
+def _time(random: Random) -> bytes:
+    return random.choice((0, 1000, _DAY_US - 1, _DAY_US, random.randrange(_DAY_US), *_seldom(random, -1))).to_bytes(
+        8, "big", signed=True
+    )
+
+
+def _seldom(random: Random, *odd: int) -> tuple[int, ...]:
+    """Return what makes a value an error, which hides all others of its row."""
+    return odd if random.random() < 0.2 else ()
+
+
+def _float(code: str) -> Callable[[Random], bytes]:
+    ordinary = (0.0, -0.0, 1.5, -0.1, 1e-40, float("inf"), float("-inf"), float("nan"))
+
+    def make(random: Random) -> bytes:
+        if random.random() < 0.5:  # any bits
+            return random.randbytes(struct.calcsize(code))
+        return struct.pack(code, random.choice(ordinary))
+
+    return make
+
+
+def _numeric(random: Random) -> bytes:
+    groups = [random.choice((0, 1, 50, 1200, 9999, random.randrange(10_000))) for _ in range(random.randrange(7))]
+    if groups and random.random() < 0.02:
+        groups[-1] = random.randrange(10_000, 65_536)
+    last = len(groups) - 1
+    weight = random.choice((last, last - 1, last - 1, random.randrange(-6, 9), random.randrange(-(2**15), 2**15)))
+    sign = random.choice((0, 0x4000, *random.choice(((), (), (0xC000, 0xD000, 0xF000))), *_seldom(random, 0x8000)))
+    dscale = random.choice((0, 2, 2, 2, random.randrange(24), *_seldom(random, 0x3FFF, 0x4000)))
+    count = len(groups) if random.random() < 0.98 else random.randrange(2**16)
+    return struct.pack(f">HhHH{len(groups)}H", count, weight, sign, dscale, *groups)
+
+
+def _text(random: Random) -> bytes:
+    return random.choice((*(text.encode() for text in TEXTS), b"\xff", b"a\0b"))
+
+
+def _version_1(random: Random) -> bytes:
+    return bytes((random.choice((1, 1, 1, 1, *_seldom(random, 0, 2))),)) + _text(random)
+
+
+SENT: dict[str, Callable[[Random], bytes]] = {
+    "bool": lambda random: bytes((random.choice((0, 1, *_seldom(random, 2))),)),
+    "int2": _whole(2),
+    "int4": _whole(4),
+    "int8": _whole(8),
+    "oid": _whole(4),
+    "float4": _float(">f"),
+    "float8": _float(">d"),
+    "numeric": _numeric,
+    "date": _whole(4),
+    "time": _time,
+    "timestamp": _whole(8),
+    "timestamptz": _whole(8),
+    "text": _text,
+    "json": _text,
+    "citext": _text,
+    "ltree": _version_1,
+    "char": lambda random: random.randbytes(1),
+    "uuid": lambda random: random.randbytes(16),
+    "bytea": lambda random: random.randbytes(random.choice((0, 1, 63, 64, 9000))),
+    "_int4": lambda random: struct.pack(">6i", 1, 0, 23, 1, random.randrange(3), 4) + random.randbytes(4),
+    "interval": lambda random: random.choice((bytes(16), random.randbytes(16))),
+    "jsonb": _version_1,
+}
+"""What makes values as the types' send functions write them, or nearly so."""
 
 
 class Differ(AssertionError):
@@ -174,7 +272,7 @@ def table(random: Random) -> tuple[Relation, ChangeEncoder]:
         f"c{place}" for place, name in enumerate(names) if name in KEY_TYPES and (not place or random.random() < 0.05)
     ]
     columns = tuple(
-        Column(f"c{place}", PgType(0, CATALOG, name), _typmod(random, name), identity == "f" or f"c{place}" in keys)
+        Column(f"c{place}", _type(name), _typmod(random, name), identity == "f" or f"c{place}" in keys)
         for place, name in enumerate(names)
     )
     relation = Relation(7, "public", "t", identity, columns)
@@ -185,11 +283,12 @@ def table(random: Random) -> tuple[Relation, ChangeEncoder]:
     )
     options = TypeOptions(time_range=random.choice(("common", "full")), choices=choices)
     fields = TableFields(options).assign(relation)
-    key = None if identity == "n" else KeyEncoder(relation, key_fields(relation, fields, keys, options))
+    sent = conversions(relation, []) if random.random() < 0.9 else None
+    key = None if identity == "n" else KeyEncoder(relation, key_fields(relation, fields, keys, options), sent)
     return relation, ChangeEncoder(
         relation,
         Target("t", 11, None if key is None else 12),
-        RowEncoder(relation, fields),
+        RowEncoder(relation, fields, sent),
         key,
         tombstones=random.random() < 0.5,
         truncate=random.random() < 0.5,
@@ -207,6 +306,10 @@ def _dead_letters(random: Random) -> DeadLetters | None:
     return found
 
 
+def _type(name: str) -> PgType:
+    return PgType(0, "public" if name in EXTENSIONS else CATALOG, name)
+
+
 def _typmod(random: Random, name: str) -> int:
     if name != "numeric" or random.random() < 0.2:
         return -1
@@ -214,22 +317,24 @@ def _typmod(random: Random, name: str) -> int:
     return (precision << 16 | scale) + 4
 
 
-def _value(random: Random, name: str) -> ColumnValue:
+def _value(random: Random, name: str, *, is_binary: bool) -> ColumnValue:
     dice = random.random()
     if dice < 0.08:
         return None
     if dice < 0.12:
         return UNCHANGED
-    found = random.choice(VALUES[name]).encode()
-    if dice < 0.2 and found:
+    found = SENT[name](random) if is_binary else random.choice(VALUES[name]).encode()
+    if found and dice < (0.15 if is_binary else 0.2):
         place = random.randrange(len(found))
         found = found[:place] + bytes((random.randrange(256),)) + found[place + random.randrange(2) :]
-    return found
+    return BinaryValue(found) if is_binary else found
 
 
 def _row(random: Random, relation: Relation) -> TupleData:
-    values = [_value(random, column.type.name) for column in relation.columns]
-    if random.random() < 0.8:  # a key that can be one
+    # A server sends those types in binary format that have one, so that rows may be of both.
+    binary_part = random.choice((0, 0, 0.9, 1))
+    values = [_value(random, column.type.name, is_binary=random.random() < binary_part) for column in relation.columns]
+    if random.random() < 0.8 - 0.6 * binary_part:  # a key that can be one
         values[0] = VALUES[relation.columns[0].type.name][0].encode()
     return values
 

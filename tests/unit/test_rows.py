@@ -1,14 +1,18 @@
 """Runs of rows: where they end, and that both twins write what the encoder writes."""
 
 import gc
+import struct
 import tracemalloc
+from collections.abc import Sequence
 from types import ModuleType
 
 import pytest
 
 from pgsluice import rows as in_python
+from pgsluice.avro.choices import Choice, ColumnChoice
 from pgsluice.avro.encoder import KeyEncoder, RowEncoder
 from pgsluice.avro.schema import TableFields, key_fields
+from pgsluice.avro.sent.types import TypeDescription, conversions
 from pgsluice.avro.types import TypeOptions
 from pgsluice.envelope import ChangeEncoder, Stamp
 from pgsluice.errors import PoisonError, ProtocolError
@@ -31,6 +35,12 @@ from tests.fuzz.rows import Differ, run, run_runs
 from tests.support.pgoutput_encoder import encode, xlog_data
 from tests.support.twins import TWINS, needs_compiled, outcome
 
+COMMON_RANGE, FULL_RANGE = TypeOptions(), TypeOptions(time_range="full")
+DESCRIBED = [
+    TypeDescription(16_400, "public", "citext", "citextsend"),
+    TypeDescription(16_401, "public", "ltree", "ltree_send"),
+    TypeDescription(16_402, "public", "mood", "enum_send"),
+]
 TRANSACTION = Transaction(700, 1000, 86_400_000_000)
 COLUMNS = (
     ("id", "int8", -1),
@@ -52,6 +62,26 @@ ROW: TupleData = [
     *(b"6b3d8e1c-7f1a-4a53-9d5e-0f7c3a1b2c4d", b"-1.5e-07", b"0.1", b"\\x00ff", b"a", b"1969-12-31 23:59:59.999999"),
 ]
 OTHER: TupleData = [b"42", None, b"", *ROW[3:]]
+SENT: TupleData = [
+    BinaryValue(value)
+    for value in (
+        struct.pack(">q", 42),
+        struct.pack(">HhHH2H", 2, 0, 0x4000, 2, 12, 3400),
+        "Grüße".encode(),
+        struct.pack(">q", 820_638_245_678_901),
+        struct.pack(">i", 9501),
+        struct.pack(">q", 86_399_500_000),
+        b"\1",
+        bytes.fromhex("6b3d8e1c7f1a4a539d5e0f7c3a1b2c4d"),
+        struct.pack(">d", -1.5e-07),
+        struct.pack(">f", 0.1),
+        b"\0\xff",
+        b"a",
+        struct.pack(">q", -946_684_800_000_001),
+    )
+]
+"""The same in binary format."""
+OTHER_SENT: TupleData = [SENT[0], None, BinaryValue(b""), *SENT[3:]]
 
 
 def table(identity: str = "d", oid: int = 7) -> Relation:
@@ -62,13 +92,21 @@ def table(identity: str = "d", oid: int = 7) -> Relation:
     return Relation(oid, "public", "orders", identity, tuple(columns))
 
 
-def encoder_of(relation: Relation, *, tombstones: bool = False) -> ChangeEncoder:
-    options = TypeOptions()
+def encoder_of(
+    relation: Relation,
+    *,
+    tombstones: bool = False,
+    binary: bool = True,
+    keys: Sequence[str] = ("id",),
+    options: TypeOptions = COMMON_RANGE,
+) -> ChangeEncoder:
     fields = TableFields(options).assign(relation)
     keyed = relation.replica_identity != "n"
-    key = KeyEncoder(relation, key_fields(relation, fields, ("id",), options)) if keyed else None
+    sent = conversions(relation, DESCRIBED) if binary else None
+    key = KeyEncoder(relation, key_fields(relation, fields, keys, options), sent) if keyed else None
     target = Target("shop.public.orders", 11, 12 if keyed else None)
-    return ChangeEncoder(relation, target, RowEncoder(relation, fields), key, tombstones=tombstones, truncate=True)
+    row = RowEncoder(relation, fields, sent)
+    return ChangeEncoder(relation, target, row, key, tombstones=tombstones, truncate=True)
 
 
 def size_of(record: Record) -> int:
@@ -95,13 +133,20 @@ COMMON = {
     "delete": ("d", Delete(None, 7, [b"42", *([None] * 12)], None)),
     "delete with filler": ("d", Delete(None, 7, [b"42", b"x", UNCHANGED, *([None] * 10)], None)),
     "delete under replica identity full": ("f", Delete(None, 7, None, ROW)),
+    "insert in binary format": ("d", Insert(None, 7, SENT)),
+    "insert in both formats": ("d", Insert(None, 7, [*ROW[:6], *SENT[6:]])),
+    "update in binary format": ("f", Update(None, 7, None, OTHER_SENT, SENT)),
+    "delete in binary format": ("d", Delete(None, 7, [SENT[0], *([None] * 12)], None)),
 }
 """What nearly all changes look like."""
 
+INFINITE_DATE = BinaryValue(bytes.fromhex("7fffffff"))
 ODD = {
     "a value that does not fit": ("d", Insert(None, 7, [b"42", b"NaN", *ROW[2:]])),
     "a date before Christ": ("d", Insert(None, 7, [*ROW[:4], b"0044-03-15 BC", *ROW[5:]])),
-    "values in binary format": ("d", Insert(None, 7, [*ROW[:6], BinaryValue(b"\x01"), *ROW[7:]])),
+    "a value in binary format that does not fit": ("d", Insert(None, 7, [*SENT[:4], INFINITE_DATE, *SENT[5:]])),
+    "a value in binary format that is none": ("d", Insert(None, 7, [*SENT[:4], BinaryValue(b"\x01"), *SENT[5:]])),
+    "an update of the key in binary format": ("f", Update(None, 7, None, [BinaryValue(bytes(8)), *ROW[1:]], SENT)),
     "an update of the key": ("d", Update(None, 7, [b"41", *([None] * 12)], None, ROW)),
     "an update of the key under replica identity full": ("f", Update(None, 7, None, [b"41", *ROW[1:]], ROW)),
     "an unchanged value that the old row has": ("f", Update(None, 7, None, ROW, [*ROW[:2], UNCHANGED, *ROW[3:]])),
@@ -165,6 +210,209 @@ def test_a_large_row_leaves_no_memory_behind() -> None:
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert held < 10_000_000
+
+
+def test_both_formats_give_the_same(twin: ModuleType) -> None:
+    relation = table()
+    encoder = encoder_of(relation)
+    in_text, in_binary = (
+        outcome(twin, relation, encoder, encode(Insert(None, 7, row)), TRANSACTION) for row in (ROW, SENT)
+    )
+    assert in_binary == in_text
+
+
+def test_a_value_in_binary_format_that_was_not_asked_for_is_an_error(twin: ModuleType) -> None:
+    relation = table()
+    rows = twin.Rows(relation, encoder_of(relation, binary=False))
+    with pytest.raises(ProtocolError, match=r"column paid came in binary format \(expected text format\)"):
+        rows.add(encode(Insert(None, 7, [*ROW[:6], SENT[6], *ROW[7:]])), stamp(), Pending(1), is_streamed=False)
+
+
+# --- values in binary format, in tables with such a column and an id
+
+DAY_US = 86_400_000_000
+FIRST_DAY, LAST_DAY = -730_119, 2_921_939  # of the years 1 and 9999, counted from 2000
+MIN_8, MAX_8 = -(2**63), 2**63 - 1
+TO_2000_US = 10_957 * DAY_US
+AS_MILLISECONDS = TypeOptions(
+    choices=tuple(ColumnChoice("value", Choice.parse(name)) for name in ("timestamp-millis", "time-millis", "double"))
+)
+
+
+def packed(code: str, *numbers: float) -> list[bytes]:
+    return [struct.pack(f">{code}", number) for number in numbers]
+
+
+def numeric(weight: int, *groups: int, dscale: int = 2, sign: int = 0) -> bytes:
+    return struct.pack(f">HhHH{len(groups)}H", len(groups), weight, sign, dscale, *groups)
+
+
+def decimal(precision: int, scale: int) -> str:
+    return f"numeric({precision},{scale})"
+
+
+WRITTEN_AT_ONCE = [
+    ("bool", COMMON_RANGE, [b"\0", b"\1"]),
+    ("int2", COMMON_RANGE, packed("h", 0, -1, 2**15 - 1, -(2**15))),
+    ("int4", COMMON_RANGE, packed("i", 0, -1, 2**31 - 1, -(2**31))),
+    ("int8", COMMON_RANGE, packed("q", 0, -1, MAX_8, MIN_8)),
+    ("oid", COMMON_RANGE, packed("I", 0, 2**31, 2**32 - 1)),
+    ("float4", COMMON_RANGE, packed("f", 0, -0.0, 0.1, 3.4028234663852886e38, 1e-45, float("inf"), float("-inf"))),
+    ("float4", AS_MILLISECONDS, packed("f", 0, -0.0, 0.1, -3.4028234663852886e38, 1e-45, 1e-40)),
+    ("float8", COMMON_RANGE, packed("d", 0, -0.0, 0.1, 1.7976931348623157e308, 5e-324, float("inf"), float("-inf"))),
+    *((name, COMMON_RANGE, [b"", "Grüße".encode(), b"x" * 100_000]) for name in ("text", "varchar", "bpchar", "name")),
+    ("text", COMMON_RANGE, [b"\xff\xfe", b"a\0b"]),
+    ("json", COMMON_RANGE, [b'{"a": "\xc3\xbc"}']),
+    ("jsonb", COMMON_RANGE, [b'\1{"a": "\xc3\xbc"}', b"\1"]),
+    ("citext", COMMON_RANGE, [b"", b"x" * 300]),
+    ("mood", COMMON_RANGE, [b"sad"]),
+    ("ltree", COMMON_RANGE, [b"\1top.science"]),
+    ("bytea", COMMON_RANGE, [b"", bytes(range(256))]),
+    ("uuid", COMMON_RANGE, [bytes(range(16)), b"\xff" * 16]),
+    ("date", COMMON_RANGE, packed("i", 0, FIRST_DAY, LAST_DAY)),
+    ("date", FULL_RANGE, packed("i", -(2**31) + 1, 2**31 - 2 - 10_957)),
+    ("time", COMMON_RANGE, packed("q", 0, DAY_US - 1)),
+    ("time", FULL_RANGE, packed("q", DAY_US)),
+    ("time", AS_MILLISECONDS, packed("q", DAY_US - 1000)),
+    *(
+        (name, options, packed("q", *moments))
+        for name in ("timestamp", "timestamptz")
+        for options, moments in (
+            (COMMON_RANGE, (0, -1, FIRST_DAY * DAY_US, (LAST_DAY + 1) * DAY_US - 1)),
+            (FULL_RANGE, (MIN_8 + 1, MAX_8 - TO_2000_US - 1)),
+            (AS_MILLISECONDS, (0, -1000, -TO_2000_US - 1000)),
+        )
+    ),
+    (
+        decimal(10, 2),
+        COMMON_RANGE,
+        [
+            *(numeric(0), numeric(0, sign=0x4000), numeric(-5, dscale=0)),  # nothing but zeros
+            *(numeric(0, 1234, 3400), numeric(0, 1234, 3400, sign=0x4000)),
+            *(numeric(1, 9999, 9999, 9900), numeric(1, 9999, 9999, 9900, sign=0x4000)),
+            *(numeric(1, 1), numeric(-1, 100), numeric(2, 0, 0, 7), numeric(0, 7, 0)),
+            *(numeric(0, 7, dscale=0), numeric(0, 7, 5000, dscale=1), numeric(0, 7, 5000, dscale=0x3FFF)),
+        ],
+    ),
+    (decimal(18, 0), COMMON_RANGE, [numeric(4, 99, 9999, 9999, 9999, 9999, dscale=0), numeric(4, 10, dscale=0)]),
+    (decimal(18, 18), COMMON_RANGE, [numeric(-1, 9999, 9999, 9999, 9999, 9900, dscale=18)]),
+    (decimal(38, 10), COMMON_RANGE, [numeric(1, 9999, 9999, 9999, 9999, 9900, dscale=10), numeric(0, 1, dscale=0)]),
+]
+"""Type, options, values; at both ends of what the type, or its Avro type, can hold."""
+
+WRITTEN_BY_PYTHON = [
+    *((name, options, [value[:-1], value + b"\0"]) for name, options, (value, *_) in WRITTEN_AT_ONCE if value),
+    ("bool", COMMON_RANGE, [b"\2"]),
+    ("float4", COMMON_RANGE, [b"\x7f\xc0\0\0", b"\x7f\x80\0\1", b"\xff\xff\xff\xff"]),
+    ("float4", AS_MILLISECONDS, [b"\x7f\xc0\0\0", b"\x7f\x80\0\1", b"\xff\xff\xff\xff"]),
+    ("float8", COMMON_RANGE, [b"\x7f\xf8" + bytes(6), b"\x7f\xf0" + bytes(5) + b"\1", b"\xff" * 8]),
+    ("jsonb", COMMON_RANGE, [b"", b"\2{}"]),
+    ("citext", COMMON_RANGE, ["Grüße".encode(), b"\xff"]),
+    ("ltree", COMMON_RANGE, [b"", b"\0a", "\1ü".encode()]),
+    ("char", COMMON_RANGE, [b"a", b"\0", b"\xff", b""]),
+    ("uuid", COMMON_RANGE, [b""]),
+    *(("date", options, packed("i", -(2**31), 2**31 - 1)) for options in (COMMON_RANGE, FULL_RANGE)),
+    ("date", COMMON_RANGE, packed("i", FIRST_DAY - 1, LAST_DAY + 1)),
+    ("date", FULL_RANGE, packed("i", 2**31 - 1 - 10_957)),
+    ("time", COMMON_RANGE, packed("q", -1, DAY_US, DAY_US + 1)),
+    ("time", FULL_RANGE, packed("q", -1, DAY_US + 1, MAX_8)),
+    ("time", AS_MILLISECONDS, packed("q", 1)),
+    *(
+        (name, options, packed("q", MIN_8, MAX_8, *moments))
+        for name in ("timestamp", "timestamptz")
+        for options, moments in (
+            (COMMON_RANGE, (FIRST_DAY * DAY_US - 1, (LAST_DAY + 1) * DAY_US)),
+            (FULL_RANGE, (MAX_8 - 1, MAX_8 - TO_2000_US)),
+            (AS_MILLISECONDS, (1, -1)),
+        )
+    ),
+    (
+        decimal(10, 2),
+        COMMON_RANGE,
+        [
+            *(numeric(0, sign=sign) for sign in (0xC000, 0xD000, 0xF000, 0x8000, 1)),
+            *(numeric(2, 1, 0, 0), numeric(1, 9999, 9999, 9999, dscale=4), numeric(8, 1), numeric(-9, 1)),
+            *(numeric(0, 7, 5000, dscale=0), numeric(0, 7, 5050, dscale=2), numeric(0, 7, 1, dscale=4)),
+            *(numeric(0, 10_000), numeric(0, 65_535, 1), numeric(0, 7, dscale=0x4000)),
+            *(numeric(0, 7)[:7], numeric(0, 7)[:9], b""),
+            *(struct.pack(">HhHH", 1, 0, 0, 2), struct.pack(">HhHHH", 0xFFFF, 0, 0, 2, 7)),
+        ],
+    ),
+    (
+        decimal(38, 10),
+        COMMON_RANGE,
+        [
+            *(
+                numeric(6, *[9999] * 9, 9900, dscale=10),
+                numeric(4, 100, dscale=10),
+                numeric(2, 1, 0, 0, 0, 0, dscale=10),
+            ),
+            *(numeric(32_767, 1), numeric(-32_768, 1), numeric(32_767, 0)),
+        ],
+    ),
+    (decimal(38, 30), COMMON_RANGE, [numeric(0, dscale=2), numeric(-8, 100, dscale=30)]),
+    ("numeric", COMMON_RANGE, [numeric(0, 7)]),
+    ("interval", COMMON_RANGE, [bytes(16)]),
+]
+
+
+def sent_table(name: str) -> Relation:
+    described = {description.name: description.oid for description in DESCRIBED}
+    base, _, modifier = name.partition("(")
+    precision, scale = map(int, modifier.rstrip(")").split(",")) if modifier else (0, 0)
+    found = PgType(described.get(base, 0), "public" if base in described else CATALOG, base)
+    value = Column("value", found, (precision << 16 | scale) + 4 if modifier else -1, is_key=True)
+    return Relation(7, "public", "t", "f", (Column("id", PgType(0, CATALOG, "int8"), -1, is_key=True), value))
+
+
+@pytest.mark.parametrize(("name", "options", "values"), WRITTEN_AT_ONCE)
+def test_a_value_in_binary_format_becomes_what_its_text_does(
+    twin: ModuleType, name: str, options: TypeOptions, values: list[bytes]
+) -> None:
+    relation = sent_table(name)
+    encoder = encoder_of(relation, keys=("value",), options=options)
+    _, to_text = conversions(relation, DESCRIBED)
+    for value in values:
+        in_text, in_binary = (
+            outcome(twin, relation, encoder, encode(Insert(None, 7, [b"1", column])), TRANSACTION)
+            for column in (to_text(value), BinaryValue(value))
+        )
+        assert in_binary == in_text
+        assert isinstance(in_binary[0], list)
+
+
+@needs_compiled
+@pytest.mark.parametrize(("name", "options", "values"), WRITTEN_AT_ONCE)
+def test_the_compiled_twin_writes_common_values_in_binary_format_by_itself(
+    monkeypatch: pytest.MonkeyPatch, name: str, options: TypeOptions, values: list[bytes]
+) -> None:
+    relation = sent_table(name)
+    encoder = encoder_of(relation, keys=("value",), options=options)
+    assert encoder.key is not None
+    monkeypatch.setattr(in_python.Rows, "add", None)
+    monkeypatch.setattr(encoder.row, "binary_writers", [None, None])
+    monkeypatch.setattr(encoder.key, "binary_writers", [None])
+    for value in values:
+        records, *_ = outcome(
+            TWINS[-1], relation, encoder, encode(Insert(None, 7, [b"1", BinaryValue(value)])), TRANSACTION
+        )
+        assert len(records) == 1
+
+
+@needs_compiled
+@pytest.mark.parametrize(("name", "options", "values"), WRITTEN_BY_PYTHON)
+@pytest.mark.parametrize("key", ["id", "value"])
+def test_what_is_odd_in_binary_format_is_written_by_the_twin(
+    name: str, options: TypeOptions, values: list[bytes], key: str
+) -> None:
+    relation = sent_table(name)
+    encoder = encoder_of(relation, keys=(key,), options=options)
+    for value in values:
+        expected, found = (
+            outcome(each, relation, encoder, encode(Insert(None, 7, [b"1", BinaryValue(value)])), TRANSACTION)
+            for each in TWINS
+        )
+        assert found == expected
 
 
 def test_a_row_in_a_stream_carries_a_transaction_id(twin: ModuleType) -> None:

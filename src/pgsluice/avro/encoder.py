@@ -32,6 +32,8 @@ class RowEncoder:
         self.types = [field.type for field in fields]
         self._writers = [kind.write for kind in self.types]
         self.binary_writers = [self._table.binary_writer(index, kind) for index, kind in enumerate(self.types)]
+        self.sent: list[ToText | None] = [self._table.to_text(index) for index in range(self._table.width)]
+        """What ``binary_writers`` read; None where values must be text."""
         self.names = [field.name.encode() for field in fields]
         self.is_key = [column.is_key for column in relation.columns]
 
@@ -98,6 +100,7 @@ class KeyEncoder:
         self.binary_writers = [
             self._table.binary_writer(place, kind) for place, kind in zip(self.places, self.types, strict=True)
         ]
+        self.sent: list[ToText | None] = [self._table.to_text(place) for place in self.places]
         writers = [kind.write for kind in self.types]
         self._parts = list(zip(self.places, writers, self.binary_writers, self.types, strict=True))
 
@@ -131,6 +134,10 @@ class _Table:
         self._types = [f"{column.type.namespace}.{column.type.name}" for column in relation.columns]
         self._sent = sent
         self.width = len(self._columns)
+
+    def to_text(self, index: int) -> ToText | None:
+        """Return the conversion of a column's values in binary format."""
+        return None if self._sent is None else self._sent[index]
 
     def binary_writer(self, index: int, kind: ColumnType) -> Writer:
         """Return the writer of a column's values in binary format; besides Misfit it raises what is UNREAD."""
