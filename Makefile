@@ -89,7 +89,7 @@ memory-safety: setup ## The same for the compiled modules under AddressSanitizer
 	LD_PRELOAD=$$(cc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \
 		PGSLUICE_SPEEDUPS=require PYTHONPATH=build/safety/src $(BIN)/python -m tests.fuzz.rows --count $(or $(COUNT),200000)
 	LD_PRELOAD=$$(cc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \
-		PGSLUICE_SPEEDUPS=require PYTHONPATH=build/safety/src $(PYTEST) tests/unit/kafka/test_runs.py -q
+		PGSLUICE_SPEEDUPS=require PYTHONPATH=build/safety/src $(PYTEST) tests/unit/test_rows.py tests/unit/kafka/test_runs.py -q
 
 lock: ## Renew requirements.lock
 	$(BIN)/pip-compile --quiet --extra confluent --extra dev --extra spark --generate-hashes --allow-unsafe --strip-extras \

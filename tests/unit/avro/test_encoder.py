@@ -137,6 +137,13 @@ def test_binary_values_give_what_their_text_gives() -> None:
     assert encode_binary_key(BINARY_ROW) == encode_key(texts)
 
 
+def test_what_binary_values_are_read_by_is_known() -> None:
+    key = key_fields(TABLE, FIELDS, ("day",), OPTIONS)
+    assert RowEncoder(TABLE, FIELDS, SENT).sent == SENT
+    assert KeyEncoder(TABLE, key, SENT).sent == SENT[2:]
+    assert (RowEncoder(TABLE, FIELDS).sent, KeyEncoder(TABLE, key).sent) == ([None] * 3, [None])
+
+
 def test_a_binary_value_that_does_not_fit_is_kept_as_text() -> None:
     infinity = BinaryValue.fromhex("7fffffff")
     assert encode_binary([None, None, infinity]) == (bytes(3), [(b"day", b"infinity")])
