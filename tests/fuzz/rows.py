@@ -184,8 +184,9 @@ def _whole(size: int) -> Callable[[Random], bytes]:
     ends = (0, 0, 0, 2**bits - 1, 2 ** (bits - 1), *_EDGES.get(size, ()))
 
     def make(random: Random) -> bytes:
-        away = random.choice((0, 1, random.randrange(2 ** random.randrange(1, bits))))
-        return ((random.choice(ends) + random.choice((1, -1)) * away) % 2**bits).to_bytes(size, "big")
+        away = random.choice((0, 1, random.randrange(1 << random.randrange(1, bits))))
+        number: int = (random.choice(ends) + random.choice((1, -1)) * away) % 2**bits
+        return number.to_bytes(size, "big")
 
     return make
 
