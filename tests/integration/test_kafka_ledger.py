@@ -257,6 +257,17 @@ class TestDuringASession:
                 with pytest.raises(HistoryError, match=sentence.format(orders.topic) + REMEDY):
                     await session.deliver(*(insert(orders, n) for n in range(10)))
 
+    async def test_it_is_noticed_before_the_first_row_of_a_session(
+        self, kafka: Kafka, prefix: str, orders: Target
+    ) -> None:
+        """What was found at the session's start is not looked for again."""
+        await written(kafka, prefix, orders)
+        async with Session(kafka, prefix) as session:
+            await asyncio.to_thread(delete_topic, kafka, orders.topic)
+            await session.sink.open_topic(policy(orders, PARTITIONS), keyed=True)
+            with pytest.raises(HistoryError, match=f"Topic {orders.topic} was deleted: consumers miss"):
+                await session.deliver(insert(orders, 1))
+
     async def test_it_is_noticed_while_there_is_no_room_for_more(
         self, kafka: Kafka, prefix: str, orders: Target
     ) -> None:
@@ -336,7 +347,7 @@ class TestLedger:
     def test_what_is_seen_once_is_not_believed(self, kafka: Kafka, orders: Target) -> None:
         topics = Forgetful(kafka, 2)
         known = Ledger(topics, Event(), accept=False)
-        known.watch(orders.topic, topics.ensure(TopicSpec(orders.topic, 1)))
+        known.watch(orders.topic, *topics.ensure(TopicSpec(orders.topic, 1)))
         known.examine()
         assert topics.answers < 0
 
@@ -346,7 +357,7 @@ class TestLedger:
         monkeypatch.setattr(ledger, "CONFIRM_S", 3600.0)
         given_up, topics = Event(), Topics(client_options(kafka), Event())
         known = Ledger(topics, given_up, accept=False)
-        state = topics.ensure(TopicSpec(orders.topic, 1))
+        (state,) = topics.ensure(TopicSpec(orders.topic, 1))
         known.watch(orders.topic, state)
         known.watch(f"{orders.topic}-gone", state)
         Timer(0.5, given_up.set).start()
@@ -357,7 +368,7 @@ class TestLedger:
     def test_several_topics_in_one_message(self, kafka: Kafka, orders: Target) -> None:
         topics = Topics(client_options(kafka), Event())
         known = Ledger(topics, Event(), accept=False)
-        state = topics.ensure(TopicSpec(orders.topic, 1))
+        (state,) = topics.ensure(TopicSpec(orders.topic, 1))
         for number in range(8):
             known.watch(f"{orders.topic}-{number}", state)
         with pytest.raises(HistoryError, match=r"And 3 more topics have changed\. Reload") as caught:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import structlog
+from confluent_kafka.admin import ConfigResource
 
 from pgsluice.errors import ConfigError, DeadlineMissed, Fenced, PoisonError, SinkUnavailable
 from pgsluice.kafka import producer
@@ -17,7 +18,7 @@ from pgsluice.record import Record, Target
 from pgsluice.registry.builtin import BuiltinRegistry
 from pgsluice.registry.client import RegistryOptions
 from sandbox.kafka import Kafka
-from tests.support.kafka import client_options, create_topic, end_of, paused, read_committed, wait_for_end
+from tests.support.kafka import client_options, configure, create_topic, end_of, paused, read_committed, wait_for_end
 from tests.support.sink import Place, Session, cut_records, insert, offsets, policy
 
 SECRET = b"row data"
@@ -236,6 +237,25 @@ class TestRefusals:
             sentence = rf"{orders.topic} takes 2000 bytes .*1000000 \(batch.size\).*set batch.size under .* to 2000 or"
             with pytest.raises(ConfigError, match=sentence):
                 await session.sink.open_topic(policy(orders, max_message_bytes="2000"), keyed=True)
+
+    async def test_a_topic_known_since_the_start_is_refused_when_its_first_row_comes(
+        self, kafka: Kafka, prefix: str, orders: Target, logs: Target
+    ) -> None:
+        """And one whose settings have changed meanwhile, with the table's next version."""
+        create_topic(kafka, orders.topic, cleanup_policy="compact")
+        create_topic(kafka, logs.topic, max_message_bytes="2000")
+        async with Session(kafka, prefix) as session:
+            await session.sink.open_topics([orders.topic, logs.topic, f"{prefix}.never-made"])
+            with pytest.raises(ConfigError, match=f"{orders.topic} has cleanup.policy=compact, but rows without key"):
+                await session.sink.open_topic(policy(orders), keyed=False)
+            with pytest.raises(ConfigError, match=rf"{logs.topic} takes 2000 bytes .*set batch.size under .* to 2000"):
+                await session.sink.open_topic(policy(logs), keyed=False)
+        async with Session(kafka, prefix) as session:
+            await session.sink.open_topics([orders.topic])
+            await session.sink.open_topic(replace(policy(orders), truncate=False), keyed=True)
+            configure(kafka, ConfigResource(ConfigResource.Type.TOPIC, orders.topic), "max.message.bytes", "3000")
+            with pytest.raises(ConfigError, match=f"{orders.topic} takes 3000 bytes"):
+                await session.sink.open_topic(replace(policy(orders), truncate=False), keyed=True)
 
 
 class TestOutages:

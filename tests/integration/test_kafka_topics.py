@@ -18,7 +18,7 @@ from pgsluice.kafka import topics as module
 from pgsluice.kafka.checks import check
 from pgsluice.kafka.producer import ProducerOptions
 from pgsluice.kafka.sink import SinkOptions
-from pgsluice.kafka.topics import Topics, TopicSpec
+from pgsluice.kafka.topics import Topics, TopicSettings, TopicSpec, check_compacted
 from pgsluice.librdkafka import ClientOptions
 from sandbox.kafka import Kafka
 from tests.support.kafka import (
@@ -48,20 +48,20 @@ def name() -> str:
 
 class TestEnsure:
     def test_a_new_topic_is_as_specified(self, kafka: Kafka, topics: Topics, name: str) -> None:
-        assert topics.ensure(TopicSpec(name, 3, 1, {"retention.ms": "60000"})).partitions == 3
+        assert topics.ensure(TopicSpec(name, 3, 1, {"retention.ms": "60000"}))[0].partitions == 3
         client, resource = admin(kafka), ConfigResource(ConfigResource.Type.TOPIC, name)
         assert client.describe_configs([resource])[resource].result()["retention.ms"].value == "60000"
         assert topics.describe([name])[name].partitions == 3
 
     def test_an_existing_one_stays_as_it_is(self, topics: Topics, name: str) -> None:
-        assert topics.ensure(TopicSpec(name, 2)).partitions == 2
-        assert topics.ensure(TopicSpec(name, 12, 3, {"retention.ms": "1"})).partitions == 2
+        assert topics.ensure(TopicSpec(name, 2))[0].partitions == 2
+        assert topics.ensure(TopicSpec(name, 12, 3, {"retention.ms": "1"}))[0].partitions == 2
 
     def test_several_may_want_to_make_it(self, kafka: Kafka, name: str) -> None:
         several = [Topics(client_options(kafka), Event()) for _ in range(4)]
         with ThreadPoolExecutor(len(several)) as threads:
             found = threads.map(lambda one: one.ensure(TopicSpec(name, 5)), several)
-        assert [state.partitions for state in found] == [5] * len(several)
+        assert [state.partitions for (state,) in found] == [5] * len(several)
 
     def test_too_few_brokers_may_become_enough(self, topics: Topics, name: str) -> None:
         with pytest.raises(SinkUnavailable, match=rf"Creating topic {name}: .*Fewer brokers are up"):
@@ -87,25 +87,60 @@ class TestEnsure:
         with pytest.raises(ConfigError, match=reason):
             topics.ensure(spec)
 
+    def test_several_at_once(self, topics: Topics, name: str) -> None:
+        topics.ensure(TopicSpec(f"{name}.2", 2))
+        states = topics.ensure(*(TopicSpec(f"{name}.{number}", number) for number in (1, 2, 3)))
+        assert [state.partitions for state in states] == [1, 2, 3]
+        assert [topics.describe([f"{name}.{number}"])[f"{name}.{number}"] for number in (1, 2, 3)] == states
+
+    def test_one_of_several_is_refused(self, topics: Topics, name: str) -> None:
+        with pytest.raises(ConfigError, match="topic no spaces: Broker: Invalid topic"):
+            topics.ensure(TopicSpec("no spaces", 1), TopicSpec(name, 1))
+
+
+class TestSettings:
     @pytest.mark.parametrize("policy", ["compact", "compact,delete"])
     def test_a_compacted_topic_takes_only_records_with_keys(
         self, kafka: Kafka, topics: Topics, name: str, policy: str
     ) -> None:
         create_topic(kafka, name, cleanup_policy=policy)
-        assert topics.ensure(TopicSpec(name, 1)).partitions == 1
+        (settings,) = topics.settings_of(name)
+        topics.check(TopicSpec(name, 1), settings)
         with pytest.raises(ConfigError, match=f"Topic {name} has cleanup.policy=compact, but rows without key"):
-            topics.ensure(TopicSpec(name, 1, compactable=False))
+            topics.check(TopicSpec(name, 1, compactable=False), settings)
 
-    def test_a_topic_that_is_compacted_as_specified(self, topics: Topics, name: str) -> None:
-        with pytest.raises(ConfigError, match=f"Topic {name} has cleanup.policy=compact"):
-            topics.ensure(TopicSpec(name, 1, config={"cleanup.policy": "compact"}, compactable=False))
+    def test_a_new_topic_has_what_was_specified(self, topics: Topics, name: str) -> None:
+        topics.ensure(TopicSpec(name, 1, config={"cleanup.policy": "compact", "max.message.bytes": "1000000"}))
+        (settings,) = topics.settings_of(name)
+        assert settings == TopicSettings("compact", 1_000_000)
+        topics.check(TopicSpec(name, 1), settings)
+
+    def test_a_topic_that_takes_less_than_a_batch(self, topics: Topics) -> None:
+        with pytest.raises(ConfigError, match=r"Topic t takes 999999 bytes at once .*1000000 \(batch.size\)"):
+            topics.check(TopicSpec("t", 1), TopicSettings("delete", 999_999))
+
+    def test_of_many_topics_at_once_and_of_none(
+        self, topics: Topics, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Without those that are not there."""
+        monkeypatch.setattr(module, "SETTINGS_MAX", 2)
+        limits = {f"{name}.{number}": 1_000_000 + number for number in range(5)}
+        topics.ensure(*(TopicSpec(one, 1, config={"max.message.bytes": str(limit)}) for one, limit in limits.items()))
+        found = topics.settings([*limits, f"{name}.never-made"])
+        assert found == {one: TopicSettings("delete", limit) for one, limit in limits.items()}
+        assert topics.settings([]) == {}
+
+    def test_of_a_topic_that_is_not_there(self, topics: Topics, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "REQUEST_S", SOON_S)
+        with pytest.raises(SinkUnavailable, match=f"Reading the configuration of {name}: the broker does not know"):
+            topics.settings_of(name)
 
     def test_a_topic_that_keeps_the_last_record_of_each_key(self, topics: Topics, name: str) -> None:
-        topics.ensure(TopicSpec(f"{name}.1", 1, config={"cleanup.policy": "compact"}))
-        topics.check_compacted(f"{name}.1")
-        topics.ensure(TopicSpec(f"{name}.2", 1))
+        topics.ensure(TopicSpec(f"{name}.1", 1, config={"cleanup.policy": "compact"}), TopicSpec(f"{name}.2", 1))
+        compacted, deleted = topics.settings_of(f"{name}.1", f"{name}.2")
+        check_compacted(f"{name}.1", compacted)
         with pytest.raises(ConfigError, match=rf"Topic {name}.2 has cleanup.policy=delete, .* Set it to compact"):
-            topics.check_compacted(f"{name}.2")
+            check_compacted(f"{name}.2", deleted)
 
 
 class TestQuestions:
@@ -121,7 +156,7 @@ class TestQuestions:
         assert topics.next_offsets([]) == {}
         for number in range(5):
             topic = f"{name}.{number}"
-            places = [(topic, partition) for partition in range(topics.ensure(TopicSpec(topic, 7)).partitions)]
+            places = [(topic, partition) for partition in range(topics.ensure(TopicSpec(topic, 7))[0].partitions)]
             assert topics.next_offsets(places) == dict.fromkeys(places, 0)
 
     def test_offsets_count_what_is_not_committed(self, kafka: Kafka, topics: Topics, name: str) -> None:
@@ -163,7 +198,7 @@ class TestOutages:
         monkeypatch.setattr(module, "_LEADERS_S", SOON_S)
         with Kafka(brokers=2) as kafka:
             topics = Topics(client_options(kafka), Event())
-            places = [(name, partition) for partition in range(topics.ensure(TopicSpec(name, 4, 1)).partitions)]
+            places = [(name, partition) for partition in range(topics.ensure(TopicSpec(name, 4, 1))[0].partitions)]
             offsets = topics.next_offsets(places)
             assert offsets == dict.fromkeys(places, 0)
             silence = r"Listing the offsets of topics: .*did not answer in time"
@@ -274,7 +309,10 @@ class TestCheck:
         with pytest.raises(PermissionDenied, match=f"topic {name}"):
             reader.ensure(TopicSpec(name, 2))
         grant(secured_kafka, name, AclOperation.DESCRIBE)
-        assert reader.ensure(TopicSpec(name, 2, compactable=False)).partitions == 2
-        reader.check_compacted(name)
+        assert reader.ensure(TopicSpec(name, 2))[0].partitions == 2
+        (settings,) = reader.settings_of(name)
+        assert settings == TopicSettings()
+        reader.check(TopicSpec(name, 2, compactable=False), settings)
+        check_compacted(name, settings)
         assert reader.next_offsets([(name, 0)]) == {(name, 0): 0}
         assert reader.max_transaction_timeout_ms() is None

@@ -14,15 +14,13 @@ from confluent_kafka.admin import (
     AclBindingFilter,
     AclOperation,
     AclPermissionType,
-    AlterConfigOpType,
-    ConfigEntry,
     ConfigResource,
     ResourcePatternType,
     ResourceType,
 )
 
 from sandbox.kafka import Kafka
-from tests.support.kafka import TIMEOUT_S, SecuredKafka, admin
+from tests.support.kafka import TIMEOUT_S, SecuredKafka, admin, configure
 from tests.support.weather import Pipeline, Start, wait_until
 
 log = logging.getLogger(__name__)
@@ -128,13 +126,6 @@ class TestOneBroker:
             pipeline.daemon.settings["kafka"]["client"] = {"batch.size": "2000"}
             pipeline.daemon.start()
             pipeline.assert_complete()
-
-
-def configure(kafka: Kafka, of: ConfigResource, name: str, value: str) -> None:
-    """Change a setting while brokers run."""
-    of.add_incremental_config(ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET))
-    client = admin(kafka)
-    client.incremental_alter_configs([of])[of].result(TIMEOUT_S)
 
 
 @contextmanager

@@ -21,6 +21,8 @@ from confluent_kafka.admin import (
     AclOperation,
     AclPermissionType,
     AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
     ConfigResource,
     NewPartitions,
     NewTopic,
@@ -113,6 +115,13 @@ def add_partitions(kafka: Kafka, topic: str, partitions: int) -> None:
     client.create_partitions([NewPartitions(topic, partitions)])[topic].result(TIMEOUT_S)
     while len(client.list_topics(timeout=TIMEOUT_S).topics[topic].partitions) < partitions:
         time.sleep(0.05)
+
+
+def configure(kafka: Kafka, of: ConfigResource, name: str, value: str) -> None:
+    """Change a setting while brokers run."""
+    of.add_incremental_config(ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET))
+    client = admin(kafka)
+    client.incremental_alter_configs([of])[of].result(TIMEOUT_S)
 
 
 def delete_records(kafka: Kafka, topic: str, partition: int = 0) -> None:

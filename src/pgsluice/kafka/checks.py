@@ -7,7 +7,7 @@ from functools import partial
 from pgsluice.errors import PgsluiceError
 from pgsluice.finding import Finding, Verdict
 from pgsluice.kafka.sink import Mode, SinkOptions
-from pgsluice.kafka.topics import Topics, TopicSpec
+from pgsluice.kafka.topics import Topics, TopicSpec, check_compacted
 
 _MODES: Mapping[Mode, str] = {
     "exactly_once": "exactly once, by Kafka transactions",
@@ -68,7 +68,7 @@ def _service_topic(topics: Topics, spec: TopicSpec) -> Finding:
     if not state.has_leaders:
         return Finding(name, Verdict.FAIL, "its partition has no leader", "See why the brokers that hold it are down.")
     if spec.config.get("cleanup.policy") == "compact":
-        topics.check_compacted(topic)
+        check_compacted(topic, *topics.settings_of(topic))
     return Finding(name, Verdict.OK, "exists")
 
 

@@ -23,7 +23,7 @@ from pgsluice.kafka.producer import CutProducer, ProducerOptions, TransactionalP
 from pgsluice.kafka.refusals import Eyes, Refusals
 from pgsluice.kafka.runs import TRUNCATE
 from pgsluice.kafka.tail import Tail
-from pgsluice.kafka.topics import Topics, TopicSpec
+from pgsluice.kafka.topics import Topics, TopicSettings, TopicSpec, check_compacted
 from pgsluice.progress import Checkpoint
 from pgsluice.record import Record
 from pgsluice.tables import TablePolicy
@@ -84,6 +84,8 @@ class KafkaSink:
         self._producer: CutProducer | None = None
         self._topic_ledger: Ledger | None = None
         self._last: Checkpoint | None = None
+        self._settings: dict[str, TopicSettings] = {}
+        """Of the topics that were there at the session's start, until their tables' first rows."""
 
     async def prepare(self) -> None:
         """Make the service topics exist. No producer yet: a standby must not disturb the owner."""
@@ -171,15 +173,16 @@ class KafkaSink:
 
     def _prepare(self) -> None:
         options = self._options
-        for spec in (options.transactions_topic, options.checkpoint_topic):
-            state = self._topics.ensure(spec)
+        specs = [options.transactions_topic, options.checkpoint_topic]
+        others = [] if options.dead_letters_topic is None else [options.dead_letters_topic]
+        states = self._topics.ensure(*specs, *others)
+        settings = self._topics.settings_of(*(spec.name for spec in specs))
+        for spec, state, one in zip(specs, states, settings, strict=False):
             if state.partitions != 1:
                 raise ConfigError(f"Topic {spec.name} must have exactly one partition, as pgsluice creates it.")
-            self._topics.check_batches(spec.name)
+            self._topics.check(spec, one)
             self._ledger.watch(spec.name, state)
-        if options.dead_letters_topic is not None:
-            self._topics.ensure(options.dead_letters_topic)
-        self._topics.check_compacted(self._options.checkpoint_topic.name)
+        check_compacted(options.checkpoint_topic.name, settings[-1])
         allowed_ms, timeout_s = self._topics.max_transaction_timeout_ms(), options.producer.timeout_s
         if allowed_ms is not None and allowed_ms < timeout_s * 1000:
             timeout_s = allowed_ms / 1000
@@ -227,12 +230,13 @@ class KafkaSink:
         with self._tail(self._options.transactions_topic) as tail:
             last, lost = read_last_cuts(tail, self._format.decode, committed)
         self._ledger.recall(last, lost, [*topics, *([dead_letters.name] if dead_letters else [])])
+        self._settings = self._topics.settings(self._ledger.ids())
 
     def _open_topic(self, spec: TopicSpec) -> None:
-        state = self._topics.ensure(spec)
-        self._topics.check_batches(spec.name)
-        if spec.name not in self._ledger:
-            self._ledger.pin({spec.name: state})
+        new = {} if spec.name in self._ledger else dict(zip((spec.name,), self._topics.ensure(spec), strict=True))
+        known = self._settings.pop(spec.name, None)  # a later version of the table looks again
+        self._topics.check(spec, known or self._topics.settings_of(spec.name)[0])
+        self._ledger.pin(new)
 
     def _produce(self, cut: Cut, records: list[Record]) -> None:
         at = 0

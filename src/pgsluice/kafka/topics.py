@@ -27,12 +27,18 @@ _LEADERS_S = 3.0
 _LOOK_S = 1.0
 
 _SLICE_S = 0.5
+_RETRY_FIRST_S = 0.005
 _RETRY_S = 0.05
+"""Between two tries, at first and later: of a new topic the brokers hear within milliseconds, mostly."""
+
 _SETTLE_S = 30.0
 """Until every partition of a new topic has a leader; librdkafka waits as long for its metadata."""
 
 BATCH_BYTES = 1_000_000
 """librdkafka's default of ``batch.size``."""
+
+SETTINGS_MAX = 100
+"""Topics whose configurations are read with one request: of each one the broker tells some forty settings."""
 
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 """What brokers older than topic ids (Kafka 2.8) say."""
@@ -53,6 +59,14 @@ class TopicSpec:
     compactable: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class TopicSettings:
+    """What of a topic's configuration decides which records it takes; None where that cannot be known."""
+
+    cleanup_policy: str | None = None
+    max_message_bytes: int | None = None
+
+
 class Topics:
     """Administration of topics; every method blocks, until ``given_up`` is set at the latest."""
 
@@ -63,33 +77,46 @@ class Topics:
         self.batch_bytes = int(options.properties.get("batch.size", BATCH_BYTES))
         """How large a batch of records may get before it is compressed."""
 
-    def ensure(self, spec: TopicSpec) -> TopicState:
-        """Return the topic, which exists afterwards; else ConfigError."""
-        state = self.describe([spec.name]).get(spec.name)
-        if state is None:
-            self._create(spec)
-        if state is None or not state.has_leaders:
-            state = self._settled(spec.name)
-        if not spec.compactable and "compact" in self._topic_config(spec.name).get("cleanup.policy", ""):
+    def ensure(self, *specs: TopicSpec) -> list[TopicState]:
+        """Return the topics, which exist afterwards; else ConfigError."""
+        states = self.describe([spec.name for spec in specs])
+        self._create([spec for spec in specs if spec.name not in states])
+        states |= self._settled([spec.name for spec in specs if not _is_settled(states.get(spec.name))])
+        return [states[spec.name] for spec in specs]
+
+    def settings(self, topics: Collection[str]) -> dict[str, TopicSettings]:
+        """Return what ``topics`` take, without those that are gone; the brokers may not know yet of new ones."""
+        names, found = list(topics), dict[str, TopicSettings]()
+        for at in range(0, len(names), SETTINGS_MAX):
+            found |= self._settings(names[at : at + SETTINGS_MAX])
+        return found
+
+    def settings_of(self, *topics: str) -> list[TopicSettings]:
+        """Return what ``topics`` take, which exist, and may be new."""
+
+        def ask() -> list[TopicSettings]:
+            found = self._settings(topics)
+            if missing := [topic for topic in topics if topic not in found]:
+                raise SinkUnavailable(f"Reading the configuration of {missing[0]}: the broker does not know the topic.")
+            return [found[topic] for topic in topics]
+
+        return self._patiently(topics, ask)
+
+    def check(self, spec: TopicSpec, settings: TopicSettings) -> None:
+        """Raise ConfigError if the topic would refuse what is to be written to it, as far as its settings tell."""
+        if not spec.compactable and "compact" in (settings.cleanup_policy or ""):
             raise ConfigError(
                 f"Topic {spec.name} has cleanup.policy=compact, but rows without key or truncates go to it, and Kafka "
                 "refuses records without key there: give the table a key (`keys` in [[tables.rules]]), set "
                 'truncate = "skip", or change the policy.'
             )
-        return state
-
-    def check_batches(self, topic: str) -> None:
-        """Raise ConfigError if ``topic`` would refuse small records because many come together."""
-        limit = self._limit(self._topic_config(topic))
-        if limit < self.batch_bytes:
+        limit = settings.max_message_bytes
+        if limit is not None and limit < self.batch_bytes:
             raise ConfigError(
-                f"Topic {topic} takes {limit} bytes at once (max.message.bytes), but the producer's batches may have "
-                f"{self.batch_bytes} (batch.size), so it would refuse many small rows that come together. Raise the "
-                f"one, or set batch.size under kafka.client to {limit} or less."
+                f"Topic {spec.name} takes {limit} bytes at once (max.message.bytes), but the producer's batches may "
+                f"have {self.batch_bytes} (batch.size), so it would refuse many small rows that come together. Raise "
+                f"the one, or set batch.size under kafka.client to {limit} or less."
             )
-
-    def _limit(self, config: Mapping[str, str]) -> int:
-        return int(config.get("max.message.bytes", self.batch_bytes))
 
     def small_topics(self, prefix: str) -> dict[str, int]:
         """Return the max.message.bytes of those topics beginning with ``prefix`` that do not take our batches."""
@@ -98,18 +125,9 @@ class Topics:
             found = self._admin.list_topics(timeout=REQUEST_S).topics
         except KafkaException as error:
             raise failure(error, doing, self._errors) from error
-        ours = (topic for topic in sorted(found) if topic.startswith(prefix))
-        limits = {topic: self._limit(self._config(ConfigResource.Type.TOPIC, topic)) for topic in ours}
-        return {topic: limit for topic, limit in limits.items() if limit < self.batch_bytes}
-
-    def check_compacted(self, topic: str) -> None:
-        """Raise ConfigError unless ``topic`` keeps the last record of every key for ever."""
-        policy = self._topic_config(topic).get("cleanup.policy")
-        if policy not in (None, "compact"):
-            raise ConfigError(
-                f"Topic {topic} has cleanup.policy={policy}, so Kafka would delete in time what a restart needs. Set "
-                "it to compact."
-            )
+        settings = self.settings([topic for topic in sorted(found) if topic.startswith(prefix)])
+        limits = {topic: one.max_message_bytes for topic, one in settings.items()}
+        return {topic: limit for topic, limit in limits.items() if limit is not None and limit < self.batch_bytes}
 
     def describe(self, topics: Collection[str]) -> dict[str, TopicState]:
         """Return what is known of each of ``topics``.
@@ -148,12 +166,12 @@ class Topics:
 
     def max_message_bytes(self, topic: str) -> int | None:
         """Return the topic's max.message.bytes, None when it cannot be known."""
-        found = self._config(ConfigResource.Type.TOPIC, topic).get("max.message.bytes")
-        return None if found is None else int(found)
+        return self.settings([topic]).get(topic, TopicSettings()).max_message_bytes
 
     def _broker_setting(self, setting: str) -> int | None:
         """Return a setting that is the same on all brokers, None when it cannot be known."""
-        found = self._config(ConfigResource.Type.BROKER, str(min(self.brokers()))).get(setting)
+        resource = ConfigResource(ConfigResource.Type.BROKER, str(min(self.brokers())))
+        found = self._configs([resource]).get(resource.name, {}).get(setting)
         return None if found is None else int(found)
 
     def brokers(self) -> list[int]:
@@ -202,14 +220,15 @@ class Topics:
 
     def _patiently(self, topics: Iterable[str], ask: Callable[[], T]) -> T:
         """Ask again for a while: of new topics, and of leaders that move, the brokers hear one after the other."""
-        end = time.monotonic() + REQUEST_S
+        end, pause_s = time.monotonic() + REQUEST_S, _RETRY_FIRST_S
         while True:
             try:
                 return ask()
             except SinkUnavailable:
-                if time.monotonic() > end or self._given_up.wait(_RETRY_S):
+                if time.monotonic() > end or self._given_up.wait(pause_s):
                     raise
             self._look_for_leaders(topics)
+            pause_s = min(_RETRY_S, 2 * pause_s)
 
     def _look_for_leaders(self, topics: Iterable[str]) -> None:
         """Tell the client of new leaders, and of brokers that are gone: by itself it asks the former ones again."""
@@ -241,42 +260,77 @@ class Topics:
                 self._errors.recovered()
                 return answer
 
-    def _topic_config(self, topic: str) -> dict[str, str]:
-        """Return the settings of a topic that may be new."""
-        return self._patiently([topic], lambda: self._config(ConfigResource.Type.TOPIC, topic))
+    def _settings(self, topics: Collection[str]) -> dict[str, TopicSettings]:
+        found = self._configs([ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in topics])
+        return {topic: _topic_settings(values) for topic, values in found.items()}
 
-    def _config(self, kind: ConfigResource.Type, name: str) -> dict[str, str]:
-        """Return all settings; none when we may not ask: then the records will tell."""
-        resource = ConfigResource(kind, name)
-        future = self._admin.describe_configs([resource], request_timeout=REQUEST_S)[resource]
-        try:
-            found = self._answer(future, f"Reading the configuration of {name}")
-        except PermissionDenied:
-            return {}
-        return {setting: entry.value for setting, entry in found.items() if entry.value is not None}
+    def _configs(self, resources: Collection[ConfigResource]) -> dict[str, dict[str, str]]:
+        """Return all settings of each, without what is gone; none when we may not ask: then the records will tell."""
+        futures = self._admin.describe_configs(list(resources), request_timeout=REQUEST_S)
+        configs = {}
+        for resource, future in futures.items():
+            try:
+                found = self._answer(future, f"Reading the configuration of {resource.name}")
+            except _UnknownTopic:
+                continue
+            except PermissionDenied:
+                found = {}
+            configs[resource.name] = {name: entry.value for name, entry in found.items() if entry.value is not None}
+        return configs
 
-    def _create(self, spec: TopicSpec) -> None:
-        new, doing = _new_topic(spec), f"Creating topic {spec.name}"
-        try:
-            self._wait(self._admin.create_topics([new], request_timeout=REQUEST_S)[spec.name], doing)
-        except KafkaException as error:
-            code = error.args[0].code()
-            if code == KafkaError.TOPIC_ALREADY_EXISTS:
-                return
-            if code == KafkaError.TOPIC_EXCEPTION:
-                raise ConfigError(
-                    f"Kafka refuses topic {spec.name!r}: {error.args[0].str()}. Where it collides with another topic "
-                    "in '.' and '_', name it with `topic = \"...\"` in a [[tables.rules]] entry."
-                ) from error
-            raise failure(error, doing, self._errors) from error
+    def _create(self, specs: Sequence[TopicSpec]) -> None:
+        """Make all of them with one request; that somebody else just did is fine."""
+        if not specs:
+            return
+        futures = self._admin.create_topics([_new_topic(spec) for spec in specs], request_timeout=REQUEST_S)
+        for spec in specs:
+            doing = f"Creating topic {spec.name}"
+            try:
+                self._wait(futures[spec.name], doing)
+            except KafkaException as error:
+                self._judge_creation(error, spec, doing)
 
-    def _settled(self, topic: str) -> TopicState:
-        deadline = time.monotonic() + _SETTLE_S
-        while time.monotonic() < deadline and not self._given_up.wait(_RETRY_S):
-            state = self.describe([topic]).get(topic)
-            if state is not None and state.has_leaders:
-                return state
-        raise SinkUnavailable(f"Topic {topic} has partitions without a leader.")
+    def _judge_creation(self, error: KafkaException, spec: TopicSpec, doing: str) -> None:
+        code = error.args[0].code()
+        if code == KafkaError.TOPIC_ALREADY_EXISTS:
+            return
+        if code == KafkaError.TOPIC_EXCEPTION:
+            raise ConfigError(
+                f"Kafka refuses topic {spec.name!r}: {error.args[0].str()}. Where it collides with another topic "
+                "in '.' and '_', name it with `topic = \"...\"` in a [[tables.rules]] entry."
+            ) from error
+        raise failure(error, doing, self._errors) from error
+
+    def _settled(self, topics: Collection[str]) -> dict[str, TopicState]:
+        """Return the topics once each of their partitions has a leader: mostly at once, or some milliseconds later."""
+        end, pause_s = time.monotonic() + _SETTLE_S, _RETRY_FIRST_S
+        while True:
+            states = self.describe(topics)
+            missing = [topic for topic in topics if not _is_settled(states.get(topic))]
+            if not missing:
+                return states
+            if time.monotonic() > end or self._given_up.wait(pause_s):
+                raise SinkUnavailable(f"Topic {missing[0]} has partitions without a leader.")
+            pause_s = min(_RETRY_S, 2 * pause_s)
+
+
+def check_compacted(topic: str, settings: TopicSettings) -> None:
+    """Raise ConfigError unless ``topic`` keeps the last record of every key for ever."""
+    policy = settings.cleanup_policy
+    if policy not in (None, "compact"):
+        raise ConfigError(
+            f"Topic {topic} has cleanup.policy={policy}, so Kafka would delete in time what a restart needs. Set "
+            "it to compact."
+        )
+
+
+def _is_settled(state: TopicState | None) -> bool:
+    return state is not None and state.has_leaders
+
+
+def _topic_settings(values: Mapping[str, str]) -> TopicSettings:
+    limit = values.get("max.message.bytes")
+    return TopicSettings(values.get("cleanup.policy"), None if limit is None else int(limit))
 
 
 def _new_topic(spec: TopicSpec) -> NewTopic:
