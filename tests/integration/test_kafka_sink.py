@@ -241,7 +241,8 @@ class TestRefusals:
     async def test_a_topic_known_since_the_start_is_refused_when_its_first_row_comes(
         self, kafka: Kafka, prefix: str, orders: Target, logs: Target
     ) -> None:
-        """And one whose settings have changed meanwhile, with the table's next version."""
+        """And one whose settings have changed meanwhile, with the table's next version; unless it was mended."""
+        orders_topic = ConfigResource(ConfigResource.Type.TOPIC, orders.topic)
         create_topic(kafka, orders.topic, cleanup_policy="compact")
         create_topic(kafka, logs.topic, max_message_bytes="2000")
         async with Session(kafka, prefix) as session:
@@ -251,9 +252,11 @@ class TestRefusals:
             with pytest.raises(ConfigError, match=rf"{logs.topic} takes 2000 bytes .*set batch.size under .* to 2000"):
                 await session.sink.open_topic(policy(logs), keyed=False)
         async with Session(kafka, prefix) as session:
-            await session.sink.open_topics([orders.topic])
+            await session.sink.open_topics([orders.topic, logs.topic])
             await session.sink.open_topic(replace(policy(orders), truncate=False), keyed=True)
-            configure(kafka, ConfigResource(ConfigResource.Type.TOPIC, orders.topic), "max.message.bytes", "3000")
+            configure(kafka, ConfigResource(ConfigResource.Type.TOPIC, logs.topic), "max.message.bytes", "2000000")
+            await session.sink.open_topic(policy(logs), keyed=False)
+            configure(kafka, orders_topic, "max.message.bytes", "3000")
             with pytest.raises(ConfigError, match=f"{orders.topic} takes 3000 bytes"):
                 await session.sink.open_topic(replace(policy(orders), truncate=False), keyed=True)
 

@@ -7,7 +7,9 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Literal, TypeVar
 
 import structlog
@@ -23,7 +25,7 @@ from pgsluice.kafka.producer import CutProducer, ProducerOptions, TransactionalP
 from pgsluice.kafka.refusals import Eyes, Refusals
 from pgsluice.kafka.runs import TRUNCATE
 from pgsluice.kafka.tail import Tail
-from pgsluice.kafka.topics import Topics, TopicSettings, TopicSpec, check_compacted
+from pgsluice.kafka.topics import SETTINGS_MAX, Topics, TopicSettings, TopicSpec, check_compacted
 from pgsluice.progress import Checkpoint
 from pgsluice.record import Record
 from pgsluice.tables import TablePolicy
@@ -85,7 +87,9 @@ class KafkaSink:
         self._topic_ledger: Ledger | None = None
         self._last: Checkpoint | None = None
         self._settings: dict[str, TopicSettings] = {}
-        """Of the topics that were there at the session's start, until their tables' first rows."""
+        """Of topics that were there at the session's start, until their tables' first rows."""
+        self._unseen: dict[str, None] = {}
+        """Those of which the settings were not read yet."""
 
     async def prepare(self) -> None:
         """Make the service topics exist. No producer yet: a standby must not disturb the owner."""
@@ -230,13 +234,31 @@ class KafkaSink:
         with self._tail(self._options.transactions_topic) as tail:
             last, lost = read_last_cuts(tail, self._format.decode, committed)
         self._ledger.recall(last, lost, [*topics, *([dead_letters.name] if dead_letters else [])])
-        self._settings = self._topics.settings(self._ledger.ids())
+        self._unseen = dict.fromkeys(self._ledger.ids())
 
     def _open_topic(self, spec: TopicSpec) -> None:
         new = {} if spec.name in self._ledger else dict(zip((spec.name,), self._topics.ensure(spec), strict=True))
-        known = self._settings.pop(spec.name, None)  # a later version of the table looks again
-        self._topics.check(spec, known or self._topics.settings_of(spec.name)[0])
+        self._check(spec)
         self._ledger.pin(new)
+
+    def _check(self, spec: TopicSpec) -> None:
+        """Raise ConfigError if the topic would refuse what is to be written to it."""
+        known = self._looked_at(spec.name)
+        if known is not None:
+            with suppress(ConfigError):  # it may have been mended since
+                self._topics.check(spec, known)
+                return
+        self._topics.check(spec, *self._topics.settings_of(spec.name))
+
+    def _looked_at(self, topic: str) -> TopicSettings | None:
+        """Return what a topic took when many were looked at together; once, as a table's next version may ask again."""
+        if topic in self._unseen:
+            others = (other for other in self._unseen if other != topic)
+            together = [topic, *islice(others, SETTINGS_MAX - 1)]
+            self._settings |= self._topics.settings(together)
+            for seen in together:
+                del self._unseen[seen]
+        return self._settings.pop(topic, None)
 
     def _produce(self, cut: Cut, records: list[Record]) -> None:
         at = 0

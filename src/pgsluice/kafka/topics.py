@@ -37,8 +37,8 @@ _SETTLE_S = 30.0
 BATCH_BYTES = 1_000_000
 """librdkafka's default of ``batch.size``."""
 
-SETTINGS_MAX = 100
-"""Topics whose configurations are read with one request: of each one the broker tells some forty settings."""
+SETTINGS_MAX = 25
+"""Topics whose configurations are read with one request: of each one the broker tells all settings, in 0.5 to 1 ms."""
 
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 """What brokers older than topic ids (Kafka 2.8) say."""
