@@ -9,13 +9,14 @@ https://docs.confluent.io/platform/current/clients/librdkafka/html/md_INTRODUCTI
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Lock
 from time import monotonic
 from typing import Any, Final, TypeVar
 
 import structlog
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from pgsluice.errors import ConfigError, Fenced, PermissionDenied, PgsluiceError, PoisonError, SinkUnavailable
 
@@ -194,6 +195,17 @@ class ClientOptions:
             return kind({**self.properties, **common, **(own or {})})
         except KafkaException as error:
             raise failure(error, "Setting up a Kafka client") from error
+
+
+def connect(producer: Producer, topic: str, timeout_s: float) -> None:
+    """Return when ``producer`` is connected, or was not in time: what follows will tell.
+
+    An idempotent or transactional producer that has no connection when it needs one looks again only half a second
+    later. ``topic``: one that exists, and may be seen.
+    """
+    with suppress(KafkaException):
+        producer.list_topics(topic, timeout_s)  # by an address of bootstrap.servers, to which the connection then ends
+        producer.list_topics(topic, timeout_s)  # by the broker itself
 
 
 def failure(error: KafkaException | KafkaError, doing: str, errors: ClientErrors | None = None) -> PgsluiceError:

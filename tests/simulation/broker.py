@@ -283,6 +283,9 @@ class _Queue:
         self._queue: list[_Queued] = []
         self._fatal: KafkaException | None = None
 
+    def list_topics(self, _topic: str, timeout: float) -> None:
+        self._client.travel(timeout)
+
     def _check(self) -> None:
         if self._fatal is not None:
             raise self._fatal
@@ -577,7 +580,7 @@ class ScriptedAdmin:
                 partitions=[SimpleNamespace(leader=1, id=n) for n in range(len(self._topics[topic]))],
             )
 
-        return {topic: _Answer(self._client, partial(describe, topic)) for topic in topics.topic_names}
+        return {topic: _Answer(self._client, partial(describe, topic)) for topic in sorted(topics.topic_names)}
 
     def create_topics(self, new: list[NewTopic], **_: object) -> dict[str, _Answer]:
         def create(topic: NewTopic) -> None:

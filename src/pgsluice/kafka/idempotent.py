@@ -12,6 +12,7 @@ import structlog
 
 from pgsluice.errors import ConfigError, PermissionDenied, SinkUnavailable
 from pgsluice.kafka.producer import SLICE_S, CutProducer, TransactionalProducer
+from pgsluice.librdkafka import connect
 
 log = structlog.get_logger(__name__)
 
@@ -34,14 +35,14 @@ class IdempotentProducer(CutProducer):
             "message.timeout.ms": 0,
         }
 
-    def fence(self) -> None:
+    def fence(self, topic: str) -> None:
         """End the transaction that a killed owner may have left open, when its mode was exactly once.
 
         It would hide the checkpoint, and everything after it, from read_committed readers.
         """
         former = TransactionalProducer(self._options, self._given_up, self._refusals)
         try:
-            former.fence()
+            former.fence(topic)
         except (PermissionDenied, ConfigError) as error:
             # Whoever may not, or cannot, use transactions has left none open.
             log.info("transactions cannot be used, and are not needed", reason=str(error))
@@ -53,6 +54,7 @@ class IdempotentProducer(CutProducer):
                 "transactions do not work: if a former owner left one open, readers wait for its timeout",
                 reason=str(error),
             )
+        connect(self._producer, topic, SLICE_S)
 
     def begin(self) -> None:
         """Nothing: records are seen one by one."""

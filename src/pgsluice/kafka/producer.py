@@ -20,7 +20,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from pgsluice.cut import Cut
 from pgsluice.errors import DeadlineMissed, Fenced, PermissionDenied, PgsluiceError, SinkUnavailable
 from pgsluice.kafka.refusals import FOR_CONTENT, Refusals
-from pgsluice.librdkafka import MAX_RECORD_BYTES, PURGED, ClientOptions, failure
+from pgsluice.librdkafka import MAX_RECORD_BYTES, PURGED, ClientOptions, connect, failure
 from pgsluice.record import Record
 from pgsluice.speedups import COMPILED
 
@@ -132,8 +132,8 @@ class CutProducer(ABC):
     def _properties(self) -> dict[str, object]: ...
 
     @abstractmethod
-    def fence(self) -> None:
-        """Keep former owners out, as far as this kind of producer can."""
+    def fence(self, topic: str) -> None:
+        """Keep former owners out, as far as this kind of producer can. ``topic``: one that exists, and may be seen."""
 
     @abstractmethod
     def begin(self) -> None:
@@ -322,8 +322,9 @@ class TransactionalProducer(CutProducer):
             "message.timeout.ms": timeout_ms,
         }
 
-    def fence(self) -> None:
+    def fence(self, topic: str) -> None:
         """From here on no earlier instance with this transactional.id can commit anything."""
+        connect(self._producer, topic, SLICE_S)
         with self._judging("Registering the transactional producer"):
             self._until(self._producer.init_transactions, time.monotonic() + INIT_S)
             self._recovered()

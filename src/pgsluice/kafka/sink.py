@@ -220,7 +220,7 @@ class KafkaSink:
             eyes = Eyes(self._format.origin_of, self._limit_of, dead_letters.name if dead_letters else None)
             kind = _PRODUCERS[self._options.mode]
             self._producer = kind(self._producer_options, self._given_up, Refusals(eyes), self._ledger.examine)
-            self._producer.fence()
+            self._producer.fence(self._options.checkpoint_topic.name)
 
     def _limit_of(self, topic: str) -> int | None:
         try:

@@ -15,7 +15,7 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from pgsluice.avro.wire import Schema
-from pgsluice.librdkafka import MAX_RECORD_BYTES, failure
+from pgsluice.librdkafka import MAX_RECORD_BYTES, connect, failure
 from pgsluice.registry.client import RegistryOptions
 from pgsluice.registry.follower import SchemaFollower
 from pgsluice.registry.record import Registered
@@ -23,6 +23,9 @@ from pgsluice.registry.store import SchemaStore
 
 _SERVE_S: Final = 0.01
 """How often the producer is asked whether a record was delivered."""
+
+_CONNECT_S: Final = 1.0
+"""How long to wait for a connection that is not needed yet."""
 
 
 class BuiltinRegistry:
@@ -45,7 +48,7 @@ class BuiltinRegistry:
         """
         async with self._patience.time_limit(self._options.timeout_s, f"Preparing topic {self._topic}"):
             await self._patience.persist(self._prepare_topic)
-        await self._follower.start()
+        await asyncio.gather(self._follower.start(), self._connect())
 
     async def follow(self) -> None:
         """Never return; raise what ended the reading of the topic, if something does."""
@@ -96,6 +99,10 @@ class BuiltinRegistry:
         if await admin.find(self._topic) is None:
             await admin.create(self._topic, self._options.replication_factor, self._options.topic_config)
         await admin.check_policy(self._topic)
+
+    async def _connect(self) -> None:
+        """Have the producer connected before there is anything to register."""
+        await asyncio.get_running_loop().run_in_executor(None, connect, self._producer, self._topic, _CONNECT_S)
 
     async def _publish(self, record: Registered, doing: str) -> int:
         """Return the offset of ``record``, which every in-sync replica has."""

@@ -69,11 +69,11 @@ def test_fencing_former_owners_needs_an_answer() -> None:
     given_up = Event()
     given_up.set()
     with pytest.raises(SinkUnavailable, match=r"^Registering the transactional producer: .*Connection refused"):
-        producer(given_up=given_up).fence()
+        producer(given_up=given_up).fence("shop.checkpoint")
 
 
 def test_a_cluster_whose_transactions_do_not_work_is_good_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pgsluice.kafka.producer.INIT_S", 0.1)
     with capture_logs() as logs:
-        producer().fence()
+        producer().fence("shop.checkpoint")
     assert any(entry["event"].startswith("transactions do not work") for entry in logs)

@@ -50,7 +50,7 @@ def test_fencing_ends_with_the_session_and_says_what_was_wrong() -> None:
     given_up = Event()
     given_up.set()
     with pytest.raises(SinkUnavailable, match=r"^Registering the transactional producer: .*Connection refused"):
-        producer(given_up).fence()
+        producer(given_up).fence("shop.checkpoint")
 
 
 def test_out_of_turn() -> None:
