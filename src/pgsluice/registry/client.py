@@ -6,7 +6,7 @@ pgsluice does it (``librdkafka``).
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
@@ -20,8 +20,9 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
+RETRY_FIRST_S: Final = 0.02
 RETRY_S: Final = 1.0
-"""At most between two attempts; connecting again has librdkafka's own back-off."""
+"""At most between two attempts, at first and later: brokers hear of a new topic within milliseconds, mostly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,14 @@ class RegistryOptions:
     topic_config: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float = 30.0
     """How long Kafka may take for what is asked of it; then the caller decides."""
+
+
+def pauses() -> Iterator[float]:
+    """Yield how long to wait before each further attempt."""
+    longest = RETRY_FIRST_S
+    while True:
+        yield random.uniform(0.5, 1) * longest  # noqa: S311 - spreads load, guards nothing
+        longest = min(RETRY_S, 2 * longest)
 
 
 class Patience:
@@ -58,10 +67,11 @@ class Patience:
 
     async def persist(self, operation: Callable[[], Awaitable[T]]) -> T:
         """Return what ``operation`` returns, trying again while Kafka is not available."""
+        again = pauses()
         while True:
             try:
                 return await operation()
             except SinkUnavailable as error:
                 self._retried = str(error)
                 log.debug("trying again", reason=str(error))
-            await asyncio.sleep(random.uniform(0.5, 1) * RETRY_S)  # noqa: S311 - spreads load, guards nothing
+            await asyncio.sleep(next(again))

@@ -17,7 +17,7 @@ from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from pgsluice.errors import HistoryError
 from pgsluice.librdkafka import PARTITION_EOF, failure
-from pgsluice.registry.client import Patience, RegistryOptions
+from pgsluice.registry.client import Patience, RegistryOptions, pauses
 from pgsluice.registry.record import Registered, parse
 from pgsluice.registry.store import SchemaStore
 from pgsluice.registry.topic import TopicAdmin
@@ -35,8 +35,6 @@ _FIRST_POLL_S: Final = 0.01
 """How long the reading thread waits for a record; ``close`` waits for that thread."""
 _BATCH: Final = 500
 """Records taken into the store without letting the event loop go on."""
-_LOOK_AGAIN_S: Final = 1.0
-"""How often a topic is looked for that does not exist yet, or that Kafka did not answer about."""
 _LOOK_AFTER_S: Final = 5.0
 """How often to see whether a topic is still the one that was found."""
 _MISSED_LOOKS: Final = 3
@@ -166,10 +164,11 @@ class SchemaFollower:
 
     async def _keep(self, topic: str) -> None:
         """Have ``topic`` read, from its beginning, as soon as it exists, and see to it that it stays the same."""
+        again = pauses()
         while (found := await self._find(topic)) is None:
             self._missing.add(topic)
             self._progress.set()
-            await asyncio.sleep(_LOOK_AGAIN_S)
+            await asyncio.sleep(next(again))
         beginning = await self.patience.persist(lambda: self.admin.beginning(topic))
         start = [TopicPartition(topic, 0, beginning)]
         await asyncio.get_running_loop().run_in_executor(self._thread, self._consumer.incremental_assign, start)

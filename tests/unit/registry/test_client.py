@@ -1,4 +1,5 @@
 import asyncio
+from itertools import islice
 
 import pytest
 from confluent_kafka import KafkaError
@@ -6,7 +7,7 @@ from confluent_kafka import KafkaError
 from pgsluice.errors import ConfigError, PermissionDenied, SinkUnavailable
 from pgsluice.librdkafka import ClientErrors
 from pgsluice.registry import client
-from pgsluice.registry.client import Patience
+from pgsluice.registry.client import RETRY_FIRST_S, RETRY_S, Patience, pauses
 
 REFUSED = KafkaError(KafkaError._TRANSPORT, "connection refused")
 PASSWORD = KafkaError(KafkaError._AUTHENTICATION, "SASL authentication failed")
@@ -50,7 +51,7 @@ async def test_what_is_done_in_time_is_left_alone(patience: Patience) -> None:
 
 
 async def test_persists_while_kafka_is_not_available(patience: Patience, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "RETRY_S", 0)
+    monkeypatch.setattr(client, "RETRY_FIRST_S", 0)
     attempts = iter([SinkUnavailable("down"), SinkUnavailable("still down")])
 
     async def operation() -> str:
@@ -59,6 +60,13 @@ async def test_persists_while_kafka_is_not_available(patience: Patience, monkeyp
         return "done"
 
     assert await patience.persist(operation) == "done"
+
+
+def test_the_first_pauses_are_short() -> None:
+    found = list(islice(pauses(), 20))
+    assert found[0] <= RETRY_FIRST_S
+    assert all(0 < pause_s <= RETRY_S for pause_s in found)
+    assert min(found[10:]) >= RETRY_S / 2
 
 
 async def test_a_failure_answered_by_trying_again_is_a_reason_too(patience: Patience) -> None:
