@@ -79,6 +79,7 @@ cdef enum Kind:
     SENT_FLOAT4_AS_DOUBLE
     SENT_FLOAT8
     SENT_DECIMAL
+    SENT_NUMERIC
     SENT_DATE
     SENT_TIME
     SENT_TIMESTAMP
@@ -120,6 +121,8 @@ SENT_KINDS = {
     (Opcode.FLOAT4_AS_DOUBLE, numbers.float4): SENT_FLOAT4_AS_DOUBLE,
     (Opcode.FLOAT8, numbers.float8): SENT_FLOAT8,
     (Opcode.DECIMAL, numbers.numeric): SENT_DECIMAL,
+    (Opcode.STRING, numbers.numeric): SENT_NUMERIC,
+    (Opcode.CHECKED_STRING, numbers.numeric): SENT_NUMERIC,
     (Opcode.DATE, temporal.date): SENT_DATE,
     (Opcode.KEY_DATE, temporal.date): SENT_DATE,
     (Opcode.TIME, temporal.time): SENT_TIME,
@@ -154,6 +157,7 @@ cdef const char* HEX = b"0123456789abcdef"
 cdef enum:
     NUMERIC_NEGATIVE = 0x4000
     NUMERIC_DSCALE_MAX = 0x3FFF
+    NUMERIC_PLACES = 64  # what is common: digits before the point, and decimal ones after it
 
 cdef uint32_t FLOAT4_MAGNITUDE = 0x7FFF_FFFF, FLOAT4_INFINITY = 0x7F80_0000
 cdef uint64_t FLOAT8_MAGNITUDE = 0x7FFF_FFFF_FFFF_FFFF, FLOAT8_INFINITY = 0x7FF0_0000_0000_0000
@@ -551,6 +555,8 @@ cdef int write_sent(Buffer out, Column* column, const uint8_t* data, Py_ssize_t 
         return write_sent_timestamp(out, column, data, size)
     if column.sent == SENT_DECIMAL:
         return write_sent_decimal(out, column, data, size)
+    if column.sent == SENT_NUMERIC:
+        return write_sent_numeric(out, data, size)
     if column.sent == SENT_BOOLEAN:
         if size != 1 or data[0] > 1:
             return ODD
@@ -587,25 +593,48 @@ cdef int write_sent_integer(Buffer out, Kind kind, const uint8_t* data, Py_ssize
     return DONE
 
 
-cdef int write_sent_decimal(Buffer out, Column* column, const uint8_t* data, Py_ssize_t size) except -1:
-    """Digits to the base 10000: never rounded, of the last one only what the scale leaves of it."""
-    cdef int count, weight, zeros, places, place
+cdef struct Numeric:
+    # Digits to the base 10000, the first of which counts 10000 ** weight.
+    const uint8_t* digits
+    int count
+    int weight
+    bint is_negative
+    int dscale  # decimal digits after the point
+
+
+cdef int read_numeric(Numeric* found, const uint8_t* data, Py_ssize_t size) noexcept:
     cdef uint32_t sign, dscale
-    cdef int64_t number = 0, digit
+    cdef int place
     if size < 8:
         return ODD
-    count, weight = big_endian_2(data), <int16_t>big_endian_2(data + 2)
+    found.count, found.weight = big_endian_2(data), <int16_t>big_endian_2(data + 2)
     sign, dscale = big_endian_2(data + 4), big_endian_2(data + 6)
-    if size != 8 + 2 * count or (sign != 0 and sign != NUMERIC_NEGATIVE) or dscale > NUMERIC_DSCALE_MAX:
+    if size != 8 + 2 * found.count or (sign != 0 and sign != NUMERIC_NEGATIVE) or dscale > NUMERIC_DSCALE_MAX:
         return ODD
-    zeros = (weight + 1 - count) * 4 + column.scale if count else 0
+    found.digits, found.is_negative, found.dscale = data + 8, sign == NUMERIC_NEGATIVE, dscale
+    for place in range(found.count):
+        if numeric_digit(found, place) > 9999:
+            return ODD
+    return DONE
+
+
+cdef inline int numeric_digit(const Numeric* number, int place) noexcept:
+    return big_endian_2(number.digits + 2 * place) if 0 <= place < number.count else 0
+
+
+cdef int write_sent_decimal(Buffer out, Column* column, const uint8_t* data, Py_ssize_t size) except -1:
+    """Never rounded: of the last digit only what the scale leaves of it."""
+    cdef Numeric numeric
+    cdef int zeros, places, place
+    cdef int64_t number = 0, digit
+    if read_numeric(&numeric, data, size) != DONE:
+        return ODD
+    zeros = (numeric.weight + 1 - numeric.count) * 4 + column.scale if numeric.count else 0
     if zeros <= -4 or zeros > 18:
         return ODD
-    for place in range(count):
-        digit, places = big_endian_2(data + 8 + 2 * place), 4
-        if digit > 9999:
-            return ODD
-        if zeros < 0 and place == count - 1:
+    for place in range(numeric.count):
+        digit, places = numeric_digit(&numeric, place), 4
+        if zeros < 0 and place == numeric.count - 1:
             places += zeros
             if digit % POWERS[-zeros] != 0:
                 return ODD
@@ -619,11 +648,48 @@ cdef int write_sent_decimal(Buffer out, Column* column, const uint8_t* data, Py_
         number *= POWERS[zeros]
     if column.precision <= 18 and number >= POWERS[column.precision]:
         return ODD
-    places = column.scale - <int>dscale
+    places = column.scale - numeric.dscale
     if places > 0 and (places > 18 or number % POWERS[places] != 0):
         return ODD  # digits that the value's own scale hides
-    out.put_unscaled(-number if sign else number)
+    out.put_unscaled(-number if numeric.is_negative else number)
     return DONE
+
+
+cdef int write_sent_numeric(Buffer out, const uint8_t* data, Py_ssize_t size) except -1:
+    """As text."""
+    cdef Numeric numeric
+    cdef uint8_t[3 + 4 * NUMERIC_PLACES + NUMERIC_PLACES] text  # a sign, a zero, a point; then what stands on its sides
+    cdef int length = 0, position, decimal_digit
+    cdef bint has_begun = False
+    if read_numeric(&numeric, data, size) != DONE:
+        return ODD
+    if numeric.weight >= NUMERIC_PLACES or numeric.dscale > NUMERIC_PLACES:
+        return ODD
+    if numeric.is_negative:
+        text[length] = b"-"
+        length += 1
+    for position in range(4 * (numeric.weight + 1)):
+        decimal_digit = decimal_digit_of(&numeric, position)
+        if decimal_digit or has_begun:
+            has_begun = True
+            text[length] = 48 + decimal_digit
+            length += 1
+    if not has_begun:
+        text[length] = b"0"
+        length += 1
+    if numeric.dscale:
+        text[length] = b"."
+        length += 1
+        for position in range(4 * (numeric.weight + 1), 4 * (numeric.weight + 1) + numeric.dscale):
+            text[length] = 48 + decimal_digit_of(&numeric, position)
+            length += 1
+    out.put_bytes(text, length)
+    return DONE
+
+
+cdef inline int decimal_digit_of(const Numeric* number, int position) noexcept:
+    """One of the four decimal digits of each digit."""
+    return numeric_digit(number, position >> 2) // <int>POWERS[3 - (position & 3)] % 10
 
 
 cdef int write_sent_float8(Buffer out, const uint8_t* data, Py_ssize_t size) except -1:

@@ -237,6 +237,7 @@ TO_2000_US = 10_957 * DAY_US
 AS_MILLISECONDS = TypeOptions(
     choices=tuple(ColumnChoice("value", Choice.parse(name)) for name in ("timestamp-millis", "time-millis", "double"))
 )
+AS_STRING = TypeOptions(choices=(ColumnChoice("value", Choice.parse("string")),))
 
 
 def packed(code: str, *numbers: float) -> list[bytes]:
@@ -296,6 +297,20 @@ WRITTEN_AT_ONCE = [
     ),
     (decimal(18, 0), COMMON_RANGE, [numeric(4, 99, 9999, 9999, 9999, 9999, dscale=0), numeric(4, 10, dscale=0)]),
     (decimal(18, 18), COMMON_RANGE, [numeric(-1, 9999, 9999, 9999, 9999, 9900, dscale=18)]),
+    *(
+        (
+            name,
+            options,
+            [
+                *(numeric(0), numeric(0, dscale=0), numeric(0, sign=0x4000), numeric(-4, dscale=5)),  # zeros
+                *(numeric(0, 7), numeric(0, 7, sign=0x4000), numeric(2, 7, dscale=0), numeric(1, 120, 34, 5000)),
+                *(numeric(-1, 5, dscale=4), numeric(-3, 5, dscale=12), numeric(-32_768, 5, dscale=64)),
+                *(numeric(0, 7, 5050), numeric(0, 7, 5000, dscale=7), numeric(0, 0, 7), numeric(2, 0, 0, 0, 7)),
+                *(numeric(63, *[9999] * 80, dscale=64), numeric(63, *[9999] * 80, dscale=64, sign=0x4000)),
+            ],
+        )
+        for name, options in (("numeric", COMMON_RANGE), (decimal(10, 2), AS_STRING))
+    ),
     (decimal(38, 10), COMMON_RANGE, [numeric(1, 9999, 9999, 9999, 9999, 9900, dscale=10), numeric(0, 1, dscale=0)]),
 ]
 """Type, options, values; at both ends of what the type, or its Avro type, can hold."""
@@ -351,7 +366,15 @@ WRITTEN_BY_PYTHON = [
         ],
     ),
     (decimal(38, 30), COMMON_RANGE, [numeric(0, dscale=2), numeric(-8, 100, dscale=30)]),
-    ("numeric", COMMON_RANGE, [numeric(0, 7)]),
+    (
+        "numeric",
+        COMMON_RANGE,
+        [
+            *(numeric(0, sign=sign) for sign in (0xC000, 0xD000, 0xF000, 0x8000)),
+            *(numeric(64, 1), numeric(32_767, 1), numeric(0, 7, dscale=65), numeric(0, 7, dscale=0x4000)),
+            *(numeric(0, 10_000), numeric(0, 7, 10_000, dscale=0), numeric(0, 7)[:9], numeric(0, 7)[:7]),
+        ],
+    ),
     ("interval", COMMON_RANGE, [bytes(16)]),
 ]
 
