@@ -1,9 +1,9 @@
 """Values of every type, inserted into a real server, and what arrives of them compared with the server's own text.
 
 Each type is tried as itself, as a domain over it, as an array of it, of the domain, and as a domain over the array; in
-text format and, where the server offers it, in binary format, which has to give the same bytes. What a column's Avro
-type cannot hold has to be marked, and nothing else may be; what is marked, and what a key does with it, is stated
-here once more, from the documentation.
+text format and, where the server offers it, in binary format, which has to give the same bytes, with both twins of
+``rows``. What a column's Avro type cannot hold has to be marked, and nothing else may be; what is marked, and what a
+key does with it, is stated here once more, from the documentation.
 """
 
 import re
@@ -24,17 +24,22 @@ from pgsluice.avro.schema import TableFields, key_fields, key_schema, value_sche
 from pgsluice.avro.sent.base import ToText
 from pgsluice.avro.sent.types import TypeDescription, conversions, elements, unknown_arrays, unknown_types
 from pgsluice.avro.types import TypeOptions
+from pgsluice.envelope import ChangeEncoder
 from pgsluice.errors import PoisonError
 from pgsluice.pgoutput import messages
 from pgsluice.pgoutput.decoder import Decoder
 from pgsluice.pgoutput.messages import TupleData
 from pgsluice.postgres.catalog import Catalog
 from pgsluice.postgres.options import StreamOptions
+from pgsluice.record import Target
 from pgsluice.relation import Relation, RelationCache
+from pgsluice.transaction import Transaction
 from sandbox.postgres import Database
 from tests.support.avro_oracle import nearest_single, read, same
 from tests.support.pg_text import converter
+from tests.support.pgoutput_encoder import encode
 from tests.support.replication import decode, options_for, replication
+from tests.support.twins import TWINS, outcome
 from tests.types import chosen
 from tests.types.samples import NEVER_IN_TABLES, SAMPLES, SETUP, USERS, Sample
 
@@ -202,6 +207,9 @@ class Encoded(NamedTuple):
     key: bytes | None
 
 
+_TRANSACTION = Transaction(700, 1000, 0)
+
+
 class Encoding:
     """The encoders of a table, with its second column as the key."""
 
@@ -213,6 +221,9 @@ class Encoding:
         self.key_schema = key_schema("a.b", of_key)
         self._row = RowEncoder(relation, self.fields, arrived.sent)
         self._key = KeyEncoder(relation, of_key, arrived.sent)
+        self._relation = relation
+        target = Target("a.b", 11, 12)
+        self._change = ChangeEncoder(relation, target, self._row, self._key, tombstones=False, truncate=False)
 
     def encode(self, row: TupleData) -> Encoded:
         raw: list[tuple[bytes, bytes]] = []
@@ -222,6 +233,12 @@ class Encoding:
         except PoisonError:
             key = None
         return Encoded(body, {name.decode(): text.decode() for name, text in raw}, key)
+
+    def twins_agree(self, row: TupleData) -> bool:
+        """Whether all twins make the same of a row that was sent."""
+        message = encode(messages.Insert(None, self._relation.oid, row))
+        one, *others = (outcome(twin, self._relation, self._change, message, _TRANSACTION) for twin in TWINS)
+        return all(other == one for other in others)
 
 
 # --- what should arrive
@@ -323,6 +340,7 @@ class Proof:
                     self._compare_chosen(subject, texts, in_text[subject.name])
                 if subject.name in in_binary:
                     self._compare_formats(connection, subject, in_text[subject.name], in_binary[subject.name])
+                    self._compare_twins(subject, in_binary[subject.name])
         return Outcome(self._summary(), self.problems)
 
     def _create(self, connection: psycopg.Connection) -> None:
@@ -431,6 +449,14 @@ class Proof:
                 expected = [text[0], *numbers[place]] if numbers is not None else text
                 if one.encode([v.encode() if isinstance(v, str) else v for v in expected]) != other.encode(binary):
                     self._complain(subject, str(options), text[1], binary[1], None)
+
+    def _compare_twins(self, subject: Subject, in_binary: Arrived) -> None:
+        """Both twins write the same of what came in binary format."""
+        for options in _OPTIONS:
+            encoding = Encoding(in_binary, in_binary.options(**options))
+            for row in in_binary.rows:
+                if not encoding.twins_agree(row):
+                    self._complain(subject, f"{options}, the twins differ", row[1], None, None)
 
     def _complain(self, subject: Subject, where: str, text: object, value: object, raw: object) -> None:
         shown = [repr(one)[:200] for one in (text, value, raw)]
