@@ -28,7 +28,7 @@ SERVER = {
 }
 """Settings of PostgreSQL: nothing of its own accord while something is measured."""
 
-BROKER = {"log.segment.delete.delay.ms": "1000"}
+BROKER = {"log.segment.delete.delay.ms": "1000", "log.index.size.max.bytes": "262144"}
 
 SLOT = "origin"
 """The slot that all contenders copy."""

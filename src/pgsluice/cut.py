@@ -60,6 +60,10 @@ class Cut:
             self.first = transaction
         self.last = (transaction, end_lsn)
 
+    def produced(self) -> dict[tuple[str, int], int]:
+        """Return how many records went to each topic's partition."""
+        return {(topic, number): count for topic, use in self.topics.items() for number, count in use.produced.items()}
+
     def count(self, target: Target, ops: Mapping[str, int], produced: Mapping[int, int]) -> None:
         """Account for records of one target: how many of each op, tombstones left out, and to each partition."""
         use = self.topics.get(target.topic)

@@ -126,6 +126,7 @@ class _Daemon:
         self._metrics = Metrics()
         self._metrics.info.labels(__version__, settings.name, speedups.NAME, settings.delivery.mode).set(1)
         self._kafka = ClientOptions(settings.kafka.librdkafka_properties(), f"pgsluice-{settings.name}")
+        self._sink_options = _sink_options(settings, self._kafka)
         schemas = settings.kafka.topic_prefix + SCHEMAS
         builtin = BuiltinRegistry(_registry_options(settings, self._kafka.errors), schemas)
         self._registry = _registry(settings, builtin, self._metrics)
@@ -165,7 +166,7 @@ class _Daemon:
         key = header(key_id) + encode_string(self._settings.name)
         decode = _decoder(lambda: self._registry.store.versions(f"{prefix}.transactions-value"), schema)
         cut_format = CutFormat(key, _encoder(value_id, schema), decode, self._origin_of)
-        return KafkaSink(_sink_options(self._settings, self._kafka), cut_format)
+        return KafkaSink(self._sink_options, cut_format)
 
     def _origin_of(self, key: bytes | None, value: bytes) -> Origin | None:
         store = self._registry.store

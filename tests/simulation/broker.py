@@ -79,6 +79,8 @@ class Weather:
     arrives_late: float = 0.0
     not_delivered: float = 0.0
     slow: float = 0.0
+    marked_twice: float = 0.0
+    """A marker whose answer was lost is written again: it takes two offsets."""
     is_away: bool = False
 
 
@@ -202,7 +204,8 @@ class Broker:
 
     def _mark(self, transaction: Transaction, place: tuple[str, int]) -> None:
         partition = self.partition(place)
-        partition.log.append(Entry(transaction, None, None, marker=True))
+        for _ in range(2 if self._dice.random() < self.weather.marked_twice else 1):
+            partition.log.append(Entry(transaction, None, None, marker=True))
         del partition.open[transaction.number]
         transaction.unmarked.discard(place)
 

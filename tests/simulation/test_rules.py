@@ -14,6 +14,7 @@ from confluent_kafka.admin import OffsetSpec
 from pgsluice import transaction as transactions
 from pgsluice.errors import PgsluiceError
 from pgsluice.kafka.idempotent import IdempotentProducer
+from pgsluice.kafka.ledger import Ledger
 from pgsluice.kafka.producer import TransactionalProducer
 from pgsluice.kafka.sink import KafkaSink, Mode
 from pgsluice.kafka.topics import Topics
@@ -285,8 +286,13 @@ def tables_are_described_in_order_of_arrival(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Transactions, "_stream_commit", merging)
 
 
+def what_is_foretold_is_confirmed_before_the_commit(patch: pytest.MonkeyPatch) -> None:
+    """Kafka may mark the end of a transaction twice."""
+    patch.setattr(Ledger, "confirm", lambda _self, _foretold: None)
+
+
 def without_transactions_the_checkpoint_waits_for_all_before_it(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(IdempotentProducer, "settle", lambda _self: None)
+    patch.setattr(IdempotentProducer, "is_atomic", True)
 
 
 def without_transactions_an_owner_throws_away_what_it_has_not_sent(patch: pytest.MonkeyPatch) -> None:
@@ -316,6 +322,7 @@ RULES: list[Sabotage] = [
     what_waits_dies_with_the_connection,
     rows_that_wait_keep_the_table_they_were_sent_under,
     tables_are_described_in_order_of_arrival,
+    what_is_foretold_is_confirmed_before_the_commit,
 ]
 
 

@@ -398,7 +398,7 @@ async def _kafka_weather(simulation: Simulation) -> None:
     def often() -> float:
         return dice.choice((0.0, 0.0, 0.5))
 
-    simulation.broker.weather = Weather(often(), often(), often(), often(), slow=often())
+    simulation.broker.weather = Weather(often(), often(), often(), often(), slow=often(), marked_twice=often())
     simulation.slow_down(dice.choice((0.0, 0.0, 0.5)))
     await asyncio.sleep(dice.choice((1.0, 10.0)))
     simulation.broker.weather = Weather()

@@ -23,6 +23,8 @@ _SAME_WAIT_S = 4 * SLICE_S
 class IdempotentProducer(CutProducer):
     """Records are seen as they arrive, in the order sent. There is no fence, and no deadline but that of waiting."""
 
+    is_atomic = False
+
     _left = 0
     _left_since = 0.0
     _looked_at = float("-inf")
@@ -58,10 +60,6 @@ class IdempotentProducer(CutProducer):
 
     def begin(self) -> None:
         """Nothing: records are seen one by one."""
-
-    def settle(self) -> None:
-        """Return when everything sent so far is in Kafka."""
-        self.flush()
 
     def commit(self) -> None:
         """Return when everything sent so far is in Kafka."""

@@ -24,6 +24,9 @@ FULL_CUT_S = 45.0
 CONFIRM_S = 5.0
 """How long a change has to be seen: brokers hear of a topic, and of its new leaders, one after the other."""
 
+DISTRUST_S = 600.0
+"""How long nothing is foretold after it turned out wrong: what disturbed us once may do so again."""
+
 _AGAIN_S = 0.1
 
 _REMEDY = (
@@ -32,15 +35,36 @@ _REMEDY = (
 )
 
 
+class Foresight:
+    """Whether it can be told where a cut will end in each partition; what all sessions of a process know of it."""
+
+    def __init__(self) -> None:
+        self._wrong_at = float("-inf")
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether nothing that was foretold has turned out wrong lately."""
+        return time.monotonic() - self._wrong_at > DISTRUST_S
+
+    def failed(self) -> None:
+        """Note that something was not as foretold."""
+        self._wrong_at = time.monotonic()
+
+
 class Ledger:
     """Topics with their ids, partitions and ends. Every method may block, until ``given_up`` is set at the latest."""
 
-    def __init__(self, topics: Topics, given_up: threading.Event, *, accept: bool) -> None:
+    def __init__(
+        self, topics: Topics, given_up: threading.Event, *, accept: bool, foresight: Foresight | None = None
+    ) -> None:
         """``accept``: a new session goes on with what changed, instead of none."""
         self._topics = topics
         self._given_up = given_up
         self._accept = accept
+        self._foresight = foresight or Foresight()
         self._known = Account()
+        self._marked: set[Place] = set()
+        """Partitions whose end was followed by the marker of a transaction, which takes an offset, too."""
         self._unlisted: set[str] = set()
         self._full_at = float("-inf")
 
@@ -99,25 +123,59 @@ class Ledger:
         self._raise_if(sentences)
 
     def following(self, cut: Cut, *, full: bool) -> dict[Place, int]:
-        """Return the ends of the partitions that ``cut`` has to list; raise if something happened to a topic."""
-        produced = {(topic, p): n for topic, use in cut.topics.items() for p, n in use.produced.items()}
-        ends = {place: end + produced.get(place, 0) for place, end in self._known.ends.items()}
-        if full:
-            return self._agreed(Account(self._known.topics, ends)).ends
-        new = self._unlisted & cut.topics.keys()  # of these all partitions, so that their number can be read back
-        listed = [place for place in ends if place in produced or place[0] in new]
-        found = self._topics.next_offsets(listed)
-        if all(found[place] >= ends[place] for place in listed):
-            return found
-        agreed = self._agreed(Account(self._known.topics, {place: ends[place] for place in listed}))
-        return agreed.ends
+        """Return the ends of the partitions that ``cut`` has to list; raise if something happened to a topic.
 
-    def committed(self, following: Mapping[Place, int], *, full: bool) -> None:
-        """Note that a cut with these ends is in Kafka."""
+        Everything in ``cut`` is in Kafka by then.
+        """
+        produced = cut.produced()
+        if full:
+            ends = {place: end + produced.get(place, 0) for place, end in self._known.ends.items()}
+            return self._agreed(Account(self._known.topics, ends)).ends
+        ends = {place: self._known.ends[place] + produced.get(place, 0) for place in self._listed(cut)}
+        found = self._topics.next_offsets(list(ends))
+        if all(found[place] >= end for place, end in ends.items()):
+            return found
+        return self._agreed(Account(self._known.topics, ends)).ends
+
+    def foretell(self, cut: Cut) -> dict[Place, int] | None:
+        """Return the ends of the partitions that ``cut``, in one transaction, will have to list; None: wait and see.
+
+        Nothing of it need be in Kafka yet. What is said here is to be compared by :meth:`confirm` before the commit.
+        """
+        if not self._foresight.is_clear:
+            return None
+        ends, produced = self._known.ends, cut.produced()
+        return {place: ends[place] + (place in self._marked) + produced.get(place, 0) for place in self._listed(cut)}
+
+    def confirm(self, foretold: Mapping[Place, int]) -> None:
+        """Raise if partitions do not end where it was foretold, everything in the cut being in Kafka by now."""
+        found = self._topics.next_offsets(list(foretold))
+        if any(found[place] < end for place, end in foretold.items()):
+            found = self._agreed(Account(self._known.topics, dict(foretold))).ends
+        wrong = sorted(place for place, end in foretold.items() if found[place] != end)
+        if not wrong:
+            return
+        self._foresight.failed()
+        topic, partition = wrong[0]
+        raise SinkUnavailable(
+            f"Partition {partition} of topic {topic} ends at offset {found[wrong[0]]} instead of "
+            f"{foretold[wrong[0]]}: somebody else has written to it (only pgsluice may write to its topics), or Kafka "
+            "has marked a transaction twice. The cut is given up, and written again."
+        )
+
+    def committed(self, cut: Cut, following: Mapping[Place, int], *, full: bool) -> None:
+        """Note that ``cut``, with these ends, is in Kafka."""
         self._known.ends |= following
+        self._marked -= following.keys()
+        self._marked |= cut.produced().keys()
         self._unlisted -= {topic for topic, _ in following}
         if full:
             self._full_at = time.monotonic()
+
+    def _listed(self, cut: Cut) -> set[Place]:
+        """Return the partitions that ``cut`` has to list, unless it is a full one."""
+        new = self._unlisted & cut.topics.keys()  # of these all partitions, so that their number can be read back
+        return {(topic, number) for topic in new for number in range(self.partitions(topic))} | cut.produced().keys()
 
     def _agreed(self, known: Account) -> Account:
         found, sentences = self._compare(known)

@@ -99,6 +99,9 @@ class ProducerOptions:
 class CutProducer(ABC):
     """Writes cuts. Every method blocks; any error out of them is its end, except for :meth:`close`."""
 
+    is_atomic: bool
+    """Whether a cut is seen whole, however it was sent, and nothing of it before :meth:`commit`."""
+
     def __init__(
         self,
         options: ProducerOptions,
@@ -138,10 +141,6 @@ class CutProducer(ABC):
     @abstractmethod
     def begin(self) -> None:
         """Start a cut."""
-
-    @abstractmethod
-    def settle(self) -> None:
-        """Return when what follows cannot be seen in Kafka before, or without, what was sent so far."""
 
     @abstractmethod
     def commit(self) -> None:
@@ -311,6 +310,8 @@ def _pending() -> BaseException | None:
 class TransactionalProducer(CutProducer):
     """A Kafka transaction for each cut: seen once, whole, or not at all."""
 
+    is_atomic = True
+
     _deadline = 0.0
     _open = False
 
@@ -357,9 +358,6 @@ class TransactionalProducer(CutProducer):
         except PgsluiceError as error:
             return error
         return super()._why_purged()
-
-    def settle(self) -> None:
-        """Nothing: all of a transaction is seen at once."""
 
     def commit(self) -> None:
         """Commit: the outcome is certain only when this returns."""

@@ -37,14 +37,14 @@ def test_an_end_of_the_session_ends_the_wait() -> None:
     one.send("shop.public.orders", 0, b"key", b"value")
     given_up.set()
     with pytest.raises(SinkUnavailable, match="given up because the session ends"):
-        one.settle()
+        one.flush()
 
 
 def test_records_do_not_wait_for_ever() -> None:
     one = producer(timeout_s=0.01)
     one.send("shop.public.orders", 0, b"key", b"value")
     with pytest.raises(SinkUnavailable, match=r"Kafka has taken none of 1 records for 0.01 s .*sent again") as caught:
-        one.settle()
+        one.flush()
     assert "Connection refused" in str(caught.value)
 
 
