@@ -14,7 +14,7 @@ from pgsluice import cut as cuts
 from pgsluice.errors import HistoryError, SinkUnavailable
 from pgsluice.kafka import ledger, producer
 from pgsluice.kafka.account import Account, LastCuts
-from pgsluice.kafka.ledger import Ledger, read_last_cuts
+from pgsluice.kafka.ledger import Foresight, Ledger, read_last_cuts
 from pgsluice.kafka.tail import FIRST_WINDOW, Tail
 from pgsluice.kafka.topics import Topics, TopicSpec
 from pgsluice.record import Target
@@ -28,6 +28,7 @@ from tests.support.kafka import (
     delete_topic,
     end_of,
     paused,
+    read_committed,
     wait_for_end,
 )
 from tests.support.sink import Session, cut_records, insert, offsets, policy
@@ -328,6 +329,54 @@ class TestDuringASession:
                 await asyncio.sleep(5)
                 assert not delivering.done()
             await delivering
+
+
+class TestForesight:
+    """Where a cut ends is written into it before Kafka has said so."""
+
+    async def test_it_is_as_foretold(self, kafka: Kafka, prefix: str, orders: Target, items: Target) -> None:
+        """With the markers of former transactions, in topics new and old."""
+        async with Session(kafka, prefix) as session:
+            await session.deliver()
+            for target in (orders, items):
+                await session.sink.open_topic(policy(target, PARTITIONS), keyed=True)
+                for count in (1, 0, 3, 20):
+                    await session.deliver(*(insert(target, n) for n in range(count)))
+                    ends = {place: end for place, (_, end) in offsets(await last_cut(kafka, prefix)).items()}
+                    assert all(end_of(kafka, *place) - end in (0, 1) for place, end in ends.items())
+                    assert sum(end_of(kafka, *place) - end for place, end in ends.items()) == min(count, PARTITIONS)
+            assert session.foresight.is_clear
+
+    async def test_somebody_else_writes_to_a_topic(self, kafka: Kafka, prefix: str, orders: Target) -> None:
+        """That cut is given up, and the next session waits and sees."""
+        foresight = Foresight()
+        async with Session(kafka, prefix, foresight=foresight) as session:
+            await session.sink.open_topic(policy(orders), keyed=True)
+            await session.deliver(insert(orders, 1))
+            await session.deliver(insert(orders, 2))
+            await asyncio.to_thread(commit, kafka, orders.topic, b"foreign")
+            sentence = rf"Partition 0 of topic {orders.topic} ends at offset 7 instead of 5: somebody else has written"
+            with pytest.raises(SinkUnavailable, match=sentence):
+                await session.deliver(insert(orders, 3))
+        async with Session(kafka, prefix, foresight=foresight) as session:
+            await session.sink.open_topic(policy(orders), keyed=True)
+            await session.deliver(insert(orders, 3))
+            await asyncio.to_thread(commit, kafka, orders.topic, b"foreign")
+            await session.deliver(insert(orders, 4))
+        visible = await asyncio.to_thread(read_committed, kafka, orders.topic)
+        values = [b"value 1", b"value 2", b"foreign", b"value 3", b"foreign", b"value 4"]
+        assert [message.value() for message in visible] == values
+        records = await asyncio.to_thread(cut_records, kafka, prefix)
+        assert [cut["cut"] for cut in records] == [1, 2, 3, 4]
+        assert visible[-1].offset() + 1 == offsets(records[-1])[orders.topic, 0][1]
+
+    def test_it_comes_back(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        foresight = Foresight()
+        foresight.failed()
+        assert not foresight.is_clear
+        monkeypatch.setattr(ledger, "DISTRUST_S", 0.0)
+        time.sleep(0.001)
+        assert foresight.is_clear
 
 
 class Forgetful(Topics):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from pgsluice.cut import Cut
+from pgsluice.kafka.ledger import Foresight
 from pgsluice.kafka.producer import ProducerOptions
 from pgsluice.kafka.sink import CutFormat, KafkaSink, SinkOptions
 from pgsluice.kafka.topics import TopicSpec
@@ -35,7 +36,7 @@ def policy(target: Target, partitions: int = 1, **config: str) -> TablePolicy:
 class Session:
     """A sink from prepare to close, and the checkpoint it has reached."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each test has its own
         self,
         kafka: Kafka,
         prefix: str,
@@ -44,12 +45,15 @@ class Session:
         queue_bytes: int = 8 * MIB,
         client: ClientOptions | None = None,
         accept: bool = False,
+        foresight: Foresight | None = None,
     ) -> None:
+        self.foresight = foresight or Foresight()
         options = SinkOptions(
             ProducerOptions(client or client_options(kafka), f"pgsluice-{prefix}", queue_bytes, timeout_s),
             TopicSpec(f"{prefix}.transactions", 1),
             TopicSpec(f"{prefix}.checkpoint", 1, config={"cleanup.policy": "compact"}),
             accept_changed_topics=accept,
+            foresight=self.foresight,
         )
         self.sink = KafkaSink(options, CutFormat(KEY, lambda record: json.dumps(record).encode(), json.loads))
         self.checkpoint = Checkpoint("shop", "pgsluice_shop", "7000000000000000001", 1, 1, cut=0, end_lsn=0)

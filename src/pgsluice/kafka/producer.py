@@ -20,7 +20,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from pgsluice.cut import Cut
 from pgsluice.errors import DeadlineMissed, Fenced, PermissionDenied, PgsluiceError, SinkUnavailable
 from pgsluice.kafka.refusals import FOR_CONTENT, Refusals
-from pgsluice.librdkafka import MAX_RECORD_BYTES, PURGED, ClientOptions, connect, failure
+from pgsluice.librdkafka import MAX_RECORD_BYTES, PURGED, UNKNOWN_TOPIC, ClientOptions, connect, failure
 from pgsluice.record import Record
 from pgsluice.speedups import COMPILED
 
@@ -36,6 +36,10 @@ SLICE_S = 0.5
 
 RETRY_S = 0.05
 """Between two tries of a call that failed at once, as while a coordinator loads."""
+
+REST_S = 0.002
+"""Between two transactions: Kafka answers a commit before it has marked its end everywhere, for which it takes a
+millisecond or two. Whoever writes before that is refused, and librdkafka then waits for 20 ms."""
 
 INIT_S = 30.0
 """How long to wait for the transaction coordinator."""
@@ -109,7 +113,7 @@ class CutProducer(ABC):
         refusals: Refusals,
         find_reason: Callable[[], None] = lambda: None,
     ) -> None:
-        """``find_reason`` is called when nothing reaches Kafka for a while; it raises, if it finds one."""
+        """``find_reason`` is called when nothing reaches Kafka for a while, or a topic is gone; it raises what it finds."""
         self._options = options
         self._given_up = given_up
         self._refusals = refusals
@@ -286,6 +290,8 @@ class CutProducer(ABC):
         found = self._meaning(error, doing)
         if isinstance(found, Fenced):
             return found
+        if error.args[0].code() in UNKNOWN_TOPIC:
+            self._find_reason()
         return self._verdict(found)
 
 
@@ -313,6 +319,7 @@ class TransactionalProducer(CutProducer):
     is_atomic = True
 
     _deadline = 0.0
+    _committed_at = 0.0
     _open = False
 
     def _properties(self) -> dict[str, object]:
@@ -332,6 +339,7 @@ class TransactionalProducer(CutProducer):
 
     def begin(self) -> None:
         """Start a transaction."""
+        self._given_up.wait(max(0.0, self._committed_at + REST_S - time.monotonic()))
         self._deadline = time.monotonic() + self._options.timeout_s * DEADLINE_SHARE
         with self._judging("Beginning a Kafka transaction"):
             self._producer.begin_transaction()
@@ -371,6 +379,7 @@ class TransactionalProducer(CutProducer):
                 self._open = error.args[0].txn_requires_abort()
                 raise
             self._open = False
+            self._committed_at = time.monotonic()
             self._recovered()
 
     def abandon(self) -> None:
