@@ -113,7 +113,7 @@ class CutProducer(ABC):
         refusals: Refusals,
         find_reason: Callable[[], None] = lambda: None,
     ) -> None:
-        """``find_reason`` is called when nothing reaches Kafka for a while, or a topic is gone; it raises what it finds."""
+        """``find_reason``, called when nothing reaches Kafka for a while or a topic is gone, may raise the reason."""
         self._options = options
         self._given_up = given_up
         self._refusals = refusals
