@@ -208,7 +208,8 @@ def _vector() -> Writer:
     return lambda value: encode_array([encode_float(_number(item)) for item in geometry.vector_items(value)])
 
 
-# By what is to be written and what it is read from; called with the parameters of the type.
+# By what is to be written and what it is read from; called with the parameters of the type. ``_rows`` has the
+# scalars of this list, too, and what is as common though it has no short cut here.
 _SHORT_CUTS: Final[dict[tuple[Opcode, ToText], Callable[..., Writer]]] = {
     (Opcode.BOOLEAN, numbers.boolean): lambda: _boolean,
     (Opcode.INTEGER, numbers.int2): _integer("h"),
