@@ -34,6 +34,8 @@ SUBJECTS = (*LOADS, "latency", "starts")
 KINDS = (DRAIN, PATIENT_DRAIN, RECV_LOGICAL, *(kind for kind, _, _ in DAEMONS))
 FEW_KINDS = (DRAIN, "exactly once")
 """For loads that take long, or differ from others in a number only; those have the fastest encoder only."""
+TABLES_KINDS = (*FEW_KINDS, "discard")
+"""By the number of tables, it matters what is ours and what is Kafka's."""
 
 SHORT = ("orders-20", "orders-1")
 SHORT_KINDS = (DRAIN, PATIENT_DRAIN, "exactly once", "discard")
@@ -114,7 +116,7 @@ class Bench:
 def field(load: Load, kinds: Sequence[str], variants: Mapping[str, Mapping[str, str]]) -> list[Contender]:
     """Return who runs a load, of some kinds and with some encoders, fastest first."""
     if load.series or load.per_transaction == load.rows:
-        kinds = [kind for kind in kinds if kind in FEW_KINDS]
+        kinds = [kind for kind in kinds if kind in (TABLES_KINDS if load.opened else FEW_KINDS)]
     fastest = dict([next(iter(variants.items()))])
     return contenders(kinds, fastest if load.series else variants)
 
