@@ -12,12 +12,12 @@ TITLE = "Events a second, measured by the bare drain of the same WAL"
 
 WIDTH = 960
 LEFT = 230
-SCALE = 500
+SCALE = 280
 """Pixels of a bar as fast as the drain."""
 
 BAR, GAP, HEAD = 16, 5, 30
 TOP = 58
-SCALE_MAX = 1.2
+SCALE_MAX = 2.1
 
 COLOURS = {
     DRAIN: "#8c8c8c",
@@ -50,11 +50,11 @@ def svg(results: Results) -> str:
 
 
 def _axis(height: int) -> Iterator[str]:
-    for fifth in range(6):
-        x = LEFT + fifth * SCALE / 5
-        colour = "#444444" if fifth == 5 else "#dddddd"
+    for quarter in range(9):
+        x = LEFT + quarter * SCALE / 4
+        colour = "#444444" if quarter == 4 else "#dddddd"
         yield f'<line x1="{x:.0f}" y1="{TOP - 8}" x2="{x:.0f}" y2="{height - 6}" stroke="{colour}"/>'
-        yield f'<text x="{x:.0f}" y="{TOP - 12}" text-anchor="middle" fill="#444444">{fifth / 5:.1f}</text>'
+        yield f'<text x="{x:.0f}" y="{TOP - 12}" text-anchor="middle" fill="#444444">{quarter / 4:g}</text>'
 
 
 def _groups(results: Results) -> Iterator[str]:
