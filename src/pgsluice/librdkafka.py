@@ -16,7 +16,7 @@ from time import monotonic
 from typing import Any, Final, TypeVar
 
 import structlog
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 
 from pgsluice.errors import ConfigError, Fenced, PermissionDenied, PgsluiceError, PoisonError, SinkUnavailable
 
@@ -197,15 +197,15 @@ class ClientOptions:
             raise failure(error, "Setting up a Kafka client") from error
 
 
-def connect(producer: Producer, topic: str, timeout_s: float) -> None:
-    """Return when ``producer`` is connected, or was not in time: what follows will tell.
+def connect(client: Producer | Consumer, topic: str, timeout_s: float) -> None:
+    """Return when ``client`` is connected, or was not in time: what follows will tell.
 
     An idempotent or transactional producer that has no connection when it needs one looks again only half a second
-    later. ``topic``: one that exists, and may be seen.
+    later, a consumer after a second. ``topic``: one that exists, and may be seen.
     """
     with suppress(KafkaException):
-        producer.list_topics(topic, timeout_s)  # by an address of bootstrap.servers, to which the connection then ends
-        producer.list_topics(topic, timeout_s)  # by the broker itself
+        client.list_topics(topic, timeout_s)  # by an address of bootstrap.servers, to which the connection then ends
+        client.list_topics(topic, timeout_s)  # by the broker itself
 
 
 def failure(error: KafkaException | KafkaError, doing: str, errors: ClientErrors | None = None) -> PgsluiceError:

@@ -15,17 +15,15 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from pgsluice.avro.wire import Schema
+from pgsluice.errors import SinkUnavailable
 from pgsluice.librdkafka import MAX_RECORD_BYTES, connect, failure
-from pgsluice.registry.client import RegistryOptions
+from pgsluice.registry.client import CONNECT_S, RegistryOptions
 from pgsluice.registry.follower import SchemaFollower
 from pgsluice.registry.record import Registered
 from pgsluice.registry.store import SchemaStore
 
 _SERVE_S: Final = 0.01
 """How often the producer is asked whether a record was delivered."""
-
-_CONNECT_S: Final = 1.0
-"""How long to wait for a connection that is not needed yet."""
 
 
 class BuiltinRegistry:
@@ -98,11 +96,13 @@ class BuiltinRegistry:
         admin = self._follower.admin
         if await admin.find(self._topic) is None:
             await admin.create(self._topic, self._options.replication_factor, self._options.topic_config)
+            # A producer that asks before the broker knows it asks again only a second later.
+            raise SinkUnavailable(f"Topic {self._topic} was created, and no broker knows it yet.")
         await admin.check_policy(self._topic)
 
     async def _connect(self) -> None:
         """Have the producer connected before there is anything to register."""
-        await asyncio.get_running_loop().run_in_executor(None, connect, self._producer, self._topic, _CONNECT_S)
+        await asyncio.get_running_loop().run_in_executor(None, connect, self._producer, self._topic, CONNECT_S)
 
     async def _publish(self, record: Registered, doing: str) -> int:
         """Return the offset of ``record``, which every in-sync replica has."""

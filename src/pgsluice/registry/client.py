@@ -24,6 +24,9 @@ RETRY_FIRST_S: Final = 0.02
 RETRY_S: Final = 1.0
 """At most between two attempts, at first and later: brokers hear of a new topic within milliseconds, mostly."""
 
+CONNECT_S: Final = 1.0
+"""How long to wait for a connection; it will be there later, too, where Kafka is away."""
+
 
 @dataclass(frozen=True, slots=True)
 class RegistryOptions:

@@ -16,8 +16,8 @@ import structlog
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from pgsluice.errors import HistoryError
-from pgsluice.librdkafka import PARTITION_EOF, failure
-from pgsluice.registry.client import Patience, RegistryOptions, pauses
+from pgsluice.librdkafka import PARTITION_EOF, connect, failure
+from pgsluice.registry.client import CONNECT_S, Patience, RegistryOptions, pauses
 from pgsluice.registry.record import Registered, parse
 from pgsluice.registry.store import SchemaStore
 from pgsluice.registry.topic import TopicAdmin
@@ -170,8 +170,7 @@ class SchemaFollower:
             self._progress.set()
             await asyncio.sleep(next(again))
         beginning = await self.patience.persist(lambda: self.admin.beginning(topic))
-        start = [TopicPartition(topic, 0, beginning)]
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._consumer.incremental_assign, start)
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._assign, topic, beginning)
         self._found[topic] = found
         self._missing.discard(topic)
         self._progress.set()
@@ -180,6 +179,11 @@ class SchemaFollower:
             await asyncio.sleep(_LOOK_AFTER_S)
             missed = 0 if await self._is_there(topic) else missed + 1
         raise _gone(topic)
+
+    def _assign(self, topic: str, beginning: int) -> None:
+        """Begin to read ``topic``; in the reading thread."""
+        connect(self._consumer, topic, CONNECT_S)
+        self._consumer.incremental_assign([TopicPartition(topic, 0, beginning)])
 
     async def _find(self, topic: str) -> str | None:
         return await self.patience.persist(lambda: self.admin.find(topic))
