@@ -12,7 +12,7 @@ import structlog
 
 from pgsluice import cut as cuts
 from pgsluice.errors import HistoryError, SinkUnavailable
-from pgsluice.kafka import ledger, producer
+from pgsluice.kafka import ledger, producer, topics
 from pgsluice.kafka.account import Account, LastCuts
 from pgsluice.kafka.ledger import Foresight, Ledger, read_last_cuts
 from pgsluice.kafka.tail import FIRST_WINDOW, Tail
@@ -269,6 +269,18 @@ class TestDuringASession:
             with pytest.raises(HistoryError, match=f"Topic {orders.topic} was deleted: consumers miss"):
                 await session.deliver(insert(orders, 1))
 
+    async def test_it_is_noticed_when_a_table_changes(
+        self, kafka: Kafka, prefix: str, orders: Target, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Which has its topic opened again."""
+        monkeypatch.setattr(topics, "REQUEST_S", 1.0)
+        async with Session(kafka, prefix) as session:
+            await session.sink.open_topic(policy(orders), keyed=True)
+            await session.deliver(insert(orders, 1))
+            await asyncio.to_thread(delete, kafka, orders.topic)
+            with pytest.raises(HistoryError, match=f"Topic {orders.topic} was deleted" + REMEDY):
+                await session.sink.open_topic(policy(orders), keyed=True)
+
     async def test_it_is_noticed_while_there_is_no_room_for_more(
         self, kafka: Kafka, prefix: str, orders: Target
     ) -> None:
@@ -345,6 +357,17 @@ class TestForesight:
                     ends = {place: end for place, (_, end) in offsets(await last_cut(kafka, prefix)).items()}
                     assert all(end_of(kafka, *place) - end in (0, 1) for place, end in ends.items())
                     assert sum(end_of(kafka, *place) - end for place, end in ends.items()) == min(count, PARTITIONS)
+            assert session.foresight.is_clear
+
+    async def test_markers_that_are_still_to_come(self, kafka: Kafka, prefix: str, orders: Target) -> None:
+        """A full cut without records does not wait for those of the cut before."""
+        async with Session(kafka, prefix) as session:
+            await session.sink.open_topic(policy(orders, 50), keyed=True)
+            for _ in range(5):
+                await session.deliver(*(insert(orders, n) for n in range(200)))
+                session.sink._ledger._full_at = float("-inf")
+                await session.deliver()
+            await session.deliver(insert(orders, 1))
             assert session.foresight.is_clear
 
     async def test_somebody_else_writes_to_a_topic(self, kafka: Kafka, prefix: str, orders: Target) -> None:

@@ -1,7 +1,7 @@
 """Cuts delivered to a real broker, and read back by an independent read_committed consumer as the contract says."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -12,6 +12,7 @@ from confluent_kafka.admin import ConfigResource
 
 from pgsluice.errors import ConfigError, DeadlineMissed, Fenced, PoisonError, SinkUnavailable
 from pgsluice.kafka import producer
+from pgsluice.kafka.ledger import Ledger
 from pgsluice.kafka.partitioner import partition_for
 from pgsluice.librdkafka import ClientOptions
 from pgsluice.record import Record, Target
@@ -165,6 +166,27 @@ class TestOwners:
                 with pytest.raises(Fenced, match=r"Another producer .* has taken over"):
                     await former.deliver(insert(orders, 2))
 
+    async def test_a_former_owner_does_not_take_its_successor_for_somebody_else(
+        self, kafka: Kafka, prefix: str, orders: Target, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Who takes over aborts the cut in progress, which leaves its marks in the topics."""
+        loop, owner = asyncio.get_running_loop(), Session(kafka, prefix)
+        unlike = Ledger.unlike
+
+        def too_late(self: Ledger, foretold: Mapping[Place, int]) -> SinkUnavailable | None:
+            monkeypatch.setattr(Ledger, "unlike", unlike)
+            asyncio.run_coroutine_threadsafe(owner.start(), loop).result(30)
+            return unlike(self, foretold)
+
+        async with Session(kafka, prefix) as former:
+            await former.sink.open_topic(policy(orders), keyed=True)
+            await former.deliver(insert(orders, 1))
+            monkeypatch.setattr(Ledger, "unlike", too_late)
+            with pytest.raises(Fenced, match=r"Another producer .* has taken over"):
+                await former.deliver(insert(orders, 2))
+        await owner.sink.close()
+        assert len(await asyncio.to_thread(cut_records, kafka, prefix)) == 1
+
     async def test_what_is_given_up_blocks_no_reader(self, kafka: Kafka, prefix: str, orders: Target) -> None:
         async with Session(kafka, prefix, timeout_s=900) as session:
             await session.sink.open_topic(policy(orders), keyed=True)
@@ -241,7 +263,7 @@ class TestRefusals:
     async def test_a_topic_known_since_the_start_is_refused_when_its_first_row_comes(
         self, kafka: Kafka, prefix: str, orders: Target, logs: Target
     ) -> None:
-        """And one whose settings have changed meanwhile, with the table's next version; unless it was mended."""
+        """Not before; and one whose settings have changed meanwhile, with the table's next version."""
         orders_topic = ConfigResource(ConfigResource.Type.TOPIC, orders.topic)
         create_topic(kafka, orders.topic, cleanup_policy="compact")
         create_topic(kafka, logs.topic, max_message_bytes="2000")

@@ -288,7 +288,7 @@ def tables_are_described_in_order_of_arrival(patch: pytest.MonkeyPatch) -> None:
 
 def what_is_foretold_is_confirmed_before_the_commit(patch: pytest.MonkeyPatch) -> None:
     """Kafka may mark the end of a transaction twice."""
-    patch.setattr(Ledger, "confirm", lambda _self, _foretold: None)
+    patch.setattr(Ledger, "unlike", lambda _self, _foretold: None)
 
 
 def without_transactions_the_checkpoint_waits_for_all_before_it(patch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from pgsluice.errors import ConfigError, Fenced, PermissionDenied, PgsluiceError, PoisonError, SinkUnavailable
-from pgsluice.librdkafka import IDLE_REPORTS_MAX, STALE_S, ClientErrors, ClientOptions, connect, failure
+from pgsluice.librdkafka import IDLE_REPORTS_MAX, STALE_S, ClientErrors, ClientOptions, failure
 
 REFUSED = KafkaError(KafkaError._TRANSPORT, "Connection refused")
 ALL_DOWN = KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down")
@@ -197,9 +197,3 @@ class TestClientOptions:
         options.make(AdminClient).poll(0)
         assert {record.levelname for record in caplog.records} == {"DEBUG"}
         assert any("will be ignored by this producer instance" in record.getMessage() for record in caplog.records)
-
-
-def test_connecting_is_left_to_what_follows_when_nobody_is_there() -> None:
-    options = ClientOptions({"bootstrap.servers": "127.0.0.1:9"}, "pgsluice-test")
-    connect(options.make(Producer), "shop.checkpoint", 0.1)
-    assert options.errors.last is None

@@ -66,6 +66,10 @@ class IdempotentProducer(CutProducer):
         self.flush()
         self._recovered()
 
+    def abort(self) -> None:
+        """As :meth:`abandon`."""
+        self.abandon()
+
     def abandon(self) -> None:
         """Throw away what has not left yet: nobody keeps it from following what the next owner writes."""
         self._producer.purge(in_queue=True, in_flight=True, blocking=False)

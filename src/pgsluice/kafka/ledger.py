@@ -140,34 +140,38 @@ class Ledger:
     def foretell(self, cut: Cut) -> dict[Place, int] | None:
         """Return the ends of the partitions that ``cut``, in one transaction, will have to list; None: wait and see.
 
-        Nothing of it need be in Kafka yet. What is said here is to be compared by :meth:`confirm` before the commit.
+        Nothing of it need be in Kafka yet. What is said here is to be compared by :meth:`unlike` before the commit.
         """
         if not self._foresight.is_clear:
             return None
         ends, produced = self._known.ends, cut.produced()
         return {place: ends[place] + (place in self._marked) + produced.get(place, 0) for place in self._listed(cut)}
 
-    def confirm(self, foretold: Mapping[Place, int]) -> None:
-        """Raise if partitions do not end where it was foretold, everything in the cut being in Kafka by now."""
+    def unlike(self, foretold: Mapping[Place, int]) -> SinkUnavailable | None:
+        """Return what is wrong when partitions do not end as foretold, everything in the cut being in Kafka by now.
+
+        Raise if something happened to a topic.
+        """
         found = self._topics.next_offsets(list(foretold))
         if any(found[place] < end for place, end in foretold.items()):
             found = self._agreed(Account(self._known.topics, dict(foretold))).ends
         wrong = sorted(place for place, end in foretold.items() if found[place] != end)
         if not wrong:
-            return
+            return None
         self._foresight.failed()
         topic, partition = wrong[0]
-        raise SinkUnavailable(
+        return SinkUnavailable(
             f"Partition {partition} of topic {topic} ends at offset {found[wrong[0]]} instead of "
-            f"{foretold[wrong[0]]}: somebody else has written to it (only pgsluice may write to its topics), or Kafka "
-            "has marked a transaction twice. The cut is given up, and written again."
+            f"{foretold[wrong[0]]}: somebody else has written to it, or Kafka has marked a transaction twice. The cut "
+            "is given up, and written again. Only pgsluice may write to its topics: take that right away from others."
         )
 
     def committed(self, cut: Cut, following: Mapping[Place, int], *, full: bool) -> None:
         """Note that ``cut``, with these ends, is in Kafka."""
-        self._known.ends |= following
-        self._marked -= following.keys()
+        # Where nothing was written, the marker of the transaction before may still be on its way.
+        self._marked -= {place for place, end in following.items() if end > self._known.ends[place]}
         self._marked |= cut.produced().keys()
+        self._known.ends |= following
         self._unlisted -= {topic for topic, _ in following}
         if full:
             self._full_at = time.monotonic()

@@ -151,6 +151,10 @@ class CutProducer(ABC):
         """End the cut: everything sent is durable and visible when this returns."""
 
     @abstractmethod
+    def abort(self) -> None:
+        """Give up the cut in progress, and raise if another owner has taken over, or time was up."""
+
+    @abstractmethod
     def abandon(self) -> None:
         """Write nothing more; for any thread, at any time."""
 
@@ -382,6 +386,12 @@ class TransactionalProducer(CutProducer):
             self._committed_at = time.monotonic()
             self._recovered()
 
+    def abort(self) -> None:
+        """Abort the transaction: whoever was fenced hears of it now."""
+        with self._judging("Aborting a Kafka transaction"):
+            self._producer.abort_transaction(_ABORT_S)
+        self._open = False
+
     def abandon(self) -> None:
         """Nothing: what is not committed is never seen."""
 
@@ -390,8 +400,7 @@ class TransactionalProducer(CutProducer):
         if not self._open:
             return
         try:
-            with self._judging("Aborting a Kafka transaction"):
-                self._producer.abort_transaction(_ABORT_S)
+            self.abort()
         except (Fenced, DeadlineMissed):
             pass  # the new owner has aborted it, or the broker
         except PgsluiceError as error:

@@ -7,16 +7,14 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import Any, Literal, TypeVar
 
 import structlog
 
 from pgsluice.cut import Cut, cut_records
 from pgsluice.dead_letter import Origin
-from pgsluice.errors import ConfigError, PgsluiceError
+from pgsluice.errors import ConfigError, PgsluiceError, SinkUnavailable
 from pgsluice.kafka.account import Place
 from pgsluice.kafka.checkpoint import read_checkpoint
 from pgsluice.kafka.idempotent import IdempotentProducer
@@ -26,7 +24,7 @@ from pgsluice.kafka.producer import CutProducer, ProducerOptions, TransactionalP
 from pgsluice.kafka.refusals import Eyes, Refusals
 from pgsluice.kafka.runs import TRUNCATE
 from pgsluice.kafka.tail import Tail
-from pgsluice.kafka.topics import SETTINGS_MAX, Topics, TopicSettings, TopicSpec, check_compacted
+from pgsluice.kafka.topics import Topics, TopicSettings, TopicSpec, check_compacted
 from pgsluice.progress import Checkpoint
 from pgsluice.record import Record
 from pgsluice.tables import TablePolicy
@@ -88,10 +86,6 @@ class KafkaSink:
         self._producer: CutProducer | None = None
         self._topic_ledger: Ledger | None = None
         self._last: Checkpoint | None = None
-        self._settings: dict[str, TopicSettings] = {}
-        """Of topics that were there at the session's start, until their tables' first rows."""
-        self._unseen: dict[str, None] = {}
-        """Those of which the settings were not read yet."""
 
     async def prepare(self) -> None:
         """Make the service topics exist. No producer yet: a standby must not disturb the owner."""
@@ -182,9 +176,9 @@ class KafkaSink:
         options = self._options
         specs = [options.transactions_topic, options.checkpoint_topic]
         others = [] if options.dead_letters_topic is None else [options.dead_letters_topic]
-        states = self._topics.ensure(*specs, *others)
+        states = self._topics.ensure(*specs, *others)[: len(specs)]
         settings = self._topics.settings_of(*(spec.name for spec in specs))
-        for spec, state, one in zip(specs, states, settings, strict=False):
+        for spec, state, one in zip(specs, states, settings, strict=True):
             if state.partitions != 1:
                 raise ConfigError(f"Topic {spec.name} must have exactly one partition, as pgsluice creates it.")
             self._topics.check(spec, one)
@@ -237,31 +231,20 @@ class KafkaSink:
         with self._tail(self._options.transactions_topic) as tail:
             last, lost = read_last_cuts(tail, self._format.decode, committed)
         self._ledger.recall(last, lost, [*topics, *([dead_letters.name] if dead_letters else [])])
-        self._unseen = dict.fromkeys(self._ledger.ids())
 
     def _open_topic(self, spec: TopicSpec) -> None:
-        new = {} if spec.name in self._ledger else dict(zip((spec.name,), self._topics.ensure(spec), strict=True))
-        self._check(spec)
-        self._ledger.pin(new)
+        if spec.name not in self._ledger:
+            (state,) = self._topics.ensure(spec)
+            self._ledger.pin({spec.name: state})
+        self._topics.check(spec, self._settings_of(spec.name))
 
-    def _check(self, spec: TopicSpec) -> None:
-        """Raise ConfigError if the topic would refuse what is to be written to it."""
-        known = self._looked_at(spec.name)
-        if known is not None:
-            with suppress(ConfigError):  # it may have been mended since
-                self._topics.check(spec, known)
-                return
-        self._topics.check(spec, *self._topics.settings_of(spec.name))
-
-    def _looked_at(self, topic: str) -> TopicSettings | None:
-        """Return what a topic took when many were looked at together; once, as a table's next version may ask again."""
-        if topic in self._unseen:
-            others = (other for other in self._unseen if other != topic)
-            together = [topic, *islice(others, SETTINGS_MAX - 1)]
-            self._settings |= self._topics.settings(together)
-            for seen in together:
-                del self._unseen[seen]
-        return self._settings.pop(topic, None)
+    def _settings_of(self, topic: str) -> TopicSettings:
+        try:
+            (settings,) = self._topics.settings_of(topic)
+        except SinkUnavailable:
+            self._ledger.examine()  # it may be gone
+            raise
+        return settings
 
     def _produce(self, cut: Cut, records: list[Record]) -> None:
         at = 0
@@ -298,7 +281,9 @@ class KafkaSink:
             self._send_cut(cut, checkpoint, following, full=False)
             self._send_checkpoint(checkpoint)
             self._live.flush()
-            self._ledger.confirm(following)
+            if (wrong := self._ledger.unlike(following)) is not None:
+                self._live.abort()  # says so if it is another owner who wrote
+                raise wrong
         else:
             self._live.flush()
             following = self._ledger.following(cut, full=full)

@@ -4,7 +4,6 @@ By then the row is known to be committed, so this is also when its schemas are r
 created. A Relation message alone would be too early: it may describe an ALTER TABLE that is rolled back.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -108,9 +107,8 @@ class Encoders:
         schemas = {value_subject: envelope_schema(space, fields)}
         if of_key is not None:
             schemas[key_subject] = key_schema(space, of_key)
-        _, (value_id, *key_ids) = await asyncio.gather(  # none of it waits for the other
-            self._sink.open_topic(policy, keyed=bool(key)), self._register(schemas, _description(relation, key))
-        )
+        await self._sink.open_topic(policy, keyed=bool(key))
+        value_id, *key_ids = await self._register(schemas, _description(relation, key))
         sent = conversions(relation, described) if self._types.binary else None
         log.info(
             "table",

@@ -15,9 +15,8 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from pgsluice.avro.wire import Schema
-from pgsluice.errors import SinkUnavailable
 from pgsluice.librdkafka import MAX_RECORD_BYTES, connect, failure
-from pgsluice.registry.client import CONNECT_S, RegistryOptions
+from pgsluice.registry.client import CONNECT_S, RETRY_FIRST_S, RegistryOptions
 from pgsluice.registry.follower import SchemaFollower
 from pgsluice.registry.record import Registered
 from pgsluice.registry.store import SchemaStore
@@ -96,8 +95,9 @@ class BuiltinRegistry:
         admin = self._follower.admin
         if await admin.find(self._topic) is None:
             await admin.create(self._topic, self._options.replication_factor, self._options.topic_config)
-            # A producer that asks before the broker knows it asks again only a second later.
-            raise SinkUnavailable(f"Topic {self._topic} was created, and no broker knows it yet.")
+            # A producer that asks before a broker knows it asks again only a second later.
+            while await admin.find(self._topic) is None:  # noqa: ASYNC110 - brokers call nobody back
+                await asyncio.sleep(RETRY_FIRST_S)
         await admin.check_policy(self._topic)
 
     async def _connect(self) -> None:

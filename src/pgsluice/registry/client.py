@@ -25,7 +25,7 @@ RETRY_S: Final = 1.0
 """At most between two attempts, at first and later: brokers hear of a new topic within milliseconds, mostly."""
 
 CONNECT_S: Final = 1.0
-"""How long to wait for a connection; it will be there later, too, where Kafka is away."""
+"""How long a start waits for each of two look-ups that connect; without them, whatever comes first connects."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,11 @@
 """Which key, topic and schemas the rows of a table get. Both ends are scripted."""
 
-import asyncio
-from collections.abc import Mapping
-from typing import Any
-
 import pytest
 
 from pgsluice.avro.choices import Choice
 from pgsluice.avro.schema import message_schema
 from pgsluice.avro.sent.types import TypeDescription
 from pgsluice.avro.types import TypeOptions
-from pgsluice.avro.wire import Schema
 from pgsluice.envelope import Stamp
 from pgsluice.errors import ConfigError
 from pgsluice.pgoutput import messages
@@ -18,7 +13,7 @@ from pgsluice.pgoutput.messages import BinaryValue
 from pgsluice.pipeline.encoders import Encoders
 from pgsluice.record import Pending
 from pgsluice.relation import Column, PgType, Relation
-from pgsluice.tables import TablePolicy, TableRule, Tables
+from pgsluice.tables import TableRule, Tables
 from pgsluice.transaction import Transaction
 from tests.support.ends import FakeRegistry, FakeSink, FakeSource, World
 from tests.support.pgoutput_encoder import encode
@@ -99,38 +94,6 @@ async def test_an_encoder_is_made_once_per_version() -> None:
     assert (await made.of(second)).relation is second
     assert made.ready[7].relation is second
     assert len(world.schemas["shop.public.t-value"]) == 2
-
-
-class SlowSink(FakeSink):
-    """Its topics exist only once ``let`` is set."""
-
-    let: asyncio.Event
-
-    async def open_topic(self, policy: TablePolicy, *, keyed: bool) -> None:
-        await self.let.wait()
-        await super().open_topic(policy, keyed=keyed)
-
-
-class TellingRegistry(FakeRegistry):
-    """Sets ``tell`` once a key's schema is registered."""
-
-    tell: asyncio.Event
-
-    async def register(self, subject: str, schema: Schema, postgres: Mapping[str, Any] | None = None) -> int:
-        found = await super().register(subject, schema, postgres)
-        if subject.endswith("-key"):
-            self.tell.set()
-        return found
-
-
-async def test_topic_and_schemas_do_not_wait_for_one_another() -> None:
-    world, both = World(), asyncio.Event()
-    sink, registry = SlowSink(world), TellingRegistry(world)
-    sink.let = registry.tell = both
-    async with asyncio.timeout(10):
-        await Encoders(FakeSource(world), sink, registry, Tables("shop"), TypeOptions()).of(table("d", "a"))
-    assert world.topics == {"shop.public.t"}
-    assert list(world.schemas) == ["shop.public.t-value", "shop.public.t-key"]
 
 
 async def test_field_names_are_remembered_across_sessions() -> None:
