@@ -258,28 +258,19 @@ class TestDuringASession:
                 with pytest.raises(HistoryError, match=sentence.format(orders.topic) + REMEDY):
                     await session.deliver(*(insert(orders, n) for n in range(10)))
 
-    async def test_it_is_noticed_before_the_first_row_of_a_session(
-        self, kafka: Kafka, prefix: str, orders: Target
+    @pytest.mark.parametrize("opened", [False, True], ids=["its first row", "a table's next version"])
+    async def test_it_is_noticed_when_its_topic_is_opened(
+        self, kafka: Kafka, prefix: str, orders: Target, monkeypatch: pytest.MonkeyPatch, *, opened: bool
     ) -> None:
-        """What was found at the session's start is not looked for again."""
+        """What was found at the session's start is not made again."""
+        monkeypatch.setattr(topics, "REQUEST_S", 1.0)
         await written(kafka, prefix, orders)
         async with Session(kafka, prefix) as session:
+            if opened:
+                await session.sink.open_topic(policy(orders, PARTITIONS), keyed=True)
             await asyncio.to_thread(delete_topic, kafka, orders.topic)
-            await session.sink.open_topic(policy(orders, PARTITIONS), keyed=True)
             with pytest.raises(HistoryError, match=f"Topic {orders.topic} was deleted: consumers miss"):
-                await session.deliver(insert(orders, 1))
-
-    async def test_it_is_noticed_when_a_table_changes(
-        self, kafka: Kafka, prefix: str, orders: Target, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Which has its topic opened again."""
-        monkeypatch.setattr(topics, "REQUEST_S", 1.0)
-        async with Session(kafka, prefix) as session:
-            await session.sink.open_topic(policy(orders), keyed=True)
-            await session.deliver(insert(orders, 1))
-            await asyncio.to_thread(delete, kafka, orders.topic)
-            with pytest.raises(HistoryError, match=f"Topic {orders.topic} was deleted" + REMEDY):
-                await session.sink.open_topic(policy(orders), keyed=True)
+                await session.sink.open_topic(policy(orders, PARTITIONS), keyed=True)
 
     async def test_it_is_noticed_while_there_is_no_room_for_more(
         self, kafka: Kafka, prefix: str, orders: Target
