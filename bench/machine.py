@@ -3,6 +3,7 @@
 import os
 import platform
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import psycopg
 from psycopg import pq
 
 from bench.results import Moment
+from bench.servers import BROKER, SERVER
 from sandbox.artifacts import fetch
 from sandbox.broker import JVM_OPTIONS
 from sandbox.postgres import Postgres
@@ -25,13 +27,17 @@ def describe(postgres: Postgres, recv_logical: str | None) -> dict[str, str]:
         "processor": f"{os.cpu_count()} x {processor(Path('/proc/cpuinfo').read_text())}",
         "memory": f"{memory_gib(Path('/proc/meminfo').read_text()):.0f} GiB",
         "kernel": platform.release(),
-        "PostgreSQL": f"{server[0]}, fsync off",
-        "Kafka": f"{_kafka_version()}, one broker, Java with {' '.join(JVM_OPTIONS[:4])}",
+        "PostgreSQL": f"{server[0]}, fsync off, {_in_words(SERVER)}",
+        "Kafka": f"{_kafka_version()}, one broker, {_in_words(BROKER)}, Java with {' '.join(JVM_OPTIONS[:4])}",
         "Python": platform.python_version(),
         "librdkafka": f"{confluent_kafka.libversion()[0]}, confluent-kafka {confluent_kafka.version()}",
         "libpq": f"{pq.version() // 10000}.{pq.version() % 10000}, psycopg {psycopg.__version__}",
         **({"pg_recvlogical": recv_logical} if recv_logical else {}),
     }
+
+
+def _in_words(settings: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in settings.items())
 
 
 def processor(cpuinfo: str) -> str:
