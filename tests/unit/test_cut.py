@@ -52,8 +52,12 @@ def test_the_record_names_what_was_written_where() -> None:
         (ITEMS.topic, 0): (0, 2),
     }
     (part,) = cut_records(cut, IDENTITY, offsets, {ORDERS.topic: "an id"}, full=False)
-    assert cut.topics[ORDERS.topic].produced == {0: 1, 2: 3}
-    assert cut.topics[ITEMS.topic].produced == {0: 1, 1: 1}
+    assert cut.produced() == {
+        (ORDERS.topic, 0): 1,
+        (ORDERS.topic, 2): 3,
+        (ITEMS.topic, 0): 1,
+        (ITEMS.topic, 1): 1,
+    }
     found = round_trip(part)
     assert found.pop("ts").isoformat() == "2000-01-01T00:00:00+00:00"
     assert found == {
