@@ -128,7 +128,7 @@ STEPS: Mapping[str, Step] = {
     "Kafka transaction begun": Step(TransactionalProducer, "begin"),
     "rows of an unfinished transaction produced": Step(KafkaSink, "produce", first=_flush_sink),
     "flushed": Step(TransactionalProducer, "flush"),
-    CUT_RECORD: Step(KafkaSink, "_commit_checkpoint", before=True, first=_flush_sink),
+    CUT_RECORD: Step(KafkaSink, "_send_checkpoint", before=True, first=_flush_sink),
     "checkpoint produced": Step(TransactionalProducer, "commit", before=True, first=_flush),
     "commit sent": Step(TransactionalProducer, "commit", before=True, first=_send_commit),
     "committed": Step(TransactionalProducer, "commit"),

@@ -4,9 +4,15 @@ import random
 
 import pytest
 
+from tests.faults.daemon import STEPS
 from tests.faults.run import ROUND_KILLS, Subject, run
 
 AT_LEAST_ONCE_KILLS = 10
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_the_product_has_the_step(name: str) -> None:
+    assert callable(getattr(STEPS[name].owner, STEPS[name].method, None))
 
 
 @pytest.mark.timeout(600)
