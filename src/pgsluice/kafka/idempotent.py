@@ -74,10 +74,6 @@ class IdempotentProducer(CutProducer):
         """Throw away what has not left yet: nobody keeps it from following what the next owner writes."""
         self._producer.purge(in_queue=True, in_flight=True, blocking=False)
 
-    def close(self) -> None:
-        """As :meth:`abandon`."""
-        self.abandon()
-
     def _waited(self, left: int) -> None:
         """Raise SinkUnavailable when Kafka has taken nothing for too long."""
         now = time.monotonic()

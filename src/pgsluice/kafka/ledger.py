@@ -131,7 +131,7 @@ class Ledger:
         if full:
             ends = {place: end + produced.get(place, 0) for place, end in self._known.ends.items()}
             return self._agreed(Account(self._known.topics, ends)).ends
-        ends = {place: self._known.ends[place] + produced.get(place, 0) for place in self._listed(cut)}
+        ends = {place: self._known.ends[place] + produced.get(place, 0) for place in self._listed(cut, produced)}
         found = self._topics.next_offsets(list(ends))
         if all(found[place] >= end for place, end in ends.items()):
             return found
@@ -145,7 +145,8 @@ class Ledger:
         if not self._foresight.is_clear:
             return None
         ends, produced = self._known.ends, cut.produced()
-        return {place: ends[place] + (place in self._marked) + produced.get(place, 0) for place in self._listed(cut)}
+        listed = self._listed(cut, produced)
+        return {place: ends[place] + (place in self._marked) + produced.get(place, 0) for place in listed}
 
     def unlike(self, foretold: Mapping[Place, int]) -> SinkUnavailable | None:
         """Return what is wrong when partitions do not end as foretold, everything in the cut being in Kafka by now.
@@ -176,10 +177,10 @@ class Ledger:
         if full:
             self._full_at = time.monotonic()
 
-    def _listed(self, cut: Cut) -> set[Place]:
+    def _listed(self, cut: Cut, produced: Mapping[Place, int]) -> set[Place]:
         """Return the partitions that ``cut`` has to list, unless it is a full one."""
         new = self._unlisted & cut.topics.keys()  # of these all partitions, so that their number can be read back
-        return {(topic, number) for topic in new for number in range(self.partitions(topic))} | cut.produced().keys()
+        return {(topic, number) for topic in new for number in range(self.partitions(topic))} | produced.keys()
 
     def _agreed(self, known: Account) -> Account:
         found, sentences = self._compare(known)

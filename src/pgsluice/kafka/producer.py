@@ -158,9 +158,9 @@ class CutProducer(ABC):
     def abandon(self) -> None:
         """Write nothing more; for any thread, at any time."""
 
-    @abstractmethod
     def close(self) -> None:
         """End it, without what was not committed."""
+        self.abort()
 
     def send(self, topic: str, partition: int, key: bytes | None, value: bytes | None, timestamp_ms: int = 0) -> None:
         """Queue a record; waits while librdkafka's queue is full."""

@@ -4,7 +4,7 @@ By then the row is known to be committed, so this is also when its schemas are r
 created. A Relation message alone would be too early: it may describe an ALTER TABLE that is rolled back.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,6 @@ from pgsluice.avro.schema import (
 )
 from pgsluice.avro.sent.types import TypeDescription, conversions, elements, unknown_arrays, unknown_types
 from pgsluice.avro.types import TypeOptions, check_choices
-from pgsluice.avro.wire import Schema
 from pgsluice.envelope import ChangeEncoder, DeadLetters, MessageEncoder
 from pgsluice.errors import ConfigError
 from pgsluice.pipeline.ends import Registry, Sink, Source
@@ -103,13 +102,15 @@ class Encoders:
         check_choices(relation, options)
         fields = TableFields(options, self._versions(value_subject, space)).assign(relation)
         key = await self._key(relation, policy, key_subject, space)
-        of_key = key_fields(relation, fields, key, options) if key else None
-        schemas = {value_subject: envelope_schema(space, fields)}
-        if of_key is not None:
-            schemas[key_subject] = key_schema(space, of_key)
         await self._sink.open_topic(policy, keyed=bool(key))
-        value_id, *key_ids = await self._register(schemas, _description(relation, key))
+        description = _description(relation, key)
+        value_id = await self._registry.register(value_subject, envelope_schema(space, fields), description)
         sent = conversions(relation, described) if self._types.binary else None
+        key_encoder, key_id = None, None
+        if key:
+            of_key = key_fields(relation, fields, key, options)
+            key_id = await self._registry.register(key_subject, key_schema(space, of_key), description)
+            key_encoder = KeyEncoder(relation, of_key, sent)
         log.info(
             "table",
             table=f"{relation.namespace}.{relation.name}",
@@ -119,17 +120,13 @@ class Encoders:
         )
         return ChangeEncoder(
             relation,
-            Target(policy.topic, value_id, key_ids[0] if key_ids else None),
+            Target(policy.topic, value_id, key_id),
             RowEncoder(relation, fields, sent),
-            None if of_key is None else KeyEncoder(relation, of_key, sent),
+            key_encoder,
             tombstones=policy.tombstones,
             truncate=policy.truncate,
             dead_letters=self._dead_letters,
         )
-
-    async def _register(self, schemas: Mapping[str, Schema], description: Mapping[str, Any]) -> list[int]:
-        """Return the ids of schemas by subject, in order."""
-        return [await self._registry.register(subject, schema, description) for subject, schema in schemas.items()]
 
     async def _describe(self, relation: Relation) -> Sequence[TypeDescription]:
         """Return what only the catalog knows of the columns' types: what arrays, or all binary values, consist of."""
