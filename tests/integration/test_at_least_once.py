@@ -140,8 +140,11 @@ def test_stopping_in_the_middle_of_the_stream(start: Start) -> None:
 def test_kill_9_at_any_time(start: Start) -> None:
     pipeline = start(SMALL_CUTS)
     with writing(pipeline) as last:
-        for _ in range(6):
-            time.sleep(random.uniform(0.1, 0.8))
+        for _ in range(12):
+            written = last[0]
+            while last[0] == written:
+                time.sleep(0.001)
+            time.sleep(random.uniform(0.0, 0.02))  # a cut takes milliseconds
             pipeline.daemon.kill()
             pipeline.daemon.start()
     repeated = assert_at_least_once(pipeline, last[0])
