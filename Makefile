@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format quick unit simulation simulate integration faults faults-quick spark test demo bench bench-report bench-pipelines bench-memory types fuzz memory-safety coverage lock clean
+.PHONY: help setup lint format quick unit simulation simulate integration faults faults-quick spark test demo bench bench-report bench-pipelines types fuzz memory-safety coverage lock clean
 
 help: ## List the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -65,14 +65,11 @@ demo: setup ## PostgreSQL to Kafka to Spark, compared table by table (KEEP=1 lea
 bench: setup ## Events per second, beside a bare drain of the same WAL: minutes
 	$(BIN)/python -m bench
 
-bench-report: setup ## All that docs/performance.md tells, which it writes: forty minutes (ONLY="orders-20 latency", RUNS=5)
+bench-report: setup ## All that docs/performance.md tells, which it writes: fifty minutes (ONLY="orders-20 latency memory", RUNS=5)
 	$(BIN)/python -m bench --report $(if $(ONLY),--only $(ONLY)) $(if $(RUNS),--runs $(RUNS))
 
 bench-pipelines: setup ## One pipeline beside two, each of half the tables
 	$(BIN)/python -m bench.pipelines
-
-bench-memory: setup ## Memory while a 5 GB transaction, and 200 of 20 MB, wait for their commit
-	$(BIN)/python -m bench.memory
 
 types: setup ## Values of every type through real servers: make types COUNT=5000 [SEED=n]
 	$(BIN)/python -m tests.types --count $(or $(COUNT),1000) --seed $(or $(SEED),1)

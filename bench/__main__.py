@@ -6,7 +6,7 @@ https://docs.python.org/3/library/argparse.html
 import argparse
 from collections.abc import Mapping, Sequence
 
-from bench import latency, machine, plot, report, startup, transactions
+from bench import latency, machine, memory, plot, report, startup, transactions
 from bench.contenders import (
     DAEMONS,
     PATIENT_DRAIN,
@@ -19,7 +19,7 @@ from bench.contenders import (
 )
 from bench.loads import LOADS, Load
 from bench.processes import ROOT
-from bench.results import DRAIN, LatencyResult, Results, StartsResult
+from bench.results import DRAIN, LatencyResult, MemoryResult, Results, StartsResult
 from bench.rounds import course, race
 from bench.servers import BROKER, SERVER
 from sandbox.installation import VERSIONS
@@ -29,7 +29,7 @@ from sandbox.postgres import DEFAULT_VERSION, Postgres
 RESULTS = ROOT / "bench" / "results.json"
 DOCUMENT = ROOT / "docs" / "performance.md"
 
-SUBJECTS = (*LOADS, "latency", "starts")
+SUBJECTS = (*LOADS, "latency", "starts", "memory")
 
 KINDS = (DRAIN, PATIENT_DRAIN, RECV_LOGICAL, *(kind for kind, _, _ in DAEMONS))
 FEW_KINDS = (DRAIN, "exactly once")
@@ -74,6 +74,8 @@ class Bench:
                 self._results.latency = self._latency()
             case "starts":
                 self._results.starts = self._starts()
+            case "memory":
+                self._results.memory = self._memory()
             case load:
                 self._race(LOADS[load].scaled(self._options.scale))
 
@@ -111,6 +113,14 @@ class Bench:
         found = startup.measure(self._postgres, self._kafka, variables, self._options.runs)
         print(f"starts: {found}", flush=True)
         return StartsResult(name, machine.end(moment), found)
+
+    def _memory(self) -> MemoryResult:
+        name, variables = self._fastest
+        moment, loads = machine.begin(), {}
+        for load, found in memory.measure(self._options.postgres, variables, self._options.scale):
+            loads[load] = found
+            print(f"waiting, {load}: {found}", flush=True)
+        return MemoryResult(name, machine.end(moment), loads)
 
 
 def field(load: Load, kinds: Sequence[str], variants: Mapping[str, Mapping[str, str]]) -> list[Contender]:

@@ -1,27 +1,29 @@
-"""How much memory the daemon takes while transactions wait for their commit: ``python -m bench.memory``.
+"""How much memory the daemon takes while transactions wait for their commit.
 
 One transaction of some gigabytes, which is streamed, waits on disk, and becomes one Kafka transaction; and many of
 some megabytes that are open at once. The resident set is sampled from /proc; the daemon has its default settings.
 """
 
-import argparse
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
 from typing import Self
 
 import psycopg
 
+from bench.results import Waiting
 from sandbox.daemon import Daemon
 from sandbox.kafka import Kafka
 from sandbox.postgres import Postgres
 
 MIB = 1024 * 1024
-BOUND_MIB = 200
-"""What the daemon may take, with default settings."""
+
+GIGABYTES = 5.0
+"""The size of the large transaction."""
+TRANSACTIONS, MEGABYTES = 200, 20.0
+"""How many are open at once, and the size of each of them."""
 
 ROW_BYTES = 1000
 SAMPLE_S = 0.1
@@ -31,16 +33,6 @@ SERVER = {"logical_decoding_work_mem": "64kB", "max_connections": "300", "max_wa
 BROKER = {"log.retention.ms": "-1", "log.segment.bytes": str(256 * MIB)}
 
 FILL = "INSERT INTO wide SELECT g, repeat(md5(g::text), {times}) FROM generate_series({first}, {last}) g"
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """Seconds until the last commit, and until all of it was in Kafka; MiB at most."""
-
-    written_s: float
-    delivered_s: float
-    resident_mib: float
-    spilled_mib: float
 
 
 class Sampler:
@@ -96,19 +88,33 @@ def _fill(first: int, last: int) -> str:
     return FILL.format(times=ROW_BYTES // 32, first=first, last=last)
 
 
-def measure(name: str, work: Callable[[Postgres], None]) -> Figures:
+def measure(version: int, variables: Mapping[str, str], scale: float) -> Iterator[tuple[str, Waiting]]:
+    """Give each load's name and what was seen of it; ``scale``: times the usual sizes."""
+    gigabytes, megabytes = GIGABYTES * scale, MEGABYTES * scale
+    yield f"one of {gigabytes:g} GB", _watch(version, variables, lambda server: one_large(server, gigabytes))
+    yield (
+        f"{TRANSACTIONS} of {megabytes:g} MB, open at once",
+        _watch(version, variables, lambda server: many_open(server, TRANSACTIONS, megabytes)),
+    )
+
+
+def _watch(version: int, variables: Mapping[str, str], work: Callable[[Postgres], None]) -> Waiting:
     """Run ``work`` on servers of its own, and watch the daemon until everything is delivered."""
-    with Postgres(settings=SERVER) as postgres, Kafka(settings=BROKER) as kafka, postgres.connect() as connection:
+    with Postgres(version, SERVER) as postgres, Kafka(settings=BROKER) as kafka, postgres.connect() as connection:
         connection.execute("CREATE TABLE wide (id bigint PRIMARY KEY, v text)")
         connection.execute("ALTER TABLE wide ALTER v SET STORAGE PLAIN")
         connection.execute("CREATE PUBLICATION pgsluice FOR TABLE wide")
-        with Daemon(name, postgres.conninfo(), kafka.bootstrap_servers) as daemon, Sampler(daemon) as sampler:
-            started = time.perf_counter()
-            work(postgres)
-            written = time.perf_counter() - started
-            _wait_until_confirmed(connection, f"pgsluice_{name}")
-            delivered = time.perf_counter() - started
-    return Figures(written, delivered, sampler.resident_kib / 1024, sampler.spilled / MIB)
+        made = Daemon("memory", postgres.conninfo(), kafka.bootstrap_servers, at_once=False)
+        made.variables = variables
+        with made as daemon:
+            daemon.start()
+            with Sampler(daemon) as sampler:
+                started = time.perf_counter()
+                work(postgres)
+                written = time.perf_counter() - started
+                _wait_until_confirmed(connection, f"pgsluice_{daemon.name}")
+                delivered = time.perf_counter() - started
+    return Waiting(written, delivered, sampler.resident_kib / 1024, sampler.spilled / MIB)
 
 
 def _wait_until_confirmed(connection: psycopg.Connection, slot: str) -> None:
@@ -120,34 +126,3 @@ def _wait_until_confirmed(connection: psycopg.Connection, slot: str) -> None:
         if time.monotonic() > end:
             raise TimeoutError("not everything was delivered")
         time.sleep(SAMPLE_S)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run both loads and print what was seen; 1 when the bound was not kept."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--gigabytes", type=float, default=5.0, help="size of the large transaction")
-    parser.add_argument("--transactions", type=int, default=200, help="how many are open at once")
-    parser.add_argument("--megabytes", type=float, default=20.0, help="size of each of them")
-    options = parser.parse_args(arguments)
-    loads = {
-        f"one of {options.gigabytes:g} GB": lambda server: one_large(server, options.gigabytes),
-        f"{options.transactions} of {options.megabytes:g} MB": lambda server: many_open(
-            server, options.transactions, options.megabytes
-        ),
-    }
-    print(f"{'load':<20}{'written s':>10}{'delivered s':>13}{'RSS MiB':>9}{'spilled MiB':>13}")
-    kept = True
-    for number, (load, work) in enumerate(loads.items()):
-        found = measure(f"memory{number}", work)
-        kept &= found.resident_mib <= BOUND_MIB
-        print(
-            f"{load:<20}{found.written_s:>10.0f}{found.delivered_s:>13.0f}{found.resident_mib:>9.0f}"
-            f"{found.spilled_mib:>13.0f}",
-            flush=True,
-        )
-    print(f"bound: {BOUND_MIB} MiB, {'kept' if kept else 'NOT kept'}")
-    return 0 if kept else 1
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

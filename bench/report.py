@@ -87,6 +87,7 @@ def markdown(results: Results | None) -> str:
             *_loads(results),
             *_latency(results),
             *_starts(results),
+            *_memory(results),
         ]
     )
 
@@ -121,6 +122,9 @@ def goals(results: Results) -> Iterator[tuple[str, str, str]]:
     peaks = [peak for load in results.loads.values() for name in load.runs if (peak := _daemon_peak(load, name))]
     if peaks:
         yield "Memory of the daemon, in all of it", "150 MiB", f"{max(peaks):.0f} MiB at most"
+    if results.memory is not None:
+        most = max(load.resident_mib for load in results.memory.loads.values())
+        yield "Memory of the daemon while transactions wait for their commit", "200 MiB", f"{most:.0f} MiB at most"
 
 
 def _goals_of_latency(results: Results) -> Iterator[tuple[str, str, str]]:
@@ -229,6 +233,21 @@ def _starts(results: Results) -> Iterator[str]:
         [(name, f"{of.median:.2f}", f"{of.least:.2f}", f"{of.greatest:.2f}") for name, of in spreads.items()],
     )
     yield f"Encoder: {found.encoder}. {_said(found.moment)}"
+
+
+def _memory(results: Results) -> Iterator[str]:
+    found = results.memory
+    if found is None:
+        return
+    yield "### Transactions that wait for their commit\n"
+    yield _table(
+        ("", "written s", "delivered s", "resident MiB", "on disk MiB"),
+        [
+            (load, f"{of.written_s:.0f}", f"{of.delivered_s:.0f}", f"{of.resident_mib:.0f}", f"{of.spilled_mib:,.0f}")
+            for load, of in found.loads.items()
+        ],
+    )
+    yield f"Rows of 1 KB, `logical_decoding_work_mem` 64 kB. Encoder: {found.encoder}. {_said(found.moment)}"
 
 
 def _said(moment: Moment) -> str:

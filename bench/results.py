@@ -170,6 +170,25 @@ class StartsResult:
     starts: Starts
 
 
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What waited for its commit: seconds until the last commit, and until all of it was in Kafka; MiB at most."""
+
+    written_s: float
+    delivered_s: float
+    resident_mib: float
+    spilled_mib: float
+
+
+@dataclass(slots=True)
+class MemoryResult:
+    """Transactions that wait, by what they are, with one encoder."""
+
+    encoder: str
+    moment: Moment
+    loads: dict[str, Waiting]
+
+
 @dataclass(slots=True)
 class Results:
     """Everything that was measured on one machine."""
@@ -178,6 +197,7 @@ class Results:
     loads: dict[str, LoadResult] = field(default_factory=dict)
     latency: LatencyResult | None = None
     starts: StartsResult | None = None
+    memory: MemoryResult | None = None
     left_out: list[str] = field(default_factory=list)
     """Contenders that could not be had."""
 

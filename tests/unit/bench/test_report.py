@@ -2,7 +2,19 @@ import pytest
 
 from bench import report
 from bench.__main__ import DOCUMENT, RESULTS
-from bench.results import DRAIN, Latency, LatencyResult, LoadResult, Part, Results, Run, Starts, StartsResult
+from bench.results import (
+    DRAIN,
+    Latency,
+    LatencyResult,
+    LoadResult,
+    MemoryResult,
+    Part,
+    Results,
+    Run,
+    Starts,
+    StartsResult,
+    Waiting,
+)
 from tests.unit.bench.test_results import MOMENT, result
 
 FAST = "exactly once, compiled"
@@ -40,6 +52,7 @@ def results() -> Results:
             {"begin": 0.04, "all": 5.5},
         ),
         StartsResult("compiled", MOMENT, Starts([1.5, 1.4, 1.6], [0.9, 1.1, 1.0], [1.9, 1.2, 1.3])),
+        MemoryResult("compiled", MOMENT, {"one": Waiting(50, 120, 130.4, 5000), "many": Waiting(40, 90, 150.2, 4000)}),
         ["pg_recvlogical, which is not installed."],
     )
 
@@ -65,6 +78,7 @@ def test_goals_are_judged_by_the_fastest_encoder() -> None:
         "CPU of the daemon for an event, from the fewest tables to the most: exactly once": "50 % apart",
         "CPU of the daemon for an event, from the fewest tables to the most: discard": "0 % apart",
         "Memory of the daemon, in all of it": "90 MiB at most",
+        "Memory of the daemon while transactions wait for their commit": "150 MiB at most",
     }
 
 
@@ -87,6 +101,7 @@ def test_the_report_has_everything() -> None:
         "| 5,000 (4,900) | exactly once | 80.0 | 90.0 | 95.0 | 99.0 | 0.10 | 0.20 | 0.30 | 0.40 |",
         "| 0.04 | 5.50 |",
         "| `kill -9` to streaming again, started at once | 1.30 | 1.20 | 1.90 |",
+        "| one | 50 | 120 | 130 | 5,000 |",
     ):
         assert line in text.splitlines()
 
