@@ -80,7 +80,7 @@ class Weather:
     not_delivered: float = 0.0
     slow: float = 0.0
     marked_twice: float = 0.0
-    """A marker whose answer was lost is written again: it takes two offsets."""
+    """A marker whose answer was lost is written again, at once or late: it takes two offsets."""
     is_away: bool = False
 
 
@@ -99,6 +99,8 @@ class Broker:
         self.sessions = 0
         self.on_record: Callable[[int, str, int, bytes], None] = lambda *_: None
         """Told of every record that no transaction holds back: session, topic, partition, value."""
+        self.on_fence: Callable[[Process], None] = lambda _: None
+        """Told of every process that is about to fence the others."""
         self._count = 0
         self._delayed: list[Callable[[], None]] = []
 
@@ -122,7 +124,7 @@ class Broker:
         transaction = found.transaction
         if transaction is not None and transaction.committed is None:
             found.epoch += 1
-            self._decide(transaction, committed=False)
+            self.decide(transaction, committed=False)
         if transaction is not None and transaction.unmarked:
             return None
         found.epoch += 1
@@ -181,7 +183,7 @@ class Broker:
         if transaction is None:
             return  # nothing was written
         if transaction.committed is None:
-            self._decide(transaction, committed=commit)
+            self.decide(transaction, committed=commit)
         elif transaction.committed is not commit:
             raise _error(KafkaError.INVALID_TXN_STATE, fatal=True)
 
@@ -191,7 +193,10 @@ class Broker:
             raise _error(KafkaError._FENCED, fatal=True)
         return found
 
-    def _decide(self, transaction: Transaction, *, committed: bool) -> None:
+    def decide(self, transaction: Transaction, *, committed: bool) -> None:
+        """End a transaction unless it has ended: its fate is sealed at once, the markers follow."""
+        if transaction.committed is not None:
+            return
         transaction.committed = committed
         transaction.unmarked = set(transaction.partitions)
         if committed:
@@ -203,9 +208,11 @@ class Broker:
             self.loop.call_later(delay_s, self._mark, transaction, place)
 
     def _mark(self, transaction: Transaction, place: tuple[str, int]) -> None:
-        partition = self.partition(place)
-        for _ in range(2 if self._dice.random() < self.weather.marked_twice else 1):
-            partition.log.append(Entry(transaction, None, None, marker=True))
+        partition, marker = self.partition(place), Entry(transaction, None, None, marker=True)
+        partition.log.append(marker)
+        if self._dice.random() < self.weather.marked_twice:
+            delay_s = self._dice.choice((0.0, 0.0, 0.005, 0.02, 0.5))
+            self.loop.call_later(delay_s, partition.log.append, marker)
         del partition.open[transaction.number]
         transaction.unmarked.discard(place)
 
@@ -214,7 +221,7 @@ class Broker:
             found = self._coordinated.get(transaction.producer)
             if found is not None and found.transaction is transaction:
                 found.epoch += 1
-            self._decide(transaction, committed=False)
+            self.decide(transaction, committed=False)
 
 
 def _error(code: int, *, fatal: bool = False, retriable: bool = False, abort: bool = False) -> KafkaException:
@@ -407,6 +414,7 @@ class ScriptedProducer(_Queue):
 
     def init_transactions(self, timeout: float) -> None:
         self._client.travel(timeout)
+        self._broker.on_fence(self._client.process)
         epoch = self._broker.init(self._name)
         if epoch is None:
             virtual.sleep(0.05)

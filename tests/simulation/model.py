@@ -5,6 +5,7 @@ what to expect from the truth of the WAL alone.
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from io import BytesIO
@@ -21,6 +22,7 @@ from tests.simulation.wal import Transaction as Prepared
 PREFIX = "sim"
 PARTITIONS = 2
 TRANSACTIONAL_ID = f"pgsluice-{PREFIX}-sim"
+SERVICE_TOPICS = (f"{PREFIX}.checkpoint", f"{PREFIX}.transactions")
 
 Row: TypeAlias = dict[str, int | str | None]
 
@@ -98,6 +100,9 @@ class Model:
         self._delivered_at: dict[int, int] = {}
         """What was delivered when a session wrote its first record."""
         self._following: dict[tuple[str, int], int] = {}
+        """Where the last cut that listed a partition ended."""
+        self._listed: set[str] = set()
+        """Topics."""
 
     @property
     def owes(self) -> Truth | None:
@@ -134,6 +139,7 @@ class Model:
             return
         self._on_cut(cuts[0], checkpoint, by_topic)
         self._check_offsets(cuts[0], transaction)
+        self._check_topics(cuts[0], by_topic)
 
     def _on_announcement(self, checkpoint: dict[str, Any], data: dict[str, Any]) -> None:
         if checkpoint["end_lsn"] != 0 or data:
@@ -260,16 +266,53 @@ class Model:
             for topic in cut["topics"]
             for place in topic["offsets"]
         }
-        for place, offsets in transaction.partitions.items():
-            if place[0] in (f"{PREFIX}.checkpoint", f"{PREFIX}.transactions"):
-                continue
-            first, following = named.get(place, (0, 0))
-            if not first <= offsets[0] <= offsets[-1] < following:
-                self._violate(f"cut {cut['cut']} says {first} to {following} of {place}: it has {offsets}")
+        touched = {place for place in transaction.partitions if place[0] not in SERVICE_TOPICS}
+        topics = {topic for topic, _ in named}
+        for topic in topics | {topic for topic, _ in touched}:
+            listed = {number for name, number in named if name == topic}
+            wanted = [set(range(len(self.broker.topics[topic])))]
+            if topic in self._listed and not cut["full"]:
+                wanted.append({number for name, number in touched if name == topic})
+            if listed not in wanted:
+                self._violate(f"cut {cut['cut']} lists partitions {listed} of {topic} instead of {wanted}")
+        if cut["full"] and not self._listed <= topics:
+            self._violate(f"cut {cut['cut']} is full, and does not list {self._listed - topics}")
+        self._listed |= topics
         for place, (first, following) in named.items():
-            if first > following or following < self._following.get(place, 0):
-                self._violate(f"cut {cut['cut']}: the offsets of {place} go back")
-            self._following[place] = following
+            self._check_range(
+                f"cut {cut['cut']} says {first} to {following} of {place}", transaction, place, first, following
+            )
+
+    def _check_range(
+        self, says: str, transaction: Transaction, place: tuple[str, int], first: int, following: int
+    ) -> None:
+        log, own = self.broker.partition(place).log, transaction.partitions.get(place, [])
+        if own and not first <= own[0] <= own[-1] < following:
+            self._violate(f"{says}: it has {own}")
+        if not self._following.get(place, 0) <= first <= following <= len(log):
+            self._violate(f"{says}: the last one went to {self._following.get(place, 0)}, and the log to {len(log)}")
+        self._following[place] = following
+        for offset, entry in enumerate(log[first:following], first):
+            other = entry.transaction if not entry.marker and entry.transaction is not transaction else None
+            if other is not None and other.producer == TRANSACTIONAL_ID and other.committed:
+                self._violate(f"{says}: the record at {offset} belongs to another")
+
+    def _check_topics(self, cut: dict[str, Any], data: dict[str, dict[int, list[bytes]]]) -> None:
+        """How many changes of each kind, and the schemas in the order of their last use."""
+        wanted = {}
+        for topic, partitions in data.items():
+            changes = {}
+            for value in (value for values in partitions.values() for value in values):
+                record = self._read(value)
+                changes[record["lsn"], record["seq"]] = record.get("op", "m"), unframe(value)[0]
+            schemas: dict[int, None] = {}
+            for place in sorted(changes):
+                schemas.pop(changes[place][1], None)
+                schemas[changes[place][1]] = None
+            wanted[topic] = dict(Counter(op for op, _ in changes.values())), list(schemas)
+        found = {topic["topic"]: (topic["counts"], topic["schema_ids"]) for topic in cut["topics"]}
+        if {topic: what for topic, what in found.items() if what != ({}, [])} != wanted:
+            self._violate(f"cut {cut['cut']} has {wanted}, and says {found}")
 
     # At least once: records are seen one by one, and some of them again.
 

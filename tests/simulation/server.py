@@ -62,6 +62,8 @@ class Server:
         self.is_up = True
         self.active: Connection | None = None
         self.connections: list[Connection] = []
+        self.last: dict[Process, Connection] = {}
+        """By process, also when it was lost."""
         self.moved = asyncio.Event()
         """Set when there is more WAL, or something happened to a connection."""
         self.shutting_down = False
@@ -81,6 +83,7 @@ class Server:
             raise SourceUnavailable("the database system is starting up")
         connection = Connection(self, process, self._dice)
         self.connections.append(connection)
+        self.last[process] = connection
         return connection
 
     def crash(self) -> None:
@@ -152,6 +155,7 @@ class Connection:
         self.why: str | None = None
         """Why the connection is of no use any more; a client learns of it when it tries, or a little later."""
         self.stream: Stream | None = None
+        self.found_slot = server.slot is not None
         self.sent_until: int | None = None
         """Where the WAL ended when the server lost the connection: so much may still be on its way."""
         self.lets_go = False

@@ -291,6 +291,82 @@ def what_is_foretold_is_confirmed_before_the_commit(patch: pytest.MonkeyPatch) -
     patch.setattr(Ledger, "unlike", lambda _self, _foretold: None)
 
 
+def a_cut_is_all_there_before_its_offsets_are_compared(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TransactionalProducer, "flush", lambda _self: None)
+
+
+def what_ends_a_cut_begins_the_next(patch: pytest.MonkeyPatch) -> None:
+    committed = Ledger.committed
+
+    def forgetting(self: Ledger, cut: Any, following: Any, *, full: bool) -> None:  # noqa: ANN401 - as the original
+        ends = dict(self._known.ends)
+        committed(self, cut, following, full=full)
+        self._known.ends = ends
+
+    patch.setattr(Ledger, "committed", forgetting)
+
+
+def the_first_cut_of_a_topic_lists_all_its_partitions(patch: pytest.MonkeyPatch) -> None:
+    pin = Ledger.pin
+
+    def listed(self: Ledger, states: Any) -> None:  # noqa: ANN401 - as the original
+        pin(self, states)
+        self._unlisted.clear()
+
+    patch.setattr(Ledger, "pin", listed)
+
+
+def a_full_cut_lists_everything(patch: pytest.MonkeyPatch) -> None:
+    following = Ledger.following
+    patch.setattr(Ledger, "following", lambda self, cut, **_: following(self, cut, full=False))
+
+
+def a_standby_fences_nobody(patch: pytest.MonkeyPatch) -> None:
+    start = Pipeline._start
+
+    async def fencing(self: Pipeline, source: Any, sink: Any) -> Any:  # noqa: ANN401 - as the original
+        await sink.prepare()
+        await sink.fence()
+        return await start(self, source, sink)
+
+    patch.setattr(Pipeline, "_start", fencing)
+
+
+def who_fences_and_writes_nothing_is_no_stranger(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Session, "may_have_written", lambda _self, _checkpoint: False)
+
+
+def a_slot_is_announced_before_it_is_made(patch: pytest.MonkeyPatch) -> None:
+    """A crash between the two must not look as if the checkpoint were lost."""
+
+    async def silent(_self: KafkaSink, _checkpoint: Any) -> None:  # noqa: ANN401 - as the original
+        pass
+
+    patch.setattr(KafkaSink, "announce", silent)
+
+
+def a_slot_that_is_made_has_a_birth(patch: pytest.MonkeyPatch) -> None:
+    """Before anything is acknowledged."""
+    find = Pipeline._find_checkpoint
+
+    async def unborn(self: Pipeline, source: Any, sink: Any, *rest: Any) -> Any:  # noqa: ANN401 - as the original
+        async def deliver(_cut: Any, _checkpoint: Any) -> None:  # noqa: ANN401 - as the original
+            pass
+
+        sink.deliver, really = deliver, sink.deliver
+        try:
+            return await find(self, source, sink, *rest)
+        finally:
+            sink.deliver = really
+
+    patch.setattr(Pipeline, "_find_checkpoint", unborn)
+
+
+def a_server_that_shuts_down_is_let_go(patch: pytest.MonkeyPatch) -> None:
+    """Also while Kafka is away, or a prepared transaction is outstanding."""
+    patch.setattr(sessions._ShutdownWatch, "overdue", property(lambda _self: False))
+
+
 def without_transactions_the_checkpoint_waits_for_all_before_it(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(IdempotentProducer, "is_atomic", True)
 
@@ -323,6 +399,15 @@ RULES: list[Sabotage] = [
     rows_that_wait_keep_the_table_they_were_sent_under,
     tables_are_described_in_order_of_arrival,
     what_is_foretold_is_confirmed_before_the_commit,
+    a_cut_is_all_there_before_its_offsets_are_compared,
+    what_ends_a_cut_begins_the_next,
+    the_first_cut_of_a_topic_lists_all_its_partitions,
+    a_full_cut_lists_everything,
+    a_standby_fences_nobody,
+    who_fences_and_writes_nothing_is_no_stranger,
+    a_slot_is_announced_before_it_is_made,
+    a_slot_that_is_made_has_a_birth,
+    a_server_that_shuts_down_is_let_go,
 ]
 
 

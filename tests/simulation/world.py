@@ -98,6 +98,7 @@ class Simulation:
         self.broker = Broker(world.loop, world.dice("broker"), self.model.on_commit)
         self.model.broker = self.broker
         self.broker.on_record = self.model.on_record
+        self.broker.on_fence = self._check_fence
         self.broker.topics[f"{PREFIX}.checkpoint"] = [Partition()]
         self.broker.topics[f"{PREFIX}.transactions"] = [Partition()]
         self.server = Server(self.wal, options, world.dice("server"), self.model.check_ack, world.violate)
@@ -173,6 +174,14 @@ class Simulation:
             trouble = self.dice.choice(self.troubles)
             self.world.note(f"-- {trouble.__name__}")
             self._happening.add(asyncio.create_task(trouble(self)))
+
+    def _check_fence(self, process: Process) -> None:
+        """A standby leaves the owner alone; who streamed, or found no slot, may not know yet that it is one."""
+        active = self.server.active
+        if self.mode == "exactly_once" and active is not None and active.process is not process:
+            own = self.server.last[process]
+            if own.found_slot and own.stream is None:
+                self.world.violate("a standby fences the owner")
 
     def slow_down(self, lag_s: float) -> None:
         """Let every request to Kafka take up to ``lag_s`` on its way."""
@@ -412,6 +421,17 @@ async def _foreign_transaction(simulation: Simulation) -> None:
     broker.append(transaction, (f"{PREFIX}.checkpoint", 0), b"x", b"x")
 
 
+async def _foreign_rows(simulation: Simulation) -> None:
+    """Somebody writes to a topic of changes, and perhaps thinks better of it."""
+    broker, dice = simulation.broker, simulation.dice
+    places = [(name, dice.randrange(PARTITIONS)) for name in sorted(broker.topics) if ".public." in name]
+    transaction = broker.open("somebody", dice.choice((0.01, 1.0, 20.0)))
+    for place in dice.sample(places, min(len(places), 2)):
+        broker.append(transaction, place, b"x", b"x")
+    await asyncio.sleep(dice.choice((0.0, 0.1, 2.0)))
+    broker.decide(transaction, committed=dice.random() < 0.5)
+
+
 async def _two_phase(simulation: Simulation) -> None:
     """The operator sets postgres.two_phase, and starts the daemons again."""
     server = simulation.server
@@ -435,6 +455,7 @@ TROUBLES: list[Trouble] = [
     _kafka_weather,
     _kafka_weather,
     _foreign_transaction,
+    _foreign_rows,
     _two_phase,
 ]
 
