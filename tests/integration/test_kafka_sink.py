@@ -212,6 +212,16 @@ class TestOwners:
             await asyncio.to_thread(wait_for_end, own_kafka, orders.topic, 2)
             with pytest.raises(DeadlineMissed):
                 await session.sink.commit(*lost)
+
+    async def test_nor_if_the_client_hears_of_it_first(self, own_kafka: Kafka, prefix: str, orders: Target) -> None:
+        """A record is refused for the producer's epoch, as if there were another owner, before we look at the clock."""
+        async with Session(own_kafka, prefix, timeout_s=1.0) as session:
+            await session.sink.open_topic(policy(orders), keyed=True)
+            lost = await session.produce(insert(orders, 1))
+            await asyncio.to_thread(wait_for_end, own_kafka, orders.topic, 2)
+            session.sink._live._producer.produce(orders.topic, b"late", partition=0)
+            with pytest.raises(DeadlineMissed):
+                await session.sink.commit(*lost)
         assert await asyncio.to_thread(read_committed, own_kafka, orders.topic) == []
 
     async def test_service_topics_must_be_what_they_are_for(self, kafka: Kafka, prefix: str) -> None:

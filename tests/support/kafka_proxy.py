@@ -23,6 +23,7 @@ FETCH = 1
 INIT_PRODUCER_ID = 22
 ADD_PARTITIONS_TO_TXN = 24
 END_TXN = 26
+WRITE_TXN_MARKERS = 27
 """Keys of the requests that tests tell apart."""
 
 _SIZE = struct.Struct(">i")

@@ -80,6 +80,12 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.005)
 
 
+async def ended(found: Pipeline) -> None:
+    """Wait for what ends it by itself; one that goes on for ever fails its test."""
+    async with asyncio.timeout(30):
+        await found.run()
+
+
 async def streaming(found: Pipeline) -> None:
     await until(lambda: found.state is State.STREAMING)
 
@@ -108,7 +114,7 @@ class TestTheFirstStart:
 
     async def test_without_create_slot_it_stops(self) -> None:
         with pytest.raises(ConfigError, match="create_slot is false"):
-            await pipeline(World(), create_slot=False).run()
+            await ended(pipeline(World(), create_slot=False))
 
 
 class TestGoingOn:
@@ -191,7 +197,7 @@ class TestPoison:
 
     async def test_it_stops(self) -> None:
         with pytest.raises(Refused, match="cannot take"):
-            await pipeline(self.world(self.refused(2))).run()
+            await ended(pipeline(self.world(self.refused(2))))
 
     async def test_dead_letters_take_its_place_in_the_next_session(self) -> None:
         world = self.world(self.refused(2), self.refused(3))
@@ -206,7 +212,7 @@ class TestPoison:
 
     async def test_what_is_refused_though_it_was_replaced_stops(self) -> None:
         with pytest.raises(Refused, match="cannot take"):
-            await pipeline(self.world(self.refused(2), self.refused(2)), dead_letters=True).run()
+            await ended(pipeline(self.world(self.refused(2), self.refused(2)), dead_letters=True))
 
     async def test_refused_while_it_is_stopped(self) -> None:
         world = self.world(self.refused(2))
@@ -235,7 +241,7 @@ class TestWhenItMustNotGoOn:
     )
     async def test_it_stops_and_a_new_history_can_be_started(self, world: World, sentence: str) -> None:
         with pytest.raises(HistoryError, match=sentence):
-            await pipeline(world).run()
+            await ended(pipeline(world))
         assert not world.cuts
         last = world.checkpoint
         async with running(world, adopt_slot=True) as found:
@@ -255,18 +261,25 @@ class TestWhenItMustNotGoOn:
     async def test_another_pipelines_prefix_cannot_be_adopted(self, position: int | None) -> None:
         world = World(position=position, checkpoint=replace(CHECKPOINT, pipeline="other"))
         with pytest.raises(ConfigError, match="belong to pipeline 'other'"):
-            await pipeline(world, adopt_slot=True).run()
+            await ended(pipeline(world, adopt_slot=True))
 
     async def test_a_transaction_in_place_of_the_one_delivered_shows_a_restored_server(self) -> None:
         last = replace(CHECKPOINT, last_end_lsn=9_000, last_xid=1, last_commit_ts=1)
         world = World(position=8_000, checkpoint=last, server=ServerIdentity("7001", 1, 8_900))
         world.commit(1)
         with pytest.raises(HistoryError, match="restored from a backup"):
-            await pipeline(world).run()
+            await ended(pipeline(world))
+
+    async def test_so_does_a_server_that_does_not_send_it_again(self) -> None:
+        last = replace(CHECKPOINT, last_end_lsn=8_500, last_xid=1, last_commit_ts=1)
+        world = World(position=8_000, checkpoint=last)
+        world.commit(1)
+        with pytest.raises(HistoryError, match="did not send it again: it was restored from a backup"):
+            await ended(pipeline(world))
 
     async def test_an_error_that_waiting_does_not_mend_ends_it(self) -> None:
         with pytest.raises(PermissionDenied):
-            await pipeline(World(faults={"connect": [PermissionDenied("password")]})).run()
+            await ended(pipeline(World(faults={"connect": [PermissionDenied("password")]})))
 
     async def test_a_slot_dropped_while_it_is_started(self) -> None:
         world = World(position=8_000, checkpoint=CHECKPOINT)
@@ -284,7 +297,7 @@ class TestWhenItMustNotGoOn:
             return FakeSink(world)
 
         with pytest.raises(ConfigError, match="was dropped while it was being started"):
-            await Pipeline(OPTIONS, source, sink, FakeRegistry(world), MemorySpool, Metrics()).run()
+            await ended(Pipeline(OPTIONS, source, sink, FakeRegistry(world), MemorySpool, Metrics()))
 
     async def test_a_large_transaction_that_misses_its_deadline_twice(self) -> None:
         world = World(position=8_000, checkpoint=CHECKPOINT, faults={"commit": [DeadlineMissed("late")] * 2})
@@ -292,7 +305,7 @@ class TestWhenItMustNotGoOn:
         with pytest.raises(
             UnavailableError, match=r"of which 0.0 MiB were written, at 0.00 MiB/s.*transaction_timeout"
         ):
-            await pipeline(world, session=SessionOptions(replace(LIMITS, cut_bytes=2_000))).run()
+            await ended(pipeline(world, session=SessionOptions(replace(LIMITS, cut_bytes=2_000))))
 
     async def test_one_that_misses_it_once_is_tried_again(self) -> None:
         world = World(position=8_000, checkpoint=CHECKPOINT, faults={"commit": [DeadlineMissed("late")]})
@@ -313,7 +326,7 @@ class TestWhenItMustNotGoOn:
         world = World(position=8_000, checkpoint=CHECKPOINT, faults={"begin": [TypeChanged("a part is not known")] * 2})
         world.commit(1)
         with pytest.raises(ConfigError, match=r"a part is not known, and is none now; set postgres\.binary = false"):
-            await pipeline(world).run()
+            await ended(pipeline(world))
 
     async def test_a_small_cut_that_misses_it_is_not_too_large_but_kafka_away(self) -> None:
         world = World(position=8_000, checkpoint=CHECKPOINT, faults={"commit": [DeadlineMissed("late")] * 2})
@@ -337,7 +350,7 @@ class TestWhenItMustNotGoOn:
 
         world.commit(1)
         with pytest.raises(UnavailableError, match="It does not stream from our slot"):
-            await Pipeline(OPTIONS, source, sink, FakeRegistry(world), MemorySpool, Metrics()).run()
+            await ended(Pipeline(OPTIONS, source, sink, FakeRegistry(world), MemorySpool, Metrics()))
 
     @pytest.mark.parametrize("step", ["commit", "committed"])
     async def test_being_fenced_while_the_slot_is_ours_by_one_who_writes_nothing(self, step: str) -> None:
@@ -460,7 +473,7 @@ class TestTheWrongServerForAMoment:
     async def test_who_was_sent_to_the_wrong_server_fences_nobody(self) -> None:
         world = World(checkpoint=CHECKPOINT, faults={"fence": [Fenced("The owner was disturbed.")]})
         with pytest.raises(HistoryError, match="If this is the wrong server"):
-            await pipeline(world).run()
+            await ended(pipeline(world))
 
     async def test_being_fenced_before_the_slot_is_ours_is_a_race_and_no_reason_to_stop(self) -> None:
         world = World(faults={"announce": [Fenced("Another took over.")]})
@@ -477,7 +490,7 @@ class TestChosenTypes:
         column = Column("n", PgType(23, CATALOG, "int4"), -1, is_key=True)
         world = World(published=[Relation(1, "public", "t", "d", (column,))])
         with pytest.raises(ConfigError, match=r"table public\.t: column n of type int4 cannot be uuid"):
-            await pipeline(world, tables=self.CHOSEN).run()
+            await ended(pipeline(world, tables=self.CHOSEN))
         assert (world.streams, world.owner, world.position, world.checkpoint) == ([], None, None, None)
 
     async def test_tables_that_have_no_such_column_are_fine(self) -> None:
@@ -491,7 +504,7 @@ class TestChosenTypes:
         column = Column("n", PgType(7_001, "public", "_mood"), -1, is_key=False)
         world = World(position=8_000, published=[Relation(1, "public", "t", "d", (column,))])
         with pytest.raises(ConfigError, match="cannot be uuid"):
-            await pipeline(world, tables=self.CHOSEN).run()
+            await ended(pipeline(world, tables=self.CHOSEN))
         assert world.described == [[7_001]]
 
     async def test_they_are_looked_at_once(self) -> None:

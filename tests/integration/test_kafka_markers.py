@@ -1,0 +1,129 @@
+"""The markers that Kafka writes at the end of a transaction: late, twice, and in the middle of the next one.
+
+They take offsets, so what is foretold of a cut's offsets rests on them. Brokers send them to one another, here through
+a proxy. https://cwiki.apache.org/confluence/display/KAFKA/KIP-98 (WriteTxnMarkers)
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+import pytest
+
+from pgsluice.errors import SinkUnavailable
+from pgsluice.kafka.ledger import Ledger
+from pgsluice.record import Target
+from sandbox.broker import Listener
+from sandbox.kafka import Kafka
+from tests.support.kafka import end_of, read_committed
+from tests.support.kafka_proxy import WRITE_TXN_MARKERS, KafkaProxy, Request
+from tests.support.sink import Place, Session, cut_records, insert, offsets, policy
+
+BETWEEN = "BETWEEN"
+"""The brokers' own listener, behind the proxy; a broker goes that way to itself, too."""
+
+GIVEN_UP = "somebody else has written to it, or Kafka has marked a transaction twice. The cut is given up"
+
+
+@pytest.fixture(scope="module")
+def proxied() -> Iterator[tuple[Kafka, KafkaProxy]]:
+    with KafkaProxy() as proxy:
+        listeners = [Listener(BETWEEN, advertised={1: proxy.address})]
+        with Kafka(settings={"inter.broker.listener.name": BETWEEN}, listeners=listeners) as kafka:
+            proxy.target = kafka.addresses(BETWEEN)
+            yield kafka, proxy
+
+
+async def deliver_to(session: Session, target: Target, last: int) -> None:
+    """Deliver value after value, a cut each, from where the session is."""
+    for number in range(session.checkpoint.cut + 1, last + 1):
+        await session.deliver(insert(target, number))
+
+
+def assert_complete(kafka: Kafka, prefix: str, target: Target, last: int) -> None:
+    """Every value is there once, and where its cut record says."""
+    messages, records = read_committed(kafka, target.topic), cut_records(kafka, prefix)
+    assert [message.value() for message in messages] == [b"value %d" % number for number in range(1, last + 1)]
+    assert [record["cut"] for record in records] == list(range(1, last + 1))
+    for message, record in zip(messages, records, strict=True):
+        first, following = offsets(record)[target.topic, 0]
+        assert (first <= message.offset(), following) == (True, message.offset() + 1)
+
+
+async def test_a_cut_waits_for_the_markers_of_the_one_before(
+    proxied: tuple[Kafka, KafkaProxy], prefix: str, orders: Target
+) -> None:
+    """Else one could come after its offsets were foretold, and before its records."""
+    kafka, proxy = proxied
+
+    def slowly(request: Request) -> None:
+        time.sleep(0.3)
+        request.forward()
+
+    async with Session(kafka, prefix) as session:
+        await session.sink.open_topic(policy(orders), keyed=True)
+        proxy.on(WRITE_TXN_MARKERS, slowly)
+        await deliver_to(session, orders, 4)
+        assert session.foresight.is_clear
+        proxy.forward()
+    await asyncio.to_thread(assert_complete, kafka, prefix, orders, 4)
+
+
+async def test_one_whose_answer_was_lost_comes_twice(
+    proxied: tuple[Kafka, KafkaProxy], prefix: str, orders: Target
+) -> None:
+    kafka, proxy = proxied
+
+    def twice(request: Request) -> None:
+        proxy.forward()
+        request.lose_answer()
+
+    async with Session(kafka, prefix) as session:
+        await session.sink.open_topic(policy(orders), keyed=True)
+        proxy.on(WRITE_TXN_MARKERS, twice)
+        with pytest.raises(SinkUnavailable, match=GIVEN_UP):
+            await deliver_to(session, orders, 2)
+        foresight = session.foresight
+    async with Session(kafka, prefix, foresight=foresight) as session:
+        await session.sink.open_topic(policy(orders), keyed=True)
+        await deliver_to(session, orders, 4)
+    await asyncio.to_thread(assert_complete, kafka, prefix, orders, 4)
+
+
+async def test_one_that_comes_once_more_after_the_comparison_does_no_harm(
+    proxied: tuple[Kafka, KafkaProxy], prefix: str, orders: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of the cut stands behind it; the next one is given up."""
+    kafka, proxy = proxied
+    kept: list[Request] = []
+    unlike = Ledger.unlike
+
+    def keep(request: Request) -> None:
+        proxy.forward()
+        kept.append(request)
+        request.cut()
+
+    def then_it_comes(self: Ledger, foretold: Mapping[Place, int]) -> SinkUnavailable | None:
+        found = unlike(self, foretold)
+        kept.pop().send_late()
+        monkeypatch.setattr(Ledger, "unlike", unlike)
+        return found
+
+    async with Session(kafka, prefix) as session:
+        await session.sink.open_topic(policy(orders), keyed=True)
+        proxy.on(WRITE_TXN_MARKERS, keep)
+        await deliver_to(session, orders, 1)
+        await asyncio.to_thread(wait_for, lambda: bool(kept) and end_of(kafka, orders.topic) == 2)
+        monkeypatch.setattr(Ledger, "unlike", then_it_comes)
+        await deliver_to(session, orders, 2)
+        with pytest.raises(SinkUnavailable, match=GIVEN_UP):
+            await deliver_to(session, orders, 3)
+    async with Session(kafka, prefix, foresight=session.foresight) as session:
+        await session.sink.open_topic(policy(orders), keyed=True)
+        await deliver_to(session, orders, 4)
+    await asyncio.to_thread(assert_complete, kafka, prefix, orders, 4)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    while not condition():
+        time.sleep(0.01)
