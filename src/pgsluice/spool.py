@@ -2,7 +2,7 @@
 
 Each transaction has a buffer and, once memory is short, a file that is only appended to. The files are a
 cache: PostgreSQL sends everything again to the next session, so nothing is synced, and all of it is removed
-at the end. Every process has a directory of its own under ``buffer.spill_dir``, held by a lock, so that a
+at the end. What is read back is what was written: checksums in memory see to that. Every process has a directory of its own under ``buffer.spill_dir``, held by a lock, so that a
 frozen owner and its successor on the same host cannot meet; what processes left behind that are gone, the next
 one removes.
 """
@@ -13,7 +13,9 @@ import os
 import shutil
 import struct
 import tempfile
-from collections.abc import Iterator
+import zlib
+from array import array
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +30,7 @@ from pgsluice.finding import Finding, Verdict
 log = structlog.get_logger(__name__)
 
 READ_BYTES = 256 * 1024
-"""Files are read in pieces of this size."""
+"""Files are read in blocks of this size, and each has a checksum."""
 
 ROOM_BYTES = 1024 * 1024
 """Memory is freed between reads from the socket; what one read brings has to fit below the bound."""
@@ -176,6 +178,8 @@ class SpooledRows:
         self._path = path
         self._buffer = bytearray()
         self._in_file = 0
+        self._checksums = array("L")
+        """CRC-32 of each block of the file; the last block may be short."""
 
     @property
     def in_memory(self) -> int:
@@ -197,22 +201,40 @@ class SpooledRows:
                 _write_all(file, self._buffer)
         except OSError as error:
             raise _unusable(error) from error
+        self._add_checksums(self._buffer)
         self._buffer = bytearray()
         self._in_file += size
         self._spool.memory -= size
         self._spool.spilled += size
 
+    def _add_checksums(self, data: bytearray) -> None:
+        """Go on where the file ended before ``data``."""
+        begun = self._in_file % READ_BYTES
+        with memoryview(data) as view:
+            if begun:
+                self._checksums[-1] = zlib.crc32(view[: READ_BYTES - begun], self._checksums[-1])
+            for at in range(READ_BYTES - begun if begun else 0, len(view), READ_BYTES):
+                self._checksums.append(zlib.crc32(view[at : at + READ_BYTES]))
+
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
-        if self._in_file:
-            yield from self._from_file()
+        """Return the pieces; UnavailableError before the first one that is not as it was written."""
+        read = bytearray()
+        for block in self._blocks():
+            read += block
+            taken = yield from _pieces(read)
+            del read[:taken]
         yield from _pieces(self._buffer)
 
-    def _from_file(self) -> Iterator[tuple[int, bytes]]:
+    def _blocks(self) -> Iterator[bytes]:
+        if not self._in_file:
+            return
         try:
             with self._path.open("rb", buffering=READ_BYTES) as file:
-                while head := file.read(_PIECE.size):
-                    number, size = _PIECE.unpack(head)
-                    yield number, file.read(size)
+                for checksum in self._checksums:
+                    block = file.read(READ_BYTES)
+                    if zlib.crc32(block) != checksum:
+                        raise _changed(self._path)
+                    yield block
         except OSError as error:
             raise _unusable(error) from error
 
@@ -228,13 +250,18 @@ class SpooledRows:
         self._spool.forget(self)
 
 
-def _pieces(buffer: bytearray) -> Iterator[tuple[int, bytes]]:
+def _pieces(buffer: bytearray) -> Generator[tuple[int, bytes], None, int]:
+    """Yield what is complete; the bytes that it took."""
     at, end = 0, len(buffer)
     with memoryview(buffer) as view:
-        while at < end:
+        while at + _PIECE.size <= end:
             number, size = _PIECE.unpack_from(view, at)
-            at += _PIECE.size + size
-            yield number, bytes(view[at - size : at])
+            behind = at + _PIECE.size + size
+            if behind > end:
+                break
+            yield number, bytes(view[behind - size : behind])
+            at = behind
+    return at
 
 
 def _write_all(file: IO[bytes], data: bytearray) -> None:
@@ -249,4 +276,11 @@ def _unusable(error: OSError) -> UnavailableError:
     return UnavailableError(
         f"Rows of a transaction that has not committed yet could not be kept on disk: {error}. Make room under "
         "buffer.spill_dir, or choose another directory. Nothing is lost: all of it will be sent again."
+    )
+
+
+def _changed(path: Path) -> UnavailableError:
+    return UnavailableError(
+        f"{path}, which holds rows of a transaction that has not committed yet, is not as it was written. Let nothing "
+        "else work under buffer.spill_dir, and look after the disk. Nothing is lost: all of it will be sent again."
     )

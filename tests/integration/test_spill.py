@@ -3,6 +3,7 @@
 The server streams every transaction as it is written, the daemon may hold 1 MiB of what has not committed.
 """
 
+import os
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -173,6 +174,21 @@ def test_a_full_disk_stops_it_and_costs_nothing(begin: Callable[..., Pipeline], 
             pipeline.daemon.start()
             connection.execute("COMMIT")
         pipeline.assert_complete()
+
+
+def test_a_file_that_somebody_cut_short_stops_it_and_costs_nothing(
+    begin: Callable[..., Pipeline], tmp_path: Path
+) -> None:
+    pipeline = begin(tmp_path)
+    with open_transaction(pipeline, 4) as connection:
+        wait_until_spilled(pipeline, 2)
+        (file,) = (path for path in tmp_path.rglob("*") if path.is_file() and path.name != "lock")
+        os.truncate(file, file.stat().st_size // 2)
+        connection.execute("COMMIT")
+    assert pipeline.daemon.wait() == 69
+    assert f"{file}, which holds rows of a transaction" in pipeline.daemon.log_text()
+    pipeline.daemon.start()
+    pipeline.assert_complete()
 
 
 def test_a_directory_that_cannot_be_made_is_said_at_the_start(start: Start, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,7 @@ import pytest
 from pgsluice import spool as module
 from pgsluice.errors import ConfigError, UnavailableError
 from pgsluice.finding import Verdict
-from pgsluice.spool import SpillDirectory, Spool, SpooledRows, SpoolOptions, check
+from pgsluice.spool import READ_BYTES, SpillDirectory, Spool, SpooledRows, SpoolOptions, check
 
 MIB = 1024 * 1024
 
@@ -42,6 +42,16 @@ class TestRows:
         assert (rows.in_memory, spool.memory) == (9, 9)
         assert spool.spilled == 2 * MIB + 24
         assert list(rows) == list(enumerate(pieces))
+        assert list(rows) == list(enumerate(pieces))
+
+    async def test_they_may_lie_across_blocks_and_spills(self, directory: Path) -> None:
+        spool = Spool(SpoolOptions(directory, 2 * MIB, 64 * MIB))
+        rows = spool.open()
+        sizes = [3 * READ_BYTES + 5, READ_BYTES - 21, 0, 1, READ_BYTES, 2 * READ_BYTES - 8, 7]
+        pieces = [bytes([number]) * size for number, size in enumerate(sizes)]
+        for number, piece in enumerate(pieces):
+            rows.append(number, piece)
+            rows.spill()
         assert list(rows) == list(enumerate(pieces))
 
     async def test_memory_is_left_alone_below_its_bound(self, directory: Path) -> None:
@@ -101,6 +111,21 @@ class TestWhenThereIsNoRoom:
         with pytest.raises(UnavailableError, match="could not be kept on disk"):
             list(rows)
         rows.discard()
+
+    @pytest.mark.parametrize("at", [0, READ_BYTES, 5 * READ_BYTES // 2])
+    @pytest.mark.parametrize("change", [lambda _: b"", lambda rest: b"\x01" + rest[1:]], ids=["cut off", "changed"])
+    async def test_a_file_that_is_not_as_it_was_written(
+        self, at: int, change: Callable[[bytes], bytes], directory: Path
+    ) -> None:
+        spool = Spool(SpoolOptions(directory, 2 * MIB, 64 * MIB))
+        rows = filled(spool, *(bytes(992) for _ in range(5 * READ_BYTES // 2000 + 1)))
+        rows.spill()
+        before, rest = (directory / "1").read_bytes()[:at], (directory / "1").read_bytes()[at:]
+        (directory / "1").write_bytes(before + change(rest))
+        found = []
+        with pytest.raises(UnavailableError, match=r"is not as it was written.*Nothing is lost"):
+            found += [piece for _, piece in rows]
+        assert set(found) <= {bytes(992)}
 
     async def test_a_file_that_could_not_be_removed_is_not_added_to(self, directory: Path) -> None:
         spool = Spool(SpoolOptions(directory, 2 * MIB, 64 * MIB))
