@@ -2,9 +2,9 @@
 
 Each transaction has a buffer and, once memory is short, a file that is only appended to. The files are a
 cache: PostgreSQL sends everything again to the next session, so nothing is synced, and all of it is removed
-at the end. What is read back is what was written: checksums in memory see to that. Every process has a directory of its own under ``buffer.spill_dir``, held by a lock, so that a
-frozen owner and its successor on the same host cannot meet; what processes left behind that are gone, the next
-one removes.
+at the end; what is read back is checked to be what was written. Every process has a directory of its own
+under ``buffer.spill_dir``, held by a lock, so that a frozen owner and its successor on the same host cannot
+meet; what processes left behind that are gone, the next one removes.
 """
 
 import asyncio

@@ -124,6 +124,23 @@ class Spool(Protocol):
         """Return room for one more transaction."""
 
 
+class _Xids:
+    """A set of transaction ids in few bytes: a loop with an EXCEPTION clause can leave millions."""
+
+    def __init__(self) -> None:
+        self._bits: dict[int, int] = {}
+        """256 ids each, which lie together as a rule."""
+
+    def add(self, xid: int) -> None:
+        self._bits[xid >> 8] = self._bits.get(xid >> 8, 0) | 1 << (xid & 255)
+
+    def __contains__(self, xid: int) -> bool:
+        return bool(self._bits.get(xid >> 8, 0) >> (xid & 255) & 1)
+
+    def __bool__(self) -> bool:
+        return bool(self._bits)
+
+
 @dataclass(slots=True)
 class _Waiting:
     """A transaction whose rows wait. ``is_streamed``: they carry the id of their (sub)transaction."""
@@ -135,7 +152,7 @@ class _Waiting:
     """The versions of tables that its rows were sent under."""
     numbers: dict[int, int] = field(default_factory=dict)
     """From the identity of a version to its place in ``relations``, plus one."""
-    aborted: set[int] = field(default_factory=set)
+    aborted: _Xids = field(default_factory=_Xids)
     """Subtransactions that were rolled back."""
     origin: str | None = None
     has_rows: bool = False

@@ -1,5 +1,6 @@
 """Which events follow from the messages of one connection."""
 
+import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -213,6 +214,17 @@ class TestStreamedTransactions:
         found = transactions(*segment(700, row(700, 1), row(701, 2), row(702, 3)), StreamAbort(700, 701, None, None))
         receive(found, *segment(700, row(703, 4), first=False))
         assert values(receive(found, stream_commit(700))) == [1, 3, 4]
+
+    def test_any_number_that_are_rolled_back_takes_little_memory(self) -> None:
+        found = transactions(*segment(700, row(200_699, 1), row(200_700, 2), row(200_701, 3)))
+        aborts = [StreamAbort(700, xid, None, None) for xid in (2**32 - 1, *range(701, 200_700, 2))]
+        tracemalloc.start()
+        for abort in aborts:
+            found._stream_abort(abort)
+        taken, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert taken < 4 * len(aborts)
+        assert values(receive(found, stream_commit(700))) == [2, 3]
 
     def test_while_many_rows_are_passed_over_others_have_their_turns(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "SKIPPED_AT_ONCE", 3)
