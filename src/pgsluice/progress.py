@@ -36,18 +36,23 @@ class Checkpoint:
     last_end_lsn: int = INVALID_LSN
     last_xid: int = 0
     last_commit_ts: int = 0
+    held_lsn: int = INVALID_LSN
+    """Where the oldest of the prepared transactions was prepared that had not ended: nothing behind it is confirmed."""
     asked: str = field(default="", compare=False)
     """What the server was asked for: with other publications it need not send again what it has sent."""
 
-    def advanced(self, cut: int, end_lsn: int, last: tuple[Transaction, int] | None) -> "Checkpoint":
+    def advanced(
+        self, cut: int, end_lsn: int, last: tuple[Transaction, int] | None, held_lsn: int = INVALID_LSN
+    ) -> "Checkpoint":
         """Return the checkpoint of ``cut``; ``last`` is its last transaction with that one's end LSN."""
         if last is None:
-            return replace(self, cut=cut, end_lsn=end_lsn)
+            return replace(self, cut=cut, end_lsn=end_lsn, held_lsn=held_lsn)
         transaction, last_end_lsn = last
         return replace(
             self,
             cut=cut,
             end_lsn=end_lsn,
+            held_lsn=held_lsn,
             last_end_lsn=last_end_lsn,
             last_xid=transaction.xid,
             last_commit_ts=transaction.commit_ts,
@@ -129,6 +134,13 @@ def check_slot(checkpoint: Checkpoint, confirmed_flush_lsn: int, server: ServerI
             "are in Kafka: somebody else advanced or re-created the slot, and the changes between are lost to this "
             "pipeline. Reload the tables concerned, then start a new history with --adopt-slot."
         )
+    if confirmed_flush_lsn > checkpoint.held_lsn != INVALID_LSN:
+        raise HistoryError(
+            f"Slot {checkpoint.slot!r} is at {format_lsn(confirmed_flush_lsn)}, behind a PREPARE TRANSACTION at "
+            f"{format_lsn(checkpoint.held_lsn)} that was not committed by then: somebody else advanced the slot, and "
+            "PostgreSQL will not send the changes prepared before it. Have those transactions ended, reload the tables "
+            "concerned, then start a new history with --adopt-slot."
+        )
     if checkpoint.end_lsn > server.xlogpos:
         raise HistoryError(
             f"Changes before {delivered} are in Kafka, but the server's WAL ends at {format_lsn(server.xlogpos)}: it "
@@ -181,11 +193,16 @@ class Progress:
     ``received``: the highest position received in this session. Before it, the server may still owe us
     changes, and there may be prepared transactions that we do not know yet. ``delivered``: the end LSN of the
     last committed checkpoint. ``owed``: the end of the last transaction delivered, if the slot stands before it,
-    so that the server has to send it again before anything else: a server that does not, is another one.
+    so that the server has to send it again before anything else: a server that does not, is another one. ``held``:
+    the ``held_lsn`` of that checkpoint. ``slot_lsn``: where the slot stood when the session began.
     """
 
-    def __init__(self, delivered: int, owed: int = INVALID_LSN) -> None:
+    def __init__(
+        self, delivered: int, owed: int = INVALID_LSN, held: int = INVALID_LSN, slot_lsn: int = INVALID_LSN
+    ) -> None:
         self._owed = owed
+        self._held = held
+        self._slot_lsn = slot_lsn
         self.received = INVALID_LSN
         self.delivered = delivered
         self._prepares: dict[int, int] = {}
@@ -210,15 +227,20 @@ class Progress:
         if end_lsn == self._owed:
             self._owed = INVALID_LSN
 
-    def on_delivered(self, end_lsn: int) -> None:
-        """Note that the checkpoint with ``end_lsn`` is committed."""
+    def on_delivered(self, end_lsn: int, held_lsn: int = INVALID_LSN) -> None:
+        """Note that the checkpoint with ``end_lsn`` and ``held_lsn`` is committed."""
         assert end_lsn >= self.delivered, "a checkpoint never goes back"
         self.delivered = end_lsn
+        self._held = held_lsn
         self._drop_released()
 
     def hold(self, xid: int, prepare_lsn: int) -> None:
-        """Confirm nothing behind this Prepare: the server would not send the transaction again."""
-        self._prepares[xid] = prepare_lsn
+        """Confirm nothing behind this Prepare: the server would not send the transaction again.
+
+        It will if the slot stood behind it already: then the slot told of no prepares at the time.
+        """
+        if prepare_lsn >= self._slot_lsn:
+            self._prepares[xid] = prepare_lsn
 
     def release(self, xid: int, end_lsn: int) -> None:
         """Note that the transaction ended at ``end_lsn``: it is held until everything before that is delivered."""
@@ -230,6 +252,13 @@ class Progress:
         """Note that the transaction was rolled back: there is nothing of it to deliver."""
         self._prepares.pop(xid, None)
 
+    def held_at(self, end_lsn: int) -> int:
+        """Return the ``held_lsn`` for a checkpoint with this ``end_lsn``."""
+        held = [lsn for xid, lsn in self._prepares.items() if self._released.get(xid, end_lsn + 1) > end_lsn]
+        if self.received <= self._held != INVALID_LSN:
+            held.append(self._held)  # what was prepared there has not come again yet
+        return min(held, default=INVALID_LSN)
+
     def _drop_released(self) -> None:
         for xid in [xid for xid, end_lsn in self._released.items() if end_lsn <= self.delivered]:
             del self._released[xid], self._prepares[xid]
@@ -237,9 +266,10 @@ class Progress:
     @property
     def confirmable(self) -> int:
         """What may be confirmed to PostgreSQL: never more than what a committed checkpoint records."""
-        return min(self.delivered, self.received, *self._prepares.values())
+        held = (self._held,) if self._held != INVALID_LSN else ()
+        return min(self.delivered, self.received, *self._prepares.values(), *held)
 
     @property
     def undelivered(self) -> bool:
-        """Whether positions were received that no checkpoint records yet."""
-        return self.received > self.delivered
+        """Whether positions were received, or prepared transactions ended, that no checkpoint records yet."""
+        return self.received > self.delivered or self.held_at(self.delivered) != self._held

@@ -56,6 +56,21 @@ class TestStartRules:
         pipeline.write()
         pipeline.assert_complete()
 
+    def test_a_slot_advanced_past_a_prepared_transaction(self, start: Start) -> None:
+        pipeline = start({"postgres": {"two_phase": True}})
+        with pipeline.database.connect() as connection:
+            connection.execute("BEGIN")
+            pipeline.write_in(connection, 1)
+            connection.execute(f"PREPARE TRANSACTION '{pipeline.slot}'")
+        pipeline.write()
+        assert pipeline.read(10) == list(range(2, 12))
+        pipeline.daemon.stop()
+        with pipeline.database.connect() as connection:
+            sql = "SELECT pg_replication_slot_advance(%s, confirmed_flush_lsn + 1000) FROM pg_replication_slots"
+            connection.execute(f"{sql} WHERE slot_name = %s", [pipeline.slot, pipeline.slot])
+        code, log = fails(pipeline)
+        assert (code, "behind a PREPARE TRANSACTION at" in log) == (65, True), log
+
     def test_another_cluster(self, start: Start) -> None:
         pipeline = start()
         pipeline.daemon.stop()

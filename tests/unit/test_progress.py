@@ -56,6 +56,11 @@ class TestCheckpoint:
     def test_a_heartbeat_keeps_the_last_transaction(self) -> None:
         assert CHECKPOINT.advanced(10, 1200, None) == replace(CHECKPOINT, cut=10, end_lsn=1200)
 
+    def test_it_says_from_where_prepared_transactions_hold_the_slot(self) -> None:
+        held = CHECKPOINT.advanced(10, 1200, None, 1100)
+        assert held.held_lsn == 1100
+        assert held.advanced(11, 1300, (Transaction(701, 1250, 56), 1280)).held_lsn == 0
+
     def test_an_announcement_has_no_position_yet(self) -> None:
         assert replace(CHECKPOINT, end_lsn=0).is_announcement
         assert not CHECKPOINT.is_announcement
@@ -148,6 +153,40 @@ class TestPreparedTransactions:
         progress.forget(700)
         assert progress.confirmable == 2000
 
+    def test_a_checkpoint_holds_the_slot_until_one_says_that_nothing_does(self) -> None:
+        progress = received_and_delivered(2000)
+        progress.hold(700, 1500)
+        progress.on_delivered(2000, progress.held_at(2000))
+        progress.forget(700)
+        assert (progress.confirmable, progress.undelivered) == (1500, True)
+        progress.on_delivered(2000, progress.held_at(2000))
+        assert (progress.confirmable, progress.undelivered) == (2000, False)
+
+    def test_it_says_so_when_the_commit_is_before_its_end(self) -> None:
+        progress = received_and_delivered(2000)
+        progress.hold(700, 1500)
+        progress.hold(800, 1700)
+        progress.on_received(2200)
+        progress.release(700, 2100)
+        assert [progress.held_at(lsn) for lsn in (2000, 2099, 2100)] == [1500, 1500, 1700]
+        progress.forget(800)
+        assert progress.held_at(2100) == 0
+
+    def test_in_a_new_session_until_it_has_come_again(self) -> None:
+        progress = Progress(2000, held=1500, slot_lsn=1400)
+        progress.on_received(1500)
+        assert (progress.held_at(2000), progress.confirmable, progress.undelivered) == (1500, 1500, False)
+        progress.on_received(1510)
+        assert (progress.held_at(2000), progress.undelivered) == (0, True)
+
+    def test_one_that_was_prepared_before_the_slot_told_of_it_comes_again_anyway(self) -> None:
+        progress = Progress(2000, slot_lsn=1500)
+        progress.on_received(2000)
+        progress.hold(700, 1499)
+        assert (progress.confirmable, progress.held_at(2000)) == (2000, 0)
+        progress.hold(800, 1500)
+        assert progress.confirmable == 1500
+
     def test_the_end_of_what_is_not_held_changes_nothing(self) -> None:
         progress = received_and_delivered(2000)
         progress.release(700, 3000)
@@ -186,6 +225,12 @@ class TestWhetherToGoOn:
     def test_not_with_a_gap_before_the_slot(self) -> None:
         with pytest.raises(HistoryError, match="is at 0/3E9, but only changes before 0/3E8 are in Kafka"):
             check_slot(CHECKPOINT, 1001, SERVER)
+
+    def test_not_behind_a_transaction_that_was_prepared_and_had_not_ended(self) -> None:
+        held = replace(CHECKPOINT, held_lsn=800)
+        check_slot(held, 800, SERVER)
+        with pytest.raises(HistoryError, match=r"is at 0/321, behind a PREPARE TRANSACTION at 0/320"):
+            check_slot(held, 801, SERVER)
 
     def test_not_on_a_server_behind_the_checkpoint(self) -> None:
         with pytest.raises(HistoryError, match="the server's WAL ends at 0/3E7"):

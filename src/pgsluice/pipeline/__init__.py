@@ -40,6 +40,7 @@ from pgsluice.pipeline.ends import Registry, Sink, Source, Spool, Stream
 from pgsluice.pipeline.session import WATCH_S, Ends, Session, SessionOptions, cancel
 from pgsluice.progress import (
     Checkpoint,
+    Progress,
     ServerIdentity,
     TimelineSwitch,
     check_origin,
@@ -227,13 +228,13 @@ class Pipeline:
             await self._unless_stopped(self._check_types(source))
             sink = await self._unless_stopped(self._make_sink())
             stack.push_async_callback(sink.close)
-            stream, checkpoint, owed = await self._unless_stopped(self._start(source, sink))
+            stream, checkpoint, progress = await self._unless_stopped(self._start(source, sink))
             spool = self._make_spool()
             stack.callback(spool.close)
             options = self._options
             encoders = Encoders(source, sink, self._registry, options.tables, options.types, self._dead_letters)
             try:
-                await self._stream(Ends(source, stream, sink, encoders, spool), checkpoint, owed)
+                await self._stream(Ends(source, stream, sink, encoders, spool), checkpoint, progress)
             except Fenced as error:
                 await self._unless_stopped(_while_served(source, stream, self._stop_if_owner(source, sink, error)))
                 raise
@@ -278,8 +279,8 @@ class Pipeline:
             raise _Stopped
         return task.result()
 
-    async def _start(self, source: Source, sink: Sink) -> tuple[Stream, Checkpoint, int]:
-        """Own the slot, then the topics, and find where to go on; last, what the server owes us (``owed_lsn``)."""
+    async def _start(self, source: Source, sink: Sink) -> tuple[Stream, Checkpoint, Progress]:
+        """Own the slot, then the topics, and find where to go on."""
         await source.slot_position()  # a standby goes no further
         await sink.prepare()
         server = await source.identify()
@@ -292,8 +293,8 @@ class Pipeline:
 
     async def _find_checkpoint(
         self, source: Source, sink: Sink, server: ServerIdentity, history: Sequence[TimelineSwitch]
-    ) -> tuple[Checkpoint, int]:
-        """Return the checkpoint to go on from, once nobody else can write another, and what the server owes us."""
+    ) -> tuple[Checkpoint, Progress]:
+        """Return the checkpoint to go on from, once nobody else can write another."""
         await sink.fence()
         # Asked for only now: another owner may have worked until a moment ago.
         await self._registry.start()
@@ -311,7 +312,7 @@ class Pipeline:
             await sink.deliver(Cut(end_lsn=found.end_lsn), found)
         asked = self._options.asked
         owed = INVALID_LSN if self._adopt else owed_lsn(found, position, asked)
-        return replace(found, asked=asked), owed
+        return replace(found, asked=asked), Progress(found.end_lsn, owed, found.held_lsn, position)
 
     async def _create_slot(self, source: Source, sink: Sink, server: ServerIdentity) -> None:
         """Create the slot, announced in Kafka first: a crash in between must not look like a lost checkpoint."""
@@ -401,11 +402,11 @@ class Pipeline:
             if subject.endswith(suffix) and self._registry.versions(subject)[-1].get("name") in _DATA
         ]
 
-    async def _stream(self, ends: Ends, checkpoint: Checkpoint, owed: int) -> None:
+    async def _stream(self, ends: Ends, checkpoint: Checkpoint, progress: Progress) -> None:
         options = self._options
         if self._dead_letters is not None:
             self._dead_letters.forget(checkpoint.end_lsn)
-        self.session = Session(ends, checkpoint, options.session, self._metrics, owed)
+        self.session = Session(ends, checkpoint, options.session, self._metrics, progress)
         self.state, self.last_error = State.STREAMING, None
         self._adopt = False
         self._metrics.active.set(1)

@@ -205,12 +205,13 @@ class Outbox:
         self._busy_since = None
 
     def _next_checkpoint(self, cut: Cut) -> Checkpoint:
-        self.attempted = self.checkpoint.advanced(self.checkpoint.cut + 1, cut.end_lsn, cut.last)
+        held_lsn = self._progress.held_at(cut.end_lsn)
+        self.attempted = self.checkpoint.advanced(self.checkpoint.cut + 1, cut.end_lsn, cut.last, held_lsn)
         return self.attempted
 
     def _delivered(self, cut: Cut, checkpoint: Checkpoint, seconds: float) -> None:
         self.checkpoint = checkpoint
-        self._progress.on_delivered(checkpoint.end_lsn)
+        self._progress.on_delivered(checkpoint.end_lsn, checkpoint.held_lsn)
         self._on_delivered(cut, seconds)
 
 

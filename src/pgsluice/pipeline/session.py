@@ -17,7 +17,6 @@ from pgsluice import dead_letter
 from pgsluice.cut import Cut
 from pgsluice.envelope import Stamp
 from pgsluice.errors import PgsluiceError, StopError
-from pgsluice.lsn import INVALID_LSN
 from pgsluice.metrics import Metrics
 from pgsluice.pgoutput import messages
 from pgsluice.pgoutput.framing import MESSAGE_AT, Keepalive, XLogData, wal_end
@@ -97,9 +96,9 @@ class Session:
         checkpoint: Checkpoint,
         options: SessionOptions,
         metrics: Metrics,
-        owed_lsn: int = INVALID_LSN,
+        progress: Progress,
     ) -> None:
-        self.progress = Progress(checkpoint.end_lsn, owed_lsn)
+        self.progress = progress
         self.server_lsn = checkpoint.end_lsn
         self._source = ends.source
         self._stream = ends.stream

@@ -233,6 +233,7 @@ class TestWhenItMustNotGoOn:
             (World(position=5), "there is no checkpoint for it in Kafka"),
             (World(checkpoint=CHECKPOINT), "does not exist on this server"),
             (World(position=9_001, checkpoint=CHECKPOINT), "somebody else advanced"),
+            (World(position=8_001, checkpoint=replace(CHECKPOINT, held_lsn=8_000)), "behind a PREPARE TRANSACTION at"),
             (World(position=5, checkpoint=replace(CHECKPOINT, end_lsn=10_001)), "the server's WAL ends at"),
             (World(position=5, checkpoint=replace(CHECKPOINT, slot="t")), "written for slot 't'"),
             (World(position=5, checkpoint=replace(CHECKPOINT, systemid="9")), "system identifier 9"),

@@ -18,7 +18,7 @@ from pgsluice.pipeline import session as module
 from pgsluice.pipeline.encoders import Encoders
 from pgsluice.pipeline.outbox import Limits
 from pgsluice.pipeline.session import Ends, Session, SessionOptions
-from pgsluice.progress import Checkpoint, ServerIdentity
+from pgsluice.progress import Checkpoint, Progress, ServerIdentity
 from pgsluice.tables import Tables
 from pgsluice.transaction import Transaction
 from tests.support.ends import TABLE, FakeRegistry, FakeSink, FakeSource, FakeStream, MemorySpool, World, data
@@ -44,7 +44,7 @@ class Running:
         encoders = Encoders(source, sink, FakeRegistry(self.world), self.tables, TypeOptions())
         options = SessionOptions(self.limits)
         ends = Ends(source, self.stream, sink, encoders, MemorySpool())
-        self.session = Session(ends, CHECKPOINT, options, self.metrics)
+        self.session = Session(ends, CHECKPOINT, options, self.metrics, Progress(CHECKPOINT.end_lsn))
         self.task = asyncio.create_task(self.session.run(self.stop))
 
     async def finish(self) -> None:
