@@ -59,10 +59,17 @@ PREPARED_LONG_S = 60.0
 PREPARED_AGAIN_S = 300.0
 """A prepared transaction that is older is worth a warning, now and again."""
 
-SHUTDOWN_SIGN_S = 0.1
+SHUTDOWN_SIGN_S = 1.0
+"""A server that shuts down asks for a reply as soon as it has one, so it sets the pace who answers: five times a second
+(the stream's MIN_STATUS_GAP_S), slower where the machine is busy. In ordinary life it asks when it has heard nothing for
+half of wal_sender_timeout, and is answered three times as often."""
+
 SHUTDOWN_PATIENCE_S = 1.0
-"""A server that shuts down asks again at once for a reply. We have a second to write a checkpoint of its last
-position; then it is let go without one, because it would wait for us for ever."""
+"""Then we have a second to write a checkpoint of its last position; after that it is let go without one, because it
+would wait for us for ever."""
+
+SHUTDOWN_LOOK_S = 0.1
+"""How often to look meanwhile whether it is over."""
 
 MICROSECONDS = 1_000_000
 _POSTGRES_EPOCH_S = 946_684_800
@@ -211,7 +218,7 @@ class Session:
             raise
 
     def _patience(self) -> float:
-        return min(self._outbox.seconds_until_due(), SHUTDOWN_SIGN_S if self._shutdown.suspected else WATCH_S)
+        return min(self._outbox.seconds_until_due(), SHUTDOWN_LOOK_S if self._shutdown.suspected else WATCH_S)
 
     async def _watch(self) -> None:
         """Ask how far the server's WAL goes; while nobody reads the stream, it is all we hear of the server.
@@ -422,7 +429,7 @@ class Session:
 
 
 class _ShutdownWatch:
-    """Recognises a server that shuts down: it asks for a reply again at once, at the same position."""
+    """Recognises a server that shuts down: it asks for a reply again and again, at the same position."""
 
     def __init__(self) -> None:
         self.wal_end = 0

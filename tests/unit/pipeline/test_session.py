@@ -18,6 +18,7 @@ from pgsluice.pipeline import session as module
 from pgsluice.pipeline.encoders import Encoders
 from pgsluice.pipeline.outbox import Limits
 from pgsluice.pipeline.session import Ends, Session, SessionOptions
+from pgsluice.postgres.stream import MIN_STATUS_GAP_S
 from pgsluice.progress import Checkpoint, Progress, ServerIdentity
 from pgsluice.tables import Tables
 from pgsluice.transaction import Transaction
@@ -168,6 +169,15 @@ async def test_a_server_that_shuts_down_gets_its_last_position_confirmed() -> No
             world.keepalive(10_100, reply_requested=True)
         await until(lambda: found.confirmed == 10_100)
         assert not found.stream.let_go
+
+
+async def test_its_questions_come_no_faster_than_our_answers() -> None:
+    world = World(position=10_000)
+    async with running(world) as found:
+        for _ in range(2):
+            world.keepalive(10_100, reply_requested=True)
+            await asyncio.sleep(1.5 * MIN_STATUS_GAP_S)
+        await until(lambda: found.confirmed == 10_100)
 
 
 async def test_it_is_let_go_without_that_when_kafka_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
