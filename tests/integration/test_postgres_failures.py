@@ -57,6 +57,9 @@ def guarded(request: pytest.FixtureRequest) -> Iterator[Database]:
         ({"user": "ready", "options": "-c log_min_messages=debug1"}, PermissionDenied, "only a superuser"),
         ({"user": "ready", "sslmode": "require"}, ConfigError, "choose another sslmode"),
         ({"user": "ready", "sslmode": "nonsense"}, ConfigError, "correct the connection parameter"),
+        ({"user": "ready", "connect_timeout": "soon"}, ConfigError, "correct the connection parameter"),
+        ({"user": "ready", "host": "a,b,c", "port": "1,2"}, ConfigError, "correct the connection parameter"),
+        ({"user": "with_password", "password": "right", "require_auth": "gss"}, ConfigError, "require_auth"),
         ({"user": "ready", "target_session_attrs": "standby"}, SourceUnavailable, "not in hot standby mode"),
     ],
 )

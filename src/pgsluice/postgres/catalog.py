@@ -254,7 +254,7 @@ class Catalog:
             conninfo = self._options.conninfo(_SESSION_SETTINGS)
             try:
                 self._connection = await AsyncConnection.connect(conninfo, autocommit=True, prepare_threshold=None)
-            except psycopg.OperationalError as error:
+            except (psycopg.OperationalError, psycopg.ProgrammingError) as error:
                 raise failures.cannot_connect(error) from error
         return self._connection
 

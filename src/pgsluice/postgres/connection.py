@@ -70,7 +70,7 @@ class ReplicationConnection:
         conninfo = options.conninfo(replication="database")
         try:
             connection = await AsyncConnection.connect(conninfo, autocommit=True)
-        except psycopg.OperationalError as error:
+        except (psycopg.OperationalError, psycopg.ProgrammingError) as error:
             raise failures.cannot_connect(error) from error
         self = cls(connection, options)
         try:

@@ -106,7 +106,22 @@ _CONNECTING: Sequence[tuple[str, type[PgsluiceError], str]] = (
         ConfigError,
         "correct the options of the connection",
     ),
-    (r"invalid \w+ value", ConfigError, "correct the connection parameter"),
+    (
+        r'invalid "?\w+"? value|invalid port number|could not match \d+ |weak sslmode|bad value for|'
+        r"socket path .* too long|definition of service|host name must be specified",
+        ConfigError,
+        "correct the connection parameter",
+    ),
+    (
+        r"authentication method requirement|channel binding (is )?required",
+        ConfigError,
+        "correct require_auth or channel_binding, or the method that pg_hba.conf asks for",
+    ),
+    (
+        r"requires a valid client certificate|alert (certificate|unknown ca|bad certificate|no certificate)",
+        PermissionDenied,
+        "check sslcert and sslkey: the server does not accept the client's certificate, or was shown none",
+    ),
     (
         r"does not support SSL, but SSL was required",
         ConfigError,
@@ -125,13 +140,36 @@ _CONNECTING: Sequence[tuple[str, type[PgsluiceError], str]] = (
 )
 
 
+# how psycopg lists them when it has tried more than one address
+_ATTEMPT = re.compile(r"^- (host: .*?, port: .*?), hostaddr: ", re.MULTILINE)
+
+
 def cannot_connect(error: Error) -> PgsluiceError:
-    """Judge an attempt to connect that failed."""
+    """Judge an attempt to connect that failed.
+
+    Of several hosts, one that may come back is enough to try again: it may be the one that serves us. Several
+    addresses of one host are one server.
+    """
     words = _one_line(str(error))
-    for pattern, kind, advice in _CONNECTING:
-        if re.search(pattern, words):
-            return kind(f"PostgreSQL cannot be reached: {words}. To do: {advice}")
-    return SourceUnavailable(f"PostgreSQL cannot be reached: {words}")
+    judged = [_connecting(failure) for failure in _by_host(str(error))]
+    if None in judged:
+        return SourceUnavailable(f"PostgreSQL cannot be reached: {words}")
+    kind, advice = next(found for found in judged if found is not None)
+    return kind(f"PostgreSQL cannot be reached: {words}. To do: {advice}")
+
+
+def _by_host(text: str) -> list[str]:
+    """Return what failed at each host."""
+    _, *listed = _ATTEMPT.split(text)
+    found: dict[str, str] = {}
+    for host, failure in zip(listed[::2], listed[1::2], strict=True):
+        found[host] = found.get(host, "") + failure
+    return list(found.values()) or [text]
+
+
+def _connecting(text: str) -> tuple[type[PgsluiceError], str] | None:
+    """Return what the words mean that speak against trying again; None if none do."""
+    return next(((kind, advice) for pattern, kind, advice in _CONNECTING if re.search(pattern, text)), None)
 
 
 def connection_lost(error: Error) -> SourceUnavailable:

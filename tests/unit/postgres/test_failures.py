@@ -56,6 +56,20 @@ def error(sqlstate: str, message: str = "words", detail: str = "", routine: str 
         ('root certificate file "f" does not exist', ConfigError),
         ('could not load private key file "f"', ConfigError),
         ("FATAL:  unsupported startup parameter: replication", ConfigError),
+        ("FATAL:  connection requires a valid client certificate", PermissionDenied),
+        ("SSL error: sslv3 alert certificate expired", PermissionDenied),
+        ("SSL error: tlsv1 alert unknown ca", PermissionDenied),
+        ('authentication method requirement "scram-sha-256" failed: server requested a cleartext password', ConfigError),
+        ("channel binding required, but server authenticated client without channel binding", ConfigError),
+        ("could not match 2 port numbers to 3 hosts", ConfigError),
+        ("could not match 1 host names with 2 hostaddr values", ConfigError),
+        ('invalid port number: "99999"', ConfigError),
+        ('invalid "ssl_min_protocol_version" value: "TLSv9"', ConfigError),
+        ('weak sslmode "prefer" may not be used with sslrootcert=system (use "verify-full")', ConfigError),
+        ("host name must be specified for a verified SSL connection", ConfigError),
+        ('definition of service "s" not found', ConfigError),
+        ('Unix-domain socket path "/p" is too long (maximum 107 bytes)', ConfigError),
+        ("bad value for connect_timeout: 'x'", ConfigError),
         ("Connection refused", SourceUnavailable),
         ("FATAL:  the database system is starting up", SourceUnavailable),
         ("FATAL:  sorry, too many clients already", SourceUnavailable),
@@ -68,6 +82,32 @@ def test_a_connection_that_could_not_be_made(words: str, kind: type[PgsluiceErro
     assert str(found).startswith("PostgreSQL cannot be reached: connection failed:; ")
     assert words in str(found)
     assert ("To do: " in str(found)) == (kind is not SourceUnavailable)
+
+
+REFUSED = "connection failed: Connection refused"
+READ_ONLY = "connection failed: session is read-only"
+DENIED = 'connection failed: FATAL:  password authentication failed for user "u"'
+
+
+def all_failures(*attempts: tuple[str, str, str]) -> str:
+    """Return what psycopg says when it has tried several addresses in vain."""
+    lines = [f"- host: {host!r}, port: '5432', hostaddr: {address!r}: {words}" for host, address, words in attempts]
+    return "\n".join([attempts[-1][-1], "Multiple connection attempts failed. All failures were:", *lines])
+
+
+@pytest.mark.parametrize(
+    ("attempts", "kind"),
+    [
+        ([("db1", "10.0.0.1", REFUSED), ("db2", "10.0.0.2", DENIED)], SourceUnavailable),
+        ([("db1", "10.0.0.1", DENIED), ("db2", "10.0.0.2", READ_ONLY)], SourceUnavailable),
+        ([("db1", "10.0.0.1", DENIED), ("db2", "10.0.0.2", DENIED)], PermissionDenied),
+        ([("localhost", "::1", REFUSED), ("localhost", "127.0.0.1", DENIED)], PermissionDenied),
+    ],
+)
+def test_one_of_several_hosts_may_come_back(attempts: list[tuple[str, str, str]], kind: type[PgsluiceError]) -> None:
+    found = failures.cannot_connect(psycopg.OperationalError(all_failures(*attempts)))
+    assert type(found) is kind
+    assert all(words in str(found) for *_, words in attempts)
 
 
 def test_a_connection_that_broke() -> None:
