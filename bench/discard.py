@@ -4,7 +4,7 @@ All else is the product's own command line; the topic of schemas is the only one
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from pgsluice import cli, daemon
 from pgsluice.cut import Cut, TopicUse
@@ -38,8 +38,9 @@ class Discard:
     async def announce(self, checkpoint: Checkpoint) -> None:
         """Forget it."""
 
-    async def open_topics(self, topics: Sequence[str]) -> None:
-        """There are none."""
+    async def open_topics(self, _topics: Sequence[str], _described: Collection[str]) -> tuple[int, int]:
+        """There are none, and no cut was ever recorded."""
+        return 0, 0
 
     async def open_topic(self, policy: TablePolicy, *, keyed: bool) -> None:
         """Every topic is as good as any."""

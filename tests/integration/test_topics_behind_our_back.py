@@ -94,6 +94,39 @@ class TestWhileItIsDown:
             topic["topic"] for cut in cuts(pipeline) for topic in cut["topics"] if cut["full"]
         }
 
+    def test_the_checkpoint_is_deleted(self, start: Start) -> None:
+        """What comes after that is not older than what readers have."""
+        pipeline = start()
+        pipeline.write(5)
+        pipeline.wait_until_confirmed()
+        for epoch in (2, 3):
+            assert pipeline.daemon.stop() == 0
+            delete_topic(pipeline.kafka, f"{pipeline.daemon.name}.checkpoint")
+            code, log = fails(pipeline)
+            assert (code, "there is no checkpoint for it in Kafka" in log) == (65, True), log
+            pipeline.daemon.start("--adopt-slot")
+            pipeline.wait_for(epoch=epoch)
+            pipeline.write(5)
+            pipeline.wait_until_confirmed()
+        assert [change["epoch"] for change in pipeline.changes(15)] == [1] * 5 + [2] * 5 + [3] * 5
+        numbers = [cut["cut"] for cut in cuts(pipeline)]
+        assert numbers == list(range(1, len(numbers) + 1))
+
+    def test_the_schemas_are_deleted(self, start: Start) -> None:
+        """Consumers could not read what is there, and nobody would know what columns are called."""
+        pipeline = start()
+        pipeline.write(5)
+        pipeline.wait_until_confirmed()
+        assert pipeline.daemon.stop() == 0
+        delete_topic(pipeline.kafka, f"{pipeline.daemon.name}.schemas")
+        for _ in range(2):
+            code, log = fails(pipeline)
+            assert (code, f"The schemas of topic {topic_of(pipeline)} are not registered any more" in log) == (65, True)
+        accept_changes(pipeline, accept=True)
+        pipeline.daemon.start()
+        pipeline.write(5)
+        pipeline.assert_complete()
+
 
 class TestWhileItRuns:
     def test_a_topic_that_is_written_to_is_deleted(self, start: Start) -> None:

@@ -5,7 +5,7 @@ ordered per step (``world.faults``), and are raised once.
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +46,8 @@ class World:
     checkpoint: Checkpoint | None = None
     cuts: list[tuple[Cut, list[Record], Checkpoint]] = field(default_factory=list)
     """What a read_committed consumer sees."""
+    last_cut: tuple[int, int] = (0, 0)
+    """Epoch and number of the last cut recorded, when a session begins."""
     owner: "FakeSink | None" = None
     """The producer that was registered last."""
     topics: set[str] = field(default_factory=set)
@@ -280,8 +282,10 @@ class FakeSink:
         self._world.step("announce")
         self._world.checkpoint = checkpoint
 
-    async def open_topics(self, topics: Sequence[str]) -> None:
+    async def open_topics(self, topics: Sequence[str], described: Collection[str]) -> tuple[int, int]:
+        assert set(topics) <= set(described)
         self._world.topics |= set(topics)
+        return self._world.last_cut
 
     async def open_topic(self, policy: TablePolicy, *, keyed: bool) -> None:
         self._world.step("open_topic")

@@ -35,7 +35,7 @@ class LastCuts:
     """What the cut records say of topics, read in order, from the last full cut on."""
 
     def __init__(self) -> None:
-        self.number = 0
+        self.number = self.epoch = 0
         """The highest cut's; 0 when there is none."""
         self.is_complete = False
         """Whether a full cut was among them: else what came before them is missing."""
@@ -49,6 +49,7 @@ class LastCuts:
             self._ends.clear()
             self.is_complete = True
         self.number = max(self.number, record["cut"])
+        self.epoch = max(self.epoch, record["epoch"])
         for entry in record["topics"]:
             topic = entry["topic"]
             self._ids[topic] = entry["topic_id"]
@@ -69,9 +70,9 @@ class LastCuts:
         return Account(topics, dict(self._ends))
 
 
-def changes(known: Account, found: Account) -> list[str]:
+def changes(known: Account, found: Account) -> dict[str, str]:
     """Return what happened to the topics known, a sentence for each one that is not as it was."""
-    return [sentence for topic in sorted(known.topics) for sentence in _changes(topic, known, found)]
+    return {topic: sentence for topic in sorted(known.topics) for sentence in _changes(topic, known, found)}
 
 
 def _changes(topic: str, known: Account, found: Account) -> Iterator[str]:

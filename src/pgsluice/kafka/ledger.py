@@ -6,7 +6,7 @@ were the former one, and waits for a deleted one to come back.
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import structlog
 
@@ -67,6 +67,7 @@ class Ledger:
         """Partitions whose end was followed by the marker of a transaction, which takes an offset, too."""
         self._unlisted: set[str] = set()
         self._full_at = float("-inf")
+        self._memory = ""
 
     @property
     def full_is_due(self) -> bool:
@@ -92,6 +93,11 @@ class Ledger:
         """From now on the topic must stay what it is."""
         self._known.topics[topic] = state
 
+    def rely_on(self, topic: str, state: TopicState) -> None:
+        """As :meth:`watch`; this one tells where to go on, so nothing can be accepted."""
+        self._memory = topic
+        self.watch(topic, state)
+
     def pin(self, states: Mapping[str, TopicState]) -> None:
         """Watch topics that changes are written to, with their ends."""
         places = [(topic, partition) for topic, state in states.items() for partition in range(state.partitions)]
@@ -99,13 +105,22 @@ class Ledger:
         self._known.topics |= states
         self._unlisted |= states.keys()
 
-    def recall(self, last: LastCuts, lost: str | None, others: Iterable[str]) -> None:
+    def recall(
+        self, last: LastCuts, lost: str | None, others: Iterable[str], described: Collection[str] | None = None
+    ) -> None:
         """Pin what earlier sessions wrote to. HistoryError when something happened to it since, unless accepted.
 
-        ``lost`` says what happened to the cut records themselves; ``others`` may have been written to, too.
+        ``lost`` says what happened to the cut records themselves; ``others`` may have been written to, too. What is
+        not ``described`` has lost its schema; once accepted, it is out of the account until its next row.
         """
         known = last.account
-        found, sentences = self._compare(known)
+        forgotten = set[str]() if described is None else known.topics.keys() - described
+        found, changed = self._compare(known)
+        sentences = list(changed.values())
+        for topic in forgotten:
+            found.topics.pop(topic, None)
+        if forgotten:
+            sentences.insert(0, _undescribed(sorted(forgotten)))
         if lost is not None:
             sentences.insert(0, lost)
         if sentences and not self._accept:
@@ -117,10 +132,10 @@ class Ledger:
     def examine(self) -> None:
         """Raise if something happened to a topic; also while a transaction waits for Kafka."""
         try:
-            _, sentences = self._compare(Account(self._known.topics))
+            _, changed = self._compare(Account(self._known.topics))
         except SinkUnavailable:
             return  # then this is the reason for waiting, and no topic
-        self._raise_if(sentences)
+        self._raise_if(changed)
 
     def following(self, cut: Cut, *, full: bool) -> dict[Place, int]:
         """Return the ends of the partitions that ``cut`` has to list; raise if something happened to a topic.
@@ -183,24 +198,31 @@ class Ledger:
         return {(topic, number) for topic in new for number in range(self.partitions(topic))} | produced.keys()
 
     def _agreed(self, known: Account) -> Account:
-        found, sentences = self._compare(known)
-        self._raise_if(sentences)
+        found, changed = self._compare(known)
+        self._raise_if(changed)
         return found
 
-    def _compare(self, known: Account) -> tuple[Account, list[str]]:
+    def _compare(self, known: Account) -> tuple[Account, dict[str, str]]:
         """Return what the cluster has of the topics known, and what has changed, if that is seen for a while."""
         end = time.monotonic() + CONFIRM_S
         while True:
             found = self._topics.account(known)
-            sentences = changes(known, found)
-            if not sentences or time.monotonic() > end:
-                return found, sentences
+            changed = changes(known, found)
+            if not changed or time.monotonic() > end:
+                return found, changed
             if self._given_up.wait(_AGAIN_S):
                 raise SinkUnavailable("Comparing topics was given up because the session ends.")
 
-    def _raise_if(self, sentences: list[str]) -> None:
-        if not sentences:
+    def _raise_if(self, changed: Mapping[str, str]) -> None:
+        if not changed:
             return
+        if self._memory in changed:
+            raise HistoryError(
+                f"Topic {self._memory}, which tells how far changes were delivered, was deleted or changed. If other "
+                "topics were lost with it, reload the tables. Then start once with --adopt-slot: it goes on in a new "
+                "epoch at the slot's position, before which everything was delivered, and some changes may come again."
+            )
+        sentences = list(changed.values())
         if self._accept:
             raise SinkUnavailable(f"{' '.join(sentences)} A new session goes on with the topics as they are.")
         raise HistoryError(_in_words(sentences))
@@ -232,6 +254,15 @@ def read_last_cuts(
             "Those who read consistent states by its records miss some."
         )
     return last, None
+
+
+def _undescribed(topics: list[str]) -> str:
+    others = f" (and those of {len(topics) - 1} more topics)" if len(topics) > 1 else ""
+    return (
+        f"The schemas of topic {topics[0]}{others} are not registered any more: the topic of schemas was deleted, or "
+        "lost records. Without them consumers cannot read what is there. Bring them back from a copy, if there is one; "
+        "else those that are in use come back, under the same ids, as rows are published."
+    )
 
 
 def _in_words(sentences: list[str]) -> str:

@@ -389,7 +389,11 @@ class TransactionalProducer(CutProducer):
     def abort(self) -> None:
         """Abort the transaction: whoever was fenced hears of it now."""
         with self._judging("Aborting a Kafka transaction"):
-            self._producer.abort_transaction(_ABORT_S)
+            try:
+                self._producer.abort_transaction(_ABORT_S)
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.INVALID_TXN_STATE:  # nothing of it has reached the coordinator
+                    raise
         self._open = False
 
     def abandon(self) -> None:

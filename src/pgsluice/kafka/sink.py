@@ -5,7 +5,7 @@ The pipeline's lower end (``pipeline.ends.Sink``). Nothing survives the session 
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
@@ -107,12 +107,13 @@ class KafkaSink:
         """Commit ``checkpoint`` alone: durable when this returns."""
         await self._run(lambda: self._announce(checkpoint))
 
-    async def open_topics(self, topics: Sequence[str]) -> None:
+    async def open_topics(self, topics: Sequence[str], described: Collection[str] | None = None) -> tuple[int, int]:
         """Account for what earlier sessions wrote to, and for ``topics`` if they exist: full cuts name them.
 
-        After :meth:`last_checkpoint`. HistoryError when something happened to a topic meanwhile.
+        After :meth:`last_checkpoint`. The epoch and the number of the last cut recorded, 0 when there is none.
+        HistoryError when something happened to a topic meanwhile, or to its schema: ``described`` have one.
         """
-        await self._run(lambda: self._open_topics(topics))
+        return await self._run(lambda: self._open_topics(topics, described))
 
     async def open_topic(self, policy: TablePolicy, *, keyed: bool) -> None:
         """Make the topic of a table exist and pin its partitions for the session."""
@@ -182,7 +183,8 @@ class KafkaSink:
             if state.partitions != 1:
                 raise ConfigError(f"Topic {spec.name} must have exactly one partition, as pgsluice creates it.")
             self._topics.check(spec, one)
-            self._ledger.watch(spec.name, state)
+        for pin, spec, state in zip((self._ledger.watch, self._ledger.rely_on), specs, states, strict=True):
+            pin(spec.name, state)
         check_compacted(options.checkpoint_topic.name, settings[-1])
         allowed_ms, timeout_s = self._topics.max_transaction_timeout_ms(), options.producer.timeout_s
         if allowed_ms is not None and allowed_ms < timeout_s * 1000:
@@ -225,12 +227,13 @@ class KafkaSink:
         except PgsluiceError:
             return None
 
-    def _open_topics(self, topics: Sequence[str]) -> None:
+    def _open_topics(self, topics: Sequence[str], described: Collection[str] | None) -> tuple[int, int]:
         dead_letters = self._options.dead_letters_topic
         committed = self._last.cut if self._last is not None else 0
         with self._tail(self._options.transactions_topic) as tail:
             last, lost = read_last_cuts(tail, self._format.decode, committed)
-        self._ledger.recall(last, lost, [*topics, *([dead_letters.name] if dead_letters else [])])
+        self._ledger.recall(last, lost, [*topics, *([dead_letters.name] if dead_letters else [])], described)
+        return last.epoch, last.number
 
     def _open_topic(self, spec: TopicSpec) -> None:
         if spec.name not in self._ledger:

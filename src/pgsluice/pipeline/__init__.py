@@ -65,6 +65,9 @@ _DOUBLINGS = 6
 
 MIB = 1024 * 1024
 
+_VALUE = "-value"
+"""What a topic's subject for values ends with."""
+
 _DATA = ("Envelope", "Message")
 """What the values in data topics are called in their schemas."""
 
@@ -304,10 +307,10 @@ class Pipeline:
         if position is None:
             raise ConfigError(f"Slot {self._options.slot!r} was dropped while it was being started.")
         server = replace(server, xlogpos=await source.flushed_lsn())
-        await sink.open_topics(self._known_topics())
+        last_cut = await sink.open_topics(self._known_topics(), self._described_topics())
         if checkpoint is not None and checkpoint.end_lsn > server.xlogpos:
             await self._wait_if_standby(source, f"it has not replayed {format_lsn(checkpoint.end_lsn)} yet")
-        found = self._resume(checkpoint, position, server, history)
+        found = self._resume(checkpoint, position, server, history, last_cut)
         if found.cut != (checkpoint.cut if checkpoint is not None else 0):
             await sink.deliver(Cut(end_lsn=found.end_lsn), found)
         asked = self._options.asked
@@ -359,8 +362,12 @@ class Pipeline:
         position: int,
         server: ServerIdentity,
         history: Sequence[TimelineSwitch],
+        last_cut: tuple[int, int],
     ) -> Checkpoint:
-        """Return the checkpoint to go on from: the last one, or with a higher cut number the birth of a history."""
+        """Return the checkpoint to go on from: the last one, or with a higher cut number the birth of a history.
+
+        ``last_cut``: epoch and number of the last one recorded, which may be all that is left of a former history.
+        """
         name, slot, adopt = self._options.name, self._options.slot, self._adopt
         if checkpoint is None:
             if not adopt:
@@ -374,7 +381,7 @@ class Pipeline:
         try:
             check_origin(checkpoint, slot, server)
             if checkpoint.is_announcement:
-                return replace(checkpoint, timeline=server.timeline, cut=checkpoint.cut + 1, end_lsn=position)
+                return _born(checkpoint, server.timeline, position, last_cut, adopt=adopt)
             check_slot(checkpoint, position, server)
             return check_timeline(checkpoint, server, history)
         except HistoryError as error:
@@ -394,13 +401,13 @@ class Pipeline:
         self._dead_letters = DeadLetters(Target(topic, value_id, key_id), _say)
 
     def _known_topics(self) -> list[str]:
-        """Return the data topics written so far: each has the schema of its values among the subjects."""
-        suffix = "-value"
-        return [
-            subject.removesuffix(suffix)
-            for subject in self._registry.subjects()
-            if subject.endswith(suffix) and self._registry.versions(subject)[-1].get("name") in _DATA
-        ]
+        """Return the data topics written so far."""
+        versions = self._registry.versions
+        return [topic for topic in self._described_topics() if versions(topic + _VALUE)[-1].get("name") in _DATA]
+
+    def _described_topics(self) -> list[str]:
+        """Return the topics whose values have a schema among the subjects."""
+        return [one.removesuffix(_VALUE) for one in self._registry.subjects() if one.endswith(_VALUE)]
 
     async def _stream(self, ends: Ends, checkpoint: Checkpoint, progress: Progress) -> None:
         options = self._options
@@ -445,6 +452,24 @@ def _new_history(last: Checkpoint | None, name: str, slot: str, server: ServerId
     """Return the checkpoint that begins an epoch, after ``last`` if there was one; cut numbers go on."""
     epoch, cut = (1, 0) if last is None else (last.epoch + (not last.is_announcement), last.cut)
     return Checkpoint(name, slot, server.systemid, server.timeline, epoch, cut, end_lsn)
+
+
+def _born(announced: Checkpoint, timeline: int, position: int, last_cut: tuple[int, int], *, adopt: bool) -> Checkpoint:
+    """Return the first checkpoint of the history announced; HistoryError when there was one already, unless adopted.
+
+    Where its checkpoint was lost, the cut records tell its epoch: readers would take what comes now for older than
+    what they have. The birth itself may be recorded without its checkpoint.
+    """
+    epoch, cut = last_cut
+    if cut > announced.cut + 1:
+        if not adopt:
+            raise HistoryError(
+                f"Cut {cut} was delivered, but the checkpoint that belongs to it is lost, and the slot is a new one: "
+                "changes made in between are lost to this pipeline. Reload the tables, then start a new history with "
+                "--adopt-slot."
+            )
+        announced = replace(announced, epoch=epoch + 1, cut=cut)
+    return replace(announced, timeline=timeline, cut=announced.cut + 1, end_lsn=position)
 
 
 async def _while_served(source: Source, stream: Stream, step: Coroutine[Any, Any, T]) -> T:

@@ -3,7 +3,7 @@
 ``postgres.source``, ``kafka.sink``, ``registry.builtin`` and ``registry.confluent`` implement them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from pgsluice import transaction
@@ -97,8 +97,11 @@ class Sink(Protocol):
     async def announce(self, checkpoint: Checkpoint) -> None:
         """Commit ``checkpoint`` alone: durable when this returns."""
 
-    async def open_topics(self, topics: Sequence[str]) -> None:
-        """Account for topics that were written in earlier sessions, so that full cuts name them."""
+    async def open_topics(self, topics: Sequence[str], described: Collection[str]) -> tuple[int, int]:
+        """Account for topics that were written in earlier sessions, so that full cuts name them.
+
+        ``described``: all that have a schema. The epoch and the number of the last cut recorded, 0 when there is none.
+        """
 
     async def open_topic(self, policy: TablePolicy, *, keyed: bool) -> None:
         """Make the topic of a table exist and pin its partitions for the session."""

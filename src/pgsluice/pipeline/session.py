@@ -60,9 +60,9 @@ PREPARED_AGAIN_S = 300.0
 """A prepared transaction that is older is worth a warning, now and again."""
 
 SHUTDOWN_SIGN_S = 1.0
-"""A server that shuts down asks for a reply as soon as it has one, so it sets the pace who answers: five times a second
-(the stream's MIN_STATUS_GAP_S), slower where the machine is busy. In ordinary life it asks when it has heard nothing for
-half of wal_sender_timeout, and is answered three times as often."""
+"""A server that shuts down asks for a reply as soon as it has one, so our answers set the pace: five a second (the
+stream's MIN_STATUS_GAP_S), fewer where the machine is busy. In ordinary life it asks when it has heard nothing for half
+of wal_sender_timeout, and is told something three times as often."""
 
 SHUTDOWN_PATIENCE_S = 1.0
 """Then we have a second to write a checkpoint of its last position; after that it is let go without one, because it

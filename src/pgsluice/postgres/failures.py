@@ -107,8 +107,7 @@ _CONNECTING: Sequence[tuple[str, type[PgsluiceError], str]] = (
         "correct the options of the connection",
     ),
     (
-        r'invalid "?\w+"? value|invalid port number|could not match \d+ |weak sslmode|bad value for|'
-        r"socket path .* too long|definition of service|host name must be specified",
+        r'invalid ("?\w+"? value|port number)|could not match \d|weak sslmode|bad value|path .* too long|of service',
         ConfigError,
         "correct the connection parameter",
     ),

@@ -248,6 +248,7 @@ def _broken(topic: str, offset: int, error: ValueError) -> HistoryError:
 
 def _gone(topic: str) -> HistoryError:
     return HistoryError(
-        f"Topic {topic} was deleted, or made anew, while it was being read. Start again: schemas come back, "
-        "under the same ids, as rows are published."
+        f"Topic {topic} was deleted, or made anew, while it was being read: without the schemas that it held, messages "
+        "cannot be read. Bring it back from a copy, or let the pipeline start once with kafka.topics.changed = "
+        '"accept": the schemas in use come back, under the same ids, as rows are published.'
     )

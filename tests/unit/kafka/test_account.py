@@ -18,7 +18,7 @@ def record(cut: int, topics: dict[str, dict[int, int]], *, full: bool = False, p
         }
         for topic, ends in topics.items()
     ]
-    return {"cut": cut, "full": full, "part": part, "topics": entries}
+    return {"cut": cut, "epoch": 1 + cut // 4, "full": full, "part": part, "topics": entries}
 
 
 def last_cuts(*records: dict[str, Any]) -> LastCuts:
@@ -35,7 +35,7 @@ def state(topic: str, partitions: int) -> TopicState:
 class TestLastCuts:
     def test_none(self) -> None:
         found = last_cuts()
-        assert (found.number, found.is_complete, found.account) == (0, False, Account())
+        assert (found.number, found.epoch, found.is_complete, found.account) == (0, 0, False, Account())
 
     def test_a_full_cut_and_what_came_after_it(self) -> None:
         found = last_cuts(
@@ -45,7 +45,7 @@ class TestLastCuts:
             record(4, {ITEMS: {0: 1, 1: 0, 2: 0}}),
             record(5, {ITEMS: {2: 4}}),
         )
-        assert (found.number, found.is_complete) == (5, True)
+        assert (found.number, found.epoch, found.is_complete) == (5, 2, True)
         assert found.account.topics == {ORDERS: state(ORDERS, 2), ITEMS: state(ITEMS, 3)}
         assert found.account.ends == {(ORDERS, 0): 7, (ORDERS, 1): 10, (ITEMS, 0): 1, (ITEMS, 1): 0, (ITEMS, 2): 4}
 
@@ -67,11 +67,11 @@ class TestChanges:
     @pytest.mark.parametrize("ends", [(10, 20), (11, 25)])
     def test_more_may_have_been_written(self, ends: tuple[int, int]) -> None:
         found = Account({ORDERS: state(ORDERS, 2)}, {(ORDERS, number): end for number, end in enumerate(ends)})
-        assert changes(KNOWN, found) == []
+        assert changes(KNOWN, found) == {}
 
     def test_what_is_not_known_is_not_compared(self) -> None:
-        assert changes(Account({ORDERS: TopicState("", 0)}), Account({ORDERS: state(ORDERS, 7)})) == []
-        assert changes(Account({ORDERS: state(ORDERS, 7)}), Account({ORDERS: TopicState("", 7)})) == []
+        assert changes(Account({ORDERS: TopicState("", 0)}), Account({ORDERS: state(ORDERS, 7)})) == {}
+        assert changes(Account({ORDERS: state(ORDERS, 7)}), Account({ORDERS: TopicState("", 7)})) == {}
 
     @pytest.mark.parametrize(
         ("found", "beginning"),
@@ -93,10 +93,10 @@ class TestChanges:
         ],
     )
     def test_what_happened_is_said(self, found: Account, beginning: str) -> None:
-        (sentence,) = changes(KNOWN, found)
+        (sentence,) = changes(KNOWN, found).values()
         assert sentence.startswith(beginning)
 
     def test_of_every_topic(self) -> None:
         known = Account({ORDERS: state(ORDERS, 2), ITEMS: state(ITEMS, 1), "same": state("same", 1)})
         found = changes(known, Account({"same": state("same", 1)}))
-        assert [sentence.split()[1] for sentence in found] == [ITEMS, ORDERS]
+        assert [(topic, sentence.split()[1]) for topic, sentence in found.items()] == [(ITEMS, ITEMS), (ORDERS, ORDERS)]

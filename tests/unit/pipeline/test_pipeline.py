@@ -252,6 +252,27 @@ class TestWhenItMustNotGoOn:
             assert (world.checkpoint.epoch, world.checkpoint.cut) == (last.epoch + 1, last.cut + 1)
         assert world.checkpoint.end_lsn == world.position
 
+    @pytest.mark.parametrize("position", [8_000, None])
+    @pytest.mark.parametrize(("last_cut", "birth"), [((0, 0), (1, 1)), ((1, 1), (1, 1)), ((3, 40), (4, 41))])
+    async def test_a_lost_checkpoint_begins_no_epoch_anew(
+        self, position: int | None, last_cut: tuple[int, int], birth: tuple[int, int]
+    ) -> None:
+        """What comes then would look older than what readers have."""
+        world = World(position=position, last_cut=last_cut)
+        async with running(world, adopt_slot=True) as found:
+            await streaming(found)
+        assert world.checkpoint is not None
+        assert (world.checkpoint.epoch, world.checkpoint.cut) == birth
+
+    async def test_a_slot_that_was_lost_together_with_the_checkpoint_is_not_replaced_in_silence(self) -> None:
+        world = World(last_cut=(3, 40))
+        for _ in range(2):
+            with pytest.raises(HistoryError, match="Cut 40 was delivered, but the checkpoint that belongs to it"):
+                await pipeline(world).run()
+        assert not world.cuts
+        async with running(world, adopt_slot=True) as found:
+            await streaming(found)
+
     async def test_adopting_changes_nothing_while_all_is_well(self) -> None:
         world = World(position=8_000, checkpoint=CHECKPOINT)
         async with running(world, adopt_slot=True) as found:
