@@ -7,7 +7,7 @@ import sys
 from collections.abc import Collection, Sequence
 
 from pgsluice import cli, daemon
-from pgsluice.cut import Cut, TopicUse
+from pgsluice.cut import Cut, Recorded, TopicUse
 from pgsluice.kafka.sink import CutFormat, SinkOptions
 from pgsluice.pipeline.ends import Sink
 from pgsluice.progress import Checkpoint
@@ -38,9 +38,12 @@ class Discard:
     async def announce(self, checkpoint: Checkpoint) -> None:
         """Forget it."""
 
-    async def open_topics(self, _topics: Sequence[str], _described: Collection[str]) -> tuple[int, int]:
-        """There are none, and no cut was ever recorded."""
-        return 0, 0
+    async def recorded(self) -> Recorded:
+        """No cut was ever recorded."""
+        return Recorded()
+
+    async def open_topics(self, topics: Sequence[str], described: Collection[str]) -> None:
+        """There are none."""
 
     async def open_topic(self, policy: TablePolicy, *, keyed: bool) -> None:
         """Every topic is as good as any."""

@@ -33,6 +33,15 @@ class TopicUse:
     produced: dict[int, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What the cut records tell: epoch and number of the last cut (0: there is none), the topics written so far."""
+
+    epoch: int = 0
+    cut: int = 0
+    topics: frozenset[str] = frozenset()
+
+
 @dataclass(slots=True)
 class Cut:
     """Committed transactions with their encoded records, in order, and the account of them."""

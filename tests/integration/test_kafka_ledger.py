@@ -97,6 +97,7 @@ async def deliver_with(session: Session, described: list[str]) -> None:
         await session.sink.prepare()
         await session.sink.fence()
         session.checkpoint = await session.sink.last_checkpoint() or session.checkpoint
+        await session.sink.recorded()
         await session.sink.open_topics(described, described)
         await session.deliver()
     finally:
@@ -159,7 +160,7 @@ class TestBetweenSessions:
             await session.deliver()
         await asyncio.to_thread(delete_records, kafka, f"{prefix}.transactions")
         async with Session(kafka, prefix) as session:
-            await session.sink.open_topics([orders.topic])
+            await session.open_topics(orders.topic)
             await session.deliver()
         await asyncio.to_thread(delete, kafka, orders.topic)
         await refuses_to_start(kafka, prefix, f"Topic {orders.topic} was deleted")
@@ -170,7 +171,7 @@ class TestBetweenSessions:
         sentence = rf"Topic {prefix}.transactions is empty, but cut 1 was committed: it was deleted"
         await refuses_to_start(kafka, prefix, sentence + REMEDY)
         async with Session(kafka, prefix, accept=True) as session:
-            await session.sink.open_topics([orders.topic])
+            await session.open_topics(orders.topic)
             await session.deliver()
         assert offsets(await last_cut(kafka, prefix)).keys() == {(orders.topic, n) for n in range(PARTITIONS)}
 
@@ -201,7 +202,7 @@ class TestBetweenSessions:
         await asyncio.to_thread(commit, kafka, f"{prefix}.transactions", b"foreign")
         await refuses_to_start(kafka, prefix, f"Topic {prefix}.transactions has a record that is no cut record")
         async with Session(kafka, prefix, accept=True) as session:
-            await session.sink.open_topics([orders.topic])
+            await session.open_topics(orders.topic)
             await session.deliver()
 
     async def test_a_full_cut_in_parts_and_far_back(

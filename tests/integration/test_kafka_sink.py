@@ -104,7 +104,7 @@ class TestDelivery:
             reached = session.checkpoint
         async with Session(kafka, prefix) as session:
             assert session.checkpoint == reached
-            await session.sink.open_topics([orders.topic, f"{prefix}.never-made"])
+            await session.open_topics(orders.topic, f"{prefix}.never-made")
             await session.sink.open_topic(policy(orders, 2), keyed=True)
             await session.sink.open_topic(policy(logs, 1), keyed=False)
             await session.deliver()
@@ -278,13 +278,13 @@ class TestRefusals:
         create_topic(kafka, orders.topic, cleanup_policy="compact")
         create_topic(kafka, logs.topic, max_message_bytes="2000")
         async with Session(kafka, prefix) as session:
-            await session.sink.open_topics([orders.topic, logs.topic, f"{prefix}.never-made"])
+            await session.open_topics(orders.topic, logs.topic, f"{prefix}.never-made")
             with pytest.raises(ConfigError, match=f"{orders.topic} has cleanup.policy=compact, but rows without key"):
                 await session.sink.open_topic(policy(orders), keyed=False)
             with pytest.raises(ConfigError, match=rf"{logs.topic} takes 2000 bytes .*set batch.size under .* to 2000"):
                 await session.sink.open_topic(policy(logs), keyed=False)
         async with Session(kafka, prefix) as session:
-            await session.sink.open_topics([orders.topic, logs.topic])
+            await session.open_topics(orders.topic, logs.topic)
             await session.sink.open_topic(replace(policy(orders), truncate=False), keyed=True)
             configure(kafka, ConfigResource(ConfigResource.Type.TOPIC, logs.topic), "max.message.bytes", "2000000")
             await session.sink.open_topic(policy(logs), keyed=False)

@@ -108,9 +108,9 @@ def former_owners_are_fenced_before_the_checkpoint_is_read(patch: pytest.MonkeyP
     """What they commit after it was read would come twice."""
     fence, open_topics = KafkaSink._fence, KafkaSink._open_topics
 
-    def open_then(self: KafkaSink, *topics: Any) -> tuple[int, int]:  # noqa: ANN401 - as the original
+    def open_then(self: KafkaSink, *topics: Any) -> None:  # noqa: ANN401 - as the original
         fence(self)
-        return open_topics(self, *topics)
+        open_topics(self, *topics)
 
     def at_last(self: KafkaSink) -> Any:  # noqa: ANN401 - as the original
         fence(self)

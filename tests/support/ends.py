@@ -11,7 +11,7 @@ from typing import Any
 
 from pgsluice.avro.sent.types import TypeDescription
 from pgsluice.avro.wire import Schema, normalise, schema_id
-from pgsluice.cut import Cut
+from pgsluice.cut import Cut, Recorded
 from pgsluice.errors import PgsluiceError, SinkUnavailable, SlotInUse
 from pgsluice.pgoutput import messages
 from pgsluice.pgoutput.framing import Keepalive, XLogData
@@ -46,8 +46,10 @@ class World:
     checkpoint: Checkpoint | None = None
     cuts: list[tuple[Cut, list[Record], Checkpoint]] = field(default_factory=list)
     """What a read_committed consumer sees."""
-    last_cut: tuple[int, int] = (0, 0)
-    """Epoch and number of the last cut recorded, when a session begins."""
+    recorded: Recorded = field(default_factory=Recorded)
+    """What cut records tell when a session begins."""
+    described_topics: set[str] = field(default_factory=set)
+    """Those that the registry knew then."""
     owner: "FakeSink | None" = None
     """The producer that was registered last."""
     topics: set[str] = field(default_factory=set)
@@ -282,10 +284,13 @@ class FakeSink:
         self._world.step("announce")
         self._world.checkpoint = checkpoint
 
-    async def open_topics(self, topics: Sequence[str], described: Collection[str]) -> tuple[int, int]:
-        assert set(topics) <= set(described)
+    async def recorded(self) -> Recorded:
+        self._world.step("recorded")
+        return self._world.recorded
+
+    async def open_topics(self, topics: Sequence[str], described: Collection[str]) -> None:
+        self._world.described_topics = set(described)
         self._world.topics |= set(topics)
-        return self._world.last_cut
 
     async def open_topic(self, policy: TablePolicy, *, keyed: bool) -> None:
         self._world.step("open_topic")

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, Self
 
-from pgsluice.cut import Cut
+from pgsluice.cut import Cut, Recorded
 from pgsluice.kafka.ledger import Foresight
 from pgsluice.kafka.producer import ProducerOptions
 from pgsluice.kafka.sink import CutFormat, KafkaSink, SinkOptions
@@ -56,6 +56,7 @@ class Session:
             foresight=self.foresight,
         )
         self.sink = KafkaSink(options, CutFormat(KEY, lambda record: json.dumps(record).encode(), json.loads))
+        self._recorded = Recorded()
         self.checkpoint = Checkpoint("shop", "pgsluice_shop", "7000000000000000001", 1, 1, cut=0, end_lsn=0)
 
     async def __aenter__(self) -> Self:
@@ -73,7 +74,12 @@ class Session:
         await self.sink.prepare()
         await self.sink.fence()
         self.checkpoint = await self.sink.last_checkpoint() or self.checkpoint
-        await self.sink.open_topics(())
+        self._recorded = await self.sink.recorded()
+        await self.open_topics()
+
+    async def open_topics(self, *topics: str) -> None:
+        """Account for ``topics``, and for those that were written to, all of which have schemas."""
+        await self.sink.open_topics(topics, {*topics, *self._recorded.topics})
 
     async def deliver(self, *records: Record) -> None:
         """Deliver a cut of one transaction with these records, a heartbeat without any."""

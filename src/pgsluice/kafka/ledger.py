@@ -105,16 +105,14 @@ class Ledger:
         self._known.topics |= states
         self._unlisted |= states.keys()
 
-    def recall(
-        self, last: LastCuts, lost: str | None, others: Iterable[str], described: Collection[str] | None = None
-    ) -> None:
+    def recall(self, last: LastCuts, lost: str | None, others: Iterable[str], described: Collection[str]) -> None:
         """Pin what earlier sessions wrote to. HistoryError when something happened to it since, unless accepted.
 
         ``lost`` says what happened to the cut records themselves; ``others`` may have been written to, too. What is
         not ``described`` has lost its schema; once accepted, it is out of the account until its next row.
         """
         known = last.account
-        forgotten = set[str]() if described is None else known.topics.keys() - described
+        forgotten = known.topics.keys() - described
         found, changed = self._compare(known)
         sentences = list(changed.values())
         for topic in forgotten:

@@ -12,10 +12,10 @@ from typing import Any, Literal, TypeVar
 
 import structlog
 
-from pgsluice.cut import Cut, cut_records
+from pgsluice.cut import Cut, Recorded, cut_records
 from pgsluice.dead_letter import Origin
 from pgsluice.errors import ConfigError, PgsluiceError, SinkUnavailable
-from pgsluice.kafka.account import Place
+from pgsluice.kafka.account import LastCuts, Place
 from pgsluice.kafka.checkpoint import read_checkpoint
 from pgsluice.kafka.idempotent import IdempotentProducer
 from pgsluice.kafka.ledger import Foresight, Ledger, read_last_cuts
@@ -86,6 +86,7 @@ class KafkaSink:
         self._producer: CutProducer | None = None
         self._topic_ledger: Ledger | None = None
         self._last: Checkpoint | None = None
+        self._last_cuts: tuple[LastCuts, str | None] = LastCuts(), None
 
     async def prepare(self) -> None:
         """Make the service topics exist. No producer yet: a standby must not disturb the owner."""
@@ -107,13 +108,17 @@ class KafkaSink:
         """Commit ``checkpoint`` alone: durable when this returns."""
         await self._run(lambda: self._announce(checkpoint))
 
-    async def open_topics(self, topics: Sequence[str], described: Collection[str] | None = None) -> tuple[int, int]:
+    async def recorded(self) -> Recorded:
+        """Return what the cut records tell of earlier sessions; after :meth:`last_checkpoint`."""
+        return await self._run(self._recorded)
+
+    async def open_topics(self, topics: Sequence[str], described: Collection[str]) -> None:
         """Account for what earlier sessions wrote to, and for ``topics`` if they exist: full cuts name them.
 
-        After :meth:`last_checkpoint`. The epoch and the number of the last cut recorded, 0 when there is none.
-        HistoryError when something happened to a topic meanwhile, or to its schema: ``described`` have one.
+        After :meth:`recorded`. HistoryError when something happened to a topic meanwhile, or to its schema:
+        ``described`` have one.
         """
-        return await self._run(lambda: self._open_topics(topics, described))
+        await self._run(lambda: self._open_topics(topics, described))
 
     async def open_topic(self, policy: TablePolicy, *, keyed: bool) -> None:
         """Make the topic of a table exist and pin its partitions for the session."""
@@ -227,13 +232,17 @@ class KafkaSink:
         except PgsluiceError:
             return None
 
-    def _open_topics(self, topics: Sequence[str], described: Collection[str] | None) -> tuple[int, int]:
-        dead_letters = self._options.dead_letters_topic
+    def _recorded(self) -> Recorded:
         committed = self._last.cut if self._last is not None else 0
         with self._tail(self._options.transactions_topic) as tail:
-            last, lost = read_last_cuts(tail, self._format.decode, committed)
-        self._ledger.recall(last, lost, [*topics, *([dead_letters.name] if dead_letters else [])], described)
-        return last.epoch, last.number
+            self._last_cuts = read_last_cuts(tail, self._format.decode, committed)
+        last, _ = self._last_cuts
+        return Recorded(last.epoch, last.number, frozenset(last.account.topics))
+
+    def _open_topics(self, topics: Sequence[str], described: Collection[str]) -> None:
+        dead_letters = self._options.dead_letters_topic
+        others = [*topics, *([dead_letters.name] if dead_letters else [])]
+        self._ledger.recall(*self._last_cuts, others, described)
 
     def _open_topic(self, spec: TopicSpec) -> None:
         if spec.name not in self._ledger:

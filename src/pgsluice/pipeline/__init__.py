@@ -18,7 +18,7 @@ import structlog
 
 from pgsluice.avro.schema import dead_letter_schema
 from pgsluice.avro.types import TypeOptions
-from pgsluice.cut import Cut
+from pgsluice.cut import Cut, Recorded
 from pgsluice.dead_letter import DeadLetter, Refused
 from pgsluice.envelope import DeadLetters
 from pgsluice.errors import (
@@ -307,10 +307,16 @@ class Pipeline:
         if position is None:
             raise ConfigError(f"Slot {self._options.slot!r} was dropped while it was being started.")
         server = replace(server, xlogpos=await source.flushed_lsn())
-        last_cut = await sink.open_topics(self._known_topics(), self._described_topics())
+        recorded = await sink.recorded()
+        # What does not fit may be the work of another owner, who has just fenced us.
+        if _is_lost(checkpoint, recorded) and await sink.last_checkpoint() != checkpoint:
+            raise Fenced("Another process has taken over while this one was starting.")
+        if not recorded.topics.issubset(self._described_topics()):
+            await self._registry.start()
+        await sink.open_topics(self._known_topics(), self._described_topics())
         if checkpoint is not None and checkpoint.end_lsn > server.xlogpos:
             await self._wait_if_standby(source, f"it has not replayed {format_lsn(checkpoint.end_lsn)} yet")
-        found = self._resume(checkpoint, position, server, history, last_cut)
+        found = self._resume(checkpoint, position, server, history, recorded)
         if found.cut != (checkpoint.cut if checkpoint is not None else 0):
             await sink.deliver(Cut(end_lsn=found.end_lsn), found)
         asked = self._options.asked
@@ -362,11 +368,11 @@ class Pipeline:
         position: int,
         server: ServerIdentity,
         history: Sequence[TimelineSwitch],
-        last_cut: tuple[int, int],
+        recorded: Recorded,
     ) -> Checkpoint:
         """Return the checkpoint to go on from: the last one, or with a higher cut number the birth of a history.
 
-        ``last_cut``: epoch and number of the last one recorded, which may be all that is left of a former history.
+        ``recorded``: what may be all that is left of a former history.
         """
         name, slot, adopt = self._options.name, self._options.slot, self._adopt
         if checkpoint is None:
@@ -381,7 +387,7 @@ class Pipeline:
         try:
             check_origin(checkpoint, slot, server)
             if checkpoint.is_announcement:
-                return _born(checkpoint, server.timeline, position, last_cut, adopt=adopt)
+                return _born(checkpoint, server.timeline, position, recorded, adopt=adopt)
             check_slot(checkpoint, position, server)
             return check_timeline(checkpoint, server, history)
         except HistoryError as error:
@@ -454,22 +460,27 @@ def _new_history(last: Checkpoint | None, name: str, slot: str, server: ServerId
     return Checkpoint(name, slot, server.systemid, server.timeline, epoch, cut, end_lsn)
 
 
-def _born(announced: Checkpoint, timeline: int, position: int, last_cut: tuple[int, int], *, adopt: bool) -> Checkpoint:
+def _born(announced: Checkpoint, timeline: int, position: int, recorded: Recorded, *, adopt: bool) -> Checkpoint:
     """Return the first checkpoint of the history announced; HistoryError when there was one already, unless adopted.
 
     Where its checkpoint was lost, the cut records tell its epoch: readers would take what comes now for older than
-    what they have. The birth itself may be recorded without its checkpoint.
+    what they have.
     """
-    epoch, cut = last_cut
-    if cut > announced.cut + 1:
+    if _is_lost(announced, recorded):
         if not adopt:
             raise HistoryError(
-                f"Cut {cut} was delivered, but the checkpoint that belongs to it is lost, and the slot is a new one: "
-                "changes made in between are lost to this pipeline. Reload the tables, then start a new history with "
-                "--adopt-slot."
+                f"Cut {recorded.cut} was delivered, but the checkpoint that belongs to it is lost, and the slot is a "
+                "new one: changes made in between are lost to this pipeline. Reload the tables, then start a new "
+                "history with --adopt-slot."
             )
-        announced = replace(announced, epoch=epoch + 1, cut=cut)
+        announced = replace(announced, epoch=recorded.epoch + 1, cut=recorded.cut)
     return replace(announced, timeline=timeline, cut=announced.cut + 1, end_lsn=position)
+
+
+def _is_lost(checkpoint: Checkpoint | None, recorded: Recorded) -> bool:
+    """Whether the checkpoint of the last cut recorded was lost; the birth alone may be recorded without its own."""
+    known = checkpoint.cut + 1 if checkpoint is not None else 1
+    return (checkpoint is None or checkpoint.is_announcement) and recorded.cut > known
 
 
 async def _while_served(source: Source, stream: Stream, step: Coroutine[Any, Any, T]) -> T:

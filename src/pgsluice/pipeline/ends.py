@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from pgsluice import transaction
 from pgsluice.avro.sent.types import TypeDescription
 from pgsluice.avro.wire import Schema
-from pgsluice.cut import Cut
+from pgsluice.cut import Cut, Recorded
 from pgsluice.pgoutput.framing import Keepalive, XLogData
 from pgsluice.progress import Checkpoint, ServerIdentity, TimelineSwitch
 from pgsluice.record import Record
@@ -97,10 +97,13 @@ class Sink(Protocol):
     async def announce(self, checkpoint: Checkpoint) -> None:
         """Commit ``checkpoint`` alone: durable when this returns."""
 
-    async def open_topics(self, topics: Sequence[str], described: Collection[str]) -> tuple[int, int]:
+    async def recorded(self) -> Recorded:
+        """Return what the cut records tell of earlier sessions; after :meth:`last_checkpoint`."""
+
+    async def open_topics(self, topics: Sequence[str], described: Collection[str]) -> None:
         """Account for topics that were written in earlier sessions, so that full cuts name them.
 
-        ``described``: all that have a schema. The epoch and the number of the last cut recorded, 0 when there is none.
+        After :meth:`recorded`; ``described``: all that have a schema.
         """
 
     async def open_topic(self, policy: TablePolicy, *, keyed: bool) -> None:

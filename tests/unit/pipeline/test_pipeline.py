@@ -11,7 +11,7 @@ import pytest
 from pgsluice import pipeline as module
 from pgsluice.avro.choices import Choice
 from pgsluice.avro.types import TypeOptions
-from pgsluice.cut import Cut
+from pgsluice.cut import Cut, Recorded
 from pgsluice.dead_letter import DeadLetter, Origin, Reason, Refused
 from pgsluice.errors import (
     ConfigError,
@@ -253,25 +253,71 @@ class TestWhenItMustNotGoOn:
         assert world.checkpoint.end_lsn == world.position
 
     @pytest.mark.parametrize("position", [8_000, None])
-    @pytest.mark.parametrize(("last_cut", "birth"), [((0, 0), (1, 1)), ((1, 1), (1, 1)), ((3, 40), (4, 41))])
+    @pytest.mark.parametrize(
+        ("recorded", "birth"), [(Recorded(), (1, 1)), (Recorded(1, 1), (1, 1)), (Recorded(3, 40), (4, 41))]
+    )
     async def test_a_lost_checkpoint_begins_no_epoch_anew(
-        self, position: int | None, last_cut: tuple[int, int], birth: tuple[int, int]
+        self, position: int | None, recorded: Recorded, birth: tuple[int, int]
     ) -> None:
         """What comes then would look older than what readers have."""
-        world = World(position=position, last_cut=last_cut)
+        world = World(position=position, recorded=recorded)
         async with running(world, adopt_slot=True) as found:
             await streaming(found)
         assert world.checkpoint is not None
         assert (world.checkpoint.epoch, world.checkpoint.cut) == birth
 
     async def test_a_slot_that_was_lost_together_with_the_checkpoint_is_not_replaced_in_silence(self) -> None:
-        world = World(last_cut=(3, 40))
+        world = World(recorded=Recorded(3, 40))
         for _ in range(2):
             with pytest.raises(HistoryError, match="Cut 40 was delivered, but the checkpoint that belongs to it"):
                 await pipeline(world).run()
         assert not world.cuts
         async with running(world, adopt_slot=True) as found:
             await streaming(found)
+
+    async def test_a_history_that_another_owner_has_begun_meanwhile(self) -> None:
+        world = World(position=10_000, checkpoint=replace(CHECKPOINT, cut=0, end_lsn=0))
+
+        class Late(FakeSink):
+            async def recorded(self) -> Recorded:
+                world.checkpoint = replace(CHECKPOINT, end_lsn=10_000)
+                return Recorded(1, 4)
+
+        async def source() -> FakeSource:
+            return FakeSource(world)
+
+        async def sink() -> FakeSink:
+            return Late(world)
+
+        found = Pipeline(OPTIONS, source, sink, FakeRegistry(world), MemorySpool, Metrics())
+        running = asyncio.create_task(found.run())
+        await until(lambda: found.last_error is not None)
+        assert "taken over while this one was starting" in str(found.last_error)
+        await streaming(found)
+        found.stop()
+        await running
+
+    async def test_schemas_of_another_owner_who_was_at_work_until_now(self) -> None:
+        """A schema is durable before the cut that needs it: who looks again has seen it."""
+        world = World(position=8_000, checkpoint=CHECKPOINT, recorded=Recorded(1, 4, frozenset({"shop.public.late"})))
+
+        class Late(FakeSink):
+            async def recorded(self) -> Recorded:
+                world.schemas["shop.public.late-value"] = [{"name": "Envelope"}]
+                return await super().recorded()
+
+        async def source() -> FakeSource:
+            return FakeSource(world)
+
+        async def sink() -> FakeSink:
+            return Late(world)
+
+        found = Pipeline(OPTIONS, source, sink, FakeRegistry(world), MemorySpool, Metrics())
+        running = asyncio.create_task(found.run())
+        await streaming(found)
+        assert world.described_topics == {"shop.public.late"}
+        found.stop()
+        await running
 
     async def test_adopting_changes_nothing_while_all_is_well(self) -> None:
         world = World(position=8_000, checkpoint=CHECKPOINT)
