@@ -82,7 +82,6 @@ _CONFIG: Final = frozenset(
         KafkaError._SSL,  # noqa: SLF001 - as above
         KafkaError.INVALID_CONFIG,
         KafkaError.INVALID_PARTITIONS,
-        KafkaError.INVALID_TRANSACTION_TIMEOUT,
         KafkaError.POLICY_VIOLATION,
         KafkaError.TOPIC_EXCEPTION,
     )
@@ -101,6 +100,10 @@ _MEANING: Final[Mapping[int, tuple[type[PgsluiceError], str]]] = {
     **dict.fromkeys(_DENIED, (PermissionDenied, "Check the credentials under kafka.client, and the user's ACLs.")),
     **dict.fromkeys(_CONFIG, (ConfigError, "Check the [kafka] section, and the brokers' limits.")),
     **dict.fromkeys(_FENCED, (Fenced, "Another producer with our transactional.id has taken over.")),
+    KafkaError.INVALID_TRANSACTION_TIMEOUT: (
+        ConfigError,
+        "Lower delivery.transaction_timeout, or raise transaction.max.timeout.ms on the brokers.",
+    ),
     KafkaError.MSG_SIZE_TOO_LARGE: (PoisonError, _TOO_LARGE),
     KafkaError.RECORD_LIST_TOO_LARGE: (PoisonError, _TOO_LARGE),
     KafkaError.INVALID_RECORD: (PoisonError, _INVALID),

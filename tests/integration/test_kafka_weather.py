@@ -97,6 +97,7 @@ class TestThreeBrokers:
         pipeline.write()
         wait_until(lambda: pipeline.daemon.readiness() == HTTPStatus.SERVICE_UNAVAILABLE, "it to be unready")
         assert pipeline.daemon.status()["state"] == "streaming"
+        wait_until(lambda: "[0]: 2 of 3 replicas in sync" in pipeline.daemon.log_text(), "it to say why")
         with recovering(pipeline, "replicas enough again"):
             cluster.start(3)
         pipeline.assert_complete()

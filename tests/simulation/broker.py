@@ -588,7 +588,9 @@ class ScriptedAdmin:
                 raise _error(KafkaError.UNKNOWN_TOPIC_OR_PART)
             return SimpleNamespace(
                 topic_id=f"id of {topic}",
-                partitions=[SimpleNamespace(leader=1, id=n) for n in range(len(self._topics[topic]))],
+                partitions=[
+                    SimpleNamespace(leader=1, id=n, replicas=[1], isr=[1]) for n in range(len(self._topics[topic]))
+                ],
             )
 
         return {topic: _Answer(self._client, partial(describe, topic)) for topic in sorted(topics.topic_names)}

@@ -33,6 +33,7 @@ class TestFailure:
             (KafkaError.INVALID_TIMESTAMP, PoisonError, "kafka.timestamp"),
             (KafkaError.POLICY_VIOLATION, ConfigError, "[kafka] section"),
             (KafkaError._SSL, ConfigError, "[kafka] section"),
+            (KafkaError.INVALID_TRANSACTION_TIMEOUT, ConfigError, "Lower delivery.transaction_timeout"),
             (KafkaError._UNSUPPORTED_FEATURE, ConfigError, "does without transactions"),
             (KafkaError._TRANSPORT, SinkUnavailable, ""),
             (KafkaError.INVALID_REPLICATION_FACTOR, SinkUnavailable, "Fewer brokers are up"),

@@ -29,6 +29,8 @@ DISTRUST_S = 600.0
 
 _AGAIN_S = 0.1
 
+_PARTITIONS_SHOWN = 10
+
 _REMEDY = (
     'Reload the tables concerned, or see to the consumers; then start once with kafka.topics.changed = "accept": it '
     "goes on with the topics as they are."
@@ -68,6 +70,8 @@ class Ledger:
         self._unlisted: set[str] = set()
         self._full_at = float("-inf")
         self._memory = ""
+        self._missing: list[str] = []
+        """Replicas, as last said."""
 
     @property
     def full_is_due(self) -> bool:
@@ -128,12 +132,22 @@ class Ledger:
         self.pin(found.topics | self._topics.describe([topic for topic in others if topic not in known.topics]))
 
     def examine(self) -> None:
-        """Raise if something happened to a topic; also while a transaction waits for Kafka."""
+        """Raise if something happened to a topic; also while a transaction waits for Kafka.
+
+        Say which replicas are missing, if that may be why: librdkafka tries again without a word.
+        """
         try:
             _, changed = self._compare(Account(self._known.topics))
+            missing = self._topics.out_of_sync(self._known.topics)
         except SinkUnavailable:
             return  # then this is the reason for waiting, and no topic
         self._raise_if(changed)
+        if missing and missing != self._missing:
+            log.warning(
+                "Kafka takes nothing where fewer replicas are in sync than min.insync.replicas",
+                partitions=missing[:_PARTITIONS_SHOWN],
+            )
+        self._missing = missing
 
     def following(self, cut: Cut, *, full: bool) -> dict[Place, int]:
         """Return the ends of the partitions that ``cut`` has to list; raise if something happened to a topic.
@@ -187,6 +201,7 @@ class Ledger:
         self._marked |= cut.produced().keys()
         self._known.ends |= following
         self._unlisted -= {topic for topic, _ in following}
+        self._missing = []
         if full:
             self._full_at = time.monotonic()
 

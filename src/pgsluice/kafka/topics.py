@@ -5,7 +5,7 @@ https://kafka.apache.org/documentation/#topicconfigs
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -134,21 +134,32 @@ class Topics:
 
         Those that do not exist are left out; nothing is created by asking.
         """
-        if not topics:
-            return {}
-        futures = self._admin.describe_topics(TopicCollection(list(topics)), request_timeout=REQUEST_S)
         states = {}
-        for topic, future in futures.items():
-            try:
-                found = self._answer(future, f"Describing topic {topic}")
-            except _UnknownTopic:
-                continue
+        for topic, found in self._describe(topics):
             identifier = str(found.topic_id)
             have_leaders = all(partition.leader is not None for partition in found.partitions)
             states[topic] = TopicState(
                 "" if identifier == _NO_ID else identifier, len(found.partitions), has_leaders=have_leaders
             )
         return states
+
+    def out_of_sync(self, topics: Collection[str]) -> list[str]:
+        """Return the partitions of which replicas are missing or behind, in words."""
+        return [
+            f"{topic} [{one.id}]: {len(one.isr)} of {len(one.replicas)} replicas in sync"
+            for topic, found in self._describe(topics)
+            for one in found.partitions
+            if len(one.isr) < len(one.replicas)
+        ]
+
+    def _describe(self, topics: Collection[str]) -> Iterator[tuple[str, Any]]:
+        """Yield what Kafka says of each topic that exists."""
+        if not topics:
+            return
+        futures = self._admin.describe_topics(TopicCollection(list(topics)), request_timeout=REQUEST_S)
+        for topic, future in futures.items():
+            with suppress(_UnknownTopic):
+                yield topic, self._answer(future, f"Describing topic {topic}")
 
     def account(self, known: Account) -> Account:
         """Return the cluster's account of the topics and partitions that stand in ``known``."""
