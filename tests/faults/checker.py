@@ -4,18 +4,23 @@ The mirror of ``tests.support.replay`` applies each cut and complains of the cut
 transactions, by their lines in the ledger, and at the sum of all balances after each cut.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from operator import itemgetter
+from typing import Self
 
 import psycopg
 
-from tests.faults.workload import TABLES, TOTAL, WORKER_NUMBERS
+from tests.faults.script import Options
+from tests.faults.workload import TABLES, TOTAL, VISITED, WORKER_NUMBERS
 from tests.support.reader import Cut, Event
 from tests.support.replay import Replay, contents, differences
 
 Position = tuple[int, int, int]
+
+Rows = tuple[list[str], Counter[tuple[str | None, ...]]]
+"""Columns and rows, as PostgreSQL's texts."""
 
 
 @dataclass
@@ -25,6 +30,8 @@ class Tally:
     cuts: int = 0
     transactions: int = 0
     prepared: int = 0
+    messages: int = 0
+    """Of transactions, and of none."""
     events: int = 0
     sums: int = 0
     positions: int = 0
@@ -49,14 +56,44 @@ class Tally:
         self.problems.append(f"{kind.replace('_', ' ')}: {what}")
 
 
+@dataclass(frozen=True)
+class Contents:
+    """What PostgreSQL holds in the end, without what the options leave out."""
+
+    committed: frozenset[int]
+    """Numbers of the ledger."""
+    asides: Mapping[int, int]
+    """LSNs of messages outside of transactions, by number; those of transactions rolled back may have come, too."""
+    last_aside: int
+    tables: Mapping[str, Rows]
+
+    @classmethod
+    def of(cls, connection: psycopg.Connection, options: Options) -> Self:
+        """Look into the database."""
+        some = " WHERE origin IS NULL" if options.origin == "none" else ""
+        committed = connection.execute(f"SELECT id FROM ledger{some}").fetchall()
+        asides = connection.execute(f"SELECT id, (lsn - '0/0')::bigint FROM aside{some}").fetchall()
+        ((last_aside,),) = connection.execute("SELECT last_value FROM aside_id_seq").fetchall()
+        queries = {name: f"SELECT * FROM public.{name}{some if name in VISITED else ''}" for name in TABLES}
+        return cls(
+            frozenset(number for (number,) in committed),
+            dict(asides) if options.messages else {},
+            last_aside,
+            {name: contents(connection, query) for name, query in queries.items()},
+        )
+
+
 class Checker:
     """Judges one pipeline, cut by cut and then as a whole."""
 
-    def __init__(self, replay: Replay) -> None:
+    def __init__(self, replay: Replay, options: Options) -> None:
         self.tally = Tally()
         self._replay = replay
+        self._options = options
         self._seen: set[int] = set()
-        self._last: tuple[int, int] = (0, 0)
+        self._asides: dict[int, int] = {}
+        """LSNs of messages outside of transactions, by number."""
+        self._last: Position = (0, 0, 0)
         self._last_ticket = 0
         self._last_total = TOTAL
         self._last_numbers: dict[int, int] = {}
@@ -67,8 +104,7 @@ class Checker:
         for cut in cuts:
             self._replay.apply([cut])
             self.tally.cuts += 1
-            for place, found in groupby(sorted(changes(cut.events), key=itemgetter(0)), lambda change: change[0][:2]):
-                self._check_transaction(place, list(found))
+            self._check_events(cut.events)
             if self._seen:
                 self._check_sum(cut)
 
@@ -80,25 +116,67 @@ class Checker:
         if total != TOTAL and changed:
             self.tally.complain("torn", f"cut {cut.record['cut']} sums up to {total} instead of {TOTAL}")
 
-    def _check_transaction(self, place: tuple[int, int], found: list[tuple[Position, Event]]) -> None:
-        """One transaction: whole, once, behind the last one."""
+    def _check_events(self, events: Iterable[Event]) -> None:
+        """Whole transactions, and messages of none, in the order of their places."""
+        copies = {event.position: event for event in events}
+        for position, found in groupby((copies[position] for position in sorted(copies)), _beginning):
+            if position <= self._last:
+                self.tally.complain("out_of_order", f"{position[1]:X} comes after {self._last[1]:X}")
+            self._last = max(position, self._last)
+            check = self._check_transaction if position[2] == 0 else self._check_asides
+            check(list(found))
+
+    def _check_asides(self, found: list[Event]) -> None:
+        for event in found:
+            self._check_aside(event)
+
+    def _check_aside(self, event: Event) -> None:
+        """A message of no transaction: at its own LSN, once, and its origin is left out when origins are."""
+        self.tally.messages += 1
+        number, *origin = event["content"].decode().split()
+        known = event["transactional"], event["prefix"], event["xid"], event["ts"], event["origin"]
+        if known != (False, "aside", None, None, None) or not self._options.messages or self._is_left_out(origin):
+            self.tally.complain("other", f"{event} should not be there")
+        if int(number) in self._asides:
+            self.tally.complain("doubled", f"{event} was at {self._asides[int(number)]:X} before")
+        self._asides[int(number)] = event["lsn"]
+
+    def _is_left_out(self, origin: object) -> bool:
+        return bool(origin) and self._options.origin == "none"
+
+    def _check_transaction(self, found: list[Event]) -> None:
+        """One transaction: whole, once, and what it says of itself."""
         tally = self.tally
+        rows = [event for event in found if event.op != "m"]
         tally.transactions += 1
         tally.events += len(found)
-        name = f"transaction at {place[1]:X}"
-        if place <= self._last:
-            tally.complain("out_of_order", f"{name} comes after {self._last[1]:X}")
-        self._last = max(place, self._last)
-        if [position[2] for position, _ in found] != list(range(len(found))):
-            tally.complain("torn", f"{name} has the places {[position[2] for position, _ in found]}")
-        lines = [event["after"] for _, event in found if event["table"] == "ledger"]
+        name = f"transaction at {found[0]['lsn']:X}"
+        if (places := [event["seq"] for event in found]) != list(range(len(found))):
+            tally.complain("torn", f"{name} has the places {places}")
+        lines = [event["after"] for event in rows if event["table"] == "ledger"]
         if len(lines) != 1:
-            tally.complain("torn", f"{name} has {len(lines)} lines of the ledger and {len(found)} changes")
+            tally.complain("torn", f"{name} has {len(lines)} lines of the ledger and {len(rows)} changes")
         for line in lines:
-            self._check_line(name, line, len(found))
+            self._check_origin(name, line["origin"], found)
+            self._check_line(name, line, len(rows))
+        self._check_remarks(name, found)
+
+    def _check_origin(self, name: str, origin: str | None, found: list[Event]) -> None:
+        told = {event["origin"] for event in found}
+        if told != {origin} or self._is_left_out(origin):
+            self.tally.complain("other", f"{name} has the origins {told} and is of {origin}")
+
+    def _check_remarks(self, name: str, found: list[Event]) -> None:
+        """Each message stands where its note says; there are no others, as of a savepoint that was rolled back."""
+        messages = {event["seq"]: event["content"] for event in found if event.op == "m"}
+        self.tally.messages += len(messages)
+        notes = [(event["seq"], event["after"]) for event in found if event.op == "c" and event["table"] == "note"]
+        expected = {seq + note["place"]: str(note["id"]).encode() for seq, note in notes}
+        if messages != (expected if self._options.messages else {}):
+            self.tally.complain("torn", f"{name} has the messages {messages} and the notes {notes}")
 
     def _check_line(self, name: str, line: dict[str, int], changes: int) -> None:
-        """Compare a transaction with what it says of itself."""
+        """Compare a transaction with its line in the ledger."""
         tally, number = self.tally, line["id"]
         name = f"{name}, number {number}"
         if number in self._seen:
@@ -109,7 +187,7 @@ class Checker:
         if line["ticket"] is None:
             tally.prepared += 1  # and the first one
             return
-        if line["ticket"] != self._last_ticket + 1:
+        if line["ticket"] <= self._last_ticket:
             tally.complain("out_of_order", f"{name}, with ticket {line['ticket']} comes after {self._last_ticket}")
         self._last_ticket = line["ticket"]
         worker = number // WORKER_NUMBERS
@@ -134,11 +212,8 @@ class Checker:
             if former.value != record.value:
                 self.tally.complain("other", f"{record} was {former} before")
         self._check_order(records)
-        once = sorted(known.values(), key=lambda record: record.position)
-        for transaction, found in groupby(once, lambda record: record.position[:2]):
-            events = list(found)
-            self._replay.apply_changes(events)
-            self._check_transaction(transaction, changes(events))
+        self._replay.apply_changes(known.values())
+        self._check_events(known.values())
 
     def _check_order(self, records: Iterable[Event]) -> None:
         """In each partition, records that are new come in order."""
@@ -151,27 +226,36 @@ class Checker:
             seen.add((*place, record.position))
             last[place] = max(record.position, last.get(place, record.position))
 
-    def check_whole(self, connection: psycopg.Connection, rest: list[Event]) -> None:
+    def check_whole(self, there: Contents, rest: list[Event]) -> None:
         """Compare all that came with what PostgreSQL holds; ``rest`` is what no cut listed."""
         tally = self.tally
-        committed = {number for (number,) in connection.execute("SELECT id FROM ledger").fetchall()}
-        for number in sorted(committed - self._seen):
+        for number in sorted(there.committed - self._seen):
             tally.complain("lost", f"transaction number {number}")
-        for number in sorted(self._seen - committed):
+        for number in sorted(self._seen - there.committed):
             tally.complain("other", f"transaction number {number} was never committed")
+        self._check_all_asides(there)
         for event in rest:
             tally.complain("other", f"outside of all cuts: {event}")
-        for name in TABLES:
+        for name, rows in there.tables.items():
             table = self._replay.table(f"public.{name}")
-            for problem in (
-                *table.problems,
-                *differences(table, *contents(connection, f"SELECT * FROM public.{name}")),
-            ):
+            for problem in (*table.problems, *differences(table, *rows)):
                 tally.complain("other", f"{name}: {problem}")
         for problem in self._replay.problems:
             tally.complain("other", problem)
 
+    def _check_all_asides(self, there: Contents) -> None:
+        """A message outside of transactions is there if it was followed by a commit: PostgreSQL had flushed it."""
+        for number, lsn in there.asides.items():
+            if number not in self._asides:
+                self.tally.complain("lost", f"message {number} at {lsn:X}")
+            elif self._asides[number] != lsn:
+                self.tally.complain("other", f"message {number} is at {self._asides[number]:X} instead of {lsn:X}")
+        for number in self._asides:
+            if number > there.last_aside:
+                self.tally.complain("other", f"message {number} was never written")
 
-def changes(events: Iterable[Event]) -> list[tuple[Position, Event]]:
-    """Return one copy of each change."""
-    return list({event.position: (event.position, event) for event in events}.values())
+
+def _beginning(event: Event) -> Position:
+    """Return the position of the first event of its transaction, or of the message that belongs to none."""
+    epoch, lsn, seq = event.position
+    return epoch, lsn, min(seq, 0)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from sandbox.postgres import Postgres
 from tests.faults import script
-from tests.faults.storm import SERVER_SETTINGS, Cluster, Report, Storm
+from tests.faults.storm import SERVER_SETTINGS, Cluster, Manner, Report, Storm
 
 VERSIONS = (14, 16, 18)
 
@@ -33,8 +33,9 @@ class StormError(AssertionError):
 class Plan:
     """What happens in one round."""
 
+    options: Mapping[int, script.Options]
+    """By server version, as are ``deaths`` and ``weather``."""
     deaths: Mapping[int, Sequence[script.Death]]
-    """By server version, as is ``weather``."""
     weather: Mapping[int, Sequence[script.Fault]]
     brokers: Sequence[script.Fault]
 
@@ -48,8 +49,13 @@ class Plan:
         each = (kills - brokers) // len(versions)
         rngs = {version: random.Random(f"{seed} {version}") for version in versions}
         servers = each // KILLS_PER_SERVER_KILL
+        options = {version: script.Options.draw(rng, version) for version, rng in rngs.items()}
         return cls(
-            {version: script.deaths(rng, each - servers, script.steps(version, mode)) for version, rng in rngs.items()},
+            options,
+            {
+                version: script.deaths(rng, each - servers, script.steps(options[version], mode))
+                for version, rng in rngs.items()
+            },
             {
                 version: script.database_weather(rng, OTHER_FAULTS if mode == "exactly_once" else 0, servers)
                 for version, rng in rngs.items()
@@ -94,8 +100,7 @@ def _round(seed: str, kills: int, servers: Mapping[int, Postgres], cluster: Clus
                 cluster,
                 f"PG{version}",
                 f"{seed} {version}",
-                subject.mode,
-                subject.without,
+                Manner(plan.options[version], subject.mode, subject.without),
             )
             for version, server in servers.items()
         }
@@ -135,7 +140,8 @@ def _story(seed: str, plan: Plan, storms: Mapping[int, Storm], failures: Mapping
     """Return all that is known of a round that went wrong."""
     lines = [f"seed {seed}"]
     for version, storm in storms.items():
-        lines += [f"PostgreSQL {version}:", "  the daemon dies:", *(f"    {death}" for death in plan.deaths[version])]
+        lines += [f"PostgreSQL {version}, {plan.options[version]}:"]
+        lines += ["  the daemon dies:", *(f"    {death}" for death in plan.deaths[version])]
         lines += ["  around it:", *(f"    {fault}" for fault in plan.weather[version])]
         lines += ["  what happened:", *(f"    {line}" for line in storm.log)]
         lines += ["  what is wrong:", *(f"    {problem[:1000]}" for problem in storm.report.tally.problems[:20])]

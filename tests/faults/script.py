@@ -1,9 +1,9 @@
-"""What goes wrong and when, all of it drawn from one seed: how the daemon dies, and what the weather is like."""
+"""What a round is made of, all of it drawn from one seed: the options of each daemon, its deaths, and the weather."""
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Literal, Self
 
 from pgsluice.kafka.producer import TransactionalProducer
 from tests.faults.daemon import CUT_RECORD, SILENCE, STEPS
@@ -38,6 +38,9 @@ TWO_PHASE_VERSION = 15
 TWO_PHASE_STEPS = ("prepared", *(step for step in STEPS if "prepared received" in step))
 """Not passed by older servers."""
 
+STREAM_STEPS = ("stream committed", "stream aborted", "spilled", "read back")
+"""Not passed where large transactions come after their commit."""
+
 TRANSACTION_STEPS = [name for name, step in STEPS.items() if step.owner is TransactionalProducer]
 
 Mode = Literal["exactly_once", "at_least_once"]
@@ -46,6 +49,37 @@ AT_A_MOMENT = "at a moment"
 
 LIFE_MAX_S = 4.0
 """Of a daemon that dies at a moment, its start included."""
+
+
+PARALLEL_VERSION = 16
+ORIGIN_VERSION = 16
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is asked of the server; the keys are those of ``[postgres]``."""
+
+    streaming: str = "on"
+    two_phase: bool = False
+    binary: bool = False
+    messages: bool = False
+    origin: str = "any"
+
+    @classmethod
+    def draw(cls, rng: random.Random, version: int) -> Self:
+        """Draw what the server offers, and what goes together."""
+        streaming = rng.choice(("off", "on", "parallel" if version >= PARALLEL_VERSION else "on"))
+        binary, messages = rng.random() < 1 / 2, rng.random() < 1 / 3
+        origin = "none" if version >= ORIGIN_VERSION and rng.random() < 1 / 4 else "any"
+        return cls(streaming, version >= TWO_PHASE_VERSION and origin == "any", binary, messages, origin)
+
+    @property
+    def streams(self) -> bool:
+        """Whether large transactions come before their commit."""
+        return self.streaming != "off" and not self.messages
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {str(value).lower()}" for name, value in asdict(self).items())
 
 
 @dataclass(frozen=True)
@@ -79,22 +113,27 @@ class Fault:
 
 NETWORK = ("cut", "cut at a byte", "stall", "drop", "refuse")
 
+FOREIGN_TRANSACTION = "foreign transaction"
+"""Somebody else writes to every topic of changes, and aborts it: no consumer sees that, but offsets are taken."""
+
 DATABASE_FAULTS = (
-    ("PostgreSQL killed", 4),
     ("daemon frozen", 2),
+    (FOREIGN_TRANSACTION, 2),
     *((f"PostgreSQL {name}", 1) for name in NETWORK),
     *((f"Kafka {name}", 1) for name in NETWORK),
 )
-"""Of one pipeline and its server, with how often they are chosen."""
+"""Of one pipeline, with how often they are chosen, beside kills of its server."""
 
 CLUSTER_FAULTS = (("broker killed", 2), ("broker frozen", 1))
 
 
-def steps(version: int, mode: Mode) -> list[str]:
+def steps(options: Options, mode: Mode) -> list[str]:
     """Return the steps that a daemon passes again and again."""
     never = [*FIRST_STEPS]
-    if version < TWO_PHASE_VERSION:
+    if not options.two_phase:
         never += TWO_PHASE_STEPS
+    if not options.streams:
+        never += STREAM_STEPS
     if mode == "at_least_once":
         never += TRANSACTION_STEPS
     return [step for step in STEPS if step not in never]
@@ -119,7 +158,7 @@ def deaths(rng: random.Random, count: int, usual: Sequence[str]) -> list[Death]:
 
 def database_weather(rng: random.Random, count: int, kills: int) -> list[Fault]:
     """Draw ``count`` faults around one pipeline, ``kills`` more of its server."""
-    kinds = rng.choices(*zip(*DATABASE_FAULTS[1:], strict=True), k=count)
+    kinds = rng.choices(*zip(*DATABASE_FAULTS, strict=True), k=count)
     kinds += ["PostgreSQL killed"] * kills
     rng.shuffle(kinds)
     return [_fault(rng, kind, 3.0) for kind in kinds]

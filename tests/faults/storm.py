@@ -11,12 +11,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 import psycopg
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from sandbox.broker import Listener
 from sandbox.daemon import PROGRAM, Daemon
@@ -24,8 +24,8 @@ from sandbox.errors import ServerError
 from sandbox.kafka import Kafka
 from sandbox.postgres import Database
 from tests.faults import daemon as failpoints
-from tests.faults.checker import Checker, Tally
-from tests.faults.script import AT_A_MOMENT, BROKERS, FIRST_STEPS, TWO_PHASE_VERSION, Death, Fault, Mode
+from tests.faults.checker import Checker, Contents, Tally
+from tests.faults.script import AT_A_MOMENT, BROKERS, FIRST_STEPS, FOREIGN_TRANSACTION, Death, Fault, Mode, Options
 from tests.faults.workload import PUBLICATION, Workload
 from tests.support.proxy import BOTH, Direction, Proxy
 from tests.support.reader import CONSUMER, Reader
@@ -36,6 +36,8 @@ PATIENCE_S = 30.0
 
 CALM_S = 120.0
 """How long the pipeline may take to catch up once nothing goes wrong any more."""
+
+PARTITIONS = 2
 
 POLL_S = 0.02
 SAMPLE_S = 0.05
@@ -50,16 +52,25 @@ SERVER_SETTINGS = {
 }
 
 
-def settings(version: int, mode: Mode) -> dict[str, dict[str, Any]]:
+FOREIGN_TIMEOUT_S = 10
+"""For each of somebody else's requests; then the brokers end the transaction."""
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How the daemon of a storm works: its options, its mode, and the rule that it is without, if any."""
+
+    options: Options
+    mode: Mode
+    without: str = ""
+
+
+def settings(manner: Manner) -> dict[str, dict[str, Any]]:
     """Return the daemon's settings: everything small, and reports as often as can be."""
     return {
-        "postgres": {
-            "publications": [PUBLICATION],
-            "status_interval": "100ms",
-            "two_phase": version >= TWO_PHASE_VERSION,
-        },
-        "kafka": {"topics": {"partitions": 2}},
-        "delivery": {"mode": mode, "heartbeat": "200ms", "cut_bytes": "128KiB", "cut_interval": "10ms"},
+        "postgres": {"publications": [PUBLICATION], "status_interval": "100ms", **asdict(manner.options)},
+        "kafka": {"topics": {"partitions": PARTITIONS}},
+        "delivery": {"mode": manner.mode, "heartbeat": "200ms", "cut_bytes": "128KiB", "cut_interval": "10ms"},
         "buffer": {"memory_max": "1MiB"},
     }
 
@@ -68,12 +79,15 @@ def settings(version: int, mode: Mode) -> dict[str, dict[str, Any]]:
 class Report:
     """What a run did, and what came of it."""
 
+    options: Counter[str] = field(default_factory=Counter)
+    """Of all pipelines."""
     kills: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     tally: Tally = field(default_factory=Tally)
 
     def add(self, other: "Report") -> None:
         """Add another run."""
+        self.options += other.options
         self.kills += other.kills
         self.faults += other.faults
         self.tally.add(other.tally)
@@ -81,13 +95,14 @@ class Report:
     def __str__(self) -> str:
         tally = self.tally
         lines = [
+            f"pipelines with {', '.join(f'{option}: {count}' for option, count in sorted(self.options.items()))}",
             f"{sum(self.kills.values())} kills:",
             *(f"  {count:5} {kind}" for kind, count in self.kills.most_common()),
         ]
         lines += [f"{sum(self.faults.values())} other faults:"]
         lines += [f"  {count:5} {kind}" for kind, count in self.faults.most_common()]
-        names = "transactions prepared events cuts sums positions repeated lost doubled torn out_of_order other"
-        lines += [f"{name.replace('_', ' ')} {getattr(tally, name)}" for name in names.split()]
+        figures = {name: value for name, value in vars(tally).items() if name != "problems"}
+        lines += [f"{name.replace('_', ' ')} {value}" for name, value in figures.items()]
         return "\n".join(lines)
 
 
@@ -179,16 +194,13 @@ class Positions:
 class Storm:
     """One pipeline on one server, from its first start to the judgement."""
 
-    def __init__(
-        self, database: Database, cluster: Cluster, listener: str, seed: str, mode: Mode, without: str
-    ) -> None:
-        """Choose the database, which stays empty until ``run``, and the cluster's listener; ``without`` a rule."""
-        self.report = Report()
+    def __init__(self, database: Database, cluster: Cluster, listener: str, seed: str, manner: Manner) -> None:
+        """Choose the database, which stays empty until ``run``, and the cluster's listener."""
+        self.report = Report(Counter(str(manner.options).split(", ")))
         self.log: list[str] = []
         """What happened, with the seconds since the beginning."""
         self._name = f"storm_{database.name.removeprefix('test_')}"
-        self._mode = mode
-        self._without = without
+        self._manner = manner
         self._database = database
         self._cluster = cluster
         self._brokers = cluster.proxies[listener]
@@ -206,9 +218,7 @@ class Storm:
             self._proxy = context.enter_context(Proxy(server.host, server.port))
             conninfo = self._database.conninfo(port=self._proxy.port)
             self._daemon = context.enter_context(
-                Daemon(
-                    self._name, conninfo, self._bootstrap_servers, settings(server.version, self._mode), at_once=False
-                )
+                Daemon(self._name, conninfo, self._bootstrap_servers, settings(self._manner), at_once=False)
             )
             self._positions = Positions(self._database, f"pgsluice_{self._name}")
             first = [death for death in deaths if death.step in FIRST_STEPS]
@@ -266,8 +276,8 @@ class Storm:
             self._daemon.kill()
             self.report.kills[f"daemon: {AT_A_MOMENT}"] += 1
         step, passes = ("", 1) if death is None or death.step == AT_A_MOMENT else (death.step, death.passes)
-        failing = str(Path(failpoints.__file__)), step, str(passes), self._without
-        self._daemon.program = failing if step or self._without else PROGRAM
+        failing = str(Path(failpoints.__file__)), step, str(passes), self._manner.without
+        self._daemon.program = failing if step or self._manner.without else PROGRAM
         self._daemon.start(wait=False)
 
     def _expect_kill(self, status: int) -> None:
@@ -288,11 +298,33 @@ class Storm:
                 self._database.server.start()
                 continue
             self.report.faults[fault.kind] += 1
-            if subject == "daemon":
+            if fault.kind == FOREIGN_TRANSACTION:
+                self._write_as_somebody_else(fault.seconds)
+            elif subject == "daemon":
                 self._freeze(fault.seconds)
             else:
                 proxies = [self._proxy] if subject == "PostgreSQL" else self._some_brokers(fault)
                 self._disturb(proxies, what, fault)
+
+    def _write_as_somebody_else(self, seconds: float) -> None:
+        """Write to all topics of changes in a transaction, and abort it."""
+        producer = Producer(
+            {
+                "bootstrap.servers": self._cluster.kafka.bootstrap_servers,
+                "transactional.id": f"somebody else beside {self._name}",
+                "transaction.timeout.ms": FOREIGN_TIMEOUT_S * 1000,
+            }
+        )
+        with suppress(KafkaException):  # of brokers that are away; they abort it themselves
+            producer.init_transactions(FOREIGN_TIMEOUT_S)
+            producer.begin_transaction()
+            for topic in producer.list_topics(timeout=FOREIGN_TIMEOUT_S).topics:
+                if topic.startswith(f"{self._name}.public."):
+                    for partition in range(PARTITIONS):
+                        producer.produce(topic, b"not to be seen", partition=partition)
+            producer.flush(FOREIGN_TIMEOUT_S)
+            time.sleep(seconds)
+            producer.abort_transaction(FOREIGN_TIMEOUT_S)
 
     def _some_brokers(self, fault: Fault) -> list[Proxy]:
         """Return one broker's proxy, or all of them."""
@@ -354,9 +386,11 @@ class Storm:
 
         reader = Reader(self._cluster.kafka.bootstrap_servers, self._daemon.url, self._name, is_alive)
         try:
-            checker = Checker(Replay(tombstones=lambda _: False, partitions=reader.partitions))
+            options = self._manner.options
+            checker = Checker(Replay(tombstones=lambda _: False, partitions=reader.partitions), options)
             checker.tally = self.report.tally
-            if self._mode == "exactly_once":
+            is_exact = self._manner.mode == "exactly_once"
+            if is_exact:
                 checker.check_cuts(reader.read_until(lsn))
                 self._note("checked, cut by cut")
             else:
@@ -364,7 +398,7 @@ class Storm:
                 checker.check_repeated(
                     reader.read_rest(), checkpoints(self._cluster.kafka.bootstrap_servers, self._name)
                 )
-            checker.check_whole(connection, reader.read_rest() if self._mode == "exactly_once" else [])
+            checker.check_whole(Contents.of(connection, options), reader.read_rest() if is_exact else [])
         finally:
             reader.close()
 

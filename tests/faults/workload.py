@@ -2,7 +2,8 @@
 
 Every transaction that changes published tables inserts a row into ``ledger``: its number, and how many changes
 it makes beside that row. So PostgreSQL's own contents tell which transactions were committed, also when the
-answer to a COMMIT was lost. Nothing here knows of the daemon.
+answer to a COMMIT was lost. One worker is a visitor: it works under a replication origin, as what applies another
+server's changes does. Nothing here knows of the daemon, nor which options it runs with.
 """
 
 import random
@@ -20,8 +21,16 @@ from sandbox.postgres import Database
 
 PUBLICATION = "everything"
 
-TABLES = ("ledger", "debit", "credit", "document", "batch", "shape")
+VISITED = ("ledger", "batch", "note", "aside")
+"""Tables that the visitor writes to, each row with its origin."""
+
+TABLES = (*VISITED, "debit", "credit", "document", "shape")
 """Published, and compared in the end."""
+
+WORKERS = 4
+VISITOR = WORKERS + 1
+ORIGIN = "elsewhere"
+"""Of what the visitor does; origins are the whole server's, and one session has one at a time."""
 
 ACCOUNTS = 40
 HELD = 6
@@ -54,18 +63,27 @@ LONG_WEIGHT = 0.08
 PREPARED_PAUSE_S = 0.3
 """At most, between two steps with prepared transactions: they are held over several crashes."""
 
+HERE = "nullif(current_setting('storm.origin', true), '')"
+"""The session's origin, in SQL."""
+
 SETUP = f"""
-CREATE TABLE ledger (id bigint PRIMARY KEY, changes int NOT NULL, ticket bigint, follows bigint);
+CREATE TABLE ledger (
+    id bigint PRIMARY KEY, changes int NOT NULL, ticket bigint, follows bigint, origin text DEFAULT {HERE}
+);
 CREATE TABLE debit (id int PRIMARY KEY, balance bigint NOT NULL, version int NOT NULL DEFAULT 0);
 CREATE TABLE credit (id int PRIMARY KEY, balance bigint NOT NULL, version int NOT NULL DEFAULT 0);
 ALTER TABLE credit REPLICA IDENTITY FULL;
 CREATE TABLE document (id int PRIMARY KEY, small int NOT NULL, big text);
 ALTER TABLE document ALTER COLUMN big SET STORAGE EXTERNAL;
-CREATE TABLE batch (id bigserial PRIMARY KEY, worker int NOT NULL, filler text);
+CREATE TABLE batch (id bigserial PRIMARY KEY, worker int NOT NULL, filler text, origin text DEFAULT {HERE});
+CREATE TABLE note (id bigserial PRIMARY KEY, place int NOT NULL, origin text DEFAULT {HERE});
+CREATE TABLE aside (id bigserial PRIMARY KEY, lsn pg_lsn, origin text DEFAULT {HERE});
 CREATE TABLE shape (id int PRIMARY KEY, n int NOT NULL);
 CREATE TABLE scratch (n int);
 CREATE TABLE ticket (n bigint NOT NULL);
 INSERT INTO ticket VALUES (0);
+SELECT pg_replication_origin_create('{ORIGIN}')
+WHERE NOT EXISTS (SELECT FROM pg_replication_origin WHERE roname = '{ORIGIN}');
 CREATE PUBLICATION {PUBLICATION} FOR TABLE {", ".join(TABLES)};
 """
 """``scratch`` and ``ticket`` are not published. Tickets are held over the commit, so they are in commit order."""
@@ -119,7 +137,7 @@ def edit_documents(connection: psycopg.Connection, rng: random.Random) -> int:
 
 def fill_batch(connection: psycopg.Connection, rng: random.Random) -> int:
     """Make a transaction so large that the server sends it before it is committed; slowly, so that many overlap."""
-    worker = rng.randint(1, WORKER_NUMBERS)
+    worker = rng.randrange(2**31)  # nobody else's
     changes = 0
     for _ in range(rng.randint(1, 3)):
         insert = "INSERT INTO batch (worker, filler) SELECT %s, repeat('x', %s) FROM generate_series(1, %s)"
@@ -165,9 +183,41 @@ WHERE attrelid = 'shape'::regclass AND attnum > 0 AND NOT attisdropped AND attna
 """
 
 
+def remark(connection: psycopg.Connection, rng: random.Random) -> int:
+    """Write a note, and a message of its number just before or behind it."""
+    place = rng.choice((-1, 1))
+    ((number,),) = connection.execute("SELECT nextval('note_id_seq')").fetchall()
+    emit = "SELECT pg_logical_emit_message(true, 'remark', %s::text)"
+    note = "INSERT INTO note VALUES (%s, %s)"
+    if place < 0:
+        connection.execute(emit, [number])
+    connection.execute(note, [number, place])
+    if place > 0:
+        connection.execute(emit, [number])
+        # PostgreSQL may change places of a message and a row that follows at once, with a savepoint's end between
+        connection.execute("INSERT INTO scratch VALUES (1)")
+    return 1
+
+
+def say_aside(connection: psycopg.Connection, _: random.Random) -> int:
+    """Write a message that belongs to no transaction; its row tells that it was there, if the transaction commits."""
+    emit = f"pg_logical_emit_message(false, 'aside', concat_ws(' ', number, {HERE}))"
+    one = "(SELECT nextval('aside_id_seq') AS number) AS one"
+    return connection.execute(f"INSERT INTO aside SELECT number, {emit} FROM {one}").rowcount
+
+
 def mixed(connection: psycopg.Connection, rng: random.Random) -> int:
     """Do several things, some of them inside savepoints that are rolled back."""
-    return sum(tentatively(connection, rng, rng.choice((transfer, edit_documents))) for _ in range(rng.randint(1, 4)))
+    works = transfer, edit_documents, remark, say_aside
+    return sum(tentatively(connection, rng, rng.choice(works)) for _ in range(rng.randint(1, 4)))
+
+
+def visit(connection: psycopg.Connection, rng: random.Random) -> int:
+    """Do several things as the visitor, who touches no row of others; seldom a large one."""
+    # PostgreSQL takes the origin of a streamed transaction from its first change, and messages have none
+    connection.execute("INSERT INTO scratch VALUES (1)")
+    works = *((remark, say_aside) * 4), fill_batch
+    return sum(tentatively(connection, rng, rng.choice(works)) for _ in range(rng.randint(1, 4)))
 
 
 def tentatively(connection: psycopg.Connection, rng: random.Random, work: Work) -> int:
@@ -182,12 +232,20 @@ def tentatively(connection: psycopg.Connection, rng: random.Random, work: Work) 
     return 0
 
 
+VISIT = f"""
+SELECT set_config('storm.origin', '{ORIGIN}', false), pg_replication_origin_session_setup('{ORIGIN}')
+WHERE NOT pg_replication_origin_session_is_setup()
+"""
+"""Takes a while to succeed when the last session was cut off."""
+
 KINDS: Sequence[tuple[Work, int]] = (
     (transfer, 20),
     (mixed, 12),
     (edit_documents, 10),
     (fill_batch, 1),
     (change_shape, 2),
+    (remark, 4),
+    (say_aside, 3),
 )
 """With how often they are chosen."""
 
@@ -195,13 +253,13 @@ KINDS: Sequence[tuple[Work, int]] = (
 class Workload:
     """Threads that work on one database until told to stop; they wait for a server that is down."""
 
-    def __init__(self, database: Database, seed: str, workers: int = 4) -> None:
+    def __init__(self, database: Database, seed: str) -> None:
         self.database = database
         self.failures: list[BaseException] = []
         """What ended a worker before its time: there should be none."""
         self._stop = threading.Event()
         self._preparer = Preparer(0, random.Random(f"{seed} prepared"))
-        works = [partial(self._work, number, random.Random(f"{seed} {number}")) for number in range(1, workers + 1)]
+        works = [partial(self._work, number, random.Random(f"{seed} {number}")) for number in range(1, VISITOR + 1)]
         self._threads = [
             threading.Thread(target=self._guarded, args=(work,), daemon=True) for work in (*works, self._prepare)
         ]
@@ -240,14 +298,17 @@ class Workload:
             self.failures.append(failure)
 
     def _work(self, worker: int, rng: random.Random) -> None:
-        works, weights = zip(*KINDS, strict=True)
+        works, weights = zip(*(((visit, 1),) if worker == VISITOR else KINDS), strict=True)
         number = worker * WORKER_NUMBERS
         with connections(self.database, self._stop) as connect:
             while not self._stop.is_set():
                 number += 1
                 (work,) = rng.choices(works, weights)
                 with suppress(psycopg.Error):
-                    one_transaction(connect(), rng, number, work)
+                    connection = connect()
+                    if worker == VISITOR:
+                        connection.execute(VISIT)
+                    one_transaction(connection, rng, number, work)
                 self._stop.wait(rng.uniform(0, PAUSE_S))
 
     def _prepare(self) -> None:
@@ -296,6 +357,7 @@ class Preparer:
             # a long one's rows come in several reads, so that the next session knows of the prepare late
             is_large = kind < (9 if GIDS[share - 1] in LONG else 4)
             changes = 2 + (fill_batch(connection, self.rng) if is_large else 0)
+            changes += sum(tentatively(connection, self.rng, work) for work in (remark, say_aside))
             self._number += 1
             self._numbers[GIDS[share - 1]] = self._number
             connection.execute("INSERT INTO ledger VALUES (%s, %s)", [self._number, changes])

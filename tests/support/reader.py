@@ -47,7 +47,7 @@ Place = tuple[str, int]
 
 @dataclass(frozen=True)
 class Event:
-    """One record of a table's topic; ``value`` None: a tombstone."""
+    """One record of a table's topic, or of the one for messages; ``value`` None: a tombstone."""
 
     topic: str
     partition: int
@@ -67,6 +67,12 @@ class Event:
         """What orders events and tells them apart."""
         value = self.value or {}
         return value["epoch"], value["lsn"], value["seq"]
+
+    @property
+    def op(self) -> str:
+        """What a cut record counts it as: messages have no ``op``."""
+        assert self.value is not None, "a tombstone is not counted"
+        return str(self.value.get("op", "m"))
 
     def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - whatever the schema says
         assert self.value is not None, "a tombstone has no fields"

@@ -78,8 +78,9 @@ class Replay:
             self._check_tombstones(cut)
 
     def apply_changes(self, events: Iterable[Event]) -> None:
-        """Apply changes of whole transactions, which no cut record describes."""
-        for _, copies in groupby(sorted(events, key=attrgetter("position")), attrgetter("position")):
+        """Apply changes of whole transactions, which no cut record describes; messages change nothing."""
+        changes = (event for event in events if event.op != "m")
+        for _, copies in groupby(sorted(changes, key=attrgetter("position")), attrgetter("position")):
             self._apply(list(copies))
 
     def table(self, name: str) -> Table:
@@ -92,14 +93,15 @@ class Replay:
         """Compare what the cut record says with what is there."""
         record = cut.record
         events = _distinct(event for event in cut.events if event.value is not None)
-        lsns = sorted({event["lsn"] for event in events})
+        changes = [event for event in events if event["seq"] >= 0]  # messages of no transaction only count as events
+        lsns = sorted({event["lsn"] for event in changes})
         expected = {
             "cut": self.cuts[-1].record["cut"] + 1 if self.cuts else record["cut"],
             "first_lsn": lsns[0] if lsns else None,
             "last_lsn": lsns[-1] if lsns else None,
             "transactions": len(lsns),
             "events": len(events),
-            "ts": max(events, key=attrgetter("position"))["ts"] if events else None,
+            "ts": max(changes, key=attrgetter("position"))["ts"] if changes else None,
         }
         found = {name: record[name] for name in expected}
         if found != expected:
@@ -131,7 +133,7 @@ class Replay:
         counts: dict[str, Counter[str]] = defaultdict(Counter)
         schemas: dict[str, dict[int | None, None]] = defaultdict(dict)
         for event in sorted(events, key=attrgetter("position")):
-            counts[event.topic][event["op"]] += 1
+            counts[event.topic][event.op] += 1
             schemas[event.topic].pop(event.schema_id, None)  # they stand in the order of their last use
             schemas[event.topic][event.schema_id] = None
         for topic in cut.record["topics"]:
@@ -162,7 +164,7 @@ class Replay:
             if last is not None and last.position >= event.position:
                 self._complain(cut, f"{event} follows {last}")
             self._places[event.topic, event.partition] = event
-            if event["op"] == "t":
+            if event.op == "t":
                 return
         expected = self._partition_of_key.setdefault((event.topic, event.key_bytes), event.partition)
         if event.partition != expected or (event.key is None and event.partition != 0):
@@ -174,7 +176,7 @@ class Replay:
         for event in cut.events:
             by_place[event.topic, event.partition].append(event)
         for (topic, _), events in by_place.items():
-            deletes = [event for event in events if event.value is not None and event["op"] == "d"]
+            deletes = [event for event in events if event.value is not None and event.op == "d"]
             expected = [
                 event.key_bytes
                 for event in deletes
@@ -185,7 +187,7 @@ class Replay:
                 for before, after in pairwise(events)
                 if after.value is None
                 and before.value is not None
-                and (before["op"], before.key_bytes) == ("d", after.key_bytes)
+                and (before.op, before.key_bytes) == ("d", after.key_bytes)
             ]
             if found != expected or len(found) != sum(event.value is None for event in events):
                 self._complain(cut, f"tombstones of {topic}: {found} after deletes of {expected}")
