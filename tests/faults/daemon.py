@@ -16,15 +16,17 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any
 
 from confluent_kafka import KafkaException
 
 from pgsluice import cli
+from pgsluice.kafka.ledger import Ledger
 from pgsluice.kafka.producer import CutProducer, TransactionalProducer
 from pgsluice.kafka.sink import KafkaSink
+from pgsluice.postgres.options import StreamOptions
 from pgsluice.postgres.source import PostgresSource
 from pgsluice.postgres.stream import ReplicationStream
 from pgsluice.progress import Progress
@@ -57,11 +59,22 @@ def _nothing_is_dropped() -> None:
     Transactions.__init__ = lambda self, _, spool: make(self, 0, spool)  # type: ignore[assignment, method-assign]
 
 
+def _foretold_is_true() -> None:
+    Ledger.unlike = lambda *_: None  # type: ignore[method-assign]
+
+
+def _messages_are_streamed() -> None:
+    ask = StreamOptions._streaming
+    StreamOptions._streaming = lambda self, version: ask(replace(self, messages=False), version)  # type: ignore[method-assign]
+
+
 RULES: Mapping[str, Callable[[], None]] = {
     "nothing is confirmed that was not received": _received_does_not_matter,
     "a prepare is outstanding until its cut is committed": _released_at_once,
     "nothing is confirmed that is not in Kafka": _delivered_does_not_matter,
     "what was delivered is dropped": _nothing_is_dropped,
+    "offsets foretold are compared before the commit": _foretold_is_true,
+    "with messages nothing is streamed": _messages_are_streamed,
 }
 """What can be taken out."""
 
@@ -105,6 +118,7 @@ SILENCE_S = 3.0
 """As of a server that has to decode for long before it has something to send; a session comes round every two."""
 
 SILENCE = "nothing received and time to report"
+COMMIT_PREPARED = "commit prepared received and time to report"
 CUT_RECORD = "cut record produced"
 
 STEPS: Mapping[str, Step] = {
@@ -120,7 +134,7 @@ STEPS: Mapping[str, Step] = {
     "stream aborted": Step(Transactions, "_stream_abort"),
     "commit prepared received": Step(Transactions, "_commit_prepared"),
     "rollback prepared received": Step(Transactions, "_rollback_prepared"),
-    "commit prepared received and time to report": Step(
+    COMMIT_PREPARED: Step(
         TransactionalProducer, "commit", before=True, first=_report_for_a_while, armed_by="_commit_prepared"
     ),
     "spilled": Step(SpooledRows, "spill"),

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal, Self
 
 from pgsluice.kafka.producer import TransactionalProducer
-from tests.faults.daemon import CUT_RECORD, SILENCE, STEPS
+from tests.faults.daemon import COMMIT_PREPARED, CUT_RECORD, SILENCE, STEPS
 
 BROKERS = 3
 
@@ -16,7 +16,7 @@ PASSES = {
     "prepared": 4,
     "commit prepared received": 2,
     "rollback prepared received": 2,
-    "commit prepared received and time to report": 1,
+    COMMIT_PREPARED: 1,
     "stream committed": 5,
     "stream aborted": 5,
     "spilled": 5,
@@ -153,6 +153,8 @@ def deaths(rng: random.Random, count: int, usual: Sequence[str]) -> list[Death]:
             found.append(Death(step, rng.randint(1, most)))
     if count > 3:
         found[count // 2] = Death(SILENCE)  # with prepared transactions before it, and another session behind it
+        if COMMIT_PREPARED in usual:
+            found[count // 2 + 1] = Death(COMMIT_PREPARED)
     return found
 
 
