@@ -157,21 +157,21 @@ class Checker:
         if len(lines) != 1:
             tally.complain("torn", f"{name} has {len(lines)} lines of the ledger and {len(rows)} changes")
         for line in lines:
-            self._check_origin(name, line["origin"], found)
+            self._check_stamp(name, line["origin"], found)
             self._check_line(name, line, len(rows))
         self._check_remarks(name, found)
 
-    def _check_origin(self, name: str, origin: str | None, found: list[Event]) -> None:
-        told = {event["origin"] for event in found}
-        if told != {origin} or self._is_left_out(origin):
-            self.tally.complain("other", f"{name} has the origins {told} and is of {origin}")
+    def _check_stamp(self, name: str, origin: str | None, found: list[Event]) -> None:
+        told = {(event["xid"], event["ts"], event["origin"]) for event in found}
+        if [told_origin for _, _, told_origin in told] != [origin] or self._is_left_out(origin):
+            self.tally.complain("other", f"{name} has {told} and is of {origin}")
 
     def _check_remarks(self, name: str, found: list[Event]) -> None:
         """Each message stands where its note says; there are no others, as of a savepoint that was rolled back."""
-        messages = {event["seq"]: event["content"] for event in found if event.op == "m"}
+        messages = {event["seq"]: (event["transactional"], event["content"]) for event in found if event.op == "m"}
         self.tally.messages += len(messages)
         notes = [(event["seq"], event["after"]) for event in found if event.op == "c" and event["table"] == "note"]
-        expected = {seq + note["place"]: str(note["id"]).encode() for seq, note in notes}
+        expected = {seq + note["place"]: (True, str(note["id"]).encode()) for seq, note in notes}
         if messages != (expected if self._options.messages else {}):
             self.tally.complain("torn", f"{name} has the messages {messages} and the notes {notes}")
 
@@ -253,6 +253,19 @@ class Checker:
         for number in self._asides:
             if number > there.last_aside:
                 self.tally.complain("other", f"message {number} was never written")
+
+
+def check_positions(
+    samples: Iterable[tuple[float, int]], checkpoints: Iterable[tuple[float, int]], tally: Tally
+) -> None:
+    """Complain of each position of the slot that was there before its checkpoint was written."""
+    reached, left = 0, list(checkpoints)
+    for moment, position in samples:
+        while left and left[0][0] <= moment:
+            reached = max(reached, left.pop(0)[1])
+        tally.positions += 1
+        if reached and position > reached:
+            tally.complain("other", f"the slot stood at {position:X}, the last checkpoint at {reached:X}")
 
 
 def _beginning(event: Event) -> Position:

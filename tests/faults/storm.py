@@ -24,7 +24,7 @@ from sandbox.errors import ServerError
 from sandbox.kafka import Kafka
 from sandbox.postgres import Database
 from tests.faults import daemon as failpoints
-from tests.faults.checker import Checker, Contents, Tally
+from tests.faults.checker import Checker, Contents, Tally, check_positions
 from tests.faults.script import AT_A_MOMENT, BROKERS, FIRST_STEPS, FOREIGN_TRANSACTION, Death, Fault, Mode, Options
 from tests.faults.workload import PUBLICATION, Workload
 from tests.support.proxy import BOTH, Direction, Proxy
@@ -155,12 +155,13 @@ class Cluster:
 
 
 class Positions:
-    """The slot's position, sampled all the time, and compared with the checkpoints in the end."""
+    """The slot's position, sampled all the time."""
 
     def __init__(self, database: Database, slot: str) -> None:
         self._database = database
         self._slot = slot
-        self._samples: list[tuple[float, int]] = []
+        self.samples: list[tuple[float, int]] = []
+        """When, and where."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
 
@@ -178,17 +179,7 @@ class Positions:
                 while not self._stop.wait(SAMPLE_S):
                     position = confirmed_lsn(connection, self._slot)
                     if position is not None:
-                        self._samples.append((time.time(), position))
-
-    def check(self, checkpoints: Sequence[tuple[float, int]], tally: Tally) -> None:
-        """Complain of each position that was there before its checkpoint was written."""
-        reached, left = 0, list(checkpoints)
-        for moment, position in self._samples:
-            while left and left[0][0] <= moment:
-                reached = max(reached, left.pop(0)[1])
-            tally.positions += 1
-            if reached and position > reached:
-                tally.complain("other", f"the slot stood at {position:X}, the last checkpoint at {reached:X}")
+                        self.samples.append((time.time(), position))
 
 
 class Storm:
@@ -370,7 +361,8 @@ class Storm:
             status = self._daemon.stop()
             if status != 0:
                 tally.complain("other", f"exit code {status} at the end:\n{self._daemon.log_text()[-2000:]}")
-        self._positions.check(checkpoints(self._cluster.kafka.bootstrap_servers, self._name), tally)
+        reached = checkpoints(self._cluster.kafka.bootstrap_servers, self._name)
+        check_positions(self._positions.samples, reached, tally)
 
     def _wait_until_confirmed(self, lsn: int, connection: psycopg.Connection) -> None:
         deadline = time.monotonic() + CALM_S

@@ -1,0 +1,401 @@
+"""The storms' checker complains of each thing that could be wrong, and of nothing when all is right.
+
+A small history is made by hand, spoilt in one way, and laid out in cuts whose records agree with what is in them,
+as those of a daemon would that had made the mistake.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import groupby
+from typing import Any, TypeAlias
+
+import pytest
+
+from tests.faults.checker import Checker, Contents, Tally, check_positions
+from tests.faults.script import Options
+from tests.faults.workload import ORIGIN, TOTAL, WORKER_NUMBERS
+from tests.support.reader import Cut, Event
+from tests.support.replay import Replay
+
+COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "ledger": ("id", "changes", "ticket", "follows", "origin"),
+    "debit": ("id", "balance"),
+    "credit": ("id", "balance"),
+    "note": ("id", "place", "origin"),
+    "aside": ("id", "lsn", "origin"),
+}
+STRINGS = ("origin", "lsn")
+
+History: TypeAlias = list[list[Event]]
+"""The records of each cut, without their offsets."""
+
+Spoil: TypeAlias = Callable[[History], object]
+
+MESSAGES = Options(messages=True)
+
+
+def row(table: str, op: str, lsn: int, seq: int, *values: object, origin: str | None = None) -> Event:
+    """Return a record of a table's topic."""
+    columns = COLUMNS[table]
+    fields = [
+        {"name": name, "type": ["null", kind := "string" if name in STRINGS else "long"], "pg.type": f"pg_{kind}"}
+        for name in columns
+    ]
+    value: dict[str, Any] = {"op": op, "schema": "public", "table": table, "before": None, "before_image": "none"}
+    value |= {"after": dict(zip(columns, values, strict=True)), "unchanged": [], "raw": {}, "flags": []}
+    envelope = {"fields": [{"name": "before", "type": ["null", {"fields": fields}]}]}
+    key_schema = {"fields": [{"name": "id", "type": "long"}]}
+    number = list(COLUMNS).index(table)
+    return replace(
+        message(lsn, seq, "", origin),
+        topic=f"p.public.{table}",
+        key={"id": values[0]},
+        key_bytes=f"{table} {values[0]}".encode(),
+        key_schema=key_schema,
+        value=value | stamp(lsn, seq, origin),
+        schema=envelope,
+        schema_id=number,
+    )
+
+
+def message(lsn: int, seq: int, content: str, origin: str | None = None) -> Event:
+    """Return a record of the topic of messages."""
+    value = {"prefix": "remark" if seq >= 0 else "aside", "content": content.encode(), "transactional": seq >= 0}
+    value |= stamp(lsn, seq, origin) | ({"xid": None, "ts": None, "origin": None} if seq < 0 else {})
+    return Event("p.messages", 0, -1, lsn, b"key", None, None, value, None, len(COLUMNS), None)
+
+
+def stamp(lsn: int, seq: int, origin: str | None) -> dict[str, Any]:
+    ts = datetime.fromtimestamp(lsn, UTC)
+    return {"epoch": 1, "lsn": lsn, "seq": seq, "xid": lsn, "ts": ts, "origin": origin}
+
+
+def transaction(number: int) -> list[Event]:
+    """Return one behind a message of none; every third is the visitor's, who moves no money."""
+    lsn, moved = number * 100, 7 * number
+    origin = ORIGIN if number % 3 == 0 else None
+    moves = [row("debit", "u", lsn, 0, 1, TOTAL // 2 - moved), row("credit", "u", lsn, 0, 1, TOTAL // 2 + moved)]
+    records = [
+        message(lsn - 50, -1, f"{number} {origin or ''}"),
+        row("note", "c", lsn, 0, number, 1, origin, origin=origin),
+        message(lsn, 0, str(number), origin),
+        *(moves if origin is None else []),
+        row("aside", "c", lsn, 0, number, f"0/{lsn - 50:X}", origin, origin=origin),
+        row(
+            "ledger",
+            "c",
+            lsn,
+            0,
+            WORKER_NUMBERS + number,
+            4 if origin is None else 2,
+            number,
+            None,
+            origin,
+            origin=origin,
+        ),
+    ]
+    return numbered(records)
+
+
+def numbered(records: Iterable[Event]) -> list[Event]:
+    """Count the places of each transaction from zero, as a daemon would that knew of no others."""
+    return [
+        change(event, seq=number) if event["seq"] >= 0 else event
+        for _, found in groupby(records, lambda event: (event["lsn"], event["seq"] < 0))
+        for number, event in enumerate(found)
+    ]
+
+
+def history() -> History:
+    """Return seven transactions in three cuts."""
+    first = [
+        row("debit", "c", 10, 0, 1, TOTAL // 2),
+        row("credit", "c", 10, 1, 1, TOTAL // 2),
+        row("ledger", "c", 10, 2, 0, 2, None, None, None),
+    ]
+    cuts = [[first, transaction(1), transaction(2)], [transaction(3), transaction(4)], [transaction(5), transaction(6)]]
+    return [[event for found in cut for event in found] for cut in cuts]
+
+
+def laid_out(spoilt: History) -> list[Cut]:
+    """Give the records their offsets, in their order, and each cut its record."""
+    ends: Counter[str] = Counter()
+    cuts = []
+    for number, records in enumerate(spoilt, 1):
+        firsts = dict(ends)
+        placed = []
+        for event in records:
+            placed.append(replace(event, offset=ends[event.topic]))
+            ends[event.topic] += 1
+        cuts.append(Cut(cut_record(number, placed, firsts, dict(ends)), placed))
+    return cuts
+
+
+def cut_record(number: int, records: list[Event], firsts: dict[str, int], ends: dict[str, int]) -> dict[str, Any]:
+    """Return the record that a cut would have."""
+    changes = [event for event in records if event["seq"] >= 0]
+    by_topic = {
+        topic: list(found)
+        for topic, found in groupby(sorted(records, key=lambda one: (one.topic, one.position)), lambda one: one.topic)
+    }
+    listed = [
+        {
+            "topic": topic,
+            "schema_ids": [found[0].schema_id],
+            "counts": dict(Counter(event.op for event in found)),
+            "offsets": [{"partition": 0, "first": firsts.get(topic, 0), "next": ends[topic]}],
+        }
+        for topic, found in by_topic.items()
+    ]
+    last = max(changes, key=lambda event: event.position)
+    return {
+        "cut": number,
+        "epoch": 1,
+        "full": number == 1,
+        "first_lsn": min(event["lsn"] for event in changes),
+        "last_lsn": last["lsn"],
+        "end_lsn": max(event["lsn"] for event in records) + 1,
+        "ts": last["ts"],
+        "transactions": len({event["lsn"] for event in changes}),
+        "events": len({event.position for event in records}),
+        "topics": listed,
+    }
+
+
+def contents(options: Options) -> Contents:
+    """Return what the database holds after all of the history, as far as the options let it be seen."""
+    events = [event for cut in history() for event in cut if event.op != "m"]
+    seen = [event for event in events if options.origin == "any" or event["after"].get("origin") is None]
+    rows: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in COLUMNS}
+    for event in seen:
+        rows[event["table"]][event["after"]["id"]] = event["after"]
+    asides = {number: 100 * number - 50 for number in rows["aside"]}
+    return Contents(
+        frozenset(rows["ledger"]),
+        asides if options.messages else {},
+        6,
+        {
+            name: (
+                list(columns),
+                Counter(
+                    tuple(None if one[column] is None else str(one[column]) for column in columns)
+                    for one in rows[name].values()
+                ),
+            )
+            for name, columns in COLUMNS.items()
+        },
+    )
+
+
+def judged(spoilt: History, options: Options = MESSAGES, rest: Iterable[Event] = ()) -> Tally:
+    """Return what the checker says of a history read cut by cut."""
+    checker = Checker(Replay(tombstones=lambda _: False, partitions=lambda _: 1), options)
+    checker.check_cuts(laid_out(spoilt))
+    checker.check_whole(contents(options), list(rest))
+    return checker.tally
+
+
+def change(event: Event, **fields: object) -> Event:
+    """Return the record with other values in it."""
+    assert event.value is not None
+    return replace(event, value=event.value | fields)
+
+
+def test_nothing_is_wrong_with_what_is_right() -> None:
+    tally = judged(history())
+    assert tally.problems == []
+    assert (tally.transactions, tally.cuts, tally.sums, tally.prepared, tally.messages) == (7, 3, 3, 1, 12)
+
+
+def test_nothing_is_wrong_without_messages_and_origins() -> None:
+    seen = [[event for event in cut if event["lsn"] % 300 and event.op != "m"] for cut in history()]
+    tally = judged([numbered(event for event in cut if event["seq"] >= 0) for cut in seen], Options(origin="none"))
+    assert tally.problems == []
+    assert (tally.transactions, tally.messages) == (5, 0)
+
+
+def found(cuts: History, lsn: int, *names: str) -> list[tuple[list[Event], Event]]:
+    """Return the records at an LSN, each with its cut; those of the topics named, or all."""
+    return [
+        (cut, event)
+        for cut in cuts
+        for event in cut
+        if event["lsn"] == lsn and (not names or event.topic.rpartition(".")[2] in names)
+    ]
+
+
+def without(lsn: int, *names: str, unnoticed: bool = False) -> Spoil:
+    """Leave records out; ``unnoticed``: and let the places have no gap."""
+
+    def spoil(cuts: History) -> None:
+        for cut, event in found(cuts, lsn, *names):
+            cut.remove(event)
+        if unnoticed:
+            cuts[:] = [numbered(cut) for cut in cuts]
+
+    return spoil
+
+
+def with_other(at: int, name: str, /, **fields: object) -> Spoil:
+    """Put other values into a record."""
+
+    def spoil(cuts: History) -> None:
+        for cut, event in found(cuts, at, name):
+            cut[cut.index(event)] = change(event, **fields)
+
+    return spoil
+
+
+def with_other_row(lsn: int, name: str, **columns: object) -> Spoil:
+    """Put other values into a row."""
+
+    def spoil(cuts: History) -> None:
+        for _, event in found(cuts, lsn, name):
+            with_other(lsn, name, after=event["after"] | columns)(cuts)
+
+    return spoil
+
+
+def again(lsn: int, *names: str, at: int | None = None) -> Spoil:
+    """Have records come twice, the second time in the last cut, and at another LSN if there is one."""
+
+    def spoil(cuts: History) -> None:
+        cuts[-1] += [change(event, lsn=lsn if at is None else at) for _, event in found(cuts, lsn, *names)]
+
+    return spoil
+
+
+def more(*events: Event) -> Spoil:
+    """Add records to the last cut."""
+    return lambda cuts: cuts[-1].extend(events)
+
+
+def exchange_cuts(cuts: History) -> None:
+    cuts[1], cuts[2] = cuts[2], cuts[1]
+
+
+def exchange_transactions(cuts: History) -> None:
+    """Let the first two have changed places in the order of commits."""
+    lsns = {100: 200, 200: 100}
+    moved = [change(event, lsn=lsns.get(event["lsn"], event["lsn"])) for event in cuts[0]]
+    cuts[0] = sorted(moved, key=lambda event: event.position)
+
+
+def tear(cuts: History) -> None:
+    """Let a cut end between debit and credit."""
+    ((_, credit),) = found(cuts, 200, "credit")
+    end = cuts[0].index(credit)
+    cuts[1][:0] = cuts[0][end:]
+    del cuts[0][end:]
+
+
+def misplace_message(cuts: History) -> None:
+    """Let one come before its note, which says that it came first."""
+    with_other(200, "messages", seq=0)(cuts)
+    with_other(200, "note", seq=1)(cuts)
+
+
+SPOILT: Mapping[str, tuple[str, Spoil]] = {
+    "a transaction is missing": ("lost", without(400)),
+    "a transaction comes again as a later one": ("doubled", again(500, at=700)),
+    "a transaction comes again in its cut": ("other", again(500)),
+    "a transaction comes again in a later cut": ("out_of_order", again(400)),
+    "a transaction comes that was never committed": (
+        "other",
+        more(row("ledger", "c", 700, 0, 77, 0, None, None, None)),
+    ),
+    "a change is missing": ("torn", without(400, "debit")),
+    "a change is missing, and nothing between its neighbours": ("torn", without(400, "debit", unnoticed=True)),
+    "the first and the last change are missing": ("torn", without(400, "note", "ledger", unnoticed=True)),
+    "a change comes twice": ("other", again(600, "aside")),
+    "a change comes again in a later cut": ("torn", again(400, "credit")),
+    "a transaction is torn by a cut": ("torn", tear),
+    "two transactions are one": ("torn", with_other(200, "ledger", lsn=100)),
+    "cuts have changed places": ("out_of_order", exchange_cuts),
+    "transactions have changed places": ("out_of_order", exchange_transactions),
+    "a row has another value": ("torn", with_other_row(500, "debit", balance=1)),
+    "the last row has another value": ("other", with_other_row(600, "note", place=-1)),
+    "an origin is missing": ("other", with_other(300, "note", origin=None)),
+    "an origin is invented": ("other", with_other(400, "note", origin=ORIGIN)),
+    "a change is of another transaction": ("other", with_other(400, "note", xid=7)),
+    "a message is missing": ("torn", without(400, "messages", unnoticed=True)),
+    "a message of a savepoint that was rolled back": ("torn", more(message(600, 4, "17", ORIGIN))),
+    "a message is in another place": ("torn", misplace_message),
+    "a message has other content": ("torn", with_other(400, "messages", content=b"5")),
+    "a message is said to belong to no transaction": ("torn", with_other(400, "messages", transactional=False)),
+    "a message of no transaction is missing": ("lost", without(350)),
+    "a message of no transaction comes again": ("doubled", again(350, at=650)),
+    "a message of no transaction is at another place": ("other", with_other(350, "messages", lsn=351)),
+    "a message of no transaction comes late": ("out_of_order", again(350)),
+    "a message of no transaction was never written": ("other", more(message(650, -1, "7"))),
+    "a message of no transaction has an origin": ("other", with_other(350, "messages", origin=ORIGIN)),
+}
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_it_complains(name: str) -> None:
+    kind, spoil = SPOILT[name]
+    spoilt = history()
+    spoil(spoilt)
+    assert getattr(judged(spoilt), kind) > 0
+
+
+def test_it_complains_of_what_the_options_leave_out() -> None:
+    assert judged(history(), Options()).other > 0  # messages of no transaction
+    assert judged(history(), Options()).torn > 0  # messages of transactions
+    assert judged(history(), Options(messages=True, origin="none")).other > 0
+
+
+def test_it_complains_of_what_no_cut_lists() -> None:
+    assert judged(history(), rest=[history()[0][0]]).other > 0
+
+
+class TestAtLeastOnce:
+    """Records may come again behind the last checkpoint, and are the same then."""
+
+    @staticmethod
+    def judged(records: Iterable[Event], *checkpoints: tuple[float, int]) -> Tally:
+        checker = Checker(Replay(tombstones=lambda _: False, partitions=lambda _: 1), MESSAGES)
+        checker.check_repeated([replace(event, offset=number) for number, event in enumerate(records)], checkpoints)
+        checker.check_whole(contents(MESSAGES), [])
+        return checker.tally
+
+    @staticmethod
+    def records() -> list[Event]:
+        """Return all records, each with the time 1000 ms times its number."""
+        everything = [event for cut in history() for event in cut]
+        return [replace(event, timestamp_ms=1000 * number) for number, event in enumerate(everything)]
+
+    def test_nothing_is_wrong_with_what_is_right(self) -> None:
+        records = self.records()
+        tally = self.judged([*records, *(replace(event, timestamp_ms=99_000) for event in records[-12:])], (28.5, 401))
+        assert tally.problems == []
+        assert tally.repeated == 12
+
+    def test_a_record_comes_again_that_the_checkpoint_had_passed(self) -> None:
+        records = self.records()
+        assert self.judged([*records, replace(records[-1], timestamp_ms=99_000)], (90.0, 601)).doubled > 0
+
+    def test_a_record_comes_again_and_is_another(self) -> None:
+        records = self.records()
+        assert self.judged([*records, change(records[-1], origin=None)]).other > 0
+
+    def test_a_record_comes_late(self) -> None:
+        records = self.records()
+        ledger = next(event for event in records if event["lsn"] == 400 and event.topic.endswith("ledger"))
+        records.remove(ledger)
+        assert self.judged([*records, ledger]).out_of_order > 0
+
+    def test_a_record_is_missing(self) -> None:
+        assert self.judged(event for event in self.records() if event["lsn"] != 400).lost > 0
+
+
+def test_a_slot_ahead_of_its_checkpoint_is_seen() -> None:
+    samples = [(1.0, 100), (3.0, 200)]
+    tally = Tally()
+    check_positions(samples, [(0.5, 100), (2.0, 200)], tally)
+    assert tally.problems == []
+    check_positions(samples, [(0.5, 100), (4.0, 200)], tally)
+    assert tally.other == 1
