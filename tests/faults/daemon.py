@@ -90,8 +90,8 @@ class Step:
     """Brings about the state that the step is named after; gets what the method gets."""
     wait_s: float = 0.0
     """Before each call of a coroutine."""
-    armed_by: str | None = None
-    """A method of Transactions: a call counts only when that one has been called since the last count."""
+    armed: Callable[[], threading.Event] | None = None
+    """Makes what a call waits for: it counts only when that has happened since the last count."""
 
 
 def _flush(producer: CutProducer) -> None:
@@ -112,6 +112,19 @@ def _send_commit(producer: TransactionalProducer) -> None:
 def _report_for_a_while(_: TransactionalProducer) -> None:
     """Hold the commit up, in the worker thread: the event loop goes on, and so do the status updates."""
     time.sleep(REPORTS_S)
+
+
+def _release_of_the_oldest() -> threading.Event:
+    """Return what is set when the transaction is committed whose Prepare alone holds the slot back."""
+    release, happened = Progress.release, threading.Event()
+
+    def released(progress: Progress, xid: int, end_lsn: int) -> None:
+        if progress._prepares.get(xid, end_lsn) == min(progress._prepares.values(), default=0):
+            happened.set()
+        release(progress, xid, end_lsn)
+
+    Progress.release = released  # type: ignore[method-assign]
+    return happened
 
 
 SILENCE_S = 3.0
@@ -135,7 +148,7 @@ STEPS: Mapping[str, Step] = {
     "commit prepared received": Step(Transactions, "_commit_prepared"),
     "rollback prepared received": Step(Transactions, "_rollback_prepared"),
     COMMIT_PREPARED: Step(
-        TransactionalProducer, "commit", before=True, first=_report_for_a_while, armed_by="_commit_prepared"
+        TransactionalProducer, "commit", before=True, first=_report_for_a_while, armed=_release_of_the_oldest
     ),
     "spilled": Step(SpooledRows, "spill"),
     "read back": Step(SpooledRows, "_from_file", before=True),
@@ -182,7 +195,7 @@ class _Passing:
     def __init__(self, step: Step, passes: int) -> None:
         self._step = step
         self._left = passes
-        self._armed = _calls_of(step.armed_by) if step.armed_by is not None else None
+        self._armed = step.armed() if step.armed is not None else None
 
     def __call__(self, *arguments: object) -> None:
         if self._armed is not None:
@@ -193,18 +206,6 @@ class _Passing:
         if self._left <= 0:
             self._step.first(*arguments)
             os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _calls_of(name: str) -> threading.Event:
-    """Return an event that a call of this method of Transactions sets."""
-    method, called = getattr(Transactions, name), threading.Event()
-
-    def noted(*arguments: Any) -> Any:  # noqa: ANN401 - as the method
-        called.set()
-        return method(*arguments)
-
-    setattr(Transactions, name, noted)
-    return called
 
 
 def main() -> int:
