@@ -123,7 +123,7 @@ def _release_of_the_oldest() -> threading.Event:
             happened.set()
         release(progress, xid, end_lsn)
 
-    Progress.release = released  # type: ignore[method-assign]
+    Progress.release = released  # type: ignore[assignment, method-assign]
     return happened
 
 
