@@ -115,11 +115,12 @@ def _report_for_a_while(_: TransactionalProducer) -> None:
 
 
 def _release_of_the_oldest() -> threading.Event:
-    """Return what is set when the transaction is committed whose Prepare alone holds the slot back."""
+    """Return what is set when a transaction is committed whose Prepare alone holds the slot back."""
     release, happened = Progress.release, threading.Event()
 
     def released(progress: Progress, xid: int, end_lsn: int) -> None:
-        if progress._prepares.get(xid, end_lsn) == min(progress._prepares.values(), default=0):
+        others = [lsn for other, lsn in progress._prepares.items() if other != xid]
+        if progress._prepares.get(xid, end_lsn) < min(progress.delivered, end_lsn, *others):
             happened.set()
         release(progress, xid, end_lsn)
 
