@@ -47,6 +47,9 @@ Mode = Literal["exactly_once", "at_least_once"]
 
 AT_A_MOMENT = "at a moment"
 
+DEATHS_BEFORE_TRAPS = 5
+"""A round with more has those, too, of which a prepared transaction could be lost."""
+
 LIFE_MAX_S = 4.0
 """Of a daemon that dies at a moment, its start included."""
 
@@ -151,10 +154,11 @@ def deaths(rng: random.Random, count: int, usual: Sequence[str]) -> list[Death]:
             step = rng.choice(usual)
             most = 1 if step in START_STEPS else PASSES.get(step, USUAL_PASSES)
             found.append(Death(step, rng.randint(1, most)))
-    if count > 3:
-        found[count // 2] = Death(SILENCE)  # with prepared transactions before it, and another session behind it
-        if COMMIT_PREPARED in usual:
-            found[count // 2 + 1] = Death(COMMIT_PREPARED)
+    if count > DEATHS_BEFORE_TRAPS:
+        # with prepared transactions delivered up to before, and another session behind
+        traps = [Death(AT_A_MOMENT, seconds=LIFE_MAX_S), Death(SILENCE)]
+        traps += [Death(COMMIT_PREPARED)] if COMMIT_PREPARED in usual else []
+        found[-len(traps) - 1 : -1] = traps
     return found
 
 
