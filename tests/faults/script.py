@@ -116,7 +116,7 @@ class Fault:
 
 NETWORK = ("cut", "cut at a byte", "stall", "drop", "refuse")
 
-FOREIGN_TRANSACTION = "foreign transaction"
+FOREIGN_TRANSACTION = "foreign transactions"
 """Somebody else writes to every topic of changes, and aborts it: no consumer sees that, but offsets are taken."""
 
 DATABASE_FAULTS = (
@@ -165,6 +165,8 @@ def deaths(rng: random.Random, count: int, usual: Sequence[str]) -> list[Death]:
 def database_weather(rng: random.Random, count: int, kills: int) -> list[Fault]:
     """Draw ``count`` faults around one pipeline, ``kills`` more of its server."""
     kinds = rng.choices(*zip(*DATABASE_FAULTS, strict=True), k=count)
+    if kinds:
+        kinds[0] = FOREIGN_TRANSACTION  # in every round
     kinds += ["PostgreSQL killed"] * kills
     rng.shuffle(kinds)
     return [_fault(rng, kind, 3.0) for kind in kinds]

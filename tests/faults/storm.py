@@ -54,6 +54,8 @@ SERVER_SETTINGS = {
 
 FOREIGN_TIMEOUT_S = 10
 """For each of somebody else's requests; then the brokers end the transaction."""
+FOREIGN_PAUSE_S = 0.2
+"""With a transaction open."""
 
 
 @dataclass(frozen=True)
@@ -298,24 +300,27 @@ class Storm:
                 self._disturb(proxies, what, fault)
 
     def _write_as_somebody_else(self, seconds: float) -> None:
-        """Write to all topics of changes in a transaction, and abort it."""
-        producer = Producer(
-            {
-                "bootstrap.servers": self._cluster.kafka.bootstrap_servers,
-                "transactional.id": f"somebody else beside {self._name}",
-                "transaction.timeout.ms": FOREIGN_TIMEOUT_S * 1000,
-            }
-        )
-        with suppress(KafkaException):  # of brokers that are away; they abort it themselves
+        """Write to all topics of changes in transactions, and abort them."""
+        settings = {
+            "bootstrap.servers": self._cluster.kafka.bootstrap_servers,
+            "transactional.id": f"somebody else beside {self._name}",
+            "transaction.timeout.ms": FOREIGN_TIMEOUT_S * 1000,
+        }
+        producer, end = Producer(settings), time.monotonic() + seconds
+        with suppress(KafkaException):  # of brokers that are away; they abort the last one themselves
             producer.init_transactions(FOREIGN_TIMEOUT_S)
-            producer.begin_transaction()
-            for topic in producer.list_topics(timeout=FOREIGN_TIMEOUT_S).topics:
-                if topic.startswith(f"{self._name}.public."):
-                    for partition in range(PARTITIONS):
-                        producer.produce(topic, b"not to be seen", partition=partition)
-            producer.flush(FOREIGN_TIMEOUT_S)
-            time.sleep(seconds)
-            producer.abort_transaction(FOREIGN_TIMEOUT_S)
+            while time.monotonic() < end:
+                producer.begin_transaction()
+                self._write_what_is_aborted(producer)
+                time.sleep(FOREIGN_PAUSE_S)
+                producer.abort_transaction(FOREIGN_TIMEOUT_S)
+
+    def _write_what_is_aborted(self, producer: Producer) -> None:
+        for topic in producer.list_topics(timeout=FOREIGN_TIMEOUT_S).topics:
+            if topic.startswith(f"{self._name}.public."):
+                for partition in range(PARTITIONS):
+                    producer.produce(topic, b"not to be seen", partition=partition)
+        producer.flush(FOREIGN_TIMEOUT_S)
 
     def _some_brokers(self, fault: Fault) -> list[Proxy]:
         """Return one broker's proxy, or all of them."""
