@@ -158,8 +158,13 @@ class Topics:
             return
         futures = self._admin.describe_topics(TopicCollection(list(topics)), request_timeout=REQUEST_S)
         for topic, future in futures.items():
-            with suppress(_UnknownTopic):
+            try:
                 yield topic, self._answer(future, f"Describing topic {topic}")
+            except _UnknownTopic:
+                continue
+            except SinkUnavailable:
+                self._look_for_leaders([topic])
+                raise
 
     def account(self, known: Account) -> Account:
         """Return the cluster's account of the topics and partitions that stand in ``known``."""
