@@ -271,5 +271,10 @@ class Progress:
 
     @property
     def undelivered(self) -> bool:
-        """Whether positions were received, or prepared transactions ended, that no checkpoint records yet."""
-        return self.received > self.delivered or self.held_at(self.delivered) != self._held
+        """Whether positions were received, or prepared transactions ended, that no checkpoint records yet.
+
+        What comes again is no news: of a transaction prepared there the end may be about to come, too.
+        """
+        if self.received != self.delivered:
+            return self.received > self.delivered
+        return self.held_at(self.delivered) != self._held

@@ -176,7 +176,9 @@ class TestPreparedTransactions:
         progress = Progress(2000, held=1500, slot_lsn=1400)
         progress.on_received(1500)
         assert (progress.held_at(2000), progress.confirmable, progress.undelivered) == (1500, 1500, False)
-        progress.on_received(1510)
+        progress.on_received(1999)
+        assert (progress.held_at(2000), progress.undelivered) == (0, False)
+        progress.on_received(2000)
         assert (progress.held_at(2000), progress.undelivered) == (0, True)
 
     def test_one_that_was_prepared_before_the_slot_told_of_it_comes_again_anyway(self) -> None:
