@@ -142,7 +142,7 @@ class Spool:
 
     @property
     def _memory_bound(self) -> int:
-        return max(self._options.memory_max - ROOM_BYTES, self._options.memory_max // 2)
+        return max(self._options.memory_max - ROOM_BYTES, 0)
 
     def _spill(self) -> None:
         """Spill the largest first: few files, and large writes."""

@@ -10,7 +10,7 @@ import pytest
 from pgsluice import spool as module
 from pgsluice.errors import ConfigError, UnavailableError
 from pgsluice.finding import Verdict
-from pgsluice.spool import READ_BYTES, SpillDirectory, Spool, SpooledRows, SpoolOptions, check
+from pgsluice.spool import READ_BYTES, ROOM_BYTES, SpillDirectory, Spool, SpooledRows, SpoolOptions, check
 
 MIB = 1024 * 1024
 
@@ -59,6 +59,14 @@ class TestRows:
         filled(spool, b"x" * MIB)
         await spool.relieve()
         assert spool.spilled == 0
+
+    @pytest.mark.parametrize("memory_max", [MIB, MIB + 1, 3 * MIB])
+    async def test_what_one_read_brings_fits_below_the_bound(self, memory_max: int, directory: Path) -> None:
+        spool = Spool(SpoolOptions(directory, memory_max, 64 * MIB))
+        for _ in range(8):
+            filled(spool, b"x" * (MIB // 2 - 8))
+            await spool.relieve()
+            assert spool.memory + ROOM_BYTES <= memory_max
 
     async def test_the_largest_go_to_disk_first(self, directory: Path) -> None:
         spool = Spool(SpoolOptions(directory, 4 * MIB, 64 * MIB))
