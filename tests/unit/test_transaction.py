@@ -171,8 +171,21 @@ class TestDeliveredBefore:
         found = transactions(BEGIN, *inside, delivered_lsn=120)
         assert receive(found, COMMIT) == [Resent(Transaction(700, 100, 5), 120)]
 
-    def test_a_transaction_that_commits_at_the_delivered_position_is_new(self) -> None:
-        assert len(receive(transactions(BEGIN, delivered_lsn=100), INSERT)) == 1
+    @pytest.mark.parametrize(
+        "received",
+        [
+            (BEGIN, INSERT, COMMIT),
+            (*segment(700, row(700, 1)), stream_commit(700)),
+            (begin_prepare(700), row(None, 1), prepare(700), commit_prepared(700)),
+        ],
+        ids=["ordinary", "streamed", "prepared"],
+    )
+    def test_a_transaction_that_commits_at_the_delivered_position_is_new(
+        self, received: Sequence[messages.Message]
+    ) -> None:
+        events = receive(transactions(delivered_lsn=100), *received)
+        assert values(events) == [1]
+        assert events[-1] == Committed(Transaction(700, 100, 5), 120)
 
     def test_a_delivered_position_inside_a_commit_record_is_another_servers(self) -> None:
         found = transactions(BEGIN, delivered_lsn=110)
