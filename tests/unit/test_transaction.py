@@ -268,6 +268,10 @@ class TestStreamedTransactions:
         assert [len(change.relation.columns) for change in changes] == [1, 2, 1]
         assert [change.relation.name for change in changes] == ["t", "t", "o"]
 
+    def test_a_version_is_kept_once_however_many_rows_it_has(self) -> None:
+        found = transactions(*segment(700, row(700, 1), row(700, 2), row(700, 3, 8), row(700, 4)))
+        assert [version.name for version in found._streams[700].relations] == ["t", "o"]
+
     def test_a_version_described_in_a_stream_holds_for_what_comes_behind_it(self) -> None:
         altered = messages.Relation(700, 7, "public", "renamed", "d", TABLE.columns)
         found = transactions(*segment(700, altered), StreamAbort(700, 700, None, None), BEGIN)
