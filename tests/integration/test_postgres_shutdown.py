@@ -42,6 +42,23 @@ def test_while_it_streams(server: Postgres, start: Start) -> None:
     pipeline.assert_complete()
 
 
+@pytest.mark.parametrize("server", [18], indirect=True)
+def test_while_a_prepared_transaction_holds_the_slot(server: Postgres, start: Start) -> None:
+    pipeline = start({"postgres": {"two_phase": True}}, server=server)
+    with pipeline.database.connect() as connection:
+        connection.execute("BEGIN")
+        pipeline.write_in(connection, 1)
+        connection.execute(f"PREPARE TRANSACTION '{pipeline.slot}'")
+    pipeline.write(2)
+    assert pipeline.read(2) == [2, 3]
+    server.restart("fast")
+    pipeline.wait_for(state="streaming")
+    with pipeline.database.connect() as connection:
+        connection.execute(f"COMMIT PREPARED '{pipeline.slot}'")
+    assert pipeline.read(3) == [2, 3, 1]
+    pipeline.wait_until_confirmed()
+
+
 @pytest.mark.parametrize("server", UNREAD, indirect=True)
 def test_while_kafka_takes_nothing_and_more_is_waiting_than_is_read(
     server: Postgres, own_kafka: Kafka, start: Start
