@@ -144,6 +144,7 @@ def fill_batch(connection: psycopg.Connection, rng: random.Random) -> int:
         size = [worker, rng.randint(100, 2000), rng.randint(*BATCH_ROWS)]
         changes += connection.execute(insert, size).rowcount
         changes += tentatively(connection, rng, some_of_batch(worker))
+        changes += tentatively(connection, rng, remark)
         time.sleep(rng.uniform(0, 0.1))
     if rng.random() < 0.5:  # what stays is read back in the end
         changes += connection.execute("DELETE FROM batch WHERE worker = %s", [worker]).rowcount
