@@ -219,15 +219,13 @@ class SpooledRows:
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
         """Return the pieces; UnavailableError before the first one that is not as it was written."""
         read = bytearray()
-        for block in self._blocks():
+        for block in self._blocks() if self._in_file else ():
             read += block
             taken = yield from _pieces(read)
             del read[:taken]
         yield from _pieces(self._buffer)
 
     def _blocks(self) -> Iterator[bytes]:
-        if not self._in_file:
-            return
         try:
             with self._path.open("rb", buffering=READ_BYTES) as file:
                 for checksum in self._checksums:

@@ -152,7 +152,7 @@ STEPS: Mapping[str, Step] = {
         TransactionalProducer, "commit", before=True, first=_report_for_a_while, armed=_release_of_the_oldest
     ),
     "spilled": Step(SpooledRows, "spill"),
-    "read back": Step(SpooledRows, "_from_file", before=True),
+    "read back": Step(SpooledRows, "_blocks", before=True),
     "Kafka transaction begun": Step(TransactionalProducer, "begin"),
     "rows of an unfinished transaction produced": Step(KafkaSink, "produce", first=_flush_sink),
     "flushed": Step(TransactionalProducer, "flush"),
