@@ -164,10 +164,13 @@ class TestGoingOn:
         assert world.cuts[0][2].timeline == 2
 
     async def test_as_a_standby_until_the_owner_is_gone(self) -> None:
-        world = World(position=8_000, checkpoint=CHECKPOINT, streaming=True)
+        """It does not even go to Kafka."""
+        away = {"prepare": [SinkUnavailable("Kafka is away.")]}
+        world = World(position=8_000, checkpoint=CHECKPOINT, streaming=True, faults=away)
         async with running(world) as found:
             await until(lambda: found.state is State.STANDBY)
             assert world.owner is None
+            assert world.faults["prepare"]
             world.streaming = False
             await streaming(found)
 
@@ -542,6 +545,26 @@ class TestTheWrongServerForAMoment:
         world = World(checkpoint=CHECKPOINT, faults={"fence": [Fenced("The owner was disturbed.")]})
         with pytest.raises(HistoryError, match="If this is the wrong server"):
             await ended(pipeline(world))
+        assert world.faults["fence"]
+
+    async def test_what_another_owner_delivered_during_the_start_is_not_ahead_of_the_server(self) -> None:
+        world = World(position=8_000, checkpoint=CHECKPOINT)
+
+        class Early(FakeSource):
+            async def identify(self) -> ServerIdentity:
+                return replace(await super().identify(), xlogpos=8_500)
+
+        async def source() -> FakeSource:
+            return Early(world)
+
+        async def sink() -> FakeSink:
+            return FakeSink(world)
+
+        found = Pipeline(OPTIONS, source, sink, FakeRegistry(world), MemorySpool, Metrics())
+        task = asyncio.create_task(ended(found))
+        await streaming(found)
+        found.stop()
+        await task
 
     async def test_being_fenced_before_the_slot_is_ours_is_a_race_and_no_reason_to_stop(self) -> None:
         world = World(faults={"announce": [Fenced("Another took over.")]})
