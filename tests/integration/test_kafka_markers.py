@@ -90,10 +90,11 @@ async def test_one_whose_answer_was_lost_comes_twice(
     await asyncio.to_thread(assert_complete, kafka, prefix, orders, 4)
 
 
-async def test_one_that_comes_once_more_after_the_comparison_does_no_harm(
-    proxied: tuple[Kafka, KafkaProxy], prefix: str, orders: Target, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("moment", ["before the comparison", "after it"])
+async def test_one_that_comes_once_more_in_the_middle_of_the_next_cut(
+    proxied: tuple[Kafka, KafkaProxy], prefix: str, orders: Target, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """Nothing of the cut stands behind it; the next one is given up."""
+    """It shows that cut's records, so the cut must not be given up any more: they would come twice."""
     kafka, proxy = proxied
     kept: list[Request] = []
     unlike = Ledger.unlike
@@ -103,10 +104,13 @@ async def test_one_that_comes_once_more_after_the_comparison_does_no_harm(
         kept.append(request)
         request.cut()
 
-    def then_it_comes(self: Ledger, foretold: Mapping[Place, int]) -> SinkUnavailable | None:
-        found = unlike(self, foretold)
-        kept.pop().send_late()
+    def beside(self: Ledger, foretold: Mapping[Place, int]) -> SinkUnavailable | None:
         monkeypatch.setattr(Ledger, "unlike", unlike)
+        if moment == "before the comparison":
+            kept.pop().send_late()
+        found = unlike(self, foretold)
+        if moment == "after it":
+            kept.pop().send_late()
         return found
 
     async with Session(kafka, prefix) as session:
@@ -114,11 +118,15 @@ async def test_one_that_comes_once_more_after_the_comparison_does_no_harm(
         proxy.on(WRITE_TXN_MARKERS, keep)
         await deliver_to(session, orders, 1)
         await asyncio.to_thread(wait_for, lambda: bool(kept) and end_of(kafka, orders.topic) == 2)
-        monkeypatch.setattr(Ledger, "unlike", then_it_comes)
+        monkeypatch.setattr(Ledger, "unlike", beside)
         await deliver_to(session, orders, 2)
-        with pytest.raises(SinkUnavailable, match=GIVEN_UP):
-            await deliver_to(session, orders, 3)
-    async with Session(kafka, prefix, foresight=session.foresight) as session:
+        if moment == "after it":
+            with pytest.raises(SinkUnavailable, match=GIVEN_UP):
+                await deliver_to(session, orders, 3)
+        foresight = session.foresight
+        assert not kept
+    async with Session(kafka, prefix, foresight=foresight) as session:
+        assert not foresight.is_clear
         await session.sink.open_topic(policy(orders), keyed=True)
         await deliver_to(session, orders, 4)
     await asyncio.to_thread(assert_complete, kafka, prefix, orders, 4)

@@ -187,6 +187,12 @@ class Ledger:
         if not wrong:
             return None
         self._foresight.failed()
+        behind = {place: foretold[place] + 1 for place in wrong}
+        if behind == {place: found[place] for place in wrong} == self._topics.stable_offsets(wrong):
+            # Nothing but a marker, behind the cut's records, and it has ended the transaction there. As a late copy of
+            # the former transaction's it shows them to readers, and giving the cut up would write them again. Or this
+            # transaction was ended for good: then Kafka refuses the commit.
+            return None
         topic, partition = wrong[0]
         return SinkUnavailable(
             f"Partition {partition} of topic {topic} ends at offset {found[wrong[0]]} instead of "

@@ -209,8 +209,15 @@ class Topics:
 
     def next_offsets(self, places: Sequence[Place]) -> dict[Place, int]:
         """Return the end of each partition, transactions still open included."""
+        return self._latest(places, IsolationLevel.READ_UNCOMMITTED)
+
+    def stable_offsets(self, places: Sequence[Place]) -> dict[Place, int]:
+        """Return the offset in each partition that read_committed readers get to: of the first transaction open."""
+        return self._latest(places, IsolationLevel.READ_COMMITTED)
+
+    def _latest(self, places: Sequence[Place], isolation: IsolationLevel) -> dict[Place, int]:
         request = {TopicPartition(topic, partition): OffsetSpec.latest() for topic, partition in places}
-        return self._offsets(request, IsolationLevel.READ_UNCOMMITTED) if request else {}
+        return self._offsets(request, isolation) if request else {}
 
     def bounds(self, topic: str, partition: int) -> tuple[int, int]:
         """Return the first offset of a partition and its high watermark, transactions still open included."""

@@ -165,8 +165,8 @@ class TestGoingOn:
 
     async def test_as_a_standby_until_the_owner_is_gone(self) -> None:
         """It does not even go to Kafka."""
-        away = {"prepare": [SinkUnavailable("Kafka is away.")]}
-        world = World(position=8_000, checkpoint=CHECKPOINT, streaming=True, faults=away)
+        world = World(position=8_000, checkpoint=CHECKPOINT, streaming=True)
+        world.faults["prepare"] = [SinkUnavailable("Kafka is away.")]
         async with running(world) as found:
             await until(lambda: found.state is State.STANDBY)
             assert world.owner is None
