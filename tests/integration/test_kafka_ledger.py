@@ -327,11 +327,14 @@ class TestDuringASession:
             async with Session(kafka, prefix) as session:
                 assert session.checkpoint.cut == 0
 
-    async def test_records_that_are_lost(self, kafka: Kafka, prefix: str, orders: Target) -> None:
+    @pytest.mark.parametrize("foretold", [True, False])
+    async def test_records_that_are_lost(self, kafka: Kafka, prefix: str, orders: Target, *, foretold: bool) -> None:
         """As after an unclean leader election; here we believe that we wrote more."""
         async with Session(kafka, prefix) as session:
             await session.sink.open_topic(policy(orders), keyed=True)
             await session.deliver(insert(orders, 1))
+            if not foretold:
+                session.foresight.failed()
             session.sink._ledger._known.ends[orders.topic, 0] += 100
             with pytest.raises(HistoryError, match=rf"Partition 0 of topic {orders.topic} ends at offset \d+, before"):
                 await session.deliver(insert(orders, 2))

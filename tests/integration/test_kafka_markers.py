@@ -69,6 +69,26 @@ async def test_a_cut_waits_for_the_markers_of_the_one_before(
     await asyncio.to_thread(assert_complete, kafka, prefix, orders, 4)
 
 
+async def test_a_full_cut_may_list_a_partition_before_its_marker_comes(
+    proxied: tuple[Kafka, KafkaProxy], prefix: str, orders: Target
+) -> None:
+    kafka, proxy = proxied
+
+    def slowly(request: Request) -> None:
+        time.sleep(0.3)
+        request.forward()
+
+    async with Session(kafka, prefix) as session:
+        await session.sink.open_topic(policy(orders), keyed=True)
+        proxy.on(WRITE_TXN_MARKERS, slowly)
+        await session.deliver(insert(orders, 1))
+        session.sink._ledger._full_at = float("-inf")
+        await session.deliver()
+        await session.deliver(insert(orders, 2))
+        assert session.foresight.is_clear
+        proxy.forward()
+
+
 async def test_one_whose_answer_was_lost_comes_twice(
     proxied: tuple[Kafka, KafkaProxy], prefix: str, orders: Target
 ) -> None:
