@@ -150,6 +150,13 @@ class TestGoingOn:
             await until(lambda: len(world.numbers) >= 2)
         assert world.numbers == [1, 2]
 
+    async def test_with_what_holds_the_slot(self) -> None:
+        world = World(position=8_000, checkpoint=replace(CHECKPOINT, held_lsn=8_500))
+        async with running(world) as found:
+            await streaming(found)
+            assert found.session is not None
+            assert found.session.progress.held_at(9_000) == 8_500
+
     async def test_on_a_promoted_standby(self) -> None:
         world = World(
             position=8_000,

@@ -439,6 +439,19 @@ class TestPreparedTransactions:
             await until(lambda: found.confirmed == 10_400)
             assert world.numbers == []
 
+    async def test_not_before_the_checkpoint_says_so(self) -> None:
+        world = World(position=10_000)
+        async with running(world, heartbeat_s=0.01) as found:
+            world.send(*self.PREPARE, end_lsn=10_200)
+            await until(lambda: found.session.checkpoint.held_lsn == 10_100)
+            world.commit_gate = asyncio.Event()
+            world.send(messages.RollbackPrepared(10_120, 10_400, 1, 1, 700, "g"), end_lsn=10_400)
+            await until(lambda: found.has_received(10_400))
+            assert found.confirmed == 10_100
+            world.commit_gate.set()
+            await until(lambda: found.confirmed == 10_400)
+            assert found.session.checkpoint.held_lsn == 0
+
     async def test_so_does_one_without_changes_from_the_beginning(self) -> None:
         world = World(position=10_000)
         async with running(world, heartbeat_s=0.01) as found:
