@@ -128,6 +128,18 @@ def test_what_a_killed_daemon_leaves_behind_the_next_one_removes(
     pipeline.assert_complete()
 
 
+def test_what_waits_ends_with_its_session(begin: Callable[..., Pipeline], tmp_path: Path) -> None:
+    pipeline = begin(tmp_path)
+    with open_transaction(pipeline, 4) as connection:
+        wait_until_spilled(pipeline, 2)
+        sql = "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s"
+        with pipeline.database.connect() as admin:
+            admin.execute(sql, [pipeline.slot])
+        wait_until(lambda: '"event": "waiting"' in pipeline.daemon.log_text(), "the session to end")
+        connection.execute("COMMIT")
+    pipeline.assert_complete()
+
+
 def test_two_daemons_with_one_directory_do_not_meet(
     begin: Callable[..., Pipeline], kafka: Kafka, tmp_path: Path
 ) -> None:
