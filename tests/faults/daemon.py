@@ -47,6 +47,8 @@ def _received_does_not_matter() -> None:
 
 
 def _released_at_once() -> None:
+    # neither what the session knows of prepares, nor what the last checkpoint says of them
+    Progress.confirmable = property(lambda self: min((self.delivered, self.received, *self._prepares.values())))  # type: ignore[assignment, method-assign]
     Progress.release = lambda self, xid, _: self.forget(xid)  # type: ignore[assignment, method-assign]
 
 
