@@ -117,12 +117,12 @@ def _report_for_a_while(_: TransactionalProducer) -> None:
 
 
 def _release_of_the_oldest() -> threading.Event:
-    """Return what is set when a transaction is committed whose Prepare alone holds the slot back."""
+    """Return what is set when a transaction ends that is not delivered, and whose Prepare alone holds the slot back."""
     release, happened = Progress.release, threading.Event()
 
     def released(progress: Progress, xid: int, end_lsn: int) -> None:
         others = [lsn for other, lsn in progress._prepares.items() if other != xid]
-        if progress._prepares.get(xid, end_lsn) < min(progress.delivered, end_lsn, *others):
+        if progress._prepares.get(xid, end_lsn) < min(progress.delivered, *others) and progress.delivered < end_lsn:
             happened.set()
         release(progress, xid, end_lsn)
 
