@@ -122,7 +122,7 @@ def _release_of_the_oldest() -> threading.Event:
 
     def released(progress: Progress, xid: int, end_lsn: int) -> None:
         others = [lsn for other, lsn in progress._prepares.items() if other != xid]
-        if progress._prepares.get(xid, end_lsn) < min(progress.delivered, *others) and progress.delivered < end_lsn:
+        if progress._prepares.get(xid, end_lsn) < min((progress.delivered, *others)) and progress.delivered < end_lsn:
             happened.set()
         release(progress, xid, end_lsn)
 
