@@ -355,8 +355,8 @@ class Preparer:
             connection.execute("INSERT INTO scratch VALUES (1)")
         else:
             _move(connection, account, account, self.rng.randint(-50, 50))
-            # a long one's rows come in several reads, so that the next session knows of the prepare late
-            is_large = kind < (9 if GIDS[share - 1] in LONG else 4)
+            # of a large one the next session knows late; a small one's end can be reported before it is delivered
+            is_large = kind < (6 if GIDS[share - 1] in LONG else 4)
             changes = 2 + (fill_batch(connection, self.rng) if is_large else 0)
             changes += sum(tentatively(connection, self.rng, work) for work in (remark, say_aside))
             self._number += 1
