@@ -152,6 +152,39 @@ async def test_one_that_comes_once_more_in_the_middle_of_the_next_cut(
     await asyncio.to_thread(assert_complete, kafka, prefix, orders, 4)
 
 
+async def test_what_would_be_given_up_is_finished_where_one_shows_its_checkpoint(
+    proxied: tuple[Kafka, KafkaProxy], prefix: str, orders: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the next session would go on behind it, and what is not shown would be lost."""
+    kafka, proxy = proxied
+    kept: list[Request] = []
+    items = Target(f"{prefix}.public.items", 11, 12)
+
+    def keep(request: Request) -> None:
+        proxy.forward()
+        kept.append(request)
+        request.cut()
+
+    def between_records(_ledger: Ledger, _foretold: Mapping[Place, int]) -> SinkUnavailable:
+        kept.pop().send_late()
+        return SinkUnavailable("A marker stands between the records of a partition.")
+
+    async with Session(kafka, prefix) as session:
+        for target in orders, items:
+            await session.sink.open_topic(policy(target), keyed=True)
+        proxy.on(WRITE_TXN_MARKERS, keep)
+        await deliver_to(session, orders, 1)
+        await asyncio.to_thread(wait_for, lambda: bool(kept) and end_of(kafka, orders.topic) == 2)
+        with monkeypatch.context() as patch:
+            patch.setattr(Ledger, "unlike", between_records)
+            await session.deliver(insert(orders, 2), insert(items, 2))
+    async with Session(kafka, prefix) as session:
+        assert session.checkpoint.cut == 2
+    for target, values in (orders, [b"value 1", b"value 2"]), (items, [b"value 2"]):
+        found = await asyncio.to_thread(read_committed, kafka, target.topic)
+        assert [message.value() for message in found] == values
+
+
 def wait_for(condition: Callable[[], bool]) -> None:
     while not condition():
         time.sleep(0.01)
