@@ -242,7 +242,8 @@ def _step(message: Message) -> _Step | None:
 def _broken(topic: str, offset: int, error: ValueError) -> HistoryError:
     return HistoryError(
         f"Record {offset} of topic {topic} is not a schema: {error}. Only pgsluice may write there. Remove "
-        "the record; or delete the topic: schemas come back, under the same ids, as rows are published."
+        'the record; or delete the topic, and let the pipeline start once with kafka.topics.changed = "accept": the '
+        "schemas in use come back, under the same ids, as rows are published."
     )
 
 
