@@ -111,6 +111,7 @@ _CONNECTING: Sequence[tuple[str, type[PgsluiceError], str]] = (
         ConfigError,
         "correct the connection parameter",
     ),
+    (r"service file .* not found", ConfigError, "correct PGSERVICEFILE, or remove the service"),
     (
         r"authentication method requirement|channel binding (is )?required",
         ConfigError,
@@ -152,6 +153,9 @@ def cannot_connect(error: Error) -> PgsluiceError:
     words = _one_line(str(error))
     judged = [_connecting(failure) for failure in _by_host(str(error))]
     if None in judged:
+        if isinstance(error, psycopg.ProgrammingError):
+            # its words may quote a password
+            return ConfigError("the connection string of PostgreSQL is none that libpq can read. To do: correct it")
         return SourceUnavailable(f"PostgreSQL cannot be reached: {words}")
     kind, advice = next(found for found in judged if found is not None)
     return kind(f"PostgreSQL cannot be reached: {words}. To do: {advice}")

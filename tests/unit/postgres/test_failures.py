@@ -71,6 +71,7 @@ def error(sqlstate: str, message: str = "words", detail: str = "", routine: str 
         ('weak sslmode "prefer" may not be used with sslrootcert=system (use "verify-full")', ConfigError),
         ('definition of service "s" not found', ConfigError),
         ('Unix-domain socket path "/p" is too long (maximum 107 bytes)', ConfigError),
+        ('service file "/nowhere" not found', ConfigError),
         ("bad value for connect_timeout: 'x'", ConfigError),
         ("Connection refused", SourceUnavailable),
         ("FATAL:  the database system is starting up", SourceUnavailable),
@@ -84,6 +85,13 @@ def test_a_connection_that_could_not_be_made(words: str, kind: type[PgsluiceErro
     assert str(found).startswith("PostgreSQL cannot be reached: connection failed:; ")
     assert words in str(found)
     assert ("To do: " in str(found)) == (kind is not SourceUnavailable)
+
+
+def test_a_connection_string_that_is_none() -> None:
+    """psycopg's words may quote all of it."""
+    found = failures.cannot_connect(psycopg.ProgrammingError('unexpected character in URI: "postgresql://u:secret@["'))
+    assert str(found) == "the connection string of PostgreSQL is none that libpq can read. To do: correct it"
+    assert type(found) is ConfigError
 
 
 REFUSED = "connection failed: Connection refused"
