@@ -479,7 +479,10 @@ def test_the_last_cuts_are_read_back_to_a_full_one(kafka: Kafka, prefix: str) ->
             return read_last_cuts(tail, json.loads, committed)
 
     assert read(0)[1] is None
-    entries = [{"full": number == 5, "part": 0, "cut": number, "topics": []} for number in range(1, 3 * FIRST_WINDOW)]
+    entries = [
+        {"full": number == 5, "part": 0, "epoch": 1, "cut": number, "topics": []}
+        for number in range(1, 3 * FIRST_WINDOW)
+    ]
     commit(kafka, topic, *(json.dumps(entry).encode() for entry in entries))
     wait_for_end(kafka, topic, len(entries) + 1)
     last, lost = read(len(entries))
