@@ -45,14 +45,12 @@ class Checkpoint:
         self, cut: int, end_lsn: int, last: tuple[Transaction, int] | None, held_lsn: int = INVALID_LSN
     ) -> "Checkpoint":
         """Return the checkpoint of ``cut``; ``last`` is its last transaction with that one's end LSN."""
+        found = replace(self, cut=cut, end_lsn=end_lsn, held_lsn=held_lsn)
         if last is None:
-            return replace(self, cut=cut, end_lsn=end_lsn, held_lsn=held_lsn)
+            return found
         transaction, last_end_lsn = last
         return replace(
-            self,
-            cut=cut,
-            end_lsn=end_lsn,
-            held_lsn=held_lsn,
+            found,
             last_end_lsn=last_end_lsn,
             last_xid=transaction.xid,
             last_commit_ts=transaction.commit_ts,

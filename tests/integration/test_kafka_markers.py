@@ -50,15 +50,16 @@ def assert_complete(kafka: Kafka, prefix: str, target: Target, last: int) -> Non
         assert (first <= message.offset(), following) == (True, message.offset() + 1)
 
 
+def slowly(request: Request) -> None:
+    time.sleep(0.3)
+    request.forward()
+
+
 async def test_a_cut_waits_for_the_markers_of_the_one_before(
     proxied: tuple[Kafka, KafkaProxy], prefix: str, orders: Target
 ) -> None:
     """Else one could come after its offsets were foretold, and before its records."""
     kafka, proxy = proxied
-
-    def slowly(request: Request) -> None:
-        time.sleep(0.3)
-        request.forward()
 
     async with Session(kafka, prefix) as session:
         await session.sink.open_topic(policy(orders), keyed=True)
@@ -73,10 +74,6 @@ async def test_a_full_cut_may_list_a_partition_before_its_marker_comes(
     proxied: tuple[Kafka, KafkaProxy], prefix: str, orders: Target
 ) -> None:
     kafka, proxy = proxied
-
-    def slowly(request: Request) -> None:
-        time.sleep(0.3)
-        request.forward()
 
     async with Session(kafka, prefix) as session:
         await session.sink.open_topic(policy(orders), keyed=True)
