@@ -50,20 +50,27 @@ OPTIONS = PipelineOptions(
 CHECKPOINT = Checkpoint("shop", "s", "7001", 1, 1, 4, 9_000)
 
 
-def pipeline(world: World, **options: Any) -> Pipeline:  # noqa: ANN401 - any of the options
-    async def source() -> FakeSource:
+def pipeline(
+    world: World,
+    *,
+    source: Callable[[World], FakeSource] = FakeSource,
+    sink: Callable[[World], FakeSink] = FakeSink,
+    **options: Any,  # noqa: ANN401 - any of the options
+) -> Pipeline:
+    async def open_source() -> FakeSource:
         world.step("connect")
-        return FakeSource(world)
+        return source(world)
 
-    async def sink() -> FakeSink:
-        return FakeSink(world)
+    async def make_sink() -> FakeSink:
+        return sink(world)
 
-    return Pipeline(replace(OPTIONS, **options), source, sink, FakeRegistry(world), MemorySpool, Metrics())
+    return Pipeline(replace(OPTIONS, **options), open_source, make_sink, FakeRegistry(world), MemorySpool, Metrics())
 
 
 @asynccontextmanager
-async def running(world: World, **options: Any) -> AsyncIterator[Pipeline]:  # noqa: ANN401 - as above
-    found = pipeline(world, **options)
+async def running(world: World, **how: Any) -> AsyncIterator[Pipeline]:  # noqa: ANN401 - as above
+    """Run a pipeline made so."""
+    found = pipeline(world, **how)
     task = asyncio.create_task(found.run())
     try:
         yield found
@@ -294,19 +301,10 @@ class TestWhenItMustNotGoOn:
                 world.checkpoint = replace(CHECKPOINT, end_lsn=10_000)
                 return Recorded(1, 4)
 
-        async def source() -> FakeSource:
-            return FakeSource(world)
-
-        async def sink() -> FakeSink:
-            return Late(world)
-
-        found = Pipeline(OPTIONS, source, sink, FakeRegistry(world), MemorySpool, Metrics())
-        running = asyncio.create_task(found.run())
-        await until(lambda: found.last_error is not None)
-        assert "taken over while this one was starting" in str(found.last_error)
-        await streaming(found)
-        found.stop()
-        await running
+        async with running(world, sink=Late) as found:
+            await until(lambda: found.last_error is not None)
+            assert "taken over while this one was starting" in str(found.last_error)
+            await streaming(found)
 
     async def test_schemas_of_another_owner_who_was_at_work_until_now(self) -> None:
         """A schema is durable before the cut that needs it: who looks again has seen it."""
@@ -317,18 +315,9 @@ class TestWhenItMustNotGoOn:
                 world.schemas["shop.public.late-value"] = [{"name": "Envelope"}]
                 return await super().recorded()
 
-        async def source() -> FakeSource:
-            return FakeSource(world)
-
-        async def sink() -> FakeSink:
-            return Late(world)
-
-        found = Pipeline(OPTIONS, source, sink, FakeRegistry(world), MemorySpool, Metrics())
-        running = asyncio.create_task(found.run())
-        await streaming(found)
-        assert world.described_topics == {"shop.public.late"}
-        found.stop()
-        await running
+        async with running(world, sink=Late) as found:
+            await streaming(found)
+            assert world.described_topics == {"shop.public.late"}
 
     async def test_adopting_changes_nothing_while_all_is_well(self) -> None:
         world = World(position=8_000, checkpoint=CHECKPOINT)
@@ -369,14 +358,8 @@ class TestWhenItMustNotGoOn:
                 world.position = None
                 return stream
 
-        async def source() -> FakeSource:
-            return Dropped(world)
-
-        async def sink() -> FakeSink:
-            return FakeSink(world)
-
         with pytest.raises(ConfigError, match="was dropped while it was being started"):
-            await ended(Pipeline(OPTIONS, source, sink, FakeRegistry(world), MemorySpool, Metrics()))
+            await ended(pipeline(world, source=Dropped))
 
     async def test_a_large_transaction_that_misses_its_deadline_twice(self) -> None:
         world = World(position=8_000, checkpoint=CHECKPOINT, faults={"commit": [DeadlineMissed("late")] * 2})
@@ -421,15 +404,9 @@ class TestWhenItMustNotGoOn:
                 world.checkpoint = replace(checkpoint, end_lsn=checkpoint.end_lsn + 8)
                 raise Fenced("Another took over.")
 
-        async def source() -> FakeSource:
-            return FakeSource(world)
-
-        async def sink() -> FakeSink:
-            return Overtaken(world)
-
         world.commit(1)
         with pytest.raises(UnavailableError, match="It does not stream from our slot"):
-            await ended(Pipeline(OPTIONS, source, sink, FakeRegistry(world), MemorySpool, Metrics()))
+            await ended(pipeline(world, sink=Overtaken))
 
     @pytest.mark.parametrize("step", ["commit", "committed"])
     async def test_being_fenced_while_the_slot_is_ours_by_one_who_writes_nothing(self, step: str) -> None:
@@ -450,22 +427,13 @@ class TestWhenItMustNotGoOn:
                     raise SlotInUse("active for another")
                 return await super().slot_position()
 
-        async def source() -> FakeSource:
-            return Taken(world)
-
-        async def sink() -> FakeSink:
-            return FakeSink(world)
-
-        found = Pipeline(OPTIONS, source, sink, FakeRegistry(world), MemorySpool, Metrics())
-        task = asyncio.create_task(found.run())
-        await streaming(found)
-        world.commit(1)
-        await until(lambda: world.numbers)
-        world.faults["commit"] = [Fenced("Another took over.")]
-        world.commit(2)
-        await until(lambda: found.state is State.STANDBY)
-        found.stop()
-        await task
+        async with running(world, source=Taken) as found:
+            await streaming(found)
+            world.commit(1)
+            await until(lambda: world.numbers)
+            world.faults["commit"] = [Fenced("Another took over.")]
+            world.commit(2)
+            await until(lambda: found.state is State.STANDBY)
 
 
 class TestAdopting:
@@ -510,17 +478,8 @@ class TestTheWrongServerForAMoment:
                 if world.position is None:
                     world.position, world.checkpoint = 8_000, CHECKPOINT
 
-        async def source() -> FakeSource:
-            return FakeSource(world)
-
-        async def sink() -> FakeSink:
-            return Late(world)
-
-        found = Pipeline(OPTIONS, source, sink, FakeRegistry(world), MemorySpool, Metrics())
-        task = asyncio.create_task(found.run())
-        await streaming(found)
-        found.stop()
-        await task
+        async with running(world, sink=Late) as found:
+            await streaming(found)
         assert world.checkpoint == CHECKPOINT
 
     async def test_a_server_that_shuts_down_while_kafka_makes_the_start_wait(
@@ -536,18 +495,9 @@ class TestTheWrongServerForAMoment:
                     await asyncio.sleep(60)
                 return await super().last_checkpoint()
 
-        async def source() -> FakeSource:
-            return FakeSource(world)
-
-        async def sink() -> FakeSink:
-            return Hanging(world)
-
-        found = Pipeline(OPTIONS, source, sink, FakeRegistry(world), MemorySpool, Metrics())
-        task = asyncio.create_task(found.run())
-        await until(lambda: found.state is State.WAITING)
-        await streaming(found)
-        found.stop()
-        await task
+        async with running(world, sink=Hanging) as found:
+            await until(lambda: found.state is State.WAITING)
+            await streaming(found)
 
     async def test_who_was_sent_to_the_wrong_server_fences_nobody(self) -> None:
         world = World(checkpoint=CHECKPOINT, faults={"fence": [Fenced("The owner was disturbed.")]})
@@ -562,17 +512,8 @@ class TestTheWrongServerForAMoment:
             async def identify(self) -> ServerIdentity:
                 return replace(await super().identify(), xlogpos=8_500)
 
-        async def source() -> FakeSource:
-            return Early(world)
-
-        async def sink() -> FakeSink:
-            return FakeSink(world)
-
-        found = Pipeline(OPTIONS, source, sink, FakeRegistry(world), MemorySpool, Metrics())
-        task = asyncio.create_task(ended(found))
-        await streaming(found)
-        found.stop()
-        await task
+        async with running(world, source=Early) as found:
+            await streaming(found)
 
     async def test_being_fenced_before_the_slot_is_ours_is_a_race_and_no_reason_to_stop(self) -> None:
         world = World(faults={"announce": [Fenced("Another took over.")]})
