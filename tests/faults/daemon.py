@@ -26,12 +26,13 @@ from pgsluice import cli
 from pgsluice.kafka.ledger import Ledger
 from pgsluice.kafka.producer import CutProducer, TransactionalProducer
 from pgsluice.kafka.sink import KafkaSink
+from pgsluice.pipeline.session import Session
 from pgsluice.postgres.options import StreamOptions
 from pgsluice.postgres.source import PostgresSource
 from pgsluice.postgres.stream import ReplicationStream
 from pgsluice.progress import Progress
 from pgsluice.spool import SpooledRows
-from pgsluice.transaction import Transactions
+from pgsluice.transaction import Transaction, Transactions
 
 FLUSH_S = 10.0
 
@@ -39,7 +40,7 @@ COMMIT_MAX_S = 0.02
 """A commit is answered within that time, mostly: a crash falls before, between or behind request and answer."""
 
 REPORTS_S = 1.0
-"""Enough for some status updates at the interval that the storm sets."""
+"""Enough for a status update to arrive."""
 
 
 def _received_does_not_matter() -> None:
@@ -117,16 +118,24 @@ def _report_for_a_while(_: TransactionalProducer) -> None:
 
 
 def _release_of_the_oldest() -> threading.Event:
-    """Return what is set when a transaction ends that is not delivered, and whose Prepare alone holds the slot back."""
-    release, happened = Progress.release, threading.Event()
+    """Return what is set when a transaction ends that is not delivered, and whose Prepare alone held the slot back.
 
-    def released(progress: Progress, xid: int, end_lsn: int) -> None:
-        others = [lsn for other, lsn in progress._prepares.items() if other != xid]
-        if progress._prepares.get(xid, end_lsn) < min((progress.delivered, *others)) and progress.delivered < end_lsn:
+    Just then a status update is due.
+    """
+    ended, happened = Session._ended, threading.Event()
+
+    def ended_and_reported(session: Session, transaction: Transaction, end_lsn: int) -> None:
+        progress = session.progress
+        others = [lsn for xid, lsn in progress._prepares.items() if xid != transaction.xid]
+        prepare_lsn = progress._prepares.get(transaction.xid, end_lsn)
+        ended(session, transaction, end_lsn)
+        if prepare_lsn < min((progress.delivered, *others)) and progress.delivered < end_lsn:
+            session._report()
+            assert isinstance(session._stream, ReplicationStream), "the product's"
+            session._stream._send_report()
             happened.set()
-        release(progress, xid, end_lsn)
 
-    Progress.release = released  # type: ignore[assignment, method-assign]
+    Session._ended = ended_and_reported  # type: ignore[assignment, method-assign]
     return happened
 
 
