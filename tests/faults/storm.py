@@ -23,6 +23,7 @@ from sandbox.daemon import PROGRAM, Daemon
 from sandbox.errors import ServerError
 from sandbox.kafka import Kafka
 from sandbox.postgres import Database
+from sandbox.program import HTTP_OK
 from tests.faults import daemon as failpoints
 from tests.faults.checker import Checker, Contents, Tally, check_positions
 from tests.faults.script import AT_A_MOMENT, BROKERS, FIRST_STEPS, FOREIGN_TRANSACTION, Death, Fault, Mode, Options
@@ -56,6 +57,8 @@ FOREIGN_TIMEOUT_S = 10
 """For each of somebody else's requests; then the brokers end the transaction."""
 FOREIGN_PAUSE_S = 0.2
 """With a transaction open."""
+STREAMING_S = 15.0
+"""How long somebody else waits for a daemon that streams; some die before."""
 
 
 @dataclass(frozen=True)
@@ -306,14 +309,22 @@ class Storm:
             "transactional.id": f"somebody else beside {self._name}",
             "transaction.timeout.ms": FOREIGN_TIMEOUT_S * 1000,
         }
-        producer, end = Producer(settings), time.monotonic() + seconds
+        producer = Producer(settings)
         with suppress(KafkaException):  # of brokers that are away; they abort the last one themselves
             producer.init_transactions(FOREIGN_TIMEOUT_S)
+            self._wait_until_streaming()
+            end = time.monotonic() + seconds
             while time.monotonic() < end:
                 producer.begin_transaction()
                 self._write_what_is_aborted(producer)
                 time.sleep(FOREIGN_PAUSE_S)
                 producer.abort_transaction(FOREIGN_TIMEOUT_S)
+
+    def _wait_until_streaming(self) -> None:
+        """Return once the daemon counts offsets, or would do so only later: who writes before disturbs nobody."""
+        end = time.monotonic() + STREAMING_S
+        while self._daemon.readiness("active") != HTTP_OK and time.monotonic() < end:
+            time.sleep(POLL_S)
 
     def _write_what_is_aborted(self, producer: Producer) -> None:
         for topic in producer.list_topics(timeout=FOREIGN_TIMEOUT_S).topics:

@@ -152,11 +152,11 @@ def fill_batch(connection: psycopg.Connection, rng: random.Random) -> int:
 
 
 def some_of_batch(worker: int) -> Work:
-    """Return work on the rows of a large transaction."""
+    """Return work on the rows of a large transaction, behind a remark: a server that streams may send both at once."""
 
     def change(connection: psycopg.Connection, rng: random.Random) -> int:
-        some = "UPDATE batch SET filler = filler || 'y' WHERE worker = %s AND id %% 7 = %s"
-        return connection.execute(some, [worker, rng.randrange(7)]).rowcount
+        some = "UPDATE batch SET filler = filler || 'y' WHERE worker = %s AND id %% 3 = %s"
+        return remark(connection, rng) + connection.execute(some, [worker, rng.randrange(3)]).rowcount
 
     return change
 
