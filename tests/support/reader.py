@@ -6,6 +6,7 @@ decoding with Confluent's deserializer against the registry that the daemon serv
 
 import json
 import time
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from io import BytesIO
+from operator import itemgetter
 from typing import Any
 
 import fastavro
@@ -118,6 +120,8 @@ class Reader:
         self._rows = Consumer(config)
         self._next: dict[Place, int] = {}
         """Where each partition was read to."""
+        self._partitions: dict[str, int] = {}
+        """Of each topic, as it was when something was read last."""
 
     def close(self) -> None:
         """Let go of the connections."""
@@ -129,6 +133,7 @@ class Reader:
         """Return all cuts up to the first one that ends at or after ``lsn``, with their records."""
         cuts = self._cuts(lsn)
         self._fill(cuts)
+        self._partitions.clear()
         return cuts
 
     def topics(self) -> set[str]:
@@ -152,11 +157,15 @@ class Reader:
         return values
 
     def partitions(self, topic: str) -> int:
-        """Return how many partitions a topic has."""
-        return len(self._rows.list_topics(topic, timeout=METADATA_TIMEOUT_S).topics[topic].partitions)
+        """Return how many partitions a topic has; asked for once after each reading."""
+        if topic not in self._partitions:
+            found = self._rows.list_topics(topic, timeout=METADATA_TIMEOUT_S).topics[topic]
+            self._partitions[topic] = len(found.partitions)
+        return self._partitions[topic]
 
     def read_rest(self) -> list[Event]:
         """Return the records that no cut listed so far: there should be none while the source is silent."""
+        self._partitions.clear()
         places = [(topic, partition) for topic in self.topics() for partition in range(self.partitions(topic))]
         ends = dict.fromkeys(places, 0)
         self._rows.assign([TopicPartition(*place, self._next.get(place, 0)) for place in places])
@@ -191,7 +200,7 @@ class Reader:
                 owners[place].append((following, cut))
         for event in self._read(wanted):
             place = event.topic, event.partition
-            cut = next(cut for following, cut in owners[place] if event.offset < following)
+            _, cut = owners[place][bisect_right(owners[place], event.offset, key=itemgetter(0))]
             cut.events.append(event)
         self._next |= wanted
 
