@@ -119,6 +119,9 @@ NETWORK = ("cut", "cut at a byte", "stall", "drop", "refuse")
 FOREIGN_TRANSACTION = "foreign transactions"
 """Somebody else writes to every topic of changes, and aborts it: no consumer sees that, but offsets are taken."""
 
+FOREIGN_AT_LEAST = 2
+"""As often in every round: some find brokers that are away, or no daemon."""
+
 DATABASE_FAULTS = (
     ("daemon frozen", 2),
     (FOREIGN_TRANSACTION, 2),
@@ -165,8 +168,7 @@ def deaths(rng: random.Random, count: int, usual: Sequence[str]) -> list[Death]:
 def database_weather(rng: random.Random, count: int, kills: int) -> list[Fault]:
     """Draw ``count`` faults around one pipeline, ``kills`` more of its server."""
     kinds = rng.choices(*zip(*DATABASE_FAULTS, strict=True), k=count)
-    if kinds:
-        kinds[0] = FOREIGN_TRANSACTION  # in every round
+    kinds[:FOREIGN_AT_LEAST] = [FOREIGN_TRANSACTION for _ in kinds[:FOREIGN_AT_LEAST]]
     kinds += ["PostgreSQL killed"] * kills
     rng.shuffle(kinds)
     return [_fault(rng, kind, 3.0) for kind in kinds]

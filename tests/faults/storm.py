@@ -310,7 +310,7 @@ class Storm:
             "transaction.timeout.ms": FOREIGN_TIMEOUT_S * 1000,
         }
         producer = Producer(settings)
-        with suppress(KafkaException):  # of brokers that are away; they abort the last one themselves
+        try:
             producer.init_transactions(FOREIGN_TIMEOUT_S)
             self._wait_until_streaming()
             end = time.monotonic() + seconds
@@ -319,6 +319,8 @@ class Storm:
                 self._write_what_is_aborted(producer)
                 time.sleep(FOREIGN_PAUSE_S)
                 producer.abort_transaction(FOREIGN_TIMEOUT_S)
+        except KafkaException as error:  # of brokers that are away; they abort the last one themselves
+            self._note(f"somebody else: {error}")
 
     def _wait_until_streaming(self) -> None:
         """Return once the daemon counts offsets, or would do so only later: who writes before disturbs nobody."""
