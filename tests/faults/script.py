@@ -24,6 +24,8 @@ PASSES = {
 }
 """How often a step is passed at most before the daemon dies there, where it is not ``USUAL_PASSES``."""
 USUAL_PASSES = 15
+EARLY_PASSES = 5
+"""While the weather is at its worst."""
 FIRST_STEPS = ("slot announced", "slot created")
 """Passed only when a pipeline starts for the first time."""
 START_STEPS = (
@@ -149,7 +151,7 @@ def deaths(rng: random.Random, count: int, usual: Sequence[str]) -> list[Death]:
     """Draw how a daemon that passes the ``usual`` steps dies ``count`` times; every third time at a moment."""
     found = [Death(rng.choice(FIRST_STEPS))] if count > 2 and rng.random() < 0.5 else []
     # at least once, this one has records come twice
-    found.append(Death(CUT_RECORD, rng.randint(2, USUAL_PASSES)))
+    found.append(Death(CUT_RECORD, rng.randint(2, EARLY_PASSES)))
     while len(found) < count:
         if rng.random() < 1 / 3:
             found.append(Death(AT_A_MOMENT, seconds=rng.uniform(0.3, LIFE_MAX_S)))
