@@ -427,7 +427,7 @@ def checkpoints(bootstrap_servers: str, prefix: str) -> list[tuple[float, int]]:
         consumer.assign([TopicPartition(f"{prefix}.checkpoint", 0, OFFSET_BEGINNING)])
         found = []
         while True:
-            for message in consumer.consume(1000, 1.0):
+            for message in consumer.consume(1000, POLL_S):
                 if message.error() is None:
                     found.append((message.timestamp()[1] / 1000, int(json.loads(message.value())["end_lsn"])))
                 elif message.error().code() == KafkaError._PARTITION_EOF:

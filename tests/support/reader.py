@@ -23,7 +23,8 @@ from confluent_kafka.schema_registry import SchemaRegistryClient, topic_subject_
 from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
-POLL_S = 0.5
+POLL_S = 0.1
+"""How long to gather messages: a call returns no earlier unless it has as many as it wants."""
 BATCH = 2000
 TIMEOUT_S = 120
 METADATA_TIMEOUT_S = 15
@@ -157,10 +158,10 @@ class Reader:
         return values
 
     def partitions(self, topic: str) -> int:
-        """Return how many partitions a topic has; asked for once after each reading."""
-        if topic not in self._partitions:
-            found = self._rows.list_topics(topic, timeout=METADATA_TIMEOUT_S).topics[topic]
-            self._partitions[topic] = len(found.partitions)
+        """Return how many partitions a topic has; asked for once after each reading, of all topics together."""
+        if not self._partitions:
+            found = self._rows.list_topics(timeout=METADATA_TIMEOUT_S).topics
+            self._partitions = {name: len(one.partitions) for name, one in found.items()}
         return self._partitions[topic]
 
     def read_rest(self) -> list[Event]:
