@@ -133,6 +133,7 @@ class Followed:
         """Carry out the scenarios: the daemon is killed after their first part, and started after their second."""
         self._do("work", self.scenarios)
         self.read()
+        self._wait_until_confirmed(self.read_lsn)  # what is sent again comes under the names that it had
         self.daemon.kill()
         self._do("while_down", self.scenarios)
         self.daemon.start()
@@ -155,8 +156,7 @@ class Followed:
         """Wait until the pipeline has come past what others wrote; what it did meanwhile that it should not."""
         cuts = self.reader.read_until(lsn)
         self.replay.apply(cuts)
-        with self.database.connect() as connection:
-            wait_until(lambda: _confirmed_lsn(connection, f"pgsluice_{self.name}") >= lsn, "the slot has not moved")
+        self._wait_until_confirmed(lsn)
         return [f"cut {cut.record['cut']} has events" for cut in cuts if cut.record["first_lsn"] is not None]
 
     def read(self) -> None:
@@ -181,6 +181,10 @@ class Followed:
         known = {table for scenario in (*self.scenarios, END) for table in scenario.known}
         strangers = [f"events of {name}" for name in self.replay.events.keys() - known]
         return [*self.replay.problems, *rest, *strangers]
+
+    def _wait_until_confirmed(self, lsn: int) -> None:
+        with self.database.connect() as connection:
+            wait_until(lambda: _confirmed_lsn(connection, f"pgsluice_{self.name}") >= lsn, "the slot has not moved")
 
     def _check_alive(self) -> None:
         assert self.daemon.alive, self.daemon.log_text()[-LOG_CHARACTERS:]
