@@ -138,10 +138,9 @@ class Reader:
         return cuts
 
     def topics(self) -> set[str]:
-        """Return the topics of tables that exist."""
-        found = self._rows.list_topics(timeout=METADATA_TIMEOUT_S).topics
+        """Return the topics of tables that exist; asked for as :meth:`partitions`."""
         services = {f"{self.prefix}.{name}" for name in SERVICE_TOPICS}
-        return {topic for topic in found if topic.startswith(f"{self.prefix}.")} - services
+        return {topic for topic in self._counts() if topic.startswith(f"{self.prefix}.")} - services
 
     def schemas(self) -> list[dict[str, Any]]:
         """Return what was written to ``<prefix>.schemas``, in its order."""
@@ -159,10 +158,13 @@ class Reader:
 
     def partitions(self, topic: str) -> int:
         """Return how many partitions a topic has; asked for once after each reading, of all topics together."""
+        return self._counts()[topic]
+
+    def _counts(self) -> dict[str, int]:
         if not self._partitions:
             found = self._rows.list_topics(timeout=METADATA_TIMEOUT_S).topics
             self._partitions = {name: len(one.partitions) for name, one in found.items()}
-        return self._partitions[topic]
+        return self._partitions
 
     def read_rest(self) -> list[Event]:
         """Return the records that no cut listed so far: there should be none while the source is silent."""
