@@ -36,7 +36,7 @@ coverage: setup ## Branch coverage of the core, which has to be complete
 	$(PYTEST) tests/unit tests/property -q -n 2 --cov --cov-report=term-missing
 	$(BIN)/coverage report --include='$(CORE)' --fail-under=100
 
-CORE := src/pgsluice/lsn.py,src/pgsluice/errors.py,src/pgsluice/finding.py,src/pgsluice/pgoutput/*,src/pgsluice/relation.py,src/pgsluice/record.py,src/pgsluice/rows.py,src/pgsluice/transaction.py,src/pgsluice/avro/*,src/pgsluice/tables.py,src/pgsluice/envelope.py,src/pgsluice/cut.py,src/pgsluice/progress.py
+CORE := src/pgsluice/lsn.py,src/pgsluice/errors.py,src/pgsluice/finding.py,src/pgsluice/pgoutput/*,src/pgsluice/relation.py,src/pgsluice/record.py,src/pgsluice/rows.py,src/pgsluice/transaction.py,src/pgsluice/avro/*,src/pgsluice/tables.py,src/pgsluice/envelope.py,src/pgsluice/cut.py,src/pgsluice/progress.py,src/pgsluice/history.py
 
 simulation: setup ## Three thousand worlds of a scripted PostgreSQL and a scripted Kafka, and every rule taken out once
 	$(PYTEST) tests/simulation -q -n 2
@@ -74,9 +74,11 @@ bench-pipelines: setup ## One pipeline beside two, each of half the tables
 types: setup ## Values of every type through real servers: make types COUNT=5000 [SEED=n]
 	$(BIN)/python -m tests.types --count $(or $(COUNT),1000) --seed $(or $(SEED),1)
 
-fuzz: setup ## A million mutated inputs for the decoder, and as many for one twin against the other
+fuzz: setup ## A million mutated inputs for the decoder, for one twin against the other, for readers of service topics, and for the HTTP server
 	$(BIN)/python -m tests.fuzz.pgoutput --count 1000000
 	$(BIN)/python -m tests.fuzz.rows --count 1000000
+	$(BIN)/python -m tests.fuzz.topics --count 1000000
+	$(BIN)/python -m tests.fuzz.http --count 1000000
 
 memory-safety: setup ## The same for the compiled modules under AddressSanitizer
 	rm -rf build/safety && mkdir -p build/safety && cp -r src setup.py pyproject.toml README.md LICENSE build/safety

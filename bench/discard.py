@@ -8,9 +8,9 @@ from collections.abc import Collection, Sequence
 
 from pgsluice import cli, daemon
 from pgsluice.cut import Cut, Recorded, TopicUse
+from pgsluice.history import Checkpoint
 from pgsluice.kafka.sink import CutFormat, SinkOptions
 from pgsluice.pipeline.ends import Sink
-from pgsluice.progress import Checkpoint
 from pgsluice.record import Record
 from pgsluice.tables import TablePolicy
 
@@ -28,9 +28,11 @@ class Discard:
         """Nothing was ever committed."""
         return None
 
-    async def last_checkpoint(self) -> Checkpoint | None:
+    is_atomic = True
+
+    async def checkpoints(self) -> Sequence[Checkpoint]:
         """Nothing was ever committed."""
-        return None
+        return ()
 
     async def fence(self) -> None:
         """There is nobody else."""
@@ -38,11 +40,14 @@ class Discard:
     async def announce(self, checkpoint: Checkpoint) -> None:
         """Forget it."""
 
+    async def refuse(self, checkpoint: Checkpoint) -> None:
+        """Forget it."""
+
     async def recorded(self) -> Recorded:
         """No cut was ever recorded."""
         return Recorded()
 
-    async def open_topics(self, topics: Sequence[str], described: Collection[str]) -> None:
+    async def open_topics(self, cut: int, topics: Sequence[str], described: Collection[str]) -> None:
         """There are none."""
 
     async def open_topic(self, policy: TablePolicy, *, keyed: bool) -> None:

@@ -5,7 +5,7 @@ https://kafka.apache.org/documentation/#brokerconfigs
 
 import shutil
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +35,9 @@ JVM_OPTIONS = (
 STARTED = "Kafka Server started"
 """What the log says when the broker is registered, and serves."""
 
+LINK_HOSTS = "127.77.{source}.{target}"
+"""All of 127.0.0.0/8 is this machine, so each pair of brokers can have an address without anybody's permission."""
+
 
 @dataclass(frozen=True, slots=True)
 class Listener:
@@ -50,15 +53,41 @@ class Listener:
 
 PLAIN = Listener("PLAINTEXT")
 CONTROLLER = Listener("CONTROLLER")
+INTERNAL = Listener("INTERNAL")
+"""For the brokers among themselves, where they are linked; otherwise they use the plain one, as clients do."""
+
+PRIVATE = (CONTROLLER, INTERNAL)
+"""The listeners that only brokers connect to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The way from one broker to a listener of another: ``source`` connects to ``host`` to reach ``target``.
+
+    Somebody has to listen at ``host`` and ``port``, and to forward to the same port of the target's own host.
+    """
+
+    source: int
+    target: int
+    port: int
+
+    @property
+    def host(self) -> str:
+        """The address that nobody but the source connects to, and only to reach the target."""
+        return LINK_HOSTS.format(source=self.source, target=self.target)
 
 
 class Broker:
     """One broker, which keeps its ports and its directory until ``remove``."""
 
-    def __init__(self, node: int, listeners: Sequence[Listener], libraries: Path) -> None:
-        """Take ports and a directory for the broker with the id ``node``."""
+    def __init__(self, node: int, listeners: Sequence[Listener], libraries: Path, *, linked: bool = False) -> None:
+        """Take ports and a directory for the broker with the id ``node``.
+
+        ``linked``: it reaches its peers by links, so ``format`` needs ``know_links`` before it.
+        """
         self.node = node
-        self._listeners = (PLAIN, *listeners)
+        self._linked = linked
+        self._listeners = (PLAIN, INTERNAL, *listeners) if linked else (PLAIN, *listeners)
         self._libraries = libraries
         self._server: Server | None = None
         with ExitStack() as context:
@@ -85,8 +114,18 @@ class Broker:
         return self._process().pid
 
     def address(self, listener: str) -> str:
-        """Return ``host:port`` of a listener."""
-        return f"{HOST}:{self._ports[listener].number}"
+        """Return ``host:port`` of a listener; a private one of a linked broker goes by a name that peers resolve."""
+        private = self._linked and listener in {each.name for each in PRIVATE}
+        return f"{_name(self.node) if private else HOST}:{self._ports[listener].number}"
+
+    def links_from(self, source: int) -> list[Link]:
+        """Return the links that a peer needs to reach this broker."""
+        return [Link(source, self.node, self._ports[listener.name].number) for listener in PRIVATE]
+
+    def know_links(self, links: Iterable[Link]) -> None:
+        """Have names resolved as the links say: each broker has a hosts file of its own, which Java reads."""
+        hosts = {"localhost": HOST, _name(self.node): HOST} | {_name(link.target): link.host for link in links}
+        self._hosts.write_text("".join(f"{host} {name}\n" for name, host in hosts.items()))
 
     def format(self, settings: Mapping[str, str], options: Sequence[str]) -> None:
         """Write the configuration, and prepare the log directory as the first start needs it."""
@@ -150,12 +189,16 @@ class Broker:
             "advertised.listeners": _urls(advertised),
             "listener.security.protocol.map": ",".join(f"{each.name}:{each.protocol}" for each in everywhere),
             "controller.listener.names": CONTROLLER.name,
-            "inter.broker.listener.name": PLAIN.name,
+            "inter.broker.listener.name": INTERNAL.name if self._linked else PLAIN.name,
         }
 
     @property
     def _properties(self) -> Path:
         return self._directory / "server.properties"
+
+    @property
+    def _hosts(self) -> Path:
+        return self._directory / "hosts"
 
     @property
     def _log(self) -> Path:
@@ -166,6 +209,7 @@ class Broker:
         return [
             java(),
             *JVM_OPTIONS,
+            *([f"-Djdk.net.hosts.file={self._hosts}"] if self._linked else []),
             f"-Djava.io.tmpdir={self._directory}",
             "-cp",
             class_path(self._libraries),
@@ -182,6 +226,10 @@ class Broker:
     def _forget(self) -> None:
         self._process().dismiss()
         self._server = None
+
+
+def _name(node: int) -> str:
+    return f"broker-{node}"
 
 
 def _urls(addresses: Mapping[str, str]) -> str:

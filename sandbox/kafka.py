@@ -6,18 +6,28 @@ https://kafka.apache.org/documentation/#kraft
 """
 
 import signal
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Self
 
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, ClusterMetadata, PartitionMetadata
 
 from sandbox.artifacts import fetch
-from sandbox.broker import PLAIN, Broker, Listener
+from sandbox.broker import PLAIN, Broker, Link, Listener
+from sandbox.errors import ServerError
 from sandbox.prerequisites import require
 
 METADATA_TIMEOUT_S = 5
+
+METADATA_ATTEMPTS = 50
+
+SYNC_TIMEOUT_S = 60
+SYNC_POLL_S = 0.1
+
+Place = tuple[str, int]
+"""Topic and partition."""
 
 SETTINGS: Mapping[str, str] = {
     "process.roles": "broker,controller",
@@ -44,15 +54,19 @@ class Kafka:
         *,
         listeners: Sequence[Listener] = (),
         format_options: Sequence[str] = (),
+        forward: Callable[[Sequence[Link]], AbstractContextManager[object]] | None = None,
     ) -> None:
         """Choose the size; ``settings`` add to ``SETTINGS`` or override them.
 
-        ``listeners`` come beside the plain one; ``format_options`` go to ``StorageTool format``.
+        ``listeners`` come beside the plain one; ``format_options`` go to ``StorageTool format``. With ``forward``
+        the brokers reach one another only by links, which it has to serve as long as its context lasts. So it can
+        cut off a broker from the others, and clients do not notice.
         """
         self._size = brokers
         self._settings = {**SETTINGS, **_replication(brokers), **(settings or {})}
         self._listeners = listeners
         self._format_options = format_options
+        self._forward = forward
         self._brokers: dict[int, Broker] = {}
         self._context = ExitStack()
 
@@ -61,8 +75,10 @@ class Kafka:
         libraries = fetch("kafka")
         with ExitStack() as context:
             for node in range(1, self._size + 1):
-                self._brokers[node] = Broker(node, self._listeners, libraries)
+                self._brokers[node] = Broker(node, self._listeners, libraries, linked=self._forward is not None)
                 context.callback(self._brokers[node].remove)
+            if self._forward is not None:
+                context.enter_context(self._forward(self._link()))
             self._format()
             self.start()
             self._context = context.pop_all()
@@ -121,9 +137,35 @@ class Kafka:
         for broker in self._chosen(nodes, running=True):
             broker.send(signal.SIGCONT)
 
+    def led(self, node: int = 1) -> list[Place]:
+        """Return the partitions that a broker believes to lead."""
+        return [place for place, leader in self._leaders(node).items() if leader == node]
+
+    def rivals(self, node: int = 1) -> int:
+        """Return how many partitions a broker believes to lead while another broker believes otherwise."""
+        others = [self._leaders(peer) for peer in self._brokers if peer != node]
+        return sum(any(leaders.get(place, node) != node for leaders in others) for place in self.led(node))
+
+    def wait_until_in_sync(self, timeout_s: float = SYNC_TIMEOUT_S) -> None:
+        """Return once all replicas of each partition are in sync, and all brokers know the same leaders."""
+        deadline = time.monotonic() + timeout_s
+        while not self._is_in_sync():
+            if time.monotonic() > deadline:
+                raise ServerError(f"the replicas are not in sync after {timeout_s:g} s")
+            time.sleep(SYNC_POLL_S)
+
     def log_text(self, node: int = 1) -> str:
         """Return what a broker has logged since the context began."""
         return self._brokers[node].log_text()
+
+    def _link(self) -> list[Link]:
+        """Tell each broker how it reaches the others, and return all ways between them."""
+        links = []
+        for node, broker in self._brokers.items():
+            ours = [link for peer in self._brokers.values() if peer is not broker for link in peer.links_from(node)]
+            broker.know_links(ours)
+            links += ours
+        return links
 
     def _format(self) -> None:
         voters = ",".join(broker.voter for broker in self._brokers.values())
@@ -139,10 +181,41 @@ class Kafka:
     def _is_complete(self) -> bool:
         """Whether a client sees every broker that runs."""
         running = {broker.node for broker in self._brokers.values() if broker.running}
-        client = AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
         with suppress(KafkaException):
-            return running.issubset(client.list_topics(timeout=METADATA_TIMEOUT_S).brokers)
+            return running.issubset(_metadata(self.bootstrap_servers).brokers)
         return False
+
+    def _is_in_sync(self) -> bool:
+        """Whether no broker knows of a partition that lacks replicas, or of another leader."""
+        with suppress(KafkaException):
+            views = [_partitions(self._metadata_of(node)) for node in self._brokers]
+            complete = all(set(one.isrs) == set(one.replicas) for view in views for one in view.values())
+            leaders = [{place: one.leader for place, one in view.items()} for view in views]
+            return complete and all(view == leaders[0] for view in leaders)
+        return False
+
+    def _leaders(self, node: int) -> dict[Place, int]:
+        """Return the leader of each partition, as a broker knows it; nothing if it does not answer."""
+        with suppress(KafkaException):
+            return {place: one.leader for place, one in _partitions(self._metadata_of(node)).items()}
+        return {}
+
+    def _metadata_of(self, node: int) -> ClusterMetadata:
+        """Return what a broker knows. A client that has learnt of the others may ask one of them, so this repeats."""
+        for _ in range(METADATA_ATTEMPTS):
+            found = _metadata(self._brokers[node].address(PLAIN.name))
+            if found.orig_broker_id == node:
+                return found
+        raise ServerError(f"broker {node} was not asked in {METADATA_ATTEMPTS} attempts")
+
+
+def _metadata(bootstrap_servers: str) -> ClusterMetadata:
+    client = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
+    return client.list_topics(timeout=METADATA_TIMEOUT_S)
+
+
+def _partitions(metadata: ClusterMetadata) -> dict[Place, PartitionMetadata]:
+    return {(name, number): one for name, topic in metadata.topics.items() for number, one in topic.partitions.items()}
 
 
 def _replication(brokers: int) -> dict[str, str]:

@@ -201,6 +201,23 @@ class Postgres:
         self._running().kill()
         self._forget()
 
+    def take_snapshot(self) -> None:
+        """Keep a copy of the data directory, in place of a former one; the server is stopped for it and started."""
+        self.stop()
+        shutil.rmtree(self._snapshot, ignore_errors=True)
+        copy_data(self.data_directory, self._snapshot)
+        self.start()
+
+    def restore_snapshot(self) -> None:
+        """Kill the server, put the snapshot in place of its data, which takes the snapshot away, and start.
+
+        The timeline stays, so the server gives out again the LSNs that it has given out since the snapshot.
+        """
+        self.kill()
+        shutil.rmtree(self.data_directory)
+        self._snapshot.rename(self.data_directory)
+        self.start()
+
     def log_text(self) -> str:
         """Return what the server has logged since the context began."""
         return self._log.read_text(errors="replace")
@@ -210,6 +227,10 @@ class Postgres:
             initdb(self.version, self._account, self.data_directory)
         else:
             copy_data(template(self.version, self._account), self.data_directory)
+
+    @property
+    def _snapshot(self) -> Path:
+        return self._directory / "snapshot"
 
     @property
     def _log(self) -> Path:

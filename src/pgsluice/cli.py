@@ -9,16 +9,17 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from http.client import HTTPConnection, HTTPException
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NoReturn, cast
 from urllib.parse import urlsplit
 
 from pgsluice import __version__
 from pgsluice.errors import EXIT_BUG, ConfigError, PgsluiceError, UnavailableError, UsageError
 from pgsluice.finding import Finding, Verdict
 from pgsluice.lsn import format_lsn
+from pgsluice.printable import printable, without_url_secrets
 
 if TYPE_CHECKING:
     from pgsluice.config import ListenAddress, Settings, Sources
@@ -45,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return cast("int", options.command(options))
     except PgsluiceError as error:
-        sys.stderr.write(f"pgsluice: {error}\n")
+        first, *others = error.lines
+        sys.stderr.write(without_url_secrets(_text([f"pgsluice: {first}", *others])))
         return error.exit_code
     except KeyboardInterrupt:
         return _EXIT_INTERRUPTED
@@ -71,8 +73,15 @@ def _configure_log(level: str, style: str) -> None:
 # -- the grammar ---------------------------------------------------------------------------------
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+class _Parser(argparse.ArgumentParser):
+    """The standard library's, which repeats arguments that it does not know."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message))
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
         prog="pgsluice",
         description="Change data capture from PostgreSQL to Apache Kafka.",
         epilog=_EXIT_CODES,
@@ -82,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     with_settings = _settings_options()
 
-    def add(name: str, command: Callable[[argparse.Namespace], int], meaning: str) -> argparse.ArgumentParser:
+    def add(name: str, command: Callable[[argparse.Namespace], int], meaning: str) -> _Parser:
         added = commands.add_parser(
             name, help=meaning, description=meaning, parents=[with_settings], allow_abbrev=False
         )
@@ -122,8 +131,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _settings_options() -> argparse.ArgumentParser:
-    options = argparse.ArgumentParser(add_help=False)
+def _settings_options() -> _Parser:
+    options = _Parser(add_help=False)
     options.add_argument("-c", "--config", metavar="FILE", help="settings (default: what PGSLUICE_CONFIG names)")
     options.add_argument(
         "--set",
@@ -139,7 +148,7 @@ def _settings_options() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> int:
-    settings = _settings(options)
+    settings = _settings_to_start_with(options)
     from pgsluice import daemon  # noqa: PLC0415 - loads psycopg, confluent-kafka and aiohttp
 
     daemon.run(settings, adopt_slot=options.adopt_slot)
@@ -153,7 +162,7 @@ def _registry(options: argparse.Namespace) -> int:
         raise UsageError("--url goes with `registry export`: the server to export to")
     if options.url:
         options.set.append(f"schema_registry.url={options.url}")
-    settings = _settings(options, defaults)
+    settings = _settings_to_start_with(options, defaults)
     from pgsluice import daemon  # noqa: PLC0415 - as in _run
 
     prefixes = options.prefix or [settings.kafka.topic_prefix]
@@ -164,7 +173,7 @@ def _registry(options: argparse.Namespace) -> int:
     lines = [
         f"{subject}: {exported} schemas exported, {known} were there" for subject, (exported, known) in done.items()
     ]
-    return _say("\n".join([*lines, f"{len(done)} subjects"]))
+    return _say(*lines, f"{len(done)} subjects")
 
 
 def _slot(options: argparse.Namespace) -> int:
@@ -182,7 +191,7 @@ def _slot(options: argparse.Namespace) -> int:
     state = daemon.slot_status(settings)
     if state is None:
         raise UnavailableError(f"there is no slot {name}: `pgsluice slot create` makes it, or the first run")
-    return _say("\n".join(_outline({key: _cell(key, value) for key, value in asdict(state).items()})))
+    return _say(*_outline({key: _cell(key, value) for key, value in asdict(state).items()}))
 
 
 def _cell(name: str, value: object) -> object:
@@ -190,41 +199,48 @@ def _cell(name: str, value: object) -> object:
 
 
 def _check(options: argparse.Namespace) -> int:
-    findings = _findings(options)
+    findings = [_public(finding) for finding in _findings(options)]
     failed = any(finding.verdict is Verdict.FAIL for finding in findings)
     if options.json:
-        _say(json.dumps([asdict(finding) for finding in findings], indent=2))
+        _say_document(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
-        _say(_table(findings))
+        _say(*_table(findings))
     return ConfigError.exit_code if failed else 0
+
+
+def _public(finding: Finding) -> Finding:
+    detail, remedy = without_url_secrets(finding.detail), without_url_secrets(finding.remedy)
+    return replace(finding, detail=detail, remedy=remedy)
 
 
 def _findings(options: argparse.Namespace) -> list[Finding]:
     from pgsluice.config import SettingsError  # noqa: PLC0415 - loads pydantic
 
     try:
-        settings = _settings(options)
+        sources = _sources(options)
+        settings = _applied(sources)
     except SettingsError as error:
         return [
             Finding("configuration", Verdict.FAIL, problem.sentence, f"see {problem.origin}")
             for problem in error.problems
         ]
-    usable = Finding("configuration", Verdict.OK, "can be used")
+    found = [Finding("configuration", Verdict.OK, "can be used"), *_cautions(settings, sources)]
     if options.offline:
-        return [usable]
+        return found
     from pgsluice import daemon  # noqa: PLC0415 - as in _run
 
-    return [usable, *daemon.check(settings)]
+    return [*found, *daemon.check(settings)]
 
 
-def _table(findings: Sequence[Finding]) -> str:
-    width = max(len(finding.name) for finding in findings)
+def _table(findings: Sequence[Finding]) -> list[str]:
+    names = [printable(finding.name) for finding in findings]
+    width = max(map(len, names))
     lines = []
-    for finding in findings:
-        lines.append(f"{finding.verdict:<4}  {finding.name:<{width}}  {finding.detail}")
+    for name, finding in zip(names, findings, strict=True):
+        lines.append(f"{finding.verdict:<4}  {name:<{width}}  {finding.detail}")
         if finding.remedy:
             lines.append(f"{'':<4}  {'':<{width}}  -> {finding.remedy}")
-    return "\n".join(lines)
+    return lines
 
 
 def _config(options: argparse.Namespace) -> int:
@@ -232,16 +248,16 @@ def _config(options: argparse.Namespace) -> int:
 
     if options.what == "show":
         sources = _sources(options)
-        return _say(reference.show(sources.settings(), sources))
+        return _say_document(reference.show(sources.settings(), sources))
     if options.what == "schema":
-        return _say(json.dumps(Settings.model_json_schema(), indent=2))
-    return _say(reference.example() if options.what == "example" else reference.markdown())
+        return _say_document(json.dumps(Settings.model_json_schema(), indent=2))
+    return _say_document(reference.example() if options.what == "example" else reference.markdown())
 
 
 def _schema(_options: argparse.Namespace) -> int:
     from pgsluice.avro import reference  # noqa: PLC0415 - only where it is printed
 
-    return _say(reference.markdown())
+    return _say_document(reference.markdown())
 
 
 def _version(_options: argparse.Namespace) -> int:
@@ -267,7 +283,7 @@ def _status(options: argparse.Namespace) -> int:
         status = None
     if not isinstance(status, Mapping):
         raise UnavailableError(f"what answers there is no pgsluice: asked for its status, it said {code}")
-    return _say("\n".join(_outline(status)))
+    return _say(*_outline(status))
 
 
 def _outline(value: object, indent: str = "") -> list[str]:
@@ -289,10 +305,20 @@ def _outlined(name: str, value: object, indent: str, width: int) -> list[str]:
 # -- what commands share -------------------------------------------------------------------------
 
 
-def _say(text: str) -> int:
-    """Print a command's answer; the exit code of success."""
+def _text(lines: Iterable[str]) -> str:
+    """Return what to write; line breaks inside a line are escaped, as everything that comes from elsewhere."""
+    return "".join(f"{printable(line)}\n" for line in lines)
+
+
+def _say_document(text: str) -> int:
+    """Print a text of our own, in which names from elsewhere are escaped already; the exit code of success."""
+    return _say(*text.rstrip("\n").split("\n"))
+
+
+def _say(*lines: str) -> int:
+    """Print a command's answer, line by line; the exit code of success."""
     try:
-        sys.stdout.write(text.rstrip("\n") + "\n")
+        sys.stdout.write(_text(lines))
         sys.stdout.flush()
     except BrokenPipeError:
         # what is still in the buffer must not fail again when the interpreter ends
@@ -308,9 +334,31 @@ def _sources(options: argparse.Namespace, defaults: Mapping[str, object] | None 
 
 
 def _settings(options: argparse.Namespace, defaults: Mapping[str, object] | None = None) -> "Settings":
-    settings = _sources(options, defaults).settings()
+    return _applied(_sources(options, defaults))
+
+
+def _settings_to_start_with(options: argparse.Namespace, defaults: Mapping[str, object] | None = None) -> "Settings":
+    """Return the settings of a process that goes on until it is stopped; the log has a warning for each caution."""
+    import structlog  # noqa: PLC0415 - only where something is logged
+
+    sources = _sources(options, defaults)
+    settings = _applied(sources)
+    for finding in _cautions(settings, sources):
+        structlog.get_logger("pgsluice").warning(finding.detail, about=finding.name, remedy=finding.remedy)
+    return settings
+
+
+def _applied(sources: "Sources") -> "Settings":
+    settings = sources.settings()
     _configure_log(settings.log.level, settings.log.format)
     return settings
+
+
+def _cautions(settings: "Settings", sources: "Sources") -> list[Finding]:
+    """Return warnings of settings that work, but leave something open."""
+    from pgsluice.config import exposure, transport  # noqa: PLC0415 - loads pydantic
+
+    return [*transport.findings(settings), *exposure.findings(settings, sources)]
 
 
 def _ask(options: argparse.Namespace, path: str) -> tuple[int, str]:
@@ -323,7 +371,8 @@ def _ask(options: argparse.Namespace, path: str) -> tuple[int, str]:
         response = connection.getresponse()
         return response.status, response.read().decode(errors="replace")
     except (OSError, HTTPException) as error:
-        raise UnavailableError(f"no daemon answers at {url}: {error or type(error).__name__}") from error
+        where = without_url_secrets(url)
+        raise UnavailableError(f"no daemon answers at {where}: {error or type(error).__name__}") from error
     finally:
         connection.close()
 
@@ -335,7 +384,7 @@ def _split(url: str) -> tuple[str, int | None, str]:
             return parts.hostname, parts.port, parts.path.rstrip("/")
     except ValueError:
         pass  # the port is not a number
-    raise UsageError(f"--url {url}: must look like http://127.0.0.1:8080")
+    raise UsageError(f"--url {without_url_secrets(url)}: must look like http://127.0.0.1:8080")
 
 
 def _url(listen: "ListenAddress") -> str:

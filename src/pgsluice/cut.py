@@ -4,13 +4,20 @@ Its record in ``<prefix>.transactions`` names the offsets of the partitions it t
 takes every listed partition up to ``next`` has a consistent prefix of the database's history.
 """
 
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from pgsluice.avro.binary import POSTGRES_EPOCH_US
+from pgsluice.pgoutput.messages import LogicalMessage
 from pgsluice.record import Record, Target
 from pgsluice.transaction import Transaction
+
+EPOCH_MAX = 2**30
+"""Epochs and cuts that are read back go up to here: half of what Avro's int and long hold, so others can follow."""
+
+CUT_MAX = 2**62
 
 MAX_PART_BYTES = 512 * 1024
 """Size of one part of a cut record, as estimated: half of what a broker takes by default."""
@@ -35,11 +42,16 @@ class TopicUse:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What the cut records tell: epoch and number of the last cut (0: there is none), the topics written so far."""
+    """What the cut records tell: epoch, number and end of the last cut (0: none), the topics written so far.
+
+    ``positions``: epoch and end_lsn of the last cut and of the one before it, by number, as far as Kafka has them.
+    """
 
     epoch: int = 0
     cut: int = 0
+    end_lsn: int = 0
     topics: frozenset[str] = frozenset()
+    positions: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -53,6 +65,8 @@ class Cut:
     first: Transaction | None = None
     last: tuple[Transaction, int] | None = None
     """The last transaction, with its end LSN."""
+    last_message: tuple[int, str] | None = None
+    """The last message outside transactions: its LSN and its :func:`message_crc`."""
     end_lsn: int = 0
     topics: dict[str, TopicUse] = field(default_factory=dict)
 
@@ -68,6 +82,10 @@ class Cut:
         if self.first is None:
             self.first = transaction
         self.last = (transaction, end_lsn)
+
+    def add_message(self, message: LogicalMessage) -> None:
+        """Join a message that belongs to no transaction to the cut."""
+        self.last_message = (message.lsn, message_crc(message))
 
     def produced(self) -> dict[tuple[str, int], int]:
         """Return how many records went to each topic's partition."""
@@ -87,6 +105,11 @@ class Cut:
             use.schema_ids.pop(identifier, None)
             use.schema_ids[identifier] = None
             use.last_schema_id = identifier
+
+
+def message_crc(message: LogicalMessage) -> str:
+    """Return the CRC-32 of a message's prefix and content, in hex: it has no xid or time to be recognised by."""
+    return f"{zlib.crc32(message.content, zlib.crc32(message.prefix.encode())):08x}"
 
 
 def cut_records(

@@ -4,31 +4,35 @@ Used by the commands of ``cli``. The only place that knows both the settings and
 """
 
 import asyncio
+import hashlib
 import json
 import math
 import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
+from functools import partial
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import fastavro
 import structlog
-from fastavro.read import SchemaResolutionError
 
 from pgsluice import __version__, speedups, spool
 from pgsluice.avro.binary import encode_string
+from pgsluice.avro.reading import record_reader
 from pgsluice.avro.schema import cut_schema
 from pgsluice.avro.types import TypeOptions
-from pgsluice.avro.wire import header, unframe
+from pgsluice.avro.wire import header
 from pgsluice.config import Settings
 from pgsluice.dead_letter import Origin, origin_of
+from pgsluice.disk import Disk
 from pgsluice.errors import ConfigError, PgsluiceError, SinkUnavailable
 from pgsluice.finding import Finding, Verdict
-from pgsluice.http import Health, HttpServer, Role
+from pgsluice.http.health import Health, Role
+from pgsluice.http.server import HttpServer
 from pgsluice.kafka import checks as kafka_checks
 from pgsluice.kafka.producer import ProducerOptions
 from pgsluice.kafka.sink import CutFormat, KafkaSink, SinkOptions
@@ -37,7 +41,7 @@ from pgsluice.librdkafka import ClientErrors, ClientOptions
 from pgsluice.lsn import format_lsn
 from pgsluice.metrics import Metrics
 from pgsluice.pipeline import Pipeline, PipelineOptions, State
-from pgsluice.pipeline.encoders import check_types
+from pgsluice.pipeline.encoders import refusals
 from pgsluice.pipeline.outbox import Limits
 from pgsluice.pipeline.session import SessionOptions, age_s
 from pgsluice.postgres import checks as postgres_checks
@@ -49,7 +53,6 @@ from pgsluice.postgres.source import PostgresSource, SourceOptions
 from pgsluice.registry.builtin import BuiltinRegistry
 from pgsluice.registry.client import RegistryOptions
 from pgsluice.registry.follower import SCHEMAS, SchemaFollower
-from pgsluice.registry.record import Registered
 from pgsluice.registry.store import SchemaStore
 from pgsluice.registry.subjects import subject_name
 from pgsluice.spool import SpillDirectory, Spool, SpoolOptions
@@ -71,8 +74,12 @@ GAUGES_S = 1.0
 PREPARED_SHOWN = 10
 """Prepared transactions in the status: the oldest."""
 
+ASKED_DIGITS = 16
+"""Of the digest of what is asked for: two configurations never have the same one by chance."""
+
 LIVE_S = 120.0
-"""Longer than a look at the server can take: it has time-outs of ten seconds for connecting and for answering."""
+"""Longer than the work can be without a sign of life: PostgreSQL has time-outs of some ten seconds for connecting and
+for answering, and a disk that hangs ends the process after thirty."""
 
 QUEUE_FACTOR = 2
 """What librdkafka may hold, in multiples of delivery.inflight_max: also the largest row that can be delivered."""
@@ -128,7 +135,8 @@ class _Daemon:
         self._kafka = ClientOptions(settings.kafka.librdkafka_properties(), f"pgsluice-{settings.name}")
         self._sink_options = _sink_options(settings, self._kafka)
         schemas = settings.kafka.topic_prefix + SCHEMAS
-        builtin = BuiltinRegistry(_registry_options(settings, self._kafka.errors), schemas)
+        options = _registry_options(settings, self._kafka.errors)
+        builtin = BuiltinRegistry(replace(options, count_version=self._metrics.schema_versions.inc), schemas)
         self._registry = _registry(settings, builtin, self._metrics)
         self._pipeline = Pipeline(
             _pipeline_options(settings, adopt_slot=adopt_slot),
@@ -138,23 +146,32 @@ class _Daemon:
             self._make_spool,
             self._metrics,
         )
-        self._spill = SpillDirectory(settings.buffer.spill_dir)
+        self._disk = Disk()
+        self._spill = SpillDirectory(settings.buffer.spill_dir, self._disk)
         self._started = time.time()
 
     async def run(self) -> None:
         health = Health(self._status, self._live, self._ready)
         served = self._registry.store if self._settings.schema_registry.type == "builtin" else None
-        http = HttpServer(str(self._settings.http.listen), health, self._metrics.registry, served)
+        listening = self._settings.http
+        http = HttpServer(
+            str(listening.listen), health, self._metrics.registry, served, allowed_hosts=listening.allowed_hosts
+        )
         await http.start()
         mode, encoder = self._settings.delivery.mode, speedups.describe()
         log.info("listening", address=str(self._settings.http.listen), version=__version__, mode=mode, encoder=encoder)
         try:
-            with self._spill:
-                async with _signals(self._pipeline.stop):
-                    await _first_of(self._pipeline.run(), self._registry.follow(), self._keep_gauges())
+            async with _signals(self._pipeline.stop):
+                await self._run_pipeline()
         finally:
             await self._registry.close()
             await http.stop()
+
+    async def _run_pipeline(self) -> None:
+        """Run the pipeline with a directory for its files; a stop does not wait for a disk that hangs."""
+        async with AsyncExitStack() as stack:
+            await _first_of(stack.enter_async_context(self._spill), self._pipeline.stopped())
+            await _first_of(self._pipeline.run(), self._registry.follow(), self._keep_gauges())
 
     async def _make_sink(self) -> KafkaSink:
         """Make the sink of one session, once the cut record's schemas have their ids."""
@@ -164,9 +181,14 @@ class _Daemon:
         value_id = await self._registry.register(f"{prefix}.transactions-value", schema)
         key_id = await self._registry.register(f"{prefix}.transactions-key", "string")
         key = header(key_id) + encode_string(self._settings.name)
-        decode = _decoder(lambda: self._registry.store.versions(f"{prefix}.transactions-value"), schema)
+        decode = record_reader(schema, partial(self._schema_text, f"{prefix}.transactions-value"))
         cut_format = CutFormat(key, _encoder(value_id, schema), decode, self._origin_of)
         return KafkaSink(self._sink_options, cut_format)
+
+    def _schema_text(self, subject: str, identifier: int) -> str | None:
+        """Return the text of the schema that has this id in ``subject``."""
+        versions = self._registry.store.versions(subject)
+        return next((entry.schema for entry in versions if entry.id == identifier), None)
 
     def _origin_of(self, key: bytes | None, value: bytes) -> Origin | None:
         store = self._registry.store
@@ -174,7 +196,10 @@ class _Daemon:
 
     def _make_spool(self) -> Spool:
         buffer = self._settings.buffer
-        return Spool(SpoolOptions(self._spill.path, buffer.memory_max.bytes, buffer.spill_max.bytes))
+        options = SpoolOptions(
+            self._spill.path, buffer.memory_max.bytes, buffer.spill_max.bytes, self._spill.descriptor
+        )
+        return Spool(options, self._disk)
 
     def _status(self) -> dict[str, object]:
         """Return what ``/status`` says; LSNs in PostgreSQL's notation."""
@@ -188,6 +213,7 @@ class _Daemon:
             "state": pipeline.state.value,
             "last_error": pipeline.last_error,
             "uptime_s": round(time.time() - self._started),
+            "quarantined": [] if pipeline.quarantine is None else pipeline.quarantine.tables,
         }
         if session is not None:
             progress, checkpoint = session.progress, session.checkpoint
@@ -208,16 +234,14 @@ class _Daemon:
         return status
 
     def _live(self) -> str | None:
-        """Answering at all shows that the event loop runs; a task that ends, ends the process."""
-        session = self._pipeline.session
-        if session is not None and session.unwatched_s > LIVE_S:
-            return f"the session has not come round for {session.unwatched_s:.0f} s"
-        return None
+        """Answering at all shows that the event loop runs, and signs of life show that the work goes on."""
+        silent_s = self._pipeline.vitals.silent_s
+        return f"nothing has moved for {silent_s:.0f} s" if silent_s > LIVE_S else None
 
     def _ready(self, role: Role) -> str | None:
         state, session = self._pipeline.state, self._pipeline.session
-        if session is not None and session.is_stalled:
-            return "Kafka does not take what it is given"
+        if session is not None and (stall := session.stall) is not None:
+            return stall
         if state is State.STREAMING or (state is State.STANDBY and role is Role.ANY):
             return None
         return f"{state.value}: {self._pipeline.last_error or 'not streaming yet'}"
@@ -349,6 +373,7 @@ def _sink_options(settings: Settings, client: ClientOptions) -> SinkOptions:
         ),
         transactions_topic=TopicSpec(f"{prefix}.transactions", 1, factor, {**common, "cleanup.policy": "delete"}),
         checkpoint_topic=TopicSpec(f"{prefix}.checkpoint", 1, factor, {**common, "cleanup.policy": "compact"}),
+        pipeline=settings.name,
         mode=settings.delivery.mode,
         dead_letters_topic=(
             TopicSpec(f"{prefix}.dead_letters", 1, factor, common)
@@ -356,11 +381,12 @@ def _sink_options(settings: Settings, client: ClientOptions) -> SinkOptions:
             else None
         ),
         accept_changed_topics=settings.kafka.topics.changed == "accept",
+        topics_max=settings.kafka.topics.max,
     )
 
 
 def _pipeline_options(settings: Settings, *, adopt_slot: bool) -> PipelineOptions:
-    delivery, postgres = settings.delivery, settings.postgres
+    delivery = settings.delivery
     limits = Limits(
         delivery.cut_interval.seconds,
         delivery.cut_bytes.bytes,
@@ -376,9 +402,25 @@ def _pipeline_options(settings: Settings, *, adopt_slot: bool) -> PipelineOption
         create_slot=settings.postgres.create_slot,
         adopt_slot=adopt_slot,
         drain_timeout_s=settings.shutdown.drain_timeout.seconds,
-        asked=json.dumps([sorted(postgres.publications), postgres.messages, postgres.origin]),
+        asked=_asked(settings),
         dead_letters=delivery.poison == "dead_letter",
+        quarantine=settings.tables.refused == "quarantine",
     )
+
+
+def _asked(settings: Settings) -> str:
+    """Return what decides which changes are delivered, as a text that is short because every checkpoint has it."""
+    postgres, tables = settings.postgres, settings.tables
+    asked = [
+        sorted(postgres.publications),
+        postgres.messages,
+        postgres.origin,
+        list(tables.include),
+        list(tables.exclude),
+        tables.truncate,
+        [(rule.match, rule.truncate) for rule in tables.rules],
+    ]
+    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:ASKED_DIGITS]
 
 
 def _tables(settings: Settings) -> Tables:
@@ -423,26 +465,6 @@ def _encoder(schema_id: int, schema: dict[str, Any]) -> Callable[[dict[str, Any]
     return encode
 
 
-def _decoder(registered: Callable[[], list[Registered]], schema: dict[str, Any]) -> Callable[[bytes], dict[str, Any]]:
-    """Return what reads a record as one of ``schema``, whichever of those registered wrote it; ValueError if none."""
-    reader, writers = fastavro.parse_schema(schema), dict[int, Any]()
-
-    def decode(data: bytes) -> dict[str, Any]:
-        identifier, body = unframe(data)
-        if identifier not in writers:
-            writers.update({entry.id: fastavro.parse_schema(json.loads(entry.schema)) for entry in registered()})
-        if identifier not in writers:
-            raise ValueError(f"its schema {identifier} is not known")
-        try:
-            found = fastavro.schemaless_reader(BytesIO(body), writers[identifier], reader)
-        except (EOFError, IndexError, SchemaResolutionError) as error:
-            raise ValueError(f"it does not follow its schema {identifier}") from error
-        assert isinstance(found, dict), "the schema is that of a record"
-        return found
-
-    return decode
-
-
 @asynccontextmanager
 async def _signals(stop: Callable[[], None]) -> AsyncIterator[None]:
     """Call ``stop`` at the first SIGTERM or SIGINT; a second one ends the process at once."""
@@ -481,7 +503,8 @@ async def _check(settings: Settings) -> list[Finding]:
         _check_registry(settings),
     )
     types = await _check_types(settings)
-    return [*postgres, *types, *kafka, *registry, spool.check(settings.buffer.spill_dir)]
+    spill_dir = await spool.check(settings.buffer.spill_dir, Disk())
+    return [*postgres, *types, *kafka, *registry, spill_dir]
 
 
 async def _check_types(settings: Settings) -> list[Finding]:
@@ -492,11 +515,12 @@ async def _check_types(settings: Settings) -> list[Finding]:
     try:
         async with Catalog(_connection_options(settings)) as catalog:
             relations = await catalog.published_relations(settings.postgres.publications)
-            await check_types(tables, _type_options(settings), relations, catalog.describe_types)
-    except ConfigError as error:
-        return [Finding("chosen types", Verdict.FAIL, str(error), "Correct `types` in [[tables.rules]].")]
+            refused = await refusals(tables, _type_options(settings), relations, catalog.describe_types)
     except PgsluiceError:
         return []  # what keeps us from looking is among the findings on PostgreSQL
+    if refused:
+        verdict = Verdict.FAIL if settings.tables.refused == "stop" else Verdict.WARN
+        return [Finding("chosen types", verdict, str(one), "Correct [[tables.rules]].") for one in refused]
     return [Finding("chosen types", Verdict.OK, "every published column can have the type chosen for it")]
 
 
@@ -520,7 +544,8 @@ async def _serve_registry(settings: Settings, prefixes: Sequence[str]) -> None:
         lambda: None,
         lambda _role: None if caught_up.is_set() else "the schemas have not been read to their end yet",
     )
-    http = HttpServer(str(settings.http.listen), health, Metrics().registry, store)
+    listening = settings.http
+    http = HttpServer(str(listening.listen), health, Metrics().registry, store, allowed_hosts=listening.allowed_hosts)
     await http.start()
     log.info("listening", address=str(settings.http.listen), version=__version__)
     try:

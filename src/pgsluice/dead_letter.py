@@ -15,7 +15,8 @@ from typing import Any, Final
 import fastavro
 
 from pgsluice.avro.binary import NULL, VALUE, encode_bytes, encode_long, encode_string
-from pgsluice.avro.schema import pg_name
+from pgsluice.avro.reading import DAMAGED
+from pgsluice.avro.schema import key_columns, named_fields
 from pgsluice.avro.wire import unframe
 from pgsluice.errors import PoisonError
 from pgsluice.lsn import format_lsn
@@ -33,6 +34,7 @@ class Reason(StrEnum):
     RECORD_TOO_LARGE = "record_too_large"
     KEY_NOT_REPRESENTABLE = "key_not_representable"
     REFUSED = "refused"
+    TABLE_REFUSED = "table_refused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +116,14 @@ _PLAIN: Final = {name: {"name": name, "type": kind} for name, kind in _TYPES.ite
 
 def origin_of(message: bytes, schema: Mapping[str, Any] | None, key_schema: Mapping[str, Any] | None) -> Origin | None:
     """Return the change that a framed envelope is about; None when that cannot be known."""
-    known = {field["name"] for field in schema["fields"]} if schema is not None else set()
-    if schema is None or not known.issuperset(_PLAIN):
+    fields = named_fields(schema or {})
+    if schema is None or fields is None or not _PLAIN.keys() <= {field["name"] for field in fields}:
         return None
     # As plain numbers: of a logical type, fastavro would make a datetime.
-    written = {**schema, "fields": [{**one, **_PLAIN.get(one["name"], {})} for one in schema["fields"]]}
+    written = {**schema, "fields": [{**one, **_PLAIN.get(one["name"], {})} for one in fields]}
     wanted = {**schema, "fields": list(_PLAIN.values())}
-    found: Any = fastavro.schemaless_reader(BytesIO(unframe(message)[1]), written, wanted)
-    columns = [pg_name(field["name"]) for field in key_schema["fields"]] if key_schema is not None else ()
-    return Origin(**found, key_columns=tuple(columns))
+    try:
+        found: Any = fastavro.schemaless_reader(BytesIO(unframe(message)[1]), written, wanted)
+    except DAMAGED:
+        return None
+    return Origin(**found, key_columns=tuple(key_columns(key_schema or {}) or ()))

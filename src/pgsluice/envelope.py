@@ -73,6 +73,15 @@ class Stamp:
         self.next_seq = seq + 1
         return self._head + encode_long(seq) + self._tail
 
+    def origin_of(self, relation: Relation, op: str, seq: int, key_columns: tuple[str, ...] = ()) -> Origin:
+        """Return which change of the transaction a dead letter is about."""
+        transaction = self.transaction
+        return Origin(
+            *(relation.namespace, relation.name, op),
+            *(self.epoch, transaction.commit_lsn, seq, transaction.xid, transaction.commit_ts + POSTGRES_EPOCH_US),
+            key_columns,
+        )
+
     def _prepare(self) -> None:
         """Encode what stands before ``seq``, and after it."""
         transaction, origin = self.transaction, self.transaction.origin
@@ -288,12 +297,7 @@ class ChangeEncoder:
 
     def _dead_letter(self, op: str, stamp: Stamp, seq: int, error: PoisonError) -> Record:
         """Return what stands in place of a change whose key Avro cannot hold; PoisonError where there is none."""
-        transaction, columns = stamp.transaction, self.key.columns if self.key is not None else ()
-        origin = Origin(
-            *(self.relation.namespace, self.relation.name, op),
-            *(stamp.epoch, transaction.commit_lsn, seq, transaction.xid, transaction.commit_ts + POSTGRES_EPOCH_US),
-            columns,
-        )
+        origin = stamp.origin_of(self.relation, op, seq, self.key.columns if self.key is not None else ())
         if self.dead_letters is None:
             raise PoisonError(
                 f"A change of {origin} cannot be written: {error}. Name other key columns with `keys` in "

@@ -7,6 +7,7 @@
     │   ├── SourceUnavailable       PostgreSQL is down, restarting, or the connection broke
     │   ├── SlotInUse               another process streams from the slot: wait as its hot standby
     │   ├── TypeChanged             a composite has gained an attribute since the catalog was asked about it
+    │   ├── TooManyDescriptions     the connection has described more tables than are kept; a new one begins anew
     │   ├── RegistryUnavailable     the schema registry cannot be reached, or cannot answer now
     │   └── SinkUnavailable         Kafka cannot be reached, or a Kafka transaction was given up
     │       ├── DeadlineMissed      a Kafka transaction took longer than its timeout
@@ -15,12 +16,14 @@
         ├── UsageError        2     the command line
         ├── ProtocolError    65     bytes that are not pgoutput (names message, offset, expectation)
         ├── HistoryError     65     slot, checkpoint and server do not belong to one history
+        │   └── Diverged     65     the server has another history, which is recorded so that it stays refused
         ├── PoisonError      65     a change that Kafka or Avro cannot take
         ├── IncompatibleSchema 65   the schema registry refuses what an ALTER TABLE made of a schema
         ├── UnavailableError 69     something that will not come back by waiting
         ├── DrainTimeout     75     the cut in flight did not finish within shutdown.drain_timeout
         ├── PermissionDenied 77     PostgreSQL, Kafka or the registry refuses the credentials or the right
         └── ConfigError      78     settings, slot or publication are not what they must be
+            └── TableRefused 78     one table cannot be published as the settings are; tables.refused decides
 
 Anything else that escapes is a bug (exit code 70). The numbers are those of ``sysexits.h``.
 A message says what happened and what to do; it never contains row data or secrets.
@@ -34,6 +37,11 @@ class PgsluiceError(Exception):
     """Root of the tree; ``exit_code`` is what the process ends with if the error ends it."""
 
     exit_code = EXIT_BUG
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The message, line by line. A line break inside a line belongs to something that the message quotes."""
+        return (str(self),)
 
 
 class RetryableError(PgsluiceError):
@@ -52,6 +60,10 @@ class SlotInUse(RetryableError):
 
 class TypeChanged(RetryableError):
     """A value has a part that its type had not when it was described; a new session describes types anew."""
+
+
+class TooManyDescriptions(RetryableError):
+    """A connection has described more tables or types than are kept; a new one describes only what is still used."""
 
 
 class RegistryUnavailable(RetryableError):
@@ -92,6 +104,13 @@ class HistoryError(StopError):
     exit_code = 65
 
 
+class Diverged(HistoryError):
+    """The server has another history than the one that was followed.
+
+    The refusal is recorded in Kafka, because the server's WAL may grow until its positions look right again.
+    """
+
+
 class PoisonError(StopError):
     """A change that can never be delivered as it is."""
 
@@ -126,3 +145,7 @@ class ConfigError(StopError):
     """The configuration, the slot or the publication is not what it must be."""
 
     exit_code = 78
+
+
+class TableRefused(ConfigError):
+    """One table cannot be published as the settings are: the others can."""

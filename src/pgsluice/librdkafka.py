@@ -8,6 +8,7 @@ https://docs.confluent.io/platform/current/clients/librdkafka/html/md_INTRODUCTI
 """
 
 import logging
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -121,6 +122,15 @@ _MEANING: Final[Mapping[int, tuple[type[PgsluiceError], str]]] = {
 """What an error means, and what to do about it; all others: Kafka is not available now."""
 
 
+_QUOTED_SECRET: Final = re.compile(r"(sasl\.oauthbearer\.config beginning at: ).+", re.DOTALL)
+"""How librdkafka quotes the rest of a secret property from the first word on that it does not know."""
+
+
+def _without_secret(error: KafkaError) -> KafkaError:
+    words, found = _QUOTED_SECRET.subn(r"\1***", error.str())
+    return KafkaError(error.code(), words) if found else error
+
+
 def _to_debug(record: logging.LogRecord) -> bool:
     """Keep librdkafka's chatter for those who debug: what matters of it comes through ClientErrors."""
     record.levelno, record.levelname = logging.DEBUG, "DEBUG"
@@ -152,6 +162,7 @@ class ClientErrors:
 
     def __call__(self, error: KafkaError) -> None:
         """Take a report; this is ``error_cb``, called in whichever thread serves the client."""
+        error = _without_secret(error)
         with self._lock:
             self.count += 1
             self._reports += 1

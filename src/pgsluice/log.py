@@ -13,14 +13,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from io import StringIO
 from pathlib import PurePath
 from threading import Lock
 from typing import TextIO
 
 import structlog
-from structlog.typing import EventDict, Processor
+from structlog.typing import EventDict, ExcInfo, Processor
 
 from pgsluice.lsn import MAX_LSN, format_lsn
+from pgsluice.printable import printable, without_url_secrets
 
 REPEAT_INTERVAL_S = 10.0
 """The same event is logged once in this time, except at level debug."""
@@ -67,11 +69,18 @@ def _processors(*, console: bool, colors: bool) -> list[Processor]:
         lsns_as_text,
         only_plain_values,
     ]
-    # not the default formatter of tracebacks: it prints local variables, and with them rows
     if console:
-        plain = structlog.dev.plain_traceback
-        return [*common, structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)]
+        renderer = structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=_write_traceback)
+        return [*common, only_printable_text, renderer]
     return [*common, structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+
+
+def _write_traceback(stream: TextIO, exc_info: ExcInfo) -> None:
+    """Write a traceback, indented, so that no line of an error's message looks like one of the log."""
+    # not structlog's default: it prints local variables, and with them rows
+    plain = StringIO()
+    structlog.dev.plain_traceback(plain, exc_info)
+    stream.writelines(f"\n  {printable(line)}" for line in plain.getvalue().strip("\n").split("\n"))
 
 
 class _LineWriter:
@@ -162,20 +171,28 @@ def lsns_as_text(_logger: object, _method: str, event: EventDict) -> EventDict:
     return event
 
 
+def only_printable_text(_logger: object, _method: str, event: EventDict) -> EventDict:
+    """Escape what could command a terminal or look like another line; lists and tables are printed escaped anyway."""
+    return {name: printable(value) if isinstance(value, str) else value for name, value in event.items()}
+
+
 def only_plain_values(_logger: object, _method: str, event: EventDict) -> EventDict:
-    """Replace whatever could carry a row (bytes, messages, objects) by its type; of errors, print one line."""
+    """Replace whatever could carry a row (bytes, messages, objects) by its type; of errors, print one line.
+
+    Texts keep the users, passwords and queries of URLs to themselves.
+    """
     return {name: value if name == "exc_info" else _plain(value) for name, value in event.items()}
 
 
 def _plain(value: object) -> object:
     match value:
-        case str() | int() | float() | None:
+        case int() | float() | None:
             return value
-        case datetime() | timedelta() | PurePath():
-            return str(value)
+        case str() | datetime() | timedelta() | PurePath():
+            return without_url_secrets(str(value))
         case BaseException():
             # the lines after the first may quote a row (DETAIL: Key (id)=(5) ...)
-            return f"{type(value).__name__}: {str(value).partition(chr(10))[0]}"
+            return without_url_secrets(f"{type(value).__name__}: {str(value).partition(chr(10))[0]}")
         case Mapping():
             return {str(name): _plain(entry) for name, entry in value.items()}
         case list() | tuple() | set() | frozenset():

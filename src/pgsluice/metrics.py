@@ -15,6 +15,9 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.events = self._counter("events", "Change events committed to Kafka.", "op")
         self.dead_letters = self._counter("dead_letters", "Changes that a dead letter stands for in Kafka.")
+        self.quarantined_tables = self._gauge(
+            "quarantined_tables", "Tables that cannot be published as the settings are; at most 100 are counted."
+        )
         self.event_bytes = self._counter("event_bytes", "Bytes of keys and values committed to Kafka.")
         self.transactions = self._counter("transactions", "PostgreSQL transactions committed to Kafka.")
         self.cuts = self._counter("cuts", "Cuts committed to Kafka.", "kind")
@@ -35,6 +38,7 @@ class Metrics:
             registry=self.registry,
             buckets=_SECONDS,
         )
+        self.schema_versions = self._counter("schema_versions", "New versions of schemas that were registered.")
         self.lsn = self._gauge(
             "lsn", "Positions in the WAL, in bytes: server, received, delivered, confirmed.", "position"
         )

@@ -1,188 +1,20 @@
-"""How far we are: received, delivered, confirmed; and whether a session may go on where the last one ended.
+"""What one session has received and delivered, and what may therefore be confirmed to PostgreSQL.
 
-Pure bookkeeping: the pipeline tells it what it received and delivered, and asks what may be confirmed.
+Pure bookkeeping: the session tells it what it received and what is durable in Kafka, and asks what may be confirmed.
 The rules of acknowledgement follow
-https://www.postgresql.org/docs/current/logicaldecoding-explanation.html (a slot may send changes again)
-and what running servers did: a slot confirms whatever it is told, even a position that does not exist yet.
+https://www.postgresql.org/docs/current/logicaldecoding-explanation.html (a slot may send changes again).
 """
 
-import json
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, Literal, TypeAlias
 
-from pgsluice.errors import ConfigError, HistoryError
+from pgsluice.errors import Diverged
 from pgsluice.lsn import INVALID_LSN, format_lsn
-from pgsluice.transaction import Resent, Transaction
 
-_CHECKPOINT_VERSION = 1
+Owed: TypeAlias = Literal["transaction", "message"]
 
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """What is durable downstream: the record behind every acknowledgement, kept in Kafka.
-
-    ``end_lsn``: everything before it is delivered; 0/0 while the slot is still being created. ``epoch``: which
-    history LSNs belong to. The ``last_*``
-    fields identify the last transaction delivered (0 when there was none yet).
-    """
-
-    pipeline: str
-    slot: str
-    systemid: str
-    timeline: int
-    epoch: int
-    cut: int
-    end_lsn: int
-    last_end_lsn: int = INVALID_LSN
-    last_xid: int = 0
-    last_commit_ts: int = 0
-    held_lsn: int = INVALID_LSN
-    """Where the oldest of the prepared transactions was prepared that had not ended: nothing behind it is confirmed."""
-    asked: str = field(default="", compare=False)
-    """What the server was asked for: with other publications it need not send again what it has sent."""
-
-    def advanced(
-        self, cut: int, end_lsn: int, last: tuple[Transaction, int] | None, held_lsn: int = INVALID_LSN
-    ) -> "Checkpoint":
-        """Return the checkpoint of ``cut``; ``last`` is its last transaction with that one's end LSN."""
-        found = replace(self, cut=cut, end_lsn=end_lsn, held_lsn=held_lsn)
-        if last is None:
-            return found
-        transaction, last_end_lsn = last
-        return replace(
-            found,
-            last_end_lsn=last_end_lsn,
-            last_xid=transaction.xid,
-            last_commit_ts=transaction.commit_ts,
-        )
-
-    @property
-    def is_announcement(self) -> bool:
-        """Whether it only says that a slot is going to be created: its position becomes ours."""
-        return self.end_lsn == INVALID_LSN
-
-    def to_json(self) -> bytes:
-        """Return the value of the checkpoint record."""
-        return json.dumps({"version": _CHECKPOINT_VERSION, **asdict(self)}).encode()
-
-    @classmethod
-    def from_json(cls, data: bytes) -> "Checkpoint":
-        """Return the checkpoint that ``data`` holds; HistoryError when it is not one."""
-        try:
-            found = json.loads(data)
-            written_by = found.pop("version")
-            checkpoint = cls(**found)
-        except (ValueError, TypeError, KeyError, AttributeError):
-            written_by = checkpoint = None
-        types_fit = all(isinstance(getattr(checkpoint, f.name, None), f.type) for f in fields(cls))  # type: ignore[arg-type]
-        if written_by != _CHECKPOINT_VERSION or checkpoint is None or not types_fit:
-            raise HistoryError(
-                "The checkpoint record is not one that this version of pgsluice can read. Was it written by a newer "
-                "version, or by another program? Run the version that wrote it, or choose another kafka.topic_prefix."
-            )
-        return checkpoint
-
-
-@dataclass(frozen=True, slots=True)
-class ServerIdentity:
-    """IDENTIFY_SYSTEM: which cluster, on which timeline, how far its WAL is flushed."""
-
-    systemid: str
-    timeline: int
-    xlogpos: int
-
-
-@dataclass(frozen=True, slots=True)
-class TimelineSwitch:
-    """One line of TIMELINE_HISTORY: ``timeline`` ended at ``switch_lsn``."""
-
-    timeline: int
-    switch_lsn: int
-
-
-def check_pipeline(checkpoint: Checkpoint, pipeline: str) -> None:
-    """Raise ConfigError when another pipeline writes under this prefix."""
-    if checkpoint.pipeline != pipeline:
-        raise ConfigError(
-            f"The topics under this prefix belong to pipeline {checkpoint.pipeline!r}, not to {pipeline!r}: give each "
-            "pipeline its own kafka.topic_prefix."
-        )
-
-
-def check_origin(checkpoint: Checkpoint, slot: str, server: ServerIdentity) -> None:
-    """Raise HistoryError unless ``checkpoint`` was written for this slot of this cluster."""
-    if checkpoint.slot != slot:
-        raise HistoryError(
-            f"The checkpoint was written for slot {checkpoint.slot!r}, but postgres.slot is {slot!r}: set it back, or "
-            "start a new history with --adopt-slot."
-        )
-    if checkpoint.systemid != server.systemid:
-        raise HistoryError(
-            f"The checkpoint belongs to the PostgreSQL cluster with system identifier {checkpoint.systemid}, this "
-            f"server's is {server.systemid}: connect to the right server, or start a new history with --adopt-slot."
-        )
-
-
-def check_slot(checkpoint: Checkpoint, confirmed_flush_lsn: int, server: ServerIdentity) -> None:
-    """Raise HistoryError when the slot is ahead of the checkpoint (a gap) or the checkpoint ahead of the server."""
-    delivered = format_lsn(checkpoint.end_lsn)
-    if confirmed_flush_lsn > checkpoint.end_lsn:
-        raise HistoryError(
-            f"Slot {checkpoint.slot!r} is at {format_lsn(confirmed_flush_lsn)}, but only changes before {delivered} "
-            "are in Kafka: somebody else advanced or re-created the slot, and the changes between are lost to this "
-            "pipeline. Reload the tables concerned, then start a new history with --adopt-slot."
-        )
-    if confirmed_flush_lsn > checkpoint.held_lsn != INVALID_LSN:
-        raise HistoryError(
-            f"Slot {checkpoint.slot!r} is at {format_lsn(confirmed_flush_lsn)}, behind a PREPARE TRANSACTION at "
-            f"{format_lsn(checkpoint.held_lsn)} that was not committed by then: somebody else advanced the slot, and "
-            "PostgreSQL will not send the changes prepared before it. Have those transactions ended, reload the tables "
-            "concerned, then start a new history with --adopt-slot."
-        )
-    if checkpoint.end_lsn > server.xlogpos:
-        raise HistoryError(
-            f"Changes before {delivered} are in Kafka, but the server's WAL ends at {format_lsn(server.xlogpos)}: it "
-            "was restored or failed over to a state before them. Compare the tables, then start a new history with "
-            "--adopt-slot."
-        )
-
-
-def check_timeline(checkpoint: Checkpoint, server: ServerIdentity, history: Iterable[TimelineSwitch]) -> Checkpoint:
-    """Return ``checkpoint`` on the server's timeline; HistoryError when it lies beyond the switch point."""
-    if checkpoint.timeline == server.timeline:
-        return checkpoint
-    switch = next((entry.switch_lsn for entry in history if entry.timeline == checkpoint.timeline), None)
-    if switch is None or checkpoint.end_lsn > switch:
-        at = "is not an ancestor of it" if switch is None else f"was left at {format_lsn(switch)}"
-        raise HistoryError(
-            f"Changes before {format_lsn(checkpoint.end_lsn)} on timeline {checkpoint.timeline} are in Kafka; the "
-            f"server is on timeline {server.timeline}, and timeline {checkpoint.timeline} {at}: the server lost "
-            "changes that were published. Compare the tables, then start a new history with --adopt-slot."
-        )
-    return replace(checkpoint, timeline=server.timeline)
-
-
-def check_resent(checkpoint: Checkpoint, resent: Resent) -> None:
-    """Raise HistoryError when the transaction that ends at the checkpoint is not the one that was delivered."""
-    found = (resent.transaction.xid, resent.transaction.commit_ts)
-    if resent.end_lsn == checkpoint.last_end_lsn and found != (
-        checkpoint.last_xid,
-        checkpoint.last_commit_ts,
-    ):
-        raise HistoryError(
-            f"The transaction that ends at {format_lsn(resent.end_lsn)} is {found[0]}, but the one delivered was "
-            f"{checkpoint.last_xid}: the server was restored from a backup and has another history now. Compare the "
-            "tables, drop the slot, then start a new history with --adopt-slot."
-        )
-
-
-def owed_lsn(checkpoint: Checkpoint, confirmed_flush_lsn: int, asked: str) -> int:
-    """Return the end of the transaction that the server has to send again, 0/0 if there is none.
-
-    ``asked``: what it is asked for now.
-    """
-    last = checkpoint.last_end_lsn
-    return last if confirmed_flush_lsn < last and asked == checkpoint.asked else INVALID_LSN
+_NOTHING: Final[Mapping[int, Owed]] = MappingProxyType({})
 
 
 class Progress:
@@ -190,46 +22,60 @@ class Progress:
 
     ``received``: the highest position received in this session. Before it, the server may still owe us
     changes, and there may be prepared transactions that we do not know yet. ``delivered``: the end LSN of the
-    last committed checkpoint. ``owed``: the end of the last transaction delivered, if the slot stands before it,
-    so that the server has to send it again before anything else: a server that does not, is another one. ``held``:
-    the ``held_lsn`` of that checkpoint. ``slot_lsn``: where the slot stood when the session began.
+    last committed checkpoint. ``owed``: what the server has to send again before anything behind it, as its end and
+    what it is: a server that does not, is another one. ``held``: the ``held_lsn`` of that checkpoint. ``slot_lsn``:
+    where the slot stood when the session began.
     """
 
     def __init__(
-        self, delivered: int, owed: int = INVALID_LSN, held: int = INVALID_LSN, slot_lsn: int = INVALID_LSN
+        self, delivered: int, owed: Mapping[int, Owed] = _NOTHING, held: int = INVALID_LSN, slot_lsn: int = INVALID_LSN
     ) -> None:
-        self._owed = owed
+        self._owed = dict(sorted(owed.items()))
         self._held = held
         self._slot_lsn = slot_lsn
         self.received = INVALID_LSN
         self.delivered = delivered
+        self._settled = INVALID_LSN
+        """The highest position received in this session before which everything is delivered."""
         self._prepares: dict[int, int] = {}
         self._released: dict[int, int] = {}
 
     def on_received(self, lsn: int) -> None:
         """Note that everything before ``lsn`` has been received: the end of a record, or an idle keepalive.
 
-        HistoryError when what the server owed us was not there.
+        Diverged when something was not there that the server had to send again.
         """
-        if lsn > self._owed != INVALID_LSN:
-            raise HistoryError(
-                f"The last transaction delivered ended at {format_lsn(self._owed)}. The slot stands before it, but the "
-                "server did not send it again: it was restored from a backup and has another history now. Compare the "
-                "tables, drop the slot, then start a new history with --adopt-slot."
-            )
+        for owed_lsn, what in self._owed.items():
+            if lsn > owed_lsn:
+                raise Diverged(
+                    f"The last {what} delivered ended at {format_lsn(owed_lsn)}. The slot stands before it, but the "
+                    "server did not send it again: it was restored from a backup and has another history now. Compare "
+                    "the tables, then start a new history with --adopt-slot."
+                )
         self.received = max(self.received, lsn)
+        if lsn <= self.delivered:
+            self._settle(lsn)
 
-    def on_resent(self, end_lsn: int) -> None:
-        """Note that a transaction came which was delivered before."""
+    def on_resent(self, end_lsn: int, what: Owed) -> None:
+        """Note that a transaction, or a message, came which was delivered before."""
         self.on_received(end_lsn)
-        if end_lsn == self._owed:
-            self._owed = INVALID_LSN
+        if self._owed.get(end_lsn) == what:
+            del self._owed[end_lsn]
+        self._settle(end_lsn)
+
+    def _settle(self, lsn: int) -> None:
+        # Until a server has shown that it is the one that was followed, what it sends may have replaced what was
+        # delivered. It has to be sent again then, so nothing of it is confirmed.
+        if not self._owed:
+            self._settled = max(self._settled, lsn)
 
     def on_delivered(self, end_lsn: int, held_lsn: int = INVALID_LSN) -> None:
         """Note that the checkpoint with ``end_lsn`` and ``held_lsn`` is committed."""
         assert end_lsn >= self.delivered, "a checkpoint never goes back"
         self.delivered = end_lsn
         self._held = held_lsn
+        if end_lsn <= self.received:
+            self._settle(end_lsn)
         self._drop_released()
 
     def hold(self, xid: int, prepare_lsn: int) -> None:
@@ -263,9 +109,18 @@ class Progress:
 
     @property
     def confirmable(self) -> int:
-        """What may be confirmed to PostgreSQL: never more than what a committed checkpoint records."""
-        held = (self._held,) if self._held != INVALID_LSN else ()
-        return min(self.delivered, self.received, *self._prepares.values(), *held)
+        """What may be confirmed to PostgreSQL: never more than what a committed checkpoint records.
+
+        And no position that this session has not received: in a server that was restored, it may lie within a record.
+        """
+        held = () if self._held == INVALID_LSN else (self._held,)
+        positions: tuple[int, ...] = (self._settled, *self._prepares.values(), *held)
+        return min(positions)
+
+    @property
+    def owes(self) -> bool:
+        """Whether the server has not yet shown that it is the one that was followed."""
+        return bool(self._owed)
 
     @property
     def undelivered(self) -> bool:

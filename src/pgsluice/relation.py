@@ -7,11 +7,16 @@ keep the version it was sent under.
 https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 """
 
+import json
+from collections.abc import Sized
 from dataclasses import dataclass
 from typing import Final
 
-from pgsluice.errors import ProtocolError
+from pgsluice.errors import ProtocolError, TooManyDescriptions
 from pgsluice.pgoutput import messages
+
+DESCRIBED_MAX: Final = 100_000
+"""Tables that one connection may describe, dropped ones included, and types: some 3 KiB each."""
 
 CATALOG: Final = "pg_catalog"
 """The schema of built-in types; the protocol writes it as an empty string."""
@@ -93,7 +98,8 @@ class RelationCache:
     """What the server described on one connection; dies with it.
 
     One cache for everything, streamed or not, overwritten in arrival order: it mirrors the single cache of
-    the server, which decides by it what needs no second description.
+    the server, which decides by it what needs no second description. So nothing may be dropped from it: it ends the
+    session when it is full. What was delivered until then is not sent again, so the next session gets further.
     """
 
     def __init__(self) -> None:
@@ -104,6 +110,7 @@ class RelationCache:
     def on_type(self, message: messages.Type) -> None:
         """Learn the name of a type that is not built in."""
         self._types[message.oid] = PgType(message.oid, message.namespace or CATALOG, message.name)
+        _check_room(self._types, "types")
 
     def on_relation(self, message: messages.Relation) -> Relation:
         """Learn a version of a table; the same object again while its content stays the same.
@@ -121,6 +128,7 @@ class RelationCache:
         _check_names(relation)
         if self.by_oid.get(message.oid) != relation:
             self.by_oid[message.oid] = relation
+            _check_room(self.by_oid, "tables")
         return self.by_oid[message.oid]
 
     def __getitem__(self, oid: int) -> Relation:
@@ -137,6 +145,31 @@ class RelationCache:
         # A built-in type of a newer server: regtype, too, shows an unknown OID as its number.
         pg_type = self._types.get(oid) or BUILTIN_TYPES.get(oid) or PgType(oid, CATALOG, str(oid))
         return Column(column.name, pg_type, column.typmod, column.is_key)
+
+
+def packed(relation: Relation) -> bytes:
+    """Return the version of a table as bytes, for :func:`unpacked`."""
+    columns = [
+        (column.name, (column.type.oid, column.type.namespace, column.type.name), column.typmod, column.is_key)
+        for column in relation.columns
+    ]
+    fields = (relation.oid, relation.namespace, relation.name, relation.replica_identity, columns)
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def unpacked(data: bytes) -> Relation:
+    """Return the version of a table that :func:`packed` has written."""
+    oid, space, name, identity, columns = json.loads(data)
+    found = tuple(Column(column, PgType(*type_), typmod, is_key) for column, type_, typmod, is_key in columns)
+    return Relation(oid, space, name, identity, found)
+
+
+def _check_room(described: Sized, what: str) -> None:
+    if len(described) > DESCRIBED_MAX:
+        raise TooManyDescriptions(
+            f"PostgreSQL has described more than {DESCRIBED_MAX} {what} on one connection, most of which were dropped "
+            "since. Nothing is lost: a new connection goes on, and describes only those that are still used."
+        )
 
 
 def _check_names(relation: Relation) -> None:

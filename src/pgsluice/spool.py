@@ -5,25 +5,33 @@ cache: PostgreSQL sends everything again to the next session, so nothing is sync
 at the end; what is read back is checked to be what was written. Every process has a directory of its own
 under ``buffer.spill_dir``, held by a lock, so that a frozen owner and its successor on the same host cannot
 meet; what processes left behind that are gone, the next one removes.
+
+All work with files happens in the thread of a :class:`pgsluice.disk.Disk`, so a disk that hangs does not hold up the
+event loop.
 """
 
 import asyncio
+import errno
 import fcntl
 import os
 import shutil
+import stat
 import struct
 import tempfile
 import zlib
 from array import array
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
 import structlog
 
+from pgsluice.disk import Disk
 from pgsluice.errors import ConfigError, UnavailableError
 from pgsluice.finding import Finding, Verdict
 
@@ -35,122 +43,262 @@ READ_BYTES = 256 * 1024
 ROOM_BYTES = 1024 * 1024
 """Memory is freed between reads from the socket; what one read brings has to fit below the bound."""
 
+SPILL_BYTES = 4 * 1024 * 1024
+"""So much is written in one job. Even a slow network disk does that within seconds, so a job that takes longer than
+``disk.DISK_LIMIT_S`` hangs."""
+
+EXIT_S = 5.0
+"""How long a process that ends waits for its directory to be removed. The next process removes what is left."""
+
+_SETTING = "buffer.spill_dir"
 _PREFIX = ".pgsluice-spill-"
+_NEW_PREFIX = ".pgsluice-new-"
 _LOCK = "lock"
+
+_FILE_NUMBERS = count(1)
+"""All sessions of a process share its directory, and a write of the last session may still be under way when the next
+one begins. So no file name is used twice."""
 
 _PIECE = struct.Struct(">II")
 
 
 @dataclass(frozen=True, slots=True)
 class SpoolOptions:
-    """``directory``: of this process. ``memory_max``, ``spill_max``: bytes of all transactions together."""
+    """``directory``: of this process. ``memory_max``, ``spill_max``: bytes of all transactions together.
+
+    ``descriptor``: of the directory, by which files are reached whatever becomes of its name.
+    """
 
     directory: Path
     memory_max: int
     spill_max: int
+    descriptor: int | None = None
 
 
 class SpillDirectory:
-    """A directory that belongs to this process, under ``parent``; entering makes it, leaving removes it."""
+    """A directory that belongs to this process, under ``parent``; entering makes it, leaving removes it.
 
-    def __init__(self, parent: str) -> None:
+    Only its user can look into it. Everything in it is reached by its descriptor and without following links, so those
+    who may rename what is under ``parent`` cannot have other files written, read or removed.
+    """
+
+    def __init__(self, parent: str, disk: Disk) -> None:
         self._parent = Path(parent)
+        self._disk = disk
         self.path = self._parent
-        self._lock: IO[bytes] | None = None
+        self._held: _Held | None = None
 
-    def __enter__(self) -> Self:
+    @property
+    def descriptor(self) -> int | None:
+        """Of the directory, from entering to leaving."""
+        return None if self._held is None else self._held.descriptor
+
+    async def __aenter__(self) -> Self:
+        """Make the directory: ConfigError when that is not possible, UnavailableError when the disk hangs."""
         try:
-            self._parent.mkdir(parents=True, exist_ok=True)
-            with (self._parent / _LOCK).open("ab") as one_at_a_time:
-                fcntl.flock(one_at_a_time, fcntl.LOCK_EX)
-                self._remove_leftovers()
-                self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=self._parent))
-                self._lock = _locked(self.path / _LOCK)
+            self._held = await self._disk.run(self._make)
         except OSError as error:
             raise ConfigError(
                 f"The directory for transactions that do not fit into memory cannot be used: {error}. Set "
                 "buffer.spill_dir to one that pgsluice may write to, on a local disk."
             ) from error
+        self.path = self._held.path
+        self._disk.later(self._remove_leftovers)
         return self
 
-    def __exit__(
+    async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
-        if self._lock is not None:
-            self._lock.close()
+        assert self._held is not None, "it was entered"
+        try:
+            async with asyncio.timeout(max(EXIT_S - self._disk.busy_s, 0.0)):
+                await self._disk.run(self._held.remove)
+        except TimeoutError:
+            log.warning("files could not be removed in time; the next process removes them", directory=str(self.path))
+
+    # Everything below runs in the disk's thread.
+
+    def _make(self) -> "_Held":
+        """Make the directory with its lock, under another name first.
+
+        Other processes remove directories under the final name whose lock is free, and ours must not be among them in
+        the moment before we hold its lock. The lock stays with the file when the directory is renamed.
+        """
+        self._parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=_NEW_PREFIX, dir=self._parent))
+        descriptor = os.open(made, _DIRECTORY)
+        if not _is_ours(descriptor):
+            os.close(descriptor)
+            raise PermissionError(errno.EPERM, "What was just made there belongs to another user", str(made))
+        os.close(os.open(_LOCK, os.O_CREAT | os.O_EXCL | _PLAIN, 0o600, dir_fd=descriptor))
+        lock = _locked(descriptor)
+        assert lock is not None, "nobody else knows the directory yet"
+        path = made.with_name(_PREFIX + made.name.removeprefix(_NEW_PREFIX))
+        made.rename(path)
+        return _Held(path, descriptor, lock)
 
     def _remove_leftovers(self) -> None:
-        for found in self._parent.glob(f"{_PREFIX}*"):
-            # Without the file it is not one of ours, whatever its name.
-            lock = _locked(found / _LOCK) if (found / _LOCK).is_file() else None
-            if lock is not None:
-                log.info("removing what an earlier process left behind", directory=str(found))
-                shutil.rmtree(found, ignore_errors=True)
-                lock.close()
+        for path in self._parent.glob(f"{_PREFIX}*"):
+            # Without the lock file it is not one of ours, whatever its name. Another process may be removing it, too.
+            with suppress(OSError):
+                found = _taken(path)
+                if found is not None:
+                    log.info("removing what an earlier process left behind", directory=str(path))
+                    self._remove_leftover(found)
+
+    def _remove_leftover(self, found: "_Held") -> None:
+        """Submit a job for each file: large files take their time, and what waits meanwhile must not look late."""
+        for name in found.files():
+            self._disk.later(partial(os.unlink, name, dir_fd=found.descriptor))
+        self._disk.later(found.remove)
 
 
-def check(parent: str) -> Finding:
+_PLAIN = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+"""A pipe or a device in place of a file is opened, too, but not waited for."""
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A directory of ours whose lock this process holds."""
+
+    path: Path
+    descriptor: int
+    lock: int
+
+    def files(self) -> list[str]:
+        """Return the names of the files that hold rows; nothing else in the directory is ours."""
+        names = os.listdir(self.descriptor)  # noqa: PTH208 - by descriptor
+        return [name for name in names if name.isdigit()]
+
+    def remove(self) -> None:
+        """Remove it with its files. If somebody has put another in its place, that one stays, unless it is empty."""
+        for name in [*self.files(), _LOCK]:
+            with suppress(OSError):
+                os.unlink(name, dir_fd=self.descriptor)
+        with suppress(OSError):
+            self.path.rmdir()
+        os.close(self.descriptor)
+        os.close(self.lock)
+
+
+def _taken(path: Path) -> _Held | None:
+    """Return a directory that a process of ours left behind; None when it is in use, or another user's.
+
+    OSError when it is none, or a link.
+    """
+    descriptor = os.open(path, _DIRECTORY)
+    lock = None
+    try:
+        if _is_ours(descriptor):
+            lock = _locked(descriptor)
+    finally:
+        if lock is None:
+            os.close(descriptor)
+    return None if lock is None else _Held(path, descriptor, lock)
+
+
+def _locked(directory: int) -> int | None:
+    """Return the lock file of a directory, with a lock on it; None while another process holds it, or if not ours."""
+    lock = os.open(_LOCK, _PLAIN, dir_fd=directory)
+    is_held = False
+    try:
+        if stat.S_ISREG(os.fstat(lock).st_mode) and _is_ours(lock):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_held = True
+    except BlockingIOError:
+        pass
+    finally:
+        if not is_held:
+            os.close(lock)
+    return lock if is_held else None
+
+
+def _is_ours(descriptor: int) -> bool:
+    return os.fstat(descriptor).st_uid == os.geteuid()
+
+
+_CLOSE = (
+    "Give the directory to the user of pgsluice, and take the right to write from all others (chmod o-w), or set the "
+    "sticky bit (chmod +t). Where no other user exists, as in a container, it may stay."
+)
+
+
+async def check(parent: str, disk: Disk) -> Finding:
     """Say whether ``parent`` can be used, and how much room there is."""
-    name = "buffer.spill_dir"
+    try:
+        return await disk.run(partial(_look_at, parent))
+    except UnavailableError as error:
+        return Finding(_SETTING, Verdict.FAIL, str(error), "Repair the disk, or choose another directory.")
+
+
+def _look_at(parent: str) -> Finding:
     found = next(path for path in (Path(parent), *Path(parent).absolute().parents) if path.exists())
     if not found.is_dir() or not os.access(found, os.W_OK | os.X_OK):
         remedy = "Make the directory, or choose another."
-        return Finding(name, Verdict.FAIL, f"{found} is not a directory that may be written to", remedy)
-    return Finding(name, Verdict.OK, f"{parent}, {shutil.disk_usage(found).free // 1024**2} MiB free")
+        return Finding(_SETTING, Verdict.FAIL, f"{found} is not a directory that may be written to", remedy)
+    if _is_open_to_others(found):
+        detail = f"other users can rename or remove what is in {found}, which would stop pgsluice. They cannot read it"
+        return Finding(_SETTING, Verdict.WARN, detail, _CLOSE)
+    return Finding(_SETTING, Verdict.OK, f"{parent}, {shutil.disk_usage(found).free // 1024**2} MiB free")
 
 
-def _locked(path: Path) -> IO[bytes] | None:
-    """Return the file with a lock on it, None while another process holds it."""
-    file = path.open("ab")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        return None
-    return file
+def _is_open_to_others(directory: Path) -> bool:
+    """Return whether other users can rename what is in it. A group that may write is trusted: volumes come so."""
+    found = directory.stat()
+    if found.st_uid not in (0, os.geteuid()):
+        return True
+    return bool(found.st_mode & stat.S_IWOTH) and not found.st_mode & stat.S_ISVTX
 
 
 class Spool:
-    """The rows of one session; :class:`pgsluice.transaction.Spool`."""
+    """The rows of one session; :class:`pgsluice.pipeline.ends.Spool`."""
 
-    def __init__(self, options: SpoolOptions) -> None:
+    def __init__(self, options: SpoolOptions, disk: Disk) -> None:
         self._options = options
+        self.disk = disk
         self._open: set[SpooledRows] = set()
-        self._opened = 0
+        self._moving: SpooledRows | None = None
+        """The transaction of which a part was moved, and the rest still has to be: files end between two pieces."""
+        self._wanted: Callable[[], None] | None = None
         self.memory = 0
         """Bytes in memory."""
         self.spilled = 0
         """Bytes in files."""
 
+    @property
+    def busy_s(self) -> float:
+        """How long the disk has been busy with one job; 0 when it has nothing to do."""
+        return self.disk.busy_s
+
     def open(self) -> "SpooledRows":
         """Return room for one more transaction."""
-        self._opened += 1
-        rows = SpooledRows(self, self._options.directory / str(self._opened))
+        options = self._options
+        rows = SpooledRows(self, options.directory / str(next(_FILE_NUMBERS)), options.descriptor)
         self._open.add(rows)
         return rows
 
-    async def relieve(self) -> None:
-        """Move rows into files until memory is below its bound again; UnavailableError when that cannot be."""
-        if self.memory <= self._memory_bound:
-            return
-        spilling = asyncio.get_running_loop().run_in_executor(None, self._spill)
-        try:
-            await asyncio.shield(spilling)
-        finally:
-            await asyncio.wait((spilling,))  # a thread cannot be cancelled, and whoever comes next clears up
+    async def relieve(self) -> bool:
+        """Move a part of what waits into a file if memory is above its bound, and return whether more has to be moved.
+
+        UnavailableError when there is no room on disk, or when the disk hangs. After any exception, a cancellation
+        included, the rows can only be discarded.
+        """
+        if self._moving is None:
+            if self.memory <= self._memory_bound:
+                return False
+            # The largest transaction goes first: few files, and large writes.
+            self._moving = max(self._open, key=lambda one: one.in_memory)
+            self._check_room(self._moving.in_memory)
+        await self._moving.spill()
+        if not self._moving.in_memory:
+            self._moving = None
+        return self._moving is not None or self.memory > self._memory_bound
 
     @property
     def _memory_bound(self) -> int:
         return max(self._options.memory_max - ROOM_BYTES, 0)
-
-    def _spill(self) -> None:
-        """Spill the largest first: few files, and large writes."""
-        for rows in sorted(self._open, key=lambda one: one.in_memory, reverse=True):
-            if self.memory <= self._memory_bound:
-                break
-            self._check_room(rows.in_memory)
-            rows.spill()
 
     def _check_room(self, size: int) -> None:
         if self.spilled + size > self._options.spill_max:
@@ -160,9 +308,23 @@ class Spool:
                 "disk has room, or commit in smaller transactions. Nothing is lost: all of it will be sent again."
             )
 
+    def want(self, read: Callable[[], None]) -> None:
+        """Let ``read`` be what :meth:`load` does next."""
+        self._wanted = read
+
+    async def load(self) -> None:
+        """Read what the rows that are being iterated over need next; if nothing, let others have a turn."""
+        read, self._wanted = self._wanted, None
+        if read is None:
+            await asyncio.sleep(0)
+        else:
+            await self.disk.run(read)
+
     def forget(self, rows: "SpooledRows") -> None:
         """Take ``rows`` out of the account."""
         self._open.discard(rows)
+        if self._moving is rows:
+            self._moving = None
 
     def close(self) -> None:
         """Forget everything."""
@@ -173,10 +335,14 @@ class Spool:
 class SpooledRows:
     """What waits of one transaction: its file, and behind that its buffer."""
 
-    def __init__(self, spool: Spool, path: Path) -> None:
+    def __init__(self, spool: Spool, path: Path, directory: int | None) -> None:
         self._spool = spool
         self._path = path
+        self._directory = directory
+        self._name = path if directory is None else path.name
         self._buffer = bytearray()
+        self._has_file = False
+        """Whether a file was made, or may still be made by a job that nobody waits for any more."""
         self._in_file = 0
         self._checksums = array("L")
         """CRC-32 of each block of the file; the last block may be short."""
@@ -192,60 +358,81 @@ class SpooledRows:
         self._buffer += data
         self._spool.memory += _PIECE.size + len(data)
 
-    def spill(self) -> None:
-        """Move the buffer to the end of the file."""
-        size = len(self._buffer)
+    async def spill(self) -> None:
+        """Move the oldest ``SPILL_BYTES`` of the buffer to the end of the file."""
+        data, is_new = self._take_oldest(), not self._has_file
+        self._has_file = True
+        checksums = await self._spool.disk.run(partial(self._write, data, is_new=is_new))
+        self._checksums = checksums
+        self._in_file += len(data)
+        self._spool.memory -= len(data)
+        self._spool.spilled += len(data)
+
+    def _take_oldest(self) -> bytearray:
+        buffer = self._buffer
+        if len(buffer) <= SPILL_BYTES:
+            self._buffer = bytearray()
+            return buffer
+        data = buffer[:SPILL_BYTES]
+        del buffer[:SPILL_BYTES]  # moves nothing: the buffer begins later from then on
+        return data
+
+    def _write(self, data: bytearray, *, is_new: bool) -> "array[int]":
+        """Append ``data`` to the file, and return the checksums of all of it; runs in the disk's thread."""
         try:
-            # A file that is there already is another transaction's, which could not be removed.
-            with self._path.open("ab" if self._in_file else "xb", buffering=0) as file:
-                _write_all(file, self._buffer)
+            # A file that is there already would be another transaction's.
+            with open(self._name, "xb" if is_new else "ab", buffering=0, opener=self._open) as file:
+                _write_all(file, data)
         except OSError as error:
             raise _unusable(error) from error
-        self._add_checksums(self._buffer)
-        self._buffer = bytearray()
-        self._in_file += size
-        self._spool.memory -= size
-        self._spool.spilled += size
+        return _with_checksums(self._checksums, self._in_file, data)
 
-    def _add_checksums(self, data: bytearray) -> None:
-        """Go on where the file ended before ``data``."""
-        begun = self._in_file % READ_BYTES
-        with memoryview(data) as view:
-            if begun:
-                self._checksums[-1] = zlib.crc32(view[: READ_BYTES - begun], self._checksums[-1])
-            for at in range(READ_BYTES - begun if begun else 0, len(view), READ_BYTES):
-                self._checksums.append(zlib.crc32(view[at : at + READ_BYTES]))
-
-    def __iter__(self) -> Iterator[tuple[int, bytes]]:
-        """Return the pieces; UnavailableError before the first one that is not as it was written."""
+    def __iter__(self) -> Iterator[tuple[int, bytes] | None]:
+        """Return the pieces, and None where :meth:`Spool.load` has to be awaited before the next one."""
         read = bytearray()
-        for block in self._blocks() if self._in_file else ():
-            read += block
+        for number in range(len(self._checksums)):
+            self._spool.want(partial(self._read, number, read))
+            yield None
             taken = yield from _pieces(read)
             del read[:taken]
+        assert not read, "a file ends between two pieces"
         yield from _pieces(self._buffer)
 
-    def _blocks(self) -> Iterator[bytes]:
+    def _read(self, number: int, read: bytearray) -> None:
+        """Append a block of the file to ``read``, in the disk's thread; UnavailableError if it is not as written."""
         try:
-            with self._path.open("rb", buffering=READ_BYTES) as file:
-                for checksum in self._checksums:
-                    block = file.read(READ_BYTES)
-                    if zlib.crc32(block) != checksum:
-                        raise _changed(self._path)
-                    yield block
+            with open(self._name, "rb", buffering=READ_BYTES, opener=self._open) as file:
+                file.seek(number * READ_BYTES)
+                block = file.read(READ_BYTES)
         except OSError as error:
             raise _unusable(error) from error
+        if zlib.crc32(block) != self._checksums[number]:
+            raise _changed(self._path)
+        read += block
+
+    def _open(self, name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NOFOLLOW, 0o600, dir_fd=self._directory)
 
     def discard(self) -> None:
-        """Forget everything."""
-        if self._in_file:
-            with suppress(OSError):
-                self._path.unlink()
+        """Forget everything; the file is removed behind whatever is still being done to it."""
+        if self._has_file:
+            self._spool.disk.later(partial(os.unlink, self._name, dir_fd=self._directory))
         self._spool.memory -= len(self._buffer)
         self._spool.spilled -= self._in_file
-        self._buffer = bytearray()
-        self._in_file = 0
+        self._buffer, self._checksums = bytearray(), array("L")
+        self._in_file, self._has_file = 0, False
         self._spool.forget(self)
+
+
+def _with_checksums(checksums: "array[int]", size: int, data: bytearray) -> "array[int]":
+    """Return the checksums of a file of that ``size`` once ``data`` is appended."""
+    found, begun = checksums[:], size % READ_BYTES
+    with memoryview(data) as view:
+        if begun:
+            found[-1] = zlib.crc32(view[: READ_BYTES - begun], found[-1])
+        for at in range(READ_BYTES - begun if begun else 0, len(view), READ_BYTES):
+            found.append(zlib.crc32(view[at : at + READ_BYTES]))
+    return found
 
 
 def _pieces(buffer: bytearray) -> Generator[tuple[int, bytes], None, int]:

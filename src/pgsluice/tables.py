@@ -3,13 +3,16 @@
 Decided once per relation by the pipeline. Topic names are injective: two tables never share one.
 """
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import Self
 
 from pgsluice.avro.choices import Choice, ColumnChoice
-from pgsluice.errors import ConfigError
+from pgsluice.errors import TableRefused
 
 SERVICE_TOPICS = ("transactions", "checkpoint", "schemas", "messages", "dead_letters")
 """What pgsluice writes under the prefix beside the tables."""
@@ -17,9 +20,42 @@ SERVICE_TOPICS = ("transactions", "checkpoint", "schemas", "messages", "dead_let
 MAX_TOPIC_NAME = 249
 """Kafka's limit (org.apache.kafka.common.internals.Topic)."""
 
+_SHORTENED = "_xFFFFFF_"
+"""What stands before the hash in a name that was too long. No name that was not has it: there is no such character."""
+
+_HASH_CHARACTERS = 32
+"""128 bits: nobody finds two tables that get the same."""
+
+_PART = r'(?:"((?:[^"]|"")+)"|([^".]+))'
+_PATTERN = re.compile(rf"{_PART}\.{_PART}")
+
 # What Kafka does not allow in a topic's name, the dot (it separates the parts here), and an
 # underscore that would read as the beginning of an escape.
 _TO_ESCAPE = re.compile(r"[^A-Za-z0-9_-]|_(?=x[0-9A-F]{4,6}_)", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class TablePattern:
+    """A glob for the schema's name, and one for the table's: a name with a dot cannot pass for two names."""
+
+    schema: str
+    table: str
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return the pattern ``schema.table``; a part with a dot stands in double quotes, as in SQL. ValueError."""
+        found = _PATTERN.fullmatch(text)
+        if found is None:
+            raise ValueError(
+                f"{text!r} must be a pattern of schema and table, like public.* or *.*; a name with a dot in it stands "
+                'in double quotes, like public."a.b"'
+            )
+        quoted_schema, schema, quoted_table, table = found.groups()
+        return cls(schema or quoted_schema.replace('""', '"'), table or quoted_table.replace('""', '"'))
+
+    def matches(self, schema: str, table: str) -> bool:
+        """Return whether it matches both names; upper and lower case differ."""
+        return fnmatchcase(schema, self.schema) and fnmatchcase(table, self.table)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +75,10 @@ class TableRule:
 
 @dataclass(frozen=True, slots=True)
 class TablePolicy:
-    """How one table is published. ``keys`` None: its replica identity or primary key."""
+    """How one table is published. ``keys`` None: its replica identity or primary key.
+
+    ``shared``: the topic is named without the table's own name, so other tables may be meant to go there as well.
+    """
 
     topic: str
     partitions: int
@@ -49,11 +88,12 @@ class TablePolicy:
     tombstones: bool
     truncate: bool
     types: tuple[ColumnChoice, ...] = ()
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """The ``[tables]`` and ``[kafka.topics]`` sections; patterns are globs over ``schema.table``."""
+    """The ``[tables]`` and ``[kafka.topics]`` sections; for the patterns see :class:`TablePattern`."""
 
     prefix: str
     topic: str = "{prefix}.{schema}.{table}"
@@ -67,13 +107,13 @@ class Tables:
     rules: Sequence[TableRule] = ()
 
     def policy(self, schema: str, table: str) -> TablePolicy | None:
-        """Return how ``schema.table`` is published, None when it is not; ConfigError if no topic is possible."""
-        name = f"{schema}.{table}"
-        if not _matches(name, self.include) or _matches(name, self.exclude):
+        """Return how ``schema.table`` is published, None when it is not; TableRefused if no topic is possible."""
+        if not _matches(schema, table, self.include) or _matches(schema, table, self.exclude):
             return None
-        rule = next((rule for rule in self.rules if fnmatchcase(name, rule.match)), TableRule(name))
+        rule = next((rule for rule in self.rules if _matches(schema, table, (rule.match,))), _NO_RULE)
+        template = rule.topic or self.topic
         return TablePolicy(
-            topic=self._topic(rule.topic or self.topic, schema, table),
+            topic=self._topic(template, schema, table),
             partitions=rule.partitions or self.partitions,
             replication_factor=rule.replication_factor or self.replication_factor,
             config={**self.config, **rule.config},
@@ -81,12 +121,17 @@ class Tables:
             tombstones=self.tombstones if rule.tombstones is None else rule.tombstones,
             truncate=self.truncate if rule.truncate is None else rule.truncate,
             types=tuple(ColumnChoice(pattern, choice) for pattern, choice in rule.types.items()),
+            shared="{table}" not in template,
         )
 
     @property
     def choose_types(self) -> bool:
         """Whether some rule chooses the types of columns."""
         return any(rule.types for rule in self.rules)
+
+    def usual_topic(self, schema: str, table: str) -> str:
+        """Return the topic that a table would have without rules: the key of its dead letters while it has none."""
+        return self._named(self.topic, schema, table)
 
     def messages_policy(self) -> TablePolicy:
         """Return how messages of pg_logical_emit_message are published: one topic, in one order, every message."""
@@ -100,16 +145,18 @@ class Tables:
             truncate=False,
         )
 
-    def _topic(self, template: str, schema: str, table: str) -> str:
+    def dead_letters_policy(self) -> TablePolicy:
+        """Return how dead letters are published: one topic, in one order, every one of them."""
+        return replace(self.messages_policy(), topic=f"{self.prefix}.dead_letters")
+
+    def _named(self, template: str, schema: str, table: str) -> str:
         topic = template.format(prefix=self.prefix, schema=escape(schema), table=escape(table))
-        if len(topic) > MAX_TOPIC_NAME:
-            raise ConfigError(
-                f"The topic name for table {schema}.{table} would be {len(topic)} characters long, Kafka allows "
-                f"{MAX_TOPIC_NAME}: "
-                'name it with `topic = "..."` in a [[tables.rules]] entry.'
-            )
+        return topic if len(topic) <= MAX_TOPIC_NAME else _shortened(topic)
+
+    def _topic(self, template: str, schema: str, table: str) -> str:
+        topic = self._named(template, schema, table)
         if topic in {f"{self.prefix}.{name}" for name in SERVICE_TOPICS}:
-            raise ConfigError(
+            raise TableRefused(
                 f"Table {schema}.{table} would go to topic {topic}, which pgsluice keeps for itself: name another with "
                 '`topic = "..."` in a [[tables.rules]] entry.'
             )
@@ -121,5 +168,15 @@ def escape(name: str) -> str:
     return _TO_ESCAPE.sub(lambda match: f"_x{ord(match[0]):04X}_", name)
 
 
-def _matches(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
+def _shortened(topic: str) -> str:
+    """Return a topic's name with a hash in place of its end; different names never give the same."""
+    end = _SHORTENED + hashlib.sha256(topic.encode()).hexdigest()[:_HASH_CHARACTERS]
+    return topic[: MAX_TOPIC_NAME - len(end)] + end
+
+
+def _matches(schema: str, table: str, patterns: Sequence[str]) -> bool:
+    return any(_pattern(pattern).matches(schema, table) for pattern in patterns)
+
+
+_NO_RULE = TableRule("*.*")
+_pattern = lru_cache(maxsize=1024)(TablePattern.parse)

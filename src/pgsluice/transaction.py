@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeAlias
 
-from pgsluice.errors import HistoryError, ProtocolError
+from pgsluice.errors import Diverged, ProtocolError
 from pgsluice.lsn import format_lsn
 from pgsluice.pgoutput import messages
 from pgsluice.pgoutput.decoder import Decoder
-from pgsluice.relation import Relation, RelationCache
+from pgsluice.relation import Relation, RelationCache, packed, unpacked
 
 
 @dataclass(slots=True)
@@ -67,10 +67,27 @@ class Committed:
 
 @dataclass(slots=True)
 class Resent:
-    """A transaction that was delivered in an earlier session came again; its changes were left out."""
+    """A transaction that ends before the position delivered came again; its changes were left out."""
 
     transaction: Transaction
     end_lsn: int
+
+
+@dataclass(frozen=True, slots=True)
+class MessageResent:
+    """A message outside transactions came again."""
+
+    message: messages.LogicalMessage
+
+
+@dataclass(slots=True)
+class Unexpected:
+    """A change, or a message, that lies before the position delivered, where there was nothing to deliver.
+
+    Only changes that are left out can come again there. Any other shows that the server has another history.
+    """
+
+    change: Change | Emitted
 
 
 @dataclass(slots=True)
@@ -97,11 +114,27 @@ class RolledBack:
 
 
 @dataclass(slots=True)
-class Skipped:
-    """Rows of subtransactions that were rolled back were passed over; whoever waits may have a turn."""
+class Paused:
+    """The next change is not there yet: await the spool's ``load``, which also gives whoever waits a turn.
+
+    Rows have to be read from disk first, or many rows of subtransactions that were rolled back were passed over.
+    """
 
 
-Event: TypeAlias = Change | Emitted | Committed | Resent | Prepared | RolledBack | Skipped
+Event: TypeAlias = Change | Emitted | Committed | Resent | MessageResent | Unexpected | Prepared | RolledBack | Paused
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """How far changes are durable downstream: everything that PostgreSQL committed before ``lsn``.
+
+    ``transaction_lsn``: from there to ``lsn`` no transaction ended of which anything was to be delivered, and from
+    ``message_lsn`` there was no message outside transactions.
+    """
+
+    lsn: int
+    transaction_lsn: int
+    message_lsn: int
 
 
 class Rows(Protocol):
@@ -110,8 +143,8 @@ class Rows(Protocol):
     def append(self, number: int, data: bytes) -> None:
         """Add a piece; ``number`` (unsigned, 32 bits) comes back with it."""
 
-    def __iter__(self) -> Iterator[tuple[int, bytes]]:
-        """Return all of them, oldest first."""
+    def __iter__(self) -> Iterator[tuple[int, bytes] | None]:
+        """Return all of them, oldest first, and None wherever more has to be loaded before the next one."""
 
     def discard(self) -> None:
         """Forget all of them."""
@@ -149,24 +182,45 @@ class _Waiting:
     rows: Rows
     is_streamed: bool
     relations: list[Relation] = field(default_factory=list)
-    """The versions of tables that its rows were sent under."""
-    numbers: dict[int, int] = field(default_factory=dict)
-    """From the identity of a version to its place in ``relations``, plus one."""
+    """The versions of tables that its rows were sent under, VERSIONS_MAX of them; the others wait among the rows."""
+    numbers: dict[Relation, int] = field(default_factory=dict)
+    """From a version to its place in ``relations``, plus one."""
+    last: dict[int, tuple[Relation, int]] = field(default_factory=dict)
+    """By OID, the version of the row that came last, and its number."""
+    written: Relation | None = None
+    """The version that was last put among the rows."""
     aborted: _Xids = field(default_factory=_Xids)
     """Subtransactions that were rolled back."""
     origin: str | None = None
     has_rows: bool = False
 
     def number(self, relation: Relation) -> int:
-        """Return the number under which rows of this version of the table wait."""
-        number = self.numbers.get(id(relation))
-        if number is None:
+        """Return the number under which a row of this version of the table waits; the row has to come next."""
+        last = self.last.get(relation.oid)
+        if last is None or last[0] is not relation:
+            last = self.last[relation.oid] = relation, self._number_of(relation)
+        if last[1] == _WRITTEN and self.written is not relation:
+            self.rows.append(_VERSION, packed(relation))
+            self.written = relation
+        return last[1]
+
+    def _number_of(self, relation: Relation) -> int:
+        """Return the number of a version, the same for equal ones: a transaction can alter a table to and fro."""
+        number = self.numbers.get(relation)
+        if number is None and len(self.relations) < VERSIONS_MAX:
             self.relations.append(relation)
-            number = self.numbers[id(relation)] = len(self.relations)
-        return number
+            number = self.numbers[relation] = len(self.relations)
+        return _WRITTEN if number is None else number
 
 
-_NO_RELATION = 0
+VERSIONS_MAX: Final = 4000
+"""Versions of tables that one transaction keeps in memory, some 3 KiB each: more than it touches tables, as a rule."""
+
+_NO_RELATION: Final = 0
+_VERSION: Final = 2**32 - 1
+"""The number of a piece that is a version of a table itself, because there are too many to keep them in memory."""
+_WRITTEN: Final = 2**32 - 2
+"""The number of rows of the version that was written last."""
 
 _ROWS = frozenset((b"I", b"U", b"D"))
 _CHANGES = frozenset((*_ROWS, b"T"))
@@ -180,11 +234,10 @@ _unpack_streamed_oid = struct.Struct(">xxxxxI").unpack_from
 class Transactions:
     """The transactions of one replication connection.
 
-    ``delivered_lsn`` is the end LSN of the last transaction that is durable downstream: the server may
-    send transactions before it once more, and they come out as :class:`Resent`, without changes.
+    The server may send again what is ``delivered``. Such transactions come out as :class:`Resent`, without changes.
     """
 
-    def __init__(self, delivered_lsn: int, spool: Spool) -> None:
+    def __init__(self, delivered: Delivered, spool: Spool) -> None:
         self.relations = RelationCache()
         self.current: Transaction | None = None
         """The ordinary transaction that is being received."""
@@ -194,7 +247,7 @@ class Transactions:
         """The transactions that are prepared, by xid: a gid may be used again at once."""
         self._spool = spool
         self._decoder = Decoder()
-        self._delivered_lsn = delivered_lsn
+        self._delivered = delivered
         self._streams: dict[int, _Waiting] = {}
         self._prepares: dict[int, _Waiting] = {}
         self._receiving: _Waiting | None = None
@@ -248,9 +301,17 @@ class Transactions:
         if transaction is not None:
             relations = [self.relations[oid] for oid in self._relation_oids(payload, is_streamed=False)]
             return [Change(transaction, relation, payload) for relation in relations]
-        if self.current is None:
+        transaction = self.current
+        if transaction is None:
             raise _outside(self._decoder.decode(payload))
-        return ()
+        if not self._is_unexpected(transaction):
+            return ()
+        relations = [self.relations[oid] for oid in self._relation_oids(payload, is_streamed=False)]
+        return [Unexpected(Change(transaction, relation, payload)) for relation in relations]
+
+    def _is_unexpected(self, transaction: Transaction) -> bool:
+        """Return whether anything of ``transaction``, which is not passed on, would have been delivered before."""
+        return transaction.commit_lsn >= self._delivered.transaction_lsn
 
     def _relation_oids(self, payload: bytes, *, is_streamed: bool) -> Sequence[int]:
         """Return the tables of a change: one, or all that were truncated by one command."""
@@ -268,16 +329,23 @@ class Transactions:
         if message.transactional:
             if self.current is None:
                 raise _outside(message)
-            return () if self.passing is None else (Emitted(self.passing, message),)
+            emitted = Emitted(self.current, message)
+            if self.passing is not None:
+                return (emitted,)
+            return (Unexpected(emitted),) if self._is_unexpected(self.current) else ()
         self._expect_between(message)
         # Its own record ends there: delivered is delivered, as with a commit.
-        return () if message.lsn <= self._delivered_lsn else (Emitted(None, message),)
+        if message.lsn > self._delivered.lsn:
+            return (Emitted(None, message),)
+        if message.lsn > self._delivered.message_lsn:
+            return (Unexpected(Emitted(None, message)),)
+        return (MessageResent(message),)
 
     def _begin(self, message: messages.Begin) -> Iterable[Event]:
         self._expect_between(message)
         self.current = _transaction(message)
         # A commit record is [commit_lsn, end_lsn), and a delivered position never lies inside one.
-        is_resent = message.commit_lsn < self._delivered_lsn
+        is_resent = message.commit_lsn < self._delivered.lsn
         self.passing = None if is_resent else self.current
         return ()
 
@@ -293,13 +361,14 @@ class Transactions:
         return (self._ended(transaction, message.end_lsn),)
 
     def _ended(self, transaction: Transaction, end_lsn: int, *, is_bare: bool = False) -> Committed | Resent:
-        if transaction.commit_lsn >= self._delivered_lsn:
+        delivered_lsn = self._delivered.lsn
+        if transaction.commit_lsn >= delivered_lsn:
             return Committed(transaction, end_lsn, is_bare)
-        if end_lsn > self._delivered_lsn:
-            raise HistoryError(
-                f"Position {format_lsn(self._delivered_lsn)}, recorded as delivered, lies inside the commit record "
+        if end_lsn > delivered_lsn:
+            raise Diverged(
+                f"Position {format_lsn(delivered_lsn)}, recorded as delivered, lies inside the commit record "
                 f"{format_lsn(transaction.commit_lsn)} to {format_lsn(end_lsn)}: the server is not the one that "
-                "was followed before. Compare the tables, drop the slot, then start a new history with --adopt-slot."
+                "was followed before. Compare the tables, then start a new history with --adopt-slot."
             )
         return Resent(transaction, end_lsn)
 
@@ -343,6 +412,9 @@ class Transactions:
         if isinstance(ended, Committed):
             transaction.origin = waiting.origin
             yield from _changes(waiting, transaction)
+        elif self._is_unexpected(transaction):
+            for event in _changes(waiting, transaction):
+                yield event if isinstance(event, Paused) else Unexpected(event)
         waiting.rows.discard()
         yield ended
 
@@ -438,23 +510,33 @@ SKIPPED_AT_ONCE: Final = 10_000
 """Rows passed over between two events."""
 
 
-def _changes(waiting: _Waiting, transaction: Transaction) -> Iterator[Change | Emitted | Skipped]:
+def _changes(waiting: _Waiting, transaction: Transaction) -> Iterator[Change | Emitted | Paused]:
     """Return what has waited, but for the subtransactions that were rolled back."""
     decoder = Decoder()
     decoder.in_stream = waiting.is_streamed
     aborted, relations = waiting.aborted, waiting.relations
     skipped = 0
-    for number, payload in waiting.rows:
+    written: Relation | None = None
+    for piece in waiting.rows:
+        if piece is None:
+            yield Paused()
+            continue
+        number, payload = piece
+        if number == _VERSION:
+            written = unpacked(payload)
+            continue
         if aborted and _unpack_xid(payload)[0] in aborted:
             skipped += 1
             if skipped % SKIPPED_AT_ONCE == 0:
-                yield Skipped()
+                yield Paused()
             continue
         if number == _NO_RELATION:
             message: Any = decoder.decode(payload)
             yield Emitted(transaction, message)
         else:
-            yield Change(transaction, relations[number - 1], payload, waiting.is_streamed)
+            relation = written if number == _WRITTEN else relations[number - 1]
+            assert relation is not None, "a version is written before its rows"
+            yield Change(transaction, relation, payload, waiting.is_streamed)
 
 
 _DEFECT = "this is a defect of the server or of pgsluice; please report it."

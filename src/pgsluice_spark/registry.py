@@ -22,6 +22,7 @@ from pgsluice_spark.schema import SchemaVersion
 
 _ACCEPT: Final = "application/vnd.schemaregistry.v1+json, application/json"
 _SUBJECT_NOT_FOUND: Final = 40401
+_REDIRECTS: Final = range(300, 400)
 
 
 class RegistryError(Exception):
@@ -42,7 +43,7 @@ class Registry(Protocol):
 class RestRegistry:
     """A server with the REST API of Confluent's Schema Registry; pgsluice serves it too.
 
-    ``tls``: for https with a certificate authority or client certificate of your own.
+    ``tls``: for https with a certificate authority or client certificate of your own. Redirects are not followed.
     """
 
     url: str
@@ -52,6 +53,8 @@ class RestRegistry:
     timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
+        if "@" in urllib.parse.urlsplit(self.url).netloc:
+            raise ValueError("the registry's URL has a user in it: give it as username and password")
         if not self.url.startswith(("http://", "https://")):
             raise ValueError(f"the registry's URL must begin with http:// or https://, not {self.url!r}")
 
@@ -76,14 +79,15 @@ class RestRegistry:
         # Messages outlive the deletion of their schema's version, so deleted ones are asked for too.
         url = f"{self.url.rstrip('/')}{path}?deleted=true"
         request = urllib.request.Request(url, headers=self._headers())  # noqa: S310 - the scheme was checked
+        opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=self.tls), _NoRedirects)
         try:
-            with urllib.request.urlopen(request, timeout=self.timeout_s, context=self.tls) as answer:  # noqa: S310 - as above
+            with opener.open(request, timeout=self.timeout_s) as answer:
                 return json.load(answer)
         except urllib.error.HTTPError as error:
             with error:
                 if _error_code(error) == _SUBJECT_NOT_FOUND:
                     return None
-                raise RegistryError(f"{url} answers {error.code} {error.reason}") from None
+                raise _refused(error, url) from None
         except (OSError, ValueError) as error:
             raise RegistryError(f"{url} gives no answer that can be used: {error}") from error
 
@@ -93,6 +97,37 @@ class RestRegistry:
             credentials = f"{self.username}:{self.password or ''}".encode()
             headers["Authorization"] = f"Basic {base64.b64encode(credentials).decode()}"
         return headers
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Makes a redirect an error. The standard library's handler sends the credentials to whichever host it names."""
+
+    def http_error_302(self, *_: object) -> None:
+        """Leave the answer to the handler of errors."""
+
+    # it takes what the others take, only not by name
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302  # type: ignore[assignment]
+
+
+def _refused(error: urllib.error.HTTPError, url: str) -> RegistryError:
+    """Return what an answer means that is no success."""
+    location = error.headers.get("Location")
+    if error.code not in _REDIRECTS or location is None:
+        return RegistryError(f"{url} answers {error.code} {error.reason}")
+    return RegistryError(
+        f"{url} redirects to {_target(location)}, and pgsluice_spark does not follow, because the credentials are for "
+        "the first address only. Give the address of the registry itself."
+    )
+
+
+def _target(location: str) -> str:
+    """Return scheme, host and port of a redirect, without a user and query, which may be secrets."""
+    try:
+        parts = urllib.parse.urlsplit(location)
+    except ValueError:  # brackets that do not match
+        return "an address that cannot be read"
+    host = parts.netloc.rpartition("@")[2]
+    return f"{parts.scheme}://{host}" if host else "another path"
 
 
 def _error_code(error: urllib.error.HTTPError) -> int | None:
@@ -142,9 +177,16 @@ def parse_records(records: Sequence[tuple[int, str]], topic: str) -> list[Schema
     versions: dict[tuple[str, int], SchemaVersion] = {}
     for offset, value in sorted(records):
         try:
-            entry = json.loads(value)
-            version = SchemaVersion(entry["subject"], entry["version"], entry["id"], entry["schema"])
-        except (ValueError, TypeError, KeyError):
+            version = _version(json.loads(value))
+        except (ValueError, TypeError, KeyError, RecursionError):
             raise RegistryError(f"{topic}, offset {offset}: not a record of pgsluice's registry") from None
         versions[version.subject, version.id] = version
     return sorted(versions.values(), key=lambda version: (version.subject, version.version))
+
+
+def _version(entry: dict[str, Any]) -> SchemaVersion:
+    """Return what a record says; TypeError or KeyError when it is not one of a schema."""
+    found = SchemaVersion(entry["subject"], entry["version"], entry["id"], entry["schema"])
+    if [type(part) for part in (found.subject, found.version, found.id, found.schema)] != [str, int, int, str]:
+        raise TypeError
+    return found

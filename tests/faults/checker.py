@@ -4,11 +4,11 @@ The mirror of ``tests.support.replay`` applies each cut and complains of the cut
 transactions, by their lines in the ledger, and at the sum of all balances after each cut.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Self
+from typing import Any, NamedTuple, Self
 
 import psycopg
 
@@ -18,6 +18,8 @@ from tests.support.reader import Cut, Event
 from tests.support.replay import Replay, contents, differences
 
 Position = tuple[int, int, int]
+
+FIRST_EPOCH = 1
 
 Rows = tuple[list[str], Counter[tuple[str | None, ...]]]
 """Columns and rows, as PostgreSQL's texts."""
@@ -37,7 +39,7 @@ class Tally:
     positions: int = 0
     """Of the slot, compared with the checkpoints."""
     repeated: int = 0
-    """Records that came more than once, as they may at least once."""
+    """Records that came more than once, as they may at least once, and at the beginning of a new epoch."""
     lost: int = 0
     doubled: int = 0
     torn: int = 0
@@ -54,6 +56,14 @@ class Tally:
         """Count a problem under its kind, and describe it."""
         setattr(self, kind, getattr(self, kind) + 1)
         self.problems.append(f"{kind.replace('_', ' ')}: {what}")
+
+
+class Checkpoint(NamedTuple):
+    """A committed checkpoint: when it was written, and everything before which LSN is delivered then."""
+
+    moment_s: float
+    end_lsn: int
+    epoch: int = FIRST_EPOCH
 
 
 @dataclass(frozen=True)
@@ -86,8 +96,22 @@ class Contents:
 class Checker:
     """Judges one pipeline, cut by cut and then as a whole."""
 
-    def __init__(self, replay: Replay, options: Options) -> None:
+    def __init__(
+        self, replay: Replay, options: Options, adoptions: Sequence[int] = (), prepares: Mapping[int, int] | None = None
+    ) -> None:
+        """Choose the mirror; ``adoptions`` are the slot's positions each time that a new epoch was asked for.
+
+        ``prepares`` tells where the WAL ended before each PREPARE TRANSACTION, by the transaction's number.
+        """
         self.tally = Tally()
+        self._adoptions = deque(adoptions)
+        self._prepares = (prepares or {}) if options.two_phase else {}
+        self._epoch = FIRST_EPOCH
+        self._epoch_begins = 0
+        self._delivered: list[list[Event]] = []
+        """What came in this epoch: transactions, and messages that belong to none, in their order."""
+        self._due: deque[list[Event]] = deque()
+        """What came in the last epoch and has to come again at the beginning of this one."""
         self._replay = replay
         self._options = options
         self._seen: set[int] = set()
@@ -102,11 +126,73 @@ class Checker:
     def check_cuts(self, cuts: Iterable[Cut]) -> None:
         """Apply cuts in order, and look at the sum after each."""
         for cut in cuts:
-            self._replay.apply([cut])
-            self.tally.cuts += 1
-            self._check_events(cut.events)
-            if self._seen:
-                self._check_sum(cut)
+            self._check_epoch(cut)
+            self._check_cut(cut, {_beginning(found[0]) for found in self._take_repeated(cut)})
+
+    def _check_cut(self, cut: Cut, repeated: set[Position]) -> None:
+        def is_new(event: Event) -> bool:
+            return _beginning(event) not in repeated
+
+        self._replay.apply([cut], is_new)
+        self.tally.cuts += 1
+        self._check_events(filter(is_new, cut.events))
+        if self._seen:
+            self._check_sum(cut)
+
+    def _check_epoch(self, cut: Cut) -> None:
+        """An epoch begins where the slot stood when it was adopted, and never by itself.
+
+        PostgreSQL sends everything behind the slot's position, so this comes again, and nothing else does.
+        """
+        epoch, end_lsn = cut.record["epoch"], cut.record["end_lsn"]
+        if epoch == self._epoch:
+            return
+        self._complain_of_missing()
+        position = self._adoptions.popleft() if self._adoptions else None
+        if position is None or epoch != self._epoch + 1:
+            self.tally.complain("other", f"epoch {epoch} follows epoch {self._epoch}, and nobody has asked for it")
+        elif end_lsn != position:
+            self.tally.complain("other", f"epoch {epoch} begins at {end_lsn:X}, but the slot was at {position:X}")
+        former, self._delivered, self._epoch = self._delivered, [], epoch
+        self._epoch_begins = end_lsn if position is None else position
+        self._due = deque(found for found in former if position is not None and found[0]["lsn"] >= position)
+
+    def _take_repeated(self, cut: Cut) -> Iterator[list[Event]]:
+        """Yield what comes again, which is the same as in the last epoch, and comes before anything else."""
+        for _, group in groupby(sorted(cut.events, key=_order), _beginning):
+            found = list(group)
+            self._delivered.append(found)
+            place = _beginning(found[0])[1:]
+            while self._due and _beginning(self._due[0][0])[1:] != place and self._cannot_come_again(self._due[0]):
+                self._due.popleft()
+            if self._due and _beginning(self._due[0][0])[1:] == place:
+                self._check_same(found, self._due.popleft())
+                self._last = max(self._last, _beginning(found[0]))
+                yield found
+            else:
+                self._complain_of_missing(f", before {found[0]} came")
+
+    def _check_same(self, found: list[Event], former: list[Event]) -> None:
+        self.tally.repeated += len(found)
+        if [_content(event) for event in found] != [_content(event) for event in former]:
+            self.tally.complain("other", f"{found} was {former} in the last epoch")
+
+    def _cannot_come_again(self, found: list[Event]) -> bool:
+        """Return whether a transaction was prepared before the slot's position and committed behind it.
+
+        The slot can stand there, held back by another prepared transaction, once this one is delivered. PostgreSQL
+        does not send the rows of what was prepared before the slot's position, only that it was committed.
+        """
+        lines = [event["after"]["id"] for event in found if event.op == "c" and event["table"] == "ledger"]
+        return any(self._prepares.get(number, self._epoch_begins) < self._epoch_begins for number in lines)
+
+    def _complain_of_missing(self, when: str = "") -> None:
+        """Complain of the transactions that should have come again by now: of the first in full, of the rest in sum."""
+        missing = [found for found in self._due if not self._cannot_come_again(found)]
+        if missing:
+            what = f"{len(missing)} transactions behind the slot's position have not come again{when}"
+            self.tally.complain("other", f"epoch {self._epoch}: {what}; the first is {missing[0]}")
+        self._due.clear()
 
     def _check_sum(self, cut: Cut) -> None:
         rows = [row for name in ("debit", "credit") for row in self._replay.table(f"public.{name}").rows.values()]
@@ -197,13 +283,13 @@ class Checker:
         if line["follows"] is not None and line["follows"] not in self._seen:
             tally.complain("out_of_order", f"{name}, comes before {line['follows']}")
 
-    def check_repeated(self, records: Iterable[Event], checkpoints: Sequence[tuple[float, int]]) -> None:
+    def check_repeated(self, records: Iterable[Event], checkpoints: Sequence[Checkpoint]) -> None:
         """Judge records of the mode at least once: each is new, or the same as before and behind the checkpoint."""
         known: dict[tuple[str, int, Position], Event] = {}
         delivered, left = 0, list(checkpoints)
         for record in sorted(records, key=lambda record: record.timestamp_ms):
-            while left and left[0][0] < record.timestamp_ms / 1000:
-                delivered = max(delivered, left.pop(0)[1])
+            while left and left[0].moment_s < record.timestamp_ms / 1000:
+                delivered = max(delivered, left.pop(0).end_lsn)
             if record["lsn"] < delivered:
                 self.tally.complain("doubled", f"{record} came after the checkpoint {delivered:X}")
             place = record.topic, record.partition, record.position
@@ -229,6 +315,9 @@ class Checker:
     def check_whole(self, there: Contents, rest: list[Event]) -> None:
         """Compare all that came with what PostgreSQL holds; ``rest`` is what no cut listed."""
         tally = self.tally
+        self._complain_of_missing()
+        for position in self._adoptions:
+            tally.complain("other", f"the slot was adopted at {position:X}, and no epoch began")
         for number in sorted(there.committed - self._seen):
             tally.complain("lost", f"transaction number {number}")
         for number in sorted(self._seen - there.committed):
@@ -255,14 +344,17 @@ class Checker:
                 self.tally.complain("other", f"message {number} was never written")
 
 
-def check_positions(
-    samples: Iterable[tuple[float, int]], checkpoints: Iterable[tuple[float, int]], tally: Tally
-) -> None:
-    """Complain of each position of the slot that was there before its checkpoint was written."""
-    reached, left = 0, list(checkpoints)
+def check_positions(samples: Iterable[tuple[float, int]], checkpoints: Iterable[Checkpoint], tally: Tally) -> None:
+    """Complain of each position of the slot that was there before its checkpoint was written.
+
+    An epoch begins anew: what was delivered in the one before says nothing of its positions.
+    """
+    reached, epoch, left = 0, FIRST_EPOCH, deque(checkpoints)
     for moment, position in samples:
-        while left and left[0][0] <= moment:
-            reached = max(reached, left.pop(0)[1])
+        while left and left[0].moment_s <= moment:
+            found = left.popleft()
+            reached = max(reached, found.end_lsn) if found.epoch == epoch else found.end_lsn
+            epoch = found.epoch
         tally.positions += 1
         if reached and position > reached:
             tally.complain("other", f"the slot stood at {position:X}, the last checkpoint at {reached:X}")
@@ -272,3 +364,14 @@ def _beginning(event: Event) -> Position:
     """Return the position of the first event of its transaction, or of the message that belongs to none."""
     epoch, lsn, seq = event.position
     return epoch, lsn, min(seq, 0)
+
+
+def _order(event: Event) -> tuple[Position, str, int]:
+    """Return what sorts events, also the copies of a truncate, which differ in their partitions only."""
+    return event.position, event.topic, event.partition
+
+
+def _content(event: Event) -> tuple[Any, ...]:
+    """Return what is the same in each epoch."""
+    value = None if event.value is None else {**event.value, "epoch": None}
+    return event.topic, event.partition, event.key_bytes, value

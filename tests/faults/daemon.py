@@ -32,7 +32,7 @@ from pgsluice.postgres.source import PostgresSource
 from pgsluice.postgres.stream import ReplicationStream
 from pgsluice.progress import Progress
 from pgsluice.spool import SpooledRows
-from pgsluice.transaction import Transaction, Transactions
+from pgsluice.transaction import Delivered, Transaction, Transactions
 
 FLUSH_S = 10.0
 
@@ -59,7 +59,7 @@ def _delivered_does_not_matter() -> None:
 
 def _nothing_is_dropped() -> None:
     make = Transactions.__init__
-    Transactions.__init__ = lambda self, _, spool: make(self, 0, spool)  # type: ignore[assignment, method-assign]
+    Transactions.__init__ = lambda self, _, spool: make(self, Delivered(0, 0, 0), spool)  # type: ignore[assignment, method-assign]
 
 
 def _foretold_is_true() -> None:
@@ -71,6 +71,19 @@ def _messages_are_streamed() -> None:
     StreamOptions._streaming = lambda self, version: ask(replace(self, messages=False), version)  # type: ignore[method-assign]
 
 
+def _refusals_are_forgotten() -> None:
+    async def refuse(*_: object) -> None:
+        pass
+
+    KafkaSink.refuse = refuse  # type: ignore[assignment, method-assign]
+
+
+def _the_server_never_went_back() -> None:
+    # a refusal at a start that came soon would last otherwise
+    _refusals_are_forgotten()
+    Session._judge = lambda *_: None  # type: ignore[method-assign]
+
+
 RULES: Mapping[str, Callable[[], None]] = {
     "nothing is confirmed that was not received": _received_does_not_matter,
     "a prepare is outstanding until its cut is committed": _released_at_once,
@@ -78,6 +91,8 @@ RULES: Mapping[str, Callable[[], None]] = {
     "what was delivered is dropped": _nothing_is_dropped,
     "offsets foretold are compared before the commit": _foretold_is_true,
     "with messages nothing is streamed": _messages_are_streamed,
+    "a refusal is recorded": _refusals_are_forgotten,
+    "nothing published comes where there was nothing": _the_server_never_went_back,
 }
 """What can be taken out."""
 
@@ -151,7 +166,7 @@ STEPS: Mapping[str, Step] = {
     "slot created": Step(PostgresSource, "create_slot"),
     "streaming, not fenced": Step(PostgresSource, "start"),
     "fenced, checkpoint not read": Step(KafkaSink, "fence"),
-    "checkpoint read": Step(KafkaSink, "last_checkpoint"),
+    "checkpoint read": Step(KafkaSink, "checkpoints"),
     SILENCE: Step(ReplicationStream, "read", before=True, wait_s=SILENCE_S),
     "message received": Step(Transactions, "receive"),
     "prepared": Step(Transactions, "_hold"),
@@ -163,7 +178,7 @@ STEPS: Mapping[str, Step] = {
         TransactionalProducer, "commit", before=True, first=_report_for_a_while, armed=_release_of_the_oldest
     ),
     "spilled": Step(SpooledRows, "spill"),
-    "read back": Step(SpooledRows, "_blocks", before=True),
+    "read back": Step(SpooledRows, "_read", before=True),
     "Kafka transaction begun": Step(TransactionalProducer, "begin"),
     "rows of an unfinished transaction produced": Step(KafkaSink, "produce", first=_flush_sink),
     "flushed": Step(TransactionalProducer, "flush"),

@@ -20,6 +20,8 @@ ROUND_KILLS = 30
 
 KILLS_PER_BROKER_KILL = 12
 KILLS_PER_SERVER_KILL = 5
+KILLS_PER_RESTORE = 2
+"""At least: of the server that is restored, and of the daemon that has adopted the slot."""
 
 OTHER_FAULTS = 6
 """Of a pipeline, in a round."""
@@ -37,31 +39,37 @@ class Plan:
     """By server version, as are ``deaths`` and ``weather``."""
     deaths: Mapping[int, Sequence[script.Death]]
     weather: Mapping[int, Sequence[script.Fault]]
+    restores: Mapping[int, script.Restore]
+    """By server version, as far as servers are restored: one of them in each round."""
     brokers: Sequence[script.Fault]
 
     @classmethod
     def draw(cls, seed: str, kills: int, versions: Sequence[int], mode: script.Mode) -> "Plan":
         """Draw a round with ``kills`` kills.
 
-        The network stays as it is in the mode at least once: what a dead owner left in it could arrive later.
+        The network stays as it is in the mode at least once: what a dead owner left in it could arrive later. Nor
+        is a server restored: what comes again in a new epoch is told from what comes again anyway in cuts only.
         """
+        is_exact = mode == "exactly_once"
         brokers = kills // KILLS_PER_BROKER_KILL
         each = (kills - brokers) // len(versions)
         rngs = {version: random.Random(f"{seed} {version}") for version in versions}
         servers = each // KILLS_PER_SERVER_KILL
         options = {version: script.Options.draw(rng, version) for version, rng in rngs.items()}
-        return cls(
-            options,
-            {
-                version: script.deaths(rng, each - servers, script.steps(options[version], mode))
-                for version, rng in rngs.items()
-            },
-            {
-                version: script.database_weather(rng, OTHER_FAULTS if mode == "exactly_once" else 0, servers)
-                for version, rng in rngs.items()
-            },
-            script.cluster_weather(random.Random(seed), 1, brokers),
-        )
+        rng = random.Random(seed)
+        cluster = script.cluster_weather(rng, 1, 1, brokers)
+        restored = rng.choice(versions) if is_exact else None
+        counts = {version: each - servers - (version == restored) * KILLS_PER_RESTORE for version in versions}
+        deaths = {
+            version: script.deaths(rng, counts[version], script.steps(options[version], mode))
+            for version, rng in rngs.items()
+        }
+        weather = {
+            version: script.database_weather(rng, OTHER_FAULTS if is_exact else 0, servers)
+            for version, rng in rngs.items()
+        }
+        restores = {} if restored is None else {restored: script.Restore.draw(rng, len(deaths[restored]))}
+        return cls(options, deaths, weather, restores, cluster)
 
 
 @dataclass(frozen=True)
@@ -119,7 +127,7 @@ def _together(storms: Mapping[int, Storm], plan: Plan, cluster: Cluster, report:
 
     def storm(version: int) -> None:
         try:
-            storms[version].run(plan.deaths[version], plan.weather[version], calm)
+            storms[version].run(plan.deaths[version], plan.weather[version], plan.restores.get(version), calm)
         except BaseException as failure:  # noqa: BLE001 - told with all the rest
             failures[version] = failure
             stop.set()
@@ -143,6 +151,7 @@ def _story(seed: str, plan: Plan, storms: Mapping[int, Storm], failures: Mapping
         lines += [f"PostgreSQL {version}, {plan.options[version]}:"]
         lines += ["  the daemon dies:", *(f"    {death}" for death in plan.deaths[version])]
         lines += ["  around it:", *(f"    {fault}" for fault in plan.weather[version])]
+        lines += [f"    {plan.restores[version]}"] if version in plan.restores else []
         lines += ["  what happened:", *(f"    {line}" for line in storm.log)]
         lines += ["  what is wrong:", *(f"    {problem[:1000]}" for problem in storm.report.tally.problems[:20])]
         if version in failures:

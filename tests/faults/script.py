@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import Literal, Self
 
 from pgsluice.kafka.producer import TransactionalProducer
@@ -35,6 +36,14 @@ START_STEPS = (
     SILENCE,
 )
 """Passed once in a session."""
+
+FIRST_STARTS = START_STEPS[:3]
+"""Steps at which a daemon dies before it may have noticed that the server was set back."""
+
+ADOPTING_STEPS = ("checkpoint read", "Kafka transaction begun", "checkpoint produced", "commit sent", "committed")
+"""Passed by a daemon that begins a new epoch."""
+
+SCRATCH = (40, 160)
 
 TWO_PHASE_VERSION = 15
 TWO_PHASE_STEPS = ("prepared", *(step for step in STEPS if "prepared received" in step))
@@ -116,6 +125,55 @@ class Fault:
         return f"{self.kind}{more}{way} after {self.pause:.2f} s for {self.seconds:.2f} s, {self.count} bytes"
 
 
+class Notice(StrEnum):
+    """When the daemon can notice that its server was set back."""
+
+    RUNNING = "while the daemon runs"
+    AT_ONCE = "before a daemon starts"
+    LATE = "before a daemon starts, when as much was written again"
+
+
+@dataclass(frozen=True)
+class Restore:
+    """How the server is set back to a snapshot of its disk, once the daemon has died ``after`` times.
+
+    Between the snapshot and the restoration nobody writes to a table that is published. The server would have lost
+    what was written there, but Kafka would not, so nothing would tell what a reader ought to see in the end.
+    """
+
+    after: int
+    scratch: int
+    """Transactions that are not published between the two, each of some tens of KiB."""
+    saves_slot: bool
+    """Whether the snapshot has the slot where it stood last; otherwise what was delivered comes again."""
+    notice: Notice
+    death: Death | None
+    """Of the first daemon that is started with the restored server."""
+    adopter: Death | None
+    """How the daemon dies that is to adopt the slot."""
+
+    @classmethod
+    def draw(cls, rng: random.Random, deaths: int) -> Self:
+        """Draw one for a daemon that is going to die ``deaths`` times."""
+        notice = rng.choice(list(Notice))
+        dies = notice is not Notice.RUNNING and rng.random() < 1 / 2
+        return cls(
+            rng.randrange(max(1, deaths)),
+            rng.randint(*SCRATCH),
+            rng.random() < 1 / 2,
+            notice,
+            Death(rng.choice(FIRST_STARTS)) if dies else None,
+            Death(rng.choice(ADOPTING_STEPS)) if rng.random() < 1 / 2 else None,
+        )
+
+    def __str__(self) -> str:
+        deaths = [f"the daemon dies first: {self.death}"] if self.death else []
+        deaths += [f"the adopter dies: {self.adopter}"] if self.adopter else []
+        slot = "saved" if self.saves_slot else "not saved"
+        story = f"PostgreSQL restored {self.notice}, after {self.after} deaths", f"{self.scratch} times scratch"
+        return ", ".join((*story, f"slot {slot}", *deaths))
+
+
 NETWORK = ("cut", "cut at a byte", "stall", "drop", "refuse")
 
 FOREIGN_TRANSACTION = "foreign transactions"
@@ -132,7 +190,13 @@ DATABASE_FAULTS = (
 )
 """Of one pipeline, with how often they are chosen, beside kills of its server."""
 
-CLUSTER_FAULTS = (("broker killed", 2), ("broker frozen", 1))
+BROKER_KILLED = "broker killed"
+BROKER_FROZEN = "broker frozen"
+BROKER_ISOLATED = "broker isolated"
+"""Cut off from the other brokers, but not from clients, to whom it still claims to lead its partitions."""
+
+ISOLATION_S = (8.0, 24.0)
+"""The others elect new leaders after ``broker.session.timeout.ms``, which is 6 s here."""
 
 
 def steps(options: Options, mode: Mode) -> list[str]:
@@ -173,24 +237,26 @@ def database_weather(rng: random.Random, count: int, kills: int) -> list[Fault]:
     kinds[:FOREIGN_AT_LEAST] = [FOREIGN_TRANSACTION for _ in kinds[:FOREIGN_AT_LEAST]]
     kinds += ["PostgreSQL killed"] * kills
     rng.shuffle(kinds)
-    return [_fault(rng, kind, 3.0) for kind in kinds]
+    return [_fault(rng, kind, 0.1, 3.0) for kind in kinds]
 
 
-def cluster_weather(rng: random.Random, freezes: int, kills: int) -> list[Fault]:
-    """Draw faults of brokers, which happen one at a time."""
-    kinds = ["broker frozen"] * freezes + ["broker killed"] * kills
+def cluster_weather(rng: random.Random, freezes: int, isolations: int, kills: int) -> list[Fault]:
+    """Draw faults of brokers, which happen one at a time; nobody is isolated before there are topics."""
+    kinds = [BROKER_FROZEN] * freezes + [BROKER_KILLED] * kills
     rng.shuffle(kinds)
-    return [_fault(rng, kind, 8.0) for kind in kinds]
+    for _ in range(isolations):
+        kinds.insert(rng.randint(min(1, len(kinds)), len(kinds)), BROKER_ISOLATED)
+    return [_fault(rng, kind, *(ISOLATION_S if kind == BROKER_ISOLATED else (0.1, 8.0))) for kind in kinds]
 
 
-def _fault(rng: random.Random, kind: str, longest: float) -> Fault:
+def _fault(rng: random.Random, kind: str, shortest: float, longest: float) -> Fault:
     direction = rng.choice(("to_server", "to_client", None))
     if kind.endswith("byte"):
         direction = rng.choice(("to_server", "to_client"))
     return Fault(
         kind,
         rng.uniform(0.2, 3.0),
-        rng.uniform(0.1, longest),
+        rng.uniform(shortest, longest),
         rng.randint(1, BROKERS),
         direction,
         rng.randint(0, 200_000),

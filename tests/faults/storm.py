@@ -12,28 +12,37 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, Self
 
 import psycopg
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from sandbox.broker import Listener
-from sandbox.daemon import PROGRAM, Daemon
+from sandbox.daemon import Daemon
 from sandbox.errors import ServerError
 from sandbox.kafka import Kafka
 from sandbox.postgres import Database
 from sandbox.program import HTTP_OK
-from tests.faults import daemon as failpoints
-from tests.faults.checker import Checker, Contents, Tally, check_positions
-from tests.faults.script import AT_A_MOMENT, BROKERS, FIRST_STEPS, FOREIGN_TRANSACTION, Death, Fault, Mode, Options
+from tests.faults.checker import Checker, Checkpoint, Contents, Tally, check_positions
+from tests.faults.restoration import Restoration
+from tests.faults.script import (
+    BROKER_ISOLATED,
+    BROKER_KILLED,
+    BROKERS,
+    FIRST_STEPS,
+    FOREIGN_TRANSACTION,
+    Death,
+    Fault,
+    Mode,
+    Options,
+    Restore,
+)
+from tests.faults.victim import Victim
 from tests.faults.workload import PUBLICATION, Workload
+from tests.support.links import Links
 from tests.support.proxy import BOTH, Direction, Proxy
 from tests.support.reader import CONSUMER, Reader
 from tests.support.replay import Replay
-
-PATIENCE_S = 30.0
-"""How long a step may not be passed before the daemon is killed from outside."""
 
 CALM_S = 120.0
 """How long the pipeline may take to catch up once nothing goes wrong any more."""
@@ -42,8 +51,6 @@ PARTITIONS = 2
 
 POLL_S = 0.02
 SAMPLE_S = 0.05
-
-KILLED = -9
 
 SERVER_SETTINGS = {
     "logical_decoding_work_mem": "64kB",
@@ -112,11 +119,12 @@ class Report:
 
 
 class Cluster:
-    """Three brokers, each behind a proxy for every pipeline; one of them at a time is killed or frozen."""
+    """Three brokers, each behind a proxy for every pipeline; one of them at a time is killed, frozen or isolated."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
         self.proxies: dict[str, dict[int, Proxy]] = {}
+        self._links = Links()
         self._context = ExitStack()
 
     def __enter__(self) -> Self:
@@ -128,7 +136,7 @@ class Cluster:
                 Listener(name, advertised={node: proxy.address for node, proxy in proxies.items()})
                 for name, proxies in self.proxies.items()
             ]
-            self.kafka = context.enter_context(Kafka(BROKERS, listeners=listeners))
+            self.kafka = context.enter_context(Kafka(BROKERS, listeners=listeners, forward=self._links.forward))
             for name, proxies in self.proxies.items():
                 for proxy, address in zip(proxies.values(), self.kafka.addresses(name).split(","), strict=True):
                     host, _, port = address.partition(":")
@@ -144,19 +152,36 @@ class Cluster:
         return ",".join(proxy.address for proxy in self.proxies[name].values())
 
     def suffer(self, faults: Sequence[Fault], report: Report, stop: threading.Event) -> None:
-        """Let the brokers' faults happen, one after the other; all brokers run in the end."""
+        """Let the brokers' faults happen, one after the other; all brokers run in the end, and agree."""
         for fault in faults:
             stop.wait(fault.pause)
-            if fault.kind == "broker killed":
+            if fault.kind == BROKER_KILLED:
                 self.kafka.kill(fault.broker)
                 report.kills[fault.kind] += 1
                 stop.wait(fault.seconds)
                 self.kafka.start(fault.broker)
+            elif fault.kind == BROKER_ISOLATED:
+                self._isolate(fault, report, stop)
             else:
                 self.kafka.pause(fault.broker)
                 report.faults[fault.kind] += 1
                 stop.wait(fault.seconds)
                 self.kafka.resume(fault.broker)
+        if not stop.is_set():
+            # a broker that was isolated would tell the independent reader what was true before
+            self.kafka.wait_until_in_sync()
+
+    def _isolate(self, fault: Fault, report: Report, stop: threading.Event) -> None:
+        """Isolate a broker; another one instead if it leads no partition, as after a kill: nobody would notice."""
+        nodes = [(fault.broker + offset - 1) % BROKERS + 1 for offset in range(BROKERS)]
+        node = next((node for node in nodes if self.kafka.led(node)), fault.broker)
+        self._links.isolate(node, silently=fault.count % 2 == 0)
+        try:
+            stop.wait(fault.seconds)
+            rivals = self.kafka.rivals(node)
+        finally:
+            self._links.heal()
+        report.faults[f"{fault.kind}{' while others led its partitions' if rivals else ''}"] += 1
 
 
 class Positions:
@@ -202,11 +227,17 @@ class Storm:
         self._brokers = cluster.proxies[listener]
         self._bootstrap_servers = cluster.bootstrap_servers(listener)
         self._workload = Workload(database, seed)
+        self._adoptions: list[int] = []
+        """Where the slot stood each time that a new epoch began."""
+        self._undisturbed = threading.Lock()
+        """One thing at a time happens to the server, its network and the daemon, beside the daemon's deaths."""
         self._began = time.monotonic()
         self._failed = threading.Event()
         self._failures: list[BaseException] = []
 
-    def run(self, deaths: Sequence[Death], weather: Sequence[Fault], calm: threading.Event) -> None:
+    def run(
+        self, deaths: Sequence[Death], weather: Sequence[Fault], restore: Restore | None, calm: threading.Event
+    ) -> None:
         """Let everything happen, then judge; ``calm`` is set once the brokers are left alone."""
         server = self._database.server
         self._workload.prepare()
@@ -216,25 +247,32 @@ class Storm:
             self._daemon = context.enter_context(
                 Daemon(self._name, conninfo, self._bootstrap_servers, settings(self._manner), at_once=False)
             )
-            self._positions = Positions(self._database, f"pgsluice_{self._name}")
+            self._victim = Victim(self._daemon, self.report.kills, self._note, self._manner.without)
+            self._positions = Positions(self._database, self._slot)
             first = [death for death in deaths if death.step in FIRST_STEPS]
             self._die(first)
             self._daemon.wait_until_ready(timeout_s=CALM_S)
             self._workload.populate()
             with self._positions:
-                self._suffer([death for death in deaths if death not in first], weather, calm)
+                self._suffer([death for death in deaths if death not in first], weather, restore, calm)
                 self._judge()
+
+    @property
+    def _slot(self) -> str:
+        return f"pgsluice_{self._name}"
 
     def _note(self, what: str) -> None:
         self.log.append(f"{time.monotonic() - self._began:7.2f} {what}")
 
     # --- faults
 
-    def _suffer(self, deaths: Sequence[Death], weather: Sequence[Fault], calm: threading.Event) -> None:
+    def _suffer(
+        self, deaths: Sequence[Death], weather: Sequence[Fault], restore: Restore | None, calm: threading.Event
+    ) -> None:
         self._workload.start()
         others = threading.Thread(target=self._guarded, args=(lambda: self._weather(weather),), daemon=True)
         others.start()
-        self._guarded(lambda: self._die(deaths))
+        self._guarded(lambda: self._die_around(restore, deaths))
         others.join()
         calm.wait()
         for failure in self._failures:
@@ -249,58 +287,59 @@ class Storm:
         except BaseException as failure:  # noqa: BLE001 - raised again when the other thread has ended, too
             self._failures.append(failure)
 
+    def _die_around(self, restore: Restore | None, deaths: Sequence[Death]) -> None:
+        """See the daemon die, and have the server restored in between, if it is to be."""
+        if restore is None:
+            self._die(deaths)
+            return
+        self._die(deaths[: restore.after])
+        self._restore(restore)
+        self._die(deaths[restore.after :])
+
     def _die(self, deaths: Sequence[Death]) -> None:
         """See the daemon die, as often as the script says; afterwards a new one runs."""
         for death in deaths:
-            self._start(death)
-            deadline = time.monotonic() + (death.seconds if death.step == AT_A_MOMENT else PATIENCE_S)
-            while self._daemon.alive and time.monotonic() < deadline:
-                time.sleep(POLL_S)
-            by_itself = not self._daemon.alive
-            if by_itself:
-                self._expect_kill(self._daemon.wait())
-            else:
-                self._daemon.kill()
-            kind = death.step if by_itself or death.step == AT_A_MOMENT else f"{death.step}, not reached"
-            self.report.kills[f"daemon: {kind}"] += 1
-            self._note(f"daemon died: {kind}")
-        self._start(None)
+            self._victim.die(death)
+        self._victim.start(None)
 
-    def _start(self, death: Death | None) -> None:
-        """Start the daemon to die so; one that still runs has come to the end of its time."""
-        if self._daemon.alive:
-            self._daemon.kill()
-            self.report.kills[f"daemon: {AT_A_MOMENT}"] += 1
-        step, passes = ("", 1) if death is None or death.step == AT_A_MOMENT else (death.step, death.passes)
-        failing = str(Path(failpoints.__file__)), step, str(passes), self._manner.without
-        self._daemon.program = failing if step or self._manner.without else PROGRAM
-        self._daemon.start(wait=False)
-
-    def _expect_kill(self, status: int) -> None:
-        if status != KILLED:
-            raise ServerError(f"pgsluice ended by itself with exit code {status}:\n{self._daemon.log_text()[-3000:]}")
+    def _restore(self, restore: Restore) -> None:
+        with self._undisturbed:
+            self._note(str(restore))
+            restoration = Restoration(self._database, self._workload, self._victim, self._slot, self._note)
+            position = restoration.run(restore)
+        self.report.kills["PostgreSQL killed"] += 1
+        self.report.faults[f"PostgreSQL restored {restore.notice}"] += 1
+        self._note(f"restored, and {'not refused' if position is None else f'adopted at {position:X}'}")
+        if position is None:
+            self.report.tally.complain("other", "the daemon went on with a server that was restored from a snapshot")
+        else:
+            self._adoptions.append(position)
 
     def _weather(self, faults: Sequence[Fault]) -> None:
         for fault in faults:
             if self._failures:
                 return
             time.sleep(fault.pause)
-            self._note(str(fault))
-            subject, _, what = fault.kind.partition(" ")
-            if fault.kind == "PostgreSQL killed":
-                self._database.server.kill()
-                self.report.kills[fault.kind] += 1
-                time.sleep(fault.seconds / 4)
-                self._database.server.start()
-                continue
-            self.report.faults[fault.kind] += 1
-            if fault.kind == FOREIGN_TRANSACTION:
-                self._write_as_somebody_else(fault.seconds)
-            elif subject == "daemon":
-                self._freeze(fault.seconds)
-            else:
-                proxies = [self._proxy] if subject == "PostgreSQL" else self._some_brokers(fault)
-                self._disturb(proxies, what, fault)
+            with self._undisturbed:
+                self._note(str(fault))
+                self._happen(fault)
+
+    def _happen(self, fault: Fault) -> None:
+        subject, _, what = fault.kind.partition(" ")
+        if fault.kind == "PostgreSQL killed":
+            self._database.server.kill()
+            self.report.kills[fault.kind] += 1
+            time.sleep(fault.seconds / 4)
+            self._database.server.start()
+            return
+        self.report.faults[fault.kind] += 1
+        if fault.kind == FOREIGN_TRANSACTION:
+            self._write_as_somebody_else(fault.seconds)
+        elif subject == "daemon":
+            self._freeze(fault.seconds)
+        else:
+            proxies = [self._proxy] if subject == "PostgreSQL" else self._some_brokers(fault)
+            self._disturb(proxies, what, fault)
 
     def _write_as_somebody_else(self, seconds: float) -> None:
         """Write to all topics of changes in transactions, and abort them."""
@@ -384,7 +423,7 @@ class Storm:
 
     def _wait_until_confirmed(self, lsn: int, connection: psycopg.Connection) -> None:
         deadline = time.monotonic() + CALM_S
-        while (confirmed_lsn(connection, f"pgsluice_{self._name}") or 0) < lsn:
+        while (confirmed_lsn(connection, self._slot) or 0) < lsn:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the slot did not reach {lsn:X}")
             time.sleep(POLL_S)
@@ -392,12 +431,13 @@ class Storm:
     def _read(self, lsn: int, connection: psycopg.Connection) -> None:
         def is_alive() -> None:
             if not self._daemon.alive:
-                self._expect_kill(self._daemon.wait())
+                self._victim.expect_end()
 
         reader = Reader(self._cluster.kafka.bootstrap_servers, self._daemon.url, self._name, is_alive)
         try:
             options = self._manner.options
-            checker = Checker(Replay(tombstones=lambda _: False, partitions=reader.partitions), options)
+            replay = Replay(tombstones=lambda _: False, partitions=reader.partitions)
+            checker = Checker(replay, options, self._adoptions, self._workload.prepares)
             checker.tally = self.report.tally
             is_exact = self._manner.mode == "exactly_once"
             if is_exact:
@@ -420,8 +460,8 @@ def confirmed_lsn(connection: psycopg.Connection, slot: str) -> int | None:
     return None if row is None or row[0] is None else int(row[0])
 
 
-def checkpoints(bootstrap_servers: str, prefix: str) -> list[tuple[float, int]]:
-    """Return the committed checkpoints in order: when each was written, and its position."""
+def checkpoints(bootstrap_servers: str, prefix: str) -> list[Checkpoint]:
+    """Return the committed checkpoints in order."""
     consumer = Consumer({**CONSUMER, "bootstrap.servers": bootstrap_servers})
     try:
         consumer.assign([TopicPartition(f"{prefix}.checkpoint", 0, OFFSET_BEGINNING)])
@@ -429,7 +469,8 @@ def checkpoints(bootstrap_servers: str, prefix: str) -> list[tuple[float, int]]:
         while True:
             for message in consumer.consume(1000, POLL_S):
                 if message.error() is None:
-                    found.append((message.timestamp()[1] / 1000, int(json.loads(message.value())["end_lsn"])))
+                    value = json.loads(message.value())
+                    found.append(Checkpoint(message.timestamp()[1] / 1000, value["end_lsn"], value["epoch"]))
                 elif message.error().code() == KafkaError._PARTITION_EOF:
                     return found
     finally:

@@ -5,7 +5,7 @@ as those of a daemon would that had made the mistake.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import groupby
@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from tests.faults.checker import Checker, Contents, Tally, check_positions
+from tests.faults.checker import Checker, Checkpoint, Contents, Tally, check_positions
 from tests.faults.script import Options
 from tests.faults.workload import ORIGIN, TOTAL, WORKER_NUMBERS
 from tests.support.reader import Cut, Event
@@ -34,6 +34,9 @@ History: TypeAlias = list[list[Event]]
 Spoil: TypeAlias = Callable[[History], object]
 
 MESSAGES = Options(messages=True)
+
+SLOT_LSN = 460
+"""Where the slot stands when it is adopted, in histories with two epochs."""
 
 
 def row(table: str, op: str, lsn: int, seq: int, *values: object, origin: str | None = None) -> Event:
@@ -119,18 +122,25 @@ def history() -> History:
     return [[event for found in cut for event in found] for cut in cuts]
 
 
-def laid_out(spoilt: History) -> list[Cut]:
-    """Give the records their offsets, in their order, and each cut its record."""
+def laid_out(spoilt: History, slot_lsn: int = SLOT_LSN) -> list[Cut]:
+    """Give the records their offsets, in their order, and each cut its record; one without records begins an epoch."""
     ends: Counter[str] = Counter()
-    cuts = []
+    cuts: list[Cut] = []
     for number, records in enumerate(spoilt, 1):
         firsts = dict(ends)
         placed = []
         for event in records:
             placed.append(replace(event, offset=ends[event.topic]))
             ends[event.topic] += 1
-        cuts.append(Cut(cut_record(number, placed, firsts, dict(ends)), placed))
+        begun = None if placed else birth(number, cuts[-1].record["epoch"] + 1, slot_lsn)
+        cuts.append(Cut(begun or cut_record(number, placed, firsts, dict(ends)), placed))
     return cuts
+
+
+def birth(number: int, epoch: int, slot_lsn: int) -> dict[str, Any]:
+    """Return the record of the cut that begins an epoch."""
+    nothing = {"full": False, "first_lsn": None, "last_lsn": None, "ts": None, "transactions": 0, "events": 0}
+    return {"cut": number, "epoch": epoch, "end_lsn": slot_lsn, **nothing, "topics": []}
 
 
 def cut_record(number: int, records: list[Event], firsts: dict[str, int], ends: dict[str, int]) -> dict[str, Any]:
@@ -152,7 +162,7 @@ def cut_record(number: int, records: list[Event], firsts: dict[str, int], ends: 
     last = max(changes, key=lambda event: event.position)
     return {
         "cut": number,
-        "epoch": 1,
+        "epoch": last["epoch"],
         "full": number == 1,
         "first_lsn": min(event["lsn"] for event in changes),
         "last_lsn": last["lsn"],
@@ -189,10 +199,16 @@ def contents(options: Options) -> Contents:
     )
 
 
-def judged(spoilt: History, options: Options = MESSAGES, rest: Iterable[Event] = ()) -> Tally:
-    """Return what the checker says of a history read cut by cut."""
-    checker = Checker(Replay(tombstones=lambda _: False, partitions=lambda _: 1), options)
-    checker.check_cuts(laid_out(spoilt))
+def judged(
+    spoilt: History,
+    options: Options = MESSAGES,
+    rest: Iterable[Event] = (),
+    adoptions: Sequence[int] = (),
+    prepares: Mapping[int, int] | None = None,
+) -> Tally:
+    """Return what the checker says of a history read cut by cut; a new epoch begins at the first adoption."""
+    checker = Checker(Replay(tombstones=lambda _: False, partitions=lambda _: 1), options, adoptions, prepares)
+    checker.check_cuts(laid_out(spoilt, adoptions[0] if adoptions else SLOT_LSN))
     checker.check_whole(contents(options), list(rest))
     return checker.tally
 
@@ -356,7 +372,7 @@ class TestAtLeastOnce:
     """Records may come again behind the last checkpoint, and are the same then."""
 
     @staticmethod
-    def judged(records: Iterable[Event], *checkpoints: tuple[float, int]) -> Tally:
+    def judged(records: Iterable[Event], *checkpoints: Checkpoint) -> Tally:
         checker = Checker(Replay(tombstones=lambda _: False, partitions=lambda _: 1), MESSAGES)
         checker.check_repeated([replace(event, offset=number) for number, event in enumerate(records)], checkpoints)
         checker.check_whole(contents(MESSAGES), [])
@@ -370,13 +386,15 @@ class TestAtLeastOnce:
 
     def test_nothing_is_wrong_with_what_is_right(self) -> None:
         records = self.records()
-        tally = self.judged([*records, *(replace(event, timestamp_ms=99_000) for event in records[-12:])], (28.5, 401))
+        tally = self.judged(
+            [*records, *(replace(event, timestamp_ms=99_000) for event in records[-12:])], Checkpoint(28.5, 401)
+        )
         assert tally.problems == []
         assert tally.repeated == 12
 
     def test_a_record_comes_again_that_the_checkpoint_had_passed(self) -> None:
         records = self.records()
-        assert self.judged([*records, replace(records[-1], timestamp_ms=99_000)], (90.0, 601)).doubled > 0
+        assert self.judged([*records, replace(records[-1], timestamp_ms=99_000)], Checkpoint(90.0, 601)).doubled > 0
 
     def test_a_record_comes_again_and_is_another(self) -> None:
         records = self.records()
@@ -392,10 +410,107 @@ class TestAtLeastOnce:
         assert self.judged(event for event in self.records() if event["lsn"] != 400).lost > 0
 
 
+class TestNewEpoch:
+    """After an adoption, what is behind the slot's position comes again before all else, and nothing else does."""
+
+    @staticmethod
+    def history(slot_lsn: int = SLOT_LSN) -> History:
+        """Return all transactions, the last one in a second epoch, which begins with those behind the slot."""
+        *cuts, last = history()
+        former = [event for event in last if event["lsn"] <= 500]
+        again = [event for event in former if event["lsn"] >= slot_lsn]
+        new = [event for event in last if event["lsn"] > 500]
+        return [*cuts, former, [], *([change(event, epoch=2) for event in found] for found in (again, new))]
+
+    def test_nothing_is_wrong_with_what_is_right(self) -> None:
+        tally = judged(self.history(), adoptions=[SLOT_LSN])
+        assert tally.problems == []
+        assert (tally.transactions, tally.repeated, tally.messages) == (7, 6, 12)
+
+    def test_nothing_has_to_come_again(self) -> None:
+        cuts = self.history()
+        del cuts[4]
+        tally = judged(cuts, adoptions=[501])
+        assert tally.problems == []
+        assert tally.repeated == 0
+
+    def test_a_message_of_no_transaction_comes_again(self) -> None:
+        tally = judged(self.history(450), adoptions=[450])
+        assert tally.problems == []
+        assert tally.repeated == 7
+
+    @pytest.mark.parametrize(
+        ("prepared_at", "two_phase", "excused"),
+        [(SLOT_LSN - 1, True, True), (SLOT_LSN, True, False), (SLOT_LSN - 1, False, False)],
+    )
+    def test_what_was_prepared_before_the_slots_position_cannot_come_again(
+        self,
+        prepared_at: int,
+        two_phase: bool,  # noqa: FBT001
+        excused: bool,  # noqa: FBT001
+    ) -> None:
+        options = replace(MESSAGES, two_phase=two_phase)
+        prepares = {WORKER_NUMBERS + 5: prepared_at}
+        cuts = self.history()
+        del cuts[4]
+        assert (judged(cuts, options, adoptions=[SLOT_LSN], prepares=prepares).problems == []) == excused
+        assert judged(self.history(), options, adoptions=[SLOT_LSN], prepares=prepares).problems == []
+
+    @pytest.mark.parametrize("adoptions", [[], [SLOT_LSN, 700]], ids=["none", "two"])
+    def test_an_epoch_begins_when_it_is_asked_for(self, adoptions: list[int]) -> None:
+        assert judged(self.history(), adoptions=adoptions).other > 0
+
+    def test_an_epoch_begins_at_the_slots_position(self) -> None:
+        checker = Checker(Replay(tombstones=lambda _: False, partitions=lambda _: 1), MESSAGES, [SLOT_LSN])
+        checker.check_cuts(laid_out(self.history(), SLOT_LSN + 1))
+        assert checker.tally.other == 1
+
+    @pytest.mark.parametrize("epoch", [1, 3])
+    def test_epochs_follow_each_other(self, epoch: int) -> None:
+        cuts = self.history()
+        cuts[-1] = [change(event, epoch=epoch) for event in cuts[-1]]
+        assert judged(cuts, adoptions=[SLOT_LSN]).other > 0
+
+    SPOILT: Mapping[str, tuple[str, Spoil]] = {
+        "a repetition has another value": ("other", lambda cuts: with_other_row(500, "credit", balance=1)(cuts[4:])),
+        "a repetition has another xid": ("other", lambda cuts: with_other(500, "note", xid=7)(cuts[4:])),
+        "a repetition lacks a change": ("other", lambda cuts: without(500, "debit")(cuts[4:])),
+        "a repetition is missing": ("other", lambda cuts: cuts.pop(4)),
+        "a repetition is torn by a cut": ("other", lambda cuts: cuts.insert(5, [cuts[4].pop()])),
+        "a repetition comes late": ("doubled", lambda cuts: cuts.append(cuts.pop(4))),
+        "a repetition comes twice": ("doubled", lambda cuts: cuts.insert(5, cuts[4])),
+        "a repetition is older than the slot's position": ("doubled", lambda cuts: cuts.insert(4, of_epoch_2(400))),
+        "a message comes again that is older": ("doubled", lambda cuts: cuts[4].extend(of_epoch_2(450))),
+        "what is new is missing": ("lost", lambda cuts: cuts[4].extend(cuts.pop()[:1])),
+        "what is new lacks a change": ("torn", lambda cuts: without(600, "note")(cuts[5:])),
+    }
+
+    @pytest.mark.parametrize("name", SPOILT)
+    def test_it_complains(self, name: str) -> None:
+        kind, spoil = self.SPOILT[name]
+        spoilt = self.history()
+        spoil(spoilt)
+        assert getattr(judged(spoilt, adoptions=[SLOT_LSN]), kind) > 0
+
+
+def of_epoch_2(lsn: int) -> list[Event]:
+    """Return what was at an LSN, as it would be in the second epoch."""
+    return [change(event, epoch=2) for cut in history() for event in cut if event["lsn"] == lsn]
+
+
 def test_a_slot_ahead_of_its_checkpoint_is_seen() -> None:
     samples = [(1.0, 100), (3.0, 200)]
     tally = Tally()
-    check_positions(samples, [(0.5, 100), (2.0, 200)], tally)
+    check_positions(samples, [Checkpoint(0.5, 100), Checkpoint(2.0, 200)], tally)
     assert tally.problems == []
-    check_positions(samples, [(0.5, 100), (4.0, 200)], tally)
+    check_positions(samples, [Checkpoint(0.5, 100), Checkpoint(4.0, 200)], tally)
+    assert tally.other == 1
+
+
+def test_a_slot_ahead_of_the_checkpoints_of_its_epoch_is_seen() -> None:
+    checkpoints = [Checkpoint(0.5, 900), Checkpoint(2.0, 100, epoch=2), Checkpoint(4.0, 300, epoch=2)]
+    tally = Tally()
+    check_positions([(1.0, 900), (3.0, 100), (5.0, 300)], checkpoints, tally)
+    assert tally.problems == []
+    check_positions([(3.0, 200)], checkpoints, tally)
     assert tally.other == 1

@@ -6,6 +6,7 @@ import pytest
 
 from tests.faults.daemon import STEPS
 from tests.faults.run import ROUND_KILLS, Subject, run
+from tests.faults.script import BROKER_ISOLATED
 
 AT_LEAST_ONCE_KILLS = 10
 
@@ -22,6 +23,8 @@ def test_nothing_is_lost_or_doubled_whatever_is_killed() -> None:
     assert report.tally.transactions > 0
     assert report.tally.sums > 0
     assert report.tally.positions > 0
+    assert any(kind.startswith("PostgreSQL restored") for kind in report.faults)
+    assert any(kind.startswith(BROKER_ISOLATED) for kind in report.faults)
 
 
 @pytest.mark.timeout(300)

@@ -9,7 +9,7 @@ server's changes does. Nothing here knows of the daemon, nor which options it ru
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import TypeAlias
@@ -259,8 +259,11 @@ class Workload:
         self.failures: list[BaseException] = []
         """What ended a worker before its time: there should be none."""
         self._stop = threading.Event()
+        self._turns = [threading.Lock() for _ in range(VISITOR + 1)]
+        """Each worker, and whoever prepares transactions, holds its own while it is at work."""
         self._preparer = Preparer(0, random.Random(f"{seed} prepared"))
-        works = [partial(self._work, number, random.Random(f"{seed} {number}")) for number in range(1, VISITOR + 1)]
+        rngs = {number: random.Random(f"{seed} {number}") for number in range(1, VISITOR + 1)}
+        works = [partial(self._work, number, rng, self._turns[number]) for number, rng in rngs.items()]
         self._threads = [
             threading.Thread(target=self._guarded, args=(work,), daemon=True) for work in (*works, self._prepare)
         ]
@@ -269,6 +272,11 @@ class Workload:
         """Make tables and publication."""
         with self.database.connect() as connection:
             connection.execute(SETUP)
+
+    @property
+    def prepares(self) -> Mapping[int, int]:
+        """Where the WAL ended just before each PREPARE TRANSACTION, by the transaction's number."""
+        return self._preparer.prepares
 
     def populate(self) -> None:
         """Write the first rows, once there is a slot to see them."""
@@ -288,6 +296,18 @@ class Workload:
             thread.join()
         if self.failures:
             raise self.failures[0]
+        self._end_prepared()
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Let nobody work in the block, which begins when all transactions have ended, prepared ones included."""
+        with ExitStack() as context:
+            for turn in self._turns:
+                context.enter_context(turn)
+            self._end_prepared()
+            yield
+
+    def _end_prepared(self) -> None:
         with self.database.connect() as connection:
             while self._preparer.resolve_one(connection):
                 pass
@@ -298,14 +318,14 @@ class Workload:
         except BaseException as failure:  # noqa: BLE001 - raised again by stop()
             self.failures.append(failure)
 
-    def _work(self, worker: int, rng: random.Random) -> None:
+    def _work(self, worker: int, rng: random.Random, turn: threading.Lock) -> None:
         works, weights = zip(*(((visit, 1),) if worker == VISITOR else KINDS), strict=True)
         number = worker * WORKER_NUMBERS
         with connections(self.database, self._stop) as connect:
             while not self._stop.is_set():
                 number += 1
                 (work,) = rng.choices(works, weights)
-                with suppress(psycopg.Error):
+                with turn, suppress(psycopg.Error):
                     connection = connect()
                     if worker == VISITOR:
                         connection.execute(VISIT)
@@ -315,7 +335,7 @@ class Workload:
     def _prepare(self) -> None:
         with connections(self.database, self._stop) as connect:
             while not self._stop.is_set():
-                with suppress(psycopg.Error):
+                with self._turns[0], suppress(psycopg.Error):
                     self._preparer.step(connect())
                 self._stop.wait(self._preparer.rng.uniform(0, PREPARED_PAUSE_S))
 
@@ -328,6 +348,8 @@ class Preparer:
         self._number = worker * WORKER_NUMBERS
         self._numbers: dict[str, int] = {}
         """Of what was prepared under a gid last."""
+        self.prepares: dict[int, int] = {}
+        """Where the WAL ended just before each PREPARE TRANSACTION, by the transaction's number."""
 
     def step(self, connection: psycopg.Connection) -> None:
         """Prepare one more, or end one."""
@@ -362,6 +384,8 @@ class Preparer:
             self._number += 1
             self._numbers[GIDS[share - 1]] = self._number
             connection.execute("INSERT INTO ledger VALUES (%s, %s)", [self._number, changes])
+            ((lsn,),) = connection.execute("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint").fetchall()
+            self.prepares[self._number] = lsn
 
     def resolve_one(self, connection: psycopg.Connection) -> bool:
         """Commit a prepared transaction or roll it back; False: there is none."""

@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
+from pgsluice.avro.sent.base import Unreadable
+from pgsluice.avro.sent.types import LEVELS_MAX, conversions
 from pgsluice.errors import ConfigError
 from pgsluice.pgoutput.messages import BinaryValue
 from pgsluice.postgres.catalog import Catalog
@@ -65,6 +67,25 @@ async def test_what_types_consist_of(new_database: NewDatabase, version: int) ->
     assert described["pair"].parts == (25,)
     assert described["_mood"].parts == (described["mood"].oid,)
     assert described["price"].parts == (1700,)
+
+
+@pytest.mark.parametrize("version", [10, 18])
+async def test_types_that_are_nested_too_deeply(new_database: NewDatabase, version: int) -> None:
+    """Each consists of the one before."""
+    database = new_database(version)
+    with database.connect() as connection:
+        connection.execute("CREATE TYPE level0 AS (id int)")
+        for level in range(1, 2 * LEVELS_MAX):
+            connection.execute(f"CREATE TYPE level{level} AS (one level{level - 1})".encode())
+        connection.execute(f"CREATE TABLE t (c level{2 * LEVELS_MAX - 1})".encode())
+        connection.execute(f"CREATE PUBLICATION {PUBLICATION} FOR TABLE t")
+    async with Catalog(options_for(database)) as catalog:
+        (relation,) = await catalog.published_relations([PUBLICATION])
+        described = await catalog.describe_types([column.type.oid for column in relation.columns])
+    assert len(described) == LEVELS_MAX + 1
+    (to_text,) = conversions(relation, described)
+    with pytest.raises(Unreadable, match=f"nested more than {LEVELS_MAX} levels deep"):
+        to_text(bytes(4))
 
 
 # --- the whole way

@@ -1,4 +1,4 @@
-"""Types of columns that the settings choose: where one cannot be, pgsluice stops, and the way out loses nothing."""
+"""Types of columns that the settings choose: where one cannot be, and that is to stop pgsluice, nothing is lost."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ from tests.support.weather import Start, fails
 
 
 def rules(**types: str) -> dict[str, dict[str, Any]]:
-    return {"tables": {"rules": [{"match": "public.orders", "types": types}]}}
+    return {"tables": {"refused": "stop", "rules": [{"match": "public.orders", "types": types}]}}
 
 
 def checked(daemon: Daemon) -> str:
@@ -21,7 +21,9 @@ def checked(daemon: Daemon) -> str:
 
 def test_a_choice_that_is_not_possible_is_found_before_anything_is_made(start: Start) -> None:
     """Also by ``check``; of a domain, and of an array of them, the base type counts."""
-    pipeline = start({"tables": {"rules": [{"match": "public.*", "types": {"filler": "uuid"}}]}}, wait=False)
+    pipeline = start(
+        {"tables": {"refused": "stop", "rules": [{"match": "public.*", "types": {"filler": "uuid"}}]}}, wait=False
+    )
     assert pipeline.daemon.wait() == 78
     sentence = "table public.numbers: column filler of type text cannot be uuid, as `types` in [[tables.rules]] has it"
     assert sentence in pipeline.daemon.log_text()

@@ -8,15 +8,19 @@ from threading import Event
 from uuid import uuid4
 
 import pytest
+import structlog
 from confluent_kafka import Producer
 from confluent_kafka.admin import AclOperation
 
 from pgsluice.errors import HistoryError, PermissionDenied, SinkUnavailable, UnavailableError
-from pgsluice.kafka.checkpoint import read_checkpoint
+from pgsluice.history import Checkpoint, last_checkpoint
+from pgsluice.kafka import mark as marks
+from pgsluice.kafka import tail as tails
+from pgsluice.kafka.checkpoint import read_checkpoints
+from pgsluice.kafka.mark import Mark
 from pgsluice.kafka.tail import FIRST_WINDOW, WINDOW_FACTOR, Tail
 from pgsluice.kafka.topics import Topics
 from pgsluice.librdkafka import ClientOptions
-from pgsluice.progress import Checkpoint
 from sandbox.kafka import Kafka
 from tests.support.kafka import (
     SecuredKafka,
@@ -43,11 +47,16 @@ def record(cut: int) -> bytes:
 
 
 def read(
-    options: ClientOptions, topic: str, patience_s: float = PATIENCE_S, given_up: Event | None = None
+    options: ClientOptions,
+    topic: str,
+    patience_s: float = PATIENCE_S,
+    given_up: Event | None = None,
+    *,
+    is_atomic: bool = True,
 ) -> Checkpoint | None:
     given_up = given_up or Event()
     with Tail(options, Topics(options, given_up), topic, patience_s=patience_s, given_up=given_up) as tail:
-        return read_checkpoint(tail)
+        return last_checkpoint(read_checkpoints(tail, "shop", is_atomic=is_atomic))
 
 
 @pytest.fixture
@@ -74,13 +83,39 @@ class TestWhatIsThere:
     def test_one_that_a_former_owner_wrote_late_does_not(self, kafka: Kafka, topic: str) -> None:
         """Nothing fences it, where delivery is at least once."""
         commit(kafka, topic, record(1), record(2), record(3), record(2))
-        assert read(client_options(kafka), topic) == checkpoint(3)
+        assert read(client_options(kafka), topic, is_atomic=False) == checkpoint(3)
         new_epoch = replace(checkpoint(3), epoch=2, end_lsn=0)
         commit(kafka, topic, new_epoch.to_json(), record(3))
-        assert read(client_options(kafka), topic) == new_epoch
-        others = replace(checkpoint(1), pipeline="other")
-        commit(kafka, topic, others.to_json())
+        assert read(client_options(kafka), topic, is_atomic=False) == new_epoch
+
+    def test_one_that_is_further_on_does_not_hide_those_that_follow(self, kafka: Kafka, topic: str) -> None:
+        """Where transactions are used, records come in the order of the history."""
+        forged = replace(checkpoint(40), epoch=7)
+        commit(kafka, topic, record(1), forged.to_json(), record(2), record(3))
+        assert read(client_options(kafka), topic) == checkpoint(3)
+
+    @pytest.mark.parametrize("is_atomic", [True, False])
+    @pytest.mark.parametrize("key", [b"other", b"\xff", b""])
+    def test_records_under_another_key_change_nothing(
+        self, kafka: Kafka, topic: str, key: bytes, *, is_atomic: bool
+    ) -> None:
+        commit(kafka, topic, record(1), record(2))
+        others = replace(checkpoint(40), pipeline="other", epoch=7)
+        for value in (others.to_json(), record(41), b"no checkpoint", None):
+            commit(kafka, topic, *[value] * FIRST_WINDOW, key=key)
+            with structlog.testing.capture_logs() as logs:
+                assert read(client_options(kafka), topic, is_atomic=is_atomic) == checkpoint(2)
+            (line,) = logs
+            assert (line["log_level"], line["topic"]) == ("warning", topic)
+            assert "its records are ignored" in line["event"]
+
+    def test_another_pipelines_is_there_for_one_that_has_none_yet(self, kafka: Kafka, topic: str) -> None:
+        """It must not begin in the topics of another pipeline."""
+        others = replace(checkpoint(9), pipeline="other")
+        commit(kafka, topic, others.to_json(), b"no checkpoint", record(3), key=b"other")
         assert read(client_options(kafka), topic) == others
+        commit(kafka, topic, record(1))
+        assert read(client_options(kafka), topic) == checkpoint(1)
 
     def test_only_aborted_records(self, kafka: Kafka, topic: str) -> None:
         abort(kafka, topic, *[record(1)] * (3 * FIRST_WINDOW))
@@ -117,7 +152,8 @@ class TestWhatIsThere:
     def test_a_record_that_is_no_checkpoint(self, kafka: Kafka, topic: str, value: bytes | None) -> None:
         """Never to be passed over: an older checkpoint would send what was delivered once more."""
         commit(kafka, topic, record(1), value)
-        with pytest.raises(HistoryError, match="not one that this version of pgsluice can read"):
+        sentence = f"^Record 1 of topic {topic} is not one that this version of pgsluice can read"
+        with pytest.raises(HistoryError, match=sentence):
             read(client_options(kafka), topic)
 
 
@@ -171,6 +207,67 @@ class PausesAfterwards(Topics):
         return found
 
 
+class Outdated(Topics):
+    """A broker that answers where the topic ended some time ago."""
+
+    def __init__(self, kafka: Kafka, topic: str) -> None:
+        super().__init__(client_options(kafka), Event())
+        self._bounds = super().bounds(topic, 0)
+
+    def bounds(self, _topic: str, _partition: int) -> tuple[int, int]:
+        return self._bounds
+
+
+class TestOutdatedBrokers:
+    """A broker that lost touch with its cluster goes on to answer, and does not know of the last checkpoint."""
+
+    def test_the_read_gets_to_the_mark(self, kafka: Kafka, topic: str) -> None:
+        commit(kafka, topic, record(1))
+        outdated = Outdated(kafka, topic)
+        commit(kafka, topic, record(2))
+        abort(kafka, topic, b"a mark")
+        mark = Mark(client_options(kafka), Event())
+        mark.find(b"a mark", [topic], outdated)
+        assert mark.end(topic) == 5
+        with Tail(
+            client_options(kafka), outdated, topic, patience_s=60, given_up=Event(), reach=mark.end(topic)
+        ) as tail:
+            assert last_checkpoint(read_checkpoints(tail, "shop", is_atomic=True)) == checkpoint(2)
+        outdated.close()
+
+    def test_a_mark_that_no_broker_shows(self, kafka: Kafka, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(marks, "OUTDATED_S", 1.0)
+        monkeypatch.setattr(marks, "LOOK_S", 0.1)
+        commit(kafka, topic, record(1))
+        topics = Topics(client_options(kafka), Event())
+        with pytest.raises(SinkUnavailable, match=f"answers for topic {topic} has an outdated view of it"):
+            Mark(client_options(kafka), Event()).find(b"a mark", [topic], topics)
+        topics.close()
+
+    def test_looking_for_it_ends_with_the_session(self, kafka: Kafka, topic: str) -> None:
+        given_up, topics = Event(), Topics(client_options(kafka), Event())
+        given_up.set()
+        started = time.monotonic()
+        with pytest.raises(SinkUnavailable, match="given up because the session ends"):
+            Mark(client_options(kafka), given_up).find(b"a mark", [topic], topics)
+        assert time.monotonic() - started < marks.OUTDATED_S
+        topics.close()
+
+    def test_a_read_that_comes_no_further_goes_on_with_another_consumer(
+        self, kafka: Kafka, topic: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """And blames nobody's transaction, if there is none."""
+        monkeypatch.setattr(tails, "RENEW_S", 0.2)
+        commit(kafka, topic, record(1))
+        topics = Topics(client_options(kafka), Event())
+        with (
+            Tail(client_options(kafka), topics, topic, patience_s=1, given_up=Event(), reach=10) as tail,
+            pytest.raises(SinkUnavailable, match="has an outdated view"),
+        ):
+            read_checkpoints(tail, "shop", is_atomic=True)
+        topics.close()
+
+
 class TestOutages:
     def test_kafka_does_not_answer(self, own_kafka: Kafka) -> None:
         """Kafka being away is no reason to stop for good."""
@@ -184,7 +281,7 @@ class TestOutages:
                 pytest.raises(SinkUnavailable, match=f"Reading {name}: nothing came beyond offset 0 of 2"),
                 Tail(options, topics, name, patience_s=1, given_up=Event()) as tail,
             ):
-                read_checkpoint(tail)
+                read_checkpoints(tail, "shop", is_atomic=True)
         assert read(options, name) == checkpoint(1)
 
     def test_it_may_not_be_read(self, secured_kafka: SecuredKafka) -> None:

@@ -11,9 +11,11 @@ import structlog
 from confluent_kafka.admin import ConfigResource
 
 from pgsluice.errors import ConfigError, DeadlineMissed, Fenced, PoisonError, SinkUnavailable
+from pgsluice.history import last_checkpoint
 from pgsluice.kafka import producer
 from pgsluice.kafka.ledger import Ledger
 from pgsluice.kafka.partitioner import partition_for
+from pgsluice.kafka.topics import Topics
 from pgsluice.librdkafka import ClientOptions
 from pgsluice.record import Record, Target
 from pgsluice.registry.builtin import BuiltinRegistry
@@ -51,6 +53,59 @@ def expected(records: Sequence[Record], partitions: int) -> Content:
     return places
 
 
+class TestTheNumberOfTopics:
+    """What a user who may create tables can have created in Kafka."""
+
+    async def test_no_more_topics_are_created_than_allowed(self, kafka: Kafka, prefix: str) -> None:
+        tables = [Target(f"{prefix}.public.t{number}", 13, 14) for number in range(4)]
+        async with Session(kafka, prefix, topics_max=2) as session:
+            for table in tables[:2]:
+                await session.sink.open_topic(policy(table), keyed=True)
+            await session.deliver(*(insert(table, 1) for table in tables[:2]))
+            with pytest.raises(ConfigError, match=r"t2 was not created, .* has 2 topics already and may have 2"):
+                await session.sink.open_topic(policy(tables[2]), keyed=True)
+            await session.sink.open_topic(policy(tables[0]), keyed=True)
+            await session.deliver(insert(tables[0], 2))
+        async with Session(kafka, prefix, topics_max=2) as session:  # what earlier sessions wrote to counts
+            with pytest.raises(ConfigError, match="t2 was not created"):
+                await session.sink.open_topic(policy(tables[2]), keyed=True)
+            create_topic(kafka, tables[3].topic)  # somebody else has paid for this one
+            await session.sink.open_topic(policy(tables[3]), keyed=True)
+            await session.deliver(insert(tables[3], 3))
+            assert tables[2].topic not in session.sink._topics.describe([table.topic for table in tables])
+        async with Session(kafka, prefix, topics_max=4) as session:
+            await session.sink.open_topic(policy(tables[2]), keyed=True)
+            await session.deliver(insert(tables[2], 4))
+
+
+class TestTheMark:
+    """What a session writes behind everything, to tell an outdated answer apart."""
+
+    async def test_an_outdated_answer_hides_no_checkpoint(
+        self, kafka: Kafka, prefix: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Here the broker says that the topics end where they ended before the last cuts."""
+        async with Session(kafka, prefix) as session:
+            await session.deliver()
+            names = f"{prefix}.checkpoint", f"{prefix}.transactions"
+            former = {name: session.sink._topics.bounds(name, 0) for name in names}
+            for _ in range(3):
+                await session.deliver()
+        monkeypatch.setattr(Topics, "bounds", lambda _self, topic, _partition: former[topic])
+        async with Session(kafka, prefix) as session:
+            assert session.checkpoint.cut == 4
+            assert session._recorded.cut == 4
+
+    async def test_no_reader_sees_it(self, kafka: Kafka, prefix: str) -> None:
+        async with Session(kafka, prefix) as session:
+            await session.deliver()
+        async with Session(kafka, prefix):
+            pass
+        for name in f"{prefix}.checkpoint", f"{prefix}.transactions":
+            assert end_of(kafka, name) == 6  # two marks and a cut, and what ends each of them
+            assert len(await asyncio.to_thread(read_committed, kafka, name)) == 1
+
+
 class TestDelivery:
     async def test_a_cut_is_where_its_record_says(
         self, kafka: Kafka, prefix: str, orders: Target, logs: Target
@@ -64,7 +119,7 @@ class TestDelivery:
             await session.deliver(*first)
             await session.deliver(*second)
             await session.deliver()
-            assert await session.sink.last_checkpoint() == session.checkpoint
+            assert last_checkpoint(await session.sink.checkpoints()) == session.checkpoint
         one, two, three = await asyncio.to_thread(cut_records, kafka, prefix)
         everywhere = {(orders.topic, 0), (orders.topic, 1), (orders.topic, 2), (logs.topic, 0), (logs.topic, 1)}
         assert (one["full"], two["full"], three["full"]) == (True, False, False)
@@ -126,8 +181,8 @@ class TestDelivery:
     async def test_an_announcement_is_a_checkpoint_alone(self, kafka: Kafka, prefix: str) -> None:
         async with Session(kafka, prefix) as session:
             await session.sink.announce(session.checkpoint)
-            assert await session.sink.last_checkpoint() == session.checkpoint
-        assert end_of(kafka, f"{prefix}.transactions") == 0
+            assert last_checkpoint(await session.sink.checkpoints()) == session.checkpoint
+        assert not await asyncio.to_thread(read_committed, kafka, f"{prefix}.transactions")
 
     async def test_a_queue_smaller_than_a_cut(self, kafka: Kafka, prefix: str, orders: Target) -> None:
         records = [insert(orders, n, 1000) for n in range(2000)]
@@ -312,7 +367,8 @@ class TestOutages:
             with pytest.raises(SinkUnavailable):
                 await working
         if step != "prepare":
-            assert end_of(own_kafka, f"{prefix}.transactions") == 0
+            # Nothing but the mark, and what ended it.
+            assert end_of(own_kafka, f"{prefix}.transactions") == (2 if step == "deliver" else 0)
 
     async def test_what_cannot_be_aborted_ends_with_its_timeout(
         self, own_kafka: Kafka, prefix: str, orders: Target, monkeypatch: pytest.MonkeyPatch

@@ -229,6 +229,7 @@ def sink_options(client: ClientOptions, prefix: str, timeout_s: float = 60.0) ->
         ProducerOptions(client, f"pgsluice-{prefix}", 1024 * 1024, timeout_s),
         TopicSpec(f"{prefix}.transactions", 1),
         TopicSpec(f"{prefix}.checkpoint", 1, config={"cleanup.policy": "compact"}),
+        "shop",
     )
 
 
@@ -274,7 +275,10 @@ class TestCheck:
     def test_what_kafka_would_not_create(self, kafka: Kafka, name: str) -> None:
         client = client_options(kafka)
         options = SinkOptions(
-            ProducerOptions(client, name, 1, 3600.0), TopicSpec(f"{name}.transactions", 1, 3), TopicSpec(name, 1)
+            ProducerOptions(client, name, 1, 3600.0),
+            TopicSpec(f"{name}.transactions", 1, 3),
+            TopicSpec(name, 1),
+            "shop",
         )
         found = by_name(check(options))
         verdict, detail = found["kafka may create topics"]

@@ -153,3 +153,11 @@ def test_a_server_that_is_not_there_resets_the_client(proxy: Proxy) -> None:
         proxy.target = ("127.0.0.1", taken.getsockname()[1])
         with pytest.raises(ConnectionResetError):  # by the time of the first read at the latest
             connected(proxy)
+
+
+def test_it_can_listen_at_an_address_that_it_is_told(echo: int) -> None:
+    with Proxy("127.0.0.1", echo, at=("127.77.0.1", echo)) as proxy:
+        assert proxy.address == f"127.77.0.1:{echo}"
+        with socket.create_connection(("127.77.0.1", echo), TIMEOUT_S) as connection:
+            connection.sendall(b"hello")
+            assert received(connection, 5) == b"hello"

@@ -5,7 +5,7 @@ import io
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -17,11 +17,14 @@ from confluent_kafka.schema_registry import Schema, SchemaRegistryClient, Schema
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
 from pgsluice.avro.wire import header, normalise, schema_id
 from pgsluice.errors import ConfigError, HistoryError, PermissionDenied, PoisonError, SinkUnavailable
-from pgsluice.http import Health, HttpServer
+from pgsluice.http.health import Health
+from pgsluice.http.server import HttpServer
 from pgsluice.librdkafka import ClientOptions
+from pgsluice.registry import rate
 from pgsluice.registry import topic as topic_module
 from pgsluice.registry.builtin import BuiltinRegistry
 from pgsluice.registry.client import RegistryOptions
@@ -34,6 +37,7 @@ from tests.support.kafka import SecuredKafka, admin, client_options, create_topi
 
 T = TypeVar("T")
 SUBJECT = "shop.public.orders-value"
+PATIENCE_S = 60
 
 
 def record_schema(number: int, name: str = "Value") -> dict[str, Any]:
@@ -113,16 +117,42 @@ async def persist(operation: Callable[[], Awaitable[T]]) -> T:
 
 class TestBuiltin:
     async def test_a_restart_finds_the_same_ids(self, kafka: Kafka, topic: str) -> None:
+        schemas = [record_schema(n) for n in range(3)]
         async with open_registry(options(kafka), topic) as registry:
-            ids = [await registry.register(SUBJECT, record_schema(n), {"typmod": n}) for n in range(3)]
+            ids = [await registry.register(SUBJECT, schema, {"typmod": n}) for n, schema in enumerate(schemas)]
             key = await registry.register("shop.public.orders-key", "long")
         assert ids == [schema_id(normalise(record_schema(n))) for n in range(3)]
         async with open_registry(options(kafka), topic) as registry:
             assert registry.subjects() == ["shop.public.orders-key", SUBJECT]
-            assert registry.versions(SUBJECT) == [record_schema(n) for n in range(3)]
+            assert [json.loads(entry.schema) for entry in registry.store.versions(SUBJECT)] == schemas
             assert [await registry.register(SUBJECT, record_schema(n), None) for n in range(3)] == ids
             assert await registry.register("shop.public.orders-key", "long") == key
         assert len(read(kafka, topic)) == 4
+
+    async def test_former_versions_tell_names_and_keys(self, kafka: Kafka, topic: str) -> None:
+        row = {"type": "record", "name": "Value", "fields": [{"name": "n", "type": ["null", "long"], "default": None}]}
+        value = {**record_schema(0, "Envelope"), "fields": [{"name": "before", "type": ["null", row], "default": None}]}
+        key = {**record_schema(0, "Key"), "fields": [{"name": "n", "type": "long"}]}
+        async with open_registry(options(kafka), topic) as registry:
+            await registry.register(SUBJECT, value)
+            await registry.register("shop.public.orders-key", key)
+            assert (await registry.fields(SUBJECT, "shop.public.orders")).fields_of("n") == {"n": "long"}
+            assert (await registry.keys("shop.public.orders-key", "shop.public.orders")).last_among({"n"}) == ("n",)
+            names = [registry.record_name(subject) for subject in (SUBJECT, "shop.public.orders-key", "unheard-of")]
+        assert names == ["Envelope", "Key", None]
+
+    async def test_new_versions_are_counted_and_many_are_reported(
+        self, kafka: Kafka, topic: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(rate, "VERSIONS_MAX", 2)
+        counted: list[int] = []
+        with capture_logs() as logs:
+            async with open_registry(options(kafka, count_version=lambda: counted.append(1)), topic) as registry:
+                for n in (0, 1, 1, 2, 3, 0):
+                    await registry.register(SUBJECT, record_schema(n), {"typmod": n})
+                await registry.register(SUBJECT, record_schema(0), {"typmod": 9})  # only recorded again
+        assert len(counted) == 4
+        assert [entry["subject"] for entry in logs if entry["log_level"] == "warning"] == [SUBJECT]
 
     async def test_a_schema_is_durable_when_register_returns(self, kafka: Kafka, topic: str) -> None:
         async with open_registry(options(kafka), topic) as registry:
@@ -470,6 +500,22 @@ class TestRights:
             with pytest.raises(PermissionDenied, match=f"Reading the configuration of topic {topic}"):
                 async with open_registry(reader, topic):
                     pass
+
+    async def test_a_user_who_may_not_write(self, secured_kafka: SecuredKafka, topic: str) -> None:
+        """The producer is broken before anything is registered. With the right, another one takes its place."""
+        create_topic(secured_kafka, topic, cleanup_policy="compact")
+        for operation in (AclOperation.READ, AclOperation.DESCRIBE_CONFIGS):
+            grant(secured_kafka, topic, operation)
+        async with open_registry(logged_in(secured_kafka, "reader"), topic) as registry:
+            for pause_s in (1.0, 0.0):
+                await asyncio.sleep(pause_s)
+                with pytest.raises(PermissionDenied, match=f"Registering a schema of subject {SUBJECT} in"):
+                    await registry.register(SUBJECT, record_schema(0))
+            grant(secured_kafka, topic, AclOperation.WRITE)
+            async with asyncio.timeout(PATIENCE_S):
+                while not registry.subjects():
+                    with suppress(PermissionDenied):  # the next producer may have asked before that
+                        await registry.register(SUBJECT, record_schema(0))
 
     async def test_reading_takes_the_right_to_read_one_topic(self, secured_kafka: SecuredKafka, topic: str) -> None:
         """No group, no other topic, nothing to write."""

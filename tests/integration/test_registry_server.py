@@ -1,5 +1,6 @@
 """Schemas kept by a registry server: the registry beside a real broker, a daemon, and consumers that ask the server."""
 
+import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -87,7 +88,8 @@ class TestIds:
             assert await one.register(subject, record("Key", "id"), described("id")) == identifier
         async with registry(kafka, topic, apicurio.url) as again:
             assert again.subjects() == [subject]
-            assert again.versions(subject) == [record("Key", "id")]
+            assert [json.loads(entry.schema) for entry in again.store.versions(subject)] == [record("Key", "id")]
+            assert (again.record_name(subject), await again.fields(subject, "") is not None) == ("Key", True)
             assert again.store.versions(subject)[0].postgres == described("id")
             assert await again.register(subject, record("Key", "id")) == identifier
 
@@ -103,6 +105,18 @@ class TestIds:
             await one.start()
             await one.register(KEY, record("Key", "id"))
             assert server.requests[2:] == [f"POST /subjects/{KEY}"]
+
+    async def test_what_the_server_said_longest_ago_is_asked_for_again(
+        self, kafka: Kafka, topic: str, server: RegistryServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(confluent, "IDS_MAX", 2)
+        async with registry(kafka, topic, server.url) as one:
+            subjects = [f"shop.public.{table}-key" for table in "abc"]
+            ids = [await one.register(subject, record("Key", "id")) for subject in subjects]
+            asked = len(server.requests)
+            for number in (2, 1, 0):
+                assert await one.register(subjects[number], record("Key", "id")) == ids[number]
+            assert server.requests[asked:] == [f"POST /subjects/{subjects[0]}"]
 
     async def test_a_server_that_takes_nothing_will_do_if_it_has_the_schemas(
         self, kafka: Kafka, topic: str, server: RegistryServer

@@ -27,6 +27,7 @@ from sandbox.java import run_program
 from sandbox.kafka import Kafka
 from sandbox.postgres import Database, Postgres, StopMode
 from sandbox.supervisor import descendants
+from tests.support.links import Links
 
 REPOSITORY = Path(artifacts.__file__).parents[1]
 WAIT_S = 60
@@ -151,6 +152,22 @@ def test_a_standby_follows_and_takes_over_with_its_failover_slot() -> None:
             connection.execute("INSERT INTO copied VALUES (2)")
 
 
+def test_a_server_that_is_restored_from_a_snapshot_gives_out_the_same_positions_again() -> None:
+    with Postgres() as server:
+        with server.connect() as connection:
+            connection.execute("CREATE TABLE kept AS SELECT 1 AS a")
+        server.take_snapshot()
+        with server.connect() as connection:
+            connection.execute("CREATE TABLE lost AS SELECT generate_series(1, 10000)")
+            end = one(connection, "SELECT pg_current_wal_lsn() - '0/0'")
+        server.restore_snapshot()
+        with server.connect() as connection:
+            assert one(connection, "SELECT a FROM kept") == 1
+            assert one(connection, "SELECT to_regclass('lost')") is None
+            assert one(connection, f"SELECT pg_current_wal_lsn() - '0/0' < {end}")
+            assert one(connection, "SELECT timeline_id FROM pg_control_checkpoint()") == 1
+
+
 def test_files_of_the_data_directory_belong_to_the_server() -> None:
     with Postgres() as server:
         server.write_file("pg_hba.conf", "host all all 127.0.0.1/32 reject\n")
@@ -259,6 +276,23 @@ def test_a_cluster_of_three_goes_on_without_one() -> None:
         kafka.start()
         wait_until(lambda: len(partition().isrs) == 3)
         assert consume(kafka, topic, 2) == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("silently", [False, True])
+def test_an_isolated_broker_goes_on_as_leader_beside_the_new_ones(silently: bool) -> None:  # noqa: FBT001
+    links = Links()
+    notices_soon = {"broker.heartbeat.interval.ms": "500", "broker.session.timeout.ms": "2000"}
+    with Kafka(brokers=3, settings=notices_soon, forward=links.forward) as kafka:
+        client = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+        for future in client.create_topics([NewTopic("topic", 6, 3)]).values():
+            future.result()
+        kafka.wait_until_in_sync()
+        assert kafka.rivals(2) == 0
+        links.isolate(2, silently=silently)
+        wait_until(lambda: kafka.rivals(2) > 0)
+        links.heal()
+        kafka.wait_until_in_sync()
+        assert kafka.rivals(2) == 0
 
 
 def test_a_listener_with_passwords_beside_the_plain_one() -> None:

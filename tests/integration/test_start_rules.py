@@ -1,12 +1,14 @@
 """Where a start may go on, and where it stops because slot, checkpoint and server are not of one history."""
 
+import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 
 from sandbox.installation import copy_data
 from sandbox.postgres import Postgres
+from tests.support.kafka import commit, read_committed
 from tests.support.weather import Pipeline, Start, fails
 
 
@@ -37,6 +39,64 @@ class TestStartRules:
             pipeline.write_at_once(7)  # no commit record where one was before
         code, log = fails(pipeline)
         assert (code, "restored from a backup" in log) == (65, True), log
+
+    def test_a_server_restored_to_before_heartbeats(self, own_postgres: Postgres, start: Start) -> None:
+        """Its new transactions lie before the position delivered, and are not taken for what comes again."""
+        pipeline = start(server=own_postgres)
+        backup = back_up_before_heartbeats(pipeline, own_postgres)
+        backup.restore()
+        pipeline.write()
+        code, log = fails(pipeline)
+        assert (code, "the server's WAL ends at" in log) == (65, True), log
+        write_elsewhere(pipeline, 4)
+        for _ in range(2):
+            code, log = fails(pipeline)
+            assert (code, "An earlier run found this" in log) == (65, True), log
+        pipeline.daemon.start("--adopt-slot")
+        pipeline.write()
+        pipeline.assert_complete()
+
+    def test_one_that_has_written_as_much_before_the_first_start(self, own_postgres: Postgres, start: Start) -> None:
+        pipeline = start(server=own_postgres)
+        backup = back_up_before_heartbeats(pipeline, own_postgres)
+        backup.restore()
+        pipeline.write()
+        write_elsewhere(pipeline, 4)
+        code, log = fails(pipeline)
+        assert (code, "the server had nothing to send when this pipeline followed it" in log) == (65, True), log
+        code, log = fails(pipeline)
+        assert (code, "An earlier run found this" in log) == (65, True), log
+        pipeline.daemon.start("--adopt-slot")
+        pipeline.write()
+        pipeline.assert_complete()
+
+    def test_a_server_promoted_from_before_heartbeats_goes_on(self, own_postgres: Postgres, start: Start) -> None:
+        """Nothing that was published is missing from the new timeline."""
+        pipeline = start(server=own_postgres)
+        backup = back_up_before_heartbeats(pipeline, own_postgres)
+        backup.restore(promote=True)
+        pipeline.write()
+        pipeline.daemon.start()
+        pipeline.write()
+        pipeline.assert_complete()
+        pipeline.daemon.restart()
+        pipeline.write()
+        pipeline.assert_complete()
+        assert pipeline.daemon.status()["epoch"] == 1
+
+    def test_not_if_a_message_was_published_there(self, own_postgres: Postgres, start: Start) -> None:
+        pipeline = start({"postgres": {"messages": True}}, server=own_postgres)
+        write_and_stop(pipeline)
+        backup = Backup(own_postgres)
+        pipeline.daemon.start()
+        with pipeline.database.connect() as connection:
+            connection.execute("SELECT pg_logical_emit_message(false, 'p', 'x')")
+        pipeline.wait_until_confirmed()
+        pipeline.daemon.stop()
+        backup.restore(promote=True)
+        pipeline.write()
+        code, log = fails(pipeline)
+        assert (code, "the server lost changes that were published" in log) == (65, True), log
 
     def test_a_server_promoted_from_before_what_was_delivered(self, own_postgres: Postgres, start: Start) -> None:
         pipeline = start(server=own_postgres)
@@ -83,10 +143,87 @@ class TestStartRules:
         assert (code, "belongs to the PostgreSQL cluster with system identifier" in log) == (65, True), log
 
 
+class TestForgedCheckpoints:
+    """Another program writes to the topic of checkpoints; it must not hide changes, nor repeat them."""
+
+    def test_under_another_key_they_change_nothing(self, start: Start) -> None:
+        pipeline = start()
+        write_and_stop(pipeline)
+        forged = forge(pipeline, {"end_lsn": 2**40, "epoch": 7, "cut": 1000, "pipeline": "other"})
+        for key, value in ((b"other", forged), (b"other", b"no checkpoint"), (b"", forged)):
+            commit(pipeline.kafka, checkpoint_topic(pipeline), value, key=key)
+        pipeline.write()
+        pipeline.daemon.start()
+        pipeline.write()
+        pipeline.assert_complete()
+        assert pipeline.daemon.status()["epoch"] == 1
+        assert "its records are ignored" in pipeline.daemon.log_text()
+
+    def test_under_our_own_key_they_are_refused(self, start: Start) -> None:
+        """Also when the server has written as much WAL by then, so that the position looks right."""
+        pipeline = start()
+        write_and_stop(pipeline)
+        with pipeline.database.connect() as connection:
+            row = connection.execute("SELECT pg_current_wal_flush_lsn() - '0/0'").fetchone()
+        assert row is not None
+        pipeline.write()
+        forged = forge(pipeline, {"end_lsn": int(row[0]) + 256})
+        commit(pipeline.kafka, checkpoint_topic(pipeline), forged, key=pipeline.daemon.name.encode())
+        for _ in range(2):
+            code, log = fails(pipeline)
+            assert (code, "another program has written this checkpoint under our key" in log) == (65, True), log
+            assert "start once with --adopt-slot" in log
+        pipeline.daemon.start("--adopt-slot")
+        pipeline.write()
+        pipeline.assert_complete()
+        assert pipeline.daemon.status()["epoch"] == 2
+
+    def test_one_that_is_written_again_is_refused(self, start: Start) -> None:
+        pipeline = start()
+        write_and_stop(pipeline)
+        former = read_committed(pipeline.kafka, checkpoint_topic(pipeline))[-2].value()
+        commit(pipeline.kafka, checkpoint_topic(pipeline), former, key=pipeline.daemon.name.encode())
+        code, log = fails(pipeline)
+        assert (code, "start once with --adopt-slot" in log) == (65, True), log
+        pipeline.daemon.start("--adopt-slot")
+        pipeline.write()
+        pipeline.assert_complete()
+
+
+def checkpoint_topic(pipeline: Pipeline) -> str:
+    return f"{pipeline.daemon.name}.checkpoint"
+
+
+def forge(pipeline: Pipeline, change: Mapping[str, object]) -> bytes:
+    """Return the last checkpoint with a ``change``."""
+    last = read_committed(pipeline.kafka, checkpoint_topic(pipeline))[-1].value()
+    assert last is not None
+    return json.dumps(json.loads(last) | dict(change)).encode()
+
+
 def write_and_stop(pipeline: Pipeline) -> None:
     pipeline.write()
     pipeline.wait_until_confirmed()
     pipeline.daemon.stop()
+
+
+def back_up_before_heartbeats(pipeline: Pipeline, server: Postgres) -> "Backup":
+    """Leave a pipeline that was confirmed beyond its last transaction, and return a backup from before that."""
+    write_and_stop(pipeline)
+    backup = Backup(server)
+    pipeline.daemon.start()
+    write_elsewhere(pipeline, 3)
+    pipeline.wait_until_confirmed()
+    pipeline.daemon.stop()
+    return backup
+
+
+def write_elsewhere(pipeline: Pipeline, segments: int) -> None:
+    """Let the server write that many segments of WAL, of 16 MiB each, of which nothing is published."""
+    with pipeline.database.connect() as connection:
+        for _ in range(segments):
+            connection.execute("SELECT pg_logical_emit_message(false, 'elsewhere', 'x')")
+            connection.execute("SELECT pg_switch_wal()")
 
 
 class Backup:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from pgsluice.avro import binary, schema
 from pgsluice.avro.encoder import KeyEncoder, RowEncoder
-from pgsluice.avro.schema import TableFields, key_fields, key_schema
+from pgsluice.avro.schema import FieldHistory, TableFields, key_fields, key_schema
 from pgsluice.avro.text import utf8
 from pgsluice.avro.types import TypeOptions, column_type
 from pgsluice.errors import PoisonError
@@ -360,10 +360,23 @@ def test_field_names_are_a_function_of_the_schemas_registered(versions: list[Rel
     registered: list[dict[str, Any]] = []
     for relation in versions:
         # as after a restart: from what is registered, which has every schema once
-        found = envelope(TableFields(OPTIONS, registered), relation)
+        found = envelope(TableFields(OPTIONS, FieldHistory(registered)), relation)
         assert found == envelope(history, relation)
         registered += [] if found in registered else [found]
-    assert TableFields(OPTIONS, registered).assign(last) == history.assign(last)
+    assert TableFields(OPTIONS, FieldHistory(registered)).assign(last) == history.assign(last)
+
+
+@given(st.lists(st.tuples(VERSION.map(version), st.booleans()), max_size=8))
+def test_a_history_that_goes_on_is_the_one_that_begins_anew(versions: list[tuple[Relation, bool]]) -> None:
+    """What is assigned, but not registered then, leaves no trace."""
+    history = FieldHistory()
+    registered: list[dict[str, Any]] = []
+    for relation, is_registered in versions:
+        found = envelope(TableFields(OPTIONS, history), relation)
+        assert found == envelope(TableFields(OPTIONS, FieldHistory(registered)), relation)
+        if is_registered:
+            history.learn(found)
+            registered += [] if found in registered else [found]
 
 
 @given(st.lists(VERSION.map(version), max_size=8))

@@ -126,6 +126,11 @@ def test_near_what_send_functions_write(name: str, data: st.DataObject) -> None:
     confirm(name, data.draw(mutations(once)))
 
 
+def test_the_text_of_what_does_not_fit_is_utf_8() -> None:
+    """As it is in text format: here an array of two dimensions with a byte that a database without encoding lets in."""
+    confirm("_text", bytes.fromhex("00000002 00000000 00000019" + "00000001 00000001" * 2 + "00000001 80"))
+
+
 @pytest.mark.parametrize("name", [*BUILT_IN, *OIDS])
 @settings(max_examples=20)
 @given(st.binary(max_size=60))

@@ -7,7 +7,7 @@ clients block in virtual time (:mod:`tests.simulation.virtual`); what goes wrong
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,6 +34,15 @@ class Entry:
     key: bytes | None
     value: bytes | None
     marker: bool = False
+    shown: bool | None = None
+    """Whether a late copy of a marker shows it or hides it, whatever becomes of its transaction."""
+
+    @property
+    def is_visible(self) -> bool:
+        """Whether read_committed readers get it, once they come so far."""
+        if self.marker or self.shown is not None:
+            return bool(self.shown)
+        return self.transaction is None or bool(self.transaction.committed)
 
 
 @dataclass(slots=True)
@@ -48,6 +57,15 @@ class Partition:
         """The last stable offset: where read_committed readers stop."""
         return min(self.open.values(), default=len(self.log))
 
+    def lose(self, key: bytes, is_lost: Callable[[bytes], bool]) -> bool:
+        """Cut the log off behind the last record of ``key`` that is kept; False if that is the last one, or none is."""
+        visible = [offset for offset, entry in enumerate(self.log) if entry.is_visible and entry.key == key]
+        kept = [offset for offset in visible if not is_lost(self.log[offset].value or b"")]
+        if not kept or kept[-1] == visible[-1]:
+            return False
+        del self.log[kept[-1] + 1 :]
+        return True
+
 
 @dataclass(slots=True)
 class Transaction:
@@ -55,6 +73,7 @@ class Transaction:
 
     number: int
     producer: str
+    epoch: int = -1
     partitions: dict[tuple[str, int], list[int]] = field(default_factory=dict)
     """The offsets of its records, in order."""
     committed: bool | None = None
@@ -93,6 +112,8 @@ class Broker:
         self.loop = loop
         self.topics: dict[str, list[Partition]] = {}
         self.weather = Weather()
+        self.outdated: Outdated | None = None
+        self.leader_epoch = 0
         self._coordinated: dict[str, _Coordinated] = {}
         self._dice = dice
         self._on_commit = on_commit
@@ -101,22 +122,28 @@ class Broker:
         """Told of every record that no transaction holds back: session, topic, partition, value."""
         self.on_fence: Callable[[Process], None] = lambda _: None
         """Told of every process that is about to fence the others."""
-        self._count = 0
+        self.count = 0
+        """Transactions so far."""
+        self.on_append: Callable[[Transaction, tuple[str, int]], None] = lambda *_: None
+        """Told of every record in a transaction, and where it is."""
         self._delayed: list[Callable[[], None]] = []
 
     def partition(self, place: tuple[str, int]) -> Partition:
         return self.topics[place[0]][place[1]]
 
-    def last_committed(self, topic: str) -> bytes | None:
-        """Return the last record of a topic's first partition that is committed, whether or not it can be read yet."""
-        if topic not in self.topics:
-            return None
-        for entry in reversed(self.topics[topic][0].log):
-            if not entry.marker and (entry.transaction is None or entry.transaction.committed):
-                return entry.value
-        return None
+    def lose_touch(self, topics: Collection[str], share: float) -> None:
+        """Let the broker that leads ``topics`` lose touch, and another one become the leader in its place."""
+        places = [(topic, number) for topic in topics for number in range(len(self.topics[topic]))]
+        led = {place: (len(self.partition(place).log), self.partition(place).stable) for place in places}
+        self.outdated = Outdated(self, set(self.topics), led, share)
+        self.leader_epoch += 1
 
     # The coordinator.
+
+    @property
+    def producer_epoch(self) -> int:
+        """The epoch of the producer that has fenced all others."""
+        return max((one.epoch for one in self._coordinated.values()), default=-1)
 
     def init(self, name: str) -> int | None:
         """Fence earlier producers and return the new epoch; None while their last transaction is still being ended."""
@@ -140,7 +167,7 @@ class Broker:
                 return False
             transaction = None
         if transaction is None:
-            transaction = found.transaction = self.open(name, timeout_s)
+            transaction = found.transaction = self.open(name, timeout_s, epoch)
         for record in records:
             self.append(transaction, (record.topic, record.partition), record.key, record.value)
         if self._delayed and self._dice.random() < 0.8:
@@ -155,10 +182,10 @@ class Broker:
         else:
             self.loop.call_later(self._dice.choice((0.5, 1.0, 10.0, 50.0)), _late, request)
 
-    def open(self, name: str, timeout_s: float) -> Transaction:
+    def open(self, name: str, timeout_s: float, epoch: int = -1) -> Transaction:
         """Open a transaction, which is aborted when it has not ended in time."""
-        self._count += 1
-        transaction = Transaction(self._count, name)
+        self.count += 1
+        transaction = Transaction(self.count, name, epoch)
         # Timers can be set in a thread, because the loop stands still then.
         self.loop.call_later(timeout_s, self._time_out, transaction)
         return transaction
@@ -175,6 +202,23 @@ class Broker:
         partition.log.append(Entry(transaction, key, value))
         partition.open.setdefault(transaction.number, offset)
         transaction.partitions.setdefault(place, []).append(offset)
+        self.on_append(transaction, place)
+
+    def mark_again(self, transaction: Transaction, place: tuple[str, int]) -> bool | None:
+        """Let a late copy of the former transaction's marker arrive within ``transaction``, and end it in that place.
+
+        Return whether it shows what is there; None where there was no transaction before it whose marker it could be.
+        """
+        log = self.partition(place).log
+        ended = (one.transaction for one in reversed(log) if one.marker and one.transaction is not None)
+        former = next((one for one in ended if one.producer == transaction.producer), None)
+        if former is None or former.epoch != transaction.epoch:
+            return None
+        for offset in transaction.partitions[place]:
+            log[offset].shown = former.committed
+        self.partition(place).open.pop(transaction.number, None)
+        log.append(Entry(former, None, None, marker=True))
+        return former.committed
 
     def end(self, name: str, epoch: int, *, commit: bool) -> None:
         """EndTxn: decides at once; the markers follow."""
@@ -213,8 +257,14 @@ class Broker:
         if self._dice.random() < self.weather.marked_twice:
             delay_s = self._dice.choice((0.0, 0.0, 0.005, 0.02, 0.5))
             self.loop.call_later(delay_s, partition.log.append, marker)
-        del partition.open[transaction.number]
+        partition.open.pop(transaction.number, None)
         transaction.unmarked.discard(place)
+
+    def time_out(self) -> None:
+        """Abort the transactions that are open, as their timeouts do: a commit that is on its way comes too late."""
+        for one in self._coordinated.values():
+            if one.transaction is not None:
+                self._time_out(one.transaction)
 
     def _time_out(self, transaction: Transaction) -> None:
         if transaction.committed is None:
@@ -236,6 +286,57 @@ class _Queued:
     value: bytes | None
 
 
+class View:
+    """What one client is told of the logs: as they are, or as they were when its broker lost touch with its cluster."""
+
+    def __init__(self, broker: Broker, *, asks: float) -> None:
+        """``asks``: which broker it is connected to, from 0 to 1."""
+        self._broker = broker
+        self._asks = asks
+
+    def end(self, place: tuple[str, int]) -> int:
+        """Return a partition's high watermark."""
+        former = self._former
+        return len(self._broker.partition(place).log) if former is None else former.ends(place)[0]
+
+    def stable(self, place: tuple[str, int]) -> int:
+        """Return a partition's last stable offset."""
+        former = self._former
+        return self._broker.partition(place).stable if former is None else former.ends(place)[1]
+
+    def knows(self, topic: str) -> bool:
+        """Return whether a topic exists."""
+        former = self._former
+        return topic in (self._broker.topics if former is None else former.topics)
+
+    @property
+    def epoch(self) -> int:
+        """How many leaders there have been."""
+        return self._broker.leader_epoch - (self._former is not None)
+
+    @property
+    def _former(self) -> "Outdated | None":
+        outdated = self._broker.outdated
+        return outdated if outdated is not None and self._asks < outdated.share else None
+
+
+@dataclass(slots=True)
+class Outdated:
+    """A broker that lost touch with its cluster: it answers, as long as it lasts, as if nothing had come since."""
+
+    broker: Broker
+    topics: set[str]
+    led: dict[tuple[str, int], tuple[int, int]]
+    """High watermark and last stable offset of each partition that it believes to lead."""
+    share: float
+    """How many of the clients ask this broker, those that are connected already included."""
+
+    def ends(self, place: tuple[str, int]) -> tuple[int, int]:
+        """Return high watermark and last stable offset, as clients of this broker are told."""
+        partition = self.broker.partition(place)
+        return self.led.get(place) or (len(partition.log), partition.stable)
+
+
 class Client:
     """What all clients of one daemon share: the way to the broker."""
 
@@ -244,6 +345,10 @@ class Client:
         self.process = process
         self.dice = dice
         self.lag_s = lag_s
+
+    def view(self) -> View:
+        """Return what a new client is told; which broker it asks is settled once."""
+        return View(self.broker, asks=self.dice.random())
 
     def begin_session(self) -> int:
         """Return the number of the session that a producer without transactions belongs to."""
@@ -296,6 +401,9 @@ class _Queue:
     def list_topics(self, _topic: str, timeout: float) -> None:
         self._client.travel(timeout)
 
+    def purge(self, **_: object) -> None:
+        self._queue.clear()
+
     def _check(self) -> None:
         if self._fatal is not None:
             raise self._fatal
@@ -336,7 +444,7 @@ class ScriptedIdempotentProducer(_Queue):
 
     def _send_soon(self) -> None:
         self._is_sending = True
-        self._broker.loop.call_later(self._dice.choice((0.001, 0.1, 1.0)), self._send_in_background)
+        self._broker.loop.call_later(self._dice.choice((0.001, 0.1, 1.0, 10.0)), self._send_in_background)
 
     def _send_in_background(self) -> None:
         self._is_sending = False
@@ -378,9 +486,6 @@ class ScriptedIdempotentProducer(_Queue):
         self._fatal = _error(KafkaError._GAPLESS_GUARANTEE, fatal=True)
         self._on_delivery(KafkaError(KafkaError._MSG_TIMED_OUT, "scripted"), _report(lost))
         raise self._fatal
-
-    def purge(self, **_: object) -> None:
-        self._queue.clear()
 
 
 def _report(record: _Queued) -> Any:  # noqa: ANN401 - confluent_kafka's Message, which cannot be made
@@ -519,23 +624,28 @@ def _late(end: Callable[[], None]) -> None:
         end()
 
 
-def _message(entry: Entry, offset: int) -> Any:  # noqa: ANN401 - confluent_kafka's Message, which cannot be made
-    return SimpleNamespace(error=lambda: None, value=lambda: entry.value, offset=lambda: offset)
+def _message(topic: str, entry: Entry, offset: int) -> Any:  # noqa: ANN401 - confluent_kafka's Message, which cannot be made
+    return SimpleNamespace(
+        error=lambda: None,
+        topic=lambda: topic,
+        key=lambda: entry.key,
+        value=lambda: entry.value,
+        offset=lambda: offset,
+    )
 
 
 class ScriptedConsumer:
-    """confluent_kafka.Consumer, read_committed, of one partition."""
+    """confluent_kafka.Consumer; told where it ends, if that was asked for."""
 
     def __init__(self, client: Client, properties: Mapping[str, Any]) -> None:
         self._client = client
-        assert properties["isolation.level"] == "read_committed"
-        self._partition = Partition()
-        self._position = 0
+        self._committed = properties["isolation.level"] == "read_committed"
+        self._tells_end = properties.get("enable.partition.eof", False)
+        self._view = client.view()
+        self._positions: dict[tuple[str, int], int] = {}
 
     def assign(self, places: list[TopicPartition]) -> None:
-        (place,) = places
-        self._partition = self._client.broker.partition((place.topic, place.partition))
-        self._position = place.offset
+        self._positions = {(place.topic, place.partition): place.offset for place in places}
 
     def poll(self, timeout: float) -> Any:  # noqa: ANN401 - confluent_kafka's Message, which cannot be made
         weather = self._client.broker.weather
@@ -543,15 +653,28 @@ class ScriptedConsumer:
             virtual.sleep(timeout)
             return None
         virtual.sleep(self._client.dice.choice((0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.001)))
-        while self._position < self._partition.stable:
-            entry = self._partition.log[self._position]
-            self._position += 1
-            if not entry.marker and (entry.transaction is None or entry.transaction.committed):
-                return _message(entry, self._position - 1)
-        error = KafkaError(KafkaError._PARTITION_EOF, "scripted")
-        if self._position < len(self._partition.log):
+        for place in self._positions:
+            if (message := self._next(place)) is not None:
+                return message
+        if not self._tells_end:
             virtual.sleep(0.05)
-        return SimpleNamespace(error=lambda: error, offset=lambda: self._position)
+            return None
+        (place,) = self._positions
+        position, error = self._positions[place], KafkaError(KafkaError._PARTITION_EOF, "scripted")
+        if position < len(self._client.broker.partition(place).log):
+            virtual.sleep(0.05)
+        return SimpleNamespace(error=lambda: error, offset=lambda: position)
+
+    def _next(self, place: tuple[str, int]) -> Any:  # noqa: ANN401 - as above
+        """Return the next record of a partition that may be seen, if there is one."""
+        partition = self._client.broker.partition(place)
+        end = self._view.stable(place) if self._committed else self._view.end(place)
+        while self._positions[place] < end:
+            entry = partition.log[self._positions[place]]
+            self._positions[place] += 1
+            if entry.is_visible or not (self._committed or entry.marker):
+                return _message(place[0], entry, self._positions[place] - 1)
+        return None
 
     def close(self) -> None:
         pass
@@ -578,13 +701,17 @@ class ScriptedAdmin:
     def __init__(self, client: Client, _properties: Mapping[str, Any]) -> None:
         self._client = client
         self._topics = client.broker.topics
+        self._view = client.view()
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
     def poll(self, _timeout: float = 0) -> int:
         return 0
 
     def describe_topics(self, topics: Any, **_: object) -> dict[str, _Answer]:  # noqa: ANN401 - a TopicCollection tells nothing of its types
         def describe(topic: str) -> Any:  # noqa: ANN401 - a TopicDescription, which cannot be made
-            if topic not in self._topics:
+            if not self._view.knows(topic):
                 raise _error(KafkaError.UNKNOWN_TOPIC_OR_PART)
             return SimpleNamespace(
                 topic_id=f"id of {topic}",
@@ -618,9 +745,9 @@ class ScriptedAdmin:
         self, places: Mapping[TopicPartition, Any], *, isolation_level: IsolationLevel, **_: object
     ) -> dict[TopicPartition, _Answer]:
         def offset(place: TopicPartition, spec: Any) -> Any:  # noqa: ANN401 - an OffsetSpec, and what answers it
-            partition = self._client.broker.partition((place.topic, place.partition))
-            end = partition.stable if isolation_level == IsolationLevel.READ_COMMITTED else len(partition.log)
-            return SimpleNamespace(offset=end if spec._value == LATEST else 0)
+            at = place.topic, place.partition
+            end = self._view.stable(at) if isolation_level == IsolationLevel.READ_COMMITTED else self._view.end(at)
+            return SimpleNamespace(offset=end if spec._value == LATEST else 0, leader_epoch=self._view.epoch)
 
         return {place: _Answer(self._client, partial(offset, place, spec)) for place, spec in places.items()}
 

@@ -15,8 +15,8 @@ import fastavro
 
 from pgsluice.avro.binary import POSTGRES_EPOCH_US
 from pgsluice.avro.wire import unframe
-from tests.simulation.broker import Broker, Transaction
-from tests.simulation.wal import INT4, Change, Truth, Wal
+from tests.simulation.broker import Broker, Entry, Transaction
+from tests.simulation.wal import INT4, Change, Snapshot, Truth, Wal
 from tests.simulation.wal import Transaction as Prepared
 
 PREFIX = "sim"
@@ -77,6 +77,11 @@ def _text(value: bytes) -> str:
     return value.decode()
 
 
+def _copies(log: list[Entry], since: int) -> int:
+    """Return how many markers from ``since`` on are copies, of which a writer cannot know."""
+    return sum(entry.marker and any(entry is one for one in log[:at]) for at, entry in enumerate(log) if at >= since)
+
+
 class Model:
     """Follows what is committed to Kafka, transaction by transaction."""
 
@@ -86,6 +91,11 @@ class Model:
         self.delivered = 0
         """The end LSN of the last committed checkpoint."""
         self.cuts = 0
+        self.epoch = 1
+        self.births = 1
+        """Epochs so far."""
+        self.born_at = 0
+        """Where this epoch began, as long as nothing was delivered in it; 0 for the first one."""
         self.seen = 0
         """Transactions that a reader has seen."""
         self._wal = wal
@@ -93,7 +103,14 @@ class Model:
         self._violate = violate
         self._messages = messages
         self._next = 0
-        self._cut = 0
+        self.cut = 0
+        self._switches: list[int] = []
+        """Where the server's timelines ended, from the first one on."""
+        self._restored: list[tuple[int, int]] = []
+        """What was restored from a snapshot of the disk: the last producer before that, and where the WAL ended."""
+        self._refused_after: int | None = None
+        self._not_again: set[int] = set()
+        """Commits of transactions that readers have from a former epoch, and that a later one cannot repeat."""
         self._last: dict[tuple[str, int], tuple[int, int, int]] = {}
         self._present: set[tuple[str, int, int, int]] = set()
         self._last_seen: dict[tuple[str, int], tuple[int, int, int]] = {}
@@ -103,6 +120,8 @@ class Model:
         """Where the last cut that listed a partition ended."""
         self._listed: set[str] = set()
         """Topics."""
+        self._misplaced: set[tuple[tuple[str, int], int]] = set()
+        """Records behind the end that their cut names: a marker was copied before them, and showed that cut."""
 
     @property
     def owes(self) -> Truth | None:
@@ -112,8 +131,35 @@ class Model:
 
     def _events_of(self, truth: Truth) -> list[Event]:
         """Return what has to be published of a transaction, in order; its place is its seq."""
+        if truth.lsn in self._not_again and not truth.standalone:
+            return []
         changes = truth.changes if self._messages else [one for one in truth.changes if one.op != "message"]
         return [event for change in changes for event in _events(change)]
+
+    # What happens to the server, and what the daemons say of it.
+
+    def on_history(self, end: int, *, promoted: bool) -> None:
+        """Note that the server went back to ``end``: what it writes from now on is another history."""
+        if promoted:
+            self._switches.append(end)
+            self.delivered = min(self.delivered, end)
+        else:
+            self._restored.append((self.broker.producer_epoch, end))
+
+    def _on_this_history(self, end: int, timeline: int, producer_epoch: int | None = None) -> int:
+        """Return how far ``end`` gets on the server's present history: what was on its way may tell of a former one."""
+        restored = (reach for last, reach in self._restored if producer_epoch is not None and producer_epoch <= last)
+        return min((end, *self._switches[timeline - 1 :], *restored))
+
+    def on_loss(self, snapshot: Snapshot) -> None:
+        """Note that the server was restored, and transactions since the ``snapshot`` never were."""
+        self.on_history(snapshot.end, promoted=False)
+        self._next = min(self._next, snapshot.truth)
+        self._not_again = {lsn for lsn in self._not_again if lsn < snapshot.end}
+
+    def on_refusal(self) -> None:
+        """Note that a daemon has stopped because the server has another history: that must be for good."""
+        self._refused_after = self.broker.count
 
     # What the broker tells.
 
@@ -137,30 +183,67 @@ class Model:
         if len(cuts) != 1:
             self._violate(f"a Kafka transaction with {len(cuts)} cut records was committed")
             return
-        self._on_cut(cuts[0], checkpoint, by_topic)
+        if cuts[0]["epoch"] > self.epoch:
+            self._on_epoch(cuts[0])
+        self._on_cut(cuts[0], checkpoint, by_topic, transaction)
         self._check_offsets(cuts[0], transaction)
         self._check_topics(cuts[0], by_topic)
 
     def _on_announcement(self, checkpoint: dict[str, Any], data: dict[str, Any]) -> None:
-        if checkpoint["end_lsn"] != 0 or data:
-            self._violate("a checkpoint without a cut is no announcement")
+        if (checkpoint["end_lsn"] != 0 and not checkpoint["refused"]) or data:
+            self._violate("a checkpoint without a cut is neither an announcement nor a refusal")
 
-    def _on_cut(self, cut: dict[str, Any], checkpoint: dict[str, Any], data: dict[str, dict[int, list[bytes]]]) -> None:
-        end, number = cut["end_lsn"], cut["cut"]
-        if (checkpoint["end_lsn"], checkpoint["cut"], checkpoint["epoch"]) != (end, number, 1) or cut["epoch"] != 1:
+    def _on_epoch(self, birth: dict[str, Any]) -> None:
+        """Begin at the slot's position: nothing before it may be missing, and what follows may come again."""
+        self.births += 1
+        # A late marker may have shown the record of a birth that was aborted: its numbers are not used again.
+        self.epoch = birth["epoch"]
+        self._refused_after = None
+        self.cut = max(self.cut, birth["cut"] - 1)
+        missing = self.owes
+        if missing is not None and missing.end <= birth["end_lsn"]:
+            self._violate(f"epoch {self.epoch} begins behind transaction {missing.xid} at {missing.lsn:X}")
+        truth, two_phase_at = self._wal.truth, self.two_phase_at()
+        since = two_phase_at if two_phase_at is not None else birth["end_lsn"]
+        # Prepared before the slot, and committed behind it: the server sends its commit again, and nothing else.
+        self._not_again = {
+            one.lsn
+            for at, one in enumerate(truth)
+            if (at < self._next or one.lsn in self._not_again)
+            and one.prepare_lsn is not None
+            and since <= one.prepare_lsn < birth["end_lsn"]
+        }
+        self._next = next((at for at, one in enumerate(truth) if one.end > birth["end_lsn"]), len(truth))
+        self.delivered = self.born_at = birth["end_lsn"]
+
+    def _on_cut(
+        self,
+        cut: dict[str, Any],
+        checkpoint: dict[str, Any],
+        data: dict[str, dict[int, list[bytes]]],
+        transaction: Transaction,
+    ) -> None:
+        end, number, epoch = cut["end_lsn"], cut["cut"], cut["epoch"]
+        if self._refused_after is not None and transaction.number > self._refused_after:
+            self._violate(f"cut {number} was written although the server had been refused")
+        end = self._on_this_history(end, checkpoint["timeline"], transaction.epoch)
+        about = (checkpoint["end_lsn"], checkpoint["cut"], checkpoint["epoch"])
+        if about != (cut["end_lsn"], number, self.epoch) or epoch != self.epoch:
             self._violate(f"cut {number} at {end:X} and its checkpoint contradict one another")
-        if number != self._cut + 1:
-            self._violate(f"cut {number} follows cut {self._cut}")
-        if end < self.delivered:
+        if number != self.cut + 1:
+            self._violate(f"cut {number} follows cut {self.cut}")
+        if cut["end_lsn"] < self.delivered:
             self._violate(f"cut {number} goes back from {self.delivered:X} to {end:X}")
         if self.cuts == 0:  # the birth: what was before the slot is not ours
             while self._next < len(self._wal.truth) and self._wal.truth[self._next].end <= end:
                 self._next += 1
         expected = self._take_until(end)
+        if any(self._events_of(one) for one in expected):
+            self.born_at = 0
         self._compare(number, expected, self._decode(data))
         self._check_account(cut, expected)
         self.cuts += 1
-        self._cut, self.delivered = number, max(self.delivered, end)
+        self.cut, self.delivered = number, max(self.delivered, end)
 
     def _take_until(self, end: int) -> list[Truth]:
         first = self._next
@@ -287,13 +370,16 @@ class Model:
         self, says: str, transaction: Transaction, place: tuple[str, int], first: int, following: int
     ) -> None:
         log, own = self.broker.partition(place).log, transaction.partitions.get(place, [])
-        if own and not first <= own[0] <= own[-1] < following:
+        if own and not first <= own[0] <= own[-1] < following + _copies(log[: own[-1]], first):
             self._violate(f"{says}: it has {own}")
+        self._misplaced |= {(place, offset) for offset in own if offset >= following}
         if not self._following.get(place, 0) <= first <= following <= len(log):
             self._violate(f"{says}: the last one went to {self._following.get(place, 0)}, and the log to {len(log)}")
         self._following[place] = following
         for offset, entry in enumerate(log[first:following], first):
             other = entry.transaction if not entry.marker and entry.transaction is not transaction else None
+            if (place, offset) in self._misplaced:
+                continue
             if other is not None and other.producer == TRANSACTIONAL_ID and other.committed:
                 self._violate(f"{says}: the record at {offset} belongs to another")
 
@@ -322,9 +408,9 @@ class Model:
             self._on_checkpoint(json.loads(value))
         elif topic == f"{PREFIX}.transactions":
             number = json.loads(value)["cut"]
-            if number not in (self._cut, self._cut + 1):
-                self._violate(f"cut {number} follows cut {self._cut}")
-            self._cut = number
+            if number not in (self.cut, self.cut + 1):
+                self._violate(f"cut {number} follows cut {self.cut}")
+            self.cut = number
         else:
             self._on_change(session, topic, partition, self._read(value))
 
@@ -353,7 +439,8 @@ class Model:
         end = checkpoint["end_lsn"]
         if not end:
             return
-        if checkpoint["cut"] != self._cut:
+        end = self._on_this_history(end, checkpoint["timeline"])
+        if checkpoint["cut"] != self.cut:
             self._violate(f"the checkpoint of cut {checkpoint['cut']} comes before its record")
         if end < self.delivered:
             self._violate(f"a checkpoint goes back from {self.delivered:X} to {end:X}")
@@ -376,6 +463,9 @@ class Model:
         if lsn > self.delivered:
             self._violate(f"{lsn:X} was acknowledged, and only what is before {self.delivered:X} is committed in Kafka")
             return
+        owed = self.owes
+        if owed is not None and owed.end <= lsn:
+            self._violate(f"{lsn:X} was acknowledged, and transaction {owed.xid} at {owed.lsn:X} was not seen")
         two_phase_at = self.two_phase_at()
         if two_phase_at is not None:
             self._check_prepares(lsn, two_phase_at)

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pgsluice.errors import SlotInUse, SourceUnavailable
+from pgsluice.history import ServerIdentity, TimelineSwitch
 from pgsluice.pgoutput.framing import Keepalive, XLogData
-from pgsluice.progress import ServerIdentity, TimelineSwitch
 from pgsluice.relation import Relation
 from tests.simulation.virtual import Process
 from tests.simulation.wal import Wal
@@ -62,11 +62,14 @@ class Server:
         self.is_up = True
         self.active: Connection | None = None
         self.connections: list[Connection] = []
+        self._opened: list[Connection] = []
         self.last: dict[Process, Connection] = {}
         """By process, also when it was lost."""
         self.moved = asyncio.Event()
         """Set when there is more WAL, or something happened to a connection."""
         self.shutting_down = False
+        self.timeline = 1
+        self.switches: list[TimelineSwitch] = []
         self.falls_back = False
         """Whether a lower acknowledgement moves the slot back, as in minors before August 2025."""
         self._dice = dice
@@ -83,6 +86,7 @@ class Server:
             raise SourceUnavailable("the database system is starting up")
         connection = Connection(self, process, self._dice)
         self.connections.append(connection)
+        self._opened.append(connection)
         self.last[process] = connection
         return connection
 
@@ -93,6 +97,21 @@ class Server:
         self._end_connections("the server crashed")
         if self.slot is not None:
             self.slot.crash(self._dice)
+
+    def go_back(self, end: int, slot: Slot, *, promote: bool) -> None:
+        """Crash, and come back with a WAL that ends at ``end``, and with ``slot``.
+
+        ``promote``: a standby takes over that had not received the rest. Otherwise the server is restored from a
+        snapshot of its disk, and nothing shows that.
+        """
+        if promote:
+            self.switches.append(TimelineSwitch(self.timeline, end))
+            self.timeline += 1
+        for connection in self._opened:  # also those whose last data were still on their way
+            connection.break_off("the server is gone")
+        self._opened.clear()
+        self.crash()
+        self.slot = slot
 
     async def shut_down(self) -> None:
         """Stop in order: not before the walsender's client has everything, or says that it will not."""
@@ -176,10 +195,10 @@ class Connection:
 
     async def identify(self) -> ServerIdentity:
         await self._ask()
-        return ServerIdentity("7001", 1, self._server.wal.end)
+        return ServerIdentity("7001", self._server.timeline, self._server.wal.end)
 
     async def timeline_history(self, _timeline: int) -> list[TimelineSwitch]:
-        return []
+        return self._server.switches
 
     async def slot_position(self) -> int | None:
         await self._ask()
@@ -208,6 +227,8 @@ class Connection:
     async def create_slot(self) -> int:
         await self._ask()
         server = self._server
+        if server.slot is not None:
+            raise SlotInUse("it was created by another process just now")
         while server.wal.open or server.wal.prepared:
             server.wal.finish()  # it waits for them all
         server.slot = Slot(server.wal.end, server.wal.end)
@@ -308,7 +329,8 @@ class Stream:
         return Keepalive(self._walsender.sent, 0, reply_requested)
 
     def report(self, received: int, flushed: int) -> None:
-        if self._connection.process.alive and flushed > self._flushed:
+        connection = self._connection
+        if connection.process.alive and connection in self._server.connections and flushed > self._flushed:
             self._server._check_ack(flushed)
             self._connection.process.step()
         self._received = max(self._received, received, flushed)

@@ -5,28 +5,34 @@ A sabotage that no world notices means that the simulation is too weak there.
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka.admin import OffsetSpec
 
+from pgsluice import disk, history
+from pgsluice import pipeline as pipelines
 from pgsluice import transaction as transactions
-from pgsluice.errors import PgsluiceError
+from pgsluice.errors import HistoryError, PgsluiceError, ProtocolError
+from pgsluice.history import Checkpoint, Facts, Identity, Resumption, resume
 from pgsluice.kafka.idempotent import IdempotentProducer
 from pgsluice.kafka.ledger import Ledger
+from pgsluice.kafka.mark import Mark
 from pgsluice.kafka.producer import TransactionalProducer
 from pgsluice.kafka.sink import KafkaSink, Mode
+from pgsluice.kafka.tail import Tail
 from pgsluice.kafka.topics import Topics
 from pgsluice.pgoutput import messages
 from pgsluice.pipeline import Pipeline
 from pgsluice.pipeline import session as sessions
 from pgsluice.pipeline.outbox import Outbox
 from pgsluice.pipeline.session import Session
-from pgsluice.progress import Progress
-from pgsluice.transaction import Transactions
+from pgsluice.progress import Owed, Progress
+from pgsluice.transaction import Delivered, Transactions
 from tests.simulation.virtual import PROCESS
-from tests.simulation.world import run
+from tests.simulation.world import KEY, run
 
 WORLDS = 1000
 """So many worlds may pass before one has to notice."""
@@ -68,7 +74,7 @@ def prepares_of_delivered_transactions_are_kept(patch: pytest.MonkeyPatch) -> No
     hold = Transactions._hold
 
     def skipping(self: Transactions, message: Any, waiting: Any) -> Any:  # noqa: ANN401 - as the original
-        return () if message.end_lsn <= self._delivered_lsn else hold(self, message, waiting)
+        return () if message.end_lsn <= self._delivered.lsn else hold(self, message, waiting)
 
     patch.setattr(Transactions, "_hold", skipping)
 
@@ -85,23 +91,24 @@ def idle_progress_is_written_before_it_is_acknowledged(patch: pytest.MonkeyPatch
 
 
 def what_was_delivered_is_dropped_when_it_comes_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(sessions, "Transactions", lambda _delivered, spool: Transactions(0, spool))
+    patch.setattr(sessions, "Transactions", lambda _delivered, spool: Transactions(Delivered(0, 0, 0), spool))
 
 
 def the_checkpoint_is_read_again_after_every_error(patch: pytest.MonkeyPatch) -> None:
     """What was last known to be committed is not what is."""
     known: dict[object, Any] = {}
-    delivered, resume = Outbox._delivered, Pipeline._resume
+    delivered = Outbox._delivered
 
     def note(self: Outbox, cut: Any, checkpoint: Any, seconds: float) -> None:  # noqa: ANN401 - as the original
         known[PROCESS.get()] = checkpoint
         delivered(self, cut, checkpoint, seconds)
 
-    def remembering(self: Pipeline, checkpoint: Any, *rest: Any) -> Any:  # noqa: ANN401 - as the original
-        return resume(self, known.get(PROCESS.get(), checkpoint), *rest)
+    def remembering(facts: Facts, identity: Identity) -> Resumption:
+        remembered = known.get(PROCESS.get())
+        return resume(facts if remembered is None else replace(facts, checkpoints=[remembered]), identity)
 
     patch.setattr(Outbox, "_delivered", note)
-    patch.setattr(Pipeline, "_resume", remembering)
+    patch.setattr(pipelines, "resume", remembering)
 
 
 def former_owners_are_fenced_before_the_checkpoint_is_read(patch: pytest.MonkeyPatch) -> None:
@@ -122,6 +129,9 @@ def former_owners_are_fenced_before_the_checkpoint_is_read(patch: pytest.MonkeyP
 
 
 def the_checkpoint_is_read_to_the_high_watermark(patch: pytest.MonkeyPatch) -> None:
+    """Or to the mark, which stands behind every checkpoint; either is enough where somebody's transaction is open."""
+    patch.setattr(Mark, "end", lambda _self, _topic: 0)
+
     def stable(self: Topics, topic: str, partition: int) -> tuple[int, int]:
         place = TopicPartition(topic, partition)
         latest = self._offsets({place: OffsetSpec.latest()}, IsolationLevel.READ_COMMITTED)
@@ -251,7 +261,7 @@ def messages_of_their_own_keep_their_place(patch: pytest.MonkeyPatch) -> None:
 def what_waits_dies_with_the_connection(patch: pytest.MonkeyPatch) -> None:
     kept: dict[object, Transactions] = {}
 
-    def keeping(delivered: int, spool: Any) -> Transactions:  # noqa: ANN401 - as the original
+    def keeping(delivered: Delivered, spool: Any) -> Transactions:  # noqa: ANN401 - as the original
         found = Transactions(delivered, spool)
         before = kept.get(PROCESS.get())
         if before is not None:
@@ -264,12 +274,12 @@ def what_waits_dies_with_the_connection(patch: pytest.MonkeyPatch) -> None:
 
 def rows_that_wait_keep_the_table_they_were_sent_under(patch: pytest.MonkeyPatch) -> None:
     def latest(self: Any, relation: Any) -> int:  # noqa: ANN401 - as the original
-        number = self.numbers.get(relation.oid)
-        if number is None:
+        if relation.oid not in self.last:
             self.relations.append(relation)
-            number = self.numbers[relation.oid] = len(self.relations)
+            self.last[relation.oid] = relation, len(self.relations)
+        number = int(self.last[relation.oid][1])
         self.relations[number - 1] = relation
-        return int(number)
+        return number
 
     patch.setattr(transactions._Waiting, "number", latest)
 
@@ -306,11 +316,17 @@ def what_ends_a_cut_begins_the_next(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ledger, "committed", forgetting)
 
 
+def a_cut_begins_where_the_last_one_recorded_ended(patch: pytest.MonkeyPatch) -> None:
+    """What a broker says at the start of a session may be outdated."""
+    pin = Ledger.pin
+    patch.setattr(Ledger, "pin", lambda self, states, _reached=None: pin(self, states))
+
+
 def the_first_cut_of_a_topic_lists_all_its_partitions(patch: pytest.MonkeyPatch) -> None:
     pin = Ledger.pin
 
-    def listed(self: Ledger, states: Any) -> None:  # noqa: ANN401 - as the original
-        pin(self, states)
+    def listed(self: Ledger, states: Any, reached: Any = None) -> None:  # noqa: ANN401 - as the original
+        pin(self, states, reached)
         self._unlisted.clear()
 
     patch.setattr(Ledger, "pin", listed)
@@ -319,6 +335,51 @@ def the_first_cut_of_a_topic_lists_all_its_partitions(patch: pytest.MonkeyPatch)
 def a_full_cut_lists_everything(patch: pytest.MonkeyPatch) -> None:
     following = Ledger.following
     patch.setattr(Ledger, "following", lambda self, cut, **_: following(self, cut, full=False))
+
+
+def the_mark_shows_that_an_answer_is_outdated(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TransactionalProducer, "mark", lambda _self, _topics, _key: None)
+
+
+def the_mark_is_not_written_by_the_producer_of_the_session(patch: pytest.MonkeyPatch) -> None:
+    """A copy of the marker that aborts it would hide what the session writes."""
+    replacing, marking = KafkaSink._replace_producer, KafkaSink._write_mark
+
+    def write_mark(self: KafkaSink) -> None:
+        patch.setattr(KafkaSink, "_replace_producer", lambda _self: None)
+        try:
+            marking(self)
+        finally:
+            patch.setattr(KafkaSink, "_replace_producer", replacing)
+
+    patch.setattr(KafkaSink, "_write_mark", write_mark)
+
+
+def a_read_that_comes_no_further_asks_another_broker(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Tail, "_renew", lambda _self, _position: None)
+    patch.setattr(Tail, "_why_hidden", lambda _self, _position: ProtocolError("somebody's transaction"))
+
+
+def what_one_broker_says_of_a_topic_is_asked_of_others(patch: pytest.MonkeyPatch) -> None:
+    """Else an outdated one stops us."""
+
+    class Same:
+        def __init__(self, topics: Topics) -> None:
+            self.account = topics.account
+            self.stable_offsets, self.next_offsets = topics.stable_offsets, topics.next_offsets
+
+        def close(self) -> None:
+            pass
+
+    def same(self: Topics) -> Same:
+        return Same(self)
+
+    def believing(_self: Ledger, changed: Any) -> None:  # noqa: ANN401 - as the original
+        if changed:
+            raise HistoryError(" ".join(changed.values()))
+
+    patch.setattr(Topics, "another", same)
+    patch.setattr(Ledger, "_raise_if", believing)
 
 
 def a_standby_fences_nobody(patch: pytest.MonkeyPatch) -> None:
@@ -330,6 +391,88 @@ def a_standby_fences_nobody(patch: pytest.MonkeyPatch) -> None:
         return await start(self, source, sink)
 
     patch.setattr(Pipeline, "_start", fencing)
+
+
+def nothing_is_confirmed_before_the_last_transaction_came_again(patch: pytest.MonkeyPatch) -> None:
+    """A server that was restored has others in its place, which have to come again in a new epoch."""
+
+    def settle(self: Progress, lsn: int) -> None:
+        self._settled = max(self._settled, lsn)
+
+    patch.setattr(Progress, "_settle", settle)
+
+
+def the_last_message_comes_again_too(patch: pytest.MonkeyPatch) -> None:
+    owed = history.owed
+
+    def transactions_only(checkpoint: Checkpoint, slot_lsn: int) -> dict[int, Owed]:
+        return {lsn: what for lsn, what in owed(checkpoint, slot_lsn).items() if what == "transaction"}
+
+    patch.setattr(pipelines, "owed", transactions_only)
+
+
+def another_transaction_does_not_pass_for_the_last_one(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(sessions, "check_resent", lambda *_args: None)
+
+
+def another_message_does_not_pass_for_the_last_one(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(sessions, "check_message_resent", lambda *_args: None)
+
+
+def nothing_new_is_taken_for_what_comes_again(patch: pytest.MonkeyPatch) -> None:
+    """A server that went back writes other transactions before the position delivered."""
+    patch.setattr(Session, "_judge", lambda _self, _change: None)
+
+
+def a_refusal_is_for_good(patch: pytest.MonkeyPatch) -> None:
+    """Also when the server's WAL has grown."""
+    patch.setattr(KafkaSink, "_refuse", lambda _self, _checkpoint: None)
+
+
+def cuts_that_the_checkpoint_does_not_know_are_not_written_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(history, "check_recorded", lambda *_args, **_options: None)
+
+
+def checkpoints_under_other_keys_do_not_count(patch: pytest.MonkeyPatch) -> None:
+    """Another program can have written one that is further on than ours."""
+    patch.setattr(Tail, "key", property(lambda _self: KEY, lambda _self, _key: None), raising=False)
+
+
+def a_checkpoint_that_the_cut_records_deny_stops_the_start(patch: pytest.MonkeyPatch) -> None:
+    """Another program can have written it under our key."""
+    patch.setattr(history, "is_contradicted", lambda *_args: False)
+
+
+def a_checkpoint_without_its_cut_record_does_not_count(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(history, "_committed", lambda last, _facts, _identity: last)
+
+
+def heartbeats_that_a_new_timeline_lacks_are_no_loss(patch: pytest.MonkeyPatch) -> None:
+    check = history.check_timeline
+
+    def strict(checkpoint: Checkpoint, server: Any, switches: Any) -> Checkpoint:  # noqa: ANN401 - as the original
+        return check(replace(checkpoint, last_message_lsn=checkpoint.end_lsn), server, switches)
+
+    patch.setattr(history, "check_timeline", strict)
+
+
+def positions_that_a_new_timeline_lacks_are_not_delivered(patch: pytest.MonkeyPatch) -> None:
+    check = history.check_timeline
+
+    def forgetful(checkpoint: Checkpoint, server: Any, switches: Any) -> Checkpoint:  # noqa: ANN401 - as the original
+        return replace(check(checkpoint, server, switches), end_lsn=min(checkpoint.end_lsn, server.xlogpos))
+
+    patch.setattr(history, "check_timeline", forgetful)
+
+
+def a_session_knows_the_checkpoint_that_it_found(patch: pytest.MonkeyPatch) -> None:
+    """After a promotion it goes on from another one."""
+    init = Session.__init__
+
+    def ignorant(self: Session, *args: Any, found: Any) -> None:  # noqa: ANN401, ARG001 - as the original
+        init(self, *args, found=None)
+
+    patch.setattr(Session, "__init__", ignorant)
 
 
 def who_fences_and_writes_nothing_is_no_stranger(patch: pytest.MonkeyPatch) -> None:
@@ -347,7 +490,7 @@ def a_slot_is_announced_before_it_is_made(patch: pytest.MonkeyPatch) -> None:
 
 def a_slot_that_is_made_has_a_birth(patch: pytest.MonkeyPatch) -> None:
     """Before anything is acknowledged."""
-    find = Pipeline._find_checkpoint
+    find = Pipeline._find_start
 
     async def unborn(self: Pipeline, source: Any, sink: Any, *rest: Any) -> Any:  # noqa: ANN401 - as the original
         async def deliver(_cut: Any, _checkpoint: Any) -> None:  # noqa: ANN401 - as the original
@@ -359,12 +502,17 @@ def a_slot_that_is_made_has_a_birth(patch: pytest.MonkeyPatch) -> None:
         finally:
             sink.deliver = really
 
-    patch.setattr(Pipeline, "_find_checkpoint", unborn)
+    patch.setattr(Pipeline, "_find_start", unborn)
 
 
 def a_server_that_shuts_down_is_let_go(patch: pytest.MonkeyPatch) -> None:
     """Also while Kafka is away, or a prepared transaction is outstanding."""
     patch.setattr(sessions._ShutdownWatch, "overdue", property(lambda _self: False))
+
+
+def a_disk_that_hangs_ends_the_process(patch: pytest.MonkeyPatch) -> None:
+    """Another process on another host may have a disk that works, and this one keeps the slot from it."""
+    patch.setattr(disk, "DISK_LIMIT_S", 1e9)
 
 
 def without_transactions_the_checkpoint_waits_for_all_before_it(patch: pytest.MonkeyPatch) -> None:
@@ -373,6 +521,7 @@ def without_transactions_the_checkpoint_waits_for_all_before_it(patch: pytest.Mo
 
 def without_transactions_an_owner_throws_away_what_it_has_not_sent(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(IdempotentProducer, "abandon", lambda _self: None)
+    patch.setattr(IdempotentProducer, "close", lambda _self: None)
 
 
 RULES: list[Sabotage] = [
@@ -401,13 +550,32 @@ RULES: list[Sabotage] = [
     what_is_foretold_is_confirmed_before_the_commit,
     a_cut_is_all_there_before_its_offsets_are_compared,
     what_ends_a_cut_begins_the_next,
+    a_cut_begins_where_the_last_one_recorded_ended,
     the_first_cut_of_a_topic_lists_all_its_partitions,
     a_full_cut_lists_everything,
+    the_mark_shows_that_an_answer_is_outdated,
+    the_mark_is_not_written_by_the_producer_of_the_session,
+    a_read_that_comes_no_further_asks_another_broker,
+    what_one_broker_says_of_a_topic_is_asked_of_others,
     a_standby_fences_nobody,
+    nothing_is_confirmed_before_the_last_transaction_came_again,
+    the_last_message_comes_again_too,
+    another_transaction_does_not_pass_for_the_last_one,
+    another_message_does_not_pass_for_the_last_one,
+    nothing_new_is_taken_for_what_comes_again,
+    a_refusal_is_for_good,
+    cuts_that_the_checkpoint_does_not_know_are_not_written_again,
+    checkpoints_under_other_keys_do_not_count,
+    a_checkpoint_that_the_cut_records_deny_stops_the_start,
+    a_checkpoint_without_its_cut_record_does_not_count,
+    heartbeats_that_a_new_timeline_lacks_are_no_loss,
+    positions_that_a_new_timeline_lacks_are_not_delivered,
+    a_session_knows_the_checkpoint_that_it_found,
     who_fences_and_writes_nothing_is_no_stranger,
     a_slot_is_announced_before_it_is_made,
     a_slot_that_is_made_has_a_birth,
     a_server_that_shuts_down_is_let_go,
+    a_disk_that_hangs_ends_the_process,
 ]
 
 

@@ -1,8 +1,8 @@
 """Virtual time: a loop that never waits, threads of which one runs at a time, and clocks that follow them.
 
 Everything that happens in a simulation happens in an order that its seed alone decides. The loop jumps to the next
-timer; blocking calls run in real threads, but a thread runs only while the loop stands still, and hands back when it
-sleeps. ``patched`` puts these clocks, threads and dice into every module of pgsluice that uses the real ones.
+timer; blocking calls run in greenlets in place of threads, which run only while the loop stands still, and hand back
+when they sleep. ``patched`` puts these clocks, threads and dice into every module of pgsluice that uses the real ones.
 """
 
 import asyncio
@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import Any
+
+from greenlet import greenlet
 
 START_S = 1_700_000_000.0
 """The wall clock at the beginning of every world."""
@@ -64,48 +66,27 @@ PROCESS: ContextVar[Process | None] = ContextVar("process", default=None)
 
 
 class _Thread:
-    """A real thread that runs only inside :meth:`step`."""
+    """What stands in for a thread: a greenlet, which runs only inside :meth:`step`."""
 
-    idle: list["_Thread"] = []  # noqa: RUF012 - one pool for all worlds: threads are dear
     current: "_Thread | None" = None
 
-    def __init__(self) -> None:
-        self._go, self._back = threading.Lock(), threading.Lock()
-        self._go.acquire()
-        self._back.acquire()
-        self._call: Callable[[], None] = lambda: None
-        self.asleep_s: float | None = None
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._greenlet = greenlet(call)
         self.killed = False
-        threading.Thread(target=self._main, name="simulated", daemon=True).start()
-
-    @classmethod
-    def take(cls, call: Callable[[], None]) -> "_Thread":
-        thread = cls.idle.pop() if cls.idle else cls()
-        thread._call, thread.killed = call, False
-        return thread
 
     def step(self) -> float | None:
         """Let it run until it sleeps, and return for how long; None when it has ended."""
         _Thread.current = self
-        self._go.release()
-        self._back.acquire()
-        _Thread.current = None
-        return self.asleep_s
+        try:
+            return self._greenlet.switch()  # type: ignore[no-any-return]  # what sleep() says, or None at the end
+        finally:
+            _Thread.current = None
 
     def sleep(self, seconds: float) -> None:
         """Hand back to the loop; called in the thread."""
-        self.asleep_s = seconds
-        self._back.release()
-        self._go.acquire()
+        self._greenlet.parent.switch(seconds)
         if self.killed:
             raise Killed
-
-    def _main(self) -> None:
-        while True:
-            self._go.acquire()
-            self._call()
-            self.asleep_s = None
-            self._back.release()
 
 
 class _Lane:
@@ -137,7 +118,6 @@ class _Lane:
             thread.killed = True
             while thread.step() is not None:
                 pass
-            _Thread.idle.append(thread)
 
     def _next(self) -> None:
         call, future = self._waiting.popleft()
@@ -151,7 +131,7 @@ class _Lane:
             except BaseException as error:  # noqa: BLE001 - handed to whoever waits
                 outcome.extend((False, error))
 
-        self._thread = _Thread.take(run)
+        self._thread = _Thread(run)
         self._step(self._thread, future, outcome)
 
     def _step(self, thread: _Thread, future: "asyncio.Future[Any]", outcome: list[Any]) -> None:
@@ -161,7 +141,6 @@ class _Lane:
         if asleep_s is not None:
             self._loop.call_later(asleep_s, self._step, thread, future, outcome)
             return
-        _Thread.idle.append(thread)
         self._thread = None
         self._futures.remove(future)
         fine, value = outcome
@@ -242,9 +221,8 @@ class _Event:
 def sleep(seconds: float) -> None:
     """Pass time in a simulated thread."""
     assert _Thread.current is not None, "the event loop never blocks"
-    if not seconds:
-        return  # changing threads is what costs most in a simulation
-    _Thread.current.sleep(seconds)
+    if seconds:
+        _Thread.current.sleep(seconds)
 
 
 class SilentLog:

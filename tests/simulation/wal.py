@@ -187,6 +187,16 @@ class Habits:
         return cls(often(0.5), often(0.2), often(0.4), often(0.4), often(0.3), often(0.1), dice.choice((1, 3, 8, 20)))
 
 
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """How far the WAL got: its end, how many records and transactions there were, and the last transaction id."""
+
+    end: int
+    records: int
+    truth: int
+    xid: int
+
+
 class Wal:
     """The WAL, and the clients that write it."""
 
@@ -238,6 +248,43 @@ class Wal:
         """Let the server crash: what is not committed or prepared never was."""
         for transaction in list(self.open):
             self._abort(transaction)
+
+    def write_elsewhere(self) -> None:
+        """Write a little of which nothing is published."""
+        for _ in range(self._dice.randrange(1, 6)):
+            self._other()
+
+    def lose_tail(self, since: int) -> int:
+        """Forget what was written ``since``, as far as nothing of it is published; return where the WAL ends then."""
+        while self.records and isinstance(self.records[-1], Other) and self.records[-1].lsn >= since:
+            self.end = self.records.pop().lsn
+        return self.end
+
+    def snapshot(self) -> "Snapshot":
+        """Return what a snapshot of the disk would hold; nothing is open or prepared."""
+        while self.open or self.prepared:
+            self.finish()
+        return Snapshot(self.end, len(self.records), len(self.truth), self._xid)
+
+    def transact(self, messages: float) -> None:
+        """Commit a small transaction that alters no table, or emit a message outside transactions.
+
+        ``messages``: how often it is a message.
+        """
+        if self._dice.random() < messages:
+            self._standalone()
+            return
+        transaction = self._begin()
+        for _ in range(self._dice.randrange(1, 4)):
+            self._change(transaction)
+        self._commit(transaction)
+
+    def restore(self, snapshot: "Snapshot") -> int:
+        """Forget everything since, so that positions and transaction ids are given out again; return where it ends."""
+        del self.records[snapshot.records :], self.truth[snapshot.truth :]
+        self.end, self._xid = snapshot.end, snapshot.xid
+        self.outcomes = {xid: outcome for xid, outcome in self.outcomes.items() if xid <= snapshot.xid}
+        return self.end
 
     def _take(self, size: int) -> tuple[int, int]:
         start = self.end

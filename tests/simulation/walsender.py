@@ -89,7 +89,7 @@ class Walsender:
         record = self._wal.records[self.decoded]
         self.decoded += 1
         found = [xlog_data(encode(message), lsn) for lsn, message in self._decode(record)]
-        self.sent = max(self.sent, getattr(record, "end", 0) or record.lsn)
+        self.sent = self._wal.end if self.caught_up else self._wal.records[self.decoded].lsn
         return found
 
     def _decode(self, record: wal.Record) -> "Iterator[_Sent]":

@@ -16,7 +16,10 @@ from typing import Any, TypeAlias
 
 from pgsluice.avro.types import TypeOptions
 from pgsluice.avro.wire import Schema
-from pgsluice.errors import DrainTimeout, UnavailableError
+from pgsluice.errors import Diverged, DrainTimeout, HistoryError, UnavailableError
+from pgsluice.history import Checkpoint
+from pgsluice.kafka.checkpoint import checkpoint_key
+from pgsluice.kafka.mark import is_mark
 from pgsluice.kafka.producer import ProducerOptions
 from pgsluice.kafka.sink import CutFormat, KafkaSink, Mode, SinkOptions
 from pgsluice.kafka.topics import TopicSpec
@@ -27,7 +30,8 @@ from pgsluice.pipeline.outbox import Limits
 from pgsluice.pipeline.session import SessionOptions
 from pgsluice.spool import Spool, SpoolOptions
 from pgsluice.tables import Tables
-from tests.simulation.broker import Broker, Client, Partition, Weather, client_options
+from tests.simulation.broker import Broker, Client, Entry, Partition, Transaction, Weather, client_options
+from tests.simulation.disk import ScriptedDisk
 from tests.simulation.model import PARTITIONS, PREFIX, TRANSACTIONAL_ID, Model
 from tests.simulation.server import Server
 from tests.simulation.virtual import PROCESS, Loop, Process, Stuck, patched
@@ -37,6 +41,15 @@ from tests.support.ends import MemoryRegistry, MemorySpool
 
 METRICS = Metrics()
 """One for all worlds: nothing is read from it."""
+
+PIPELINE = "sim"
+
+KEY = checkpoint_key(PIPELINE)
+
+FOREIGN = Checkpoint(PIPELINE, "sim", "1", timeline=1, epoch=1000, cut=0, end_lsn=1)
+"""What somebody else writes under a key of his own; it is further on than all of ours."""
+
+OWN_TOPICS = [f"{PREFIX}.checkpoint", f"{PREFIX}.transactions"]
 
 CALM_S = 900.0
 """How long everything may take to arrive once nothing goes wrong any more: back-offs, time-outs, patience."""
@@ -91,6 +104,8 @@ class Simulation:
     def __init__(self, world: World, stack: contextlib.ExitStack) -> None:
         self.world = world
         self.dice = world.dice("faults")
+        self.strangers = world.dice("strangers")
+        """For what other programs write to the topic of checkpoints."""
         self.wal = Wal(world.dice("wal"))
         self.schemas = Schemas(world.dice("registry"))
         options = _server_options(world.dice("options"))
@@ -99,10 +114,15 @@ class Simulation:
         self.model.broker = self.broker
         self.broker.on_record = self.model.on_record
         self.broker.on_fence = self._check_fence
-        self.broker.topics[f"{PREFIX}.checkpoint"] = [Partition()]
-        self.broker.topics[f"{PREFIX}.transactions"] = [Partition()]
+        self.broker.topics |= {topic: [Partition()] for topic in OWN_TOPICS}
         self.server = Server(self.wal, options, world.dice("server"), self.model.check_ack, world.violate)
         self.model.two_phase_at = lambda: self.server.slot.two_phase_at if self.server.slot else None
+        self.is_quiet = False
+        """Whether clients write nothing that is published."""
+        self.is_held = False
+        """Whether daemons that have ended stay down."""
+        self.epochs_due = 1
+        """The epoch that the pipeline may be in after all that an operator had to decide."""
         self.troubles: list[Trouble] = []
         self._happening: set[asyncio.Task[None]] = set()
         self.daemons: list[Daemon] = []
@@ -110,7 +130,7 @@ class Simulation:
         self._directory: Path | None = None
         if dice.random() < 0.3:
             self._directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        self._spools = 0
+        self._processes = 0
         self.limits = Limits(
             cut_interval_s=0.05,
             cut_bytes=dice.choice((600, 2_000, 1 << 20)),
@@ -118,23 +138,25 @@ class Simulation:
             heartbeat_s=dice.choice((0.5, 10.0)),
         )
 
-    def make_spool(self) -> ends.Spool:
-        """Return one that spills nearly everything, or one without files, which is faster."""
+    def make_directory(self) -> Path | None:
+        """Make a directory for one process, None in worlds without files, which are faster."""
         if self._directory is None:
-            return MemorySpool()
-        self._spools += 1
-        directory = self._directory / str(self._spools)
+            return None
+        self._processes += 1
+        directory = self._directory / str(self._processes)
         directory.mkdir()
-        return Spool(SpoolOptions(directory, SPILLING_BYTES, 1 << 30))
+        return directory
 
     async def run(self) -> None:
         """Let it all happen."""
         world, dice = self.world, self.dice
-        self.troubles = dice.sample(TROUBLES, dice.choice((1, 2, 3, len(TROUBLES))))
+        possible = [trouble for trouble in TROUBLES if trouble is not _disk_hangs or self._directory is not None]
+        self.troubles = dice.sample(possible, dice.choice((1, 2, 3, len(possible))))
         drawn: Mode = "at_least_once" if dice.random() < 0.15 else "exactly_once"
         self.mode = self.world.mode or drawn
         # Without transactions nothing keeps a former owner's late records out.
-        others = self.mode == "exactly_once" and (_cut_off in self.troubles or dice.random() < 0.3)
+        takeovers = _cut_off in self.troubles or _promote in self.troubles
+        others = self.mode == "exactly_once" and (takeovers or dice.random() < 0.3)
         self.daemons = [Daemon(self, n) for n in range(1 + others)]
         keepers = [asyncio.create_task(daemon.keep()) for daemon in self.daemons]
         works = [asyncio.create_task(self._happen()), asyncio.create_task(world.over.wait())]
@@ -161,7 +183,7 @@ class Simulation:
         done = 0
         while done < STEPS:
             await asyncio.sleep(dice.choice((0.0, 0.01, 0.2, 2.0)))
-            if self.server.is_up and not self.server.shutting_down:
+            if self.server.is_up and not self.server.shutting_down and not self.is_quiet:
                 for _ in range(dice.choice((1, 3, 8))):
                     self.wal.step()
                     done += 1
@@ -183,6 +205,20 @@ class Simulation:
             if own.found_slot and own.stream is None:
                 self.world.violate("a standby fences the owner")
 
+    @property
+    def is_new_epoch_due(self) -> bool:
+        """Whether something has happened after which a daemon may stop until an operator decides."""
+        return self.model.births < self.epochs_due
+
+    @property
+    def is_slot_before_epoch(self) -> bool:
+        """Whether a crash took the slot back behind the beginning of an epoch that has delivered nothing.
+
+        A daemon cannot tell such a server from one that was restored.
+        """
+        slot = self.server.slot
+        return slot is not None and slot.confirmed < self.model.born_at
+
     def slow_down(self, lag_s: float) -> None:
         """Let every request to Kafka take up to ``lag_s`` on its way."""
         for daemon in self.daemons:
@@ -193,6 +229,7 @@ class Simulation:
         self.broker.weather = Weather()
         self.slow_down(0.0)
         self.wal.finish()
+        self.wal.write_elsewhere()  # a server that was restored may end exactly where the last one did
         self.server.wake()
 
     async def _check_arrival(self) -> None:
@@ -243,10 +280,15 @@ class Daemon:
         self._world = simulation.world
         self._dice = simulation.world.dice(self.name)
         self.process = Process(self._world.loop)
+        self.adopts = False
+        """Whether the operator starts it with --adopt-slot."""
         self.lag_s = 0.0
         """How long each of its requests to Kafka may take on its way, at most."""
         self.pipeline: Pipeline | None = None
+        self.disk: ScriptedDisk | None = None
+        """Of the process that runs now; its limits are the product's."""
         self._task: asyncio.Task[None] | None = None
+        self._may_adopt = False
 
     async def keep(self) -> None:
         """Start it again whenever it has ended."""
@@ -256,13 +298,18 @@ class Daemon:
             self._world.note(f"{self.name} starts")
             context_task = asyncio.create_task(self._run(self.process))
             self._task = context_task
+            self._may_adopt = self._simulation.is_new_epoch_due
             await asyncio.wait((context_task,))
             self._judge(context_task)
             await asyncio.sleep(self._dice.choice((0.1, 1.0, 5.0)))
+            while self._simulation.is_held:  # noqa: ASYNC110 - looked at now and then
+                await asyncio.sleep(0.1)
 
     async def _run(self, process: Process) -> None:
         PROCESS.set(process)
+        self.disk = ScriptedDisk(self._world.loop, process, self._dice)
         self.pipeline = self._make_pipeline(process)
+        self.adopts = False
         await self.pipeline.run()
 
     def _judge(self, task: "asyncio.Task[None]") -> None:
@@ -271,7 +318,16 @@ class Daemon:
             return
         error = task.exception()
         self._world.note(f"{self.name} ended: {error!r}")
-        # Kafka was away for too long: its supervisor starts it again. There are no strangers in these worlds.
+        if isinstance(error, HistoryError) and self._simulation.is_slot_before_epoch:
+            self._simulation.epochs_due = max(self._simulation.epochs_due, self._simulation.model.births + 1)
+        if isinstance(error, HistoryError) and (self._may_adopt or self._simulation.is_new_epoch_due):
+            # The operator may have a supervisor that tries again before he looks.
+            self.adopts = self._dice.random() < 0.5
+            if isinstance(error, Diverged):
+                self._simulation.model.on_refusal()
+            return
+        # Kafka was away, or a disk hung, for too long: the daemon's supervisor starts it again. There are no strangers
+        # in these worlds.
         excused = isinstance(error, UnavailableError) and "another pipeline" not in str(error)
         if error is None or isinstance(error, DrainTimeout) or excused:
             return
@@ -298,6 +354,7 @@ class Daemon:
             ProducerOptions(client_options(client, errors), TRANSACTIONAL_ID, 1 << 24, 60.0),
             TopicSpec(f"{PREFIX}.transactions", 1),
             TopicSpec(f"{PREFIX}.checkpoint", 1),
+            PIPELINE,
             simulation.mode,
         )
         cut_format = CutFormat(PREFIX.encode(), lambda part: json.dumps(part).encode(), json.loads)
@@ -309,17 +366,24 @@ class Daemon:
         async def sink() -> KafkaSink:
             return KafkaSink(options, cut_format)
 
-        return Pipeline(self._options(), source, sink, simulation.schemas, simulation.make_spool, METRICS)
+        return Pipeline(self._options(), source, sink, simulation.schemas, self._spool_maker(), METRICS)
+
+    def _spool_maker(self) -> Callable[[], ends.Spool]:
+        """Return what makes spools that spill nearly everything, or spools without files."""
+        directory, disk = self._simulation.make_directory(), self.disk
+        if directory is None or disk is None:
+            return MemorySpool
+        return lambda: Spool(SpoolOptions(directory, SPILLING_BYTES, 1 << 30), disk)
 
     def _options(self) -> PipelineOptions:
         return PipelineOptions(
-            name="sim",
+            name=PIPELINE,
             slot="sim",
             tables=Tables(PREFIX, partitions=PARTITIONS),
             types=TypeOptions(),
             session=SessionOptions(self._simulation.limits),
             create_slot=True,
-            adopt_slot=False,
+            adopt_slot=self.adopts,
             drain_timeout_s=20.0,
         )
 
@@ -360,7 +424,7 @@ async def _cut_off(simulation: Simulation) -> None:
     """The owner loses PostgreSQL and does not notice; its last cut is still on its slow way to Kafka."""
     server = simulation.server
     active = server.active
-    if active is None:
+    if active is None or simulation.is_quiet:
         return
     for daemon in simulation.daemons:
         daemon.lag_s = 3.0 if daemon.process is active.process else 0.0
@@ -385,6 +449,157 @@ async def _crash_server(simulation: Simulation) -> None:
     simulation.server.crash()
     await asyncio.sleep(simulation.dice.choice((0.5, 5.0)))
     simulation.server.is_up = True
+
+
+async def _promote(simulation: Simulation) -> None:
+    """A standby takes over that lacks what was written last; nothing of that was published."""
+    await _go_back(simulation, promote=True)
+
+
+async def _overtake_a_start(simulation: Simulation) -> None:
+    """Let whoever gets the slot first lose it at once, and fence its next owner without knowing that."""
+    server = simulation.server
+    simulation.slow_down(2.0)
+    for _ in range(300):
+        await asyncio.sleep(0.1)
+        if server.active is not None:
+            break
+    first = server.active
+    if first is not None:
+        for daemon in simulation.daemons:
+            daemon.lag_s = 2.0 if daemon.process is first.process else 0.0
+        server.forget(first)
+        asyncio.get_running_loop().call_later(10.0, first.break_off, "the connection was lost")
+        await asyncio.sleep(4.0)
+    simulation.slow_down(0.0)
+
+
+async def _restore(simulation: Simulation) -> None:
+    """The server is restored from a snapshot of its disk, which lacks what was written last."""
+    if simulation.mode == "exactly_once":
+        await _go_back(simulation, promote=False)
+
+
+async def _restore_without_the_last(simulation: Simulation) -> None:
+    """The server is restored from a snapshot of its disk, which lacks published transactions, too."""
+    server, dice = simulation.server, simulation.dice
+    if simulation.mode != "exactly_once" or simulation.is_held or not _can_go_back(simulation):
+        return
+    assert server.slot is not None, "that has been looked at"
+    simulation.is_quiet = True
+    snapshot, slot = simulation.wal.snapshot(), replace(server.slot, unsaved=[])
+    messages = dice.choice((0.0, 0.3, 1.0))
+    for _ in range(dice.randrange(1, 5)):
+        simulation.wal.transact(messages)
+        server.wake()
+        await asyncio.sleep(dice.choice((0.1, 1.0, 11.0)))
+    if server.is_up and not server.shutting_down:
+        for daemon in simulation.daemons:
+            daemon.kill()
+        simulation.broker.time_out()  # so that nothing of what is lost is on its way to Kafka any more
+        server.go_back(simulation.wal.restore(snapshot), slot, promote=False)
+        simulation.epochs_due += 1
+        simulation.model.on_loss(snapshot)
+        for _ in range(dice.choice((0, 3, 20))):
+            simulation.wal.transact(messages)
+        await asyncio.sleep(dice.choice((0.5, 5.0)))
+        server.is_up = True
+    simulation.is_quiet = False
+
+
+def _can_go_back(simulation: Simulation) -> bool:
+    server = simulation.server
+    return not simulation.is_quiet and server.is_up and not server.shutting_down and server.slot is not None
+
+
+async def _go_back(simulation: Simulation, *, promote: bool) -> None:
+    server, dice = simulation.server, simulation.dice
+    if not _can_go_back(simulation):
+        return
+    assert server.slot is not None, "that has been looked at"
+    simulation.is_quiet = True
+    since, slot = simulation.wal.end, replace(server.slot, unsaved=[])
+    for _ in range(dice.randrange(4)):
+        simulation.wal.write_elsewhere()
+        server.wake()
+        await asyncio.sleep(dice.choice((0.1, 1.0, 11.0)))
+    if server.is_up and not server.shutting_down:
+        before = simulation.wal.end
+        end = simulation.wal.lose_tail(since)
+        server.go_back(end, slot, promote=promote)
+        simulation.epochs_due += end < before and not promote
+        simulation.model.on_history(end, promoted=promote)
+        if dice.random() < 0.5:
+            for _ in range(20):  # it has written as much again when somebody connects
+                simulation.wal.step()
+        await asyncio.sleep(dice.choice((0.5, 5.0)))
+        server.is_up = True
+        if promote and len(simulation.daemons) > 1 and dice.random() < 0.5:
+            await _overtake_a_start(simulation)
+    simulation.is_quiet = False
+
+
+async def _lose_checkpoints(simulation: Simulation) -> None:
+    """Kafka loses the last checkpoints while nobody is running, or somebody forges one."""
+    if simulation.mode != "exactly_once" or simulation.is_held:
+        return
+    simulation.is_held = True
+    for daemon in simulation.daemons:
+        daemon.kill()
+    await asyncio.sleep(simulation.dice.choice((1.0, 70.0)))
+    partition = simulation.broker.partition((f"{PREFIX}.checkpoint", 0))
+    last = simulation.model.cut - simulation.dice.choice((2, 3, 9))
+
+    def is_lost(value: bytes) -> bool:
+        return is_mark(value) or json.loads(value)["cut"] > last
+
+    if not partition.open and simulation.broker.outdated is None:
+        is_forged = simulation.strangers.random() < 0.5
+        simulation.epochs_due += _forge(simulation, partition) if is_forged else partition.lose(KEY, is_lost)
+    simulation.is_held = False
+
+
+def _forge(simulation: Simulation, partition: Partition) -> bool:
+    """Write a checkpoint under the pipeline's key that the cut records deny; return whether there was one to forge.
+
+    Where that of the last cut is lost, or another one was forged, it would be one fault too many.
+    """
+    values = [entry.value or b"" for entry in partition.log if entry.is_visible and entry.key == KEY]
+    genuine = [json.loads(value) for value in values if not is_mark(value)]
+    if not genuine or not genuine[-1]["end_lsn"] or genuine[-1]["cut"] != simulation.model.cut:
+        return False
+    last = genuine[-1]
+    earlier = [one for one in genuine if one["cut"] == last["cut"] - 1 and one["end_lsn"]]
+    forged = simulation.strangers.choice(
+        [
+            {**last, "end_lsn": last["end_lsn"] + 4096},
+            {**last, "epoch": last["epoch"] + 1},
+            {**last, "cut": last["cut"] + 5, "end_lsn": last["end_lsn"] + 4096},
+            *earlier[-1:],
+        ]
+    )
+    partition.log.append(Entry(None, KEY, json.dumps({**forged, "refused": ""}).encode()))
+    return True
+
+
+async def _late_marker(simulation: Simulation) -> None:
+    """A marker that comes late shows the checkpoint of a cut, and the process dies before it commits the cut.
+
+    Or it hides the checkpoint, or the record of a cut, and the process dies when it has committed the cut.
+    """
+    broker, dice = simulation.broker, simulation.dice
+    topic = dice.choice(OWN_TOPICS)
+
+    def on_append(transaction: Transaction, place: tuple[str, int]) -> None:
+        owner = simulation.server.active
+        if place[0] != topic or owner is None:
+            return
+        shows = broker.mark_again(transaction, place)
+        if shows is not None:
+            broker.on_append = lambda *_: None
+            owner.process.steps_left = 1 if shows else dice.choice((2, 3, 5, 10))
+
+    broker.on_append = on_append
 
 
 async def _shut_server_down(simulation: Simulation) -> None:
@@ -414,11 +629,33 @@ async def _kafka_weather(simulation: Simulation) -> None:
     simulation.slow_down(0.0)
 
 
+async def _outdated_broker(simulation: Simulation) -> None:
+    """A broker loses touch with its cluster: some clients are told what was there before, perhaps of a new session."""
+    broker, server, dice = simulation.broker, simulation.server, simulation.dice
+    if broker.leader_epoch:
+        return  # it happens once in a world
+    # Where others write, or markers come twice, an old end may happen to be the one foretold: one fault too many.
+    disturbed = {_foreign_rows, _kafka_weather}.intersection(simulation.troubles)
+    led = OWN_TOPICS if disturbed else list(broker.topics)
+    broker.lose_touch(led, dice.choice((0.3, 0.7)))
+    await asyncio.sleep(dice.choice((0.5, 3.0)))
+    active = server.active
+    if active is not None and dice.random() < 0.9:
+        server.forget(active)
+        active.break_off("the connection was lost")
+    # Some outages last longer than a read is patient.
+    await asyncio.sleep(dice.choice((3.0, 10.0, 90.0)))
+    broker.outdated = None
+
+
 async def _foreign_transaction(simulation: Simulation) -> None:
-    """Somebody writes to the checkpoint topic and does not come to an end."""
+    """Somebody writes to the checkpoint topic, and does not come to an end, or commits what looks like a checkpoint."""
     broker = simulation.broker
     transaction = broker.open("somebody", simulation.dice.choice((1.0, 20.0)))
-    broker.append(transaction, (f"{PREFIX}.checkpoint", 0), b"x", b"x")
+    broker.append(transaction, (f"{PREFIX}.checkpoint", 0), b"x", FOREIGN.to_json())
+    if simulation.strangers.random() < 0.5:
+        await asyncio.sleep(0.5)
+        broker.decide(transaction, committed=True)
 
 
 async def _foreign_rows(simulation: Simulation) -> None:
@@ -441,6 +678,19 @@ async def _two_phase(simulation: Simulation) -> None:
             daemon.terminate()
 
 
+async def _disk_hangs(simulation: Simulation) -> None:
+    """For a while, or until the process ends: another one may have a disk that works."""
+    dice = simulation.dice
+    disk = dice.choice(simulation.daemons).disk
+    if disk is None:
+        return
+    disk.freeze()
+    seconds = dice.choice((0.5, 20.0, 70.0, None))
+    if seconds is not None:
+        await asyncio.sleep(seconds)
+        disk.thaw()
+
+
 TROUBLES: list[Trouble] = [
     _kill,
     _kill_at_a_step,
@@ -450,13 +700,21 @@ TROUBLES: list[Trouble] = [
     _cut_connection,
     _cut_off,
     _crash_server,
+    _promote,
+    _restore,
+    _restore_without_the_last,
     _shut_server_down,
+    _lose_checkpoints,
+    _late_marker,
     _kafka_away,
     _kafka_weather,
     _kafka_weather,
+    _outdated_broker,
+    _outdated_broker,
     _foreign_transaction,
     _foreign_rows,
     _two_phase,
+    _disk_hangs,
 ]
 
 

@@ -9,13 +9,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pgsluice.avro.schema import FieldHistory, KeyHistory
 from pgsluice.avro.sent.types import TypeDescription
 from pgsluice.avro.wire import Schema, normalise, schema_id
 from pgsluice.cut import Cut, Recorded
 from pgsluice.errors import PgsluiceError, SinkUnavailable, SlotInUse
+from pgsluice.history import Checkpoint, ServerIdentity, TimelineSwitch
 from pgsluice.pgoutput import messages
 from pgsluice.pgoutput.framing import Keepalive, XLogData
-from pgsluice.progress import Checkpoint, ServerIdentity, TimelineSwitch
 from pgsluice.record import Record
 from pgsluice.relation import Relation
 from pgsluice.tables import TablePolicy
@@ -44,6 +45,8 @@ class World:
     wal: list[tuple[int, list[Frame]]] = field(default_factory=list)
     """Transactions as (commit LSN, frames), in commit order."""
     checkpoint: Checkpoint | None = None
+    former_checkpoints: list[Checkpoint] = field(default_factory=list)
+    """Those before it that the topic still has."""
     cuts: list[tuple[Cut, list[Record], Checkpoint]] = field(default_factory=list)
     """What a read_committed consumer sees."""
     recorded: Recorded = field(default_factory=Recorded)
@@ -173,15 +176,31 @@ class MemorySpool:
 
     def __init__(self) -> None:
         self.memory = self.spilled = 0
+        self.busy_s = 0.0
 
     def open(self) -> "MemoryRows":
         return MemoryRows()
 
-    async def relieve(self) -> None:
-        pass
+    async def relieve(self) -> bool:
+        return False
+
+    async def load(self) -> None:
+        await asyncio.sleep(0)
 
     def close(self) -> None:
         pass
+
+
+class HangingSpool(MemorySpool):
+    """A spool whose disk does not finish a write before it is thawed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.thaw = asyncio.Event()
+
+    async def relieve(self) -> bool:
+        await self.thaw.wait()
+        return False
 
 
 class MemoryRows:
@@ -193,7 +212,7 @@ class MemoryRows:
     def append(self, number: int, data: bytes) -> None:
         self._pieces.append((number, data))
 
-    def __iter__(self) -> Iterator[tuple[int, bytes]]:
+    def __iter__(self) -> Iterator[tuple[int, bytes] | None]:
         return iter(self._pieces)
 
     def discard(self) -> None:
@@ -262,6 +281,8 @@ class FakeSource:
 class FakeSink:
     """One session of delivery."""
 
+    is_atomic = True
+
     def __init__(self, world: World) -> None:
         self._world = world
         self._produced: list[Record] | None = None
@@ -273,8 +294,9 @@ class FakeSink:
     async def present_checkpoint(self) -> Checkpoint | None:
         return self._world.checkpoint
 
-    async def last_checkpoint(self) -> Checkpoint | None:
-        return self._world.checkpoint
+    async def checkpoints(self) -> list[Checkpoint]:
+        last = self._world.checkpoint
+        return [*self._world.former_checkpoints, *([last] if last is not None else [])]
 
     async def fence(self) -> None:
         self._world.step("fence")
@@ -284,11 +306,16 @@ class FakeSink:
         self._world.step("announce")
         self._world.checkpoint = checkpoint
 
+    async def refuse(self, checkpoint: Checkpoint) -> None:
+        self._world.step("refuse")
+        self._produced = None
+        self._world.checkpoint = checkpoint
+
     async def recorded(self) -> Recorded:
         self._world.step("recorded")
         return self._world.recorded
 
-    async def open_topics(self, topics: Sequence[str], described: Collection[str]) -> None:
+    async def open_topics(self, _cut: int, topics: Sequence[str], described: Collection[str]) -> None:
         self._world.described_topics = set(described)
         self._world.topics |= set(topics)
 
@@ -342,8 +369,23 @@ class MemoryRegistry:
     def subjects(self) -> list[str]:
         return list(self._schemas)
 
-    def versions(self, subject: str) -> list[dict[str, Any]]:
-        return self._schemas.get(subject, [])
+    def record_name(self, subject: str) -> str | None:
+        last = self._schemas[subject][-1]
+        return last.get("name") if isinstance(last, dict) else None
+
+    def record_namespace(self, subject: str) -> str | None:
+        last = self._schemas.get(subject, [None])[-1]
+        return last.get("namespace") if isinstance(last, dict) else None
+
+    async def fields(self, subject: str, namespace: str) -> FieldHistory:
+        return FieldHistory(self._versions(subject, namespace))
+
+    async def keys(self, subject: str, namespace: str) -> KeyHistory:
+        return KeyHistory(self._versions(subject, namespace))
+
+    def _versions(self, subject: str, namespace: str) -> list[Any]:
+        found = self._schemas.get(subject, [])
+        return [schema for schema in found if isinstance(schema, dict) and schema.get("namespace") == namespace]
 
     async def register(self, subject: str, schema: Schema, _postgres: Mapping[str, Any] | None = None) -> int:
         known: list[Any] = self._schemas.setdefault(subject, [])

@@ -37,19 +37,25 @@ from sandbox.kafka import Kafka
 TIMEOUT_S = 60
 
 LOGIN = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="admin" password="right"'
+USERS = ("reader", "pgsluice", "registry", "reports")
 CREDENTIALS = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "admin"}
 
 
+KEY = b"shop"
+"""Of the records that tests write: that of the checkpoints of pipeline shop."""
+
+
 class SecuredKafka(Kafka):
-    """A broker that wants a password, and asks its access control lists; "reader" has no rights."""
+    """A broker that wants a password, and asks its access control lists; only "admin" has rights at first."""
 
     def __init__(self) -> None:
+        users = " ".join(f'user_{name}="right"' for name in ("admin", *USERS))
         super().__init__(
             settings={
                 "listener.security.protocol.map": "PLAINTEXT:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT",
                 "sasl.enabled.mechanisms": "PLAIN",
                 "sasl.mechanism.inter.broker.protocol": "PLAIN",
-                "listener.name.plaintext.plain.sasl.jaas.config": f'{LOGIN} user_admin="right" user_reader="right";',
+                "listener.name.plaintext.plain.sasl.jaas.config": f"{LOGIN} {users};",
                 "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
                 "super.users": "User:ANONYMOUS;User:admin",
             }
@@ -132,11 +138,25 @@ def delete_records(kafka: Kafka, topic: str, partition: int = 0) -> None:
 
 def grant(kafka: SecuredKafka, topic: str, operation: AclOperation) -> None:
     """Let the user "reader" do this with one topic."""
-    right = AclBinding(
-        ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, "User:reader", "*", operation, AclPermissionType.ALLOW
-    )
+    allow(kafka, "reader", ResourceType.TOPIC, topic, operation)
+
+
+def allow(
+    kafka: SecuredKafka,
+    user: str,
+    kind: ResourceType,
+    name: str,
+    *operations: AclOperation,
+    pattern: ResourcePatternType = ResourcePatternType.LITERAL,
+) -> None:
+    """Let a user do this with one resource, or with all whose names begin so."""
+    rights = [
+        AclBinding(kind, name, pattern, f"User:{user}", "*", operation, AclPermissionType.ALLOW)
+        for operation in operations
+    ]
     client = admin(kafka)
-    client.create_acls([right])[right].result(TIMEOUT_S)
+    for right in client.create_acls(rights).values():
+        right.result(TIMEOUT_S)
 
 
 @contextmanager
@@ -155,21 +175,21 @@ def paused(kafka: Kafka, *nodes: int) -> Iterator[None]:
 
 @contextmanager
 def transaction(
-    kafka: Kafka, topic: str, values: Sequence[bytes | None], name: str | None = None
+    kafka: Kafka, topic: str, values: Sequence[bytes | None], name: str | None = None, key: bytes = KEY
 ) -> Iterator[Producer]:
     """Give a producer with an open transaction in which ``values`` reached the topic; the block ends it."""
     producer = Producer({**properties(kafka), "transactional.id": name or f"other-{topic}"})
     producer.init_transactions(TIMEOUT_S)
     producer.begin_transaction()
     for value in values:
-        producer.produce(topic, value, b"key", 0)
+        producer.produce(topic, value, key, 0)
     assert producer.flush(TIMEOUT_S) == 0
     yield producer
 
 
-def commit(kafka: Kafka, topic: str, *values: bytes | None) -> None:
+def commit(kafka: Kafka, topic: str, *values: bytes | None, key: bytes = KEY) -> None:
     """Write a committed transaction."""
-    with transaction(kafka, topic, values) as producer:
+    with transaction(kafka, topic, values, key=key) as producer:
         producer.commit_transaction(TIMEOUT_S)
 
 

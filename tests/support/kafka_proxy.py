@@ -42,6 +42,11 @@ class Request:
         self._frame = frame
         self._answered = threading.Event()
 
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return len(self._frame)
+
     def forward(self) -> None:
         """Send it on; its answer will come back."""
         self._connection.to_broker(self._frame)

@@ -37,9 +37,11 @@ class Proxy:
 
     host = HOST
 
-    def __init__(self, target_host: str = HOST, target_port: int = 0) -> None:
+    def __init__(self, target_host: str = HOST, target_port: int = 0, at: tuple[str, int] | None = None) -> None:
+        """Choose the target, and the host and port to listen at, which the caller has reserved; by default any port."""
         self.target = (target_host, target_port)
-        self._reserved = ReservedPort.any()
+        self._reserved = [ReservedPort.any()] if at is None else []
+        self._at = at or (HOST, self._reserved[0].number)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
         self._listening: asyncio.Server | None = None
@@ -56,17 +58,18 @@ class Proxy:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-        self._reserved.release()
+        for port in self._reserved:
+            port.release()
 
     @property
     def port(self) -> int:
         """The port that clients connect to, the same as long as the proxy lives."""
-        return self._reserved.number
+        return self._at[1]
 
     @property
     def address(self) -> str:
         """``host:port``."""
-        return f"{HOST}:{self.port}"
+        return f"{self._at[0]}:{self.port}"
 
     @property
     def connections(self) -> int:
@@ -121,13 +124,18 @@ class Proxy:
 
     async def _listen(self) -> None:
         if self._listening is None:
-            self._listening = await asyncio.start_server(self._accept, HOST, self.port)
+            self._listening = await asyncio.start_server(self._accept, *self._at)
 
     async def _refuse(self) -> None:
         if self._listening is not None:
+            listening, self._listening = self._listening, None
+            # What was accepted in this turn joins its server in the next one. If that is closed by then, asyncio loses
+            # the socket without closing it (3.11).
+            for port in listening.sockets:
+                self._loop.remove_reader(port)
+            await asyncio.sleep(0)
             # wait_closed() would wait for the connections, which are to stay
-            self._listening.close()
-            self._listening = None
+            listening.close()
 
     async def _cut(self) -> None:
         for connection in list(self._connections):
@@ -135,9 +143,11 @@ class Proxy:
 
     async def _end(self) -> None:
         await self._refuse()
-        await self._cut()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        await asyncio.gather(*others, return_exceptions=True)
+        # What has just been accepted becomes a connection with a task of its own only now.
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            await self._cut()
+            await asyncio.wait(others, timeout=0.01)
+        await asyncio.sleep(0)  # transports that were aborted close their sockets in the next turn
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = _Connection(writer)
@@ -192,6 +202,7 @@ class _Connection:
     def __init__(self, client: asyncio.StreamWriter) -> None:
         self._writers = [client]
         self._pumps: list[asyncio.Task[None]] = []
+        self._is_reset = False
 
     async def run(
         self,
@@ -204,6 +215,9 @@ class _Connection:
         server, to_server = await asyncio.open_connection(*target)
         to_client = self._writers[0]
         self._writers.append(to_server)
+        if self._is_reset:  # while it was being opened
+            self.reset()
+            return
         for writer in self._writers:
             writer.transport.set_write_buffer_limits(0)
         self._pumps = [
@@ -214,6 +228,7 @@ class _Connection:
 
     def reset(self) -> None:
         """Close both sides with RST."""
+        self._is_reset = True
         for pump in self._pumps:
             pump.cancel()
         for writer in self._writers:

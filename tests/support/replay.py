@@ -67,14 +67,14 @@ class Replay:
         self._columns: dict[int, Columns] = {}
         self._numbers = count()
 
-    def apply(self, cuts: Iterable[Cut]) -> None:
-        """Apply the next cuts."""
+    def apply(self, cuts: Iterable[Cut], is_new: Callable[[Event], bool] = lambda _: True) -> None:
+        """Apply the next cuts; changes that are not new belong to their cut, and are not made again."""
         for cut in cuts:
             self._check_place(cut)
             self._check_cut(cut)
             self._check_offsets(cut)
             self.cuts.append(cut)
-            self.apply_changes(event for event in cut.events if event.value is not None)
+            self.apply_changes(event for event in cut.events if event.value is not None and is_new(event))
             self._check_tombstones(cut)
 
     def apply_changes(self, events: Iterable[Event]) -> None:
@@ -146,17 +146,24 @@ class Replay:
     def _check_place(self, cut: Cut) -> None:
         """Cuts follow each other, offsets lie between the bounds, and each partition is in order."""
         if self.cuts:
-            last = self.cuts[-1].record
-            if cut.record["end_lsn"] < last["end_lsn"]:
-                self._complain(cut, f"ends before cut {last['cut']}")
-            if cut.record["first_lsn"] is not None and cut.record["first_lsn"] < last["end_lsn"]:
-                self._complain(cut, f"begins inside cut {last['cut']}")
+            self._check_order(cut.record, self.cuts[-1].record, cut)
         offsets = cut.offsets
         for event in cut.events:
             first, following = offsets[event.topic, event.partition]
             if not first <= event.offset < following:
                 self._complain(cut, f"{event} lies outside of {first} to {following}")
             self._check_partition(cut, event)
+
+    def _check_order(self, record: dict[str, Any], last: dict[str, Any], cut: Cut) -> None:
+        """Epochs only go up, and LSNs go up within each: those of two epochs cannot be compared."""
+        if record["epoch"] < last["epoch"]:
+            self._complain(cut, f"is of epoch {record['epoch']}, after epoch {last['epoch']}")
+        if record["epoch"] != last["epoch"]:
+            return
+        if record["end_lsn"] < last["end_lsn"]:
+            self._complain(cut, f"ends before cut {last['cut']}")
+        if record["first_lsn"] is not None and record["first_lsn"] < last["end_lsn"]:
+            self._complain(cut, f"begins inside cut {last['cut']}")
 
     def _check_partition(self, cut: Cut, event: Event) -> None:
         last = self._places.get((event.topic, event.partition))

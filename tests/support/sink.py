@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from pgsluice.cut import Cut, Recorded
+from pgsluice.history import Checkpoint, last_checkpoint
 from pgsluice.kafka.ledger import Foresight
 from pgsluice.kafka.producer import ProducerOptions
 from pgsluice.kafka.sink import CutFormat, KafkaSink, SinkOptions
 from pgsluice.kafka.topics import TopicSpec
 from pgsluice.librdkafka import ClientOptions
-from pgsluice.progress import Checkpoint
 from pgsluice.record import Record, Target
 from pgsluice.tables import TablePolicy
 from pgsluice.transaction import Transaction
@@ -46,13 +46,16 @@ class Session:
         client: ClientOptions | None = None,
         accept: bool = False,
         foresight: Foresight | None = None,
+        topics_max: int = 100,
     ) -> None:
         self.foresight = foresight or Foresight()
         options = SinkOptions(
             ProducerOptions(client or client_options(kafka), f"pgsluice-{prefix}", queue_bytes, timeout_s),
             TopicSpec(f"{prefix}.transactions", 1),
             TopicSpec(f"{prefix}.checkpoint", 1, config={"cleanup.policy": "compact"}),
+            "shop",
             accept_changed_topics=accept,
+            topics_max=topics_max,
             foresight=self.foresight,
         )
         self.sink = KafkaSink(options, CutFormat(KEY, lambda record: json.dumps(record).encode(), json.loads))
@@ -73,13 +76,13 @@ class Session:
     async def start(self) -> None:
         await self.sink.prepare()
         await self.sink.fence()
-        self.checkpoint = await self.sink.last_checkpoint() or self.checkpoint
+        self.checkpoint = last_checkpoint(await self.sink.checkpoints()) or self.checkpoint
         self._recorded = await self.sink.recorded()
         await self.open_topics()
 
     async def open_topics(self, *topics: str) -> None:
         """Account for ``topics``, and for those that were written to, all of which have schemas."""
-        await self.sink.open_topics(topics, {*topics, *self._recorded.topics})
+        await self.sink.open_topics(self.checkpoint.cut, topics, {*topics, *self._recorded.topics})
 
     async def deliver(self, *records: Record) -> None:
         """Deliver a cut of one transaction with these records, a heartbeat without any."""
@@ -101,7 +104,7 @@ class Session:
         if records:
             cut.add_records(records, 0, len(records))
             cut.add(Transaction(700 + number, number * 256 - 8, number), number * 256)
-        return cut, self.checkpoint.advanced(number, cut.end_lsn, cut.last)
+        return cut, self.checkpoint.advanced(cut, number)
 
 
 def cut_records(kafka: Kafka, prefix: str) -> list[dict[str, Any]]:

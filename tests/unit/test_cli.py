@@ -3,6 +3,7 @@ import os
 import socket
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -14,6 +15,7 @@ import structlog
 
 from pgsluice import __version__, cli, speedups
 from pgsluice.config import ListenAddress
+from pgsluice.errors import UnavailableError
 from pgsluice.finding import Finding, Verdict
 from tests.support.log import restored_logging  # noqa: F401 - a fixture
 
@@ -157,6 +159,27 @@ def test_check_offline_looks_at_the_settings_only(file: str, capsys: pytest.Capt
     assert capsys.readouterr().out == "OK    configuration  can be used\n"
 
 
+def test_check_warns_of_connections_that_are_open(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check", "--offline", "-c", file, "--set", "kafka.bootstrap_servers=kafka:9092"]) == 0
+    _, warning, remedy = capsys.readouterr().out.splitlines()
+    assert warning.startswith("WARN  kafka transport  security.protocol is PLAINTEXT: ")
+    assert '-> Set "security.protocol" = "SSL"' in remedy
+
+
+def test_check_and_a_start_warn_of_passwords_that_others_can_read(
+    file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Path(file).open("a") as settings:
+        settings.write('[schema_registry]\ntoken = "hunter2"\n')
+    Path(file).chmod(0o644)
+    assert cli.main(["check", "--offline", "-c", file]) == 0
+    assert f"WARN  secret files   other users can read or change {file}, " in capsys.readouterr().out
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"http.listen=127.0.0.1:{taken.getsockname()[1]}"
+        assert cli.main(["run", "-c", file, "--set", listen]) == 78
+    assert "other users can read or change" in json.loads(capsys.readouterr().err.splitlines()[0])["event"]
+
+
 def test_check_lists_every_problem_of_the_settings(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["check", "--offline", "-c", file, "--set", "x.y=1", "--set", "delivery.heartbeat=10"]
     assert cli.main(command) == 78
@@ -178,7 +201,7 @@ def test_findings_are_a_table() -> None:
         Finding("a", Verdict.OK, "fine"),
         Finding("wal_level", Verdict.WARN, "odd", "mend it"),
     ]
-    assert cli._table(findings).splitlines() == [
+    assert cli._table(findings) == [
         "OK    a          fine",
         "WARN  wal_level  odd",
         "                 -> mend it",
@@ -205,6 +228,20 @@ def test_what_listens_where_somebody_listens(command: list[str], capsys: pytest.
     assert "address already in use" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["run", "registry"])
+def test_a_start_warns_of_connections_that_are_open(
+    command: str, file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"http.listen=127.0.0.1:{taken.getsockname()[1]}"
+        open_host = ["--set", "postgres.host=db.example.com", "--set", "postgres.sslmode=require"]
+        assert cli.main([command, "-c", file, "--set", listen, *open_host]) == 78
+    warning = json.loads(capsys.readouterr().err.splitlines()[0])
+    assert warning["level"] == "warning"
+    assert warning["event"].startswith("sslmode is require: the connection to db.example.com is encrypted, but ")
+    assert 'postgres.sslmode = "verify-full"' in warning["remedy"]
+
+
 def test_where_to_export_to(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["registry", "--url", "http://127.0.0.1:1", "-c", file]) == 2
     assert "goes with `registry export`" in capsys.readouterr().err
@@ -216,7 +253,12 @@ def test_where_to_export_to(file: str, capsys: pytest.CaptureFixture[str]) -> No
 
 # -- health and status ---------------------------------------------------------------------------
 
+EVIL = "a\x1b[2J\u202eb\nOK    wal_level"
+ESCAPED = r"a\x1b[2J\u202eb\nOK    wal_level"
+
 ANSWERS = {
+    "/evil/status": (200, json.dumps({"prepared": [{"gid": EVIL}], EVIL: 1})),
+    "/evil/livez": (503, f"{EVIL}\n"),
     "/livez": (200, "ok\n"),
     "/odd/status": (200, "no JSON"),
     "/list/status": (200, "[]"),
@@ -306,6 +348,14 @@ def test_a_daemon_that_does_not_answer(capsys: pytest.CaptureFixture[str]) -> No
     assert f"no daemon answers at http://127.0.0.1:{port}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("url", ["http://u:hunter2@127.0.0.1:1", "https://u:hunter2@127.0.0.1", "http://u:hunter2@a:b"])
+def test_passwords_in_urls_are_not_repeated(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["health", "--url", url]) != 0
+    said = capsys.readouterr().err
+    assert "hunter2" not in said
+    assert "://***@" in said
+
+
 @pytest.mark.parametrize("url", ["https://127.0.0.1", "127.0.0.1:8080", "http://", "http://a:b"])
 def test_urls_that_cannot_be_asked(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["health", "--url", url]) == 2
@@ -313,6 +363,58 @@ def test_urls_that_cannot_be_asked(url: str, capsys: pytest.CaptureFixture[str])
 
 
 # -- the unexpected ------------------------------------------------------------------------------
+
+
+def test_what_answers_commands_no_terminal(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["status", "--url", f"{url}/evil"]) == 0
+    assert capsys.readouterr().out == f"prepared\n  -\n    gid  {ESCAPED}\n{ESCAPED}  1\n"
+    assert cli.main(["health", "--url", f"{url}/evil"]) == 69
+    assert capsys.readouterr().out == f"{ESCAPED}\n"
+
+
+def test_findings_command_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    cli._say(*cli._table([Finding(EVIL, Verdict.WARN, EVIL, EVIL), Finding("b", Verdict.OK, "")]))
+    indent = " " * (len("WARN") + len(ESCAPED) + 4)
+    assert capsys.readouterr().out == (
+        f"WARN  {ESCAPED}  {ESCAPED}\n{indent}-> {ESCAPED}\nOK    {'b':<{len(ESCAPED)}}  \n"
+    )
+
+
+def test_errors_command_no_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_options: object) -> int:
+        raise UnavailableError(f"PostgreSQL says {EVIL}")
+
+    monkeypatch.setattr(cli, "_version", refused)
+    assert cli.main(["version"]) == 69
+    assert capsys.readouterr().err == f"pgsluice: PostgreSQL says {ESCAPED}\n"
+    with pytest.raises(SystemExit):
+        cli.main(["version", EVIL])
+    assert ESCAPED in capsys.readouterr().err
+
+
+def test_errors_repeat_no_password_in_a_url(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_options: object) -> int:
+        raise UnavailableError('could not translate host name "postgresql://u:hunter2@db/shop"')
+
+    monkeypatch.setattr(cli, "_version", refused)
+    assert cli.main(["version"]) == 69
+    assert capsys.readouterr().err == 'pgsluice: could not translate host name "postgresql://***@db/shop"\n'
+    finding = cli._public(Finding("a", Verdict.FAIL, "at http://u:hunter2@db", "not http://u:hunter2@db"))
+    assert (finding.detail, finding.remedy) == ("at http://***@db", "not http://***@db")
+
+
+def test_settings_command_no_terminal(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "a\x1b\nb.toml"
+    file.write_text(f"{SETTINGS}[postgres.parameters]\nservice = {json.dumps(EVIL)}\n")
+    assert cli.main(["config", "show", "-c", str(file)]) == 0
+    shown = capsys.readouterr().out
+    assert r'parameters.service = "a\u001b[2J\u202eb\nOK    wal_level"  # ' in shown
+    assert "\x1b" not in shown
+    assert tomllib.loads(shown)["postgres"]["parameters"]["service"] == EVIL
+    assert cli.main(["config", "show", "-c", str(file), "--set", "log.level=1"]) == 78
+    assert len(capsys.readouterr().err.splitlines()) == 2
 
 
 def test_bugs_are_logged_with_their_traceback(

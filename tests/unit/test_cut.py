@@ -9,6 +9,7 @@ import pytest
 from pgsluice import cut as module
 from pgsluice.avro.schema import cut_schema
 from pgsluice.cut import Cut, cut_records
+from pgsluice.pgoutput.messages import LogicalMessage
 from pgsluice.record import Record, Target
 from pgsluice.transaction import Transaction
 
@@ -36,6 +37,14 @@ def test_transactions_join_it_in_commit_order() -> None:
         cut.add(transaction, end_lsn)
     assert (cut.records, cut.size, cut.transactions, cut.events) == (records, 13, 2, 3)
     assert (cut.first, cut.last) == (first, (second, 210))
+
+
+def test_a_message_outside_transactions_is_known_by_its_place_and_its_sum() -> None:
+    cut = Cut()
+    assert cut.last_message is None
+    cut.add_message(LogicalMessage(None, transactional=False, lsn=90, prefix="1234", content=b"56788"))
+    cut.add_message(LogicalMessage(None, transactional=False, lsn=95, prefix="1234", content=b"56789"))
+    assert cut.last_message == (95, "cbf43926")  # the check value of CRC-32
 
 
 def test_the_record_names_what_was_written_where() -> None:

@@ -92,3 +92,8 @@ def test_a_refusal_stops_where_nobody_writes_dead_letters() -> None:
     refused = Refused("Kafka cannot take it.", [LETTER])
     assert isinstance(refused, PoisonError)
     assert (str(refused), refused.letters) == ("Kafka cannot take it.", (LETTER,))
+
+
+@pytest.mark.parametrize("message", [b"", header(7), header(7) + b"\x02\xff", header(7) + b"\xff" * 40])
+def test_what_is_damaged_has_no_change(message: bytes) -> None:
+    assert origin_of(message, ENVELOPE, None) is None

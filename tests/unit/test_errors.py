@@ -26,6 +26,10 @@ def test_the_docstring_draws_no_other_error() -> None:
     assert drawn == {error.__name__ for error in _tree(PgsluiceError)}
 
 
+def test_a_message_is_one_line_whatever_it_quotes() -> None:
+    assert PgsluiceError("no\nway").lines == ("no\nway",)
+
+
 @pytest.mark.parametrize("error", list(_tree(StopError)), ids=lambda error: error.__name__)
 def test_the_docstring_draws_the_exit_code(error: type[StopError]) -> None:
     assert re.search(rf"{error.__name__} +{error.exit_code} ", str(errors.__doc__))

@@ -145,6 +145,26 @@ class TestClientErrors:
         errors.recovered()
         errors.raise_if_denied("Waiting")
 
+    def test_what_librdkafka_quotes_of_a_secret_is_not_repeated(self) -> None:
+        """As it does of sasl.oauthbearer.config, from the first word on that it does not know."""
+        errors = ClientErrors()
+        client = ClientOptions(
+            {
+                "bootstrap.servers": "127.0.0.1:9",
+                "security.protocol": "SASL_PLAINTEXT",
+                "sasl.mechanism": "OAUTHBEARER",
+                "enable.sasl.oauthbearer.unsecure.jwt": "true",
+                "sasl.oauthbearer.config": "hunter2=hunter3",
+            },
+            "pgsluice-shop",
+            errors,
+        ).make(Producer)
+        with structlog.testing.capture_logs() as lines:
+            while not errors.last or errors.last.code() != KafkaError._AUTHENTICATION:
+                client.poll(0.1)
+        assert errors.last.str().endswith("sasl.oauthbearer.config beginning at: ***")
+        assert "hunter" not in str(lines)
+
     def test_many_clients_in_many_threads(self) -> None:
         errors, reports = ClientErrors(), 2_000
         with structlog.testing.capture_logs() as lines, ThreadPoolExecutor(8) as threads:

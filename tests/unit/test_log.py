@@ -122,6 +122,34 @@ def test_tracebacks_do_not_show_what_variables_hold(style: str) -> None:
     assert "hunter2" not in stream.getvalue()
 
 
+EVIL = "a\x1b[2J\u202eb\x9b\ud800\n2026-01-01 [info] forged"
+
+
+def log_evil(style: str) -> str:
+    stream = io.StringIO()
+    log.configure("info", style, stream)
+    structlog.get_logger().info(EVIL, gid=EVIL, short="\x1bc", tables=[EVIL], by_name={EVIL: 1})
+    structlog.get_logger().error("bug", exc_info=ValueError(EVIL))
+    return stream.getvalue()
+
+
+def test_what_comes_from_elsewhere_commands_no_terminal() -> None:
+    first, bug, *traceback = log_evil("console").removesuffix("\n").split("\n")
+    assert first.isprintable()
+    assert first.count("forged") == 4
+    assert r"short=\x1bc" in first
+    assert all(line.isprintable() for line in (bug, *traceback))
+    assert len(traceback) == 2
+    assert traceback[-1] == "  2026-01-01 [info] forged"
+
+
+def test_json_holds_nothing_but_ascii() -> None:
+    lines = log_evil("json").splitlines()
+    assert len(lines) == 2
+    assert all(line.isascii() and line.isprintable() for line in lines)
+    assert json.loads(lines[0])["gid"] == EVIL
+
+
 def test_positions_are_written_as_postgresql_does(stream: io.StringIO) -> None:
     structlog.get_logger().info(
         "progress", lsn=1, confirmed_lsn=0x16B374D848, end_lsn=None, wrong_lsn=-1, flag_lsn=True, lsns=5
@@ -148,6 +176,13 @@ def test_what_could_carry_a_row_is_not_printed(stream: io.StringIO) -> None:
     assert event["error"] == "ValueError: duplicate key"
     assert event["nested"] == {"a": [1, "<bytes>", ["x"]], "2": None}
     assert (event["verdict"], event["path"], event["age"], event["ratio"]) == ("FAIL", "/spill", "0:00:05", 0.5)
+
+
+def test_passwords_in_urls_are_not_printed(stream: io.StringIO) -> None:
+    logging.getLogger("rdkafka").warning("no token from http://u:hunter2@login/token?key=hunter2")
+    structlog.get_logger().info("error", error=ValueError("at http://u:hunter2@db"), urls=["http://u:hunter2@db"])
+    assert "hunter2" not in stream.getvalue()
+    assert events(stream)[0]["event"] == "no token from http://***@login/token?***"
 
 
 def test_nobody_reading_the_log_is_no_reason_to_stop() -> None:

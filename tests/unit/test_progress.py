@@ -1,69 +1,9 @@
-"""What may be confirmed, and whether a session may go on where the last one ended."""
-
-import json
-from dataclasses import replace
+"""What may be confirmed, after what was received and delivered."""
 
 import pytest
 
-from pgsluice.errors import ConfigError, HistoryError
-from pgsluice.progress import (
-    Checkpoint,
-    Progress,
-    ServerIdentity,
-    TimelineSwitch,
-    check_origin,
-    check_pipeline,
-    check_resent,
-    check_slot,
-    check_timeline,
-    owed_lsn,
-)
-from pgsluice.transaction import Resent, Transaction
-
-SERVER = ServerIdentity("7001", 1, 5000)
-CHECKPOINT = Checkpoint("shop", "s", "7001", 1, 2, 9, 1000, last_end_lsn=990, last_xid=700, last_commit_ts=55)
-
-
-class TestCheckpoint:
-    def test_it_survives_the_way_through_kafka(self) -> None:
-        assert Checkpoint.from_json(CHECKPOINT.to_json()) == CHECKPOINT
-
-    def test_it_is_readable_json(self) -> None:
-        assert json.loads(CHECKPOINT.to_json())["end_lsn"] == 1000
-
-    @pytest.mark.parametrize(
-        "data",
-        [
-            b"",
-            b"\xff",
-            b"[]",
-            b"3",
-            b"{}",
-            json.dumps({"version": 1}).encode(),
-            CHECKPOINT.to_json().replace(b'"version": 1', b'"version": 2'),
-            CHECKPOINT.to_json().replace(b"1000", b'"1000"'),
-            CHECKPOINT.to_json().replace(b'"slot"', b'"slut"'),
-        ],
-    )
-    def test_anything_else_is_refused_with_the_way_out(self, data: bytes) -> None:
-        with pytest.raises(HistoryError, match="topic_prefix"):
-            Checkpoint.from_json(data)
-
-    def test_a_cut_advances_it_and_names_its_last_transaction(self) -> None:
-        found = CHECKPOINT.advanced(10, 1200, (Transaction(701, 1150, 56), 1180))
-        assert found == replace(CHECKPOINT, cut=10, end_lsn=1200, last_end_lsn=1180, last_xid=701, last_commit_ts=56)
-
-    def test_a_heartbeat_keeps_the_last_transaction(self) -> None:
-        assert CHECKPOINT.advanced(10, 1200, None) == replace(CHECKPOINT, cut=10, end_lsn=1200)
-
-    def test_it_says_from_where_prepared_transactions_hold_the_slot(self) -> None:
-        held = CHECKPOINT.advanced(10, 1200, None, 1100)
-        assert held.held_lsn == 1100
-        assert held.advanced(11, 1300, (Transaction(701, 1250, 56), 1280)).held_lsn == 0
-
-    def test_an_announcement_has_no_position_yet(self) -> None:
-        assert replace(CHECKPOINT, end_lsn=0).is_announcement
-        assert not CHECKPOINT.is_announcement
+from pgsluice.errors import Diverged
+from pgsluice.progress import Owed, Progress
 
 
 class TestProgress:
@@ -72,6 +12,7 @@ class TestProgress:
 
     def test_no_more_is_confirmed_than_was_delivered(self) -> None:
         progress = Progress(1000)
+        progress.on_received(1000)
         progress.on_received(2000)
         assert (progress.confirmable, progress.undelivered) == (1000, True)
         progress.on_delivered(2000)
@@ -81,6 +22,15 @@ class TestProgress:
         progress = Progress(1000)
         progress.on_received(900)
         assert (progress.confirmable, progress.undelivered) == (900, False)
+
+    def test_nothing_is_confirmed_that_was_not_received_itself(self) -> None:
+        """Position 1000 may lie within a record of a server that was restored."""
+        progress = Progress(1000)
+        progress.on_received(900)
+        progress.on_received(1100)
+        assert (progress.confirmable, progress.undelivered) == (900, True)
+        progress.on_delivered(1100)
+        assert progress.confirmable == 1100
 
     def test_what_was_received_never_goes_back(self) -> None:
         progress = Progress(0)
@@ -94,34 +44,52 @@ class TestProgress:
 
 
 class TestWhatTheServerOwes:
-    """The last transaction delivered, if the slot stands before it."""
-
-    CHECKPOINT = replace(CHECKPOINT, end_lsn=1000, last_end_lsn=900, asked="p")
-
-    def test_it_is_owed_if_the_slot_stands_before_it(self) -> None:
-        assert [owed_lsn(self.CHECKPOINT, lsn, "p") for lsn in (500, 900, 1000)] == [900, 0, 0]
-        assert owed_lsn(replace(self.CHECKPOINT, last_end_lsn=0), 500, "p") == 0
-
-    def test_it_is_not_owed_to_who_asks_for_something_else(self) -> None:
-        assert owed_lsn(self.CHECKPOINT, 500, "q") == 0
-        before = Checkpoint.from_json(self.CHECKPOINT.to_json().replace(b', "asked": "p"', b""))
-        assert owed_lsn(before, 500, "p") == 0
+    """The last transaction delivered, and the last message, if the slot stands before it."""
 
     def test_it_comes_before_anything_new(self) -> None:
-        progress = Progress(1000, 900)
-        progress.on_resent(700)
+        progress = Progress(1000, {900: "transaction"})
+        progress.on_resent(700, "transaction")
         progress.on_received(900)
-        progress.on_resent(900)
+        progress.on_resent(900, "transaction")
         progress.on_received(2000)
         assert progress.received == 2000
 
     def test_a_server_that_goes_past_it_is_another_one(self) -> None:
-        progress = Progress(1000, 900)
-        progress.on_resent(700)
-        with pytest.raises(HistoryError, match=r"ended at 0/384.*restored from a backup"):
+        progress = Progress(1000, {900: "transaction"})
+        progress.on_resent(700, "transaction")
+        with pytest.raises(Diverged, match=r"last transaction delivered ended at 0/384.*restored from a backup"):
             progress.on_received(901)
-        with pytest.raises(HistoryError):
-            progress.on_resent(950)
+        with pytest.raises(Diverged):
+            progress.on_resent(950, "transaction")
+
+    def test_nothing_is_confirmed_before_it_came(self) -> None:
+        """Another server may have sent it, so that all of it has to be sent again in a new epoch."""
+        progress = Progress(1000, {900: "transaction"})
+        progress.on_resent(700, "transaction")
+        progress.on_received(800)
+        assert progress.confirmable == 0
+        progress.on_resent(900, "transaction")
+        assert progress.confirmable == 900
+
+    @pytest.mark.parametrize("owed", [{900: "transaction", 950: "message"}, {950: "message", 900: "transaction"}])
+    def test_both_have_to_come(self, owed: dict[int, Owed]) -> None:
+        progress = Progress(1000, owed)
+        progress.on_resent(900, "transaction")
+        assert progress.confirmable == 0
+        with pytest.raises(Diverged, match="last message delivered ended at 0/3B6"):
+            progress.on_received(951)
+        progress.on_resent(950, "message")
+        assert progress.confirmable == 950
+
+    def test_one_cannot_come_in_place_of_the_other(self) -> None:
+        progress = Progress(1000, {900: "transaction"})
+        progress.on_resent(900, "message")
+        assert (progress.owes, progress.confirmable) == (True, 0)
+        with pytest.raises(Diverged, match="last transaction delivered ended at 0/384"):
+            progress.on_received(901)
+        progress = Progress(1000, {900: "transaction"})
+        progress.on_resent(900, "transaction")
+        assert (progress.owes, progress.confirmable) == (False, 900)
 
 
 class TestPreparedTransactions:
@@ -200,62 +168,3 @@ def received_and_delivered(lsn: int) -> Progress:
     progress = Progress(lsn)
     progress.on_received(lsn)
     return progress
-
-
-class TestWhetherToGoOn:
-    def test_from_the_same_pipeline_slot_cluster_and_timeline(self) -> None:
-        check_pipeline(CHECKPOINT, "shop")
-        check_origin(CHECKPOINT, "s", SERVER)
-        check_slot(CHECKPOINT, 1000, SERVER)
-        assert check_timeline(CHECKPOINT, SERVER, []) == CHECKPOINT
-
-    def test_a_slot_behind_sends_again(self) -> None:
-        check_slot(CHECKPOINT, 500, SERVER)
-
-    def test_not_from_another_pipelines_checkpoint(self) -> None:
-        with pytest.raises(ConfigError, match="belong to pipeline 'shop', not to 'other'"):
-            check_pipeline(CHECKPOINT, "other")
-
-    def test_not_from_another_slot(self) -> None:
-        with pytest.raises(HistoryError, match="written for slot 's'"):
-            check_origin(CHECKPOINT, "t", SERVER)
-
-    def test_not_from_another_cluster(self) -> None:
-        with pytest.raises(HistoryError, match="system identifier 7001, this server's is 7002"):
-            check_origin(CHECKPOINT, "s", replace(SERVER, systemid="7002"))
-
-    def test_not_with_a_gap_before_the_slot(self) -> None:
-        with pytest.raises(HistoryError, match="is at 0/3E9, but only changes before 0/3E8 are in Kafka"):
-            check_slot(CHECKPOINT, 1001, SERVER)
-
-    def test_not_behind_a_transaction_that_was_prepared_and_had_not_ended(self) -> None:
-        held = replace(CHECKPOINT, held_lsn=800)
-        check_slot(held, 800, SERVER)
-        with pytest.raises(HistoryError, match=r"is at 0/321, behind a PREPARE TRANSACTION at 0/320"):
-            check_slot(held, 801, SERVER)
-
-    def test_not_on_a_server_behind_the_checkpoint(self) -> None:
-        with pytest.raises(HistoryError, match="the server's WAL ends at 0/3E7"):
-            check_slot(CHECKPOINT, 500, replace(SERVER, xlogpos=999))
-
-    def test_on_a_promoted_standby_that_has_everything_delivered(self) -> None:
-        history = [TimelineSwitch(1, 1000), TimelineSwitch(2, 1500)]
-        found = check_timeline(CHECKPOINT, replace(SERVER, timeline=3), history)
-        assert found == replace(CHECKPOINT, timeline=3)
-
-    def test_not_on_one_that_was_promoted_before_it(self) -> None:
-        with pytest.raises(HistoryError, match="was left at 0/3E7"):
-            check_timeline(CHECKPOINT, replace(SERVER, timeline=2), [TimelineSwitch(1, 999)])
-
-    def test_not_on_a_timeline_that_is_no_descendant(self) -> None:
-        with pytest.raises(HistoryError, match="is not an ancestor of it"):
-            check_timeline(CHECKPOINT, replace(SERVER, timeline=2), [])
-
-    @pytest.mark.parametrize("resent", [Resent(Transaction(700, 950, 55), 990), Resent(Transaction(1, 900, 1), 930)])
-    def test_a_transaction_that_comes_again_is_the_one_delivered(self, resent: Resent) -> None:
-        check_resent(CHECKPOINT, resent)
-
-    @pytest.mark.parametrize("transaction", [Transaction(701, 950, 55), Transaction(700, 950, 56)])
-    def test_another_one_in_its_place_shows_a_restored_server(self, transaction: Transaction) -> None:
-        with pytest.raises(HistoryError, match="restored from a backup"):
-            check_resent(CHECKPOINT, Resent(transaction, 990))

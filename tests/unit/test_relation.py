@@ -2,9 +2,9 @@
 
 import pytest
 
-from pgsluice.errors import ProtocolError
+from pgsluice.errors import ProtocolError, TooManyDescriptions
 from pgsluice.pgoutput import messages
-from pgsluice.relation import BUILTIN_TYPES, Column, PgType, Relation, RelationCache
+from pgsluice.relation import BUILTIN_TYPES, Column, PgType, Relation, RelationCache, packed, unpacked
 
 NO = False
 """Not a key column."""
@@ -103,3 +103,22 @@ def test_built_in_types_and_their_arrays_are_known(oid: int, name: str) -> None:
 def test_no_oid_stands_twice() -> None:
     assert len(BUILTIN_TYPES) == len({pg_type.name for pg_type in BUILTIN_TYPES.values()})
     assert all(pg_type.oid == oid < 10_000 for oid, pg_type in BUILTIN_TYPES.items())
+
+
+def test_a_version_can_be_packed() -> None:
+    cache = RelationCache()
+    cache.on_type(messages.Type(None, 16400, "public", "mood"))
+    relation = cache.on_relation(relation_message(ID, messages.RelationColumn(NO, "é", 16400, 7)))
+    assert unpacked(packed(relation)) == relation
+
+
+def test_a_connection_does_not_describe_tables_without_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pgsluice.relation.DESCRIBED_MAX", 2)
+    cache = RelationCache()
+    for oid in (1, 2, 2):
+        cache.on_relation(relation_message(ID, oid=oid))
+        cache.on_type(messages.Type(None, oid, "public", "mood"))
+    with pytest.raises(TooManyDescriptions, match="described more than 2 tables on one connection"):
+        cache.on_relation(relation_message(ID, oid=3))
+    with pytest.raises(TooManyDescriptions, match="described more than 2 types on one connection"):
+        cache.on_type(messages.Type(None, 3, "public", "mood"))

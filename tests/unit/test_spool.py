@@ -2,23 +2,46 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
+from pgsluice import disk as disks
 from pgsluice import spool as module
+from pgsluice.disk import Disk
 from pgsluice.errors import ConfigError, UnavailableError
 from pgsluice.finding import Verdict
-from pgsluice.spool import READ_BYTES, ROOM_BYTES, SpillDirectory, Spool, SpooledRows, SpoolOptions, check
+from pgsluice.spool import READ_BYTES, ROOM_BYTES, SPILL_BYTES, SpillDirectory, Spool, SpooledRows, SpoolOptions, check
+from tests.support.disks import hanging
 
 MIB = 1024 * 1024
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Iterator[Path]:
-    with SpillDirectory(str(tmp_path / "spill")) as found:
-        yield found.path
+def disk() -> Disk:
+    return Disk()
+
+
+@pytest.fixture
+async def spill(tmp_path: Path, disk: Disk) -> AsyncIterator[SpillDirectory]:
+    async with SpillDirectory(str(tmp_path / "spill"), disk) as found:
+        yield found
+
+
+@pytest.fixture
+def directory(spill: SpillDirectory) -> Path:
+    return spill.path
+
+
+@pytest.fixture
+def make(spill: SpillDirectory, disk: Disk) -> Callable[[int, int], Spool]:
+    """Make a spool with these bounds in memory and on disk."""
+    return lambda memory_max, spill_max: Spool(SpoolOptions(spill.path, memory_max, spill_max, spill.descriptor), disk)
+
+
+Make = Callable[[int, int], Spool]
 
 
 def filled(spool: Spool, *pieces: bytes) -> SpooledRows:
@@ -28,189 +51,495 @@ def filled(spool: Spool, *pieces: bytes) -> SpooledRows:
     return rows
 
 
+async def relieved(spool: Spool) -> None:
+    while await spool.relieve():
+        pass
+
+
+async def pieces_of(spool: Spool, rows: SpooledRows) -> list[tuple[int, bytes]]:
+    found = []
+    for piece in rows:
+        if piece is None:
+            await spool.load()
+        else:
+            found.append(piece)
+    return found
+
+
+async def finished(disk: Disk) -> None:
+    """Wait for what was submitted so far."""
+    await disk.run(lambda: None)
+
+
 def files_in(directory: Path) -> list[str]:
     return [path.name for path in directory.iterdir()]
 
 
+def file_in(directory: Path) -> Path:
+    (found,) = (path for path in directory.iterdir() if path.name != "lock")
+    return found
+
+
 class TestRows:
-    async def test_they_come_back_in_order_from_disk_and_memory(self, directory: Path) -> None:
-        spool = Spool(SpoolOptions(directory, 2 * MIB, 64 * MIB))
+    async def test_they_come_back_in_order_from_disk_and_memory(self, make: Make) -> None:
+        spool = make(2 * MIB, 64 * MIB)
         pieces = [b"", b"x" * MIB, b"y" * MIB, b"z"]
         rows = filled(spool, *pieces[:3])
-        await spool.relieve()
+        await relieved(spool)
         rows.append(3, pieces[3])
         assert (rows.in_memory, spool.memory) == (9, 9)
         assert spool.spilled == 2 * MIB + 24
-        assert list(rows) == list(enumerate(pieces))
-        assert list(rows) == list(enumerate(pieces))
+        assert await pieces_of(spool, rows) == list(enumerate(pieces))
+        assert await pieces_of(spool, rows) == list(enumerate(pieces))
 
-    async def test_they_may_lie_across_blocks_and_spills(self, directory: Path) -> None:
-        spool = Spool(SpoolOptions(directory, 2 * MIB, 64 * MIB))
+    async def test_they_may_lie_across_blocks_and_spills(self, make: Make) -> None:
+        spool = make(2 * MIB, 64 * MIB)
         rows = spool.open()
         sizes = [3 * READ_BYTES + 5, READ_BYTES - 21, 0, 1, READ_BYTES, 2 * READ_BYTES - 8, 7]
         pieces = [bytes([number]) * size for number, size in enumerate(sizes)]
         for number, piece in enumerate(pieces):
             rows.append(number, piece)
-            rows.spill()
-        assert list(rows) == list(enumerate(pieces))
+            await rows.spill()
+        assert await pieces_of(spool, rows) == list(enumerate(pieces))
 
-    async def test_memory_is_left_alone_below_its_bound(self, directory: Path) -> None:
-        spool = Spool(SpoolOptions(directory, 4 * MIB, 64 * MIB))
+    async def test_a_large_transaction_is_moved_in_parts_and_whole(self, make: Make) -> None:
+        """So that each part is a sign of life, and files end between two rows."""
+        spool = make(2 * SPILL_BYTES, 64 * MIB)
+        pieces = [bytes([number]) * MIB for number in range(2 * SPILL_BYTES // MIB + 3)]
+        rows = filled(spool, *pieces)
+        parts = 1
+        while await spool.relieve():
+            parts += 1
+        assert (parts, rows.in_memory, spool.memory) == (3, 0, 0)
+        assert await pieces_of(spool, rows) == list(enumerate(pieces))
+
+    async def test_one_of_which_a_part_was_moved_can_be_discarded(
+        self, make: Make, disk: Disk, directory: Path
+    ) -> None:
+        spool = make(2 * SPILL_BYTES, 64 * MIB)
+        rows = filled(spool, bytes(3 * SPILL_BYTES))
+        assert await spool.relieve()
+        rows.discard()
+        assert not await spool.relieve()
+        assert (spool.memory, spool.spilled) == (0, 0)
+        await finished(disk)
+        assert files_in(directory) == ["lock"]
+
+    async def test_memory_is_left_alone_below_its_bound(self, make: Make) -> None:
+        spool = make(4 * MIB, 64 * MIB)
         filled(spool, b"x" * MIB)
-        await spool.relieve()
+        await relieved(spool)
         assert spool.spilled == 0
 
     @pytest.mark.parametrize("memory_max", [MIB, MIB + 1, 3 * MIB])
-    async def test_what_one_read_brings_fits_below_the_bound(self, memory_max: int, directory: Path) -> None:
-        spool = Spool(SpoolOptions(directory, memory_max, 64 * MIB))
+    async def test_what_one_read_brings_fits_below_the_bound(self, memory_max: int, make: Make) -> None:
+        spool = make(memory_max, 64 * MIB)
         for _ in range(8):
             filled(spool, b"x" * (MIB // 2 - 8))
-            await spool.relieve()
+            await relieved(spool)
             assert spool.memory + ROOM_BYTES <= memory_max
 
-    async def test_the_largest_go_to_disk_first(self, directory: Path) -> None:
-        spool = Spool(SpoolOptions(directory, 4 * MIB, 64 * MIB))
+    async def test_the_largest_go_to_disk_first(self, make: Make) -> None:
+        spool = make(4 * MIB, 64 * MIB)
         small, large = filled(spool, b"x" * MIB), filled(spool, b"y" * 3 * MIB)
-        await spool.relieve()
+        await relieved(spool)
         assert (small.in_memory > 0, large.in_memory) == (True, 0)
 
-    async def test_what_is_discarded_is_gone(self, directory: Path) -> None:
-        spool = Spool(SpoolOptions(directory, 2 * MIB, 64 * MIB))
+    async def test_what_is_discarded_is_gone(self, make: Make, disk: Disk, directory: Path) -> None:
+        spool = make(2 * MIB, 64 * MIB)
         rows, others = filled(spool, b"x" * 2 * MIB), filled(spool, b"y")
-        await spool.relieve()
+        await relieved(spool)
         rows.append(1, b"more")
         rows.discard()
-        assert (list(rows), spool.spilled, spool.memory) == ([], 0, others.in_memory)
+        assert (await pieces_of(spool, rows), spool.spilled, spool.memory) == ([], 0, others.in_memory)
         spool.close()
-        assert (list(others), spool.memory) == ([], 0)
+        assert (await pieces_of(spool, others), spool.memory) == ([], 0)
+        await finished(disk)
         assert files_in(directory) == ["lock"]
+
+    async def test_two_sessions_of_a_process_never_use_the_same_file(self, make: Make, directory: Path) -> None:
+        for _ in range(2):
+            filled(spool := make(2 * MIB, 64 * MIB), b"x" * 2 * MIB)
+            await relieved(spool)
+        assert len(files_in(directory)) == 3
+
+    async def test_without_anything_to_load_others_have_a_turn(self, make: Make, disk: Disk) -> None:
+        turns: list[int] = []
+        asyncio.get_running_loop().call_soon(turns.append, 1)
+        with hanging(disk):
+            await make(2 * MIB, 64 * MIB).load()
+        assert turns == [1]
 
 
 class TestWhenThereIsNoRoom:
-    async def test_the_bound_on_disk_is_kept(self, directory: Path) -> None:
-        spool = Spool(SpoolOptions(directory, 2 * MIB, MIB))
+    async def test_the_bound_on_disk_is_kept(self, make: Make) -> None:
+        spool = make(2 * MIB, MIB)
         filled(spool, b"x" * 2 * MIB)
         with pytest.raises(UnavailableError, match=r"more than buffer\.spill_max \(1048576 bytes\).*Nothing is lost"):
-            await spool.relieve()
+            await relieved(spool)
 
-    async def test_a_directory_that_went_away(self, directory: Path) -> None:
-        spool = Spool(SpoolOptions(directory / "gone", 2 * MIB, 64 * MIB))
+    async def test_a_directory_that_went_away(self, directory: Path, disk: Disk) -> None:
+        spool = Spool(SpoolOptions(directory / "gone", 2 * MIB, 64 * MIB), disk)
         filled(spool, b"x" * 2 * MIB)
         with pytest.raises(UnavailableError, match=r"No such file or directory.*Make room under buffer\.spill_dir"):
-            await spool.relieve()
+            await relieved(spool)
 
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-    async def test_a_disk_that_is_full(self, directory: Path) -> None:
-        spool = Spool(SpoolOptions(directory, 2 * MIB, 64 * MIB))
-        filled(spool, b"x" * 2 * MIB)
+    async def test_a_disk_that_is_full(self, make: Make, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(os, "O_NOFOLLOW", 0)  # the device is linked to
+        spool = make(2 * MIB, 64 * MIB)
         rows = filled(spool, b"y" * 2 * MIB)
-        rows.spill()
-        (directory / "2").unlink()
-        (directory / "2").symlink_to("/dev/full")
+        await relieved(spool)
+        file = file_in(directory)
+        file.unlink()
+        file.symlink_to("/dev/full")
         rows.append(1, b"z" * 4 * MIB)
         with pytest.raises(UnavailableError, match="No space left on device"):
-            await spool.relieve()
+            await relieved(spool)
 
-    async def test_a_file_that_went_away(self, directory: Path) -> None:
-        spool = Spool(SpoolOptions(directory, 2 * MIB, 64 * MIB))
+    async def test_a_file_that_went_away(self, make: Make, directory: Path) -> None:
+        spool = make(2 * MIB, 64 * MIB)
         rows = filled(spool, b"x" * 2 * MIB)
-        await spool.relieve()
-        (directory / "1").unlink()
+        await relieved(spool)
+        file_in(directory).unlink()
         with pytest.raises(UnavailableError, match="could not be kept on disk"):
-            list(rows)
+            await pieces_of(spool, rows)
         rows.discard()
 
     @pytest.mark.parametrize("at", [0, READ_BYTES, 5 * READ_BYTES // 2])
     @pytest.mark.parametrize("change", [lambda _: b"", lambda rest: b"\x01" + rest[1:]], ids=["cut off", "changed"])
     async def test_a_file_that_is_not_as_it_was_written(
-        self, at: int, change: Callable[[bytes], bytes], directory: Path
+        self, at: int, change: Callable[[bytes], bytes], make: Make, directory: Path
     ) -> None:
-        spool = Spool(SpoolOptions(directory, 2 * MIB, 64 * MIB))
+        spool = make(2 * MIB, 64 * MIB)
         rows = filled(spool, *(bytes(992) for _ in range(5 * READ_BYTES // 2000 + 1)))
-        rows.spill()
-        before, rest = (directory / "1").read_bytes()[:at], (directory / "1").read_bytes()[at:]
-        (directory / "1").write_bytes(before + change(rest))
+        await rows.spill()
+        file = file_in(directory)
+        before, rest = file.read_bytes()[:at], file.read_bytes()[at:]
+        file.write_bytes(before + change(rest))
         found = []
-        with pytest.raises(UnavailableError, match=r"is not as it was written.*Nothing is lost"):
-            found += [piece for _, piece in rows]
+        with pytest.raises(UnavailableError, match=r"is not as it was written.*Nothing is lost"):  # noqa: PT012 - a loop
+            for piece in rows:
+                if piece is None:
+                    await spool.load()
+                else:
+                    found.append(piece[1])
         assert set(found) <= {bytes(992)}
 
-    async def test_a_file_that_could_not_be_removed_is_not_added_to(self, directory: Path) -> None:
-        spool = Spool(SpoolOptions(directory, 2 * MIB, 64 * MIB))
-        filled(spool, b"x" * 2 * MIB)
-        (directory / "1").write_bytes(b"of an earlier session")
-        with pytest.raises(UnavailableError, match="File exists"):
-            await spool.relieve()
-
-    async def test_spilling_is_finished_before_a_cancelled_session_clears_up(
-        self, directory: Path, monkeypatch: pytest.MonkeyPatch
+    async def test_a_file_that_is_there_already_is_not_added_to(
+        self, make: Make, directory: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        spool = Spool(SpoolOptions(directory, 2 * MIB, 64 * MIB))
+        monkeypatch.setattr(module, "_FILE_NUMBERS", iter((1,)))
+        spool = make(2 * MIB, 64 * MIB)
         filled(spool, b"x" * 2 * MIB)
-        started, go_on = asyncio.Event(), asyncio.Event()
-        loop, write = asyncio.get_running_loop(), module._write_all
+        (directory / "1").write_bytes(b"of somebody else")
+        with pytest.raises(UnavailableError, match="File exists"):
+            await relieved(spool)
+
+
+class TestWhenTheDiskHangs:
+    async def test_writing_and_reading_end_after_a_while(
+        self, make: Make, disk: Disk, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        spool = make(2 * MIB, 64 * MIB)
+        rows = filled(spool, b"x" * 2 * MIB)
+        await relieved(spool)
+        filled(spool, b"y" * 2 * MIB)
+        monkeypatch.setattr(disks, "DISK_LIMIT_S", 0.02)
+        monkeypatch.setattr(disks, "LAST_LOOK_S", 0.02)
+        with hanging(disk):
+            with pytest.raises(UnavailableError, match=r"has not finished .* Nothing is lost"):
+                await spool.relieve()
+            with pytest.raises(UnavailableError, match="has not finished"):
+                await pieces_of(spool, rows)
+            assert spool.busy_s > 0.02
+
+    async def test_removing_does_not_wait(self, make: Make, disk: Disk, directory: Path) -> None:
+        spool = make(2 * MIB, 64 * MIB)
+        rows = filled(spool, b"x" * 2 * MIB)
+        filled(spool, b"y" * 2 * MIB)
+        await relieved(spool)
+        with hanging(disk):
+            rows.discard()
+            spool.close()
+            assert len(files_in(directory)) == 3
+        await finished(disk)
+        assert files_in(directory) == ["lock"]
+
+    async def test_a_write_that_ends_after_its_session_leaves_nothing(
+        self, make: Make, disk: Disk, directory: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        started, go_on, write = threading.Event(), threading.Event(), module._write_all
 
         def slowly(*arguments: object) -> None:
-            loop.call_soon_threadsafe(started.set)
-            asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result()
+            started.set()
+            go_on.wait()
             write(*arguments)  # type: ignore[arg-type]  # passed on
 
         monkeypatch.setattr(module, "_write_all", slowly)
+        spool = make(2 * MIB, 64 * MIB)
+        filled(spool, b"x" * 2 * MIB)
         task = asyncio.create_task(spool.relieve())
-        await started.wait()
+        await asyncio.to_thread(started.wait)
         task.cancel()
-        await asyncio.sleep(0)
-        assert not task.done()
-        go_on.set()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert spool.memory == 0
+        spool.close()
+        go_on.set()
+        await finished(disk)
+        assert files_in(directory) == ["lock"]
 
 
 class TestDirectory:
-    def test_two_processes_never_share_one(self, tmp_path: Path) -> None:
-        with SpillDirectory(str(tmp_path)) as first, SpillDirectory(str(tmp_path)) as second:
+    async def test_two_processes_never_share_one(self, tmp_path: Path) -> None:
+        async with (
+            SpillDirectory(str(tmp_path), Disk()) as first,
+            SpillDirectory(str(tmp_path), disk := Disk()) as second,
+        ):
+            await finished(disk)
             assert first.path != second.path
             assert first.path.exists()
 
-    def test_what_is_left_behind_is_removed_at_the_next_start(self, tmp_path: Path) -> None:
+    async def test_what_is_left_behind_is_removed_at_the_next_start(self, tmp_path: Path, disk: Disk) -> None:
         left = tmp_path / ".pgsluice-spill-left"
         left.mkdir()
         (left / "lock").touch()
         (left / "1").write_bytes(b"rows")
-        with SpillDirectory(str(tmp_path)):
+        async with SpillDirectory(str(tmp_path), disk):
+            await finished(disk)
+            await finished(disk)
             assert not left.exists()
 
-    def test_what_others_keep_there_is_left_alone(self, tmp_path: Path) -> None:
+    async def test_what_others_keep_there_is_left_alone(self, tmp_path: Path, disk: Disk) -> None:
         for name in ("pgsluice-precious", ".pgsluice-spill-precious"):
             (tmp_path / name).mkdir()
             (tmp_path / name / "file").touch()
-        with SpillDirectory(str(tmp_path)):
-            pass
-        assert len(list(tmp_path.rglob("file"))) == 2
+        async with SpillDirectory(str(tmp_path), disk):
+            await finished(disk)
+        for name in ("pgsluice-precious", ".pgsluice-spill-precious"):
+            assert files_in(tmp_path / name) == ["file"]
 
-    def test_nothing_remains_in_the_end(self, tmp_path: Path) -> None:
-        with SpillDirectory(str(tmp_path)) as found:
+    async def test_nothing_remains_in_the_end(self, tmp_path: Path, disk: Disk) -> None:
+        async with SpillDirectory(str(tmp_path), disk) as found:
             (found.path / "1").write_bytes(b"rows")
-        assert files_in(tmp_path) == ["lock"]
+        assert files_in(tmp_path) == []
 
-    def test_one_that_cannot_be_made_is_a_matter_of_configuration(self, tmp_path: Path) -> None:
+    async def test_nobody_else_sees_it_before_its_lock_is_held(
+        self, tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A process that starts at the same moment would take it for a leftover."""
+        lock, seen = module._locked, list[bool]()
+
+        def looked_at(descriptor: int) -> int | None:
+            seen.append(any(tmp_path.glob(f"{module._PREFIX}*")))
+            return lock(descriptor)
+
+        monkeypatch.setattr(module, "_locked", looked_at)
+        async with SpillDirectory(str(tmp_path), disk):
+            assert seen[0] is False
+
+    async def test_a_disk_that_hangs_at_the_start_is_told_from_a_wrong_directory(
+        self, tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(disks, "DISK_LIMIT_S", 0.02)
+        monkeypatch.setattr(disks, "LAST_LOOK_S", 0.02)
+        with hanging(disk), pytest.raises(UnavailableError, match="has not finished"):
+            await SpillDirectory(str(tmp_path), disk).__aenter__()
+
+    async def test_a_disk_that_hangs_at_the_end_is_left_behind(
+        self, tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(module, "EXIT_S", 0.05)
+        async with SpillDirectory(str(tmp_path), disk) as found:
+            freeze = hanging(disk)
+            freeze.__enter__()
+        assert found.path.exists()
+        freeze.__exit__(None, None, None)
+
+    async def test_one_that_cannot_be_made_is_a_matter_of_configuration(self, tmp_path: Path, disk: Disk) -> None:
         (tmp_path / "file").touch()
-        with (
-            pytest.raises(ConfigError, match=r"Not a directory.*Set buffer\.spill_dir"),
-            SpillDirectory(str(tmp_path / "file" / "spill")),
-        ):
-            pass
+        with pytest.raises(ConfigError, match=r"Not a directory.*Set buffer\.spill_dir"):
+            await SpillDirectory(str(tmp_path / "file" / "spill"), disk).__aenter__()
 
     @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-    def test_so_is_one_that_is_read_only(self, tmp_path: Path) -> None:
-        tmp_path.chmod(0o500)
-        with pytest.raises(ConfigError, match="Permission denied"), SpillDirectory(str(tmp_path / "spill")):
-            pass
+    async def test_so_is_one_that_is_read_only(self, tmp_path: Path, disk: Disk) -> None:
+        await asyncio.to_thread(tmp_path.chmod, 0o500)
+        with pytest.raises(ConfigError, match="Permission denied"):
+            await SpillDirectory(str(tmp_path / "spill"), disk).__aenter__()
 
-    def test_a_check_says_what_will_be(self, tmp_path: Path) -> None:
+    async def test_a_check_says_what_will_be(self, tmp_path: Path, disk: Disk) -> None:
         (tmp_path / "file").touch()
-        assert check(str(tmp_path)).verdict is Verdict.OK
-        assert check(str(tmp_path / "file")).verdict is Verdict.FAIL
-        assert check(str(tmp_path / "to" / "come")).verdict is Verdict.OK
+        assert (await check(str(tmp_path), disk)).verdict is Verdict.OK
+        assert (await check(str(tmp_path / "file"), disk)).verdict is Verdict.FAIL
+        assert (await check(str(tmp_path / "to" / "come"), disk)).verdict is Verdict.OK
         assert files_in(tmp_path) == ["file"]
+
+    async def test_a_check_does_not_wait_for_a_disk_that_hangs(
+        self, tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(disks, "DISK_LIMIT_S", 0.02)
+        monkeypatch.setattr(disks, "LAST_LOOK_S", 0.02)
+        with hanging(disk):
+            found = await check(str(tmp_path), disk)
+        assert found.verdict is Verdict.FAIL
+        assert "has not finished" in found.detail
+
+
+def left_behind(path: Path) -> Path:
+    """Make a directory that looks like one of a process that is gone."""
+    path.mkdir(mode=0o700)
+    (path / "lock").touch()
+    (path / "1").write_bytes(b"rows")
+    return path
+
+
+async def after_a_start(parent: Path, disk: Disk) -> None:
+    """Start a process, and wait until it has removed what it removes."""
+    async with SpillDirectory(str(parent), disk):
+        await finished(disk)
+        await finished(disk)
+
+
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+class TestNeighbours:
+    """What other users of the host may have put there, or may do with what we put there."""
+
+    async def test_nobody_else_can_look_into_it(self, tmp_path: Path, disk: Disk) -> None:
+        before = os.umask(0)
+        try:
+            async with SpillDirectory(str(tmp_path / "spill"), disk) as found:
+                spool = Spool(SpoolOptions(found.path, 0, 64 * MIB, found.descriptor), disk)
+                filled(spool, b"x")
+                await relieved(spool)
+                modes = [path.stat().st_mode & 0o777 for path in (tmp_path / "spill", found.path)]
+                assert modes == [0o700, 0o700]
+                assert {path.stat().st_mode & 0o777 for path in found.path.iterdir()} == {0o600}
+        finally:
+            os.umask(before)
+
+    async def test_programs_that_are_started_do_not_inherit_it(self, spill: SpillDirectory) -> None:
+        assert spill._held is not None
+        assert not any(os.get_inheritable(one) for one in (spill._held.descriptor, spill._held.lock))
+
+    async def test_a_link_among_the_leftovers_is_not_followed(self, tmp_path: Path, disk: Disk) -> None:
+        parent, elsewhere = tmp_path / "spill", left_behind(tmp_path / "elsewhere")
+        parent.mkdir()
+        (parent / ".pgsluice-spill-link").symlink_to(elsewhere)
+        await after_a_start(parent, disk)
+        assert sorted(files_in(elsewhere)) == ["1", "lock"]
+        assert files_in(parent) == [".pgsluice-spill-link"]
+
+    async def test_a_link_in_place_of_a_lock_is_not_followed(self, tmp_path: Path, disk: Disk) -> None:
+        left = left_behind(tmp_path / ".pgsluice-spill-left")
+        (left / "lock").rename(tmp_path / "precious")
+        (left / "lock").symlink_to(tmp_path / "precious")
+        await after_a_start(tmp_path, disk)
+        assert sorted(files_in(left)) == ["1", "lock"]
+
+    async def test_a_pipe_in_place_of_a_lock_is_not_waited_for(self, tmp_path: Path, disk: Disk) -> None:
+        left = left_behind(tmp_path / ".pgsluice-spill-left")
+        (left / "lock").unlink()
+        os.mkfifo(left / "lock")
+        async with asyncio.timeout(5):
+            await after_a_start(tmp_path, disk)
+        assert sorted(files_in(left)) == ["1", "lock"]
+
+    async def test_only_files_of_ours_are_removed_from_a_leftover(self, tmp_path: Path, disk: Disk) -> None:
+        left = left_behind(tmp_path / ".pgsluice-spill-left")
+        (tmp_path / "precious").touch()
+        (left / "2").symlink_to(tmp_path / "precious")
+        (left / "notes").touch()
+        await after_a_start(tmp_path, disk)
+        assert files_in(left) == ["notes"]
+        assert (tmp_path / "precious").exists()
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+    @pytest.mark.parametrize("given", [".", "lock"])
+    async def test_a_leftover_of_another_user_is_left_alone(self, tmp_path: Path, disk: Disk, given: str) -> None:
+        left = left_behind(tmp_path / ".pgsluice-spill-left")
+        os.chown(left / given, 12_345, -1)
+        await after_a_start(tmp_path, disk)
+        assert sorted(files_in(left)) == ["1", "lock"]
+
+    async def test_what_is_left_alone_is_closed(self, tmp_path: Path, disk: Disk) -> None:
+        parent = tmp_path / "spill"
+        parent.mkdir()
+        await after_a_start(parent, disk)
+        before = open_descriptors()
+        (left_behind(parent / ".pgsluice-spill-1") / "lock").unlink()
+        left_behind(parent / ".pgsluice-spill-2")
+        os.mkfifo(left_behind(parent / ".pgsluice-spill-3") / "2")
+        await after_a_start(parent, disk)
+        await after_a_start(parent, disk)
+        assert open_descriptors() == before
+
+    async def test_rows_go_on_into_the_directory_that_was_moved_away(self, tmp_path: Path, disk: Disk) -> None:
+        """And not into the one that somebody has put in its place."""
+        moved, spill = tmp_path / "moved", SpillDirectory(str(tmp_path), disk)
+        async with spill as found:
+            spool = Spool(SpoolOptions(found.path, 0, 64 * MIB, found.descriptor), disk)
+            rows = filled(spool, b"one")
+            await relieved(spool)
+            await asyncio.to_thread(found.path.rename, moved)
+            theirs = left_behind(found.path)
+            rows.append(1, b"two")
+            await relieved(spool)
+            other = filled(spool, b"three")
+            await relieved(spool)
+            assert await pieces_of(spool, rows) == [(0, b"one"), (1, b"two")]
+            assert len(files_in(moved)) == 3
+            other.discard()
+            await finished(disk)
+            assert len(files_in(moved)) == 2
+        assert files_in(moved) == []
+        assert sorted(files_in(theirs)) == ["1", "lock"]
+
+    async def test_a_file_is_not_written_through_a_link(self, make: Make, directory: Path, tmp_path: Path) -> None:
+        spool = make(0, 64 * MIB)
+        rows = filled(spool, b"one")
+        await relieved(spool)
+        path = file_in(directory)
+        path.rename(tmp_path / "precious")
+        path.symlink_to(tmp_path / "precious")
+        size = (tmp_path / "precious").stat().st_size
+        rows.append(1, b"two")
+        with pytest.raises(UnavailableError, match="Too many levels of symbolic links"):
+            await relieved(spool)
+        assert (tmp_path / "precious").stat().st_size == size
+
+    async def test_what_another_user_has_put_there_is_not_used(
+        self, tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        somebody = os.geteuid() + 1
+        monkeypatch.setattr(os, "geteuid", lambda: somebody)
+        with pytest.raises(ConfigError, match=r"belongs to another user.*Set buffer\.spill_dir"):
+            await SpillDirectory(str(tmp_path), disk).__aenter__()
+
+    @pytest.mark.parametrize(
+        ("mode", "verdict"),
+        [
+            (0o700, Verdict.OK),
+            (0o2770, Verdict.OK),  # a volume with a group of its own
+            (0o1777, Verdict.OK),  # /tmp
+            (0o777, Verdict.WARN),
+            (0o2777, Verdict.WARN),
+        ],
+    )
+    async def test_a_check_says_who_else_may_write(
+        self, tmp_path: Path, disk: Disk, mode: int, verdict: Verdict
+    ) -> None:
+        await asyncio.to_thread(tmp_path.chmod, mode)
+        found = await check(str(tmp_path), disk)
+        assert (found.verdict, "chmod +t" in found.remedy) == (verdict, verdict is Verdict.WARN)
+        await after_a_start(tmp_path, disk)
+        assert files_in(tmp_path) == []
+
+    async def test_a_check_says_when_it_is_another_users(
+        self, tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        is_roots, somebody = os.geteuid() == 0, os.geteuid() + 1
+        monkeypatch.setattr(os, "geteuid", lambda: somebody)
+        assert (await check(str(tmp_path), disk)).verdict is (Verdict.OK if is_roots else Verdict.WARN)

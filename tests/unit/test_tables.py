@@ -1,12 +1,15 @@
 """Which tables go to which topic."""
 
+import re
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pgsluice.avro.choices import Choice, ColumnChoice
-from pgsluice.errors import ConfigError
-from pgsluice.tables import TablePolicy, TableRule, Tables, escape
+from pgsluice.errors import TableRefused
+from pgsluice.tables import TablePattern, TablePolicy, TableRule, Tables, escape
 
 
 def test_by_default_every_table_goes_to_a_topic_of_its_own() -> None:
@@ -30,6 +33,11 @@ def test_messages_go_to_one_topic_that_keeps_all_of_them_in_one_order() -> None:
     )
 
 
+def test_dead_letters_go_to_one_topic_as_messages_do() -> None:
+    tables = Tables("shop", partitions=5, config={"cleanup.policy": "compact"})
+    assert tables.dead_letters_policy() == replace(tables.messages_policy(), topic="shop.dead_letters")
+
+
 @pytest.mark.parametrize(
     ("include", "exclude", "published"),
     [
@@ -43,6 +51,39 @@ def test_messages_go_to_one_topic_that_keeps_all_of_them_in_one_order() -> None:
 )
 def test_patterns_choose_the_tables(include: list[str], exclude: list[str], published: bool) -> None:  # noqa: FBT001
     assert (Tables("shop", include=include, exclude=exclude).policy("public", "orders") is not None) == published
+
+
+@pytest.mark.parametrize(
+    ("pattern", "schema", "table"),
+    [
+        ("*.orders", "public", "orders"),
+        ("public.*", "public", "x.orders"),
+        ('public."x.*"', "public", "x.orders"),
+        ('"a.b".orders', "a.b", "orders"),
+        ('"say ""a""."."*"', 'say "a".', "t"),
+    ],
+)
+def test_schema_and_table_are_matched_each_by_itself(pattern: str, schema: str, table: str) -> None:
+    assert TablePattern.parse(pattern).matches(schema, table)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "schema", "table"),
+    [
+        ("*.orders", "public", "x.orders"),
+        ("public.*", "public.x", "orders"),
+        ('"a.*".orders', "a", "b.orders"),
+        ("public.Orders", "public", "orders"),
+    ],
+)
+def test_a_dot_in_a_name_is_no_way_into_another_rule(pattern: str, schema: str, table: str) -> None:
+    assert not TablePattern.parse(pattern).matches(schema, table)
+
+
+@pytest.mark.parametrize("text", ["", "orders", "a.b.c", ".a", "a.", '"a.b', '"a"b.c', '"".a'])
+def test_what_is_no_pattern(text: str) -> None:
+    with pytest.raises(ValueError, match="must be a pattern of schema and table"):
+        TablePattern.parse(text)
 
 
 def test_the_first_rule_that_matches_wins() -> None:
@@ -106,14 +147,35 @@ def test_two_tables_never_share_a_topic(schema: str, table: str, other_schema: s
     assert (one.topic == other.topic) == ((schema, table) == (other_schema, other_table))
 
 
-def test_a_name_too_long_for_kafka_is_refused_with_the_way_out() -> None:
-    with pytest.raises(ConfigError, match="296 characters long, Kafka allows 249"):
-        Tables("p").policy("public", "é" * 41)
+def test_a_name_too_long_for_kafka_ends_in_a_hash() -> None:
+    policy = Tables("p").policy("public", "\x07" * 63)
+    assert policy is not None
+    assert len(policy.topic) == 249
+    assert re.fullmatch(r"p\.public\.(_x0007_)+_?x?0*_xFFFFFF_[0-9a-f]{32}", policy.topic)
+    other = Tables("p").policy("public", "\x07" * 62 + "\x08")
+    assert other is not None
+    assert other.topic != policy.topic
+
+
+def test_no_other_table_has_the_name_with_the_hash() -> None:
+    long = Tables("p").policy("public", "\x07" * 63)
+    assert long is not None
+    same = Tables("p").policy("public", long.topic.removeprefix("p.public."))
+    assert same is not None
+    assert same.topic != long.topic
+
+
+def test_a_rule_that_names_a_topic_without_the_table_lets_others_share_it() -> None:
+    tables = Tables(
+        "p", rules=[TableRule("public.a", topic="{prefix}.all"), TableRule("public.b", topic="{prefix}.{table}")]
+    )
+    policies = [tables.policy("public", name) for name in "abc"]
+    assert [policy.shared for policy in policies if policy is not None] == [True, False, False]
 
 
 @pytest.mark.parametrize("table", ["transactions", "checkpoint", "schemas"])
 def test_a_table_never_goes_to_a_service_topic(table: str) -> None:
-    with pytest.raises(ConfigError, match=f"topic p.{table}, which pgsluice keeps for itself"):
+    with pytest.raises(TableRefused, match=f"topic p.{table}, which pgsluice keeps for itself"):
         Tables("p", topic="{prefix}.{table}").policy("public", table)
 
 

@@ -7,20 +7,23 @@ from dataclasses import replace
 import pytest
 
 from pgsluice import transaction as module
-from pgsluice.errors import HistoryError, ProtocolError
+from pgsluice.errors import Diverged, ProtocolError
 from pgsluice.pgoutput import messages
 from pgsluice.pgoutput.messages import Delete, Insert, LogicalMessage, StreamAbort, Truncate, Update
 from pgsluice.transaction import (
     Change,
     Committed,
+    Delivered,
     Emitted,
     Event,
+    MessageResent,
+    Paused,
     Prepared,
     Resent,
     RolledBack,
-    Skipped,
     Transaction,
     Transactions,
+    Unexpected,
 )
 from tests.support.ends import MemoryRows, MemorySpool
 from tests.support.pgoutput_encoder import encode
@@ -90,7 +93,7 @@ def receive(found: Transactions, *received: messages.Message) -> list[Event]:
 
 def transactions(*received: messages.Message, delivered_lsn: int = 0) -> Transactions:
     """Return a connection on which the tables are described, and from which nothing has come out yet."""
-    found = Transactions(delivered_lsn, MemorySpool())
+    found = Transactions(Delivered(delivered_lsn, delivered_lsn, delivered_lsn), MemorySpool())
     assert not receive(found, TABLE, OTHER, *received)
     return found
 
@@ -189,7 +192,7 @@ class TestDeliveredBefore:
 
     def test_a_delivered_position_inside_a_commit_record_is_another_servers(self) -> None:
         found = transactions(BEGIN, delivered_lsn=110)
-        with pytest.raises(HistoryError, match="0/6E, recorded as delivered, lies inside the commit record 0/64 to"):
+        with pytest.raises(Diverged, match="0/6E, recorded as delivered, lies inside the commit record 0/64 to"):
             receive(found, COMMIT)
 
     def test_so_does_a_streamed_one(self) -> None:
@@ -204,7 +207,58 @@ class TestDeliveredBefore:
 
     def test_a_message_outside_transactions_is_left_out(self) -> None:
         found = transactions(delivered_lsn=120)
-        assert not receive(found, emitted(None, 120, b"", transactional=False))
+        message = emitted(None, 120, b"", transactional=False)
+        assert receive(found, message) == [MessageResent(message)]
+
+
+class TestWhereNothingWasToBeDelivered:
+    """Behind the last transaction delivered, and before the position delivered: heartbeats have moved it on."""
+
+    HEARTBEATS = Delivered(1000, transaction_lsn=100, message_lsn=80)
+
+    def events(self, *received: messages.Message) -> list[Event]:
+        return receive(Transactions(self.HEARTBEATS, MemorySpool()), TABLE, OTHER, *received)
+
+    def test_a_change_is_unexpected(self) -> None:
+        *unexpected, resent = self.events(BEGIN, INSERT, truncate(None, 7, 8), COMMIT)
+        changes = [event.change for event in unexpected if isinstance(event, Unexpected)]
+        assert [one.relation.oid for one in changes if isinstance(one, Change)] == [7, 7, 8]
+        assert {one.transaction and one.transaction.xid for one in changes} == {700}
+        assert resent == Resent(Transaction(700, 100, 5), 120)
+
+    @pytest.mark.parametrize(
+        "received",
+        [
+            (*segment(700, row(700, 1)), stream_commit(700)),
+            (begin_prepare(700), row(None, 1), prepare(700), commit_prepared(700)),
+        ],
+        ids=["streamed", "prepared"],
+    )
+    def test_so_is_one_that_has_waited(self, received: Sequence[messages.Message]) -> None:
+        *_, unexpected, resent = self.events(*received)
+        assert isinstance(unexpected, Unexpected)
+        assert isinstance(unexpected.change, Change)
+        assert resent == Resent(Transaction(700, 100, 5), 120)
+
+    def test_one_that_was_rolled_back_is_not(self) -> None:
+        rolled_back = [*segment(700, row(701, 1)), StreamAbort(700, 701, None, None), stream_commit(700)]
+        assert [type(event) for event in self.events(*rolled_back)] == [Resent]
+
+    def test_a_message_of_a_transaction_is(self) -> None:
+        unexpected, _ = self.events(BEGIN, emitted(None, 90, b"x"), COMMIT)
+        assert isinstance(unexpected, Unexpected)
+        assert isinstance(unexpected.change, Emitted)
+
+    def test_a_message_outside_transactions_is_behind_the_last_one(self) -> None:
+        message = emitted(None, 80, b"", transactional=False)
+        assert self.events(message) == [MessageResent(message)]
+        (unexpected,) = self.events(emitted(None, 81, b"", transactional=False))
+        assert isinstance(unexpected, Unexpected)
+        assert isinstance(unexpected.change, Emitted)
+        assert unexpected.change.transaction is None
+
+    def test_a_transaction_without_changes_is_not(self) -> None:
+        assert self.events(BEGIN, COMMIT) == [Resent(Transaction(700, 100, 5), 120)]
 
 
 class TestStreamedTransactions:
@@ -243,7 +297,7 @@ class TestStreamedTransactions:
         monkeypatch.setattr(module, "SKIPPED_AT_ONCE", 3)
         rows = [row(701, n) for n in range(7)]
         found = transactions(*segment(700, *rows, row(700, 7)), StreamAbort(700, 701, None, None))
-        assert [type(event) for event in receive(found, stream_commit(700))] == [Skipped, Skipped, Change, Committed]
+        assert [type(event) for event in receive(found, stream_commit(700))] == [Paused, Paused, Change, Committed]
 
     def test_one_that_is_rolled_back_is_forgotten(self) -> None:
         found = transactions(*segment(700, row(700, 1)), StreamAbort(700, 700, 90, 5))
@@ -271,6 +325,31 @@ class TestStreamedTransactions:
     def test_a_version_is_kept_once_however_many_rows_it_has(self) -> None:
         found = transactions(*segment(700, row(700, 1), row(700, 2), row(700, 3, 8), row(700, 4)))
         assert [version.name for version in found._streams[700].relations] == ["t", "o"]
+
+    def test_equal_versions_are_kept_once(self) -> None:
+        """A transaction can alter a table to and fro."""
+        altered = messages.Relation(700, 7, "public", "t", "d", (*TABLE.columns, column("more", 25)))
+        back = replace(TABLE, xid=700)
+        turn: list[messages.Message] = [row(700, 1), altered, row(700, 2), back]
+        found = transactions(*segment(700, *turn * 10, row(700, 3)))
+        assert len(found._streams[700].relations) == 2
+        changes = [event for event in receive(found, stream_commit(700)) if isinstance(event, Change)]
+        assert [len(change.relation.columns) for change in changes] == [1, 2] * 10 + [1]
+
+    def test_versions_beyond_what_is_kept_wait_among_the_rows(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "VERSIONS_MAX", 2)
+        altered = [
+            messages.Relation(700, 7, "public", f"t{number}", "d", (column(f"c{number}", 25, is_key=True),))
+            for number in range(4)
+        ]
+        rows = [message for version in altered for message in (version, row(700, 1), row(701, 2), row(700, 3, 8))]
+        found = transactions(*segment(700, *rows, row(700, 4)), StreamAbort(700, 701, None, None))
+        assert len(found._streams[700].relations) == 2
+        changes = [event for event in receive(found, stream_commit(700)) if isinstance(event, Change)]
+        names = [change.relation.name for change in changes]
+        assert names == ["t0", "o", "t1", "o", "t2", "o", "t3", "o", "t3"]
+        assert values(changes) == [1, 3] * 4 + [4]
+        assert changes[-1].relation == found.relations[7]
 
     def test_a_version_described_in_a_stream_holds_for_what_comes_behind_it(self) -> None:
         altered = messages.Relation(700, 7, "public", "renamed", "d", TABLE.columns)
@@ -416,7 +495,7 @@ def test_rows_are_discarded_when_their_transaction_ends() -> None:
 
     spool = Counting()
     spool.rows = []
-    found = Transactions(0, spool)
+    found = Transactions(Delivered(0, 0, 0), spool)
     receive(found, TABLE, *segment(700, row(700, 1)), stream_commit(700))
     receive(found, *segment(800, row(800, 1)), StreamAbort(800, 800, None, None))
     receive(found, begin_prepare(900), row(None, 1), prepare(900), rollback_prepared(900))

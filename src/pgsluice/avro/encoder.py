@@ -65,7 +65,7 @@ class RowEncoder:
                     body = write_binary(value)
                 except Misfit:
                     append(NULL)
-                    raw.append((name, self._table.text(self.names.index(name), value)))
+                    raw.append((name, utf8(self._table.text(self.names.index(name), value))))
                 except UNREAD as error:
                     raise self._table.unread(self.names.index(name), error) from None
                 else:

@@ -1,13 +1,16 @@
 """Schemas of the wire contract: names, and the records Envelope, Value, Key, Cut and DeadLetter.
 
 Built once per version of a relation from :class:`Field` objects, which :class:`TableFields` hands out: a
-column keeps its name as long as its Avro type changes only in ways that leave every reader right.
+column keeps its name as long as its Avro type changes only in ways that leave every reader right. What it needs of
+the versions before is in :class:`FieldHistory`.
 
 https://avro.apache.org/docs/1.12.0/specification/#names
 """
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -23,7 +26,7 @@ from pgsluice.avro.types import (
     wider,
 )
 from pgsluice.avro.wire import Schema
-from pgsluice.errors import ConfigError
+from pgsluice.errors import TableRefused
 from pgsluice.relation import Column, Relation
 
 # --- names
@@ -40,7 +43,12 @@ def avro_name(name: str) -> str:
 
 def pg_name(name: str) -> str:
     """Return the name that :func:`avro_name` made into ``name``."""
-    return _ESCAPED.sub(lambda match: chr(int(match[1], 16)), name)
+    return _ESCAPED.sub(lambda match: chr(int(match[1], 16)) if _is_character(match[1]) else match[0], name)
+
+
+def _is_character(digits: str) -> bool:
+    """Return whether it is the number of one: other programs can register schemas."""
+    return int(digits, 16) <= sys.maxunicode and not 0xD800 <= int(digits, 16) <= 0xDFFF  # noqa: PLR2004 - surrogates
 
 
 def namespace(prefix: str, schema: str, table: str) -> str:
@@ -64,19 +72,77 @@ _AMBIGUOUS: Final[Schema] = []
 """In place of a field's type when other programs gave it several: a union of nothing, which no type widens."""
 
 
-class TableFields:
-    """The history of one table's field names: which name stood for which column with which type.
+class FieldHistory:
+    """The names that the schemas registered for one table gave to columns, and the widest type of each.
 
-    It is a function of the schemas registered for the table, oldest first, and of the relations since.
+    Schemas are learned in the order of their versions. One that is learned again changes nothing. To learn a schema
+    takes as long as that schema is large, however many there were before.
     """
 
-    def __init__(self, options: TypeOptions, registered: Iterable[Schema] = ()) -> None:
-        self._options = options
+    def __init__(self, registered: Iterable[Schema] = ()) -> None:
         self._types: dict[str, dict[str, Schema]] = {}  # column -> field -> its widest type
         # Also those that differ only in case: Spark, Delta and DuckDB could not tell them apart.
         self._taken: set[str] = set()
+        self._numbers: dict[str, int] = {}
+        """Name in small letters to the number below which all are taken. Names stay taken, so none is tried twice."""
         for envelope in registered:
-            self._learn(envelope)
+            self.learn(envelope)
+
+    def __len__(self) -> int:
+        """Return how many names there are."""
+        return len(self._taken)
+
+    def learn(self, envelope: Schema) -> None:
+        """Take in the next schema of the table; one of another program tells nothing."""
+        for field in _row_fields(envelope):
+            match field:
+                case {"name": str(name), "type": kind}:
+                    self._taken.add(name.lower())
+                    match kind:
+                        case ["null", schema]:
+                            self._learn_type(column_name(field), name, schema)
+
+    def _learn_type(self, column: str, name: str, schema: Schema) -> None:
+        known = self._types.setdefault(column, {})
+        widest = wider(known.get(name, schema), schema)
+        known[name] = _AMBIGUOUS if widest is None else widest
+
+    def fields_of(self, column: str) -> Mapping[str, Schema]:
+        """Return the fields that stood for ``column``, oldest first, with their widest types."""
+        return self._types.get(column, {})
+
+    def free_number(self, name: str) -> int:
+        """Return the lowest number under which ``name`` is free, see :func:`_numbered`."""
+        base = name.lower()
+        number = first = self._numbers.get(base, 1)
+        while _numbered(base, number) in self._taken:
+            number += 1
+        if number > first:
+            self._numbers[base] = number
+        return number
+
+    def is_taken(self, name: str) -> bool:
+        """Return whether a field has this name, in large or small letters."""
+        return name.lower() in self._taken
+
+
+def _numbered(name: str, number: int) -> str:
+    """Return what a field is called if it is the first, the second, ... one that wants ``name``."""
+    return name if number == 1 else f"{name}__{number}"
+
+
+class TableFields:
+    """Gives the columns of one table their fields: a function of its history, and of the relations since.
+
+    The history itself stays as it is, because what is assigned here may never be registered.
+    """
+
+    def __init__(self, options: TypeOptions, history: FieldHistory | None = None) -> None:
+        self._options = options
+        self._history = history or FieldHistory()
+        self._types: dict[str, dict[str, Schema]] = {}  # as in the history, for the columns seen since
+        self._taken: set[str] = set()
+        self._numbers: dict[str, int] = {}
 
     def assign(self, relation: Relation) -> tuple[Field, ...]:
         """Return the fields of ``relation``, in its order; remembers the names given for the first time.
@@ -89,9 +155,14 @@ class TableFields:
     def _field(self, column: Column) -> Field:
         return self._field_of_gone(column) or self._field_of_known(column)
 
+    def _known(self, column: Column) -> dict[str, Schema]:
+        if column.name not in self._types:
+            self._types[column.name] = dict(self._history.fields_of(column.name))
+        return self._types[column.name]
+
     def _field_of_gone(self, column: Column) -> Field | None:
         """Return the field of a column whose arrays cannot be taken apart any more: as before, all marked."""
-        known = self._types.get(column.name, {}) if is_gone(column, self._options) else {}
+        known = self._known(column) if is_gone(column, self._options) else {}
         arrays = [
             Field(name, column, ColumnType(schema, Opcode.MARKED)) for name, schema in known.items() if is_array(schema)
         ]
@@ -99,7 +170,7 @@ class TableFields:
 
     def _field_of_known(self, column: Column) -> Field:
         own = column_type(column, self._options)
-        known = self._types.setdefault(column.name, {})
+        known = self._known(column)
         # The field of exactly this type first, then the oldest that can hold it.
         for name, schema in sorted(known.items(), key=lambda item: item[1] != own.schema):
             widest = wider(schema, own.schema)
@@ -111,31 +182,68 @@ class TableFields:
         return Field(name, column, own)
 
     def _free_name(self, name: str) -> str:
-        candidate, number = name, 1
-        while candidate.lower() in self._taken:
+        base = name.lower()
+        number = max(self._history.free_number(name), self._numbers.get(base, 1))
+        while (candidate := _numbered(base, number)) in self._taken or self._history.is_taken(candidate):
             number += 1
-            candidate = f"{name}__{number}"
-        self._taken.add(candidate.lower())
-        return candidate
-
-    def _learn(self, envelope: Schema) -> None:
-        for field in _row_fields(envelope):
-            name = field["name"]
-            self._taken.add(name.lower())
-            match field["type"]:
-                case ["null", schema]:
-                    self._learn_type(field.get("pg.name", pg_name(name)), name, schema)
-
-    def _learn_type(self, column: str, name: str, schema: Schema) -> None:
-        known = self._types.setdefault(column, {})
-        widest = wider(known.get(name, schema), schema)
-        known[name] = _AMBIGUOUS if widest is None else widest
+        self._taken.add(candidate)
+        self._numbers[base] = number + 1
+        return _numbered(name, number)
 
 
-def _row_fields(envelope: Schema) -> list[dict[str, Any]]:
+class KeyHistory:
+    """The keys that were registered for one table, by their columns, in the order of their last versions."""
+
+    def __init__(self, registered: Iterable[Schema] = ()) -> None:
+        self._keys: dict[tuple[str, ...], None] = {}
+        self._names = 0
+        for schema in registered:
+            self.learn(schema)
+
+    def __len__(self) -> int:
+        """Return how many names of columns there are."""
+        return self._names
+
+    def learn(self, schema: Schema) -> None:
+        """Take in the next schema of the key; one of another program tells nothing."""
+        columns = key_columns(schema) if isinstance(schema, dict) else None
+        if columns is None:
+            return
+        key = tuple(columns)
+        if key not in self._keys:
+            self._names += len(key)
+        self._keys.pop(key, None)
+        self._keys[key] = None
+
+    def last_among(self, published: AbstractSet[str]) -> tuple[str, ...] | None:
+        """Return the last key that has no columns but those ``published``; None when there is none."""
+        return next((key for key in reversed(self._keys) if published >= set(key)), None)
+
+
+def column_name(field: Mapping[str, Any]) -> str:
+    """Return the name of the column that a registered field stands for."""
+    name = field.get("pg.name")
+    return name if isinstance(name, str) else pg_name(field["name"])
+
+
+def key_columns(schema: Mapping[str, Any]) -> list[str] | None:
+    """Return the columns of a registered key; None if another program registered something else."""
+    fields = named_fields(schema)
+    return None if fields is None else [column_name(field) for field in fields]
+
+
+def named_fields(schema: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """Return the fields of a registered record; None if another program registered something else."""
+    match schema:
+        case {"fields": [*fields]} if all(isinstance(one, dict) and isinstance(one.get("name"), str) for one in fields):
+            return fields
+    return None
+
+
+def _row_fields(envelope: Schema) -> list[Any]:
     """Return the fields of the row in an envelope; none if another program registered something else."""
-    fields = envelope.get("fields", []) if isinstance(envelope, dict) else []
-    for field in fields:
+    fields = envelope.get("fields") if isinstance(envelope, dict) else None
+    for field in fields if isinstance(fields, list) else []:
         match field:
             case {"name": "before", "type": ["null", {"fields": [*row_fields]}]}:
                 return row_fields
@@ -145,13 +253,13 @@ def _row_fields(envelope: Schema) -> list[dict[str, Any]]:
 def key_fields(
     relation: Relation, fields: Sequence[Field], key: Collection[str], options: TypeOptions
 ) -> tuple[Field, ...]:
-    """Return the fields of the key over the columns named ``key``, in the relation's order.
+    """Return the fields of the key over the columns named ``key``, in the relation's order; TableRefused if one lacks.
 
     They have the names of the row's fields and, where a field became wider than its column, its type.
     """
     missing = sorted(set(key) - {column.name for column in relation.columns})
     if missing:
-        raise ConfigError(
+        raise TableRefused(
             f"table {relation.namespace}.{relation.name}: key column {', '.join(missing)} is not among the"
             " published columns; publish it, or name other columns with keys in tables.rules"
         )

@@ -17,7 +17,7 @@ from pgsluice.avro.choices import DECIMAL, MAX_PRECISION, Choice, ColumnChoice
 from pgsluice.avro.text import Misfit as Misfit  # noqa: PLC0414 - part of this module's interface
 from pgsluice.avro.text import Writer
 from pgsluice.avro.wire import Schema
-from pgsluice.errors import ConfigError
+from pgsluice.errors import TableRefused
 from pgsluice.relation import CATALOG, Column, PgType, Relation
 
 
@@ -237,7 +237,8 @@ def _type(pg_type: PgType, typmod: int, options: TypeOptions) -> ColumnType:
 def _element(pg_type: PgType, options: TypeOptions) -> Element | None:
     if pg_type.namespace != CATALOG:
         return options.elements.get(pg_type.oid)
-    if not pg_type.name.startswith("_"):
+    # One underscore only, so that no name stands for arrays in arrays in arrays.
+    if not pg_type.name.startswith("_") or pg_type.name.startswith("__"):
         return None
     name = pg_type.name[1:]
     return Element(PgType(0, CATALOG, name), ";" if name == "box" else ",")
@@ -251,7 +252,7 @@ def is_gone(column: Column, options: TypeOptions) -> bool:
 
 def is_array(schema: Schema) -> bool:
     """Return whether a field has arrays."""
-    return isinstance(schema, dict) and schema["type"] == "array"
+    return isinstance(schema, dict) and schema.get("type") == "array"
 
 
 def _array(element: ColumnType, delimiter: str) -> ColumnType:
@@ -314,11 +315,11 @@ _TEMPORAL_ALTERNATIVES: Final = {
 
 
 def check_choices(relation: Relation, options: TypeOptions) -> None:
-    """Raise ConfigError for a choice that names a column of the table which cannot have that type."""
+    """Raise TableRefused for a choice that names a column of the table which cannot have that type."""
     for column in relation.columns:
         for choice in options.choices:
             if choice.names(column.name) and _chosen(column.type, column.typmod, choice.choice, options) is None:
-                raise ConfigError(
+                raise TableRefused(
                     f"table {relation.namespace}.{relation.name}: column {column.name} of type {column.type.name} "
                     f"cannot be {choice.choice}, as `types` in [[tables.rules]] has it: write one of "
                     f"{', '.join(choices_of(column, options))}, or leave it out"
@@ -406,10 +407,14 @@ def _widens(narrow: Schema, wide: Schema) -> bool:
 
 
 def _precision(schema: Schema) -> tuple[int, int] | None:
-    """Return precision and scale of a decimal, None for other types."""
-    if isinstance(schema, dict) and schema.get("logicalType") == "decimal":
-        return schema["precision"], schema.get("scale", 0)
-    return None
+    """Return precision and scale of a decimal as we write them, None for other types."""
+    if not isinstance(schema, dict) or schema.get("logicalType") != "decimal":
+        return None
+    precision, scale = schema.get("precision"), schema.get("scale", 0)
+    # Another program may have registered a schema with a precision of billions, to whose power 10 would be raised.
+    if not isinstance(precision, int) or not isinstance(scale, int):
+        return None
+    return (precision, scale) if 0 <= scale <= precision <= MAX_PRECISION else None
 
 
 def widened(kind: ColumnType, schema: Schema) -> ColumnType:

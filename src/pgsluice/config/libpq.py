@@ -6,6 +6,7 @@ service file work as in every client, so each authentication method is reachable
 https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-PARAMKEYWORDS
 """
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -43,6 +44,23 @@ def parse_dsn(dsn: str) -> dict[str, str]:
         raise ValueError(
             "is neither a connection string of libpq (host=db dbname=shop) nor a URI (postgresql://db/shop)"
         ) from None
+
+
+def in_effect(parameters: Mapping[str, str]) -> dict[str, str]:
+    """Return what libpq would connect with: ``parameters``, then the service file, the environment and its defaults.
+
+    Nothing is connected to. If libpq cannot find the service, ``parameters`` are returned as they are.
+    """
+    from psycopg import pq  # noqa: PLC0415 - loads libpq: only where a connection is looked at
+    from psycopg.conninfo import make_conninfo  # noqa: PLC0415 - as above
+
+    # libpq has no function for this. It resolves all parameters before it validates them, so that one which it
+    # refuses makes it stop in between, before it looks up a host.
+    conninfo = make_conninfo("", **{**parameters, "target_session_attrs": "none of them"})
+    connection = pq.PGconn.connect_start(conninfo.encode())
+    found = {option.keyword: option.val for option in connection.info if option.val is not None}
+    connection.finish()
+    return {name.decode(): value.decode(errors="replace") for name, value in found.items()} or dict(parameters)
 
 
 def refusal(name: str) -> str:

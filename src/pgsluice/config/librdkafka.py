@@ -1,6 +1,7 @@
 """Properties of librdkafka that are not the user's to set: the promise of delivery rests on them.
 
-Used by the settings model for ``kafka.client``. Any other is handed to the library, which knows its names.
+Used by the settings model for ``kafka.client``. Any other is handed to the library, which knows its names. Also says
+which properties may be shown.
 
 https://github.com/confluentinc/librdkafka/blob/master/CONFIGURATION.md
 """
@@ -46,6 +47,44 @@ REFUSED = {
     "isolation.level": "checkpoints are read both committed and uncommitted, on purpose",
 }
 """Property → why it cannot be set, or what to set instead."""
+
+
+_SHOWN = frozenset(
+    """
+    api.version.fallback.ms api.version.request api.version.request.timeout.ms batch.num.messages batch.size
+    broker.address.family broker.address.ttl broker.version.fallback check.crcs client.dns.lookup client.rack
+    compression.level compression.type connections.max.idle.ms debug enable.metrics.push
+    enable.sasl.oauthbearer.unsecure.jwt enable.ssl.certificate.verification fetch.error.backoff.ms fetch.max.bytes
+    fetch.message.max.bytes fetch.min.bytes fetch.queue.backoff.ms heartbeat.interval.ms https.ca.location
+    https.ca.pem linger.ms log.connection.close log.thread.name log_level max.partition.fetch.bytes
+    max.poll.interval.ms message.copy.max.bytes metadata.max.age.ms metadata.recovery.rebootstrap.trigger.ms
+    metadata.recovery.strategy plugin.library.paths queue.buffering.backpressure.threshold
+    queued.max.messages.kbytes queued.min.messages receive.message.max.bytes reconnect.backoff.max.ms
+    reconnect.backoff.ms request.timeout.ms retry.backoff.max.ms retry.backoff.ms sasl.kerberos.keytab
+    sasl.kerberos.min.time.before.relogin sasl.kerberos.principal sasl.kerberos.service.name sasl.mechanism
+    sasl.mechanisms sasl.oauthbearer.assertion.algorithm sasl.oauthbearer.assertion.claim.aud
+    sasl.oauthbearer.assertion.claim.exp.seconds sasl.oauthbearer.assertion.claim.iss
+    sasl.oauthbearer.assertion.claim.jti.include sasl.oauthbearer.assertion.claim.nbf.seconds
+    sasl.oauthbearer.assertion.claim.sub sasl.oauthbearer.assertion.file
+    sasl.oauthbearer.assertion.jwt.template.file sasl.oauthbearer.assertion.private.key.file
+    sasl.oauthbearer.client.credentials.client.id sasl.oauthbearer.client.id sasl.oauthbearer.grant.type
+    sasl.oauthbearer.metadata.authentication.type sasl.oauthbearer.method sasl.oauthbearer.scope
+    sasl.oauthbearer.sub.claim.name sasl.oauthbearer.token.endpoint.url sasl.username security.protocol
+    session.timeout.ms socket.blocking.max.ms socket.connection.setup.timeout.ms socket.keepalive.enable
+    socket.max.fails socket.nagle.disable socket.receive.buffer.bytes socket.send.buffer.bytes socket.timeout.ms
+    ssl.ca.certificate.stores ssl.ca.location ssl.ca.pem ssl.certificate.location ssl.cipher.suites
+    ssl.crl.location ssl.curves.list ssl.endpoint.identification.algorithm ssl.engine.id ssl.engine.location
+    ssl.key.location ssl.keystore.location ssl.providers ssl.sigalgs.list statistics.interval.ms
+    sticky.partitioning.linger.ms topic.blacklist topic.metadata.propagation.max.ms
+    topic.metadata.refresh.fast.interval.ms topic.metadata.refresh.interval.ms topic.metadata.refresh.sparse
+    """.split()  # noqa: SIM905 - a list would take a hundred lines
+)
+"""Properties whose values are no secrets. All others count as secrets, because a misspelt name may hold a password."""
+
+
+def may_be_shown(name: str) -> bool:
+    """Tell whether the value of property ``name`` may be printed, but for what a URL in it hides."""
+    return name in _SHOWN
 
 
 def refusal(name: str) -> str:

@@ -30,8 +30,8 @@ from pgsluice.config.sources import (
 from pgsluice.config.toml_text import toml_value
 from pgsluice.config.units import ListenAddress
 
-_FILE = 3
-"""Which of the layers is the file."""
+_SECRETS, _FILE = 2, 3
+"""Which of the layers are the secret files and the file."""
 
 _SENTENCES = {
     "literal_error": "must be {expected}",
@@ -80,6 +80,16 @@ class Sources:
                 Layer("default", dict(defaults or {})),
             )
         )
+
+    @property
+    def file(self) -> Layer:
+        """The layer of the file, which is empty if there is none."""
+        return self.layers[_FILE]
+
+    @property
+    def secrets(self) -> Layer:
+        """The layer of the secret files; the place of each value is the name of its file."""
+        return self.layers[_SECRETS]
 
     def settings(self) -> Settings:
         """Validate; SettingsError with every problem of every source."""
@@ -144,7 +154,7 @@ class Sources:
                 in_list = isinstance(outer[-1], int)
                 if layer.get(outer) is not None and (in_list or outer in layer.places):
                     return layer.place(outer)
-        return self.layers[_FILE].name
+        return self.file.name
 
 
 def _by_line(problem: Problem) -> tuple[str, int]:

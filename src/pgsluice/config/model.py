@@ -26,7 +26,6 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 from pgsluice.avro.choices import Choice
 from pgsluice.config import libpq, librdkafka
 from pgsluice.config.naming import (
-    SERVICE_TOPICS,
     SLOT_PREFIX,
     check_address,
     check_glob,
@@ -39,6 +38,7 @@ from pgsluice.config.naming import (
 from pgsluice.config.problems import KeyProblems, Path, is_secret
 from pgsluice.config.units import Duration, ListenAddress, NumericAs, Size, Within
 from pgsluice.errors import ConfigError
+from pgsluice.tables import SERVICE_TOPICS
 
 _STATUS_INTERVALS_PER_TIMEOUT = 3
 """One lost or late status update must not end the connection."""
@@ -76,15 +76,16 @@ def _no_text(entry: object) -> str:
 
 
 def _parameters(value: object) -> MaskedTexts:
-    return _mask(_texts(value, libpq.refusal))
+    return _mask(_texts(value, libpq.refusal), is_secret)
 
 
 def _client_properties(value: object) -> MaskedTexts:
-    return _mask(_COMPRESSION | _texts(value, librdkafka.refusal))
+    texts = _COMPRESSION | _texts(value, librdkafka.refusal)
+    return _mask(texts, lambda name: not librdkafka.may_be_shown(name))
 
 
-def _mask(texts: dict[str, str]) -> MaskedTexts:
-    return {name: SecretStr(text) if is_secret(name) else text for name, text in texts.items()}
+def _mask(texts: dict[str, str], is_masked: Callable[[str], bool]) -> MaskedTexts:
+    return {name: SecretStr(text) if is_masked(name) else text for name, text in texts.items()}
 
 
 def _reveal(masked: MaskedTexts) -> dict[str, str]:
@@ -102,6 +103,12 @@ def _no_zero(factor: int) -> int:
     if factor == 0:
         raise ValueError("must be -1 (the broker's default) or at least 1")
     return factor
+
+
+def _no_uri(host: str) -> str:
+    if "://" in host:
+        raise ValueError("is a URI: write it as postgres.dsn")
+    return host
 
 
 Flag = Annotated[bool, Field(strict=True)]
@@ -141,7 +148,7 @@ class Postgres(Section):
         description="Connection string or URI of libpq; the keys below take precedence over its parts.",
         examples=["postgresql://pgsluice@db.example.com:5432/shop"],
     )
-    host: Text | None = Field(
+    host: Annotated[Text, AfterValidator(_no_uri)] | None = Field(
         default=None,
         description="Host name, address, or directory of the Unix socket.",
         examples=["db.example.com"],
@@ -290,6 +297,11 @@ class Topics(Section):
         description="Topic configuration of a new topic, in Kafka's names.",
         examples=[{"min.insync.replicas": "2"}],
     )
+    max: Count = Field(
+        default=10_000,
+        description="How many topics of tables there may be. No topic is created for a new table beyond them, and "
+        "tables.refused says what becomes of it: whoever may create tables must not fill the cluster with partitions.",
+    )
     changed: Literal["stop", "accept"] = Field(
         default="stop",
         description="When a topic was deleted, re-created, emptied or given other partitions behind pgsluice's back: "
@@ -424,8 +436,8 @@ class Rule(Section):
     @field_validator("topic")
     @classmethod
     def _check_topic(cls, topic: str | None, info: ValidationInfo) -> str | None:
-        missing = missing_placeholders(topic or "", info.data.get("match", "")) if topic else []
-        if missing:
+        match = info.data.get("match")
+        if topic is not None and match is not None and (missing := missing_placeholders(topic, match)):
             raise ValueError(f"lacks {' and '.join(missing)}: every table that matches needs a topic of its own")
         return topic
 
@@ -441,6 +453,12 @@ class Tables(Section):
         default=False, description="Follow every delete with a record without value, for compacted topics."
     )
     truncate: OnTruncate = Field(default="emit", description="Whether a TRUNCATE becomes a record.")
+    refused: Literal["quarantine", "stop"] = Field(
+        default="quarantine",
+        description="What becomes of a table that cannot be published as the settings are (a type that a column cannot "
+        "have, a topic that is taken): a dead letter stands for each of its changes, and all others go on, or pgsluice "
+        "stops.",
+    )
     time_range: Literal["common", "full"] = Field(
         default="common",
         description="Dates and timestamps that become typed values: years 1 to 9999, which most readers can "
@@ -580,6 +598,12 @@ class Http(Section):
 
     listen: ListenAddress = Field(
         default=ListenAddress.parse("127.0.0.1:8080"), description="Address and port to listen on."
+    )
+    allowed_hosts: list[str] = Field(
+        default=[],
+        description="Names under which clients may ask (their Host header), besides localhost and IP addresses. "
+        "Empty: any name, but none where `listen` is a loopback address.",
+        examples=[["pgsluice.example.com"]],
     )
 
 

@@ -7,12 +7,11 @@ import re
 from urllib.parse import urlsplit
 
 from pgsluice.config.units import MAX_PORT
-
-SERVICE_TOPICS = ("transactions", "checkpoint", "schemas", "messages", "dead_letters")
-"""pgsluice's own topics, each after the prefix and a dot."""
+from pgsluice.tables import TablePattern
 
 _PLACEHOLDER = re.compile(r"\{(prefix|schema|table)\}")
 _TOPIC_CHARACTERS = re.compile(r"[A-Za-z0-9._-]*", re.ASCII)
+_OWN = re.compile(r"\{prefix\}[._-]")
 _WILDCARD = re.compile(r"[*?\[]")
 
 
@@ -65,10 +64,8 @@ def check_address(url: str) -> str:
 
 
 def check_glob(glob: str) -> str:
-    """Return a pattern over ``schema.table``; ValueError when it could never match one."""
-    schema, dot, table = glob.partition(".")
-    if not (schema and dot and table):
-        raise ValueError(f'{glob!r} must be a pattern of schema and table: perhaps "public.{glob}" or "*.*"?')
+    """Return a pattern over ``schema.table``; ValueError when it is none."""
+    TablePattern.parse(glob)
     return glob
 
 
@@ -78,6 +75,10 @@ def check_template(template: str) -> str:
         raise ValueError(
             f"{template!r} cannot name a topic: write letters, digits, '.', '_', '-' "
             "and the placeholders {prefix}, {schema} and {table}"
+        )
+    if not _OWN.match(template):
+        raise ValueError(
+            f"{template!r} must begin with {{prefix}} and a dot, '-' or '_', or it could name another pipeline's topic"
         )
     names = _PLACEHOLDER.findall(template)
     if len(names) != len(set(names)):
@@ -90,6 +91,7 @@ def check_template(template: str) -> str:
 
 def missing_placeholders(template: str, glob: str) -> list[str]:
     """Return the placeholders without which tables that match ``glob`` would share a topic."""
-    schema, _, table = glob.partition(".")
-    needed = [name for name, part in (("{schema}", schema), ("{table}", table)) if _WILDCARD.search(part)]
+    pattern = TablePattern.parse(glob)
+    parts = (("{schema}", pattern.schema), ("{table}", pattern.table))
+    needed = [name for name, part in parts if _WILDCARD.search(part)]
     return [placeholder for placeholder in needed if placeholder not in template]

@@ -33,8 +33,13 @@ class SettingsError(ConfigError):
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)
+        super().__init__("\n".join(self.lines))
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """A line that counts the problems, then one for each."""
         count = "one error" if len(self.problems) == 1 else f"{len(self.problems)} errors"
-        super().__init__("\n  ".join([f"the configuration has {count}:", *map(str, self.problems)]))
+        return (f"the configuration has {count}:", *(f"  {problem}" for problem in self.problems))
 
 
 class KeyProblems(ValueError):
@@ -58,5 +63,5 @@ def dotted(path: Path) -> str:
 
 
 def is_secret(name: str) -> bool:
-    """Tell whether the value of parameter or property ``name`` must never be printed."""
+    """Tell whether parameter or property ``name`` holds a secret, as far as its name tells."""
     return any(part in name for part in _SECRET_PARTS) and not name.endswith("_file")

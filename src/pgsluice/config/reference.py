@@ -18,6 +18,7 @@ from pgsluice.config.model import Rule, Settings
 from pgsluice.config.problems import Path
 from pgsluice.config.toml_text import toml_key, toml_value
 from pgsluice.config.units import Duration, ListenAddress, Size, Within
+from pgsluice.printable import printable, without_url_secrets
 
 _EXAMPLE_HEAD = """\
 # pgsluice: every setting with its default. What has no default is commented out, beside an example.
@@ -121,7 +122,7 @@ def _limits(key: Key) -> Iterator[str]:
 
 
 def show(settings: Settings, sources: Sources) -> str:
-    """Return what is in force as TOML, each value with where it came from; secrets are three stars."""
+    """Return what is in force as TOML, each value with where it came from; secrets, also in URLs, are three stars."""
     blocks = []
     for path, section in all_sections().items():
         head = f"[{'.'.join(path)}]\n" if path else ""
@@ -141,17 +142,21 @@ def _shown(key: Key, settings: Settings, sources: Sources) -> str:
     if isinstance(value, dict):
         table = toml_key(key.path[-1])
         return "".join(
-            f"{table}.{toml_key(name)} = {toml_value(entry)}{_because(sources, (*key.path, name))}"
+            f"{table}.{toml_key(name)} = {toml_value(_public(entry))}{_because(sources, (*key.path, name))}"
             for name, entry in value.items()
         )
-    return f"{_pair(key, value)}{_because(sources, key.path)}" if value is not None else ""
+    return f"{_pair(key, _public(value))}{_because(sources, key.path)}" if value is not None else ""
+
+
+def _public(value: object) -> object:
+    return without_url_secrets(value) if isinstance(value, str) else value
 
 
 def _because(sources: Sources, path: Path) -> str:
-    return f"  # {sources.origin(path) or 'default'}\n"
+    return f"  # {printable(sources.origin(path) or 'default')}\n"
 
 
 def _shown_rule(rule: Rule, origin: str | None) -> str:
     values = {name: getattr(rule, name) for name in Rule.model_fields}
     lines = [f"{name} = {toml_value(value)}\n" for name, value in values.items() if value not in (None, {})]
-    return f"[[tables.rules]]  # {origin}\n{''.join(lines)}"
+    return f"[[tables.rules]]  # {printable(origin or 'default')}\n{''.join(lines)}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any
 
-from pgsluice.config.keys import Key, Kind, all_keys, nearest
+from pgsluice.config.keys import Key, Kind, all_keys, all_sections, nearest
 from pgsluice.config.problems import Path, Problem
 from pgsluice.config.toml_lines import key_lines
 
@@ -21,6 +21,8 @@ SECRETS_VARIABLE = "PGSLUICE_SECRETS_DIR"
 NO_FILE = "settings (no file: -c, PGSLUICE_CONFIG)"
 _PREFIX = "PGSLUICE_"
 _LEVEL = "__"
+_DOTTED = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)
+"""A key in a flag. Other text before the equals sign may be a secret: ``--set 'postgres.password aGVsbG8='``."""
 
 
 @dataclass(slots=True)
@@ -136,13 +138,24 @@ def variable(path: Iterable[str]) -> str:
 def flags_layer(flags: Sequence[str]) -> Layer:
     """Read the ``KEY=VALUE`` of each ``--set``."""
     layer = Layer("--set")
-    for flag in flags:
+    for number, flag in enumerate(flags, start=1):
         name, equals, text = flag.partition("=")
-        if equals:
-            _put_text(layer, name.strip().split("."), text, f"--set {name.strip()}", ".".join)
+        name = name.strip()
+        if equals and _DOTTED.fullmatch(name):
+            _put_text(layer, name.split("."), text, f"--set {name}", ".".join)
         else:
-            layer.problems.append(Problem(f"--set {name}", "lacks its value: write KEY=VALUE"))
+            layer.problems.append(Problem(_flag_origin(flag, number), "is not KEY=VALUE: write it with an equals sign"))
     return layer
+
+
+def _flag_origin(flag: str, number: int) -> str:
+    """Return what to call a flag that cannot be read: only names of ours are repeated, the rest may be a secret."""
+    found = _DOTTED.match(flag.strip())
+    parts = found[0].split(".") if found else []
+    key, _ = _find(parts)
+    if key is not None:
+        return f"--set {'.'.join(key.path)}"
+    return f"--set {'.'.join(parts)}" if parts and tuple(parts) in all_sections() else f"--set number {number}"
 
 
 def _put_text(layer: Layer, parts: list[str], text: str, origin: str, spell: Callable[[Iterable[str]], str]) -> None:

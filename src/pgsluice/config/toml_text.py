@@ -9,6 +9,9 @@ from collections.abc import Mapping
 
 from pydantic import SecretStr
 
+_LONG_ESCAPES = 0x10000
+"""The first character that needs eight digits."""
+
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 
 
@@ -34,5 +37,13 @@ def toml_value(value: object) -> str:
 
 
 def _text(text: str) -> str:
-    # JSON's strings are TOML's, but for one control character that JSON leaves as it is
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    # JSON's strings are TOML's, but JSON would write two escapes for a character beyond the first 65536
+    quoted = json.dumps(text, ensure_ascii=False)
+    return quoted if quoted.isprintable() else "".join(map(_escape, quoted))
+
+
+def _escape(character: str) -> str:
+    if character.isprintable():
+        return character
+    code = ord(character)
+    return f"\\u{code:04x}" if code < _LONG_ESCAPES else f"\\U{code:08x}"

@@ -6,9 +6,13 @@ what the cluster has, it shows what happened to a topic behind our back.
 https://cwiki.apache.org/confluence/display/KAFKA/KIP-516%3A+Topic+Identifiers
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
+
+from pgsluice.avro.binary import INT_MAX, LONG_MAX
+from pgsluice.cut import CUT_MAX, EPOCH_MAX
 
 Place = tuple[str, int]
 """A topic and the number of one of its partitions."""
@@ -29,32 +33,51 @@ class Account:
 
     topics: dict[str, TopicState] = field(default_factory=dict)
     ends: dict[Place, int] = field(default_factory=dict)
+    leader_epochs: dict[Place, int] = field(default_factory=dict)
+    """Where brokers tell it: how many leaders each partition has had. The answer of the newest leader counts."""
+
+    def is_newer(self, other: "Account") -> bool:
+        """Return whether leaders answered here that followed those who answered there."""
+        both = self.leader_epochs.keys() & other.leader_epochs.keys()
+        return sum(self.leader_epochs[place] - other.leader_epochs[place] for place in both) > 0
 
 
 class LastCuts:
     """What the cut records say of topics, read in order, from the last full cut on."""
 
-    def __init__(self) -> None:
-        self.number = self.epoch = 0
+    def __init__(self, *, unreadable: str | None = None) -> None:
+        self.unreadable = unreadable
+        """Why a record could not be read as a cut record; then nothing else is known."""
+        self.number = self.epoch = self.end_lsn = 0
         """The highest cut's; 0 when there is none."""
+        self.positions: dict[int, tuple[int, int]] = {}
+        """Epoch and end_lsn of the highest cut and of the one before it, by number. A cut's later record counts."""
         self.is_complete = False
         """Whether a full cut was among them: else what came before them is missing."""
         self._ids: dict[str, str] = {}
         self._ends: dict[Place, int] = {}
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Take the next record; the parts of one cut follow one another."""
+        """Take the next record; the parts of one cut follow one another. ValueError when its content cannot be true."""
+        _check(record)
         if record["full"] and record["part"] == 0:
             self._ids.clear()
             self._ends.clear()
             self.is_complete = True
-        self.number = max(self.number, record["cut"])
+        if record["cut"] >= self.number:
+            self.number, self.end_lsn = record["cut"], record["end_lsn"]
+        self._take_position(record)
         self.epoch = max(self.epoch, record["epoch"])
         for entry in record["topics"]:
             topic = entry["topic"]
             self._ids[topic] = entry["topic_id"]
             for at in entry["offsets"]:
                 self._ends[topic, at["partition"]] = at["next"]
+
+    def _take_position(self, record: Mapping[str, Any]) -> None:
+        self.positions[record["cut"]] = record["epoch"], record["end_lsn"]
+        for number in [one for one in self.positions if one < self.number - 1]:
+            del self.positions[number]
 
     @property
     def account(self) -> Account:
@@ -68,6 +91,26 @@ class LastCuts:
                 counts[topic] = max(counts[topic], partition + 1)
         topics = {topic: TopicState(identifier, counts[topic]) for topic, identifier in self._ids.items()}
         return Account(topics, dict(self._ends))
+
+
+_BOUNDS: Final = {"cut": (0, CUT_MAX), "epoch": (0, EPOCH_MAX), "end_lsn": (0, LONG_MAX), "part": (0, INT_MAX)}
+_TOPIC: Final = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,249}", re.ASCII)
+
+
+def _check(record: Mapping[str, Any]) -> None:
+    for name, bounds in _BOUNDS.items():
+        _check_number(name, record[name], *bounds)
+    for entry in record["topics"]:
+        if not _TOPIC.fullmatch(entry["topic"]):
+            raise ValueError("it names a topic that Kafka cannot have")
+        for at in entry["offsets"]:
+            _check_number("partition", at["partition"], 0, INT_MAX - 1)
+            _check_number("next", at["next"], 0, LONG_MAX)
+
+
+def _check_number(name: str, number: int, lowest: int, highest: int) -> None:
+    if not lowest <= number <= highest:
+        raise ValueError(f"its {name!r} is {number}, outside {lowest} to {highest}")
 
 
 def changes(known: Account, found: Account) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from functools import partial
 
 from pgsluice.errors import PgsluiceError
@@ -19,10 +20,15 @@ def check(options: SinkOptions) -> list[Finding]:
     """Return the findings, good and bad; blocks for some seconds where Kafka does not answer."""
     try:
         topics = Topics(options.producer.client, threading.Event())
-        brokers = topics.brokers()
+        with closing(topics):
+            return _findings(topics, options)
     except PgsluiceError as error:
         remedy = "Check kafka.bootstrap_servers, kafka.client and that a broker listens there."
         return [Finding("kafka reachable", Verdict.FAIL, str(error), remedy)]
+
+
+def _findings(topics: Topics, options: SinkOptions) -> list[Finding]:
+    brokers = topics.brokers()
     reachable = Finding("kafka reachable", Verdict.OK, f"{len(brokers)} broker(s)")
     mode = Finding("delivery mode", Verdict.OK, _MODES[options.mode])
     return [reachable, mode, *(_guarded(name, look) for name, look in _looks(topics, options))]

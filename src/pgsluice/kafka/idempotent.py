@@ -7,6 +7,8 @@ https://kafka.apache.org/documentation/#semantics and KIP-679.
 """
 
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 
 import structlog
 
@@ -25,6 +27,9 @@ class IdempotentProducer(CutProducer):
 
     is_atomic = False
 
+    _former: TransactionalProducer | None = None
+    """The producer that ended a former owner's transaction, until it has written the mark."""
+    _transactions_work = False
     _left = 0
     _left_since = 0.0
     _looked_at = float("-inf")
@@ -42,9 +47,39 @@ class IdempotentProducer(CutProducer):
 
         It would hide the checkpoint, and everything after it, from read_committed readers.
         """
-        former = TransactionalProducer(self._options, self._given_up, self._refusals)
+        former = self._transactional()
         try:
-            former.fence(topic)
+            with self._if_possible():
+                former.fence(topic)
+                self._former, self._transactions_work = former, True
+        finally:
+            if self._former is None:
+                former.close()
+        connect(self._producer, topic, SLICE_S)
+
+    def mark(self, topics: Sequence[str], key: bytes) -> bytes | None:
+        """Have the transactional producer that ended former owners write the mark, where transactions work.
+
+        Where they worked before, a mark that cannot be written is bad weather, and no reason to go without one:
+        SinkUnavailable.
+        """
+        if not self._transactions_work:
+            return None
+        former, self._former = self._former, None
+        again = former is None
+        with closing(former or self._transactional()) as marking:
+            if again:
+                marking.fence(topics[0])
+            return marking.mark(topics, key)
+
+    def _transactional(self) -> TransactionalProducer:
+        return TransactionalProducer(self._options, self._given_up, self._refusals)
+
+    @contextmanager
+    def _if_possible(self) -> Iterator[None]:
+        """Leave the block without an error where transactions cannot be used, or do not work."""
+        try:
+            yield
         except (PermissionDenied, ConfigError) as error:
             # Whoever may not, or cannot, use transactions has left none open.
             log.info("transactions cannot be used, and are not needed", reason=str(error))
@@ -56,7 +91,6 @@ class IdempotentProducer(CutProducer):
                 "transactions do not work: if a former owner left one open, readers wait for its timeout",
                 reason=str(error),
             )
-        connect(self._producer, topic, SLICE_S)
 
     def begin(self) -> None:
         """Nothing: records are seen one by one."""
@@ -68,6 +102,11 @@ class IdempotentProducer(CutProducer):
 
     def abort(self) -> None:
         """As :meth:`abandon`."""
+        self.abandon()
+
+    def _end(self) -> None:
+        if self._former is not None:
+            self._former.close()
         self.abandon()
 
     def abandon(self) -> None:

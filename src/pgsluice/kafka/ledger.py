@@ -7,6 +7,8 @@ were the former one, and waits for a deleted one to come back.
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import closing
+from typing import Any
 
 import structlog
 
@@ -22,12 +24,14 @@ FULL_CUT_S = 45.0
 """When the next cut is a full one: with a cut every 10 s at least, there is one a minute."""
 
 CONFIRM_S = 5.0
-"""How long a change has to be seen: brokers hear of a topic, and of its new leaders, one after the other."""
+"""How long every answer has to show a change: brokers hear of a topic, and of its new leaders, one after the other,
+and one that lost touch with its cluster does not hear of them at all."""
 
 DISTRUST_S = 600.0
 """How long nothing is foretold after it turned out wrong: what disturbed us once may do so again."""
 
-_AGAIN_S = 0.1
+AGAIN_S = 0.25
+"""Between two answers about a change, each of which is asked for by a client of its own."""
 
 _PARTITIONS_SHOWN = 10
 
@@ -57,16 +61,23 @@ class Ledger:
     """Topics with their ids, partitions and ends. Every method may block, until ``given_up`` is set at the latest."""
 
     def __init__(
-        self, topics: Topics, given_up: threading.Event, *, accept: bool, foresight: Foresight | None = None
+        self,
+        topics: Topics,
+        given_up: threading.Event,
+        *,
+        accept: bool,
+        is_atomic: bool = True,
+        foresight: Foresight | None = None,
     ) -> None:
-        """``accept``: a new session goes on with what changed, instead of none."""
+        """``accept``: a new session goes on with what changed, instead of none. ``is_atomic``: in transactions."""
         self._topics = topics
         self._given_up = given_up
         self._accept = accept
+        self._is_atomic = is_atomic
         self._foresight = foresight or Foresight()
         self._known = Account()
         self._marked: set[Place] = set()
-        """Partitions whose end was followed by the marker of a transaction, which takes an offset, too."""
+        """Partitions whose known end is followed by the marker of a transaction, which takes an offset, too."""
         self._unlisted: set[str] = set()
         self._full_at = float("-inf")
         self._memory = ""
@@ -102,10 +113,12 @@ class Ledger:
         self._memory = topic
         self.watch(topic, state)
 
-    def pin(self, states: Mapping[str, TopicState]) -> None:
-        """Watch topics that changes are written to, with their ends."""
+    def pin(self, states: Mapping[str, TopicState], reached: Mapping[Place, int] | None = None) -> None:
+        """Watch topics that changes are written to, with their ends, which have ``reached`` these offsets at least."""
         places = [(topic, partition) for topic, state in states.items() for partition in range(state.partitions)]
-        self._known.ends |= self._topics.next_offsets(places)
+        # An outdated broker may not know all that was reached, and the next cut would begin inside a former one.
+        ends = self._topics.next_offsets(places)
+        self._known.ends |= {place: max(end, (reached or {}).get(place, 0)) for place, end in ends.items()}
         self._known.topics |= states
         self._unlisted |= states.keys()
 
@@ -129,7 +142,8 @@ class Ledger:
             raise HistoryError(_in_words(sentences))
         for sentence in sentences:
             log.warning("a topic has changed, which is accepted", change=sentence)
-        self.pin(found.topics | self._topics.describe([topic for topic in others if topic not in known.topics]))
+        new = self._topics.describe([topic for topic in others if topic not in known.topics])
+        self.pin(found.topics | new, found.ends)
 
     def examine(self) -> None:
         """Raise if something happened to a topic; also while a transaction waits for Kafka.
@@ -155,10 +169,9 @@ class Ledger:
         Everything in ``cut`` is in Kafka by then.
         """
         produced = cut.produced()
+        ends = self._ends_behind(produced, self._known.ends.keys() if full else self._listed(cut, produced))
         if full:
-            ends = {place: end + produced.get(place, 0) for place, end in self._known.ends.items()}
             return self._agreed(Account(self._known.topics, ends)).ends
-        ends = {place: self._known.ends[place] + produced.get(place, 0) for place in self._listed(cut, produced)}
         found = self._topics.next_offsets(list(ends))
         if all(found[place] >= end for place, end in ends.items()):
             return found
@@ -171,9 +184,8 @@ class Ledger:
         """
         if not self._foresight.is_clear:
             return None
-        ends, produced = self._known.ends, cut.produced()
-        listed = self._listed(cut, produced)
-        return {place: ends[place] + (place in self._marked) + produced.get(place, 0) for place in listed}
+        produced = cut.produced()
+        return self._ends_behind(produced, self._listed(cut, produced))
 
     def unlike(self, foretold: Mapping[Place, int]) -> SinkUnavailable | None:
         """Return what is wrong when partitions do not end as foretold, everything in the cut being in Kafka by now.
@@ -204,12 +216,25 @@ class Ledger:
         """Note that ``cut``, with these ends, is in Kafka."""
         # Where nothing was written, the marker of the transaction before may still be on its way.
         self._marked -= {place for place, end in following.items() if end > self._known.ends[place]}
-        self._marked |= cut.produced().keys()
+        if self._is_atomic:
+            self._marked |= cut.produced().keys()
         self._known.ends |= following
         self._unlisted -= {topic for topic, _ in following}
         self._missing = []
         if full:
             self._full_at = time.monotonic()
+
+    def _ends_behind(self, produced: Mapping[Place, int], places: Iterable[Place]) -> dict[Place, int]:
+        """Return where ``places`` end behind what was ``produced``, if nobody else has written.
+
+        The marker of the transaction before is in all its partitions before Kafka takes anything of the next one.
+        Without it, the end that an outdated broker knows, marker included, would pass for the one behind our record.
+        """
+        ends = self._known.ends
+        return {
+            place: ends[place] + (produced[place] + (place in self._marked) if place in produced else 0)
+            for place in places
+        }
 
     def _listed(self, cut: Cut, produced: Mapping[Place, int]) -> set[Place]:
         """Return the partitions that ``cut`` has to list, unless it is a full one."""
@@ -222,70 +247,108 @@ class Ledger:
         return found
 
     def _compare(self, known: Account) -> tuple[Account, dict[str, str]]:
-        """Return what the cluster has of the topics known, and what has changed, if that is seen for a while."""
+        """Return what the cluster has of the topics known, and what has changed, if every answer for a while shows it.
+
+        One answer that agrees with what is known is enough: then the others were outdated.
+        """
+        found = self._topics.account(known)
         end = time.monotonic() + CONFIRM_S
-        while True:
-            found = self._topics.account(known)
-            changed = changes(known, found)
-            if not changed or time.monotonic() > end:
-                return found, changed
-            if self._given_up.wait(_AGAIN_S):
+        while changes(known, found) and time.monotonic() <= end:
+            if self._given_up.wait(AGAIN_S):
                 raise SinkUnavailable("Comparing topics was given up because the session ends.")
+            with closing(self._topics.another()) as others:
+                again = others.account(known)
+            if not changes(known, again) or not found.is_newer(again):
+                found = again
+        return found, changes(known, found)
 
     def _raise_if(self, changed: Mapping[str, str]) -> None:
+        """End the session if something has changed.
+
+        Only the start of a session stops the process: it asks with clients of its own, and compares with what the cut
+        records say. Here a broker with an outdated view may still be the reason.
+        """
         if not changed:
             return
         if self._memory in changed:
-            raise HistoryError(
-                f"Topic {self._memory}, which tells how far changes were delivered, was deleted or changed. If other "
-                "topics were lost with it, reload the tables. Then start once with --adopt-slot: it goes on in a new "
-                "epoch at the slot's position, before which everything was delivered, and some changes may come again."
+            raise SinkUnavailable(
+                f"Topic {self._memory}, which tells how far changes were delivered, was deleted or changed, or a "
+                "broker has an outdated view of it. A new session looks again, and stops if the checkpoint is lost."
             )
-        sentences = list(changed.values())
+        what = _shortened(list(changed.values()))
         if self._accept:
-            raise SinkUnavailable(f"{' '.join(sentences)} A new session goes on with the topics as they are.")
-        raise HistoryError(_in_words(sentences))
+            raise SinkUnavailable(f"{what} A new session goes on with the topics as they are.")
+        raise SinkUnavailable(
+            f"{what} If a broker with an outdated view has said so, nothing is wrong. A new session looks again, and "
+            "stops if it finds the same."
+        )
 
 
 def read_last_cuts(
-    tail: Tail, decode: Callable[[bytes], Mapping[str, object]], committed: int
-) -> tuple[LastCuts, str | None]:
-    """Return the last full cut with those after it, and a sentence if the topic is not what we left.
+    tail: Tail,
+    decode: Callable[[bytes], Mapping[str, Any]],
+    committed: int | None = None,
+) -> LastCuts:
+    """Return the last full cut with those after it, two cuts at least; nothing of them where a record is no cut record.
 
-    ``committed``: the number of the last cut that is known to be committed. When retention has deleted every record,
-    nothing is known, and nothing is wrong.
+    Records of cuts behind ``committed`` are left out. When retention has deleted every record, nothing is known, and
+    nothing is wrong.
     """
     last = LastCuts()
     for values in tail.windows():
         last = LastCuts()
         try:
-            for value in values:
-                last.add(decode(value))
+            for record in map(decode, values):
+                if committed is None or record["cut"] <= committed:
+                    last.add(record)
         except ValueError as error:
-            sentence = f"Topic {tail.topic} has a record that is no cut record: {error}. Only pgsluice may write to it."
-            return LastCuts(), sentence
-        if last.is_complete:
+            return LastCuts(unreadable=f"at offset {tail.offset}, {error}")
+        if last.is_complete and len(last.positions) > 1:
             break
-    if last.number < committed and (last.number or not tail.high):
-        held = f"ends with cut {last.number}" if last.number else "is empty"
-        return last, (
-            f"Topic {tail.topic} {held}, but cut {committed} was committed: it was deleted, or Kafka lost records. "
-            "Those who read consistent states by its records miss some."
-        )
-    return last, None
+    return last
+
+
+def lost_cuts(topic: str, last: LastCuts, low: int, committed: int) -> str | None:
+    """Return a sentence if the topic of cut records, which begins at ``low``, is not what earlier sessions left.
+
+    ``committed``: the number of the last cut that is known to be committed.
+    """
+    if last.unreadable is not None:
+        return f"Topic {topic} has a record that is no cut record: {last.unreadable}. Only pgsluice may write to it."
+    # Where retention has deleted something, the beginning has moved. The mark is always there, and no cut record.
+    if last.number >= committed or (low and not last.number):
+        return None
+    held = f"ends with cut {last.number}" if last.number else "is empty"
+    sentence = (
+        f"Topic {topic} {held}, but cut {committed} was committed: it was deleted, or Kafka lost records. Those who "
+        "read consistent states by its records miss some."
+    )
+    if last.number != committed - 1:
+        return sentence
+    return (
+        f"{sentence} Or cut {committed} was aborted, a transaction marker that arrived late shows its checkpoint, and "
+        "Kafka has compacted the one before away. Then no topic has the changes of that cut, and they will not be "
+        "delivered: compare the tables."
+    )
 
 
 def _undescribed(topics: list[str]) -> str:
     others = f" (and those of {len(topics) - 1} more topics)" if len(topics) > 1 else ""
     return (
         f"The schemas of topic {topics[0]}{others} are not registered any more: the topic of schemas was deleted, or "
-        "lost records. Without them consumers cannot read what is there. Bring them back from a copy, if there is one; "
-        "else those that are in use come back, under the same ids, as rows are published."
+        "lost records, or the broker that answered has lost touch with its cluster. Start again first: then the last "
+        "of these is over. If it was another, consumers cannot read what is there without them. Bring them back from "
+        "a copy, if there is one; else those that are in use come back, under the same ids, as rows are published."
     )
 
 
 def _in_words(sentences: list[str]) -> str:
-    """Return one message for all that happened, short enough to be read."""
+    """Return one message for all that happened, with what to do about it."""
+    return f"{_shortened(sentences)} {_REMEDY}"
+
+
+def _shortened(sentences: list[str]) -> str:
+    """Return what happened in a few sentences, short enough to be read."""
     shown, rest = sentences[:5], len(sentences) - 5
     more = f" And {rest} more topics have changed." if rest > 0 else ""
-    return f"{' '.join(shown)}{more} {_REMEDY}"
+    return f"{' '.join(shown)}{more}"

@@ -9,7 +9,7 @@ https://kafka.apache.org/documentation/#semantics and KIP-98.
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from pgsluice.cut import Cut
 from pgsluice.errors import DeadlineMissed, Fenced, PermissionDenied, PgsluiceError, SinkUnavailable
+from pgsluice.kafka.mark import new_mark
 from pgsluice.kafka.refusals import FOR_CONTENT, Refusals
 from pgsluice.librdkafka import MAX_RECORD_BYTES, PURGED, UNKNOWN_TOPIC, ClientOptions, connect, failure
 from pgsluice.record import Record
@@ -143,6 +144,13 @@ class CutProducer(ABC):
         """Keep former owners out, as far as this kind of producer can. ``topic``: one that exists, and may be seen."""
 
     @abstractmethod
+    def mark(self, topics: Sequence[str], key: bytes) -> bytes | None:
+        """Write a record to each of ``topics`` that readers never see, and return its value, which is unique.
+
+        Call it after :meth:`fence`: then no former owner has written anything behind it. None if this cannot be done.
+        """
+
+    @abstractmethod
     def begin(self) -> None:
         """Start a cut."""
 
@@ -159,8 +167,20 @@ class CutProducer(ABC):
         """Write nothing more; for any thread, at any time."""
 
     def close(self) -> None:
-        """End it, without what was not committed."""
-        self.abort()
+        """End it, without what was not committed; its threads have ended when this returns.
+
+        Not with confluent_kafka's own ``close``, which waits without limit while Kafka does not answer. The client
+        refers to us by its callback, so it would otherwise live until the garbage collector comes round.
+        """
+        self._end()
+        with suppress(KafkaException, SystemError):
+            self._producer.purge(in_queue=True, in_flight=True, blocking=False)
+            self._producer.flush(0)  # what is still to be reported refers to us, too
+        del self._producer
+
+    @abstractmethod
+    def _end(self) -> None:
+        """Give up what was not committed, as far as Kafka answers."""
 
     def send(self, topic: str, partition: int, key: bytes | None, value: bytes | None, timestamp_ms: int = 0) -> None:
         """Queue a record; waits while librdkafka's queue is full."""
@@ -323,7 +343,7 @@ class TransactionalProducer(CutProducer):
     is_atomic = True
 
     _deadline = 0.0
-    _committed_at = 0.0
+    _ended_at = 0.0
     _open = False
 
     def _properties(self) -> dict[str, object]:
@@ -338,12 +358,31 @@ class TransactionalProducer(CutProducer):
         """From here on no earlier instance with this transactional.id can commit anything."""
         connect(self._producer, topic, SLICE_S)
         with self._judging("Registering the transactional producer"):
-            self._until(self._producer.init_transactions, time.monotonic() + INIT_S)
+            self._until("init_transactions", time.monotonic() + INIT_S)
             self._recovered()
+
+    def mark(self, topics: Sequence[str], key: bytes) -> bytes:
+        """Write the mark in a transaction of its own, which is aborted; SinkUnavailable if that takes too long."""
+        value = new_mark()
+        self.begin()
+        self._deadline = time.monotonic() + INIT_S
+        try:
+            for topic in topics:
+                self.send(topic, 0, key, value)
+            self.flush()
+        except DeadlineMissed as error:
+            last = self._options.client.errors.last
+            reason = f": {last.str()}" if last else ""
+            raise SinkUnavailable(
+                f"Kafka did not take a record for {topics[0]} within {INIT_S:.0f} s{reason}"
+            ) from error
+        self.abort()
+        self._ended_at = time.monotonic()
+        return value
 
     def begin(self) -> None:
         """Start a transaction."""
-        self._given_up.wait(max(0.0, self._committed_at + REST_S - time.monotonic()))
+        self._given_up.wait(max(0.0, self._ended_at + REST_S - time.monotonic()))
         self._deadline = time.monotonic() + self._options.timeout_s * DEADLINE_SHARE
         with self._judging("Beginning a Kafka transaction"):
             self._producer.begin_transaction()
@@ -377,13 +416,13 @@ class TransactionalProducer(CutProducer):
             self.flush()  # as librdkafka would do, but here a stall is looked into
         with self._judging("Committing a Kafka transaction"):
             try:
-                self._until(self._producer.commit_transaction, self._deadline)
+                self._until("commit_transaction", self._deadline)
             except KafkaException as error:
                 # Otherwise it may have been committed: aborting could hit the next one.
                 self._open = error.args[0].txn_requires_abort()
                 raise
             self._open = False
-            self._committed_at = time.monotonic()
+            self._ended_at = time.monotonic()
             self._recovered()
 
     def abort(self) -> None:
@@ -399,8 +438,8 @@ class TransactionalProducer(CutProducer):
     def abandon(self) -> None:
         """Nothing: what is not committed is never seen."""
 
-    def close(self) -> None:
-        """Abort what was not committed, as far as Kafka answers: readers need not wait for its timeout."""
+    def _end(self) -> None:
+        """Abort the transaction, so that readers need not wait for its timeout."""
         if not self._open:
             return
         try:
@@ -413,11 +452,14 @@ class TransactionalProducer(CutProducer):
     def _waited(self, _left: int) -> None:
         """Nothing: the transaction has a deadline."""
 
-    def _until(self, call: Callable[[float], None], end: float) -> None:
-        """Repeat a resumable call in slices until it succeeds; KafkaException when it fails or time is up."""
+    def _until(self, call: str, end: float) -> None:
+        """Repeat a resumable call in slices until it succeeds; KafkaException when it fails or time is up.
+
+        ``call`` is a name, because a bound method in the error's traceback would keep the client alive.
+        """
         while True:
             try:
-                call(SLICE_S)
+                getattr(self._producer, call)(SLICE_S)
             except KafkaException as error:
                 self._producer.poll(0)  # has it report errors
                 if not error.args[0].retriable() or time.monotonic() > end or self._given_up.wait(RETRY_S):

@@ -5,8 +5,10 @@ The pipeline's lower end (``pipeline.ends.Sink``). Nothing survives the session 
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
@@ -14,20 +16,21 @@ import structlog
 
 from pgsluice.cut import Cut, Recorded, cut_records
 from pgsluice.dead_letter import Origin
-from pgsluice.errors import ConfigError, PgsluiceError, SinkUnavailable
+from pgsluice.errors import ConfigError, PgsluiceError, SinkUnavailable, TableRefused
+from pgsluice.history import Checkpoint, last_checkpoint
 from pgsluice.kafka.account import LastCuts, Place
-from pgsluice.kafka.checkpoint import read_checkpoint
+from pgsluice.kafka.checkpoint import checkpoint_key, read_checkpoints
 from pgsluice.kafka.idempotent import IdempotentProducer
-from pgsluice.kafka.ledger import Foresight, Ledger, read_last_cuts
+from pgsluice.kafka.ledger import AGAIN_S, CONFIRM_S, Foresight, Ledger, lost_cuts, read_last_cuts
+from pgsluice.kafka.mark import Mark
 from pgsluice.kafka.partitioner import partition_for
 from pgsluice.kafka.producer import CutProducer, ProducerOptions, TransactionalProducer
 from pgsluice.kafka.refusals import Eyes, Refusals
 from pgsluice.kafka.runs import TRUNCATE
 from pgsluice.kafka.tail import Tail
 from pgsluice.kafka.topics import Topics, TopicSettings, TopicSpec, check_compacted
-from pgsluice.progress import Checkpoint
 from pgsluice.record import Record
-from pgsluice.tables import TablePolicy
+from pgsluice.tables import SERVICE_TOPICS, TablePolicy
 
 log = structlog.get_logger(__name__)
 
@@ -45,15 +48,19 @@ _PRODUCERS: Mapping[Mode, type[CutProducer]] = {
 class SinkOptions:
     """The producer, the two service topics, how often a change may be seen, and what else there is to decide.
 
-    ``accept_changed_topics``: go on with topics that changed behind our back. ``foresight`` outlives the session.
+    ``pipeline``: whose checkpoints are written and read. ``accept_changed_topics``: go on with topics that changed
+    behind our back. ``foresight`` outlives the session. ``topics_max``: how many topics there may be beside the service
+    topics before no more are created.
     """
 
     producer: ProducerOptions
     transactions_topic: TopicSpec
     checkpoint_topic: TopicSpec
+    pipeline: str
     mode: Mode = "exactly_once"
     dead_letters_topic: TopicSpec | None = None
     accept_changed_topics: bool = False
+    topics_max: int = 10_000
     foresight: Foresight = field(default_factory=Foresight)
 
 
@@ -82,11 +89,15 @@ class KafkaSink:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="pgsluice-kafka")
         self._given_up = threading.Event()
         self._producer_options = options.producer
+        self._mark = Mark(options.producer.client, self._given_up)
+        self._checkpoints_sent = 0
+        """Since the mark was written."""
         self._admin: Topics | None = None
         self._producer: CutProducer | None = None
         self._topic_ledger: Ledger | None = None
-        self._last: Checkpoint | None = None
-        self._last_cuts: tuple[LastCuts, str | None] = LastCuts(), None
+        self._last_cuts = LastCuts()
+        self._cuts_begin = 0
+        """The first offset of the topic of cut records when they were read."""
 
     async def prepare(self) -> None:
         """Make the service topics exist. No producer yet: a standby must not disturb the owner."""
@@ -96,9 +107,14 @@ class KafkaSink:
         """Return the last checkpoint that can be read at once, without disturbing anybody."""
         return await self._run(self._present_checkpoint)
 
-    async def last_checkpoint(self) -> Checkpoint | None:
-        """Return the last committed checkpoint; complete only after :meth:`fence`."""
-        return await self._run(self._last_checkpoint)
+    @property
+    def is_atomic(self) -> bool:
+        """Whether the records of a cut, its own and its checkpoint are committed together."""
+        return _PRODUCERS[self._options.mode].is_atomic
+
+    async def checkpoints(self) -> Sequence[Checkpoint]:
+        """Return the last committed checkpoints, the one that counts last; complete only after :meth:`fence`."""
+        return await self._run(self._checkpoints)
 
     async def fence(self) -> None:
         """From here on no earlier producer of this pipeline can commit anything, if transactions are used."""
@@ -108,17 +124,21 @@ class KafkaSink:
         """Commit ``checkpoint`` alone: durable when this returns."""
         await self._run(lambda: self._announce(checkpoint))
 
+    async def refuse(self, checkpoint: Checkpoint) -> None:
+        """Give up what is not committed, and commit ``checkpoint`` alone: durable when this returns."""
+        await self._run(lambda: self._refuse(checkpoint))
+
     async def recorded(self) -> Recorded:
-        """Return what the cut records tell of earlier sessions; after :meth:`last_checkpoint`."""
+        """Return what the cut records tell of earlier sessions."""
         return await self._run(self._recorded)
 
-    async def open_topics(self, topics: Sequence[str], described: Collection[str]) -> None:
+    async def open_topics(self, cut: int, topics: Sequence[str], described: Collection[str]) -> None:
         """Account for what earlier sessions wrote to, and for ``topics`` if they exist: full cuts name them.
 
-        After :meth:`recorded`. HistoryError when something happened to a topic meanwhile, or to its schema:
-        ``described`` have one.
+        After :meth:`recorded`. HistoryError when something happened to a topic meanwhile, or to its schema
+        (``described`` have one), or to the records of cuts up to ``cut``, the last one that was committed.
         """
-        await self._run(lambda: self._open_topics(topics, described))
+        await self._run(lambda: self._open_topics(cut, topics, described))
 
     async def open_topic(self, policy: TablePolicy, *, keyed: bool) -> None:
         """Make the topic of a table exist and pin its partitions for the session."""
@@ -174,8 +194,13 @@ class KafkaSink:
     @property
     def _ledger(self) -> Ledger:
         if self._topic_ledger is None:
-            accept, foresight = self._options.accept_changed_topics, self._options.foresight
-            self._topic_ledger = Ledger(self._topics, self._given_up, accept=accept, foresight=foresight)
+            self._topic_ledger = Ledger(
+                self._topics,
+                self._given_up,
+                accept=self._options.accept_changed_topics,
+                is_atomic=self.is_atomic,
+                foresight=self._options.foresight,
+            )
         return self._topic_ledger
 
     def _prepare(self) -> None:
@@ -200,31 +225,66 @@ class KafkaSink:
 
     def _present_checkpoint(self) -> Checkpoint | None:
         with self._tail(self._options.checkpoint_topic, complete=False) as tail:
-            return read_checkpoint(tail)
+            return last_checkpoint(self._read_checkpoints(tail))
 
-    def _last_checkpoint(self) -> Checkpoint | None:
+    def _checkpoints(self) -> Sequence[Checkpoint]:
         with self._tail(self._options.checkpoint_topic) as tail:
-            self._last = read_checkpoint(tail)
-        return self._last
+            return self._read_checkpoints(tail)
 
-    def _tail(self, spec: TopicSpec, *, complete: bool = True) -> Tail:
+    def _read_checkpoints(self, tail: Tail) -> Sequence[Checkpoint]:
+        return read_checkpoints(tail, self._options.pipeline, is_atomic=self.is_atomic)
+
+    def _tail(self, spec: TopicSpec, *, complete: bool = True, topics: Topics | None = None) -> Tail:
         options = self._producer_options
         return Tail(
             options.client,
-            self._topics,
+            topics or self._topics,
             spec.name,
             patience_s=options.timeout_s,
             given_up=self._given_up,
             complete=complete,
+            reach=self._mark.end(spec.name),
         )
 
     def _fence(self) -> None:
         if self._producer is None:
-            dead_letters = self._options.dead_letters_topic
-            eyes = Eyes(self._format.origin_of, self._limit_of, dead_letters.name if dead_letters else None)
-            kind = _PRODUCERS[self._options.mode]
-            self._producer = kind(self._producer_options, self._given_up, Refusals(eyes), self._ledger.examine)
-            self._producer.fence(self._options.checkpoint_topic.name)
+            self._producer = self._fencing_producer()
+            self._write_mark()
+
+    def _fencing_producer(self) -> CutProducer:
+        dead_letters = self._options.dead_letters_topic
+        eyes = Eyes(self._format.origin_of, self._limit_of, dead_letters.name if dead_letters else None)
+        kind = _PRODUCERS[self._options.mode]
+        producer = kind(self._producer_options, self._given_up, Refusals(eyes), self._ledger.examine)
+        try:
+            producer.fence(self._options.checkpoint_topic.name)
+        except BaseException:
+            producer.close()
+            raise
+        return producer
+
+    def _write_mark(self) -> None:
+        """Write something behind everything, and see to it that the brokers which answer know of it."""
+        topics = [self._options.checkpoint_topic.name]
+        if self.is_atomic:
+            # Without transactions, readers of the cuts need not read committed records, and would see the mark.
+            topics.append(self._options.transactions_topic.name)
+        value = self._live.mark(topics, self._format.key)
+        if value is not None:
+            if self.is_atomic:
+                self._replace_producer()
+            self._mark.find(value, topics, self._topics)
+        self._checkpoints_sent = 0
+
+    def _replace_producer(self) -> None:
+        """Go on with another producer than the one that has aborted a transaction.
+
+        A copy of the marker that aborts it may arrive late. It would hide what the same producer has written since, but
+        Kafka takes no copy any more once a producer with a newer epoch has written to the partition.
+        """
+        former, self._producer = self._live, None
+        former.close()
+        self._producer = self._fencing_producer()
 
     def _limit_of(self, topic: str) -> int | None:
         try:
@@ -233,22 +293,79 @@ class KafkaSink:
             return None
 
     def _recorded(self) -> Recorded:
-        committed = self._last.cut if self._last is not None else 0
-        with self._tail(self._options.transactions_topic) as tail:
-            self._last_cuts = read_last_cuts(tail, self._format.decode, committed)
-        last, _ = self._last_cuts
-        return Recorded(last.epoch, last.number, frozenset(last.account.topics))
+        last = self._read_last_cuts(self._topics)
+        return Recorded(last.epoch, last.number, last.end_lsn, frozenset(last.account.topics), last.positions)
 
-    def _open_topics(self, topics: Sequence[str], described: Collection[str]) -> None:
+    def _read_last_cuts(self, topics: Topics, committed: int | None = None) -> LastCuts:
+        with self._tail(self._options.transactions_topic, topics=topics) as tail:
+            self._last_cuts, self._cuts_begin = read_last_cuts(tail, self._format.decode, committed), tail.low
+        return self._last_cuts
+
+    def _lost_cuts(self, committed: int) -> str | None:
+        """Return what has happened to the cut records, a sentence, or None.
+
+        Where no mark tells whether the broker is outdated, others are asked before the topic counts as lost.
+        """
+        topic, end = self._options.transactions_topic.name, time.monotonic() + CONFIRM_S
+        while lost := lost_cuts(topic, self._last_cuts, self._cuts_begin, committed):
+            if self._mark.end(topic) or time.monotonic() > end:
+                break
+            if self._given_up.wait(AGAIN_S):
+                raise SinkUnavailable("Reading the cut records was given up because the session ends.")
+            with closing(self._topics.another()) as topics:
+                self._read_last_cuts(topics)
+        return lost
+
+    def _open_topics(self, cut: int, topics: Sequence[str], described: Collection[str]) -> None:
         dead_letters = self._options.dead_letters_topic
         others = [*topics, *([dead_letters.name] if dead_letters else [])]
-        self._ledger.recall(*self._last_cuts, others, described)
+        if self._last_cuts.number == cut + 1:
+            # A transaction marker that arrived late shows the record of a cut that was aborted: it counts on records
+            # that may not be there.
+            self._read_last_cuts(self._topics, cut)
+        lost = self._lost_cuts(cut)
+        self._ledger.recall(self._last_cuts, lost, others, described)
 
     def _open_topic(self, spec: TopicSpec) -> None:
         if spec.name not in self._ledger:
+            if spec.name not in self._services():
+                self._check_owner(spec.name)
+                self._check_room(spec)
             (state,) = self._topics.ensure(spec)
             self._ledger.pin({spec.name: state})
         self._topics.check(spec, self._settings_of(spec.name))
+
+    def _services(self) -> set[str]:
+        """Return our own topics beside those of tables."""
+        prefix = self._options.checkpoint_topic.name.removesuffix("checkpoint")
+        return {prefix + service for service in SERVICE_TOPICS}
+
+    def _check_owner(self, topic: str) -> None:
+        """Raise TableRefused for a service topic of another pipeline, whose prefix is ours and a schema's name."""
+        prefix, _, ending = topic.rpartition(".")
+        other = f"{prefix}.{'transactions' if ending == 'checkpoint' else 'checkpoint'}"
+        if ending not in SERVICE_TOPICS or other in self._ledger:
+            return
+        if self._topics.describe([other]):
+            raise TableRefused(
+                f"Topic {topic} belongs to another pipeline, whose kafka.topic_prefix is {prefix!r}: there is {other}. "
+                'Name another with `topic = "..."` in a [[tables.rules]] entry.'
+            )
+
+    def _check_room(self, spec: TopicSpec) -> None:
+        """Raise TableRefused if ``spec`` has yet to be created, and no more topics may be.
+
+        Everybody who may create tables in a published schema has topics created here, with all their partitions. Those
+        count that earlier sessions wrote to, and those of this one. A topic that exists already costs nothing more.
+        """
+        known = self._ledger.ids().keys() - self._services()
+        if len(known) >= self._options.topics_max and not self._topics.describe([spec.name]):
+            raise TableRefused(
+                f"Topic {spec.name} was not created, because this pipeline has {len(known)} topics already and may "
+                f"have {self._options.topics_max} (kafka.topics.max). If all these tables are to be published, raise "
+                "kafka.topics.max, and make sure that the brokers can hold the partitions. Otherwise leave tables out "
+                "with tables.exclude, and find out who creates them."
+            )
 
     def _settings_of(self, topic: str) -> TopicSettings:
         try:
@@ -313,22 +430,41 @@ class KafkaSink:
             self._live.send(self._options.transactions_topic.name, 0, self._format.key, self._format.encode(part))
 
     def _send_checkpoint(self, checkpoint: Checkpoint) -> None:
-        self._live.send(self._options.checkpoint_topic.name, 0, checkpoint.pipeline.encode(), checkpoint.to_json())
+        self._checkpoints_sent += 1
+        key = checkpoint_key(self._options.pipeline)
+        self._live.send(self._options.checkpoint_topic.name, 0, key, checkpoint.to_json())
 
     def _is_shown(self) -> bool:
-        """Whether the checkpoint that was sent can be read already: a late marker of the former transaction does that.
+        """Return whether readers see the checkpoint that was sent: a late marker of the former transaction shows it.
 
-        Who gave the cut up would lose what is not shown of it, so its offsets had better be somewhat low.
+        If we abandoned the cut then, readers would never see its remaining records. We therefore commit it, even though
+        its offsets may be slightly too low. A broker that does not know of the checkpoint cannot tell.
         """
         place = (self._options.checkpoint_topic.name, 0)
-        return self._topics.stable_offsets([place]) == self._topics.next_offsets([place])
+        # Behind the mark stand what ended it, the session's checkpoints, and what ended each of them but the last.
+        known = self._mark.end(place[0]) + 2 * self._checkpoints_sent
+        end = time.monotonic() + CONFIRM_S
+        while time.monotonic() < end and not self._given_up.is_set():
+            with closing(self._topics.another()) as topics:
+                stable, following = topics.stable_offsets([place]), topics.next_offsets([place])
+            if following[place] >= known:
+                return stable == following
+            self._given_up.wait(AGAIN_S)
+        return False
 
     def _announce(self, checkpoint: Checkpoint) -> None:
         self._live.begin()
         self._send_checkpoint(checkpoint)
         self._live.commit()
+        self._write_mark()  # the checkpoint is read once more, and must not be hidden from that read
+
+    def _refuse(self, checkpoint: Checkpoint) -> None:
+        self._replace_producer()
+        self._announce(checkpoint)
 
     def _close(self) -> None:
         if self._producer is not None:
             self._producer.close()
+        if self._admin is not None:
+            self._admin.close()
         self._producer = self._admin = None

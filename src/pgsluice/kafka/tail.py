@@ -13,7 +13,8 @@ from typing import Self
 import structlog
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-from pgsluice.errors import SinkUnavailable, UnavailableError
+from pgsluice.errors import PgsluiceError, SinkUnavailable, UnavailableError
+from pgsluice.kafka.mark import is_mark, outdated
 from pgsluice.kafka.topics import Topics
 from pgsluice.librdkafka import PARTITION_EOF, ClientOptions, failure
 
@@ -31,16 +32,20 @@ WINDOW_FACTOR = 16
 SAY_S = 5.0
 """How long nothing is said about a read that waits: an orderly one takes milliseconds."""
 
+RENEW_S = 5.0
+"""How long a consumer may come no further before another one is tried."""
+
 _POLL_S = 0.2
 
 
 class Tail:
     """One read, from the end backwards; it takes ``patience_s`` at most. Every method blocks.
 
-    ``complete``: else what stands behind an open transaction is left out instead of waited for.
+    ``complete``: else what stands behind an open transaction is left out instead of waited for. ``reach``: the topic
+    is known to hold something up to there, so a broker that does not show it is outdated.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a session has, and what this read needs
         self,
         options: ClientOptions,
         topics: Topics,
@@ -49,19 +54,35 @@ class Tail:
         patience_s: float,
         given_up: threading.Event,
         complete: bool = True,
+        reach: int = 0,
     ) -> None:
         self.topic = topic
+        self.offset = -1
+        self.key: bytes | None = None
+        """Of the record that was yielded last, as its offset."""
         self._complete = complete
         self.low, self.high = topics.bounds(topic, 0)
+        self.high = max(self.high, reach)
         self._topics = topics
         self._given_up = given_up
         self._say_at = time.monotonic() + SAY_S
         self._deadline = time.monotonic() + patience_s
         self._said = False
-        self._consumer = options.make(
+        self._options = options
+        self._renew_at = time.monotonic() + RENEW_S
+        self._consumer = self._make_consumer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._consumer.close()
+
+    def _make_consumer(self) -> Consumer:
+        return self._options.make(
             Consumer,
             {
-                "group.id": options.client_id,  # required by the constructor; nothing is ever committed under it
+                "group.id": self._options.client_id,  # required by the constructor; nothing is ever committed under it
                 "isolation.level": "read_committed",
                 "enable.auto.commit": False,
                 "enable.partition.eof": True,
@@ -70,12 +91,6 @@ class Tail:
                 "allow.auto.create.topics": False,
             },
         )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._consumer.close()
 
     def windows(self) -> Iterator[Iterator[bytes]]:
         """Yield the values of the records up to the end, each time from further back; the last time all there are.
@@ -99,7 +114,10 @@ class Tail:
             error = message.error() if message is not None else None
             if message is not None and error is None:
                 position, hidden = message.offset() + 1, False
-                yield message.value() or b""
+                value = message.value() or b""
+                if not is_mark(value):
+                    self.offset, self.key = message.offset(), message.key()
+                    yield value
                 continue
             if error is not None and error.code() == PARTITION_EOF:
                 # Behind commit markers, but not behind an open transaction: there it stays below the end.
@@ -109,6 +127,15 @@ class Tail:
             elif error is not None and error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:  # we use no group
                 raise failure(error, f"Reading {self.topic}")
             self._check_patience(position, hidden=hidden)
+            if time.monotonic() > self._renew_at:
+                self._renew(position)
+
+    def _renew(self, position: int) -> None:
+        """Go on with a new consumer, which asks for the leader anew: the one asked so far may be outdated."""
+        self._consumer.close()
+        self._consumer = self._make_consumer()
+        self._consumer.assign([TopicPartition(self.topic, 0, position)])
+        self._renew_at = time.monotonic() + RENEW_S
 
     def _check_patience(self, position: int, *, hidden: bool) -> None:
         """Raise when it has taken too long. ``hidden``: the rest is there, but not to be read."""
@@ -125,8 +152,19 @@ class Tail:
             raise SinkUnavailable(
                 f"Reading {self.topic}: nothing came beyond offset {position} of {self.high} in time."
             )
-        self._topics.bounds(self.topic, 0)  # when Kafka does not answer either, that is the reason
-        raise UnavailableError(
+        raise self._why_hidden(position)
+
+    def _why_hidden(self, position: int) -> PgsluiceError:
+        """Return why nothing can be read beyond ``position``; raises if Kafka does not answer: then that is why."""
+        fresh, place = Topics(self._options, self._given_up), (self.topic, 0)
+        try:
+            _, end = fresh.bounds(*place)
+            stable = fresh.stable_offsets([place])[place]
+        finally:
+            fresh.close()
+        if end < self.high or stable >= self.high:
+            return outdated(self.topic)
+        return UnavailableError(
             f"{self.topic} cannot be read beyond offset {position} (its end is {self.high}): another producer keeps a "
             "transaction open on it. Find it with kafka-transactions.sh find-hanging and end it; only pgsluice may "
             "write to this topic."

@@ -9,12 +9,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec
 
-from pgsluice.errors import ConfigError, PermissionDenied, SinkUnavailable
+from pgsluice.errors import ConfigError, PermissionDenied, SinkUnavailable, TableRefused
 from pgsluice.kafka.account import Account, Place, TopicState
 from pgsluice.librdkafka import UNKNOWN_TOPIC, ClientOptions, failure
 
@@ -40,8 +40,16 @@ BATCH_BYTES = 1_000_000
 SETTINGS_MAX = 25
 """Topics whose configurations are read with one request: of each one the broker tells all settings, in 0.5 to 1 ms."""
 
+_PROPERTIES: Final = {"allow.auto.create.topics": False, "topic.metadata.refresh.interval.ms": 1000}
+"""A broker that is about to come back tells of no controller, and librdkafka asks again with its next refresh only: by
+default after 5 minutes, so that every request until then would time out."""
+
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 """What brokers older than topic ids (Kafka 2.8) say."""
+
+
+_Answer = tuple[int, int | None]
+"""An offset, and the epoch of the leader that told it, if it did."""
 
 
 class _UnknownTopic(SinkUnavailable):
@@ -71,11 +79,23 @@ class Topics:
     """Administration of topics; every method blocks, until ``given_up`` is set at the latest."""
 
     def __init__(self, options: ClientOptions, given_up: threading.Event) -> None:
+        self._options = options
         self._errors = options.errors
         self._given_up = given_up
-        self._admin = options.make(AdminClient, {"allow.auto.create.topics": False})
+        self._admin = options.make(AdminClient, _PROPERTIES)
         self.batch_bytes = int(options.properties.get("batch.size", BATCH_BYTES))
         """How large a batch of records may get before it is compressed."""
+
+    def another(self) -> "Topics":
+        """Return one with a client of its own, which asks for the leaders anew: a broker that answers may be outdated.
+
+        Whoever asks for it closes it.
+        """
+        return Topics(self._options, self._given_up)
+
+    def close(self) -> None:
+        """End the client; its threads have ended when this returns. May be called twice."""
+        self._admin.__exit__(None, None, None)
 
     def ensure(self, *specs: TopicSpec) -> list[TopicState]:
         """Return the topics, which exist afterwards; else ConfigError."""
@@ -105,7 +125,9 @@ class Topics:
     def check(self, spec: TopicSpec, settings: TopicSettings) -> None:
         """Raise ConfigError if the topic would refuse what is to be written to it, as far as its settings tell."""
         if not spec.compactable and "compact" in (settings.cleanup_policy or ""):
-            raise ConfigError(
+            # Where the settings ask for compaction, the table does not fit them; else the topic does not.
+            kind = TableRefused if "compact" in spec.config.get("cleanup.policy", "") else ConfigError
+            raise kind(
                 f"Topic {spec.name} has cleanup.policy=compact, but rows without key or truncates go to it, and Kafka "
                 "refuses records without key there: give the table a key (`keys` in [[tables.rules]]), set "
                 'truncate = "skip", or change the policy.'
@@ -170,7 +192,9 @@ class Topics:
         """Return the cluster's account of the topics and partitions that stand in ``known``."""
         states = self.describe(known.topics)
         places = [place for place in known.ends if place[0] in states and place[1] < states[place[0]].partitions]
-        return Account(states, self.next_offsets(places))
+        found = self._answers(places, IsolationLevel.READ_UNCOMMITTED)
+        epochs = {place: epoch for place, (_, epoch) in found.items() if epoch is not None}
+        return Account(states, {place: offset for place, (offset, _) in found.items()}, epochs)
 
     def max_transaction_timeout_ms(self) -> int | None:
         """Return the brokers' transaction.max.timeout.ms, None when it cannot be known."""
@@ -216,8 +240,11 @@ class Topics:
         return self._latest(places, IsolationLevel.READ_COMMITTED)
 
     def _latest(self, places: Sequence[Place], isolation: IsolationLevel) -> dict[Place, int]:
+        return {place: offset for place, (offset, _) in self._answers(places, isolation).items()}
+
+    def _answers(self, places: Sequence[Place], isolation: IsolationLevel) -> dict[Place, _Answer]:
         request = {TopicPartition(topic, partition): OffsetSpec.latest() for topic, partition in places}
-        return self._offsets(request, isolation) if request else {}
+        return self._list_offsets(request, isolation) if request else {}
 
     def bounds(self, topic: str, partition: int) -> tuple[int, int]:
         """Return the first offset of a partition and its high watermark, transactions still open included."""
@@ -229,15 +256,20 @@ class Topics:
         return low, high
 
     def _offsets(self, request: dict[TopicPartition, OffsetSpec], isolation: IsolationLevel) -> dict[Place, int]:
-        def ask() -> dict[Place, int]:
+        return {place: offset for place, (offset, _) in self._list_offsets(request, isolation).items()}
+
+    def _list_offsets(
+        self, request: dict[TopicPartition, OffsetSpec], isolation: IsolationLevel
+    ) -> dict[Place, _Answer]:
+        def ask() -> dict[Place, _Answer]:
             futures = self._admin.list_offsets(request, isolation_level=isolation, request_timeout=_LEADERS_S)
             found = {
-                (at.topic, at.partition): self._answer(one, f"Listing the offsets of topic {at.topic}").offset
+                (at.topic, at.partition): self._answer(one, f"Listing the offsets of topic {at.topic}")
                 for at, one in futures.items()
             }
-            if min(found.values()) < 0:  # no error, where only some of the leaders answered
+            if min(one.offset for one in found.values()) < 0:  # no error, where only some of the leaders answered
                 raise SinkUnavailable("Listing the offsets of topics: a partition's leader did not answer in time.")
-            return found
+            return {place: (one.offset, one.leader_epoch) for place, one in found.items()}
 
         return self._patiently({place.topic for place in request}, ask)
 
@@ -318,7 +350,7 @@ class Topics:
         if code == KafkaError.TOPIC_ALREADY_EXISTS:
             return
         if code == KafkaError.TOPIC_EXCEPTION:
-            raise ConfigError(
+            raise TableRefused(
                 f"Kafka refuses topic {spec.name!r}: {error.args[0].str()}. Where it collides with another topic "
                 "in '.' and '_', name it with `topic = \"...\"` in a [[tables.rules]] entry."
             ) from error

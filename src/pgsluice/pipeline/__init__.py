@@ -12,44 +12,50 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
-from pgsluice.avro.schema import dead_letter_schema
 from pgsluice.avro.types import TypeOptions
-from pgsluice.cut import Cut, Recorded
+from pgsluice.cut import Cut
 from pgsluice.dead_letter import DeadLetter, Refused
 from pgsluice.envelope import DeadLetters
 from pgsluice.errors import (
     ConfigError,
     DeadlineMissed,
+    Diverged,
     DrainTimeout,
     Fenced,
     HistoryError,
     RetryableError,
     SlotInUse,
     SourceUnavailable,
+    TooManyDescriptions,
     TypeChanged,
     UnavailableError,
 )
-from pgsluice.lsn import INVALID_LSN, format_lsn
-from pgsluice.metrics import Metrics
-from pgsluice.pipeline.encoders import Encoders, check_types
-from pgsluice.pipeline.ends import Registry, Sink, Source, Spool, Stream
-from pgsluice.pipeline.session import WATCH_S, Ends, Session, SessionOptions, cancel
-from pgsluice.progress import (
+from pgsluice.history import (
     Checkpoint,
-    Progress,
+    Facts,
+    Identity,
     ServerIdentity,
     TimelineSwitch,
-    check_origin,
+    announcement,
     check_pipeline,
-    check_slot,
-    check_timeline,
-    owed_lsn,
+    is_contradicted,
+    is_outrun,
+    last_checkpoint,
+    owed,
+    resume,
 )
-from pgsluice.record import Target
+from pgsluice.lsn import format_lsn
+from pgsluice.metrics import Metrics
+from pgsluice.pipeline.encoders import Encoders, refusals
+from pgsluice.pipeline.ends import Registry, Sink, Source, Spool, Stream
+from pgsluice.pipeline.quarantine import Quarantine, open_dead_letters
+from pgsluice.pipeline.session import WATCH_S, Ends, Session, SessionOptions, cancel
+from pgsluice.pipeline.vitals import Vitals
+from pgsluice.progress import Progress
 from pgsluice.tables import Tables
 
 log = structlog.get_logger(__name__)
@@ -98,7 +104,7 @@ _LEVELS = {State.STANDBY: logging.INFO, State.WAITING: logging.WARNING}
 class PipelineOptions:
     """What a pipeline needs to know; times in seconds, sizes in bytes.
 
-    ``asked``: what decides which transactions the server sends, as a text to compare.
+    ``asked``: what decides which changes are delivered, as a text to compare.
     """
 
     name: str
@@ -111,6 +117,7 @@ class PipelineOptions:
     drain_timeout_s: float
     asked: str = ""
     dead_letters: bool = False
+    quarantine: bool = False
 
 
 class Pipeline:
@@ -136,10 +143,14 @@ class Pipeline:
         self._failures = 0
         self._missed: int | None = None
         self._unread: tuple[str, int] | None = None
+        self._crowded: int | None = None
         self._types_checked = not options.tables.choose_types
         self._dead_letters: DeadLetters | None = None
+        self.quarantine = Quarantine(metrics) if options.quarantine else None
         self._said: str | None = None
         self._said_at = 0.0
+        self.vitals = Vitals()
+        """Whether the work goes on, from now to the end of the process."""
         self.state = State.STARTING
         self.session: Session | None = None
         self.last_error: str | None = None
@@ -148,9 +159,14 @@ class Pipeline:
         """Ask for an orderly end: what is complete is delivered and confirmed first."""
         self._stop.set()
 
+    async def stopped(self) -> None:
+        """Wait for :meth:`stop`."""
+        await self._stop.wait()
+
     async def run(self) -> None:
         """Run sessions until stopped. DrainTimeout when what was in flight could not be delivered then."""
         while not self._stop.is_set():
+            self.vitals.beat()
             try:
                 await self._run_session()
             except _Stopped:
@@ -175,6 +191,8 @@ class Pipeline:
             self._give_up_if_missed_before(error, session)
         if isinstance(error, TypeChanged) and session is not None:
             self._give_up_if_described_since(error, session)
+        if isinstance(error, TooManyDescriptions) and session is not None:
+            self._give_up_if_no_further(error, session)
         self._metrics.session_errors.labels(type(error).__name__).inc()
         self._wait_because(error, State.WAITING)
         await self._pause(min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** min(self._failures, _DOUBLINGS)))
@@ -210,6 +228,18 @@ class Pipeline:
             raise ConfigError(f"{error}, and is none now; set postgres.binary = false") from error
         self._unread = str(error), session.checkpoint.end_lsn
 
+    def _give_up_if_no_further(self, error: TooManyDescriptions, session: Session) -> None:
+        """Raise UnavailableError when two sessions got no further than this: a third one would not either."""
+        delivered = session.checkpoint.end_lsn
+        if delivered == self._crowded:
+            raise UnavailableError(
+                f"{error} But it happened twice in a row, and nothing behind {format_lsn(delivered)} was delivered in "
+                "between: a single transaction there writes to so many, or those behind one that is prepared and has "
+                "not ended. End prepared transactions that are old (pg_prepared_xacts). If there are none, drop the "
+                "slot, reload the tables, and start a new history with --adopt-slot."
+            ) from error
+        self._crowded = delivered
+
     def _wait_because(self, error: RetryableError, state: State) -> None:
         """Say why nothing is streamed: once, and again after a while if it stays so."""
         self._metrics.active.set(0)
@@ -223,31 +253,56 @@ class Pipeline:
         with contextlib.suppress(TimeoutError):
             # Jitter, so that many daemons do not knock at the same moment.
             await asyncio.wait_for(self._stop.wait(), seconds * random.uniform(0.5, 1.0))  # noqa: S311
+        self.vitals.beat()
 
     async def _run_session(self) -> None:
         async with contextlib.AsyncExitStack() as stack:
             source = await self._unless_stopped(self._open_source())
             stack.push_async_callback(source.close)
+            self.vitals.beat()
             await self._unless_stopped(self._check_types(source))
-            sink = await self._unless_stopped(self._make_sink())
+            sink = await self._unless_stopped(self._wait_for(self._make_sink()))
             stack.push_async_callback(sink.close)
-            stream, checkpoint, progress = await self._unless_stopped(self._start(source, sink))
+            stream, start = await self._unless_stopped(self._start(source, sink))
+            self.vitals.beat()
             spool = self._make_spool()
             stack.callback(spool.close)
             options = self._options
-            encoders = Encoders(source, sink, self._registry, options.tables, options.types, self._dead_letters)
+            encoders = Encoders(
+                source,
+                sink,
+                self._registry,
+                options.tables,
+                options.types,
+                dead_letters=self._dead_letters,
+                quarantine=self.quarantine,
+            )
             try:
-                await self._stream(Ends(source, stream, sink, encoders, spool), checkpoint, progress)
+                await self._stream(Ends(source, stream, sink, encoders, spool, self.vitals), start)
+            except Diverged as error:
+                assert self.session is not None, "it has found this"
+                last = _later(start.found, self.session.checkpoint)
+                await _let_go(source, stream, self._wait_for(self._refuse(sink, last, error)))
+                raise
             except Fenced as error:
-                await self._unless_stopped(_while_served(source, stream, self._stop_if_owner(source, sink, error)))
+                await self._unless_stopped(
+                    _while_served(source, stream, self._wait_for(self._stop_if_owner(source, sink, error)))
+                )
                 raise
 
     async def _check_types(self, source: Source) -> None:
-        """Raise ConfigError, once and before anything is made, if a column cannot have the type chosen for it."""
-        if not self._types_checked:
-            options, relations = self._options, await source.published_relations()
-            await check_types(options.tables, options.types, relations, source.describe_types)
-            self._types_checked = True
+        """Raise TableRefused, once and before anything is made, if a column cannot have the type chosen for it.
+
+        Where such tables go into quarantine, that begins with their first change; until then the log has it.
+        """
+        if self._types_checked:
+            return
+        options, relations = self._options, await source.published_relations()
+        for refused in await refusals(options.tables, options.types, relations, source.describe_types):
+            if self.quarantine is None:
+                raise refused
+            log.error("a table cannot be published", reason=str(refused))
+        self._types_checked = True
 
     async def _stop_if_owner(self, source: Source, sink: Sink, error: Fenced) -> None:
         """Raise UnavailableError when the slot is still ours, and somebody else writes: he follows another server.
@@ -258,13 +313,18 @@ class Pipeline:
             await source.slot_position()
         except RetryableError:
             return
-        if self.session is not None and self.session.may_have_written(await sink.last_checkpoint()):
+        if self.session is not None and self.session.may_have_written(last_checkpoint(await sink.checkpoints())):
             return
         raise UnavailableError(
             f"{error} It does not stream from our slot: another pipeline with the same name and kafka.topic_prefix "
             "follows a copy of this database, or another server. Stop one of the two, or give it a topic_prefix of its "
             "own."
         ) from error
+
+    async def _wait_for(self, step: Awaitable[T]) -> T:
+        """Wait for a step that Kafka, or transactions of PostgreSQL, may hold up for as long as they like."""
+        with self.vitals.waiting():
+            return await step
 
     async def _unless_stopped(self, step: Awaitable[T]) -> T:
         """Wait for ``step`` unless the pipeline is stopped meanwhile; nothing was read then, nothing is lost."""
@@ -282,50 +342,82 @@ class Pipeline:
             raise _Stopped
         return task.result()
 
-    async def _start(self, source: Source, sink: Sink) -> tuple[Stream, Checkpoint, Progress]:
+    async def _start(self, source: Source, sink: Sink) -> tuple[Stream, "_Start"]:
         """Own the slot, then the topics, and find where to go on."""
         await source.slot_position()  # a standby goes no further
-        await sink.prepare()
+        await self._wait_for(sink.prepare())
         server = await source.identify()
-        history = await source.timeline_history(server.timeline) if server.timeline > 1 else ()
+        switches = await source.timeline_history(server.timeline) if server.timeline > 1 else ()
         if await source.slot_position() is None:
-            await self._create_slot(source, sink, server)
+            await self._wait_for(self._create_slot(source, sink, server))
+        self.vitals.beat()
         stream = await source.start()
-        finding = self._find_checkpoint(source, sink, server, history)
-        return stream, *await _while_served(source, stream, finding)
+        # What is asked of PostgreSQL in between has time-outs of its own.
+        finding = self._wait_for(self._find_start(source, sink, server, switches))
+        return stream, await _while_served(source, stream, finding)
 
-    async def _find_checkpoint(
-        self, source: Source, sink: Sink, server: ServerIdentity, history: Sequence[TimelineSwitch]
-    ) -> tuple[Checkpoint, Progress]:
-        """Return the checkpoint to go on from, once nobody else can write another."""
+    async def _find_start(
+        self, source: Source, sink: Sink, server: ServerIdentity, switches: Sequence[TimelineSwitch]
+    ) -> "_Start":
+        """Return where the session begins, once nobody else can write to the topics."""
         await sink.fence()
         # Asked for only now: another owner may have worked until a moment ago.
         await self._registry.start()
         await self._open_dead_letters()
-        checkpoint = await sink.last_checkpoint()
-        position = await source.slot_position()
-        if position is None:
+        facts = await self._gather(source, sink, server, switches)
+        found = facts.checkpoint
+        try:
+            resumption = resume(facts, self._identity(sink))
+        except Diverged as error:
+            assert found is not None, "without a checkpoint there is nothing to compare the server with"
+            await self._refuse(sink, found, error)
+            raise
+        checkpoint = resumption.checkpoint
+        if resumption.reason is not None:
+            log.warning(
+                "a new history begins",
+                reason=resumption.reason,
+                epoch=checkpoint.epoch,
+                position_lsn=checkpoint.end_lsn,
+            )
+        elif found is not None and checkpoint.cut < found.cut:
+            log.warning("the last checkpoint has no cut record, so it was not committed", cut=found.cut)
+        if not facts.recorded.topics.issubset(self._described_topics()):
+            await self._registry.start()
+        await sink.open_topics(resumption.committed, await self._known_topics(), self._described_topics())
+        if resumption.is_birth:
+            await sink.deliver(Cut(end_lsn=checkpoint.end_lsn), checkpoint)
+        return _Start(found, checkpoint, facts.slot_lsn)
+
+    async def _gather(
+        self, source: Source, sink: Sink, server: ServerIdentity, switches: Sequence[TimelineSwitch]
+    ) -> Facts:
+        """Return what there is to decide by."""
+        checkpoints = await sink.checkpoints()
+        slot_lsn = await source.slot_position()
+        if slot_lsn is None:
             raise ConfigError(f"Slot {self._options.slot!r} was dropped while it was being started.")
+        is_standby = await source.is_standby()
         server = replace(server, xlogpos=await source.flushed_lsn())
         recorded = await sink.recorded()
+        facts = Facts(checkpoints, recorded, slot_lsn, server, switches, is_standby)
         # What does not fit may be the work of another owner, who has just fenced us.
-        if _is_lost(checkpoint, recorded) and await sink.last_checkpoint() != checkpoint:
+        fits = not (is_outrun(facts.checkpoint, recorded) or is_contradicted(facts.checkpoint, recorded))
+        if not fits and last_checkpoint(await sink.checkpoints()) != facts.checkpoint:
             raise Fenced("Another process has taken over while this one was starting.")
-        if not recorded.topics.issubset(self._described_topics()):
-            await self._registry.start()
-        await sink.open_topics(self._known_topics(), self._described_topics())
-        if checkpoint is not None and checkpoint.end_lsn > server.xlogpos:
-            await self._wait_if_standby(source, f"it has not replayed {format_lsn(checkpoint.end_lsn)} yet")
-        found = self._resume(checkpoint, position, server, history, recorded)
-        if found.cut != (checkpoint.cut if checkpoint is not None else 0):
-            await sink.deliver(Cut(end_lsn=found.end_lsn), found)
-        asked = self._options.asked
-        owed = INVALID_LSN if self._adopt else owed_lsn(found, position, asked)
-        return replace(found, asked=asked), Progress(found.end_lsn, owed, found.held_lsn, position)
+        return facts
+
+    def _identity(self, sink: Sink) -> Identity:
+        options = self._options
+        return Identity(options.name, options.slot, options.asked, is_atomic=sink.is_atomic, adopt=self._adopt)
+
+    async def _refuse(self, sink: Sink, last: Checkpoint, error: Diverged) -> None:
+        """Record with the last checkpoint that the server has another history, so that every start sees it."""
+        await sink.refuse(replace(last, refused=str(error)))
 
     async def _create_slot(self, source: Source, sink: Sink, server: ServerIdentity) -> None:
         """Create the slot, announced in Kafka first: a crash in between must not look like a lost checkpoint."""
-        name, slot = self._options.name, self._options.slot
+        slot = self._options.slot
         if not self._options.create_slot:
             raise ConfigError(
                 f"Slot {slot!r} does not exist and postgres.create_slot is false: create it with `pgsluice slot "
@@ -334,9 +426,9 @@ class Pipeline:
         # Whoever was sent to a server without our slot must not fence the owner, who is at work on another one.
         await self._check_delivered_from(await sink.present_checkpoint(), source)
         await sink.fence()
-        last = await sink.last_checkpoint()
+        last = last_checkpoint(await sink.checkpoints())
         await self._check_delivered_from(last, source)
-        await sink.announce(_new_history(last, name, slot, server, INVALID_LSN))
+        await sink.announce(announcement(last, await sink.recorded(), self._identity(sink), server))
         log.info("creating slot", slot=slot)
         point = await source.create_slot()
         log.info("slot created", slot=slot, consistent_point_lsn=point)
@@ -362,64 +454,30 @@ class Pipeline:
         if await source.is_standby():
             raise SourceUnavailable(f"The server is a standby, and {but}: waiting for it, or for the primary.")
 
-    def _resume(
-        self,
-        checkpoint: Checkpoint | None,
-        position: int,
-        server: ServerIdentity,
-        history: Sequence[TimelineSwitch],
-        recorded: Recorded,
-    ) -> Checkpoint:
-        """Return the checkpoint to go on from: the last one, or with a higher cut number the birth of a history.
-
-        ``recorded``: what may be all that is left of a former history.
-        """
-        name, slot, adopt = self._options.name, self._options.slot, self._adopt
-        if checkpoint is None:
-            if not adopt:
-                raise HistoryError(
-                    f"Slot {slot!r} exists, but there is no checkpoint for it in Kafka: either it was not created by "
-                    "pgsluice, or the Kafka cluster lost its topics. If changes before the slot's position may be "
-                    "missing downstream, reload the tables; then start with --adopt-slot."
-                )
-            checkpoint = _new_history(None, name, slot, server, INVALID_LSN)
-        check_pipeline(checkpoint, name)
-        try:
-            check_origin(checkpoint, slot, server)
-            if checkpoint.is_announcement:
-                return _born(checkpoint, server.timeline, position, recorded, adopt=adopt)
-            check_slot(checkpoint, position, server)
-            return check_timeline(checkpoint, server, history)
-        except HistoryError as error:
-            if not adopt:
-                raise
-            log.warning("a new history begins", reason=str(error), epoch=checkpoint.epoch + 1, position_lsn=position)
-            found = _new_history(checkpoint, name, slot, server, position)
-            return replace(found, cut=found.cut + 1)
-
     async def _open_dead_letters(self) -> None:
         if not self._options.dead_letters or self._dead_letters is not None:
             return
-        prefix = self._options.tables.prefix
-        topic = f"{prefix}.dead_letters"
-        value_id = await self._registry.register(f"{topic}-value", dead_letter_schema(prefix))
-        key_id = await self._registry.register(f"{topic}-key", "string")
-        self._dead_letters = DeadLetters(Target(topic, value_id, key_id), _say)
+        self._dead_letters = await open_dead_letters(self._registry, self._options.tables.prefix, _say)
 
-    def _known_topics(self) -> list[str]:
+    async def _known_topics(self) -> list[str]:
         """Return the data topics written so far."""
-        versions = self._registry.versions
-        return [topic for topic in self._described_topics() if versions(topic + _VALUE)[-1].get("name") in _DATA]
+        known = []
+        for topic in self._described_topics():
+            if self._registry.record_name(topic + _VALUE) in _DATA:
+                known.append(topic)
+            await asyncio.sleep(0)  # there may be thousands, whose schemas are large
+        return known
 
     def _described_topics(self) -> list[str]:
         """Return the topics whose values have a schema among the subjects."""
         return [one.removesuffix(_VALUE) for one in self._registry.subjects() if one.endswith(_VALUE)]
 
-    async def _stream(self, ends: Ends, checkpoint: Checkpoint, progress: Progress) -> None:
-        options = self._options
+    async def _stream(self, ends: Ends, start: "_Start") -> None:
+        options, checkpoint = self._options, start.checkpoint
         if self._dead_letters is not None:
             self._dead_letters.forget(checkpoint.end_lsn)
-        self.session = Session(ends, checkpoint, options.session, self._metrics, progress)
+        progress = Progress(checkpoint.end_lsn, owed(checkpoint, start.slot_lsn), checkpoint.held_lsn, start.slot_lsn)
+        self.session = Session(ends, checkpoint, options.session, self._metrics, progress, found=start.found)
         self.state, self.last_error = State.STREAMING, None
         self._adopt = False
         self._metrics.active.set(1)
@@ -435,6 +493,14 @@ class Pipeline:
             await self.session.run(self._stop)
             await ends.stream.stop()
         log.info("stopped", delivered_lsn=self.session.progress.delivered)
+
+
+def _later(found: Checkpoint | None, reached: Checkpoint) -> Checkpoint:
+    """Return the later one of the checkpoint that a session ``found`` in Kafka and of the one that it has ``reached``.
+
+    The session can have gone on from the one before: then what it found stays the last one until the session commits.
+    """
+    return found if found is not None and found.cut > reached.cut else reached
 
 
 def _say(letter: DeadLetter) -> None:
@@ -454,42 +520,12 @@ def _say(letter: DeadLetter) -> None:
     )
 
 
-def _new_history(last: Checkpoint | None, name: str, slot: str, server: ServerIdentity, end_lsn: int) -> Checkpoint:
-    """Return the checkpoint that begins an epoch, after ``last`` if there was one; cut numbers go on."""
-    epoch, cut = (1, 0) if last is None else (last.epoch + (not last.is_announcement), last.cut)
-    return Checkpoint(name, slot, server.systemid, server.timeline, epoch, cut, end_lsn)
-
-
-def _born(announced: Checkpoint, timeline: int, position: int, recorded: Recorded, *, adopt: bool) -> Checkpoint:
-    """Return the first checkpoint of the history announced; HistoryError when there was one already, unless adopted.
-
-    Where its checkpoint was lost, the cut records tell its epoch: readers would take what comes now for older than
-    what they have.
-    """
-    if _is_lost(announced, recorded):
-        if not adopt:
-            raise HistoryError(
-                f"Cut {recorded.cut} was delivered, but the checkpoint that belongs to it is lost, and the slot is a "
-                "new one: changes made in between are lost to this pipeline. Reload the tables, then start a new "
-                "history with --adopt-slot."
-            )
-        announced = replace(announced, epoch=recorded.epoch + 1, cut=recorded.cut)
-    return replace(announced, timeline=timeline, cut=announced.cut + 1, end_lsn=position)
-
-
-def _is_lost(checkpoint: Checkpoint | None, recorded: Recorded) -> bool:
-    """Whether the checkpoint of the last cut recorded was lost; the birth alone may be recorded without its own."""
-    known = checkpoint.cut + 1 if checkpoint is not None else 1
-    return (checkpoint is None or checkpoint.is_announcement) and recorded.cut > known
-
-
 async def _while_served(source: Source, stream: Stream, step: Coroutine[Any, Any, T]) -> T:
     """Wait for ``step``, or raise that PostgreSQL went away.
 
     Kafka may keep us waiting before anybody reads the stream, and a server that shuts down waits for its walsender.
     """
-    waiting = asyncio.create_task(step, name="start")
-    watches = [asyncio.create_task(stream.wait_ended()), asyncio.create_task(_watch(source))]
+    waiting, watches = asyncio.create_task(step, name="start"), _watches(source, stream)
     try:
         await asyncio.wait((waiting, *watches), return_when=asyncio.FIRST_COMPLETED)
         for watch in watches:
@@ -500,10 +536,36 @@ async def _while_served(source: Source, stream: Stream, step: Coroutine[Any, Any
         await cancel(waiting, *watches)
 
 
-async def _watch(source: Source) -> NoReturn:
+async def _let_go(source: Source, stream: Stream, step: Coroutine[Any, Any, None]) -> None:
+    """Wait for ``step``; if PostgreSQL goes away meanwhile, close its connections, which it waits for, and go on."""
+    waiting, watches = asyncio.create_task(step, name="refuse"), _watches(source, stream)
+    try:
+        await asyncio.wait((waiting, *watches), return_when=asyncio.FIRST_COMPLETED)
+        if not waiting.done():
+            await source.close()
+        await waiting
+    finally:
+        await cancel(waiting, *watches)
+
+
+def _watches(source: Source, stream: Stream) -> list[asyncio.Task[None]]:
+    """Return tasks that raise that PostgreSQL went away."""
+    return [asyncio.create_task(stream.wait_ended()), asyncio.create_task(_watch(source))]
+
+
+async def _watch(source: Source) -> None:
     while True:
         await asyncio.sleep(WATCH_S)
         await source.flushed_lsn()
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """Where a session begins. ``found``: the last checkpoint in Kafka; ``slot_lsn``: where the slot stands."""
+
+    found: Checkpoint | None
+    checkpoint: Checkpoint
+    slot_lsn: int
 
 
 class _Stopped(Exception):

@@ -6,7 +6,7 @@ created. A Relation message alone would be too early: it may describe an ALTER T
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 
@@ -18,52 +18,71 @@ from pgsluice.avro.schema import (
     key_schema,
     message_schema,
     namespace,
-    pg_name,
 )
 from pgsluice.avro.sent.types import TypeDescription, conversions, elements, unknown_arrays, unknown_types
 from pgsluice.avro.types import TypeOptions, check_choices
 from pgsluice.envelope import ChangeEncoder, DeadLetters, MessageEncoder
-from pgsluice.errors import ConfigError
+from pgsluice.errors import PoisonError, TableRefused
 from pgsluice.pipeline.ends import Registry, Sink, Source
+from pgsluice.pipeline.quarantine import Quarantine, RefusedRows, open_dead_letters
 from pgsluice.record import Target
 from pgsluice.relation import Relation
 from pgsluice.speedups import COMPILED
 from pgsluice.tables import TablePolicy, Tables
+from pgsluice.transaction import Change
 
 if TYPE_CHECKING or not COMPILED:
     from pgsluice.rows import Rows, add_run
 else:
     from pgsluice._rows import Rows, add_run
 
-__all__ = ["Describe", "Encoders", "Rows", "add_run", "check_types"]
+__all__ = ["Describe", "Encoders", "Rows", "add_run", "refusals"]
 
 log = structlog.get_logger(__name__)
+
+TRUNCATE = b"T"
+"""The kind of a Truncate message."""
+
+READY_MAX = 10_000
+"""Tables whose encoder is kept, those of dropped tables included: some 20 KiB each. One that is needed again is made
+again, which takes some milliseconds, so there have to be more than tables that are busy at the same time."""
+
+AnyRows = TypeVar("AnyRows", Rows, RefusedRows)
 
 Describe = Callable[[Sequence[int]], Awaitable[Sequence[TypeDescription]]]
 """What asks the catalog about types, by OID."""
 
 
-async def check_types(tables: Tables, types: TypeOptions, relations: Sequence[Relation], describe: Describe) -> None:
-    """Raise ConfigError when a column of ``relations`` cannot have the type that ``tables`` chooses for it."""
+async def refusals(
+    tables: Tables, types: TypeOptions, relations: Sequence[Relation], describe: Describe
+) -> list[TableRefused]:
+    """Return why some of ``relations`` cannot be published: no topic, or a type that a column cannot have."""
+    found = []
     for relation in relations:
-        policy = tables.policy(relation.namespace, relation.name)
-        if policy is not None and policy.types:
-            arrays = unknown_arrays(relation)
-            described = await describe(arrays) if arrays else []
-            check_choices(relation, replace(types, choices=policy.types, elements=elements(relation, described)))
+        try:
+            policy = tables.policy(relation.namespace, relation.name)
+            if policy is not None and policy.types:
+                arrays = unknown_arrays(relation)
+                described = await describe(arrays) if arrays else []
+                check_choices(relation, replace(types, choices=policy.types, elements=elements(relation, described)))
+        except TableRefused as error:
+            found.append(error)
+    return found
 
 
 class Encoders:
     """The encoders of one session, by relation."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the ends, and what the settings say of tables
         self,
         source: Source,
         sink: Sink,
         registry: Registry,
         tables: Tables,
         types: TypeOptions,
+        *,
         dead_letters: DeadLetters | None = None,
+        quarantine: Quarantine | None = None,
     ) -> None:
         self._source = source
         self._sink = sink
@@ -72,17 +91,73 @@ class Encoders:
         self._types = types
         self._dead_letters = dead_letters
         self.ready: dict[int, Rows] = {}
-        """By OID, of the version of each table that was seen last."""
+        """By OID, of the version of each table that was seen last, in the order in which they were made."""
         self._messages: MessageEncoder | None = None
+        self._quarantine = quarantine
+        self._refused: dict[int, RefusedRows] = {}
+        """By OID, as in ``ready``, the tables in quarantine."""
+        self._letters: DeadLetters | None = None
 
-    async def of(self, relation: Relation) -> Rows:
+    def known(self, relation: Relation) -> Rows | RefusedRows | None:
+        """Return the encoder of this version of the table if it has been made already."""
+        found = self.ready.get(relation.oid) or self._refused.get(relation.oid)
+        return found if found is not None and found.relation is relation else None
+
+    async def of(self, relation: Relation) -> Rows | RefusedRows:
         """Return the encoder of this version of the table: its schemas are durable and its topic exists then."""
-        found = self.ready.get(relation.oid)
-        if found is None or found.relation is not relation:
-            policy = self._tables.policy(relation.namespace, relation.name)
-            encoder = None if policy is None else await self._make(relation, policy)
-            found = self.ready[relation.oid] = Rows(relation, encoder)
+        found = self.known(relation)
+        if found is None:
+            try:
+                found = await self._rows(relation)
+            except (TableRefused, PoisonError) as error:  # the latter: its schema is too large
+                if self._quarantine is None:
+                    raise
+                self._quarantine.add(relation, str(error))
+                found = await self._refuse(relation, str(error))
         return found
+
+    async def _rows(self, relation: Relation) -> Rows:
+        policy = self._tables.policy(relation.namespace, relation.name)
+        found = Rows(relation, None if policy is None else await self._make(relation, policy))
+        if self._quarantine is not None:
+            self._quarantine.remove(relation)
+        self._keep(found, self.ready)
+        return found
+
+    async def _refuse(self, relation: Relation, detail: str) -> RefusedRows:
+        if self._letters is None:
+            await self._sink.open_topic(self._tables.dead_letters_policy(), keyed=True)
+            # Of each table was told when it was refused.
+            self._letters = await open_dead_letters(self._registry, self._tables.prefix, lambda _letter: None)
+        found = RefusedRows(
+            relation, self._tables.usual_topic(relation.namespace, relation.name), detail, self._letters
+        )
+        self._keep(found, self._refused)
+        return found
+
+    def delivers(self, change: Change) -> bool:
+        """Return whether any record would be written of ``change``."""
+        relation = change.relation
+        known = self.known(relation)
+        if isinstance(known, Rows) and known.encoder is None:
+            return False
+        try:
+            policy = self._tables.policy(relation.namespace, relation.name)
+        except TableRefused:
+            return True  # as a dead letter, or it stops the pipeline
+        if policy is None:
+            self._keep(Rows(relation, None), self.ready)
+            return False
+        return policy.truncate or not change.message.startswith(TRUNCATE)
+
+    def _keep(self, rows: AnyRows, among: dict[int, AnyRows]) -> None:
+        """Keep the encoder that was just made, and let go of those that were made longest ago, if there are many."""
+        oid = rows.relation.oid
+        self.ready.pop(oid, None)
+        self._refused.pop(oid, None)
+        among[oid] = rows
+        while len(among) > READY_MAX:
+            del among[next(iter(among))]
 
     async def of_messages(self) -> MessageEncoder:
         """Return the encoder of messages, which are readable and have a topic then."""
@@ -100,7 +175,9 @@ class Encoders:
         described = await self._describe(relation)
         options = replace(self._types, choices=policy.types, elements=elements(relation, described))
         check_choices(relation, options)
-        fields = TableFields(options, self._versions(value_subject, space)).assign(relation)
+        former = await self._registry.fields(value_subject, space)
+        self._check_alone(relation, policy, space, is_new=not len(former))
+        fields = TableFields(options, former).assign(relation)
         key = await self._key(relation, policy, key_subject, space)
         await self._sink.open_topic(policy, keyed=bool(key))
         description = _description(relation, key)
@@ -133,9 +210,14 @@ class Encoders:
         unknown = unknown_types(relation) if self._types.binary else unknown_arrays(relation)
         return await self._source.describe_types(unknown) if unknown else []
 
-    def _versions(self, subject: str, space: str) -> list[dict[str, Any]]:
-        """Return this table's schemas among those of the subject: a rule may send several tables to one topic."""
-        return [dict(schema) for schema in self._registry.versions(subject) if schema.get("namespace") == space]
+    def _check_alone(self, relation: Relation, policy: TablePolicy, space: str, *, is_new: bool) -> None:
+        """Raise TableRefused when the topic holds another table's rows, and no rule says that it may."""
+        last = self._registry.record_namespace(f"{policy.topic}-value")
+        if is_new and last not in (None, space) and not policy.shared:
+            raise TableRefused(
+                f"Table {relation.namespace}.{relation.name} would go to topic {policy.topic}, which has the rows of "
+                'another table: name another with `topic = "..."` in a [[tables.rules]] entry.'
+            )
 
     async def _key(self, relation: Relation, policy: TablePolicy, subject: str, space: str) -> Sequence[str]:
         """Return the names of the key's columns; empty: no key."""
@@ -143,7 +225,7 @@ class Encoders:
         is_partial = relation.replica_identity in "di" and bool(identity)
         if policy.keys is not None:
             if is_partial and not set(policy.keys) <= set(identity):
-                raise ConfigError(
+                raise TableRefused(
                     f"`keys` of table {relation.namespace}.{relation.name} name columns outside its replica identity "
                     f"({', '.join(identity)}), whose old values PostgreSQL does not send: set REPLICA IDENTITY FULL, "
                     "or choose others."
@@ -157,13 +239,12 @@ class Encoders:
             return primary_key
         # The catalog is of now, the row of then: the table was dropped, or a column of the primary key was
         # renamed or replaced meanwhile.
-        for schema in reversed(self._versions(subject, space)):
-            last = [field.get("pg.name", pg_name(field["name"])) for field in schema["fields"]]
-            if set(last) <= published:
-                return last
+        last = (await self._registry.keys(subject, space)).last_among(published)
+        if last is not None:
+            return last
         if primary_key is None:
             return ()
-        raise ConfigError(
+        raise TableRefused(
             f"The primary key of table {relation.namespace}.{relation.name} ({', '.join(primary_key)}) is not among "
             "its published columns: publish them, or name the key with `keys` in [[tables.rules]]."
         )

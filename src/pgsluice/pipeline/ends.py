@@ -7,11 +7,12 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from pgsluice import transaction
+from pgsluice.avro.schema import FieldHistory, KeyHistory
 from pgsluice.avro.sent.types import TypeDescription
 from pgsluice.avro.wire import Schema
 from pgsluice.cut import Cut, Recorded
+from pgsluice.history import Checkpoint, ServerIdentity, TimelineSwitch
 from pgsluice.pgoutput.framing import Keepalive, XLogData
-from pgsluice.progress import Checkpoint, ServerIdentity, TimelineSwitch
 from pgsluice.record import Record
 from pgsluice.relation import Relation
 from pgsluice.tables import TablePolicy
@@ -55,7 +56,7 @@ class Source(Protocol):
         """Return the end of the server's flushed WAL."""
 
     async def is_standby(self) -> bool:
-        """Return whether the server is in recovery."""
+        """Return whether the server is in recovery; SourceUnavailable when it was promoted since :meth:`identify`."""
 
     async def create_slot(self) -> int:
         """Create the slot and return its consistent point: everything committed later will be streamed."""
@@ -85,11 +86,19 @@ class Sink(Protocol):
     async def prepare(self) -> None:
         """Make the service topics exist, without disturbing an owner at work."""
 
+    @property
+    def is_atomic(self) -> bool:
+        """Whether the records of a cut, its own and its checkpoint are committed together."""
+
     async def present_checkpoint(self) -> Checkpoint | None:
         """Return the last checkpoint that can be read at once, without disturbing an owner at work."""
 
-    async def last_checkpoint(self) -> Checkpoint | None:
-        """Return the last committed checkpoint; complete only after :meth:`fence`."""
+    async def checkpoints(self) -> Sequence[Checkpoint]:
+        """Return the last committed checkpoints, the one that counts last; complete only after :meth:`fence`.
+
+        The one before the last cut's is among them if Kafka still has it. Where there is none of this pipeline, there
+        may be one of another pipeline.
+        """
 
     async def fence(self) -> None:
         """From here on no earlier session of this pipeline can commit anything."""
@@ -97,13 +106,20 @@ class Sink(Protocol):
     async def announce(self, checkpoint: Checkpoint) -> None:
         """Commit ``checkpoint`` alone: durable when this returns."""
 
-    async def recorded(self) -> Recorded:
-        """Return what the cut records tell of earlier sessions; after :meth:`last_checkpoint`."""
+    async def refuse(self, checkpoint: Checkpoint) -> None:
+        """Give up what is not committed, and commit ``checkpoint`` alone: durable when this returns.
 
-    async def open_topics(self, topics: Sequence[str], described: Collection[str]) -> None:
+        It records that the server has another history, so that no later start accepts it because its WAL has grown.
+        """
+
+    async def recorded(self) -> Recorded:
+        """Return what the cut records tell of earlier sessions."""
+
+    async def open_topics(self, cut: int, topics: Sequence[str], described: Collection[str]) -> None:
         """Account for topics that were written in earlier sessions, so that full cuts name them.
 
-        After :meth:`recorded`; ``described``: all that have a schema.
+        After :meth:`recorded`; ``cut``: the number of the last one that was committed; ``described``: all topics that
+        have a schema.
         """
 
     async def open_topic(self, policy: TablePolicy, *, keyed: bool) -> None:
@@ -136,8 +152,21 @@ class Spool(transaction.Spool, Protocol):
     def spilled(self) -> int:
         """Bytes on disk."""
 
-    async def relieve(self) -> None:
-        """Keep memory within its bound; UnavailableError when there is no room on disk either."""
+    @property
+    def busy_s(self) -> float:
+        """How long the disk has been busy with one job; 0 when it has nothing to do."""
+
+    async def relieve(self) -> bool:
+        """Move a part of what waits to disk if memory is above its bound, and return whether more has to be moved.
+
+        UnavailableError when there is no room on disk either, or when the disk hangs.
+        """
+
+    async def load(self) -> None:
+        """Read what has to be loaded before the next row (:class:`pgsluice.transaction.Paused`), or give others a turn.
+
+        UnavailableError when the disk hangs, or what is read is not as it was written.
+        """
 
     def close(self) -> None:
         """Forget everything."""
@@ -152,8 +181,17 @@ class Registry(Protocol):
     def subjects(self) -> Sequence[str]:
         """Return every subject."""
 
-    def versions(self, subject: str) -> Sequence[Mapping[str, Any]]:
-        """Return the parsed schemas of ``subject``, oldest first."""
+    def record_name(self, subject: str) -> str | None:
+        """Return the name of the record that was registered last for ``subject``, None if that is no record."""
+
+    def record_namespace(self, subject: str) -> str | None:
+        """Return the namespace of the record that was registered last for ``subject``, None if it has none."""
+
+    async def fields(self, subject: str, namespace: str) -> FieldHistory:
+        """Return the fields that the schemas of ``subject`` with this namespace have had. Use it at once."""
+
+    async def keys(self, subject: str, namespace: str) -> KeyHistory:
+        """Return the keys that were registered for ``subject`` with this namespace. Use it at once."""
 
     async def register(self, subject: str, schema: Schema, postgres: Mapping[str, Any] | None = None) -> int:
         """Return the schema's id; when this returns, the schema is durable and readable by consumers."""

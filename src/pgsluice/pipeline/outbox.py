@@ -11,8 +11,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from pgsluice.cut import Cut
+from pgsluice.history import Checkpoint
+from pgsluice.pgoutput.messages import LogicalMessage
 from pgsluice.pipeline.ends import Sink
-from pgsluice.progress import Checkpoint, Progress
+from pgsluice.pipeline.vitals import Vitals
+from pgsluice.progress import Progress
 from pgsluice.record import Pending, held_bytes
 from pgsluice.transaction import Transaction
 
@@ -44,6 +47,7 @@ class Outbox:
         progress: Progress,
         limits: Limits,
         on_delivered: Callable[[Cut, float], None],
+        vitals: Vitals,
     ) -> None:
         self.checkpoint = self.attempted = checkpoint
         """The last one committed, and the one that was last tried: its outcome may be unknown."""
@@ -52,6 +56,7 @@ class Outbox:
         self._progress = progress
         self._limits = limits
         self._on_delivered = on_delivered
+        self._vitals = vitals
         self.pending = Pending(limits.cut_bytes)
         """What there is of the transaction in progress; when it is full: :meth:`overflow`."""
         self._open = Cut()
@@ -95,10 +100,10 @@ class Outbox:
         if self._own is None:
             await self.drain()
             self.own_transaction = transaction
-            await self._busy(self._sink.begin())
+            await self._wait(self._sink.begin())
             self._own, self._own_since = Cut(), time.monotonic()
             self.pending.limit = CHUNK_BYTES
-        await self._busy(self._sink.produce(self._own, self.pending.records))
+        await self._wait(self._sink.produce(self._own, self.pending.records))
         self._own.size += self.pending.size
         self._own.events += self.pending.events
         self.pending.clear()
@@ -130,6 +135,11 @@ class Outbox:
         self._open.add_records(self.pending.records, self.pending.size, self.pending.events)
         self.pending.clear()
 
+    def join_message(self, message: LogicalMessage) -> None:
+        """Let the ``message`` outside transactions that was added join the open cut."""
+        self.join()
+        self._open.add_message(message)
+
     async def _commit_own(self, transaction: Transaction, end_lsn: int) -> None:
         await self.overflow(transaction)
         cut = self._own
@@ -138,7 +148,7 @@ class Outbox:
         cut.end_lsn = end_lsn
         started = self._closed_at = time.monotonic()
         checkpoint = self._next_checkpoint(cut)
-        await self._busy(self._sink.commit(cut, checkpoint))
+        await self._wait(self._sink.commit(cut, checkpoint))
         self._own = self.own_transaction = None
         self.pending.limit = self._limits.cut_bytes
         self._delivered(cut, checkpoint, time.monotonic() - started)
@@ -169,7 +179,9 @@ class Outbox:
 
     @property
     def _heartbeat_s(self) -> float:
-        return self._limits.heartbeat_s if self._progress.undelivered else QUIET_S
+        if self._progress.undelivered:
+            return self._limits.heartbeat_s
+        return math.inf if self._progress.owes else QUIET_S
 
     async def drain(self) -> None:
         """Deliver everything that is committed in PostgreSQL so far."""
@@ -181,7 +193,8 @@ class Outbox:
     async def settle(self) -> None:
         """Wait for the cut that is being committed, and raise what went wrong with it."""
         if self.committing is not None:
-            await self.committing
+            with self._vitals.waiting():
+                await self.committing
             self.committing = None
 
     def _close(self, now: float) -> None:
@@ -198,6 +211,11 @@ class Outbox:
         self._closing = None
         self._delivered(cut, checkpoint, time.monotonic() - started)
 
+    async def _wait(self, call: Awaitable[None]) -> None:
+        """Wait for the sink while nothing else is done: it is no silence of ours."""
+        with self._vitals.waiting():
+            await self._busy(call)
+
     async def _busy(self, call: Awaitable[None]) -> None:
         """Wait for the sink, and know since when."""
         self._busy_since = time.monotonic()
@@ -206,7 +224,7 @@ class Outbox:
 
     def _next_checkpoint(self, cut: Cut) -> Checkpoint:
         held_lsn = self._progress.held_at(cut.end_lsn)
-        self.attempted = self.checkpoint.advanced(self.checkpoint.cut + 1, cut.end_lsn, cut.last, held_lsn)
+        self.attempted = self.checkpoint.advanced(cut, self.checkpoint.cut + 1, held_lsn)
         return self.attempted
 
     def _delivered(self, cut: Cut, checkpoint: Checkpoint, seconds: float) -> None:

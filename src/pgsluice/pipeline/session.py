@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import structlog
@@ -16,26 +16,30 @@ import structlog
 from pgsluice import dead_letter
 from pgsluice.cut import Cut
 from pgsluice.envelope import Stamp
-from pgsluice.errors import PgsluiceError, StopError
+from pgsluice.errors import Diverged, PgsluiceError, StopError
+from pgsluice.history import Checkpoint, check_message_resent, check_resent, unexpected
 from pgsluice.metrics import Metrics
 from pgsluice.pgoutput import messages
 from pgsluice.pgoutput.framing import MESSAGE_AT, Keepalive, XLogData, wal_end
 from pgsluice.pipeline.encoders import Encoders, add_run
 from pgsluice.pipeline.ends import Sink, Source, Spool, Stream
 from pgsluice.pipeline.outbox import Limits, Outbox
-from pgsluice.progress import Checkpoint, Progress, check_resent
+from pgsluice.pipeline.vitals import Vitals
+from pgsluice.progress import Progress
 from pgsluice.rows import is_row
 from pgsluice.transaction import (
     Change,
     Committed,
     Emitted,
     Event,
+    MessageResent,
+    Paused,
     Prepared,
     Resent,
     RolledBack,
-    Skipped,
     Transaction,
     Transactions,
+    Unexpected,
 )
 
 log = structlog.get_logger(__name__)
@@ -50,7 +54,8 @@ WATCH_S = 2.0
 """How often the server is asked for its position."""
 
 STALL_S = 10.0
-"""A cut takes milliseconds; after this long Kafka is away, or too slow to be called ready."""
+"""A cut takes milliseconds; after this long Kafka is away, or too slow to be called ready. The same holds for work that
+gives no sign of life."""
 
 TURN = 1000
 """Changes after which everybody else on the event loop has a turn: a commit that has waited may bring millions."""
@@ -92,6 +97,7 @@ class Ends:
     sink: Sink
     encoders: Encoders
     spool: Spool
+    vitals: Vitals = field(default_factory=Vitals)
 
 
 class Session:
@@ -104,22 +110,27 @@ class Session:
         options: SessionOptions,
         metrics: Metrics,
         progress: Progress,
+        *,
+        found: Checkpoint | None = None,
     ) -> None:
+        """Go on from ``checkpoint``; ``found``: the last one that stands in Kafka, if that is another."""
         self.progress = progress
         self.server_lsn = checkpoint.end_lsn
         self._source = ends.source
         self._stream = ends.stream
         self._encoders = ends.encoders
         self._resumed_from = checkpoint
+        self._found = found
         self._metrics = metrics
         self._commit_timestamps = options.commit_timestamps
         self._spool = ends.spool
-        self._transactions = Transactions(checkpoint.end_lsn, ends.spool)
-        self._outbox = Outbox(ends.sink, checkpoint, self.progress, options.limits, self._on_delivered)
+        self._transactions = Transactions(checkpoint.delivered, ends.spool)
+        self._vitals = ends.vitals
+        self._outbox = Outbox(ends.sink, checkpoint, progress, options.limits, self._on_delivered, ends.vitals)
         self._stamp: Stamp | None = None
         self._idle = True
         self._shutdown = _ShutdownWatch()
-        self._watched_at = self._listened_at = time.monotonic()
+        self._listened_at = time.monotonic()
         self._warned_at = float("-inf")
         self._changes = 0
         """Those that came in no run."""
@@ -141,8 +152,13 @@ class Session:
         return self._outbox.own_written
 
     def may_have_written(self, checkpoint: Checkpoint | None) -> bool:
-        """Whether the session resumed from ``checkpoint``, committed it, or tried to."""
-        return checkpoint in (self._outbox.checkpoint, self._outbox.attempted)
+        """Return whether the session found ``checkpoint``, resumed from it, committed it, or tried to.
+
+        Also if it is a refusal by now: a process that was starting may have recorded that, while it still had the slot.
+        """
+        if checkpoint is not None:
+            checkpoint = replace(checkpoint, refused="")
+        return checkpoint in (self._found, self._outbox.checkpoint, self._outbox.attempted)
 
     @property
     def has_delivered(self) -> bool:
@@ -155,9 +171,15 @@ class Session:
         return self._outbox.busy_s > STALL_S
 
     @property
-    def unwatched_s(self) -> float:
-        """How long the session's tasks have not come round; some seconds at most, if all is well."""
-        return time.monotonic() - self._watched_at
+    def stall(self) -> str | None:
+        """Why nothing moves, if that has been so for long."""
+        if self.is_stalled:
+            return "Kafka does not take what it is given"
+        if self._vitals.silent_s <= STALL_S:
+            return None
+        if self._spool.busy_s > STALL_S / 2:  # for most of that time, so it is the reason
+            return f"the disk under buffer.spill_dir has not finished a piece of work for {self._spool.busy_s:.0f} s"
+        return f"the session has given no sign of life for {self._vitals.silent_s:.0f} s"
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until ``stop`` is set, then deliver what is complete; raises whatever ends the session before."""
@@ -189,6 +211,7 @@ class Session:
         stopping = asyncio.create_task(stop.wait(), name="stop")
         try:
             while not stop.is_set():
+                self._vitals.beat()
                 if reading is None and not self._outbox.full:
                     reading = asyncio.create_task(self._stream.read(), name="read")
                 if reading is not None:
@@ -203,6 +226,9 @@ class Session:
                 self._close_cut_if_due()
             await self._outbox.drain()
             self._report()
+        except Diverged:
+            await self._outbox.settle()  # so that the checkpoint is the last one when the refusal is recorded
+            raise
         finally:
             await cancel(reading, stopping, self._outbox.committing)
 
@@ -225,19 +251,23 @@ class Session:
 
         A server that shuts down ends ordinary connections at once, and waits for a walsender that nobody reads.
         """
-        stalled = False
+        said = None
         while True:
-            self._watched_at = time.monotonic()
             await asyncio.sleep(WATCH_S)
-            if self.is_stalled and not stalled:
-                log.warning("Kafka has not taken a cut for some time", seconds=round(self._outbox.busy_s))
-            stalled = self.is_stalled
+            said = self._warn_of_stall(said)
             self._warn_of_prepares()
             try:
                 self.server_lsn = max(self.server_lsn, await self._source.flushed_lsn())
             except PgsluiceError:
-                if stalled or time.monotonic() - self._listened_at > STALL_S:
+                if self.is_stalled or time.monotonic() - self._listened_at > STALL_S:
                     raise
+
+    def _warn_of_stall(self, said: str | None) -> str | None:
+        """Say once why nothing moves; return what was said, None when all is well again."""
+        reason = self.stall
+        if reason is not None and said is None:
+            log.warning("nothing moves", reason=reason)
+        return reason
 
     def _warn_of_prepares(self) -> None:
         """Say now and again which prepared transaction keeps the slot from moving."""
@@ -279,24 +309,36 @@ class Session:
         self.server_lsn = max(
             self.server_lsn, last.wal_end if isinstance(last, Keepalive) else wal_end(last), self.progress.received
         )
-        await self._spool.relieve()
+        while await self._spool.relieve():
+            self._vitals.beat()
 
     async def _take_events(self, events: Iterable[Event]) -> None:
         """Take what followed from a message that is no row of a run."""
         for event in events:
             if isinstance(event, Change):
-                rows = await self._encoders.of(event.relation)
+                rows = self._encoders.known(event.relation)
+                if rows is None:
+                    with self._vitals.waiting():  # for a topic, and for schemas
+                        rows = await self._encoders.of(event.relation)
                 stamp = self._stamp_of(event.transaction)
                 rows.add(event.message, stamp, self._outbox.pending, is_streamed=event.is_streamed)
                 if self._outbox.pending.full:
                     await self._outbox.overflow(event.transaction)
                 self._changes += 1
                 if self._changes % TURN == 0:
+                    self._vitals.beat()
                     await asyncio.sleep(0)
+            elif isinstance(event, Unexpected):
+                self._judge(event.change)
             else:
                 await self._take_other(event)
             if self._stop.is_set() and self.own_transaction is not None:
                 return  # in the middle of a large transaction, which is aborted
+
+    def _judge(self, change: Change | Emitted) -> None:
+        """Raise Diverged if the change would be delivered: there was none when this part of the WAL was followed."""
+        if isinstance(change, Emitted) or self._encoders.delivers(change):
+            raise unexpected(self._resumed_from, change)
 
     async def _take_other(self, event: Event) -> None:
         """Take what is not a change: ends of transactions, and messages."""
@@ -310,9 +352,12 @@ class Session:
                 await self._take_message(transaction, message)
             case Resent(transaction, end_lsn):
                 check_resent(self._resumed_from, event)
-                self.progress.on_resent(end_lsn)
+                self.progress.on_resent(end_lsn, "transaction")
                 self._ended(transaction, end_lsn)
                 self._metrics.resent.inc()
+            case MessageResent(message):
+                check_message_resent(self._resumed_from, message)
+                self.progress.on_resent(message.lsn, "message")
             case Prepared(xid, _, prepare_lsn, end_lsn):
                 if event.has_rows:
                     self.progress.hold(xid, prepare_lsn)
@@ -320,18 +365,20 @@ class Session:
             case RolledBack(xid, end_lsn):
                 self.progress.forget(xid)
                 self.progress.on_received(end_lsn)
-            case Skipped():
-                await asyncio.sleep(0)
+            case Paused():
+                self._vitals.beat()
+                await self._spool.load()
 
     def _ended(self, transaction: Transaction, end_lsn: int) -> None:
         self.progress.on_received(end_lsn)
         self.progress.release(transaction.xid, end_lsn)
 
     async def _take_message(self, transaction: Transaction | None, message: messages.LogicalMessage) -> None:
-        encoder = await self._encoders.of_messages()
+        with self._vitals.waiting():  # for a topic, and for schemas
+            encoder = await self._encoders.of_messages()
         if transaction is None:
             self._outbox.pending.add(encoder.encode_standalone(message, self._resumed_from.epoch))
-            self._outbox.join()
+            self._outbox.join_message(message)
             self.progress.on_received(message.lsn)
         else:
             self._outbox.pending.add(encoder.encode(message, self._stamp_of(transaction)))
@@ -368,7 +415,6 @@ class Session:
         self._stream.report(self.progress.received, confirmable)
         if confirmable >= self._shutdown.wal_end:
             self._shutdown = _ShutdownWatch()
-        self._watched_at = time.monotonic()
 
     def _on_delivered(self, cut: Cut, seconds: float) -> None:
         metrics = self._metrics

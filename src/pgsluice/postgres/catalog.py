@@ -15,7 +15,7 @@ from typing import Any, Self
 import psycopg
 from psycopg import AsyncConnection
 
-from pgsluice.avro.sent.types import TypeDescription, is_built_in
+from pgsluice.avro.sent.types import LEVELS_MAX, TypeDescription, is_built_in
 from pgsluice.errors import SourceUnavailable
 from pgsluice.lsn import parse_lsn
 from pgsluice.postgres import failures, queries
@@ -212,11 +212,16 @@ class Catalog:
         return tuple(name for (name,) in rows if name is not None) if rows else None
 
     async def describe_types(self, oids: Sequence[int]) -> list[TypeDescription]:
-        """Return these types and all that they consist of, without what is built in."""
+        """Return these types and all that they consist of, without what is built in.
+
+        Types that are nested too deeply are described to one level beyond ``LEVELS_MAX``, which shows that they are.
+        """
         sql = queries.TYPES_SINCE_14 if await self._version() >= queries.MULTIRANGES_SINCE else queries.TYPES
         described: dict[int, TypeDescription] = {}
         wanted, asked = set(oids), set[int]()
-        while wanted:
+        for _ in range(LEVELS_MAX + 1):
+            if not wanted:
+                break
             rows = await self._rows(sql, [sorted(wanted)])
             asked |= wanted
             for oid, namespace, name, send, parts, delimiter in rows:

@@ -15,6 +15,7 @@ import structlog
 from psycopg import AsyncConnection, pq
 
 from pgsluice.errors import ConfigError, PgsluiceError
+from pgsluice.history import ServerIdentity, TimelineSwitch
 from pgsluice.lsn import parse_lsn
 from pgsluice.postgres import failures
 from pgsluice.postgres.failures import PLUGIN, ServerError
@@ -22,7 +23,6 @@ from pgsluice.postgres.options import SESSION_SETTINGS, ConnectionOptions, Strea
 from pgsluice.postgres.slot import SlotState, parse_slot, slot_query
 from pgsluice.postgres.stream import ReplicationStream, Timing
 from pgsluice.postgres.wire import Wire
-from pgsluice.progress import ServerIdentity, TimelineSwitch
 
 OLDEST_SERVER = 10_00_00
 """The first version with pgoutput."""

@@ -9,11 +9,11 @@ from functools import partial
 
 from pgsluice.avro.sent.types import TypeDescription
 from pgsluice.errors import ConfigError, SlotInUse, SourceUnavailable
+from pgsluice.history import ServerIdentity, TimelineSwitch
 from pgsluice.postgres.catalog import Catalog
 from pgsluice.postgres.connection import ReplicationConnection
 from pgsluice.postgres.options import ConnectionOptions, StreamOptions
 from pgsluice.postgres.stream import ReplicationStream
-from pgsluice.progress import ServerIdentity, TimelineSwitch
 from pgsluice.relation import Relation
 
 
@@ -94,8 +94,13 @@ class PostgresSource:
         return state.confirmed_flush_lsn
 
     async def is_standby(self) -> bool:
-        """Return whether the server is in recovery."""
-        return (await self._catalog.server()).in_recovery
+        """Return whether the server is in recovery; SourceUnavailable when it was promoted since :meth:`identify`."""
+        in_recovery = (await self._catalog.server()).in_recovery
+        if self._witness is not None and not in_recovery:
+            raise SourceUnavailable(
+                "The standby was promoted while this session was starting. A new session looks at its timeline."
+            )
+        return in_recovery
 
     async def flushed_lsn(self) -> int:
         """Return the end of the server's WAL; SourceUnavailable when the server waits for the stream's end.

@@ -10,10 +10,12 @@ https://docs.confluent.io/platform/current/schema-registry/develop/api.html
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NoReturn, TypeAlias
 from urllib.parse import unquote
 
 from pgsluice.avro.wire import Schema
+from pgsluice.registry import look_up
 from pgsluice.registry.record import MAX_ID, Registered
 from pgsluice.registry.store import SchemaStore
 
@@ -52,7 +54,11 @@ class Answer:
     early: bool = False
 
 
-def answer(store: SchemaStore, method: str, path: str, query: Mapping[str, str], body: bytes) -> Answer:
+Search: TypeAlias = Callable[[], Answer]
+"""An answer that takes long to find. It may be called in any thread, because it has all it needs; it raises nothing."""
+
+
+def answer(store: SchemaStore, method: str, path: str, query: Mapping[str, str], body: bytes) -> Answer | Search:
     """Answer one request; ``path`` as it was sent, still percent-encoded. Raises nothing."""
     segments = [unquote(segment) for segment in path.strip("/").split("/")]
     pattern, handlers = next((route for route in _ROUTES if _matches(route[0], segments)), ((), {}))
@@ -64,8 +70,13 @@ def answer(store: SchemaStore, method: str, path: str, query: Mapping[str, str],
     if not store.complete:
         return _error(503, "The schemas have not been read from Kafka yet: try again")
     names = [segment for part, segment in zip(pattern, segments, strict=True) if part == _ANY]
+    found = _answered(partial(handler, _Request(store, names, query, body)))
+    return partial(_answered, found.body) if callable(found.body) else found
+
+
+def _answered(find: Callable[[], object]) -> Answer:
     try:
-        return Answer(200, handler(_Request(store, names, query, body)))
+        return Answer(200, find())
     except _Refusal as refusal:
         return _error(refusal.code, str(refusal), early=refusal.early)
 
@@ -89,6 +100,7 @@ class _Request:
 
 
 _Handler: TypeAlias = Callable[[_Request], object]
+"""Returns the body, or a callable that does, for :data:`Search`."""
 
 
 class _Refusal(Exception):
@@ -162,22 +174,33 @@ def _version(request: _Request) -> object:
 
 
 def _look_up(request: _Request) -> object:
-    found = _find(request)
-    if found is None:
-        _known_subject(request)
+    subject, versions, body = request.names[0], request.store.versions(request.names[0]), request.body
+
+    def search() -> object:
+        found = _find(versions, body)
+        if found is not None:
+            return _described(found)
+        if not versions:
+            raise _unknown(subject)
         raise _Refusal(SCHEMA_NOT_FOUND, "Schema not found")
-    return _described(found)
+
+    return search
 
 
 def _register(request: _Request) -> object:
-    found = _find(request)
-    if found is None:
+    subject, versions, body = request.names[0], request.store.versions(request.names[0]), request.body
+
+    def search() -> object:
+        found = _find(versions, body)
+        if found is not None:
+            return {"id": found.id}
         raise _read_only(
-            f"Subject '{request.names[0]}' does not have this schema, and only pgsluice registers schemas, "
+            f"Subject '{subject}' does not have this schema, and only pgsluice registers schemas, "
             "when it publishes the first row that needs them. Readers need not register any; to write to "
             "topics of your own, use a registry of your own"
         )
-    return {"id": found.id}
+
+    return search
 
 
 def _config(_: _Request) -> object:
@@ -261,8 +284,12 @@ def _chosen_uses(request: _Request) -> list[Registered]:
 def _known_subject(request: _Request) -> list[Registered]:
     versions = request.store.versions(request.names[0])
     if not versions:
-        raise _Refusal(SUBJECT_NOT_FOUND, f"Subject '{request.names[0]}' not found.")
+        raise _unknown(request.names[0])
     return versions
+
+
+def _unknown(subject: str) -> _Refusal:
+    return _Refusal(SUBJECT_NOT_FOUND, f"Subject '{subject}' not found.")
 
 
 def _described(entry: Registered) -> object:
@@ -285,9 +312,9 @@ def _number(text: str) -> int | None:
     return int(text) if 1 <= int(text) <= MAX_ID else None
 
 
-def _find(request: _Request) -> Registered | None:
+def _find(versions: Sequence[Registered], body: bytes) -> Registered | None:
     try:
-        return request.store.look_up(request.names[0], _schema(request.body))
+        return look_up.find(versions, _schema(body))
     except ValueError as error:
         raise _Refusal(INVALID_SCHEMA, f"Invalid schema: {error}") from None
 
@@ -299,7 +326,7 @@ def _schema(body: bytes) -> Schema:
     except (ValueError, TypeError, KeyError, RecursionError):
         raise _Refusal(400, 'The body is not a JSON object with a "schema"') from None
     if request.get("schemaType") not in (None, "AVRO"):
-        raise ValueError(f"type {request['schemaType']!r}; all schemas here are AVRO")
+        raise ValueError(f"type {str(request['schemaType'])[:100]!r}; all schemas here are AVRO")
     if not isinstance(text, str):
         raise ValueError("not a string")  # noqa: TRY004 - wrong data, not a wrong argument
     try:

@@ -12,17 +12,25 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
+import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from pgsluice.avro.schema import FieldHistory, KeyHistory
 from pgsluice.avro.wire import Schema
 from pgsluice.librdkafka import MAX_RECORD_BYTES, connect, failure
 from pgsluice.registry.client import CONNECT_S, RETRY_FIRST_S, RegistryOptions
 from pgsluice.registry.follower import SchemaFollower
+from pgsluice.registry.histories import Histories
+from pgsluice.registry.rate import VERSIONS_MAX, VersionRate
 from pgsluice.registry.record import Registered
 from pgsluice.registry.store import SchemaStore
 
+log = structlog.get_logger(__name__)
+
 _SERVE_S: Final = 0.01
 """How often the producer is asked whether a record was delivered."""
+_FATAL: Final = KafkaError._FATAL  # noqa: SLF001 - librdkafka's own errors are named with an underscore
+"""What a producer answers after a fatal error, whatever it is asked."""
 
 
 class BuiltinRegistry:
@@ -30,12 +38,17 @@ class BuiltinRegistry:
 
     def __init__(self, options: RegistryOptions, topic: str) -> None:
         self.store = SchemaStore()
+        self._fields = Histories(self.store, FieldHistory)
+        self._keys = Histories(self.store, KeyHistory)
+        self._rate = VersionRate()
         self._options = options
         self._topic = topic
         self._follower = SchemaFollower(options, [topic], self.store)
         self._patience = self._follower.patience
         self._registering = asyncio.Lock()
         self._producer = self._new_producer()
+        self._broken_by: KafkaException | None = None
+        """The fatal error of the producer. librdkafka reports it once, and later calls only say that there was one."""
         self._follower.serve(self._serve_producer)
 
     async def start(self) -> None:
@@ -55,9 +68,26 @@ class BuiltinRegistry:
         """Return every subject."""
         return self.store.subjects()
 
-    def versions(self, subject: str) -> list[dict[str, Any]]:
-        """Return the parsed schemas of ``subject``, oldest first."""
-        return [json.loads(entry.schema) for entry in self.store.versions(subject)]
+    def record_name(self, subject: str) -> str | None:
+        """Return the name of the record that was registered last for ``subject``, None if that is no record."""
+        return self._of_last(subject, "name")
+
+    def record_namespace(self, subject: str) -> str | None:
+        """Return the namespace of the record that was registered last for ``subject``, None if it has none."""
+        return self._of_last(subject, "namespace")
+
+    def _of_last(self, subject: str, attribute: str) -> str | None:
+        last = self.store.last(subject)
+        schema = None if last is None else json.loads(last.schema)
+        return schema.get(attribute) if isinstance(schema, dict) else None
+
+    async def fields(self, subject: str, namespace: str) -> FieldHistory:
+        """Return the fields that the schemas of ``subject`` with this namespace have had. Use it at once."""
+        return await self._fields.of(subject, namespace)
+
+    async def keys(self, subject: str, namespace: str) -> KeyHistory:
+        """Return the keys that were registered for ``subject`` with this namespace. Use it at once."""
+        return await self._keys.of(subject, namespace)
 
     async def register(self, subject: str, schema: Schema, postgres: Mapping[str, Any] | None = None) -> int:
         """Return the id of ``schema``: when this returns, it is durable in Kafka and served to consumers.
@@ -74,22 +104,42 @@ class BuiltinRegistry:
         doing = f"Registering a schema of subject {subject} in topic {self._topic}"
         async with self._patience.time_limit(self._options.timeout_s, doing), self._registering:
             record, new = self.store.propose(subject, schema, postgres, identifier)
+            is_version = new and self.store.version(subject, record.version) is None
             while new:
                 position = await self._publish(record, doing) + 1
                 await self._follower.reach(self._topic, position)
                 # another writer may have taken the version just before: then the store has given us a new one
                 record, new = self.store.propose(subject, schema, None, identifier)
+            if is_version:
+                self._count(subject)
             return record
+
+    def _count(self, subject: str) -> None:
+        """Count a new version, and say so if there are suspiciously many."""
+        self._options.count_version()
+        if self._rate.is_exceeded(subject):
+            log.warning(
+                "a schema has got suspiciously many versions within an hour: somebody keeps altering the table. "
+                "Each version stays in the topic of schemas and in memory: stop that, or leave the table out",
+                subject=subject,
+                versions=VERSIONS_MAX + 1,
+            )
 
     async def close(self) -> None:
         """Let go of Kafka."""
         await self._follower.close()
+        await asyncio.get_running_loop().run_in_executor(None, _end, self._producer)
 
     def _serve_producer(self) -> None:
         """Let the producer report while nothing is registered."""
-        # A fatal error of it comes out as an exception; the next registration finds the producer unusable.
-        with suppress(KafkaException, SystemError):
+        try:
             self._producer.poll(0)
+        except KafkaException as error:
+            self._broken_by = error
+        except SystemError as error:
+            # So Python complains when a delivery report is taken while a fatal error is on its way out.
+            if isinstance(error.__cause__, KafkaException):
+                self._broken_by = error.__cause__
 
     async def _prepare_topic(self) -> None:
         admin = self._follower.admin
@@ -119,13 +169,22 @@ class BuiltinRegistry:
                 await asyncio.wait({delivered}, timeout=_SERVE_S)
             offset = int((await delivered).offset())
         except KafkaException as error:
-            if error.args[0].fatal():
-                self._producer = self._new_producer()
-            raise failure(error, doing, errors) from error
+            raise failure(await self._cause(error), doing, errors) from error
         finally:
             delivered.cancel()
         errors.recovered()
         return offset
+
+    async def _cause(self, error: KafkaException) -> KafkaException:
+        """Return why the producer failed. After a fatal error, a new producer takes its place."""
+        if error.args[0].code() == _FATAL:
+            self._serve_producer()  # the reason may not have been reported yet
+            error = self._broken_by or error
+        elif not error.args[0].fatal():
+            return error
+        broken, self._producer, self._broken_by = self._producer, self._new_producer(), None
+        await asyncio.get_running_loop().run_in_executor(None, _end, broken)
+        return error
 
     def _new_producer(self) -> Producer:
         return self._options.client.make(
@@ -138,6 +197,13 @@ class BuiltinRegistry:
                 "message.max.bytes": MAX_RECORD_BYTES,
             },
         )
+
+
+def _end(producer: Producer) -> None:
+    """End the threads of a producer. Nothing may be queued then: closing it waits for that without limit."""
+    with suppress(KafkaException, SystemError):
+        producer.purge(in_queue=True, in_flight=True, blocking=False)
+        producer.close()
 
 
 def _settle(delivered: "asyncio.Future[Message]", error: KafkaError | None, message: Message) -> None:

@@ -20,6 +20,16 @@ _CONTAINERS: Final = {"array": "items", "map": "values"}
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*", re.ASCII)
 
 
+NAME_MAX: Final = 4096
+"""Characters of a full name. Ours have prefix, schema, table and column in them, each escaped: 1,500 at most."""
+
+NAMES_MAX: Final = 8 * 1024 * 1024
+"""Characters of all full names of a schema together. A namespace is written once and holds for thousands of names, so
+written in full they can take a thousand times as much as the text that they came from."""
+
+_SHOWN: Final = 100
+"""So much of a mistake is repeated in the error about it."""
+
 _SHAPE: Final = frozenset(
     ("type", "name", "fields", "items", "values", "symbols", "size", "logicalType", "precision", "scale")
 )
@@ -40,7 +50,7 @@ def _shape(part: Any) -> Any:  # noqa: ANN401 - any part of a schema
 
 
 def canonical(schema: Schema) -> str:
-    """Return the text that all ways of writing ``schema`` share; ValueError when it is not a schema."""
+    """Return the text that all ways of writing ``schema`` share; ValueError when it is not a schema, or too large."""
     try:
         return normalise(_Names().schema(schema, ""))
     except RecursionError:
@@ -52,6 +62,8 @@ class _Names:
 
     def __init__(self) -> None:
         self._defined: set[str] = set()
+        self._written = 0
+        """Characters of all names so far."""
 
     def schema(self, schema: object, namespace: str) -> Schema:
         if isinstance(schema, str):
@@ -60,12 +72,12 @@ class _Names:
             return [self.schema(branch, namespace) for branch in schema]
         if isinstance(schema, dict):
             return self._annotated(schema, namespace)
-        raise ValueError(f"{schema!r} is not a schema")
+        raise ValueError(f"{_shown(schema)} is not a schema")
 
     def _reference(self, name: str, namespace: str) -> str:
-        full = _full_name(name, namespace)
+        full = self._full_name(name, namespace)
         if full not in self._defined:
-            raise ValueError(f"unknown type {name!r}")
+            raise ValueError(f"unknown type {_shown(name)}")
         return full
 
     def _annotated(self, schema: dict[str, Any], namespace: str) -> Schema:
@@ -81,7 +93,7 @@ class _Names:
         return schema if kind in _PRIMITIVES and len(schema) > 1 else plain
 
     def _definition(self, schema: dict[str, Any], kind: str, namespace: str) -> Schema:
-        name = _full_name(schema.get("name"), schema.get("namespace", namespace))
+        name = self._full_name(schema.get("name"), schema.get("namespace", namespace))
         self._defined.add(name)
         attributes = {key: value for key, value in schema.items() if key != "namespace"}
         attributes["name"] = name
@@ -92,16 +104,27 @@ class _Names:
 
     def _field(self, field: object, namespace: str) -> dict[str, Any]:
         if not isinstance(field, dict):
-            raise ValueError(f"{field!r} is not a field")  # noqa: TRY004 - wrong data, not a wrong argument
-        _full_name(field.get("name"), "")
+            raise ValueError(f"{_shown(field)} is not a field")  # noqa: TRY004 - wrong data, not a wrong argument
+        self._full_name(field.get("name"), "")
         return {**field, "type": self.schema(field.get("type"), namespace)}
 
+    def _full_name(self, name: object, namespace: object) -> str:
+        if not isinstance(name, str) or not isinstance(namespace or "", str):
+            raise ValueError(f"{_shown(name)} is not a name")  # noqa: TRY004 - as below
+        full = f"{namespace}.{name}" if namespace and "." not in name else name
+        if len(full) > NAME_MAX:
+            raise ValueError(f"{_shown(full)} is longer than {NAME_MAX} characters")
+        if not _NAME.fullmatch(full):
+            raise ValueError(f"{_shown(name)} is not a name")
+        self._written += len(full)
+        if self._written > NAMES_MAX:
+            raise ValueError(f"its names take more than {NAMES_MAX} characters")
+        return full
 
-def _full_name(name: object, namespace: object) -> str:
-    full = f"{namespace}.{name}" if namespace and "." not in str(name) else name
-    if not isinstance(full, str) or not _NAME.fullmatch(full):
-        raise ValueError(f"{name!r} is not a name")
-    return full
+
+def _shown(mistake: object) -> str:
+    text = repr(mistake)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _fields(record: dict[str, Any]) -> list[object]:

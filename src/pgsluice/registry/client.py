@@ -37,6 +37,8 @@ class RegistryOptions:
     topic_config: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float = 30.0
     """How long Kafka may take for what is asked of it; then the caller decides."""
+    count_version: Callable[[], object] = lambda: None
+    """Called for every new version of a schema that was registered."""
 
 
 def pauses() -> Iterator[float]:

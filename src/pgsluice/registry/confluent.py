@@ -10,10 +10,12 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any, Final, Literal
 
 import structlog
 
+from pgsluice.avro.schema import FieldHistory, KeyHistory
 from pgsluice.avro.wire import Schema, normalise
 from pgsluice.errors import ConfigError, HistoryError, IncompatibleSchema, PermissionDenied
 from pgsluice.registry.builtin import BuiltinRegistry
@@ -21,12 +23,16 @@ from pgsluice.registry.canonical import shape
 from pgsluice.registry.difference import difference, table_of
 from pgsluice.registry.rest import Conflict, RestClient, RestOptions
 from pgsluice.registry.store import SchemaStore
-from pgsluice.registry.subjects import Strategy, full_name, subject_name
+from pgsluice.registry.subjects import Strategy, subject_name
 
 log = structlog.get_logger(__name__)
 
 RECHECK_S: Final = 60.0
 """How long the server's word is taken for granted: a standby begins a session every second."""
+
+IDS_MAX: Final = 20_000
+"""Ids that the server has told and that are kept, of 200 bytes each: value and key of as many tables as have encoders.
+One that is forgotten is asked for again."""
 
 _NONE: Final = "NONE"
 
@@ -50,8 +56,8 @@ class ConfluentRegistry:
         self._journal = journal
         self._client: RestClient | None = None
         self._opened_at = 0.0
-        self._ids: dict[tuple[str, str], int] = {}
-        """What the server said: subject and text of a schema to its id."""
+        self._ids: dict[tuple[str, bytes], int] = {}
+        """What the server said: subject and digest of a schema to its id."""
         self._lowered: dict[str, str | None] = {}
         """Subjects whose level was set to NONE, with the level that they had of their own."""
 
@@ -77,9 +83,21 @@ class ConfluentRegistry:
         """Return every subject, by topic."""
         return self._journal.subjects()
 
-    def versions(self, subject: str) -> list[dict[str, Any]]:
-        """Return the parsed schemas recorded for ``subject``, oldest first."""
-        return self._journal.versions(subject)
+    def record_name(self, subject: str) -> str | None:
+        """Return the name of the record that was recorded last for ``subject``, None if that is no record."""
+        return self._journal.record_name(subject)
+
+    def record_namespace(self, subject: str) -> str | None:
+        """Return the namespace of the record that was recorded last for ``subject``, None if it has none."""
+        return self._journal.record_namespace(subject)
+
+    async def fields(self, subject: str, namespace: str) -> FieldHistory:
+        """Return the fields that the schemas recorded for ``subject`` with this namespace have had."""
+        return await self._journal.fields(subject, namespace)
+
+    async def keys(self, subject: str, namespace: str) -> KeyHistory:
+        """Return the keys that were recorded for ``subject`` with this namespace."""
+        return await self._journal.keys(subject, namespace)
 
     async def register(self, subject: str, schema: Schema, postgres: Mapping[str, Any] | None = None) -> int:
         """Return the id that the server has for ``schema``: it is readable there, and recorded with the id.
@@ -88,7 +106,8 @@ class ConfluentRegistry:
         always safe.
         """
         text = normalise(schema)
-        identifier = self._ids.get((subject, text))
+        asked = subject, _digest(text)
+        identifier = self._ids.get(asked)
         if identifier is None:
             try:
                 identifier = await self._ask_as_known_now(subject, schema, postgres)
@@ -96,7 +115,9 @@ class ConfluentRegistry:
                 await self._forget()  # perhaps it is for want of a newer password
                 raise
             self._warn_of_earlier(subject, text, identifier)
-            self._ids[subject, text] = identifier
+            if len(self._ids) == IDS_MAX:
+                del self._ids[next(iter(self._ids))]
+            self._ids[asked] = identifier
         return (await self._journal.record(subject, self._kept(subject, schema, identifier), postgres, identifier)).id
 
     async def close(self) -> None:
@@ -138,7 +159,7 @@ class ConfluentRegistry:
         try:
             return await client.register(name, text)
         except Conflict as conflict:
-            change = difference(self._last(subject, schema), postgres)
+            change = difference(self._last(subject, postgres), postgres)
             level = await client.subject_level(name)
             if self._options.on_incompatible == "force":
                 log.warning("an incompatible schema is registered", subject=name, level=level, change=change)
@@ -163,12 +184,10 @@ class ConfluentRegistry:
         await client.set_level(name, self._lowered[name])
         del self._lowered[name]
 
-    def _last(self, subject: str, schema: Schema) -> Mapping[str, Any] | None:
-        """Return what PostgreSQL said of the table with the schema before this one."""
-        name = full_name(schema)
-        known = zip(self.versions(subject), self.store.versions(subject), strict=True)
-        described = [entry.postgres for version, entry in known if full_name(version) == name]
-        return described[-1] if described else None
+    def _last(self, subject: str, postgres: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+        """Return what PostgreSQL said of the same table with the schema before this one."""
+        described = (entry.postgres for entry in reversed(self.store.versions(subject)) if entry.postgres is not None)
+        return next((one for one in described if postgres is not None and _table(one) == _table(postgres)), None)
 
     def _kept(self, subject: str, schema: Schema, identifier: int) -> Schema:
         """Return the schema to record under ``identifier``: what is recorded already, if bytes are read alike.
@@ -179,7 +198,7 @@ class ConfluentRegistry:
         if not uses:
             return schema
         known: Schema = json.loads(uses[0].schema)
-        if shape(known) != shape(schema):
+        if not _is_read_alike(known, schema):
             raise HistoryError(
                 f"The schema registry gives id {identifier} to a schema of subject {subject}, but there are messages "
                 "with this id and another schema: the registry is another one than before, or was emptied. Bring its "
@@ -189,7 +208,7 @@ class ConfluentRegistry:
 
     def _warn_of_earlier(self, subject: str, text: str, identifier: int) -> None:
         """Say once that the server has another id for a schema than the one that was recorded last."""
-        earlier = [entry.id for entry in self.store.versions(subject) if entry.schema == text]
+        earlier = self.store.ids_of(subject, text)
         if earlier and earlier[-1] != identifier:
             log.warning(
                 "the schema registry has another id for a schema than messages before: if it does not know theirs, "
@@ -198,6 +217,21 @@ class ConfluentRegistry:
                 schema_id=identifier,
                 earlier=earlier,
             )
+
+
+def _table(postgres: Mapping[str, Any]) -> tuple[object, object]:
+    return postgres.get("schema"), postgres.get("table")
+
+
+def _digest(text: str) -> bytes:
+    return sha256(text.encode()).digest()
+
+
+def _is_read_alike(known: Schema, schema: Schema) -> bool:
+    try:
+        return shape(known) == shape(schema)
+    except ValueError:  # another program wrote something else into the topic
+        return False
 
 
 def _incompatible(name: str, table: str, level: str | None, conflict: Conflict, change: str) -> IncompatibleSchema:

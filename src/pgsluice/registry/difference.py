@@ -22,12 +22,27 @@ def table_of(postgres: Mapping[str, Any] | None, schema: Schema) -> str:
 
 def difference(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> str:
     """Return how the table that ``new`` describes differs from ``old``, None: not known."""
-    if old is None or new is None:
+    if old is None or new is None or not _is_description(old):
         return "the version before is not known here"
     return ", ".join(_differences(old, new)) or (
         "its columns are as before: settings have changed (tables.numeric, types in a rule), or somebody else has "
         "registered a schema there"
     )
+
+
+def _is_description(found: Mapping[str, Any]) -> bool:
+    """Return whether it is one that pgsluice has written: other programs can write to the topic."""
+    key, columns = found.get("key"), found.get("columns")
+    return _all(key, str) and _all(columns, dict) and all(_is_column(column) for column in columns or ())
+
+
+def _all(found: object, kind: type) -> bool:
+    return isinstance(found, list) and all(isinstance(one, kind) for one in found)
+
+
+def _is_column(found: Mapping[str, Any]) -> bool:
+    kinds = {"name": str, "type": str, "typmod": int}
+    return all(isinstance(found.get(name), kind) for name, kind in kinds.items())
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:

@@ -131,8 +131,12 @@ class SchemaFollower:
             finding.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._consumer.close)
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._close_clients)
         self._thread.shutdown(wait=False)
+
+    def _close_clients(self) -> None:
+        self._consumer.close()
+        self.admin.close()
 
     async def _catch_up(self, topic: str) -> None:
         await self.reach(topic, await self.patience.persist(lambda: self._end(topic)))

@@ -4,14 +4,13 @@ Pure. Filled in the order of the topic by :mod:`.follower`, read by :mod:`.api` 
 process that reads a topic holds the same. A schema's id is a hash of its text, so writers need no agreement.
 """
 
+import itertools
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pgsluice.avro.wire import Schema, normalise, schema_id, unframe
-from pgsluice.registry.canonical import canonical
 from pgsluice.registry.record import MAX_ID, Registered
 
 
@@ -24,9 +23,17 @@ class _Subject:
     """Normalised schema to version."""
     displaced: set[int] = field(default_factory=set)
     """Ids whose recorded version another schema had taken before."""
+    highest: int = 0
+    """The highest version that there ever was."""
+    rearranged: int = 0
+    """How often a version was taken away, or came before one that was there already."""
 
     def next_version(self) -> int:
-        return max(self.versions, default=0) + 1
+        """Return the version of the next schema: the one after the highest, or the lowest free if there is none."""
+        highest = max(self.versions, default=0)
+        if highest < MAX_ID:
+            return highest + 1
+        return next(version for version in itertools.count(1) if version not in self.versions)
 
 
 class SchemaStore:
@@ -40,7 +47,6 @@ class SchemaStore:
         self._texts: dict[tuple[str, int], str] = {}
         """Topic and id to the one schema that messages under this prefix mean by it."""
         self._ids: dict[str, int] = {}
-        self._canonical: dict[str, str | None] = {}
 
     def propose(
         self, subject: str, schema: Schema, postgres: Mapping[str, Any] | None, identifier: int | None = None
@@ -79,11 +85,15 @@ class SchemaStore:
         if holder is not None and holder.id != record.id:
             version = old.version if old is not None else subject.next_version()
         if old is not None:
+            subject.rearranged += old.version != version
             del subject.versions[old.version]
+        elif version < subject.highest:
+            subject.rearranged += 1
         self._place(subject, replace(record, version=version), displaced=version != record.version)
 
     def _place(self, subject: _Subject, entry: Registered, *, displaced: bool) -> None:
         subject.versions[entry.version] = entry
+        subject.highest = max(subject.highest, entry.version)
         subject.by_id[entry.id] = entry.version
         subject.by_text[entry.schema] = entry.version
         (subject.displaced.add if displaced else subject.displaced.discard)(entry.id)
@@ -94,10 +104,25 @@ class SchemaStore:
         """Return every subject, sorted."""
         return sorted(self._subjects)
 
-    def versions(self, subject: str) -> list[Registered]:
-        """Return the versions of ``subject``, oldest first; none when it is unknown."""
+    def versions(self, subject: str, after: int = 0) -> list[Registered]:
+        """Return the versions of ``subject`` that are higher than ``after``, oldest first; none when it is unknown."""
         known = self._subjects.get(subject, _Subject())
-        return [known.versions[version] for version in sorted(known.versions)]
+        return [known.versions[version] for version in sorted(one for one in known.versions if one > after)]
+
+    def last(self, subject: str) -> Registered | None:
+        """Return the highest version of ``subject``, None when it is unknown."""
+        known = self._subjects.get(subject, _Subject())
+        return known.versions[max(known.versions)] if known.versions else None
+
+    def ids_of(self, subject: str, text: str) -> list[int]:
+        """Return the ids under which the normalised schema ``text`` was recorded for ``subject``, oldest first."""
+        if text not in self._subjects.get(subject, _Subject()).by_text:
+            return []
+        return [entry.id for entry in self.versions(subject) if entry.schema == text]
+
+    def rearranged(self, subject: str) -> int:
+        """Return a number that stays the same as long as versions of ``subject`` are only added behind the others."""
+        return self._subjects.get(subject, _Subject()).rearranged
 
     def version(self, subject: str, version: int) -> Registered | None:
         """Return one version of ``subject``, None when there is none."""
@@ -124,27 +149,9 @@ class SchemaStore:
         schemas = [json.loads(entry.schema) for entry in self.uses(unframe(message)[0])]
         return next((schema for schema in schemas if isinstance(schema, dict)), None)
 
-    def look_up(self, subject: str, schema: Schema) -> Registered | None:
-        """Return the version of ``subject`` that is this schema; ValueError when it is not a schema.
-
-        Another way of writing the same schema is found too, as Avro libraries each print it their own way.
-        """
-        wanted = canonical(schema)
-        version = self._subjects.get(subject, _Subject()).by_text.get(normalise(schema))
-        if version is not None:
-            return self.version(subject, version)
-        return next((entry for entry in self.versions(subject) if self._same(entry.schema, wanted)), None)
-
     def max_id(self) -> int:
         """Return the largest id, 0 when there is none."""
         return max(self._by_id, default=0)
-
-    def _same(self, text: str, wanted: str) -> bool:
-        if text not in self._canonical:
-            self._canonical[text] = None
-            with suppress(ValueError):  # others can write to the topic
-                self._canonical[text] = canonical(json.loads(text))
-        return self._canonical[text] == wanted
 
     def _id(self, text: str) -> int:
         return self._ids[text] if text in self._ids else self._next_free(schema_id(text))

@@ -119,6 +119,10 @@ class TopicAdmin:
         with suppress(KafkaException):
             self._admin.list_topics(topic, _LOOK_S)
 
+    def close(self) -> None:
+        """End the client; its threads have ended when this returns, which may take a moment."""
+        self._admin.__exit__(None, None, None)
+
     def serve(self) -> None:
         """Let the client report and log."""
         self._admin.poll(0)

@@ -670,8 +670,8 @@ MOVES = (
     Move(
         "ALTER TABLE t RENAME TO renamed",
         "a subject of its own, version 1",
-        "Rows written from then on go to the topic of the new name, those from before stay where they are. A `topic` "
-        "in `[[tables.rules]]` that matches both names keeps one topic.",
+        "Rows written from then on go to the topic of the new name, those from before stay where they are. A rule for "
+        "the new name, whose `topic` is the old one without `{table}`, keeps one topic.",
         [RENAMED],
     ),
     Move("ALTER TABLE t SET SCHEMA s", "a subject of its own, version 1", "As above.", [MOVED]),

@@ -1,5 +1,6 @@
 """Unit tests of pgsluice.avro.schema; fastavro judges every schema."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import fastavro
 import pytest
 
 from pgsluice.avro import schema
-from pgsluice.avro.schema import Field, TableFields
+from pgsluice.avro.schema import Field, FieldHistory, KeyHistory, TableFields
 from pgsluice.avro.types import ColumnType, Element, Opcode, TypeOptions
 from pgsluice.avro.wire import Schema
 from pgsluice.errors import ConfigError
@@ -130,13 +131,13 @@ ARRAY = {"type": "array", "items": ["null", "string"]}
 def test_arrays_that_cannot_be_taken_apart_keep_their_field_and_are_marked() -> None:
     known = TypeOptions(elements={16_401: Element(PgType(16_400, "public", "mood"))})
     before = TableFields(known).assign(relation(MOODS))
-    history = TableFields(GONE, [envelope(before)])
+    history = TableFields(GONE, FieldHistory([envelope(before)]))
     (field,) = history.assign(relation(MOODS))
     assert (field.name, field.type) == ("moods", ColumnType(ARRAY, Opcode.MARKED))
     assert envelope((field,)) == envelope(before)
     (of_key,) = schema.key_fields(relation(MOODS), (field,), ["moods"], GONE)
     assert (of_key.name, of_key.type.schema) == ("moods", "string")
-    assert TableFields(known, [envelope((field,))]).assign(relation(MOODS)) == before
+    assert TableFields(known, FieldHistory([envelope((field,))])).assign(relation(MOODS)) == before
 
 
 def test_arrays_that_were_never_taken_apart_are_texts() -> None:
@@ -202,16 +203,16 @@ def test_the_history_is_rebuilt_from_the_schemas_registered() -> None:
     ]
     registered = [envelope(history.assign(version)) for version in versions]
     for version in [*versions, relation(column("a", "bool"), column("A", "bool"), column("amount", "text"))]:
-        rebuilt = TableFields(OPTIONS, [json.loads(json.dumps(one)) for one in registered])
+        rebuilt = TableFields(OPTIONS, FieldHistory([json.loads(json.dumps(one)) for one in registered]))
         assert rebuilt.assign(version) == history.assign(version)
 
 
 def test_another_choice_in_the_settings_is_another_type() -> None:
     table = one_column("amount", "numeric")
     registered = [envelope(TableFields(OPTIONS).assign(table))]
-    history = TableFields(TypeOptions(numeric=(38, 9)), registered)
+    history = TableFields(TypeOptions(numeric=(38, 9)), FieldHistory(registered))
     assert [(field.name, field.type.parameters) for field in history.assign(table)] == [("amount__2", (38, 9))]
-    back = TableFields(OPTIONS, [*registered, envelope(history.assign(table))])
+    back = TableFields(OPTIONS, FieldHistory([*registered, envelope(history.assign(table))]))
     assert [field.name for field in back.assign(table)] == ["amount"]
 
 
@@ -219,15 +220,15 @@ def test_schemas_registered_out_of_order_leave_the_widest_type() -> None:
     wide = envelope(TableFields(OPTIONS).assign(one_column("a", "int8")))
     narrow = envelope(TableFields(OPTIONS).assign(one_column("a", "int4")))
     for registered in ([wide, narrow], [narrow, wide]):
-        assert TableFields(OPTIONS, registered).assign(one_column("a", "int4"))[0].type.schema == "long"
+        assert TableFields(OPTIONS, FieldHistory(registered)).assign(one_column("a", "int4"))[0].type.schema == "long"
 
 
 def test_a_name_registered_with_two_meanings_is_not_used_again() -> None:
     registered = [envelope(TableFields(OPTIONS).assign(one_column("a", kind))) for kind in ("int4", "text", "int4")]
-    history = TableFields(OPTIONS, registered[:2])
+    history = TableFields(OPTIONS, FieldHistory(registered[:2]))
     assert names(history, column("a", "text")) == ["a__2"]
     assert names(history, column("a", "int4")) == ["a__3"]
-    assert names(TableFields(OPTIONS, registered), column("a", "int4")) == ["a__2"]
+    assert names(TableFields(OPTIONS, FieldHistory(registered)), column("a", "int4")) == ["a__2"]
 
 
 @pytest.mark.parametrize(
@@ -241,16 +242,58 @@ def test_a_name_registered_with_two_meanings_is_not_used_again() -> None:
     ],
 )
 def test_schemas_of_other_programs_tell_nothing(foreign: Schema) -> None:
-    assert names(TableFields(OPTIONS, [foreign]), column("a")) == ["a"]
+    assert names(TableFields(OPTIONS, FieldHistory([foreign])), column("a")) == ["a"]
 
 
 def test_a_name_that_another_program_gave_another_form_is_not_used() -> None:
     row = {"type": "record", "name": "Value", "fields": [{"name": "a", "type": "int"}]}
     foreign = {"type": "record", "name": "Envelope", "fields": [{"name": "before", "type": ["null", row]}]}
-    assert names(TableFields(OPTIONS, [foreign]), column("a")) == ["a__2"]
+    assert names(TableFields(OPTIONS, FieldHistory([foreign])), column("a")) == ["a__2"]
+
+
+def test_a_history_learns_only_what_was_registered() -> None:
+    """A registration can fail: what was assigned for it must not change what a standby would assign."""
+    history = FieldHistory([envelope(TableFields(OPTIONS).assign(one_column("a", "int4")))])
+    assert names(TableFields(OPTIONS, history), column("a", "text"), column("A")) == ["a__2", "A__3"]
+    assert names(TableFields(OPTIONS, history), column("A"), column("a", "int8")) == ["A__2", "a"]
+    assert names(TableFields(OPTIONS, history), column("a", "int4"), column("A")) == ["a", "A__2"]
+    assert len(history) == 1
+
+
+def test_a_schema_that_is_learned_again_changes_nothing() -> None:
+    versions = [envelope(TableFields(OPTIONS).assign(one_column("a", kind))) for kind in ("int4", "int8", "int4")]
+    history = FieldHistory(versions)
+    assert (len(history), history.fields_of("a"), history.fields_of("b")) == (1, {"a": "long"}, {})
+
+
+def test_the_numbers_of_names_are_not_tried_again_and_again() -> None:
+    """Each version may have thousands of columns whose names differ from those before in case only."""
+    history = FieldHistory()
+    columns = [column("".join(letters)) for letters in itertools.product("aA", repeat=4)]
+    for one in columns:
+        history.learn(envelope(TableFields(OPTIONS, history).assign(relation(one))))
+    assert names(TableFields(OPTIONS, history), *columns) == [
+        "aaaa",
+        *(f"{c.name}__{n}" for n, c in enumerate(columns[1:], 2)),
+    ]
+    assert history.free_number("AaAa") == history.free_number("aaaa") == 17
+    history.learn(envelope(TableFields(OPTIONS).assign(relation(column("aaaa__17")))))
+    assert names(TableFields(OPTIONS, history), column("aaaa", "text")) == ["aaaa__18"]
 
 
 # --- keys
+
+
+def of_columns(*names: str) -> dict[str, Any]:
+    return {"fields": [{"name": name} for name in names]}
+
+
+def test_the_last_key_whose_columns_are_published() -> None:
+    history = KeyHistory([of_columns("a", "b"), of_columns("c"), "string", {"fields": 5}, of_columns("a", "b")])
+    assert len(history) == 3
+    assert history.last_among({"a", "b", "c"}) == ("a", "b")
+    assert history.last_among({"b", "c"}) == ("c",)
+    assert history.last_among({"b"}) is None
 
 
 def test_a_key_stands_in_the_order_of_the_relation() -> None:
@@ -379,3 +422,40 @@ def sample(name: str) -> dict[str, Any]:
 def test_the_contract_shows_what_is_built(name: str) -> None:
     assert json.loads((CONTRACT / name).read_text()) == sample(name)
     fastavro.parse_schema(sample(name))
+
+
+ROW_OF_OTHERS = [
+    5,
+    {"type": "int"},
+    {"name": 5, "type": "int"},
+    {"name": "id"},
+    {"name": "Total", "type": ["null", {"type": "bytes", "logicalType": "decimal", "precision": 2**31}]},
+    {"name": "tags", "type": ["null", {"items": "int"}], "pg.name": []},
+    {"name": "_xFFFFFF_", "type": ["null", 5]},
+]
+
+
+@pytest.mark.parametrize(
+    "registered",
+    [
+        5,
+        {"fields": 5},
+        {"fields": [5, {"name": "before", "type": "null"}]},
+        {"fields": [{"name": "before", "type": ["null", {"fields": 5}]}]},
+        {"fields": [{"name": "before", "type": ["null", {"fields": ROW_OF_OTHERS}]}]},
+    ],
+)
+def test_what_other_programs_register_does_no_harm(registered: Any) -> None:  # noqa: ANN401 - any JSON
+    described = relation(column("id"), column("total", numeric(10, 2)), column("tags", "_int4"))
+    fields = TableFields(TypeOptions(elements={0: None}), FieldHistory([registered])).assign(described)
+    fastavro.parse_schema(envelope(fields))
+
+
+def test_the_columns_of_a_registered_key() -> None:
+    fields = [{"name": "a_x0020_b", "type": "int"}, {"name": "c", "pg.name": "d"}, {"name": "_xD800_", "pg.name": 5}]
+    assert schema.key_columns({"fields": fields}) == ["a b", "d", "_xD800_"]
+
+
+@pytest.mark.parametrize("registered", [{}, {"fields": 5}, {"fields": [5]}, {"fields": [{"name": 5}]}])
+def test_what_is_no_key_has_no_columns(registered: dict[str, Any]) -> None:
+    assert schema.key_columns(registered) is None

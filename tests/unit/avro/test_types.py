@@ -202,6 +202,10 @@ def test_only_boxes_are_separated_by_a_semicolon() -> None:
     assert in_row("_point").write(b'{"(1,1)","(0,0)"}')[0] == 4
 
 
+def test_no_built_in_name_stands_for_arrays_in_arrays() -> None:
+    assert in_row("__int4").schema == in_row("_" * 5_000 + "int4").schema == "string"
+
+
 def test_types_of_users_are_text() -> None:
     for name in ("mood", "int4", "_int4", "numeric", "timestamptz", "_mood", "citext", "ltree", "halfvec"):
         assert in_row(name, namespace="public") == ColumnType("string", Opcode.CHECKED_STRING)
@@ -451,3 +455,11 @@ def test_a_choice_that_names_a_column_has_to_be_possible() -> None:
     relation = table(column("timestamptz"))
     with pytest.raises(ConfigError, match="write one of timestamp-micros, timestamp-millis, string, or leave it out"):
         refusal("c", "local-timestamp-millis")
+
+
+@pytest.mark.parametrize("precision", [None, "38", 39, 2**31 - 1])
+def test_a_decimal_that_another_program_registered_is_not_widened_to(precision: object) -> None:
+    """To 10 to the power of that, nobody counts."""
+    theirs: Schema = {"type": "bytes", "logicalType": "decimal", "precision": precision}
+    assert wider(decimal(5, 0), theirs) is None
+    assert wider(theirs, decimal(5, 0)) is None

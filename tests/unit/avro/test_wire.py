@@ -1,6 +1,7 @@
 """Unit tests of pgsluice.avro.wire."""
 
 import hashlib
+import json
 
 import pytest
 
@@ -45,3 +46,33 @@ def test_the_header_is_a_zero_byte_and_the_id(identifier: int, data: bytes) -> N
 def test_what_is_not_framed_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="zero byte and a 4-byte schema id"):
         wire.unframe(data)
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", '{"a":[1,null,"\\u00e9\\ud83d\\ude00"]}', "[" * 128 + "]" * 128, "5", '"' + "[" * 200 + '"']
+)
+def test_json_of_others(text: str) -> None:
+    assert wire.read_json(text) == json.loads(text)
+
+
+def test_many_brackets_are_not_many_levels() -> None:
+    assert wire.read_json("[" + ",".join(["{}"] * 500) + "]") == [{}] * 500
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "Expecting value"),
+        ("NaN", r"^NaN is not JSON$"),
+        ('{"a":-Infinity}', r"^-Infinity is not JSON$"),
+        ("9" * 5_000, "4300 digits"),
+        ('"\\ud800"', r"^its JSON has half of a surrogate pair$"),
+        ("[" * 129 + "]" * 129, r"^its JSON is nested too deeply$"),
+        ('{"a":' * 129 + "1" + "}" * 129, r"^its JSON is nested too deeply$"),
+        ("[" * 100_000, r"^its JSON is nested too deeply$"),
+        ('["\\u0041",' + "[" * 100_000, r"^its JSON is nested too deeply$"),
+    ],
+)
+def test_json_that_is_of_no_use(text: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        wire.read_json(text)

@@ -24,6 +24,16 @@ def test_a_dsn_may_not_set_what_is_not_the_users() -> None:
     libpq.check_dsn("host=db")
 
 
+def test_what_is_in_effect_comes_from_libpq(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "services").write_text("[shop]\nhost=db\nport=6432\nsslmode=verify-full\n")
+    monkeypatch.setenv("PGSERVICEFILE", str(tmp_path / "services"))
+    monkeypatch.setenv("PGSSLMODE", "require")
+    found = libpq.in_effect({"service": "shop", "port": "7432"})
+    assert (found["host"], found["port"], found["sslmode"]) == ("db", "7432", "verify-full")
+    assert libpq.in_effect({"host": "db", "target_session_attrs": "read-write"})["sslmode"] == "require"
+    assert libpq.in_effect({"service": "absent", "host": "db"}) == {"service": "absent", "host": "db"}
+
+
 @pytest.mark.parametrize(
     ("name", "reason"),
     [

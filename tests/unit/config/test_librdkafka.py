@@ -2,6 +2,7 @@ import pytest
 from confluent_kafka import KafkaException, Producer
 
 from pgsluice.config import librdkafka
+from pgsluice.config.problems import is_secret
 
 
 def test_what_delivery_rests_on_is_refused_with_the_reason() -> None:
@@ -12,6 +13,26 @@ def test_what_delivery_rests_on_is_refused_with_the_reason() -> None:
     assert librdkafka.refusal("error.cb") == librdkafka.refusal("error_cb")
     assert librdkafka.refusal("on_delivery") == librdkafka.refusal("logger") == librdkafka.refusal("error_cb")
     assert librdkafka.refusal("linger.ms") == ""
+
+
+def test_what_may_be_shown_is_known_to_be_no_secret() -> None:
+    for name in ("sasl.username", "linger.ms", "security.protocol", "sasl.oauthbearer.token.endpoint.url"):
+        assert librdkafka.may_be_shown(name)
+    for name in ("sasl.password", "sasl.passwrod", "sasl.kerberos.kinit.cmd", "ssl.key.pem", "ssl.certificate.pem",
+                 "sasl.oauthbearer.extensions", "sasl.oauthbearer.config", "SASL.PASSWORD", ""):  # fmt: skip
+        assert not librdkafka.may_be_shown(name)
+
+
+def test_nothing_named_like_a_secret_may_be_shown() -> None:
+    assert [name for name in librdkafka._SHOWN if is_secret(name)] == []
+
+
+def test_what_may_be_shown_is_known_to_the_library() -> None:
+    for name in librdkafka._SHOWN:
+        with pytest.raises(KafkaException) as caught:
+            # an empty value is refused or taken, but the name is looked up first
+            Producer({name: "", "no.such.name": "1"})
+        assert f'No such configuration property: "{name}"' not in str(caught.value)
 
 
 _VALUES = {

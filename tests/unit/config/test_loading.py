@@ -84,7 +84,7 @@ listen = "8080"
     environ = {"PGSLUICE_X__Y": "1", "PGSLUICE_LOG__FORMAT": "jsn"}
     found = problems(content, file, environ, "postgres.create_slot=yes", "nonsense")
     assert [re.sub(r"(kafka.*: (is missing|cannot be set): ).*", r"\1...", line) for line in found] == [
-        "--set nonsense: lacks its value: write KEY=VALUE",
+        "--set number 2: is not KEY=VALUE: write it with an equals sign",
         "--set postgres.create_slot: postgres.create_slot: must be true or false",
         'file: name: is missing: write name = "shop" at the top of the file, or set PGSLUICE_NAME',
         "file:1: version: must be 1",
@@ -144,7 +144,7 @@ def test_a_check_of_two_keys_points_at_the_one_that_stands_somewhere(file: Path)
 
 
 def test_entries_of_a_list_come_from_one_source(file: Path) -> None:
-    environ = {"PGSLUICE_TABLES__RULES": '[{"match": "a.b"}, {"topic": "x"}]'}
+    environ = {"PGSLUICE_TABLES__RULES": '[{"match": "a.b"}, {"topic": "{prefix}.x"}]'}
     (line,) = problems(f'{LEAST}[[tables.rules]]\nmatch = "x"\n[[tables.rules]]\nmatch = "y"\n', file, environ)
     assert line.startswith("PGSLUICE_TABLES__RULES: tables.rules[1].match: is missing")
 

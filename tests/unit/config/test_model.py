@@ -162,7 +162,7 @@ def test_every_table_has_a_topic_of_its_own() -> None:
     assert problems(kafka={"topics": {"name": "{prefix}.{table}"}}) == [
         (("kafka", "topics", "name"), "lacks {schema}: every table needs a topic of its own")
     ]
-    rules = [{"match": "public.*", "topic": "all"}]
+    rules = [{"match": "public.*", "topic": "{prefix}.all"}]
     assert problems(tables={"rules": rules}) == [
         (("tables", "rules", 0, "topic"), "lacks {table}: every table that matches needs a topic of its own")
     ]
@@ -173,7 +173,7 @@ def test_every_table_has_a_topic_of_its_own() -> None:
 def test_a_rule_cannot_take_a_topic_that_is_taken() -> None:
     rules = [
         {"match": "a.b", "topic": "{prefix}.transactions"},
-        {"match": "a.c", "topic": "shop.c"},
+        {"match": "a.c", "topic": "{prefix}.c"},
         {"match": "a.d", "topic": "{prefix}.c"},
     ]
     assert problems(tables={"rules": rules}) == [
@@ -211,7 +211,7 @@ def test_what_depends_on_a_table_that_is_wrong_is_not_checked() -> None:
     assert [path for path, _ in problems(kafka={"topics": {"partitions": 0}}, tables={})] == [
         ("kafka", "topics", "partitions")
     ]
-    assert [path for path, _ in problems(tables={"rules": [{"match": "x", "topic": "t"}]})] == [
+    assert [path for path, _ in problems(tables={"rules": [{"match": "x", "topic": "{prefix}.t"}]})] == [
         ("tables", "rules", 0, "match")
     ]
 
@@ -236,6 +236,11 @@ def test_what_depends_on_a_table_that_is_wrong_is_not_checked() -> None:
 )
 def test_values_that_are_refused(table: str, key: str, value: object, kind: str) -> None:
     assert problems(**{table: {key: value}}) == [((table, key), kind)]
+
+
+@pytest.mark.parametrize("host", ["postgresql://u:hunter2@db/shop", "db1,postgres://db2"])
+def test_a_uri_is_no_host(host: str) -> None:
+    assert problems(postgres={"host": host}) == [(("postgres", "host"), "is a URI: write it as postgres.dsn")]
 
 
 def test_replication_factors() -> None:

@@ -3,19 +3,20 @@ import pytest
 from pgsluice.config import naming
 
 
-@pytest.mark.parametrize("glob", ["*.*", "public.orders", "public.*", "*.orders", "a.b.c"])
+@pytest.mark.parametrize("glob", ["*.*", "public.orders", "public.*", "*.orders", 'a."b.c"'])
 def test_globs_over_schema_and_table(glob: str) -> None:
     assert naming.check_glob(glob) == glob
 
 
-@pytest.mark.parametrize("glob", ["orders", "*", ".orders", "public.", ""])
+@pytest.mark.parametrize("glob", ["orders", "*", ".orders", "public.", "", "a.b.c", '"a.b'])
 def test_globs_that_match_nothing(glob: str) -> None:
     with pytest.raises(ValueError, match="must be a pattern of schema and table"):
         naming.check_glob(glob)
 
 
 @pytest.mark.parametrize(
-    "template", ["{prefix}.{schema}.{table}", "{table}-.{schema}", "{schema}..{table}", "orders", "{prefix}.{table}"]
+    "template",
+    ["{prefix}.{schema}.{table}", "{prefix}_{table}-.{schema}", "{prefix}.{schema}..{table}", "{prefix}-orders"],
 )
 def test_templates(template: str) -> None:
     assert naming.check_template(template) == template
@@ -29,11 +30,17 @@ def test_templates_that_kafka_would_refuse(template: str) -> None:
 
 def test_templates_in_which_topics_could_coincide() -> None:
     with pytest.raises(ValueError, match="must have a dot between"):
-        naming.check_template("{schema}_{table}")
+        naming.check_template("{prefix}.{schema}_{table}")
     with pytest.raises(ValueError, match="must have a dot between"):
-        naming.check_template("{table}{prefix}{schema}")
+        naming.check_template("{prefix}.{table}{schema}")
     with pytest.raises(ValueError, match="repeats a placeholder"):
-        naming.check_template("{table}.{schema}{table}")
+        naming.check_template("{prefix}.{table}.{schema}{table}")
+
+
+@pytest.mark.parametrize("template", ["orders", "{schema}.{table}", "cdc.{prefix}.{table}", "{prefix}{schema}.{table}"])
+def test_templates_that_could_name_the_topics_of_another_pipeline(template: str) -> None:
+    with pytest.raises(ValueError, match=r"must begin with \{prefix\}"):
+        naming.check_template(template)
 
 
 @pytest.mark.parametrize(

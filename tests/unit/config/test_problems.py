@@ -9,6 +9,11 @@ def test_one_error_reports_all_problems() -> None:
     assert str(SettingsError([Problem("a", "b")])) == "the configuration has one error:\n  a: b"
 
 
+def test_every_problem_has_a_line_whatever_it_quotes() -> None:
+    error = SettingsError([Problem("a\nb.toml", "is wrong")])
+    assert error.lines == ("the configuration has one error:", "  a\nb.toml: is wrong")
+
+
 def test_problems_of_one_validator_read_as_one_sentence() -> None:
     assert str(KeyProblems([(("a",), "is wrong"), ((), "too")])) == "is wrong; too"
 

@@ -46,6 +46,24 @@ def test_the_reference_has_a_line_for_every_key() -> None:
     assert "escaped as \\_xHHHH\\_." in tables
 
 
+def test_what_could_be_a_secret_is_not_shown() -> None:
+    secrets = {
+        "sasl.passwrod": "hunter2",
+        "sasl.kerberos.kinit.cmd": "kinit --password hunter2",
+        "sasl.oauthbearer.token.endpoint.url": "https://id:hunter2@login.example.com/token?key=hunter2",
+        "sasl.oauthbearer.extensions": "k=hunter2",
+    }
+    flags = [f"kafka.client.{name}={value}" for name, value in secrets.items()]
+    flags += ["name=shop", "kafka.bootstrap_servers=http://u:hunter2@a:1,b:2", "kafka.topic_prefix=shop"]
+    sources = Sources.read(None, {}, flags)
+    settings = sources.settings()
+    shown = reference.show(settings, sources)
+    assert "hunter2" not in shown
+    assert 'client."sasl.passwrod" = "***"' in shown
+    assert 'client."sasl.oauthbearer.token.endpoint.url" = "https://***@login.example.com/token?***"' in shown
+    assert settings.kafka.librdkafka_properties().items() >= secrets.items()
+
+
 def test_what_is_in_force_and_why(tmp_path: Path) -> None:
     file = tmp_path / "a.toml"
     file.write_text(

@@ -164,7 +164,6 @@ def test_flags_are_keys_and_values() -> None:
             "kafka.client.sasl.password=x",
             " name =y",
             "kafka.topics.partitions=-1",
-            "log",
             "log.x=1",
         ]
     )
@@ -175,6 +174,26 @@ def test_flags_are_keys_and_values() -> None:
     }
     assert layer.place(("postgres", "host")) == "--set postgres.host"
     assert layer.problems == [
-        Problem("--set log", "lacks its value: write KEY=VALUE"),
         Problem("--set log.x", "is not a setting"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("flag", "origin"),
+    [
+        ("log", "--set log"),
+        ("postgres.password hunter2", "--set postgres.password"),
+        ("postgres.password:hunter2", "--set postgres.password"),
+        (" postgres.password aHVudGVyMg==", "--set postgres.password"),
+        ("kafka.client.sasl.password hunter2=", "--set kafka.client"),
+        ("kafka.client.hunter2", "--set kafka.client"),
+        ("postgres.password.hunter2", "--set number 2"),
+        ("hunter2", "--set number 2"),
+        ("=hunter2", "--set number 2"),
+        ("", "--set number 2"),
+    ],
+)
+def test_a_flag_without_a_value_may_hold_a_secret(flag: str, origin: str) -> None:
+    layer = flags_layer(["name=shop", flag])
+    assert layer.values == {"name": "shop"}
+    assert layer.problems == [Problem(origin, "is not KEY=VALUE: write it with an equals sign")]

@@ -18,7 +18,7 @@ def record(cut: int, topics: dict[str, dict[int, int]], *, full: bool = False, p
         }
         for topic, ends in topics.items()
     ]
-    return {"cut": cut, "epoch": 1 + cut // 4, "full": full, "part": part, "topics": entries}
+    return {"cut": cut, "end_lsn": 100 * cut, "epoch": 1 + cut // 4, "full": full, "part": part, "topics": entries}
 
 
 def last_cuts(*records: dict[str, Any]) -> LastCuts:
@@ -36,6 +36,16 @@ class TestLastCuts:
     def test_none(self) -> None:
         found = last_cuts()
         assert (found.number, found.epoch, found.is_complete, found.account) == (0, 0, False, Account())
+
+    def test_the_last_one_is_that_of_the_highest_number(self) -> None:
+        found = last_cuts(record(1, {}), record(3, {}), record(2, {}))
+        assert (found.number, found.end_lsn) == (3, 300)
+
+    def test_the_positions_of_the_last_two(self) -> None:
+        """The later record of a number counts: the first one's cut was aborted."""
+        aborted = {**record(3, {}), "epoch": 9, "end_lsn": 7}
+        assert last_cuts(record(1, {}), record(2, {}), aborted, record(3, {})).positions == {2: (1, 200), 3: (1, 300)}
+        assert last_cuts(record(3, {}), record(1, {})).positions == {3: (1, 300)}
 
     def test_a_full_cut_and_what_came_after_it(self) -> None:
         found = last_cuts(
@@ -58,6 +68,26 @@ class TestLastCuts:
         found = last_cuts(record(2, {ITEMS: {0: 1}}, full=True, part=1), record(3, {ORDERS: {1: 3}}))
         assert not found.is_complete
         assert found.account.topics == {ORDERS: state(ORDERS, 0), ITEMS: state(ITEMS, 0)}
+
+    @pytest.mark.parametrize(
+        ("change", "complaint"),
+        [
+            ({"cut": 2**63 - 1}, "its 'cut' is 9223372036854775807, outside 0 to 4611686018427387904"),
+            ({"epoch": -1}, "its 'epoch' is -1, outside 0 to 1073741824"),
+            ({"end_lsn": -1}, "its 'end_lsn' is -1"),
+            ({"part": -1}, "its 'part' is -1"),
+            ({"topics": record(1, {"a/b": {}})["topics"]}, "it names a topic that Kafka cannot have"),
+            ({"topics": record(1, {"": {}})["topics"]}, "it names a topic that Kafka cannot have"),
+            ({"topics": record(1, {"..": {}})["topics"]}, "it names a topic that Kafka cannot have"),
+            ({"topics": record(1, {ORDERS: {2**31 - 1: 1}})["topics"]}, "its 'partition' is 2147483647, outside"),
+            ({"topics": record(1, {ORDERS: {0: -1}})["topics"]}, "its 'next' is -1, outside"),
+        ],
+    )
+    def test_what_cannot_be_true_is_refused(self, change: dict[str, Any], complaint: str) -> None:
+        found = LastCuts()
+        with pytest.raises(ValueError, match=f"^{complaint}"):
+            found.add({**record(1, {}), **change})
+        assert found.account == Account()
 
 
 KNOWN = Account({ORDERS: state(ORDERS, 2)}, {(ORDERS, 0): 10, (ORDERS, 1): 20})
@@ -100,3 +130,10 @@ class TestChanges:
         known = Account({ORDERS: state(ORDERS, 2), ITEMS: state(ITEMS, 1), "same": state("same", 1)})
         found = changes(known, Account({"same": state("same", 1)}))
         assert [(topic, sentence.split()[1]) for topic, sentence in found.items()] == [(ITEMS, ITEMS), (ORDERS, ORDERS)]
+
+
+def test_the_answer_of_a_later_leader_is_the_newer_one() -> None:
+    former, later = (Account(leader_epochs={(ORDERS, 0): epoch}) for epoch in (3, 4))
+    assert later.is_newer(former)
+    assert not former.is_newer(later)
+    assert not later.is_newer(Account())

@@ -19,7 +19,7 @@ def test_nothing_more_is_looked_at(monkeypatch: pytest.MonkeyPatch, properties: 
     monkeypatch.setattr(module, "REQUEST_S", 1.0)
     client = ClientOptions({"bootstrap.servers": "127.0.0.1:9", **properties}, "pgsluice-test")
     producer = ProducerOptions(client, "pgsluice-shop", 1, 60.0)
-    options = SinkOptions(producer, TopicSpec("shop.transactions", 1), TopicSpec("shop.checkpoint", 1))
+    options = SinkOptions(producer, TopicSpec("shop.transactions", 1), TopicSpec("shop.checkpoint", 1), "shop")
     (finding,) = check(options)
     assert (finding.name, finding.verdict) == ("kafka reachable", Verdict.FAIL)
     assert reason in finding.detail

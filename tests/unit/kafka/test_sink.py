@@ -15,7 +15,7 @@ from pgsluice.librdkafka import ClientOptions
 def sink() -> KafkaSink:
     client = ClientOptions({"bootstrap.servers": "127.0.0.1:9"}, "pgsluice-test")
     producer = ProducerOptions(client, "pgsluice-shop", 1024, 60.0)
-    options = SinkOptions(producer, TopicSpec("shop.transactions", 1), TopicSpec("shop.checkpoint", 1))
+    options = SinkOptions(producer, TopicSpec("shop.transactions", 1), TopicSpec("shop.checkpoint", 1), "shop")
     return KafkaSink(options, CutFormat(b"shop", lambda _: b"", lambda _: {}))
 
 

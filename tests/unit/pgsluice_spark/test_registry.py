@@ -18,6 +18,7 @@ Handler = Callable[[BaseHTTPRequestHandler], tuple[int, bytes]]
 
 SUBJECT = "shop.public.x/ö-value"
 SCHEMAS = ['"int"', '"long"']
+REDIRECTS = (301, 302, 303, 307, 308)
 
 
 @pytest.fixture
@@ -31,6 +32,8 @@ def serve() -> Iterator[Callable[[Handler], str]]:
                 status, body = handler(self)
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(body)))
+                if status in REDIRECTS:
+                    self.send_header("Location", body.decode())
                 self.end_headers()
                 self.wfile.write(body)
 
@@ -61,6 +64,7 @@ def daemon(store: SchemaStore) -> Handler:
     def answer(request: BaseHTTPRequestHandler) -> tuple[int, bytes]:
         url = urlsplit(request.path)
         found = api.answer(store, "GET", url.path, dict(parse_qsl(url.query)), b"")
+        assert isinstance(found, api.Answer), "only a POST is a search"
         return found.status, json.dumps(found.body).encode()
 
     return answer
@@ -117,6 +121,44 @@ def test_answers_of_no_use(serve: Callable[[Handler], str], status: int, body: b
         RestRegistry(serve(lambda _: (status, body))).versions(["a"])
 
 
+@pytest.mark.parametrize("status", REDIRECTS)
+def test_credentials_follow_no_redirect(serve: Callable[[Handler], str], status: int) -> None:
+    asked = []
+
+    def elsewhere(request: BaseHTTPRequestHandler) -> tuple[int, bytes]:
+        asked.append(request.headers["Authorization"])
+        return 200, b"[]"
+
+    target = serve(elsewhere)
+    location = f"{target.replace('//', '//u:hunter2@')}/subjects?key=hunter2".encode()
+    url = serve(lambda _: (status, location))
+    sentence = f"{url}/subjects/a/versions[?]deleted=true redirects to {target}, .* Give the address of the registry"
+    with pytest.raises(RegistryError, match=sentence) as caught:
+        RestRegistry(url, "u", "secret").versions(["a"])
+    assert "hunter2" not in str(caught.value)
+    assert asked == []
+
+
+@pytest.mark.parametrize(
+    ("location", "target"),
+    [
+        ("/login", "another path"),
+        ("http://[broken", "an address that cannot be read"),
+        ("file:///etc/passwd", "another path"),
+    ],
+)
+def test_redirects_to_odd_places(serve: Callable[[Handler], str], location: str, target: str) -> None:
+    url = serve(lambda _: (302, location.encode()))
+    with pytest.raises(RegistryError, match=f"redirects to {target}, "):
+        RestRegistry(url).versions(["a"])
+
+
+def test_a_user_in_the_url_is_refused_and_not_repeated() -> None:
+    with pytest.raises(ValueError, match="as username and password") as caught:
+        RestRegistry("https://u:hunter2@registry:8081")
+    assert "hunter2" not in str(caught.value)
+
+
 def test_no_server() -> None:
     with pytest.raises(RegistryError, match="gives no answer that can be used"):
         RestRegistry("http://127.0.0.1:1").versions(["a"])
@@ -132,5 +174,7 @@ def test_records_of_the_schema_topic() -> None:
     records = [(9, record(3, 7)), (5, record(1, 7)), (7, record(2, 8)), (6, record(1, 9))]
     found = parse_records(records, "shop.schemas")
     assert [(version.version, version.id) for version in found] == [(1, 9), (2, 8), (3, 7)]
-    with pytest.raises(RegistryError, match=r"shop\.schemas, offset 4: not a record"):
-        parse_records([(4, '{"subject": "a"}')], "shop.schemas")
+    foreign = ['{"subject": "a"}', "[" * 100_000, '{"subject": "a", "version": "1", "id": 9, "schema": "{}"}', "5", "x"]
+    for value in foreign:
+        with pytest.raises(RegistryError, match=r"shop\.schemas, offset 4: not a record"):
+            parse_records([(4, value)], "shop.schemas")

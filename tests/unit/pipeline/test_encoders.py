@@ -1,20 +1,28 @@
 """Which key, topic and schemas the rows of a table get. Both ends are scripted."""
 
+from dataclasses import replace
+from io import BytesIO
+from typing import Any
+
+import fastavro
 import pytest
 
 from pgsluice.avro.choices import Choice
 from pgsluice.avro.schema import message_schema
 from pgsluice.avro.sent.types import TypeDescription
 from pgsluice.avro.types import TypeOptions
+from pgsluice.avro.wire import unframe
 from pgsluice.envelope import Stamp
-from pgsluice.errors import ConfigError
+from pgsluice.errors import ConfigError, IncompatibleSchema, PoisonError
+from pgsluice.metrics import Metrics
 from pgsluice.pgoutput import messages
 from pgsluice.pgoutput.messages import BinaryValue
-from pgsluice.pipeline.encoders import Encoders
+from pgsluice.pipeline.encoders import Encoders, Rows
+from pgsluice.pipeline.quarantine import Quarantine, RefusedRows
 from pgsluice.record import Pending
 from pgsluice.relation import Column, PgType, Relation
 from pgsluice.tables import TableRule, Tables
-from pgsluice.transaction import Transaction
+from pgsluice.transaction import Change, Transaction
 from tests.support.ends import FakeRegistry, FakeSink, FakeSource, World
 from tests.support.pgoutput_encoder import encode
 
@@ -72,6 +80,19 @@ async def test_when_the_catalog_has_moved_on_the_key_registered_last_holds() -> 
     assert await key_of(table("f"), world) == ["b"]
 
 
+async def test_what_other_programs_registered_is_no_key() -> None:
+    world = World(primary_keys={7: ("b",)})
+    await key_of(table("f"), world)
+    world.schemas["shop.public.t-key"] += [
+        {"namespace": "shop.public.t", "fields": [5]},
+        {"namespace": "shop.public.t"},
+        "string",
+    ]
+    world.primary_keys[7] = ("renamed",)
+    await encoders(world).of(table("f"))
+    assert len(world.schemas["shop.public.t-key"]) == 4, "the key was registered before"
+
+
 async def test_when_that_does_not_help_either_it_says_so() -> None:
     with pytest.raises(ConfigError, match=r"primary key of table public\.t \(renamed\) is not among its published"):
         await key_of(table("f"), World(primary_keys={7: ("renamed",)}))
@@ -81,6 +102,7 @@ async def test_a_table_that_is_left_out_registers_nothing() -> None:
     world = World()
     relation = Relation(8, "public", "out", "d", table("d", "a").columns)
     found = await encoders(world).of(relation)
+    assert isinstance(found, Rows)
     assert found.encoder is None
     assert (world.schemas, world.topics) == ({}, set())
 
@@ -94,6 +116,21 @@ async def test_an_encoder_is_made_once_per_version() -> None:
     assert (await made.of(second)).relation is second
     assert made.ready[7].relation is second
     assert len(world.schemas["shop.public.t-value"]) == 2
+
+
+async def test_encoders_of_dropped_tables_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those go that were made longest ago; one that is still needed is made again."""
+    monkeypatch.setattr("pgsluice.pipeline.encoders.READY_MAX", 3)
+    made = encoders(World())
+    tables = [replace(table("d", "a"), oid=oid, name=f"t{oid}") for oid in range(5)]
+    for one in tables[:3]:
+        await made.of(one)
+    await made.of(replace(tables[0], replica_identity="i"))
+    for one in tables[3:]:
+        await made.of(one)
+    assert [*made.ready] == [0, 3, 4]
+    assert (await made.of(tables[1])).relation is tables[1]
+    assert [*made.ready] == [3, 4, 1]
 
 
 async def test_field_names_are_remembered_across_sessions() -> None:
@@ -193,6 +230,105 @@ async def test_a_column_that_cannot_have_the_type_chosen_for_it_stops() -> None:
     assert world.schemas == {}
 
 
+class TestATableThatCannotBePublished:
+    """With a quarantine, dead letters stand for its changes, and it stops nobody."""
+
+    RULE = TableRule("public.t", types={"b": Choice("uuid")})
+    TRANSACTION = Transaction(700, 100, 5)
+
+    def encoders(self, world: World, *rules: TableRule) -> Encoders:
+        tables, self.metrics = Tables("shop", rules=rules), Metrics()
+        self.quarantine = Quarantine(self.metrics)
+        ends = FakeSource(world), FakeSink(world), FakeRegistry(world)
+        return Encoders(*ends, tables, TypeOptions(), quarantine=self.quarantine)
+
+    def counted(self) -> float | None:
+        return self.metrics.registry.get_sample_value("pgsluice_quarantined_tables")
+
+    def letters(self, rows: Rows | RefusedRows, world: World, *changes: messages.Message) -> list[dict[str, Any]]:
+        """Return what stands for the changes."""
+        stamp, pending = Stamp(self.TRANSACTION, 2, commit_timestamps=True), Pending(1 << 20)
+        for change in changes:
+            rows.add(encode(change), stamp, pending, is_streamed=False)
+        schema = fastavro.parse_schema(world.schemas["shop.dead_letters-value"][-1])
+        values = [record.value or b"" for record in pending.records]
+        return [fastavro.schemaless_reader(BytesIO(unframe(value)[1]), schema, None) for value in values]
+
+    async def test_a_dead_letter_stands_for_each_change(self) -> None:
+        world = World()
+        rows = await self.encoders(world, self.RULE).of(table("d", "a"))
+        changes: list[messages.Message] = [
+            messages.Insert(None, 7, [b"1", b"2", b"3"]),
+            messages.Delete(None, 7, None, [b"1", b"2", b"3"]),
+            messages.Truncate(None, cascade=False, restart_identity=False, relation_oids=(7,)),
+        ]
+        found = self.letters(rows, world, *changes)
+        assert [(one["op"], one["seq"]) for one in found] == [("c", 0), ("d", 1), ("t", 2)]
+        assert {(one["schema"], one["table"], one["reason"], one["topic"]) for one in found} == {
+            ("public", "t", "table_refused", "shop.public.t")
+        }
+        assert (found[0]["epoch"], found[0]["lsn"], found[0]["xid"]) == (2, 100, 700)
+        assert "column b of type int4 cannot be uuid" in found[0]["detail"]
+        assert world.topics == {"shop.dead_letters"}
+
+    async def test_it_is_said_counted_and_listed(self) -> None:
+        made = self.encoders(World(), self.RULE)
+        await made.of(table("d", "a"))
+        assert self.counted() == 1
+        ((entry),) = self.quarantine.tables
+        assert (entry["table"], "cannot be uuid" in entry["reason"]) == ("public.t", True)
+
+    async def test_others_are_published(self) -> None:
+        made = self.encoders(World(), self.RULE)
+        await made.of(table("d", "a"))
+        rows = await made.of(replace(table("d", "a"), oid=8, name="u"))
+        assert [*made.ready.values()] == [rows]
+
+    async def test_one_that_fits_after_all_is_released(self) -> None:
+        world = World()
+        made = self.encoders(world, self.RULE)
+        await made.of(table("d", "a"))
+        fits = table("d", "a", columns=("a", "c"))
+        assert isinstance(await made.of(fits), Rows)
+        assert (made.known(fits), self.quarantine.tables, self.counted()) == (made.ready[7], [], 0)
+        assert isinstance(await made.of(table("d", "a")), RefusedRows)
+        assert 7 not in made.ready, "a run would take its rows for those of the version before"
+
+    async def test_one_whose_schema_is_too_large(self) -> None:
+        world = World(faults={"register": [PoisonError("Too large.")]})
+        rows = await self.encoders(world).of(table("d", "a"))
+        (found,) = self.letters(rows, world, messages.Insert(None, 7, [b"1", b"2", b"3"]))
+        assert found["detail"] == "Too large."
+
+    async def test_what_the_registry_refuses_is_decided_by_another_setting(self) -> None:
+        world = World(faults={"register": [IncompatibleSchema("Not like this.")]})
+        with pytest.raises(IncompatibleSchema):
+            await self.encoders(world).of(table("d", "a"))
+
+    async def test_one_whose_topic_has_the_rows_of_another_table(self) -> None:
+        world = World()
+        rules = (
+            TableRule("public.t", topic="{prefix}.{schema}.u"),
+            TableRule("public.*", topic="{prefix}.public.{table}"),
+        )
+        made = self.encoders(world, *rules)
+        await made.of(table("d", "a"))
+        other = replace(table("d", "a"), oid=8, name="u")
+        assert isinstance(await made.of(other), RefusedRows)
+        assert "which has the rows of another table" in self.quarantine.tables[0]["reason"]
+
+    async def test_a_change_of_it_is_delivered(self) -> None:
+        made = self.encoders(World(), TableRule("public.t", topic="{prefix}.transactions"))
+        change = Change(self.TRANSACTION, table("d", "a"), encode(messages.Insert(None, 7, [b"1", b"2", b"3"])))
+        assert made.delivers(change)
+
+    async def test_the_status_names_a_hundred(self) -> None:
+        quarantine = Quarantine(Metrics())
+        for number in range(110):
+            quarantine.add(replace(table("d"), name=f"t{number}"), "a reason")
+        assert [one["table"] for one in quarantine.tables] == [f"public.t{number}" for number in range(10, 110)]
+
+
 async def test_messages_have_a_topic_and_schemas_from_the_first_one_on() -> None:
     world = World()
     made = encoders(world)
@@ -201,3 +337,28 @@ async def test_messages_have_a_topic_and_schemas_from_the_first_one_on() -> None
     assert await made.of_messages() is encoder
     assert world.topics == {"shop.messages"}
     assert world.schemas == {"shop.messages-value": [message_schema("shop")], "shop.messages-key": ["string"]}
+
+
+class TestWhetherAChangeIsDelivered:
+    TRANSACTION = Transaction(700, 100, 5)
+    INSERT = encode(messages.Insert(None, 7, [b"1"]))
+    TRUNCATE = encode(messages.Truncate(None, cascade=False, restart_identity=False, relation_oids=(7,)))
+
+    def delivers(self, found: Encoders, relation: Relation, message: bytes) -> bool:
+        return found.delivers(Change(self.TRANSACTION, relation, message))
+
+    def test_one_of_a_published_table_is(self) -> None:
+        assert self.delivers(encoders(World()), table("d"), self.INSERT)
+        assert self.delivers(encoders(World()), table("d"), self.TRUNCATE)
+
+    def test_one_of_a_table_that_is_left_out_is_not(self) -> None:
+        found, out = encoders(World()), replace(table("d"), name="out")
+        assert [self.delivers(found, out, self.INSERT) for _ in range(2)] == [False, False]
+        renamed = replace(out, name="in")
+        assert self.delivers(found, renamed, self.INSERT), "it is another version of the table"
+
+    def test_a_truncate_is_not_if_truncates_are_skipped(self) -> None:
+        tables = Tables("shop", truncate=False)
+        found = Encoders(FakeSource(World()), FakeSink(World()), FakeRegistry(World()), tables, TypeOptions())
+        assert not self.delivers(found, table("d"), self.TRUNCATE)
+        assert self.delivers(found, table("d"), self.INSERT)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import structlog
 
 from pgsluice import pipeline as module
 from pgsluice.avro.choices import Choice
@@ -16,6 +17,7 @@ from pgsluice.dead_letter import DeadLetter, Origin, Reason, Refused
 from pgsluice.errors import (
     ConfigError,
     DeadlineMissed,
+    Diverged,
     DrainTimeout,
     Fenced,
     HistoryError,
@@ -24,17 +26,18 @@ from pgsluice.errors import (
     SinkUnavailable,
     SlotInUse,
     SourceUnavailable,
+    TooManyDescriptions,
     TypeChanged,
     UnavailableError,
 )
+from pgsluice.history import Checkpoint, ServerIdentity, TimelineSwitch
 from pgsluice.metrics import Metrics
 from pgsluice.pipeline import Pipeline, PipelineOptions, State
 from pgsluice.pipeline.outbox import Limits
 from pgsluice.pipeline.session import SessionOptions
-from pgsluice.progress import Checkpoint, ServerIdentity, TimelineSwitch
 from pgsluice.relation import CATALOG, Column, PgType, Relation
 from pgsluice.tables import TableRule, Tables
-from tests.support.ends import FakeRegistry, FakeSink, FakeSource, MemorySpool, World
+from tests.support.ends import FakeRegistry, FakeSink, FakeSource, HangingSpool, MemorySpool, World
 
 LIMITS = Limits(cut_interval_s=0.05, cut_bytes=1 << 20, inflight_max=4 << 20, heartbeat_s=0.05)
 OPTIONS = PipelineOptions(
@@ -55,6 +58,7 @@ def pipeline(
     *,
     source: Callable[[World], FakeSource] = FakeSource,
     sink: Callable[[World], FakeSink] = FakeSink,
+    spool: Callable[[], MemorySpool] = MemorySpool,
     **options: Any,  # noqa: ANN401 - any of the options
 ) -> Pipeline:
     async def open_source() -> FakeSource:
@@ -64,7 +68,7 @@ def pipeline(
     async def make_sink() -> FakeSink:
         return sink(world)
 
-    return Pipeline(replace(OPTIONS, **options), open_source, make_sink, FakeRegistry(world), MemorySpool, Metrics())
+    return Pipeline(replace(OPTIONS, **options), open_source, make_sink, FakeRegistry(world), spool, Metrics())
 
 
 @asynccontextmanager
@@ -126,8 +130,9 @@ class TestTheFirstStart:
 
 class TestGoingOn:
     async def test_from_the_checkpoint_without_repeating_what_was_delivered(self) -> None:
-        world = World(position=8_000, checkpoint=CHECKPOINT, server=ServerIdentity("7001", 1, 8_900))
-        world.commit(1)  # ends at 9,000: delivered, and not confirmed
+        last = replace(CHECKPOINT, last_end_lsn=9_000, last_xid=700, last_commit_ts=1_000_000)
+        world = World(position=8_000, checkpoint=last, server=ServerIdentity("7001", 1, 8_900))
+        world.commit(1, xid=700)  # ends at 9,000: delivered, and not confirmed
         world.commit(2)
         async with running(world) as found:
             await until(lambda: world.numbers == [2])
@@ -270,9 +275,16 @@ class TestWhenItMustNotGoOn:
             assert (world.checkpoint.epoch, world.checkpoint.cut) == (last.epoch + 1, last.cut + 1)
         assert world.checkpoint.end_lsn == world.position
 
-    @pytest.mark.parametrize("position", [8_000, None])
     @pytest.mark.parametrize(
-        ("recorded", "birth"), [(Recorded(), (1, 1)), (Recorded(1, 1), (1, 1)), (Recorded(3, 40), (4, 41))]
+        ("position", "recorded", "birth"),
+        [
+            (8_000, Recorded(), (1, 1)),
+            (8_000, Recorded(1, 1), (2, 2)),
+            (8_000, Recorded(3, 40), (4, 41)),
+            (None, Recorded(), (1, 1)),
+            (None, Recorded(1, 1), (1, 1)),  # its checkpoint was not committed, or there would be a slot
+            (None, Recorded(3, 40), (4, 41)),
+        ],
     )
     async def test_a_lost_checkpoint_begins_no_epoch_anew(
         self, position: int | None, recorded: Recorded, birth: tuple[int, int]
@@ -306,9 +318,72 @@ class TestWhenItMustNotGoOn:
             assert "taken over while this one was starting" in str(found.last_error)
             await streaming(found)
 
+    async def test_cuts_that_the_last_checkpoint_does_not_know_are_not_written_again(self) -> None:
+        world = World(position=8_000, checkpoint=CHECKPOINT, recorded=Recorded(1, 6))
+        with pytest.raises(HistoryError, match=r"Cut 6 is recorded as delivered, but .* the one of cut 4"):
+            await ended(pipeline(world))
+        assert world.checkpoint == CHECKPOINT
+
+    async def test_a_checkpoint_that_was_never_committed_does_not_count(self) -> None:
+        shown = replace(CHECKPOINT, cut=5, end_lsn=12_000)
+        world = World(
+            position=8_000, checkpoint=shown, former_checkpoints=[CHECKPOINT], recorded=Recorded(1, 4), wal=[]
+        )
+        world.server = ServerIdentity("7001", 1, 11_000)
+        end_lsn = world.commit(7)
+        world.server = ServerIdentity("7001", 1, 12_000)
+        async with running(world):
+            await until(lambda: world.numbers == [7])
+        ((cut, _, checkpoint),) = world.cuts
+        assert (checkpoint.cut, cut.end_lsn) == (5, end_lsn)
+
+    async def test_a_server_that_went_back_is_refused_until_it_is_adopted(self) -> None:
+        world = World(position=5, checkpoint=replace(CHECKPOINT, end_lsn=10_001))
+        with pytest.raises(Diverged, match="the server's WAL ends at"):
+            await ended(pipeline(world))
+        world.server = replace(world.server, xlogpos=20_000)
+        with pytest.raises(HistoryError, match=r"the server's WAL ends at .* An earlier run found this"):
+            await ended(pipeline(world))
+        async with running(world, adopt_slot=True) as found:
+            await streaming(found)
+            assert (found.session and found.session.checkpoint.epoch, world.position) == (2, 5)
+
+    async def test_so_is_one_that_sends_what_was_not_there(self) -> None:
+        world = World(position=5, checkpoint=CHECKPOINT, server=ServerIdentity("7001", 1, 8_000))
+        world.commit(1)
+        world.server = replace(world.server, xlogpos=20_000)
+        for _ in range(2):
+            with pytest.raises(HistoryError, match=r"has sent transaction 8000"):
+                await ended(pipeline(world))
+        assert (world.cuts, world.position) == ([], 5)
+        async with running(world, adopt_slot=True):
+            await until(lambda: world.numbers == [1])
+
+    async def test_a_server_that_shuts_down_while_kafka_makes_the_refusal_wait(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It waits for its walsender, which nobody reads any more."""
+        monkeypatch.setattr(module, "WATCH_S", 0.01)
+        world = World(position=5, checkpoint=CHECKPOINT, server=ServerIdentity("7001", 1, 8_000))
+        world.commit(1)
+        world.server = replace(world.server, xlogpos=20_000)
+
+        class Hanging(FakeSink):
+            async def refuse(self, checkpoint: Checkpoint) -> None:
+                world.faults["flushed_lsn"] = [SourceUnavailable("shuts down")]
+                await until(lambda: not world.streaming)
+                await super().refuse(checkpoint)
+
+        with pytest.raises(Diverged, match=r"has sent transaction 8000"):
+            await ended(pipeline(world, sink=Hanging))
+        assert world.checkpoint is not None
+        assert "has sent transaction 8000" in world.checkpoint.refused
+
     async def test_schemas_of_another_owner_who_was_at_work_until_now(self) -> None:
         """A schema is durable before the cut that needs it: who looks again has seen it."""
-        world = World(position=8_000, checkpoint=CHECKPOINT, recorded=Recorded(1, 4, frozenset({"shop.public.late"})))
+        world = World(
+            position=8_000, checkpoint=CHECKPOINT, recorded=Recorded(1, 4, topics=frozenset({"shop.public.late"}))
+        )
 
         class Late(FakeSink):
             async def recorded(self) -> Recorded:
@@ -390,6 +465,21 @@ class TestWhenItMustNotGoOn:
         with pytest.raises(ConfigError, match=r"a part is not known, and is none now; set postgres\.binary = false"):
             await ended(pipeline(world))
 
+    async def test_more_tables_than_are_kept_at_the_same_place_twice(self) -> None:
+        world = World(position=8_000, checkpoint=CHECKPOINT, faults={"begin": [TooManyDescriptions("Too many.")] * 2})
+        world.commit(1)
+        with pytest.raises(UnavailableError, match=r"nothing behind 0/2328 was delivered.*pg_prepared_xacts"):
+            await ended(pipeline(world))
+
+    async def test_more_tables_than_are_kept_are_no_reason_to_stop_while_it_goes_on(self) -> None:
+        world = World(position=8_000, checkpoint=CHECKPOINT, faults={"begin": [TooManyDescriptions("Too many.")]})
+        world.commit(1)
+        async with running(world):
+            await until(lambda: world.numbers == [1])
+            world.faults["begin"] = [TooManyDescriptions("Too many.")]
+            world.commit(2)
+            await until(lambda: world.numbers == [1, 2])
+
     async def test_a_small_cut_that_misses_it_is_not_too_large_but_kafka_away(self) -> None:
         world = World(position=8_000, checkpoint=CHECKPOINT, faults={"commit": [DeadlineMissed("late")] * 2})
         world.commit(1)
@@ -417,6 +507,34 @@ class TestWhenItMustNotGoOn:
             await streaming(found)
             world.commit(2)
             await until(lambda: world.numbers == [1, 2])
+
+    async def test_being_fenced_while_the_slot_is_ours_by_one_who_refuses_the_server(self) -> None:
+        """He had the slot when he began to; the next session reads it, and stops for the true reason."""
+        world = World(position=8_000, checkpoint=CHECKPOINT)
+
+        class Overtaken(FakeSink):
+            async def commit(self, _cut: Cut, _checkpoint: Checkpoint) -> None:
+                world.checkpoint = replace(CHECKPOINT, refused="The server went back.")
+                raise Fenced("Another took over.")
+
+        world.commit(1)
+        with pytest.raises(HistoryError, match="The server went back"):
+            await ended(pipeline(world, sink=Overtaken))
+
+    async def test_also_in_the_first_session_after_a_promotion(self) -> None:
+        """The session's checkpoint is on the new timeline; the one in Kafka is what it found there."""
+        world = World(
+            position=8_000,
+            checkpoint=CHECKPOINT,
+            server=ServerIdentity("7001", 2, 10_000),
+            history=[TimelineSwitch(1, 8_500)],
+            faults={"begin": [Fenced("Another took over.")]},
+        )
+        world.commit(1)
+        async with running(world) as found:
+            await until(lambda: world.numbers == [1])
+            assert found.session is not None
+            assert (found.session.checkpoint.timeline, found.session.checkpoint.epoch) == (2, 1)
 
     async def test_being_fenced_by_the_slots_new_owner_makes_a_standby(self) -> None:
         world = World(position=8_000, checkpoint=CHECKPOINT)
@@ -490,10 +608,10 @@ class TestTheWrongServerForAMoment:
         world = World(position=8_000, checkpoint=CHECKPOINT, faults={"flushed_lsn": [SourceUnavailable("shuts down")]})
 
         class Hanging(FakeSink):
-            async def last_checkpoint(self) -> Checkpoint | None:
+            async def checkpoints(self) -> list[Checkpoint]:
                 if world.faults["flushed_lsn"]:
                     await asyncio.sleep(60)
-                return await super().last_checkpoint()
+                return await super().checkpoints()
 
         async with running(world, sink=Hanging) as found:
             await until(lambda: found.state is State.WAITING)
@@ -532,6 +650,15 @@ class TestChosenTypes:
         with pytest.raises(ConfigError, match=r"table public\.t: column n of type int4 cannot be uuid"):
             await ended(pipeline(world, tables=self.CHOSEN))
         assert (world.streams, world.owner, world.position, world.checkpoint) == ([], None, None, None)
+
+    async def test_in_quarantine_it_stops_nobody_and_is_said_before_its_first_change(self) -> None:
+        column = Column("n", PgType(23, CATALOG, "int4"), -1, is_key=True)
+        world = World(position=8_000, checkpoint=CHECKPOINT, published=[Relation(1, "public", "t", "d", (column,))])
+        with structlog.testing.capture_logs() as lines:
+            async with running(world, tables=self.CHOSEN, quarantine=True) as found:
+                await streaming(found)
+        (line,) = [line for line in lines if line["event"] == "a table cannot be published"]
+        assert (line["log_level"], "column n of type int4 cannot be uuid" in line["reason"]) == ("error", True)
 
     async def test_tables_that_have_no_such_column_are_fine(self) -> None:
         column = Column("id", PgType(23, CATALOG, "int4"), -1, is_key=True)
@@ -613,6 +740,15 @@ class TestStopping:
                 world.commit(1)
                 await asyncio.sleep(0.05)
 
+    async def test_nor_for_a_disk_that_hangs(self) -> None:
+        world = World()
+        with pytest.raises(DrainTimeout):  # noqa: PT012 - the end of the block is what raises
+            async with running(world, drain_timeout_s=0.05, spool=HangingSpool) as found:
+                await streaming(found)
+                end_lsn = world.commit(1)
+                await until(lambda: found.session is not None and found.session.progress.received == end_lsn)
+        assert not world.streaming, "the slot is free"
+
     async def test_what_could_not_be_delivered_is_no_success(self) -> None:
         world = World(position=8_000, checkpoint=CHECKPOINT, commit_gate=asyncio.Event())
         with pytest.raises(DrainTimeout, match="Nothing is lost"):  # noqa: PT012 - the end of the block raises
@@ -649,3 +785,30 @@ class TestStopping:
         found.stop()
         async with asyncio.timeout(5):
             await task
+
+
+class TestSignsOfLife:
+    async def test_it_gives_them_while_it_waits_to_try_again(self) -> None:
+        world = World(position=8_000, checkpoint=CHECKPOINT, streaming=True)
+        async with running(world) as found:
+            await until(lambda: found.state is State.STANDBY)
+            beat_at = found.vitals._beat_at
+            await until(lambda: found.vitals._beat_at > beat_at)
+
+    async def test_a_step_that_hangs_shows(self) -> None:
+        class Hanging(FakeSource):
+            async def slot_position(self) -> int | None:
+                await asyncio.sleep(60)
+                return None
+
+        async with running(World(), source=Hanging) as found:
+            await until(lambda: found.vitals.silent_s > 0.05)
+
+    async def test_waiting_for_kafka_is_no_silence(self) -> None:
+        class Hanging(FakeSink):
+            async def prepare(self) -> None:
+                await asyncio.sleep(60)
+
+        async with running(World(), sink=Hanging) as found:
+            await asyncio.sleep(0.1)
+            assert found.vitals.silent_s == 0.0

@@ -1,7 +1,7 @@
 """One session: what is confirmed when, heartbeats, and a server that shuts down. Both ends are scripted."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -10,7 +10,8 @@ import pytest
 import structlog
 
 from pgsluice.avro.types import TypeOptions
-from pgsluice.errors import PoisonError, ProtocolError, SourceUnavailable
+from pgsluice.errors import Diverged, PoisonError, ProtocolError, SourceUnavailable
+from pgsluice.history import Checkpoint, ServerIdentity, owed
 from pgsluice.metrics import Metrics
 from pgsluice.pgoutput import messages
 from pgsluice.pipeline import outbox
@@ -18,11 +19,23 @@ from pgsluice.pipeline import session as module
 from pgsluice.pipeline.encoders import Encoders
 from pgsluice.pipeline.outbox import Limits
 from pgsluice.pipeline.session import Ends, Session, SessionOptions
+from pgsluice.pipeline.vitals import Vitals
 from pgsluice.postgres.stream import MIN_STATUS_GAP_S
-from pgsluice.progress import Checkpoint, Progress, ServerIdentity
+from pgsluice.progress import Owed, Progress
 from pgsluice.tables import Tables
 from pgsluice.transaction import Transaction
-from tests.support.ends import TABLE, FakeRegistry, FakeSink, FakeSource, FakeStream, MemorySpool, World, data
+from tests.support.ends import (
+    TABLE,
+    FakeRegistry,
+    FakeSink,
+    FakeSource,
+    FakeStream,
+    HangingSpool,
+    MemoryRows,
+    MemorySpool,
+    World,
+    data,
+)
 
 TABLE_IN_STREAM = replace(TABLE, xid=700)
 CHECKPOINT = Checkpoint("shop", "s", "7001", 1, 1, 4, 10_000)
@@ -31,8 +44,20 @@ CHECKPOINT = Checkpoint("shop", "s", "7001", 1, 1, 4, 10_000)
 class Running:
     """A session in progress."""
 
-    def __init__(self, world: World, limits: Limits, tables: Tables) -> None:
+    def __init__(
+        self,
+        world: World,
+        limits: Limits,
+        tables: Tables,
+        spool: MemorySpool,
+        checkpoint: Checkpoint,
+        progress: Progress,
+    ) -> None:
         self.world = world
+        self.spool = spool
+        self.checkpoint = checkpoint
+        self.progress = progress
+        self.vitals = Vitals()
         self.metrics = Metrics()
         self.stop = asyncio.Event()
         self.limits = limits
@@ -44,8 +69,8 @@ class Running:
         await sink.fence()
         encoders = Encoders(source, sink, FakeRegistry(self.world), self.tables, TypeOptions())
         options = SessionOptions(self.limits)
-        ends = Ends(source, self.stream, sink, encoders, MemorySpool())
-        self.session = Session(ends, CHECKPOINT, options, self.metrics, Progress(CHECKPOINT.end_lsn))
+        ends = Ends(source, self.stream, sink, encoders, self.spool, self.vitals)
+        self.session = Session(ends, self.checkpoint, options, self.metrics, self.progress)
         self.task = asyncio.create_task(self.session.run(self.stop))
 
     async def finish(self) -> None:
@@ -64,15 +89,20 @@ class Running:
 
 
 @asynccontextmanager
-async def running(
+async def running(  # noqa: PLR0913 - a session has many sides, and a test chooses one of them
     world: World,
     *,
     heartbeat_s: float = 60.0,
     cut_bytes: int = 1 << 20,
     inflight_max: int = 4 << 20,
     tables: Tables | None = None,
+    spool: MemorySpool | None = None,
+    checkpoint: Checkpoint = CHECKPOINT,
+    owed: Mapping[int, Owed] | None = None,
 ) -> AsyncIterator[Running]:
-    found = Running(world, Limits(0.05, cut_bytes, inflight_max, heartbeat_s), tables or Tables("shop"))
+    limits = Limits(0.05, cut_bytes, inflight_max, heartbeat_s)
+    progress = Progress(checkpoint.end_lsn, owed or {})
+    found = Running(world, limits, tables or Tables("shop"), spool or MemorySpool(), checkpoint, progress)
     await found.start()
     try:
         yield found
@@ -142,6 +172,17 @@ async def test_without_progress_a_cut_is_written_once_in_a_while(monkeypatch: py
         await until(lambda: len(world.cuts) > 1)
         assert {(cut.end_lsn, checkpoint.end_lsn) for cut, _, checkpoint in world.cuts} == {(10_000, 10_000)}
         assert found.confirmed <= 10_000
+
+
+async def test_but_not_while_the_server_may_have_another_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cut says that everything before its end is in Kafka, and then nobody knows."""
+    monkeypatch.setattr(outbox, "QUIET_S", 0.05)
+    world = World(position=9_000)
+    async with running(world, owed={9_900: "transaction"}) as found:
+        world.keepalive(9_500)
+        await until(lambda: found.has_received(9_500))
+        await asyncio.sleep(0.2)
+    assert not world.cuts
 
 
 async def test_a_transaction_without_published_rows_is_idle_progress() -> None:
@@ -268,12 +309,101 @@ async def test_while_all_is_well_the_servers_answers_matter_little(monkeypatch: 
         assert found.session.lag_bytes == 0
 
 
-async def test_its_tasks_come_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "WATCH_S", 0.01)
-    async with running(World(position=10_000)) as found:
-        began = found.session._watched_at
-        await until(lambda: found.session._watched_at > began)
-        assert found.session.unwatched_s >= 0
+class TestSignsOfLife:
+    async def test_its_work_gives_them_while_nothing_happens(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "WATCH_S", 0.01)
+        async with running(World(position=10_000)) as found:
+            beat_at = found.vitals._beat_at
+            await until(lambda: found.vitals._beat_at > beat_at)
+            assert found.session.stall is None
+
+    @pytest.mark.parametrize(
+        ("busy_s", "reason"), [(99.0, "the disk under buffer.spill_dir has not finished"), (0.0, "no sign of life")]
+    )
+    async def test_a_disk_that_hangs_is_told_once(
+        self, busy_s: float, reason: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(module, "WATCH_S", 0.01)
+        monkeypatch.setattr(module, "STALL_S", 0.03)
+        world, spool = World(position=10_000), HangingSpool()
+        spool.busy_s = busy_s
+        with structlog.testing.capture_logs() as lines:
+            async with running(world, spool=spool) as found:
+                end_lsn = world.commit(1)
+                await until(lambda: any(line["event"] == "nothing moves" for line in lines))
+                assert reason in (found.session.stall or "")
+                await asyncio.sleep(0.05)
+                spool.thaw.set()
+                await until(lambda: found.confirmed == end_lsn)
+                await until(lambda: found.session.stall is None)
+        assert [line["event"] for line in lines if line["log_level"] == "warning"] == ["nothing moves"]
+
+    async def test_waiting_for_kafka_is_no_silence(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "WATCH_S", 0.01)
+        world = World(position=10_000, commit_gate=asyncio.Event())
+        async with running(world, cut_bytes=2_000) as found:
+            world.commit(*range(50))
+            await until(lambda: found.session.own_transaction)
+            await asyncio.sleep(0.1)
+            assert found.vitals.silent_s == 0.0
+
+    async def test_a_commit_under_way_does_not_hide_that_the_work_stands_still(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(module, "WATCH_S", 0.01)
+        world, spool = World(position=10_000, commit_gate=asyncio.Event()), HangingSpool()
+        spool.thaw.set()
+        async with running(world, spool=spool) as found:
+            world.commit(1)
+            await until(lambda: found.session._outbox.committing)
+            spool.thaw.clear()
+            world.commit(2)
+            await until(lambda: found.vitals.silent_s > 0.05)
+
+    async def test_each_part_that_goes_to_disk_is_one(self) -> None:
+        class InParts(MemorySpool):
+            left = 5
+
+            async def relieve(self) -> bool:
+                await asyncio.sleep(0.03)
+                self.left -= 1
+                return self.left > 0
+
+        spool = InParts()
+        async with running(World(position=10_000), spool=spool) as found:
+            found.world.commit(1)
+            longest = 0.0
+            async with asyncio.timeout(5):
+                while spool.left > 0:
+                    longest = max(longest, found.vitals.silent_s)
+                    await asyncio.sleep(0.001)
+            assert longest < 0.12
+
+    async def test_rows_are_loaded_before_they_are_asked_for(self) -> None:
+        class InBlocks(MemorySpool):
+            loaded = 0
+
+            async def load(self) -> None:
+                self.loaded += 1
+
+            def open(self) -> MemoryRows:
+                spool = self
+
+                class Rows(MemoryRows):
+                    def __iter__(self) -> Iterator[tuple[int, bytes] | None]:
+                        for at, piece in enumerate(super().__iter__()):
+                            yield None
+                            assert spool.loaded == at + 1
+                            yield piece
+
+                return Rows()
+
+        world = World(position=10_000)
+        async with running(world, spool=InBlocks()):
+            rows = [row(700, number) for number in range(1, 4)]
+            world.send(messages.StreamStart(700, first_segment=True), TABLE_IN_STREAM, *rows, messages.StreamStop())
+            world.send(messages.StreamCommit(700, 10_050, 10_100, 1), end_lsn=10_100)
+            await until(lambda: world.numbers == [1, 2, 3])
 
 
 async def test_the_lag_is_that_of_the_server_not_of_what_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,7 +424,7 @@ async def test_positions_and_lag() -> None:
             "server": end_lsn,
             "received": end_lsn,
             "delivered": 10_000,
-            "confirmed": 10_000,
+            "confirmed": 0,
         }
         assert found.session.lag_bytes == 100
         assert found.session.lag_seconds() > 0
@@ -550,8 +680,9 @@ class TestMessages:
         world = World(position=9_000, server=ServerIdentity("7001", 1, 9_950))
         world.emit(b"ends at 10,000, where the last session ended")
         world.emit(b"the next one")
-        async with running(world) as found:
+        async with running(world, checkpoint=replace(CHECKPOINT, last_message_lsn=10_000)) as found:
             await until(lambda: found.confirmed == 10_050)
+            assert found.session.checkpoint.last_message_lsn == 10_050
         ((_, (record,), _),) = world.cuts
         assert b"the next one" in (record.value or b"")
 
@@ -600,3 +731,70 @@ async def test_what_came_before_the_end_of_the_road_is_delivered_first() -> None
         with pytest.raises(PoisonError):
             await one.task
     assert world.numbers == [1, 2]
+
+
+class TestAServerWithAnotherHistory:
+    """It sends what this part of the WAL did not hold when it was followed: everything before 10,000 is delivered."""
+
+    LAST = replace(CHECKPOINT, last_end_lsn=5_000, last_xid=700, last_commit_ts=1)
+
+    async def test_a_change_that_would_be_delivered_stops(self) -> None:
+        world = World(position=4_000, server=ServerIdentity("7001", 1, 8_000))
+        world.commit(1)
+        async with running(world, checkpoint=self.LAST) as found:
+            with pytest.raises(Diverged, match=r"transaction 8000, which commits at 0/1F72.*--adopt-slot"):
+                await found.task
+        assert not world.cuts
+        assert found.confirmed <= 5_000
+
+    async def test_nothing_is_confirmed_before_the_last_transaction_came_again(self) -> None:
+        """What comes in its place was not delivered, and has to come again when a new history begins."""
+        world = World(position=4_000, server=ServerIdentity("7001", 1, 4_500))
+        world.commit(1)
+        async with running(world, checkpoint=self.LAST, owed=owed(self.LAST, slot_lsn=4_000)) as found:
+            world.keepalive(4_900)
+            await until(lambda: found.has_received(4_900))
+            assert found.metric("resent_transactions_total") == 1
+            world.keepalive(5_100)
+            with pytest.raises(Diverged, match=r"The last transaction delivered ended at 0/1388.*did not send it"):
+                await found.task
+        assert found.confirmed == 0
+
+    async def test_one_of_a_table_that_is_left_out_does_not(self) -> None:
+        world = World(position=4_000, server=ServerIdentity("7001", 1, 8_000))
+        world.commit(1, 2)
+        world.keepalive()
+        async with running(world, checkpoint=self.LAST, tables=Tables("shop", exclude=["public.*"])) as found:
+            await until(lambda: found.metric("resent_transactions_total") == 1)
+
+    async def test_another_message_in_place_of_the_last_one_stops(self) -> None:
+        world = World(position=4_000, server=ServerIdentity("7001", 1, 8_000))
+        world.emit(b"x")
+        last = replace(self.LAST, last_message_lsn=8_050, last_message_crc="0a1b2c3d")
+        async with running(world, checkpoint=last) as found:
+            with pytest.raises(Diverged, match="The message at 0/1F72 is not the one"):
+                await found.task
+
+    async def test_a_message_stops(self) -> None:
+        world = World(position=4_000, server=ServerIdentity("7001", 1, 8_000))
+        world.emit(b"x")
+        async with running(world, checkpoint=self.LAST) as found:
+            with pytest.raises(Diverged, match="a message at 0/1F72"):
+                await found.task
+
+    async def test_a_heartbeat_that_is_being_committed_comes_first(self) -> None:
+        """The refusal is recorded with the last checkpoint."""
+        world = World(position=4_000, commit_gate=asyncio.Event(), server=ServerIdentity("7001", 1, 10_000))
+        last = replace(self.LAST, held_lsn=6_000)
+        async with running(world, checkpoint=last, heartbeat_s=0.01) as found:
+            world.keepalive(10_100)
+            await until(lambda: found.session.is_stalled or found.session._outbox.committing is not None)
+            world.send(messages.Begin(9_000, 1, 701), TABLE, messages.Insert(None, 7, [b"1"]))
+            await asyncio.sleep(0.05)
+            assert not found.task.done()
+            assert world.commit_gate is not None
+            world.commit_gate.set()
+            with pytest.raises(Diverged):
+                await found.task
+            assert found.session.checkpoint == world.checkpoint
+            assert found.session.checkpoint.cut == 5

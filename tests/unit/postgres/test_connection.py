@@ -3,9 +3,9 @@ import asyncio
 import pytest
 
 from pgsluice.errors import ConfigError, SourceUnavailable
+from pgsluice.history import TimelineSwitch
 from pgsluice.postgres.connection import ReplicationConnection, _start_command, parse_timeline_history
 from pgsluice.postgres.options import ConnectionOptions
-from pgsluice.progress import TimelineSwitch
 from tests.support.walsender import Walsender
 
 

@@ -36,12 +36,17 @@ def store() -> SchemaStore:
 
 def get(store: SchemaStore, target: str, method: str = "GET") -> Answer:
     path, _, query = target.partition("?")
-    return answer(store, method, path, dict(part.split("=") for part in query.split("&") if part), b"")
+    return answered(store, method, path, dict(part.split("=") for part in query.split("&") if part), b"")
 
 
 def post(store: SchemaStore, path: str, schema: object, **fields: object) -> Answer:
     body = json.dumps({"schema": schema if isinstance(schema, str) else json.dumps(schema), **fields})
-    return answer(store, "POST", path, {"normalize": "False", "deleted": "False"}, body.encode())
+    return answered(store, "POST", path, {"normalize": "False", "deleted": "False"}, body.encode())
+
+
+def answered(store: SchemaStore, method: str, path: str, query: dict[str, str], body: bytes) -> Answer:
+    found = answer(store, method, path, query, body)
+    return found if isinstance(found, Answer) else found()
 
 
 def error(status: int, code: int, message: str) -> Answer:
@@ -233,12 +238,12 @@ class TestLookUp:
         assert complaint in body["message"]
 
     def test_a_schema_is_sent_as_a_text(self, store: SchemaStore) -> None:
-        found = answer(store, "POST", "/subjects/s.p.copy-value", {}, b'{"schema":{"type":"string"}}')
+        found = answered(store, "POST", "/subjects/s.p.copy-value", {}, b'{"schema":{"type":"string"}}')
         assert found == error(422, 42201, "Invalid schema: not a string")
 
     @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"7", b"{}", b'"schema"', b"\xff", b"[" * 100_000])
     def test_broken_request(self, store: SchemaStore, body: bytes) -> None:
-        found = answer(store, "POST", "/subjects/s.p.copy-value", {}, body)
+        found = answered(store, "POST", "/subjects/s.p.copy-value", {}, body)
         assert found == error(400, 400, 'The body is not a JSON object with a "schema"')
 
 

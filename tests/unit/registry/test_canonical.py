@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pgsluice.avro.wire import Schema
-from pgsluice.registry.canonical import canonical, shape
+from pgsluice.registry.canonical import NAME_MAX, NAMES_MAX, canonical, shape
 
 ROW = {
     "type": "record",
@@ -141,6 +141,32 @@ def test_depth_has_a_limit() -> None:
         schema = {"type": "array", "items": schema}
     with pytest.raises(ValueError, match="nested too deeply"):
         canonical(schema)
+
+
+def named(name: str, namespace: str, references: int) -> Schema:
+    field = {"name": "f", "type": {"type": "array", "items": [name] * references}}
+    return {"type": "record", "name": name, "namespace": namespace, "fields": [field]}
+
+
+def test_a_name_has_a_limit() -> None:
+    assert canonical(named("n", "a" * (NAME_MAX - 2), 1))
+    with pytest.raises(ValueError, match=r"^'aaa.*\.\.\. is longer than 4096 characters"):
+        canonical(named("n", "a" * (NAME_MAX - 1), 1))
+
+
+def test_all_names_together_have_a_limit() -> None:
+    """A namespace is written once, and each of many references stands for all of it."""
+    references = NAMES_MAX // NAME_MAX
+    assert canonical(named("n", "a" * (NAME_MAX - 2), references - 2))
+    with pytest.raises(ValueError, match="its names take more than"):
+        canonical(named("n", "a" * (NAME_MAX - 2), references + 1))
+
+
+def test_a_mistake_is_not_repeated_at_length() -> None:
+    for schema in ("x" * 10_000, [["x" * 10_000]], {"type": "record", "name": "-" * 4000}, {"type": 10**4000}):
+        with pytest.raises(ValueError) as caught:  # noqa: PT011 - the length is what counts
+            canonical(schema)
+        assert len(str(caught.value)) < 200
 
 
 NAMES = st.from_regex(r"[a-z_][a-z0-9_]{0,5}", fullmatch=True)

@@ -1,5 +1,7 @@
 from typing import Any
 
+import pytest
+
 from pgsluice.registry.difference import difference, table_of
 
 
@@ -43,6 +45,22 @@ def test_nothing_that_postgres_tells() -> None:
 
 def test_nothing_to_compare_with() -> None:
     assert difference(None, OLD) == difference(OLD, None) == "the version before is not known here"
+
+
+@pytest.mark.parametrize(
+    "old",
+    [
+        {},
+        {**OLD, "key": "id"},
+        {**OLD, "key": [1]},
+        {**OLD, "columns": None},
+        {**OLD, "columns": ["id"]},
+        {**OLD, "columns": [{"name": "id", "type": "int4"}]},
+        {**OLD, "columns": [{"name": [], "type": "int4", "typmod": -1}]},
+    ],
+)
+def test_what_another_program_wrote_is_nothing_to_compare_with(old: dict[str, Any]) -> None:
+    assert difference(old, OLD) == "the version before is not known here"
 
 
 def test_what_a_schema_belongs_to() -> None:

@@ -1,8 +1,9 @@
 import json
+from dataclasses import replace
 
 import pytest
 
-from pgsluice.registry.record import MAX_ID, Registered, parse
+from pgsluice.registry.record import MAX_ID, Packed, Registered, parse
 
 RECORD = Registered("shop.public.öl-value", 3, 77, '{"type":"string"}', {"typmods": {"name": 24}})
 
@@ -52,6 +53,10 @@ def test_facts_beside_the_schema_may_be_missing() -> None:
         ({"schema": {"type": "string"}}, "'schema' is not a string"),
         ({"schema": "{"}, "Expecting property name"),
         ({"schema": "[" * 100_000}, "nested too deeply"),
+        ({"schema": "[" * 200 + "]" * 200}, "nested too deeply"),
+        ({"schema": "5"}, "'schema' is no Avro schema"),
+        ({"schema": '"\\ud800"'}, "half of a surrogate pair"),
+        ({"subject": "\ud800"}, "half of a surrogate pair"),
         ({"postgres": []}, "'postgres' is neither an object nor null"),
     ],
 )
@@ -75,3 +80,17 @@ def test_says_what_is_wrong_with_a_record(change: dict[str, object], complaint: 
 def test_what_is_no_record_is_a_value_error(value: bytes | None, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         parse(value)
+
+
+def test_descriptions_are_kept_packed() -> None:
+    columns = [{"name": f"c{number}", "type": "int4"} for number in range(1000)]
+    content = {"table": "größe", "columns": columns}
+    record = Registered("a", 1, 2, '"long"', content)
+    read = parse(record.value())
+    assert isinstance(read.postgres, Packed)
+    assert len(read.postgres._data) < 10_000
+    assert read == record == parse(read.value())
+    assert read == parse(record.value())
+    assert read != replace(record, postgres=None)
+    assert (dict(read.postgres), len(read.postgres), list(read.postgres)) == (content, 2, ["columns", "table"])
+    assert (read.postgres["table"], read.postgres.get("none")) == ("größe", None)

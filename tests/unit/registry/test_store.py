@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pgsluice.avro.wire import Schema, header, normalise, schema_id
-from pgsluice.registry.record import MAX_ID, Registered
+from pgsluice.registry.record import MAX_ID, Registered, parse
 from pgsluice.registry.store import SchemaStore
 
 TEXT: Schema = {"type": "string"}
@@ -200,36 +200,6 @@ class TestTwoWriters:
         assert store.propose("a", LONG, None)[1] is False
 
 
-class TestLookUp:
-    def test_of_the_same_text(self) -> None:
-        store = SchemaStore()
-        known = registered(store, "a", LONG)
-        assert store.look_up("a", LONG) == known
-
-    def test_of_the_same_schema_written_otherwise(self) -> None:
-        store = SchemaStore()
-        registered(store, "a", TEXT)
-        known = registered(store, "a", LONG)
-        assert store.look_up("a", "long") == known
-        assert store.look_up("a", "long") == known
-
-    def test_of_another_schema(self) -> None:
-        store = SchemaStore()
-        registered(store, "a", TEXT)
-        assert store.look_up("a", LONG) is None
-        assert store.look_up("b", TEXT) is None
-
-    def test_of_no_schema(self) -> None:
-        with pytest.raises(ValueError, match="unknown type 'text'"):
-            SchemaStore().look_up("a", "text")
-
-    def test_foreign_records_do_not_disturb_it(self) -> None:
-        store = SchemaStore()
-        store.add(entry("a", 1, 5, {"no": "schema"}))
-        known = registered(store, "a", LONG)
-        assert store.look_up("a", "long") == known
-
-
 def test_an_empty_store_knows_nothing() -> None:
     store = SchemaStore()
     assert (store.subjects(), store.versions("a"), store.version("a", 1), store.uses(1)) == ([], [], None, [])
@@ -269,9 +239,8 @@ def test_a_reader_of_the_topic_knows_what_its_writers_know(
     for record in {record.key(): record for record in log}.values():
         compacted.add(record)
     for subject, schema, _ in steps:
-        known = reader.look_up(subject, SCHEMAS[schema])
-        assert known is not None
-        assert known.id == schema_id(normalise(SCHEMAS[schema]))
+        (known,) = (one for one in reader.versions(subject) if one.schema == normalise(SCHEMAS[schema]))
+        assert known.id == schema_id(known.schema)
         assert compacted.uses(known.id, subject)[0].schema == known.schema
 
 
@@ -285,3 +254,38 @@ def test_the_schema_of_a_message_is_found_by_its_id() -> None:
     assert store.schema_of(header(text.id)) is None
     assert store.schema_of(header(record.id + 1)) is None
     assert store.schema_of(None) is None
+
+
+def test_behind_the_last_version_come_the_lowest_that_are_free() -> None:
+    """Another program may have written a record that has it. The next one could not be read back."""
+    store = SchemaStore()
+    store.add(Registered("a", MAX_ID, 7, '"long"'))
+    store.add(Registered("a", 1, 8, '"int"'))
+    record, _ = store.propose("a", "string", None)
+    assert record.version == 2
+    assert parse(record.value()) == record
+    store.add(record)
+    assert store.propose("a", "bytes", None)[0].version == 3
+
+
+def test_the_versions_that_came_since() -> None:
+    store = SchemaStore()
+    assert (store.last("a"), store.ids_of("a", '"long"'), store.rearranged("a")) == (None, [], 0)
+    for schema in ("int", "long", "string"):
+        record, _ = store.propose("a", schema, None)
+        store.add(record)
+    assert [known.schema for known in store.versions("a", 1)] == ['"long"', '"string"']
+    assert store.last("a") == record
+    assert store.ids_of("a", '"long"') == [schema_id('"long"')]
+    store.add(record)
+    assert store.rearranged("a") == 0
+
+
+@pytest.mark.parametrize(("version", "identifier"), [(1, 5), (7, 2)])
+def test_it_is_known_when_versions_did_not_just_come_behind_the_others(version: int, identifier: int) -> None:
+    store = SchemaStore()
+    for number in (2, 3):
+        store.add(Registered("a", number, number, f'"{number}"'))
+    before = store.rearranged("a")
+    store.add(Registered("a", version, identifier, f'"{identifier}"'))
+    assert store.rearranged("a") == before + 1

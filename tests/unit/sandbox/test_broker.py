@@ -33,6 +33,27 @@ def test_every_listener_has_an_address_and_only_those_of_clients_are_advertised(
     assert broker.voter == f"2@{controller}"
 
 
+def test_a_linked_broker_is_reached_by_its_peers_at_addresses_of_theirs() -> None:
+    brokers = [Broker(node, [], Path("libraries"), linked=True) for node in (1, 2)]
+    try:
+        one, two = brokers
+        links = two.links_from(source=1)
+        one.know_links(links)
+        settings = one.own_settings()
+        hosts = Path(settings["log.dirs"]).parent / "hosts"
+        assert {link.host for link in links} == {"127.77.1.2"}
+        assert [f"broker-2:{link.port}" for link in links] == [two.address("CONTROLLER"), two.address("INTERNAL")]
+        assert hosts.read_text() == "127.0.0.1 localhost\n127.0.0.1 broker-1\n127.77.1.2 broker-2\n"
+        assert one.voter == f"1@{one.address('CONTROLLER')}"
+        assert one.address("CONTROLLER").startswith("broker-1:")
+        assert one.address("PLAINTEXT").startswith("127.0.0.1:")
+        assert settings["inter.broker.listener.name"] == "INTERNAL"
+        assert f"INTERNAL://{one.address('INTERNAL')}" in settings["advertised.listeners"]
+    finally:
+        for broker in brokers:
+            broker.remove()
+
+
 def test_a_broker_that_is_down_has_no_pid_and_no_log(broker: Broker) -> None:
     assert not broker.running
     assert broker.log_text() == ""

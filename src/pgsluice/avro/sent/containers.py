@@ -6,12 +6,18 @@ https://www.postgresql.org/docs/current/arrays.html#ARRAYS-IO
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from pgsluice.avro.sent.base import BYTE, INT32, UINT32, NewPart, ToText
+from pgsluice.avro.sent.base import BYTE, INT32, UINT32, NewPart, ToText, Unreadable
 from pgsluice.pgoutput.cursor import Cursor, Layout, Malformed
+
+TEXT_MAX_BYTES: Final = 64 * 1024 * 1024
+"""What the text of an array, range or composite may have.
+
+Each level of nesting doubles the quotes of the levels inside it, so that some hundred bytes could become gigabytes.
+"""
 
 _LENGTH: Final = INT32
 _NULL_LENGTH: Final = -1
@@ -35,13 +41,23 @@ def _value(cursor: Cursor) -> bytes:
     return part
 
 
+def _limited(texts: Iterable[bytes]) -> list[bytes]:
+    """Return the texts of a value's parts; Unreadable as soon as they are too long together."""
+    found, size = [], 0
+    for text in texts:
+        size += len(text)
+        if size > TEXT_MAX_BYTES:
+            raise Unreadable(f"its text is longer than {TEXT_MAX_BYTES // 1024**2} MiB")
+        found.append(text)
+    return found
+
+
 # --- arrays
 
 _ARRAY: Final = Layout(dimensions="i", has_nulls="i", element="I")
 _DIMENSION: Final = Layout(length="i", lower="i")
 _DIMENSIONS_MAX: Final = 6
 _QUOTED_ITEM: Final = re.compile(rb'["\\{}\s]')
-_ESCAPED: Final = re.compile(rb'(["\\])')
 
 
 class Array(NamedTuple):
@@ -81,7 +97,7 @@ class ArrayText:
         shape, items = read_array(value)
         if not items:  # also int2vector's, which have a dimension
             return b"{}"
-        texts = [self._item_text(item) for item in items]
+        texts = _limited(self._item_text(item) for item in items)
         for length, _ in reversed(shape):
             rows = (texts[start : start + length] for start in range(0, len(texts), length))
             texts = [b"{%b}" % self.delimiter.join(row) for row in rows]
@@ -118,7 +134,6 @@ def old_vector(element: ToText) -> ToText:
 
 _EMPTY, _LOWER_INCLUSIVE, _UPPER_INCLUSIVE, _LOWER_INFINITE, _UPPER_INFINITE = 0x01, 0x02, 0x04, 0x08, 0x10
 _QUOTED_BOUND: Final = re.compile(rb'["\\()\[\],\s]')
-_DOUBLED: Final = re.compile(rb'(["\\])')
 
 
 def range_(subtype: ToText) -> ToText:
@@ -133,8 +148,8 @@ def range_(subtype: ToText) -> ToText:
         if flags & _EMPTY:
             cursor.end()
             return b"empty"
-        lower = b"" if flags & _LOWER_INFINITE else bound(cursor)
-        upper = b"" if flags & _UPPER_INFINITE else bound(cursor)
+        bounds = (b"" if flags & infinite else bound(cursor) for infinite in (_LOWER_INFINITE, _UPPER_INFINITE))
+        lower, upper = _limited(bounds)
         cursor.end()
         left, right = b"[" if flags & _LOWER_INCLUSIVE else b"(", b"]" if flags & _UPPER_INCLUSIVE else b")"
         return left + lower + b"," + upper + right
@@ -147,7 +162,7 @@ def multirange(one: ToText) -> ToText:
 
     def to_text(value: bytes) -> bytes:
         cursor = Cursor(value, 0)
-        texts = [one(_value(cursor)) for _ in range(_count(cursor))]
+        texts = _limited(one(_value(cursor)) for _ in range(_count(cursor)))
         cursor.end()
         return b"{%b}" % b",".join(texts)
 
@@ -164,7 +179,9 @@ def _count(cursor: Cursor) -> int:
 
 def _doubled(text: bytes, quoted: re.Pattern[bytes]) -> bytes:
     """Quote bounds and fields: unlike items of arrays, by doubling what is special."""
-    return b'"%b"' % _DOUBLED.sub(rb"\1\1", text) if not text or quoted.search(text) else text
+    if text and not quoted.search(text):
+        return text
+    return b'"%b"' % text.replace(b"\\", b"\\\\").replace(b'"', b'""')
 
 
 # --- composites
@@ -187,7 +204,7 @@ def record(types: Mapping[int, ToText]) -> ToText:
 
     def to_text(value: bytes) -> bytes:
         cursor = Cursor(value, 0)
-        fields = [field(cursor) for _ in range(_count(cursor))]
+        fields = _limited(field(cursor) for _ in range(_count(cursor)))
         cursor.end()
         return b"(%b)" % b",".join(fields)
 
@@ -215,4 +232,4 @@ def _nullable(text: bytes | None) -> bytes:
 
 
 def _escaped(text: bytes) -> bytes:
-    return b'"%b"' % _ESCAPED.sub(rb"\\\1", text)
+    return b'"%b"' % text.replace(b"\\", b"\\\\").replace(b'"', b'\\"')

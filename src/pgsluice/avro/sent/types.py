@@ -14,6 +14,12 @@ from pgsluice.avro.sent.base import ToText, Unreadable, version_1
 from pgsluice.avro.types import Element
 from pgsluice.relation import BUILTIN_TYPES, CATALOG, PgType, Relation
 
+LEVELS_MAX: Final = 32
+"""How many levels of types may be nested in one another: an array of a domain over a composite has three levels.
+
+PostgreSQL has no such limit. Here it bounds the calls for one value, the questions to the catalog, and the Avro schema.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class TypeDescription:
@@ -146,15 +152,19 @@ def elements(relation: Relation, described: Sequence[TypeDescription]) -> dict[i
     """Return what the arrays among the columns, and in them, consist of, by the array's OID.
 
     None for one that is gone from the catalog: nobody knows what stands between its elements, or whether it is one.
+    Arrays that are nested more than ``LEVELS_MAX`` levels deep are left out, so they stay text.
     """
     by_oid = {description.oid: description for description in described}
     gone = [oid for oid in unknown_arrays(relation) if oid not in by_oid]
-    return dict.fromkeys(gone) | {oid: _element(oid, by_oid) for oid in by_oid if _is_array(oid, by_oid)}
+    arrays = {oid: _element(oid, by_oid) for oid in by_oid if _is_array(oid, by_oid)}
+    return dict.fromkeys(gone) | {oid: found for oid, found in arrays.items() if not _is_too_deep(oid, arrays)}
 
 
 def _is_array(oid: int, described: Mapping[int, TypeDescription]) -> bool:
     base = described.get(_base(oid, described))
-    return base is not None and base.send == "array_send"
+    if base is None or base.send != "array_send":
+        return False
+    return len(base.parts) == 1 == len(base.delimiter) and base.delimiter.isascii()
 
 
 def _element(array_oid: int, described: Mapping[int, TypeDescription]) -> Element | None:
@@ -166,39 +176,65 @@ def _element(array_oid: int, described: Mapping[int, TypeDescription]) -> Elemen
 
 
 def _base(oid: int, described: Mapping[int, TypeDescription]) -> int:
-    """Return what a domain is made of in the end, of another type itself."""
-    while oid in described and described[oid].send == "domain":
-        (oid,) = described[oid].parts
+    """Return what a domain is made of in the end; of another type itself.
+
+    If domains are nested too deeply, or in one another, the result is one of them.
+    """
+    for _ in range(LEVELS_MAX):
+        found = described.get(oid)
+        if found is None or found.send != "domain" or len(found.parts) != 1:
+            break
+        (oid,) = found.parts
     return oid
+
+
+def _is_too_deep(oid: int, arrays: Mapping[int, Element | None]) -> bool:
+    """Return whether arrays are nested more than ``LEVELS_MAX`` levels deep, or in one another."""
+    for _ in range(LEVELS_MAX):
+        element = arrays.get(oid)
+        if element is None:
+            return False
+        oid = element.type.oid
+    return oid in arrays
 
 
 def conversions(relation: Relation, described: Sequence[TypeDescription]) -> list[ToText]:
     """Return the conversion of each column; one that cannot be done raises Unreadable when it is tried."""
-    by_oid = {description.oid: description for description in described}
-    return [_of_column(column.type, by_oid) for column in relation.columns]
+    made = _made({description.oid: description for description in described})
+    return [_of_column(column.type, made) for column in relation.columns]
 
 
-def _of_column(pg_type: PgType, described: Mapping[int, TypeDescription]) -> ToText:
+def _of_column(pg_type: PgType, made: Mapping[int, ToText]) -> ToText:
     # A domain has the name of its base type, so that one of a built-in type is found by it.
     if pg_type.namespace == CATALOG and pg_type.name in BUILT_IN:
         return BUILT_IN[pg_type.name]
-    if pg_type.oid in described:
-        return _described(pg_type.oid, described)
-    return _BY_NAME.get(pg_type.name) or _unreadable(f"type {pg_type.oid} is not in the catalog (any more)")
+    return made.get(pg_type.oid) or _BY_NAME.get(pg_type.name) or _missing(pg_type.oid)
 
 
-def _described(oid: int, described: Mapping[int, TypeDescription]) -> ToText:
-    if oid in _BUILT_IN_BY_OID:
-        return _BUILT_IN_BY_OID[oid]
-    found = described.get(oid)
-    if found is None:
-        return _unreadable(f"type {oid} is not in the catalog (any more)")
+def _made(described: Mapping[int, TypeDescription]) -> dict[int, ToText]:
+    """Return the conversions of all types, made from the inside out.
+
+    Each type is made once, however often others refer to it. A type that is not made after ``LEVELS_MAX`` rounds
+    is nested too deeply, or in itself.
+    """
+    made: dict[int, ToText] = {}
+    left = dict(described)
+    for _ in range(LEVELS_MAX):
+        ready = [found for found in left.values() if left.keys().isdisjoint(found.parts)]
+        made |= {found.oid: _made_of(found, made) for found in ready}
+        for found in ready:
+            del left[found.oid]
+    return made | {oid: _too_deep(found) for oid, found in left.items()}
+
+
+def _made_of(found: TypeDescription, made: Mapping[int, ToText]) -> ToText:
+    """Return the conversion of a type whose parts have theirs already, if they are in the catalog."""
+    parts = {oid: _BUILT_IN_BY_OID.get(oid) or made.get(oid) or _missing(oid) for oid in found.parts}
     if found.send == "record_send":
-        parts = {part: _described(part, described) for part in found.parts}
         return containers.record(_BUILT_IN_BY_OID | parts)
-    if found.send in _MADE_OF_ONE and found.parts:
-        (part,) = found.parts
-        return _MADE_OF_ONE[found.send](_described(part, described), found.delimiter.encode())
+    if found.send in _MADE_OF_ONE and len(parts) == 1:
+        (part,) = parts.values()
+        return _MADE_OF_ONE[found.send](part, found.delimiter.encode())
     return _BY_SEND.get(found.send) or _unreadable(f"the binary format of {found.namespace}.{found.name} is not known")
 
 
@@ -208,6 +244,16 @@ _MADE_OF_ONE: Final[dict[str, Callable[[ToText, bytes], ToText]]] = {
     "range_send": lambda subtype, _: containers.range_(subtype),
     "multirange_send": lambda one, _: containers.multirange(one),
 }
+
+
+def _missing(oid: int) -> ToText:
+    return _unreadable(f"type {oid} is not in the catalog (any more)")
+
+
+def _too_deep(found: TypeDescription) -> ToText:
+    return _unreadable(
+        f"{found.namespace}.{found.name} consists of types that are nested more than {LEVELS_MAX} levels deep"
+    )
 
 
 def _unreadable(reason: str) -> ToText:

@@ -1,5 +1,7 @@
 """Unit tests of pgsluice.avro.sent.containers; values and texts are those of PostgreSQL 18."""
 
+from collections.abc import Callable
+
 import pytest
 
 from pgsluice.avro.sent import containers, numbers, strings, temporal
@@ -122,3 +124,22 @@ def test_a_field_of_an_unknown_type_cannot_be_read_unless_it_is_null() -> None:
 def test_an_array_that_is_read() -> None:
     sent = "00000001 00000001 00000017 00000002 00000001 00000004 00000001 ffffffff"
     assert containers.read_array(bytes.fromhex(sent)) == ([(2, 1)], [b"\0\0\0\1", None])
+
+
+@pytest.mark.parametrize(
+    ("wrap", "head"),
+    [
+        (containers.ArrayText, "00000001 00000000 00000019 00000001 00000001"),
+        (containers.range_, "12"),
+        (lambda inner: containers.record({25: inner}), "00000001 00000019"),
+    ],
+    ids=["array", "range", "record"],
+)
+def test_text_does_not_grow_without_limit(wrap: Callable[[ToText], ToText], head: str) -> None:
+    """Each level doubles the quotes of those inside it: of 40 levels, there would be 2 ** 40."""
+    to_text: ToText = strings.text
+    sent = b'"'
+    for _ in range(40):
+        to_text, sent = wrap(to_text), bytes.fromhex(head) + len(sent).to_bytes(4, "big") + sent
+    with pytest.raises(Unreadable, match=r"^its text is longer than 64 MiB$"):
+        to_text(sent)

@@ -5,6 +5,7 @@ import pytest
 from pgsluice.avro.sent.base import Unreadable
 from pgsluice.avro.sent.types import (
     BUILT_IN,
+    LEVELS_MAX,
     TypeDescription,
     conversions,
     elements,
@@ -148,3 +149,94 @@ def test_names_of_elements_may_have_dots() -> None:
     odd = TypeDescription(16_400, "my.app", "my.hstore", "record_send")
     found = elements(table(PgType(16_401, "my.app", "_my.hstore")), (odd, MOODS))
     assert found == {16_401: Element(PgType(16_400, "my.app", "my.hstore"))}
+
+
+# --- types nested in one another
+
+
+def chain(send: str, length: int) -> list[TypeDescription]:
+    """Return types of which each consists of the one before; the first consists of int4."""
+    oids = range(20_000, 20_000 + length)
+    return [described(oid, send, 23 if oid == oids[0] else oid - 1) for oid in oids]
+
+
+def bushy(levels: int) -> list[TypeDescription]:
+    """Return two composites for each level, both of which consist of both of the level below."""
+    found: list[TypeDescription] = []
+    for level in range(levels):
+        below = tuple(one.oid for one in found[-2:])
+        found += [described(20_000 + 2 * level + number, "record_send", *below) for number in range(2)]
+    return found
+
+
+def nested(levels: int, value: str) -> str:
+    """Return the value of a composite that :func:`chain` has made, around an int4."""
+    sent = bytes.fromhex(value)
+    for level in range(levels):
+        part = 23 if level == 0 else 20_000 + level - 1
+        sent = b"".join(number.to_bytes(4, "big") for number in (1, part, len(sent))) + sent
+    return sent.hex()
+
+
+def test_every_type_is_made_once() -> None:
+    """Walking along every reference would take as many steps as there are ways through them: 2 ** 31."""
+    types = bushy(LEVELS_MAX)
+    assert text(PgType(types[-1].oid, "public", "bush"), "00000000", *types) == b"()"
+
+
+def test_types_may_be_nested_this_deeply() -> None:
+    types = chain("record_send", LEVELS_MAX)
+    sent = nested(LEVELS_MAX, "00000007")
+    with pytest.raises(Unreadable, match="longer than 64 MiB"):  # of quotes
+        text(PgType(types[-1].oid, "public", "chain"), sent, *types)
+    assert text(PgType(types[2].oid, "public", "chain"), nested(3, "00000007"), *types) == b'("(""(7)"")")'
+    domains = chain("domain", LEVELS_MAX)
+    assert text(PgType(domains[-1].oid, "public", "chain"), "00000007", *domains) == b"7"
+
+
+@pytest.mark.parametrize("send", ["record_send", "array_send", "domain", "range_send"])
+@pytest.mark.parametrize("length", [LEVELS_MAX + 1, 5_000])
+def test_types_that_are_nested_too_deeply_are_not_read(send: str, length: int) -> None:
+    types = chain(send, length)
+    reason = rf"^public\.t{types[-1].oid} consists of types that are nested more than {LEVELS_MAX} levels deep$"
+    with pytest.raises(Unreadable, match=reason):
+        text(PgType(types[-1].oid, "public", "chain"), "00000007", *types)
+
+
+@pytest.mark.parametrize("send", ["record_send", "array_send", "domain", "range_send"])
+def test_types_that_consist_of_themselves_are_not_read(send: str) -> None:
+    ring = [described(20_000, send, 20_001), described(20_001, send, 20_000)]
+    with pytest.raises(Unreadable, match="levels deep"):
+        text(PgType(20_000, "public", "ring"), "00000007", *ring)
+    assert elements(table(PgType(20_000, "public", "_ring")), ring) == {}
+
+
+def test_arrays_that_are_nested_too_deeply_stay_text() -> None:
+    column = table(PgType(1, "public", "x"))
+    whole = elements(column, chain("array_send", LEVELS_MAX))
+    assert len(whole) == LEVELS_MAX
+    deeper = elements(column, chain("array_send", 5_000))
+    assert deeper == whole
+
+
+def test_domains_that_are_nested_too_deeply_stay_text() -> None:
+    domains = chain("domain", LEVELS_MAX + 1)
+    array = described(30_000, "array_send", 23)
+    bottom = described(20_000, "domain", 30_000)
+    found = elements(table(PgType(1, "public", "x")), [array, bottom, *domains[1:]])
+    assert set(found) == {30_000, *(one.oid for one in domains[:-1])}
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        described(20_000, "array_send"),
+        described(20_000, "array_send", 23, 25),
+        described(20_000, "array_send", 23, delimiter=""),
+        described(20_000, "array_send", 23, delimiter="\u20ac"),
+        described(20_000, "domain"),
+        described(20_000, "domain", 1007, 1007),
+    ],
+)
+def test_what_a_catalog_cannot_say_is_no_array(odd: TypeDescription) -> None:
+    assert elements(table(PgType(20_000, "public", "_odd")), [odd]) == {}

@@ -1,16 +1,23 @@
 import asyncio
+import json
 import logging
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from urllib.parse import quote
 
 import httpx2
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from pgsluice.avro.wire import Schema
 from pgsluice.errors import ConfigError
-from pgsluice.http import BODY_MAX_BYTES, Health, HttpServer, Role, status_page
+from pgsluice.http import server as module
+from pgsluice.http.health import Health, Role
+from pgsluice.http.server import BODY_MAX_BYTES, HttpServer
+from pgsluice.registry.api import Answer
 from pgsluice.registry.store import SchemaStore
 
 SUBJECT = "s.p.Größe 50 %/a-value"
@@ -31,9 +38,12 @@ class Process:
 
 @asynccontextmanager
 async def running(
-    process: Process, metrics: CollectorRegistry | None = None, registry: SchemaStore | None = None
+    process: Process,
+    metrics: CollectorRegistry | None = None,
+    registry: SchemaStore | None = None,
+    allowed_hosts: Sequence[str] = (),
 ) -> AsyncIterator[httpx2.AsyncClient]:
-    server = HttpServer("127.0.0.1:0", process.health, metrics or CollectorRegistry(), registry)
+    server = HttpServer("127.0.0.1:0", process.health, metrics or CollectorRegistry(), registry, allowed_hosts)
     await server.start()
     try:
         async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as client:
@@ -60,6 +70,11 @@ class TestHealth:
         async with running(Process(dead="the reader made no progress for 61 s")) as client:
             answer = await client.get("/livez")
         assert (answer.status_code, answer.text) == (503, "the reader made no progress for 61 s\n")
+
+    async def test_a_reason_is_one_line_that_commands_no_terminal(self) -> None:
+        async with running(Process(dead="PostgreSQL says a\x1b[2J\nok")) as client:
+            answer = await client.get("/livez")
+        assert answer.text == "PostgreSQL says a\\x1b[2J\\nok\n"
 
     async def test_ready_by_role(self) -> None:
         async with running(Process(unready={Role.ACTIVE: "waiting as a hot standby"})) as client:
@@ -128,44 +143,6 @@ class TestStatus:
         assert page.headers["Content-Type"].startswith("text/html")
 
 
-class TestPage:
-    def test_shows_every_kind_of_value(self) -> None:
-        status: dict[str, object] = {
-            "lsn": "0/16B3748",
-            "slot": {"failover": True, "temporary": False},
-            "since": None,
-            "publications": ["one", "two"],
-            "sessions": (),
-            "tables": [{"name": "orders", "rows": 5}, {"name": "items", "error": "gone"}],
-        }
-        page = status_page(Process(status).health)
-        assert "<th>lsn</th><td>0/16B3748</td>" in page
-        assert "<th>failover</th><td>yes</td>" in page
-        assert "<th>temporary</th><td>no</td>" in page
-        assert "<th>since</th><td>-</td>" in page
-        assert "<th>publications</th><td>one<br>two</td>" in page
-        assert "<th>sessions</th><td>-</td>" in page
-        assert "<tr><th>name</th><th>rows</th><th>error</th></tr><tr><td>orders</td><td>5</td><td>-</td></tr>" in page
-
-    def test_says_what_is_wrong(self) -> None:
-        page = status_page(Process(dead="stuck", unready={Role.ACTIVE: "standby"}).health)
-        assert '<th>live</th><td class="no">no: stuck</td>' in page
-        assert '<th>ready</th><td class="yes">yes</td>' in page
-        assert '<th>active</th><td class="no">no: standby</td>' in page
-
-    def test_escapes_everything(self) -> None:
-        evil = "<script>alert('1')</script>"
-        status: dict[str, object] = {evil: evil, "list": [evil], "table": [{evil: evil}]}
-        page = status_page(Process(status, dead=evil, unready={Role.ANY: evil}).health)
-        assert "<script" not in page
-        assert page.count("&lt;script&gt;") == 7
-
-    def test_needs_nothing_from_elsewhere(self) -> None:
-        page = status_page(Process().health)
-        assert "//" not in page
-        assert "src=" not in page
-
-
 class TestRegistry:
     @pytest.mark.parametrize("accept", ["*/*", "application/json", "text/html", "application/xml", ""])
     async def test_answers_whatever_is_accepted(self, store: SchemaStore, accept: str) -> None:
@@ -214,10 +191,87 @@ class TestRegistry:
         assert missing.json() == {"error_code": 404, "message": "HTTP 404 Not Found"}
         assert (wrong.status_code, wrong.headers["Allow"]) == (405, "GET,HEAD")
 
+    @pytest.mark.parametrize("path", ["/livez", "/subjects"])
+    async def test_expectations_are_met_or_refused(self, path: str, store: SchemaStore) -> None:
+        async with running(Process(), registry=store) as client:
+            met = await client.get(path, headers={"Expect": "100-Continue"})
+            refused = await client.get(path, headers={b"Expect": b"\x94"})
+        assert (met.status_code, refused.status_code) == (200, 417)
+
     async def test_a_request_line_has_a_limit(self, store: SchemaStore) -> None:
         async with running(Process(), registry=store) as client:
             answer = await client.get("/subjects/" + "a" * 10_000)
         assert answer.status_code == 400
+
+
+class TestBrowsers:
+    """A web page can have a browser ask, without its user's knowledge."""
+
+    async def test_a_page_may_not_give_our_address_to_its_own_name(self) -> None:
+        async with running(Process(STATUS)) as client:
+            answer = await client.get("/status", headers={"Host": "evil.example"})
+        assert answer.status_code == 421
+        assert "http.allowed_hosts" in answer.text
+
+    async def test_names_can_be_allowed(self) -> None:
+        async with running(Process(STATUS), allowed_hosts=["pgsluice.example.com"]) as client:
+            answer = await client.get("/status", headers={"Host": "pgsluice.example.com"})
+        assert answer.status_code == 200
+
+    @pytest.mark.parametrize(("site", "status"), [("cross-site", 403), ("same-site", 403), ("same-origin", 404)])
+    async def test_other_sites_may_not_post(self, store: SchemaStore, site: str, status: int) -> None:
+        async with running(Process(), registry=store) as client:
+            headers = {"Sec-Fetch-Site": site}
+            answer = await client.post("/subjects/unheard-of", json={"schema": '"string"'}, headers=headers)
+        assert answer.status_code == status
+
+    async def test_the_page_is_shown_in_no_frame(self) -> None:
+        async with running(Process()) as client:
+            answer = await client.get("/")
+        assert "frame-ancestors 'none'" in answer.headers["Content-Security-Policy"]
+
+
+class TestLimits:
+    async def test_of_the_time_for_a_body(self, store: SchemaStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "ANSWER_S", 0.1)
+
+        async def body() -> AsyncIterator[bytes]:
+            yield b"{"
+            await asyncio.sleep(5)
+
+        async with running(Process(), registry=store) as client:
+            answer = await client.post("/subjects/a", content=body())
+        assert (answer.status_code, answer.json()["error_code"]) == (408, 408)
+
+    async def test_of_the_form_of_a_body(self, store: SchemaStore) -> None:
+        async with running(Process(), registry=store) as client:
+            answer = await client.post("/subjects/a", content=b"x", headers={"Content-Encoding": "gzip"})
+        assert answer.status_code == 415
+
+    async def test_of_what_a_schema_may_grow_to(self, store: SchemaStore) -> None:
+        """A namespace is written once and stands for each of thousands of names."""
+        union: Schema = ["n"] * 100_000
+        fields = [{"name": "f", "type": union}]
+        schema = {"type": "record", "name": "n", "namespace": "a" * 4000, "fields": fields}
+        async with running(Process(), registry=store) as client:
+            answer = await client.post(f"/subjects/{quote(SUBJECT, safe='')}", json={"schema": json.dumps(schema)})
+        assert answer.status_code == 422
+        assert answer.json()["message"] == "Invalid schema: its names take more than 8388608 characters"
+
+    async def test_a_look_up_holds_nothing_else_up(self, store: SchemaStore) -> None:
+        loop, searching, done = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+
+        def search() -> Answer:
+            loop.call_soon_threadsafe(searching.set)
+            assert done.wait(10)
+            return Answer(200, {})
+
+        server = HttpServer("127.0.0.1:0", Process().health, CollectorRegistry(), store)
+        waiting = asyncio.create_task(server._complete(search))
+        await searching.wait()
+        done.set()
+        assert (await waiting).status == 200
+        await server.stop()
 
 
 class TestListening:

@@ -1,0 +1,118 @@
+"""Reads back records of our own service topics, which other programs may have written to as well.
+
+Used by ``daemon`` for cut records. fastavro trusts schemas: one that contains itself can crash the process, and items
+that take no bytes can be counted in billions. So it gets no schema but one that is put together here.
+
+https://avro.apache.org/docs/1.12.0/specification/#schema-resolution
+"""
+
+from collections.abc import Callable
+from io import BytesIO
+from typing import Any, Final
+
+import fastavro
+from fastavro.read import SchemaResolutionError
+
+from pgsluice.avro.wire import read_json, unframe
+
+_PRIMITIVES: Final = ("boolean", "int", "long", "float", "double", "bytes", "string")
+DAMAGED: Final = (EOFError, IndexError, ValueError, OverflowError, SchemaResolutionError)
+"""What fastavro raises for bytes that do not follow a schema."""
+
+
+def record_reader(schema: dict[str, Any], find: Callable[[int], str | None]) -> Callable[[bytes], dict[str, Any]]:
+    """Return what reads a framed record as one of ``schema``. It raises ValueError, saying why, when that cannot be.
+
+    ``find``: from an id to the text of the schema that wrote the record, None when it is not known. That schema has to
+    be a version of ``schema``: it may lack fields that have a default, and have more fields of primitive types.
+    Logical types are not looked at, so a timestamp is a number.
+    """
+    wanted = _plain(schema)
+    reader, writers = fastavro.parse_schema(wanted), dict[int, Any]()
+
+    def read(data: bytes) -> dict[str, Any]:
+        identifier, body = unframe(data)
+        if identifier not in writers:
+            writers[identifier] = fastavro.parse_schema(_writer(find(identifier), wanted, identifier))
+        stream = BytesIO(body)
+        try:
+            found = fastavro.schemaless_reader(stream, writers[identifier], reader)
+        except DAMAGED:
+            raise ValueError(f"it does not follow its schema {identifier}") from None
+        if stream.tell() != len(body):
+            raise ValueError(f"it goes on behind the end that its schema {identifier} gives it")
+        assert isinstance(found, dict), "the schema is that of a record"
+        return found
+
+    return read
+
+
+def _plain(schema: Any) -> Any:  # noqa: ANN401 - any part of a schema
+    """Return our own schema without logical types."""
+    if isinstance(schema, list):
+        return [_plain(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema["type"] in _PRIMITIVES:
+        return schema["type"]
+    inner = {name: _plain(schema[name]) for name in ("items", "values") if name in schema}
+    if "fields" in schema:
+        inner["fields"] = [{**field, "type": _plain(field["type"])} for field in schema["fields"]]
+    return {**schema, **inner}
+
+
+def _writer(text: str | None, wanted: dict[str, Any], identifier: int) -> Any:  # noqa: ANN401 - a record's schema
+    if text is None:
+        raise ValueError(f"its schema {identifier} is not known")
+    try:
+        return _version_of(wanted, read_json(text))
+    except _Other:
+        raise ValueError(f"its schema {identifier} is that of something else") from None
+
+
+class _Other(Exception):
+    """A schema is no version of the wanted one."""
+
+
+def _version_of(wanted: Any, written: Any) -> Any:  # noqa: ANN401 - any part of a schema
+    """Return what ``written`` declares, in the words of ``wanted``; _Other when it is no version of that."""
+    match wanted, written:
+        case {"type": "record"}, {"type": "record", "fields": [*fields]}:
+            return {**wanted, "fields": _fields_of(wanted["fields"], fields)}
+        case {"type": "array"}, {"type": "array", "items": items}:
+            return {**wanted, "items": _version_of(wanted["items"], items)}
+        case {"type": "map"}, {"type": "map", "values": values}:
+            return {**wanted, "values": _version_of(wanted["values"], values)}
+        case [*ours], [*theirs] if len(ours) == len(theirs):
+            return [_version_of(*branches) for branches in zip(ours, theirs, strict=True)]
+        case str(), str() | {"type": str()}:
+            return _primitive(wanted, written)
+    raise _Other
+
+
+def _primitive(wanted: str, written: Any) -> str:  # noqa: ANN401 - a name, or an object with one
+    if wanted != (written if isinstance(written, str) else written["type"]):
+        raise _Other
+    return wanted
+
+
+def _fields_of(wanted: list[dict[str, Any]], written: list[Any]) -> list[dict[str, Any]]:
+    """Return the written fields, in their order. Those that have no default must be among them, so none is empty."""
+    known = {field["name"]: field for field in wanted}
+    found = [_field(place, field, known) for place, field in enumerate(written)]
+    names = [field["name"] for field in found]
+    missing = [name for name, field in known.items() if "default" not in field and name not in names]
+    if missing or len(set(names)) != len(names):
+        raise _Other
+    return found
+
+
+def _field(place: int, written: Any, known: dict[str, dict[str, Any]]) -> dict[str, Any]:  # noqa: ANN401 - as above
+    match written:
+        case {"name": str(name), "type": kind} if name in known:
+            return {"name": name, "type": _version_of(known[name]["type"], kind)}
+        case {"type": str(kind) | {"type": str(kind)}} if kind in _PRIMITIVES:
+            return {"name": f"_unknown_{place}", "type": kind}
+        case {"type": ["null", str(kind) | {"type": str(kind)}]} if kind in _PRIMITIVES:
+            return {"name": f"_unknown_{place}", "type": ["null", kind]}
+    raise _Other

@@ -1,0 +1,145 @@
+"""Connections that somebody between pgsluice and a server could read or change, as far as the settings tell.
+
+``pgsluice run`` logs the findings and ``pgsluice check`` prints them. Connections that stay on the machine (loopback
+addresses, Unix sockets) are left out. Nothing is connected to.
+
+https://www.postgresql.org/docs/current/libpq-ssl.html#LIBPQ-SSL-PROTECTION
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from ipaddress import ip_address
+from itertools import zip_longest
+from urllib.parse import urlsplit
+
+from pgsluice.config import libpq
+from pgsluice.config.model import SchemaRegistry, Settings
+from pgsluice.finding import Finding, Verdict
+from pgsluice.printable import without_url_secrets
+
+# The host name is not compared with verify-ca. That is safe as long as the authority is the user's own, and libpq
+# refuses verify-ca with the authorities that everybody trusts.
+_VERIFYING = ("verify-ca", "verify-full")
+
+_SSLMODES = {
+    "disable": "the connection to {hosts} is not encrypted",
+    "allow": "the connection to {hosts} is encrypted only if the server insists, and the server is not verified",
+    "prefer": "the connection to {hosts} is encrypted only if the server offers it, and the server is not verified",
+    "require": "the connection to {hosts} is encrypted, but the server is verified only if a file of authorities "
+    "is there",
+}
+
+_SENT_AS_THEY_ARE = ("PLAIN", "OAUTHBEARER")
+"""Mechanisms of SASL whose password or token can be used by whoever reads it on its way."""
+
+_FALSE = ("false", "f", "0")
+"""How librdkafka takes it, in upper or lower case."""
+
+
+def findings(settings: Settings) -> list[Finding]:
+    """Return a warning for each kind of connection that is not encrypted, or whose server is not verified.
+
+    ConfigError when the password file of PostgreSQL cannot be read.
+    """
+    return [
+        *_postgres(libpq.in_effect(settings.postgres.libpq_parameters())),
+        *_kafka(settings.kafka.librdkafka_properties()),
+        *_registry(settings.schema_registry),
+    ]
+
+
+def _postgres(parameters: Mapping[str, str]) -> Iterator[Finding]:
+    mode = parameters.get("sslmode", "prefer")
+    # Kerberos encrypts by itself. With channel binding, a server that does not know the password's hash cannot
+    # answer, and nobody in between can pass its answer on.
+    proven = "require" in (parameters.get("gssencmode"), parameters.get("channel_binding"))
+    hosts = _elsewhere(_postgres_hosts(parameters))
+    if hosts and not proven and mode not in _VERIFYING:
+        detail = _SSLMODES.get(mode, _SSLMODES["prefer"]).format(hosts=hosts)
+        remedy = 'Set postgres.sslmode = "verify-full", and postgres.sslrootcert to the file of the authority.'
+        yield Finding("postgres transport", Verdict.WARN, f"sslmode is {mode}: {detail}", remedy)
+
+
+def _postgres_hosts(parameters: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Return the address and the name of each host that may be connected to by TCP."""
+    names, addresses = (parameters.get(name, "").split(",") for name in ("host", "hostaddr"))
+    for name, given in zip_longest(names, addresses, fillvalue=""):
+        address = given.strip() or name.strip()
+        if address and not address.startswith(("/", "@")):  # a directory or an abstract name of Unix sockets
+            yield address, name.strip() or address
+
+
+def _kafka(properties: Mapping[str, str]) -> Iterator[Finding]:
+    protocol = properties.get("security.protocol", "PLAINTEXT").upper()
+    brokers = [_host(server.strip()) for server in properties["bootstrap.servers"].split(",") if server.strip()]
+    hosts = _elsewhere((host, host) for host in brokers)
+    if hosts and protocol.endswith("PLAINTEXT"):
+        detail = f"security.protocol is {protocol}: {_what_travels(protocol, properties)} unencrypted to {hosts}"
+        tls = "SASL_SSL" if protocol.startswith("SASL") else "SSL"
+        yield _kafka_finding(detail, f'Set "security.protocol" = "{tls}", and "ssl.ca.location" for your own authority')
+    elif hosts:
+        yield from _kafka_tls(properties, hosts)
+    yield from _token_endpoint(properties.get("sasl.oauthbearer.token.endpoint.url", ""))
+
+
+def _what_travels(protocol: str, properties: Mapping[str, str]) -> str:
+    mechanism = properties.get("sasl.mechanism", properties.get("sasl.mechanisms", "GSSAPI")).upper()
+    exposed = protocol.startswith("SASL") and mechanism in _SENT_AS_THEY_ARE
+    return "the credentials and changes travel" if exposed else "changes travel"
+
+
+def _kafka_tls(properties: Mapping[str, str], hosts: str) -> Iterator[Finding]:
+    verification, identification = "enable.ssl.certificate.verification", "ssl.endpoint.identification.algorithm"
+    if properties.get(verification, "true").lower() in _FALSE:
+        detail = f"{verification} is false: {hosts} are not verified, so that somebody in between can pose as them"
+        yield _kafka_finding(detail, f'Remove "{verification}"; "ssl.ca.location" names your own authority')
+    elif properties.get(identification, "https").lower() == "none":
+        detail = (
+            f"{identification} is none: the names in the certificates of {hosts} are not compared, so that any "
+            "certificate of the authority passes for theirs"
+        )
+        yield _kafka_finding(detail, f'Remove "{identification}"; let the certificates have the names of the brokers')
+
+
+def _token_endpoint(url: str) -> Iterator[Finding]:
+    host = _host(url)
+    if url.lower().startswith("http://") and not _is_loopback(host):
+        detail = f"sasl.oauthbearer.token.endpoint.url is not https: credentials travel unencrypted to {host}"
+        yield _kafka_finding(detail, "Use an https:// address")
+
+
+def _kafka_finding(detail: str, remedy: str) -> Finding:
+    return Finding("kafka transport", Verdict.WARN, detail, f"{remedy} (under kafka.client).")
+
+
+def _registry(registry: SchemaRegistry) -> Iterator[Finding]:
+    addresses = [address.strip() for address in (registry.url or "").split(",")]
+    open_hosts = [_host(address) for address in addresses if address.lower().startswith("http://")]
+    if hosts := _elsewhere((host, host) for host in open_hosts):
+        authenticated = (registry.username, registry.token, registry.token_file) != (None, None, None)
+        sent = "the credentials and schemas" if authenticated else "schemas"
+        detail = f"schema_registry.url is not https: {sent} travel unencrypted to {hosts}"
+        remedy = "Use https:// addresses, and schema_registry.ca_file for your own authority."
+        yield Finding("schema registry transport", Verdict.WARN, detail, remedy)
+
+
+def _elsewhere(hosts: Iterable[tuple[str, str]]) -> str:
+    """Return the names of the hosts whose address is not on this machine, with commas between them."""
+    return without_url_secrets(", ".join(name for address, name in hosts if not _is_loopback(address)))
+
+
+def _host(address: str) -> str:
+    """Return the host in ``host:port`` or a URL; never a user or password that stands before it."""
+    try:
+        host = urlsplit(address if "://" in address else f"//{address}").hostname
+    except ValueError:  # brackets that do not match
+        host = None
+    return host or address.rpartition("@")[2]
+
+
+def _is_loopback(host: str) -> bool:
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,119 @@
+"""A thread of its own for files, so that a disk that hangs keeps nothing else waiting.
+
+The spool gives all of its work with files to a :class:`Disk`. The event loop never touches a file, and it never
+waits for the disk for longer than ``DISK_LIMIT_S``.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from pgsluice.errors import UnavailableError
+
+T = TypeVar("T")
+
+DISK_LIMIT_S = 30.0
+"""How long one job may take. A job writes a few MiB or removes one file, which takes seconds on a slow network disk."""
+
+LAST_LOOK_S = 1.0
+"""A job that seems to be late gets this much more time, because it may be the process that was stopped for a while, and
+not the disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A piece of work, and what becomes of it."""
+
+    call: Callable[[], Any]
+    result: "Future[Any]" = field(default_factory=Future)
+
+    def carry_out(self) -> None:
+        try:
+            value = self.call()
+        except BaseException as error:  # noqa: BLE001 - handed to whoever waits
+            self.result.set_exception(error)
+        else:
+            self.result.set_result(value)
+
+
+class Disk:
+    """Runs jobs one after the other, in the order in which they were given.
+
+    The thread is a daemon thread, and not one of an executor: the interpreter waits for the threads of executors when
+    it ends, and would wait for a disk that hangs.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[_Job] = SimpleQueue()
+        self._begun_at: float | None = None
+        """When the job in progress began; None while there is none."""
+        self._thread: threading.Thread | None = None
+
+    @property
+    def busy_s(self) -> float:
+        """How long the job in progress has taken so far; 0 when there is none."""
+        begun_at = self._begun_at
+        return 0.0 if begun_at is None else time.monotonic() - begun_at
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """Return what ``call`` returns; UnavailableError when the disk hangs.
+
+        The disk hangs when a single job takes longer than ``DISK_LIMIT_S``, be it this one or one before it. After a
+        cancellation ``call`` may still be carried out, but not later than what is submitted from then on.
+        """
+        job = _Job(call)
+        self._put(job)
+        result: asyncio.Future[T] = asyncio.wrap_future(job.result)
+        try:
+            was_late = False
+            while not await _done_within(result, max(DISK_LIMIT_S - self.busy_s, LAST_LOOK_S)):
+                is_late = self.busy_s >= DISK_LIMIT_S
+                if is_late and was_late:
+                    raise _hung(self.busy_s)
+                was_late = is_late
+            return result.result()
+        finally:
+            job.result.cancel()  # without effect if the job has begun
+            result.cancel()
+
+    def later(self, call: Callable[[], object]) -> None:
+        """Carry out ``call`` after what was given before. Nobody waits for it, and its OSErrors are ignored."""
+
+        def ignoring_errors() -> None:
+            with suppress(OSError):
+                call()
+
+        self._put(_Job(ignoring_errors))
+
+    def _put(self, job: _Job) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="pgsluice-disk", daemon=True)
+            self._thread.start()
+        self._jobs.put(job)
+
+    def _work(self) -> None:
+        while True:
+            job = self._jobs.get()
+            if job.result.set_running_or_notify_cancel():
+                self._begun_at = time.monotonic()
+                job.carry_out()
+                self._begun_at = None
+
+
+async def _done_within(result: "asyncio.Future[Any]", seconds: float) -> bool:
+    done, _ = await asyncio.wait((result,), timeout=seconds)
+    return bool(done)
+
+
+def _hung(seconds: float) -> UnavailableError:
+    return UnavailableError(
+        f"The disk under buffer.spill_dir has not finished a piece of work for {seconds:.0f} s, so transactions that "
+        "do not fit into memory cannot be kept. Look after the disk, or choose another directory. Nothing is lost: "
+        "what was not delivered was not confirmed either, and will be sent again."
+    )

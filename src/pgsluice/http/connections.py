@@ -1,0 +1,72 @@
+"""The connections of the HTTP server: how many there may be, and how long one may be silent.
+
+Used by :mod:`.server`. aiohttp itself waits for requests, and for clients that do not read, without a limit, so
+whoever reaches the port could use up the file descriptors that PostgreSQL, Kafka and the health checks need.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from aiohttp import web
+
+CONNECTIONS_MAX: Final = 100
+"""Enough for every consumer that asks for schemas at the same time: each asks once, and then remembers them."""
+
+SILENT_S: Final = 20.0
+"""How long a connection may take to send the head of a request or to take an answer, or be idle between requests."""
+
+_LOOK_S: Final = 1.0
+
+
+class Connections:
+    """Those of one server. A new one never has to wait: when there are too many, the most silent one makes room."""
+
+    def __init__(self, server: web.Server) -> None:
+        self._server = server
+        self._since: dict[web.RequestHandler, float] = {}
+        """When each of them last began, or finished, a request."""
+        self._busy: set[web.RequestHandler] = set()
+        """Those with a request that is being answered; that takes a limited time."""
+
+    def accept(self) -> web.RequestHandler:
+        """Return the protocol of a new connection."""
+        self._forget_ended()
+        if len(self._since) >= CONNECTIONS_MAX:
+            self._end(min(self._since, key=lambda one: (one in self._busy, self._since[one])))
+        connection = self._server()
+        self._since[connection] = time.monotonic()
+        return connection
+
+    @contextmanager
+    def answering(self, connection: web.RequestHandler) -> Iterator[None]:
+        """Answer a request of ``connection`` in the block."""
+        self._busy.add(connection)
+        try:
+            yield
+        finally:
+            self._busy.discard(connection)
+            self._since[connection] = time.monotonic()
+
+    async def watch(self) -> None:
+        """End connections that are silent for too long; never returns."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            self._forget_ended()
+            last = time.monotonic() - SILENT_S
+            for connection in [one for one, since in self._since.items() if since < last and one not in self._busy]:
+                self._end(connection)
+
+    def _forget_ended(self) -> None:
+        """Forget those that are gone. One that was accepted just now is not among the server's connections yet."""
+        now = time.monotonic()
+        new = {one: since for one, since in self._since.items() if since > now - _LOOK_S}
+        self._since = new | {one: self._since.get(one, now) for one in self._server.connections}
+
+    def _end(self, connection: web.RequestHandler) -> None:
+        """End it without waiting for what has not been sent yet: the client may never take it."""
+        del self._since[connection]
+        if connection.transport is not None:
+            connection.transport.abort()

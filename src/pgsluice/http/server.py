@@ -1,0 +1,237 @@
+"""The HTTP server: routes, limits, and what goes wrong in front of a handler. Made by :mod:`pgsluice.daemon`.
+
+https://docs.aiohttp.org/en/stable/web.html
+https://kubernetes.io/docs/concepts/configuration/liveness-readiness-startup-probes/
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from typing import Final
+
+from aiohttp import HttpVersion11, web
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from pgsluice.errors import ConfigError
+from pgsluice.http import page
+from pgsluice.http.connections import Connections
+from pgsluice.http.health import Health, Role
+from pgsluice.http.hosts import Hosts
+from pgsluice.printable import printable
+from pgsluice.registry import api
+from pgsluice.registry.store import SchemaStore
+
+BODY_MAX_BYTES: Final = 1024 * 1024
+"""A look-up carries one schema."""
+BODIES_MAX: Final = 16
+"""So many requests with a body are taken at a time. The others wait."""
+ANSWER_S: Final = 10.0
+"""How long a request to the registry may take, from its head to the answer."""
+HEADER_MAX_BYTES: Final = 8190
+HEADERS_MAX: Final = 64
+BACKLOG: Final = 16
+"""So many connections are accepted at once, before any of them is counted."""
+SHUTDOWN_S: Final = 1.0
+"""How long requests under way may take once the server stops."""
+EARLY_LOOKS: Final = 10
+EARLY_LOOK_S: Final = 0.1
+"""A consumer can have a message a moment before we have its schema; "not found" would end most consumers."""
+
+_ADDRESS: Final = re.compile(r"(\[(?P<ipv6>[^\]]+)\]|(?P<host>[^:\[\]]*)):(?P<port>[0-9]{1,5})")
+_PORT_MAX: Final = 65535
+
+_OPEN_METRICS: Final = "application/openmetrics-text"
+
+_READ: Final = ("GET", "HEAD")
+
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class HttpServer:
+    """One listening address. ``allowed_hosts``: names that clients may know it by; see :class:`.Hosts`."""
+
+    def __init__(
+        self,
+        listen: str,
+        health: Health,
+        metrics: CollectorRegistry,
+        registry: SchemaStore | None = None,
+        allowed_hosts: Sequence[str] = (),
+    ) -> None:
+        self._listen = listen
+        self._address = _parse_address(listen)
+        self._hosts = Hosts(self._address[0], allowed_hosts)
+        self._health = health
+        self._metrics = metrics
+        self._registry = registry
+        self._runner = web.AppRunner(
+            self._application(),
+            access_log=None,
+            handle_signals=False,
+            shutdown_timeout=SHUTDOWN_S,
+            max_line_size=HEADER_MAX_BYTES,
+            max_field_size=HEADER_MAX_BYTES,
+            max_headers=HEADERS_MAX,
+            auto_decompress=False,
+        )
+        self._bodies = asyncio.Semaphore(BODIES_MAX)
+        self._searcher = ThreadPoolExecutor(1, "pgsluice-look-up")
+        self._stack = AsyncExitStack()
+
+    @property
+    def port(self) -> int:
+        """The port it listens on, once started: of interest when ``listen`` said 0."""
+        return int(self._listener.sockets[0].getsockname()[1])
+
+    async def start(self) -> None:
+        """Listen; ConfigError when the address cannot be had."""
+        await self._runner.setup()
+        self._stack.push_async_callback(self._runner.cleanup)
+        assert self._runner.server is not None, "it has been set up"
+        self._connections = Connections(self._runner.server)
+        try:
+            self._listener = await asyncio.get_running_loop().create_server(
+                self._connections.accept, *self._address, backlog=BACKLOG
+            )
+        except OSError as error:
+            await self.stop()
+            reason = error.strerror or error
+            raise ConfigError(f"Cannot listen on {self._listen}: {reason}. Change http.listen.") from error
+        self._stack.callback(self._listener.close)
+        self._stack.callback(asyncio.create_task(self._connections.watch()).cancel)
+
+    async def stop(self) -> None:
+        """Let go of the address; requests under way are answered, within ``SHUTDOWN_S``."""
+        await self._stack.aclose()
+        self._searcher.shutdown(wait=False, cancel_futures=True)
+
+    def _application(self) -> web.Application:
+        middlewares = [_errors_as_json, self._guard]
+        application = web.Application(client_max_size=BODY_MAX_BYTES, middlewares=middlewares)
+        pages: dict[str, _Handler] = {"/livez": self._livez, "/readyz": self._readyz, "/metrics": self._metrics_page}
+        pages |= {"/status": self._status, "/": self._root}
+        for path, handler in pages.items():
+            application.router.add_get(path, handler, expect_handler=_expect)
+        others = self._registry_api
+        if self._registry is None:
+
+            async def others(request: web.Request) -> web.StreamResponse:
+                raise web.HTTPMethodNotAllowed(request.method, _READ) if request.path in pages else web.HTTPNotFound
+
+        application.router.add_route("*", "/{path:.*}", others, expect_handler=_expect)
+        return application
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        """Refuse what a web page makes a browser ask without the knowledge of its user."""
+        if not self._hosts.allow(request.headers.get("Host", "")):
+            raise web.HTTPMisdirectedRequest(reason="Misdirected Request: this name is not in http.allowed_hosts")
+        if request.method == "POST" and request.headers.get("Sec-Fetch-Site", "none") not in {"none", "same-origin"}:
+            raise web.HTTPForbidden(reason="Forbidden to other web sites")
+        with self._connections.answering(request.protocol):
+            return await handler(request)
+
+    async def _livez(self, _: web.Request) -> web.Response:
+        return _verdict(self._health.live())
+
+    async def _readyz(self, request: web.Request) -> web.Response:
+        try:
+            role = Role(request.query.get("role", Role.ANY))
+        except ValueError:
+            raise web.HTTPBadRequest(reason=f"role is one of {', '.join(Role)}") from None
+        return _verdict(self._health.ready(role))
+
+    async def _metrics_page(self, request: web.Request) -> web.Response:
+        # the parameters of an accepted type are of no use here, and the library stumbles over odd ones
+        open_metrics = _OPEN_METRICS in request.headers.get("Accept", "")
+        encode, content_type = choose_encoder(_OPEN_METRICS if open_metrics else "")
+        return web.Response(body=encode(self._metrics), headers={"Content-Type": content_type})
+
+    async def _status(self, _: web.Request) -> web.Response:
+        return web.json_response(self._health.status())
+
+    async def _root(self, request: web.Request) -> web.StreamResponse:
+        """Show people the status; clients that want JSON get what Confluent's registry says here."""
+        accept = request.headers.get("Accept", "")
+        if self._registry is not None and "json" in accept and "text/html" not in accept:
+            return await self._registry_api(request)
+        return web.Response(text=page.status_page(self._health), content_type="text/html", headers=page.HEADERS)
+
+    async def _registry_api(self, request: web.Request) -> web.StreamResponse:
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                found = await self._registry_answer(request)
+        except TimeoutError:
+            raise web.HTTPRequestTimeout from None
+        headers = {"Allow": ", ".join(found.allow)} if found.allow else {}
+        return web.Response(
+            status=found.status,
+            body=json.dumps(found.body).encode(),
+            content_type=api.CONTENT_TYPE,
+            headers=headers,
+        )
+
+    async def _registry_answer(self, request: web.Request) -> api.Answer:
+        assert self._registry is not None, "routed only with a registry"
+        method, path, query = request.method, request.rel_url.raw_path, request.query
+        if request.can_read_body:
+            async with self._bodies:
+                body = await _body(request)
+                return await self._complete(api.answer(self._registry, method, path, query, body))
+        for _ in range(EARLY_LOOKS):
+            found = await self._complete(api.answer(self._registry, method, path, query, b""))
+            if not found.early:
+                break
+            await asyncio.sleep(EARLY_LOOK_S)
+        return found
+
+    async def _complete(self, found: api.Answer | api.Search) -> api.Answer:
+        """Return the answer. A search runs beside the event loop, and one at a time."""
+        if isinstance(found, api.Answer):
+            return found
+        return await asyncio.get_running_loop().run_in_executor(self._searcher, found)
+
+
+async def _expect(request: web.Request) -> None:
+    """Answer the header Expect. The library's own answer quotes it, and fails where it is no UTF-8."""
+    if request.headers["Expect"].lower() != "100-continue":
+        raise web.HTTPExpectationFailed
+    if request.version == HttpVersion11:
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # the answer itself has not begun
+
+
+@web.middleware
+async def _errors_as_json(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    """Answer errors as Confluent's API does, whichever part of the server found them."""
+    try:
+        return await handler(request)
+    except web.HTTPClientError as error:
+        allow = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
+        body = {"error_code": error.status, "message": f"HTTP {error.status} {error.reason}"}
+        return web.json_response(body, status=error.status, headers=allow)
+
+
+async def _body(request: web.Request) -> bytes:
+    """Return the body. A compressed one would have to be limited after it has grown, and no client sends one."""
+    if request.headers.get("Content-Encoding", "identity") != "identity":
+        raise web.HTTPUnsupportedMediaType
+    return await request.read()
+
+
+def _verdict(reason: str | None) -> web.Response:
+    if reason is None:
+        return web.Response(text="ok\n")
+    return web.Response(text=f"{printable(reason)}\n", status=503)
+
+
+def _parse_address(listen: str) -> tuple[str | None, int]:
+    """Split ``host:port``; IPv6 hosts in brackets, no host means every address."""
+    match = _ADDRESS.fullmatch(listen)
+    if match is None or int(match["port"]) > _PORT_MAX:
+        raise ConfigError(f"http.listen: {listen!r} is not an address (expected host:port, like 127.0.0.1:8080).")
+    return match["ipv6"] or match["host"] or None, int(match["port"])

@@ -1,0 +1,128 @@
+"""The mark: a record that a session writes behind everything, so that an outdated answer can be told apart.
+
+A broker that lost touch with its cluster goes on to answer as the leader, with the high watermark that it knew then.
+Who believes it goes on from an old checkpoint. The mark is in the partition, because all in-sync replicas have
+acknowledged it, and it is aborted, so readers never see it. An answer without it is outdated.
+
+https://kafka.apache.org/documentation/#semantics
+"""
+
+import threading
+import time
+from collections.abc import Collection, Iterable
+from contextlib import closing
+from uuid import uuid4
+
+import structlog
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+from pgsluice.errors import SinkUnavailable
+from pgsluice.kafka.topics import Topics
+from pgsluice.librdkafka import ClientOptions, failure
+
+log = structlog.get_logger(__name__)
+
+OUTDATED_S = 20.0
+"""How long the mark is looked for: a cluster gives a partition another leader within ``broker.session.timeout.ms``,
+9 s by default, and a client that asks anew soon finds it."""
+
+LOOK_S = 1.0
+"""How long the first look may take, from connecting to the answer; each further one has twice the time. A follower that
+is read from has the mark a moment later, and a cluster far away takes a dozen round trips to answer at all."""
+
+PAUSE_S = 0.2
+"""Between two looks, each with clients of its own, which ask for the leader anew."""
+
+WINDOW = 64
+"""How many offsets before the high watermark are read. Behind the mark stands what ended its transaction, and what
+others have written since, who must not write to these topics."""
+
+_POLL_S = 0.1
+
+_PREFIX = b"mark "
+
+
+def new_mark() -> bytes:
+    """Return the value of a mark, which no other has."""
+    return _PREFIX + uuid4().hex.encode()
+
+
+def is_mark(value: bytes) -> bool:
+    """Return whether a record is a mark: a late transaction marker can show one to readers."""
+    return value.startswith(_PREFIX)
+
+
+class Mark:
+    """Where the mark stands, for the topics that have one; it has to be found before they are read."""
+
+    def __init__(self, options: ClientOptions, given_up: threading.Event) -> None:
+        self._options = options
+        self._given_up = given_up
+        self._ends: dict[str, int] = {}
+
+    def end(self, topic: str) -> int:
+        """Return the offset behind the mark in ``topic``, 0 where there is none: a read has to get that far."""
+        return self._ends.get(topic, 0)
+
+    def find(self, value: bytes, topics: Collection[str], admin: Topics) -> None:
+        """Find the mark in ``topics``, through ``admin`` at first; SinkUnavailable if no broker shows it in time."""
+        deadline, look_s, said = time.monotonic() + OUTDATED_S, LOOK_S, False
+        found = self._look(value, topics, admin, look_s)
+        while missing := [topic for topic in topics if topic not in found]:
+            if not said:
+                log.info("a broker does not show what was just written: asking again", topic=missing[0])
+                said = True
+            if self._given_up.wait(PAUSE_S):
+                raise SinkUnavailable("Looking for the mark was given up because the session ends.")
+            if time.monotonic() > deadline:
+                raise outdated(missing[0])
+            look_s *= 2
+            with closing(Topics(self._options, self._given_up)) as fresh:
+                found |= self._look(value, missing, fresh, look_s)
+        self._ends |= found
+
+    def _look(self, value: bytes, topics: Iterable[str], admin: Topics, look_s: float) -> dict[str, int]:
+        """Return the offset behind the mark in those topics whose broker shows it."""
+        bounds = {topic: admin.bounds(topic, 0) for topic in topics}
+        starts = [TopicPartition(topic, 0, max(low, high - WINDOW)) for topic, (low, high) in bounds.items()]
+        consumer = self._options.make(Consumer, _properties(self._options))
+        try:
+            consumer.assign(starts)
+            return self._read(consumer, value, len(bounds), look_s)
+        finally:
+            consumer.close()
+
+    def _read(self, consumer: Consumer, value: bytes, count: int, look_s: float) -> dict[str, int]:
+        found: dict[str, int] = {}
+        end = time.monotonic() + look_s
+        while len(found) < count and time.monotonic() < end and not self._given_up.is_set():
+            message = consumer.poll(_POLL_S)
+            if message is None:
+                continue
+            error = message.error()
+            if error is None:
+                if message.value() == value:
+                    found[message.topic()] = message.offset() + 1
+            elif error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:  # we use no group
+                raise failure(error, f"Looking for the mark in {message.topic() or 'Kafka'}")
+        return found
+
+
+def outdated(topic: str) -> SinkUnavailable:
+    """Return the error for a broker whose view of ``topic`` is outdated."""
+    return SinkUnavailable(
+        f"The broker that answers for topic {topic} has an outdated view of it: it does not show what was just written "
+        "there. It may have lost touch with its cluster. Going on from what it shows could deliver changes twice, so "
+        "the session ends, and a new one asks again. Look at that broker's log and its network."
+    )
+
+
+def _properties(options: ClientOptions) -> dict[str, object]:
+    return {
+        "group.id": options.client_id,  # required by the constructor; nothing is ever committed under it
+        "isolation.level": "read_uncommitted",
+        "enable.auto.commit": False,
+        "fetch.wait.max.ms": 10,  # at the end of the topic, where this read always ends
+        "auto.offset.reset": "earliest",  # retention may have moved the beginning meanwhile
+        "allow.auto.create.topics": False,
+    }

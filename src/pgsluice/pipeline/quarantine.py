@@ -1,0 +1,89 @@
+"""The quarantine: tables that cannot be published as the settings are, while all others go on.
+
+Whoever may create a table can make one that no setting fits: its columns contradict a rule, or its topic's name
+collides with another. It must not stop the pipeline, so a dead letter stands in place of each of its changes.
+"""
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from pgsluice.avro.schema import dead_letter_schema
+from pgsluice.dead_letter import DeadLetter, Reason
+from pgsluice.envelope import DeadLetters
+from pgsluice.metrics import Metrics
+from pgsluice.record import Target
+from pgsluice.relation import Relation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pgsluice.envelope import Stamp
+    from pgsluice.pipeline.ends import Registry
+    from pgsluice.record import Pending
+
+log = structlog.get_logger(__name__)
+
+LISTED_MAX = 100
+"""Tables that the status names, those refused last; the metric counts no more either."""
+
+_OPS = {b"I": "c", b"U": "u", b"D": "d", b"T": "t"}
+
+
+async def open_dead_letters(registry: "Registry", prefix: str, say: "Callable[[DeadLetter], None]") -> DeadLetters:
+    """Return what writes to ``<prefix>.dead_letters``, whose schemas are registered then; ``say`` is told of each."""
+    topic = f"{prefix}.dead_letters"
+    value_id = await registry.register(f"{topic}-value", dead_letter_schema(prefix))
+    key_id = await registry.register(f"{topic}-key", "string")
+    return DeadLetters(Target(topic, value_id, key_id), say)
+
+
+class Quarantine:
+    """Which tables are in quarantine, and why; it outlives sessions."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._reasons: dict[str, str] = {}
+
+    def add(self, relation: Relation, reason: str) -> None:
+        """Note, and say, that the table cannot be published."""
+        table = _name(relation)
+        if self._reasons.pop(table, None) != reason:
+            log.error("table in quarantine", table=table, reason=reason)
+        self._reasons[table] = reason
+        if len(self._reasons) > LISTED_MAX:
+            del self._reasons[next(iter(self._reasons))]
+        self._metrics.quarantined_tables.set(len(self._reasons))
+
+    def remove(self, relation: Relation) -> None:
+        """Note that the table is published."""
+        if self._reasons.pop(_name(relation), None) is not None:
+            log.warning("table released from quarantine", table=_name(relation))
+            self._metrics.quarantined_tables.set(len(self._reasons))
+
+    @property
+    def tables(self) -> list[dict[str, str]]:
+        """The tables and the reasons, for the status."""
+        return [{"table": table, "reason": reason} for table, reason in self._reasons.items()]
+
+
+class RefusedRows:
+    """The changes of one version of a table in quarantine: what :class:`pgsluice.rows.Rows` is for others."""
+
+    def __init__(self, relation: Relation, topic: str, detail: str, dead_letters: DeadLetters) -> None:
+        self.relation = relation
+        self._topic = topic
+        self._detail = detail
+        self._dead_letters = dead_letters
+
+    def add(self, message: bytes, stamp: "Stamp", pending: "Pending", *, is_streamed: bool) -> None:  # noqa: ARG002
+        """Add the dead letter that stands for a change."""
+        seq = stamp.next_seq
+        stamp.next_seq = seq + 1
+        origin = stamp.origin_of(self.relation, _OPS[message[:1]], seq)
+        letter = DeadLetter(origin, self._topic, Reason.TABLE_REFUSED, self._detail)
+        pending.add([self._dead_letters.record(letter, stamp.timestamp_ms)])
+
+
+def _name(relation: Relation) -> str:
+    return f"{relation.namespace}.{relation.name}"

@@ -1,0 +1,30 @@
+"""Text that is made fit to be shown: it can neither command a terminal nor look like two lines, and has no secrets.
+
+Names of tables, gids and messages of servers may hold any character. Used by whatever shows text to people: the
+commands, the log on a console, the status page. JSON needs it not, because it escapes all that is not ASCII.
+
+https://www.unicode.org/reports/tr36/#Bidirectional_Text_Spoofing
+"""
+
+import re
+
+_URL_USER = re.compile(r"(://)\S*@")
+_URL_QUERY = re.compile(r"(://[^\s?]*\?)\S+")
+
+
+def printable(text: str) -> str:
+    r"""Return ``text`` with every character that is not printable as an escape sequence of Python's (``\x1b``).
+
+    These are control characters, line breaks, marks that change the direction of text, invisible characters, blanks
+    other than the space, and halves of surrogate pairs.
+    """
+    return text if text.isprintable() else "".join(map(_escape, text))
+
+
+def without_url_secrets(text: str) -> str:
+    """Return ``text`` with three stars in place of the user, the password and the query of each URL in it."""
+    return _URL_QUERY.sub(r"\1***", _URL_USER.sub(r"\1***@", text))
+
+
+def _escape(character: str) -> str:
+    return character if character.isprintable() else character.encode("unicode_escape").decode()

@@ -1,0 +1,98 @@
+"""What former versions of tables have to tell, kept for as long as it may be needed again.
+
+Used by the registries. A user of the database can make as many versions of a table as he likes, and each needs what the
+versions before tell. So it is learned once from each version, and the next version costs what it is large itself.
+"""
+
+import asyncio
+import json
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, Generic, Protocol, TypeVar
+
+from pgsluice.avro.wire import Schema
+from pgsluice.registry.store import SchemaStore
+
+NAMES_MAX: Final = 200_000
+"""Names that are kept of all subjects together, of half a kilobyte each: those of 10,000 tables with 20 columns. The
+subjects that were needed longest ago are forgotten first, and learned again when they are needed."""
+
+
+class History(Protocol):
+    """What is learned from the schemas of one table, of which there may be any number."""
+
+    def learn(self, schema: Schema) -> None:
+        """Take in the next schema."""
+
+    def __len__(self) -> int:
+        """Return how many names it keeps."""
+
+
+H = TypeVar("H", bound=History)
+
+
+@dataclass(slots=True)
+class _Known(Generic[H]):
+    """What was learned from a subject, up to ``version``; a rule may send several tables to one topic."""
+
+    rearranged: int
+    version: int = 0
+    names: int = 0
+    tables: dict[str, H] = field(default_factory=dict)
+    """By the namespace of their records."""
+
+
+class Histories(Generic[H]):
+    """The histories of the tables in ``store``, which ``make`` begins."""
+
+    def __init__(self, store: SchemaStore, make: Callable[[], H]) -> None:
+        self._store = store
+        self._make = make
+        self._known: OrderedDict[str, _Known[H]] = OrderedDict()
+        """By subject, in the order in which they were needed."""
+        self._names = 0
+
+    async def of(self, subject: str, namespace: str) -> H:
+        """Return what the versions of ``subject`` tell of one table. It is learned further, so use it at once.
+
+        The event loop gets a turn after every version that was not known yet.
+        """
+        known = self._known.pop(subject, _Known[H](self._store.rearranged(subject)))
+        self._names -= known.names
+        known = await self._caught_up(subject, known)
+        self._keep(subject, known)
+        found = known.tables.get(namespace)
+        return self._make() if found is None else found
+
+    async def _caught_up(self, subject: str, known: _Known[H]) -> _Known[H]:
+        while True:
+            rearranged = self._store.rearranged(subject)
+            if known.rearranged != rearranged:
+                known = _Known(rearranged)  # the order of versions counts
+            versions = self._store.versions(subject, known.version)
+            if not versions:
+                return known
+            for entry in versions:
+                self._learn(known, json.loads(entry.schema))
+                known.version = entry.version
+                await asyncio.sleep(0)
+
+    def _learn(self, known: _Known[H], schema: Schema) -> None:
+        namespace = schema.get("namespace") if isinstance(schema, dict) else None
+        if isinstance(namespace, str):
+            if namespace not in known.tables:
+                known.tables[namespace] = self._make()
+            history = known.tables[namespace]
+            before = len(history)
+            history.learn(schema)
+            known.names += len(history) - before
+
+    def _keep(self, subject: str, known: _Known[H]) -> None:
+        """Keep what is known of a subject, and forget others if that is too much: never the one that is in use."""
+        former = self._known.pop(subject, None)  # somebody else may have asked meanwhile
+        self._names += known.names - (0 if former is None else former.names)
+        self._known[subject] = known
+        while self._names > NAMES_MAX and len(self._known) > 1:
+            _, oldest = self._known.popitem(last=False)
+            self._names -= oldest.names

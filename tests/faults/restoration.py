@@ -1,0 +1,167 @@
+"""A server that is restored from a snapshot of its disk, and an operator who does what the runbook says.
+
+The server gives out again the LSNs that it had given out since the snapshot, and heartbeats have told Kafka that
+everything before them is delivered. Whoever believed that would drop the transactions that get these LSNs now. So the
+daemon has to refuse, for good, until somebody adopts the slot: docs/delivery.md.
+"""
+
+import time
+from collections.abc import Callable
+
+import psycopg
+
+from sandbox.errors import ServerError
+from sandbox.postgres import Database
+from tests.faults.script import Death, Notice, Restore
+from tests.faults.victim import LOG_SHOWN, Victim
+from tests.faults.workload import Workload
+
+REFUSED = 65
+WENT_BACK = "restored"
+"""What the daemon says of a server that has another history than the one that it delivered."""
+REFUSED_BEFORE = "An earlier run found this"
+"""What it says when it has not judged the server anew: a refusal is recorded, and lasts."""
+
+REACTION_S = 120.0
+"""How long the daemon may take to notice, or the slot to get somewhere: brokers may be away meanwhile."""
+
+POLL_S = 0.1
+
+PUBLISHED = 3
+"""Transactions that are published, at LSNs that others had before; no more wait for the daemon to notice."""
+
+SCRATCH_ROWS = 1000
+"""Of a transaction that is not published."""
+
+MARGIN_BYTES = 256 * 1024
+"""More than a server writes by itself within a moment."""
+
+
+class Restoration:
+    """Sets the server back, and sees to it that the daemon does not go on as if nothing had happened."""
+
+    def __init__(
+        self, database: Database, workload: Workload, victim: Victim, slot: str, note: Callable[[str], None]
+    ) -> None:
+        self._database = database
+        self._workload = workload
+        self._victim = victim
+        self._slot = slot
+        self._note = note
+        self._lost_end = 0
+        """Where the WAL ended that is gone."""
+
+    def run(self, restore: Restore) -> int | None:
+        """Return where the slot stood when it was adopted; None if the daemon went on, which it must not."""
+        self._victim.daemon.wait_until_ready(timeout_s=REACTION_S)
+        with self._workload.quiet():
+            self._set_back(restore)
+            refused = restore.notice is not Notice.AT_ONCE or self._refuses_to_start(restore.death)
+        if restore.notice is Notice.RUNNING:
+            refused = self._refuses(WENT_BACK)
+        self._overwrite()
+        if restore.notice is Notice.LATE:
+            refused = self._refuses_to_start(restore.death)
+        # the server's WAL has grown beyond all that was delivered, and looks right again
+        if not (refused and self._refuses_to_start(because=REFUSED_BEFORE)):
+            return None
+        position = self._position()
+        self._adopt(restore.adopter)
+        return position
+
+    def _set_back(self, restore: Restore) -> None:
+        server = self._database.server
+        self._wait_until_confirmed()
+        if restore.saves_slot:
+            self._save_slot()
+        server.take_snapshot()
+        self._note(f"snapshot taken at {self._end_of_wal():X}")
+        self._write_scratch(restore.scratch)
+        self._wait_until_confirmed()
+        if restore.notice is not Notice.RUNNING:
+            self._victim.daemon.kill()
+        self._lost_end = self._end_of_wal()
+        server.restore_snapshot()
+        self._note(f"restored, {self._lost_end:X} is lost, the slot is at {self._position():X}")
+
+    def _save_slot(self) -> None:
+        """Have the slot's position written to disk: before 17, a server need not do so when it is stopped.
+
+        A checkpoint describes the running transactions. When that is confirmed, the server saves the slot.
+        """
+        with self._database.connect() as connection:
+            connection.execute("CHECKPOINT")
+        self._wait_until_confirmed()
+
+    def _write_scratch(self, transactions: int) -> None:
+        """Write what nobody publishes: heartbeats move on what counts as delivered."""
+        with self._database.connect() as connection:
+            for _ in range(transactions):
+                connection.execute("INSERT INTO scratch SELECT generate_series(1, %s)", [SCRATCH_ROWS])
+
+    def _overwrite(self) -> None:
+        """Return when the WAL has grown beyond what was lost; transactions that are published stand before."""
+        count = "SELECT count(*) FROM ledger"
+        with self._database.connect() as connection:
+            enough = _number(connection, count) + PUBLISHED
+            while _number(connection, count) < enough:
+                time.sleep(POLL_S)
+        while self._end_of_wal() < self._lost_end + MARGIN_BYTES:
+            self._write_scratch(1)
+        self._note("what is lost is overwritten")
+
+    def _refuses_to_start(self, death: Death | None = None, because: str = WENT_BACK) -> bool:
+        """Start the daemon, which may die at a step before, and return whether it refuses."""
+        if death is not None:
+            self._victim.die(death, or_with=REFUSED)
+        said_before = len(self._victim.daemon.log_text())
+        self._victim.start(None)
+        return self._refuses(because, said_before)
+
+    def _refuses(self, because: str, said_before: int = 0) -> bool:
+        """Wait for the daemon to end for a reason; False when it has delivered beyond what was lost instead."""
+        daemon = self._victim.daemon
+        deadline = time.monotonic() + REACTION_S
+        while daemon.alive:
+            if self._position() > self._lost_end:
+                return False
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the daemon has not noticed for {REACTION_S:g} s that the server went back")
+            time.sleep(POLL_S)
+        self._victim.expect_end(REFUSED)
+        said = daemon.log_text()[said_before:]
+        if because not in said:
+            raise ServerError(f"the daemon does not say {because!r}:\n{said[-LOG_SHOWN:]}")
+        self._note("refused")
+        return True
+
+    def _adopt(self, death: Death | None) -> None:
+        """Begin a new epoch; who dies meanwhile is started so again."""
+        if death is not None:
+            self._victim.die(death, "--adopt-slot")
+        self._victim.start(None, "--adopt-slot")
+        self._victim.daemon.wait_until_ready(timeout_s=REACTION_S)
+
+    def _wait_until_confirmed(self) -> None:
+        """Return when everything that was written is delivered, and confirmed to the server."""
+        end, deadline = self._end_of_wal(), time.monotonic() + REACTION_S
+        while self._position() < end:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the slot did not reach {end:X}")
+            time.sleep(POLL_S)
+
+    def _end_of_wal(self) -> int:
+        with self._database.connect() as connection:
+            return _number(connection, "SELECT pg_current_wal_flush_lsn() - '0/0'")
+
+    def _position(self) -> int:
+        """Return the slot's position."""
+        query = f"SELECT confirmed_flush_lsn - '0/0' FROM pg_replication_slots WHERE slot_name = '{self._slot}'"
+        with self._database.connect() as connection:
+            return _number(connection, query)
+
+
+def _number(connection: psycopg.Connection, query: str) -> int:
+    row = connection.execute(query.encode()).fetchone()
+    assert row is not None, "a query has a row"
+    return int(row[0])

@@ -1,0 +1,156 @@
+"""Tables that somebody makes who may do nothing else: they stop nobody, and no row lands in another table's topic."""
+
+from typing import Any
+
+from confluent_kafka.admin import ConfigResource
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry.avro import AvroDeserializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+
+from sandbox.daemon import Daemon
+from tests.support.kafka import admin, configure, read_committed
+from tests.support.weather import SETTINGS, Pipeline, Start, fails
+
+IMPOSSIBLE = {"rules": [{"match": "public.orders", "types": {"amount": "uuid"}}]}
+
+
+def execute(pipeline: Pipeline, *statements: str) -> None:
+    with pipeline.database.connect() as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+
+
+def values(pipeline: Pipeline, topic: str) -> list[dict[str, Any]]:
+    """Return what a topic of the pipeline holds, once everything written so far is delivered."""
+    pipeline.wait_until_confirmed()
+    context = SerializationContext(topic, MessageField.VALUE)
+    with SchemaRegistryClient({"url": pipeline.daemon.url}) as registry:
+        read = AvroDeserializer(registry)
+        return [read(message.value(), context) for message in read_committed(pipeline.kafka, topic)]
+
+
+def goes_on(pipeline: Pipeline) -> bool:
+    """Whether the other table is delivered as if nothing were."""
+    pipeline.write(3)
+    pipeline.assert_complete()
+    return pipeline.daemon.alive
+
+
+def test_a_table_that_no_rule_fits_goes_into_quarantine(start: Start) -> None:
+    pipeline = start({"tables": IMPOSSIBLE})
+    execute(
+        pipeline,
+        "CREATE TABLE orders (id int PRIMARY KEY, amount int)",
+        "INSERT INTO orders VALUES (1, 1), (2, 2)",
+        "DELETE FROM orders WHERE id = 1",
+    )
+    letters = values(pipeline, f"{pipeline.daemon.name}.dead_letters")
+    assert [(one["table"], one["op"], one["seq"], one["reason"]) for one in letters] == [
+        ("orders", "c", 0, "table_refused"),
+        ("orders", "c", 1, "table_refused"),
+        ("orders", "d", 0, "table_refused"),
+    ]
+    (entry,) = pipeline.daemon.status()["quarantined"]
+    assert entry["table"] == "public.orders"
+    assert "column amount of type int4 cannot be uuid" in entry["reason"]
+    assert "pgsluice_quarantined_tables 1.0" in pipeline.daemon.metrics()
+    assert '"event": "table in quarantine"' in pipeline.daemon.log_text()
+    cuts = values(pipeline, f"{pipeline.daemon.name}.transactions")
+    counts = [topic["counts"] for cut in cuts for topic in cut["topics"] if topic["topic"].endswith(".dead_letters")]
+    assert sum(one.get("dead_letter", 0) for one in counts) == 3
+    assert goes_on(pipeline)
+
+
+def test_it_is_published_again_when_the_rule_fits(start: Start) -> None:
+    pipeline = start({"tables": IMPOSSIBLE})
+    execute(pipeline, "CREATE TABLE orders (id int PRIMARY KEY, amount int)", "INSERT INTO orders VALUES (1, 1)")
+    pipeline.wait_until_confirmed()
+    pipeline.daemon.stop_well()
+    pipeline.daemon.settings["tables"] = {}
+    pipeline.daemon.start()
+    execute(pipeline, "INSERT INTO orders VALUES (2, 2)")
+    assert [one["after"]["id"] for one in values(pipeline, f"{pipeline.daemon.name}.public.orders")] == [2]
+    assert pipeline.daemon.status()["quarantined"] == []
+
+
+def test_or_it_stops_the_pipeline_if_that_is_what_one_wants(start: Start) -> None:
+    pipeline = start({"tables": {**IMPOSSIBLE, "refused": "stop"}})
+    execute(pipeline, "CREATE TABLE orders (id int PRIMARY KEY, amount int)", "INSERT INTO orders VALUES (1, 1)")
+    assert pipeline.daemon.wait() == 78
+    code, log = fails(pipeline)
+    assert (code, "column amount of type int4 cannot be uuid" in log) == (78, True)
+
+
+def test_a_name_of_control_characters_has_a_topic_that_ends_in_a_hash(start: Start) -> None:
+    pipeline = start()
+    table = '"' + "\x07" * 63 + '"'
+    execute(pipeline, f"CREATE TABLE {table} (id int PRIMARY KEY)", f"INSERT INTO {table} VALUES (1)")
+    pipeline.wait_until_confirmed()
+    topics = admin(pipeline.kafka).list_topics(timeout=10).topics
+    (topic,) = [name for name in topics if name.startswith(f"{pipeline.daemon.name}.public._x0007_")]
+    assert len(topic) == 249
+    assert [one["after"]["id"] for one in values(pipeline, topic)] == [1]
+    assert goes_on(pipeline)
+
+
+def test_a_schema_that_is_larger_than_kafka_takes(start: Start) -> None:
+    pipeline = start()
+    schemas = ConfigResource(ConfigResource.Type.TOPIC, f"{pipeline.daemon.name}.schemas")
+    configure(pipeline.kafka, schemas, "max.message.bytes", "4000")
+    columns = ", ".join(f"column_{number}_{abs(hash(str(number))):x} int" for number in range(1000))
+    execute(pipeline, f"CREATE TABLE wide (id int PRIMARY KEY, {columns})", "INSERT INTO wide VALUES (1)")
+    letters = values(pipeline, f"{pipeline.daemon.name}.dead_letters")
+    assert [(one["table"], one["reason"]) for one in letters] == [("wide", "table_refused")]
+    (entry,) = pipeline.daemon.status()["quarantined"]
+    assert "max.message.bytes" in entry["reason"]
+    assert goes_on(pipeline)
+
+
+def test_a_topic_that_kafka_takes_for_another(start: Start) -> None:
+    pipeline = start()
+    execute(
+        pipeline,
+        "CREATE SCHEMA a_b",
+        "CREATE SCHEMA a",
+        "CREATE TABLE a_b.c (id int PRIMARY KEY)",
+        "CREATE TABLE a.b_c (id int PRIMARY KEY)",
+        "INSERT INTO a_b.c VALUES (1)",
+        "INSERT INTO a.b_c VALUES (1)",
+    )
+    assert len(values(pipeline, f"{pipeline.daemon.name}.a_b.c")) == 1
+    (entry,) = pipeline.daemon.status()["quarantined"]
+    assert (entry["table"], "collides with another topic" in entry["reason"]) == ("a.b_c", True)
+    assert goes_on(pipeline)
+
+
+def test_a_dot_in_a_name_is_no_way_into_another_tables_topic(start: Start) -> None:
+    pipeline = start({"tables": {"rules": [{"match": "*.orders", "topic": "{prefix}.{schema}.orders"}]}})
+    execute(
+        pipeline,
+        "CREATE TABLE orders (id int PRIMARY KEY)",
+        'CREATE TABLE "x.orders" (id int PRIMARY KEY)',
+        "INSERT INTO orders VALUES (1)",
+        'INSERT INTO "x.orders" VALUES (2)',
+    )
+    assert [one["table"] for one in values(pipeline, f"{pipeline.daemon.name}.public.orders")] == ["orders"]
+    assert [one["after"]["id"] for one in values(pipeline, f"{pipeline.daemon.name}.public.x_x002E_orders")] == [2]
+
+
+def test_the_service_topics_of_another_pipeline_are_not_written_to(start: Start) -> None:
+    pipeline = start()
+    settings = {**SETTINGS, "kafka": {**SETTINGS["kafka"], "topic_prefix": f"{pipeline.daemon.name}.eu"}}
+    ends = pipeline.database.conninfo(), pipeline.kafka.bootstrap_servers
+    with Daemon(f"{pipeline.daemon.name}eu", *ends, settings, wait_for="active") as other:
+        execute(
+            pipeline,
+            "CREATE SCHEMA eu",
+            *(f"CREATE TABLE eu.{table} (id int PRIMARY KEY)" for table in ("transactions", "checkpoint", "orders")),
+            *(f"INSERT INTO eu.{table} VALUES (1)" for table in ("transactions", "checkpoint", "orders")),
+        )
+        pipeline.wait_until_confirmed()
+        refused = {entry["table"]: entry["reason"] for entry in pipeline.daemon.status()["quarantined"]}
+        assert refused.keys() == {"eu.transactions", "eu.checkpoint"}
+        assert all("belongs to another pipeline" in reason for reason in refused.values())
+        assert len(values(pipeline, f"{pipeline.daemon.name}.eu.orders")) == 1
+        other.restart()
+    assert goes_on(pipeline)

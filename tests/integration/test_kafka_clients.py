@@ -1,0 +1,98 @@
+"""Clients of Kafka have threads of their own, which must end with the session, whatever ended it."""
+
+import asyncio
+import gc
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pgsluice.errors import PgsluiceError
+from pgsluice.record import Target
+from pgsluice.registry.builtin import BuiltinRegistry
+from pgsluice.registry.client import RegistryOptions
+from sandbox.kafka import Kafka
+from tests.support.kafka import client_options, paused
+from tests.support.sink import Session, insert, policy
+
+SESSIONS = 3
+
+PATIENCE_S = 10.0
+"""How long the worker threads of a session may take to notice that they are not needed any more."""
+
+
+@pytest.fixture
+def _uncollected() -> Iterator[None]:
+    """Nothing is to wait for the garbage collector."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def threads_of_clients() -> int:
+    """Return how many threads the process has that Python did not start."""
+    return len([*Path("/proc/self/task").iterdir()]) - threading.active_count()
+
+
+def assert_ended(before: int) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while (now := threads_of_clients()) > before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert now <= before
+
+
+@pytest.mark.usefixtures("_uncollected")
+class TestThreadsEndWithTheSession:
+    async def test_in_good_order(self, kafka: Kafka, prefix: str, orders: Target) -> None:
+        before = threads_of_clients()
+        for number in range(SESSIONS):
+            async with Session(kafka, prefix) as session:
+                await session.sink.open_topic(policy(orders), keyed=True)
+                await session.deliver(insert(orders, number))
+                assert threads_of_clients() > before
+            assert_ended(before)
+
+    async def test_in_the_middle_of_a_transaction(self, kafka: Kafka, prefix: str, orders: Target) -> None:
+        before = threads_of_clients()
+        for number in range(SESSIONS):
+            async with Session(kafka, prefix) as session:
+                await session.sink.open_topic(policy(orders), keyed=True)
+                await session.produce(insert(orders, number))
+            assert_ended(before)
+
+    async def test_after_a_fatal_error(self, kafka: Kafka, prefix: str) -> None:
+        """The session is fenced; its error, and what led to it, is still remembered."""
+        before, errors = threads_of_clients(), []
+        for _ in range(SESSIONS):
+            async with Session(kafka, prefix) as first:
+                async with Session(kafka, prefix) as second:
+                    await second.deliver()
+                with pytest.raises(PgsluiceError) as caught:
+                    await first.deliver()
+                errors.append(caught.value)
+            assert_ended(before)
+        assert len(errors) == SESSIONS
+
+    async def test_while_kafka_does_not_answer(self, own_kafka: Kafka, prefix: str, orders: Target) -> None:
+        """In a transaction with records that have not left yet: nothing waits for them."""
+        before = threads_of_clients()
+        session = Session(own_kafka, prefix)
+        await session.start()
+        await session.sink.open_topic(policy(orders), keyed=True)
+        cut, _ = await session.produce(insert(orders, 1))
+        with paused(own_kafka):
+            await session.sink.produce(cut, [insert(orders, number) for number in range(100)])
+            await asyncio.wait_for(session.sink.close(), 30)
+            assert_ended(before)
+
+    async def test_of_the_registry(self, kafka: Kafka, prefix: str) -> None:
+        before = threads_of_clients()
+        for number in range(SESSIONS):
+            registry = BuiltinRegistry(RegistryOptions(client_options(kafka)), f"{prefix}.schemas")
+            await registry.start()
+            await registry.register(f"{prefix}-{number}", "string")
+            await registry.close()
+            assert_ended(before)

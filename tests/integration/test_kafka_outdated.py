@@ -1,0 +1,216 @@
+"""A broker that is cut off from its cluster goes on to answer as the leader, with what it knew then.
+
+https://kafka.apache.org/documentation/#kraft: leaders are moved by the controllers, and it does not hear of that.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from threading import Event
+from uuid import uuid4
+
+import pytest
+from confluent_kafka import IsolationLevel, Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from pgsluice.errors import SinkUnavailable
+from pgsluice.history import Checkpoint, last_checkpoint
+from pgsluice.kafka import mark as marks
+from pgsluice.kafka.account import Account, TopicState
+from pgsluice.kafka.checkpoint import read_checkpoints
+from pgsluice.kafka.ledger import Ledger
+from pgsluice.kafka.mark import Mark
+from pgsluice.kafka.tail import Tail
+from pgsluice.kafka.topics import Topics
+from pgsluice.librdkafka import ClientOptions
+from sandbox.broker import Listener
+from sandbox.kafka import Kafka
+from tests.support.kafka import TIMEOUT_S
+from tests.support.links import Links
+from tests.support.sink import Session
+
+NODE = 1
+"""The broker that is cut off."""
+
+ALONE = "ALONE"
+"""A listener whose clients reach only the broker that they know: the others advertise an address of nobody."""
+
+NOBODY = "127.0.0.1:9"
+
+LATEST = IsolationLevel.READ_UNCOMMITTED
+
+FORMER, LAST = 1, 4
+"""The checkpoint that the broker which was cut off knows, and the last one."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Three brokers, the first of which is cut off within :meth:`outdated`."""
+
+    kafka: Kafka
+    links: Links
+
+    def options(self, *nodes: int) -> ClientOptions:
+        """Return how clients reach the cluster that know these brokers at first."""
+        return ClientOptions({"bootstrap.servers": self._addresses(*nodes)}, "pgsluice-test")
+
+    def _addresses(self, *nodes: int) -> str:
+        addresses = self.kafka.bootstrap_servers.split(",")
+        return ",".join(addresses[node - 1] for node in nodes)
+
+    def options_alone(self) -> ClientOptions:
+        """Return how clients reach the first broker, and no other one."""
+        return ClientOptions({"bootstrap.servers": self.kafka.addresses(ALONE).split(",")[NODE - 1]}, "pgsluice-test")
+
+    def create(self, *topics: str) -> None:
+        """Create topics that the first broker leads, and return when a client is told so."""
+        admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap_servers})
+        compacted = {"cleanup.policy": "compact"}
+        new = [NewTopic(topic, 1, replica_assignment=[[1, 2, 3]], config=compacted) for topic in topics]
+        for future in admin.create_topics(new).values():
+            future.result(TIMEOUT_S)
+        for topic in topics:
+            self.wait_for_leader(topic, {1})
+
+    def _admin(self) -> AdminClient:
+        """Return a new client of the brokers that are not cut off."""
+        return AdminClient({"bootstrap.servers": self._addresses(2, 3)})
+
+    def wait_for_leader(self, topic: str, nodes: set[int]) -> None:
+        """Return when the brokers that are not cut off say that one of ``nodes`` leads the topic."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < deadline:
+            found = self._admin().list_topics(topic, TIMEOUT_S).topics[topic].partitions
+            if found and found[0].leader in nodes:
+                return
+            time.sleep(0.2)
+        raise TimeoutError(f"none of {nodes} leads {topic}")
+
+    def wait_for_end(self, topic: str, end: int, *nodes: int) -> None:
+        """Return when one of ``nodes`` shows this much: what ends a transaction comes a moment after it."""
+        deadline, place = time.monotonic() + TIMEOUT_S, (topic, 0)
+        with closing(Topics(self.options(*nodes), Event())) as topics:
+            while topics.next_offsets([place])[place] < end:
+                assert time.monotonic() < deadline, f"{topic} does not get to {end}"
+                time.sleep(0.05)
+
+    @contextmanager
+    def outdated(self, *topics: str) -> Iterator[None]:
+        """Cut the first broker off until the others have taken its place; afterwards it is one of them again."""
+        self.links.isolate(NODE, silently=True)
+        try:
+            for topic in topics:
+                self.wait_for_leader(topic, {2, 3})
+            yield
+        finally:
+            self.links.heal()
+            while NODE not in self._admin().list_topics(timeout=TIMEOUT_S).brokers:
+                time.sleep(0.2)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    alone = Listener(ALONE, advertised=dict.fromkeys((2, 3), NOBODY))
+    links = Links()
+    with Kafka(brokers=3, listeners=[alone], forward=links.forward) as kafka:
+        yield Cluster(kafka, links)
+
+
+def checkpoint(cut: int) -> Checkpoint:
+    return Checkpoint("shop", "pgsluice_shop", "7000000000000000001", 1, 1, cut, end_lsn=cut * 256)
+
+
+def write(options: ClientOptions, topic: str, *cuts: int, mark: bytes | None = None) -> None:
+    """Commit these checkpoints, a transaction each, and abort the mark."""
+    producer = Producer({**options.properties, "transactional.id": topic})
+    producer.init_transactions(TIMEOUT_S)
+    for value in (*(checkpoint(cut).to_json() for cut in cuts), *([] if mark is None else [mark])):
+        producer.begin_transaction()
+        producer.produce(topic, value, b"shop", 0)
+        assert producer.flush(TIMEOUT_S) == 0
+        if value == mark:
+            producer.abort_transaction(TIMEOUT_S)
+        else:
+            producer.commit_transaction(TIMEOUT_S)
+
+
+def read(options: ClientOptions, topic: str, reach: int = 0) -> Checkpoint | None:
+    given_up = Event()
+    topics = Topics(options, given_up)
+    with Tail(options, topics, topic, patience_s=10, given_up=given_up, reach=reach) as tail:
+        return last_checkpoint(read_checkpoints(tail, "shop", is_atomic=True))
+
+
+def test_the_mark_tells_the_outdated_broker_apart(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = f"shop-{uuid4().hex[:8]}.checkpoint"
+    cluster.create(topic)
+    write(cluster.options(2, 3), topic, FORMER)
+    everybody, cut_off = cluster.options(1, 2, 3), cluster.options_alone()
+    cluster.wait_for_end(topic, 2, 1, 2, 3)
+    with cluster.outdated(topic):
+        write(cluster.options(2, 3), topic, *range(FORMER + 1, LAST + 1), mark=b"a mark")
+        assert read(cut_off, topic) == checkpoint(FORMER), "the broker is not outdated"
+        mark = Mark(everybody, Event())
+        mark.find(b"a mark", [topic], Topics(cut_off, Event()))
+        assert read(cluster.options(2, 3), topic, mark.end(topic)) == checkpoint(LAST)
+        with pytest.raises(SinkUnavailable, match=f"answers for topic {topic} has an outdated view"):
+            read(cut_off, topic, mark.end(topic))
+        monkeypatch.setattr(marks, "OUTDATED_S", 3.0)
+        with pytest.raises(SinkUnavailable, match=f"answers for topic {topic} has an outdated view"):
+            Mark(cut_off, Event()).find(b"a mark", [topic], Topics(cut_off, Event()))
+
+
+def test_what_it_does_not_know_was_not_deleted(cluster: Cluster) -> None:
+    """Another client gets another answer, of a later leader."""
+    topic = f"shop-{uuid4().hex[:8]}.public.orders"
+    cluster.create(topic)
+    write(cluster.options(2, 3), topic, FORMER)
+    cluster.wait_for_end(topic, 2, 1, 2, 3)
+    with cluster.outdated(topic):
+        write(cluster.options(2, 3), topic, LAST)
+        cluster.wait_for_end(topic, 4, 2, 3)
+        place = topic, 0
+        known = Account({topic: TopicState("", 1)}, {place: 4})
+        # Of the topic itself it cannot be asked: that request goes to any of the brokers that it knows.
+        former_end, epoch = Topics(cluster.options_alone(), Event())._answers([place], LATEST)[place]
+        former = Account(known.topics, {place: former_end}, {} if epoch is None else {place: epoch})
+        now = Topics(cluster.options(2, 3), Event()).account(known)
+        assert (former.ends[place], now.ends[place]) == (2, 4)
+        assert now.is_newer(former)
+
+        class CutOff(Topics):
+            def account(self, _known: Account) -> Account:
+                return former
+
+            def another(self) -> Topics:
+                return Topics(cluster.options(2, 3), Event())
+
+        found, changed = Ledger(CutOff(cluster.options_alone(), Event()), Event(), accept=False)._compare(known)
+        assert (found.ends[place], changed) == (4, {})
+
+
+async def test_sessions_go_on_behind_the_last_checkpoint(cluster: Cluster) -> None:
+    """Or end, because the broker that was asked is outdated; never do they begin too early."""
+    prefix = f"shop-{uuid4().hex[:8]}"
+    names = f"{prefix}.checkpoint", f"{prefix}.transactions"
+    cluster.create(*names)
+    async with Session(cluster.kafka, prefix, client=cluster.options(2, 3)) as session:
+        await session.deliver()
+    for name in names:
+        await asyncio.to_thread(cluster.wait_for_end, name, 4, 1, 2, 3)
+    with cluster.outdated(*names):
+        async with Session(cluster.kafka, prefix, client=cluster.options(2, 3)) as session:
+            for _ in range(3):
+                await session.deliver()
+            last = session.checkpoint.cut
+        began = []
+        for _ in range(6):
+            try:
+                async with Session(cluster.kafka, prefix, client=cluster.options(1, 2, 3)) as session:
+                    began.append(session.checkpoint.cut)
+            except SinkUnavailable:
+                continue
+        assert began
+        assert {*began} == {last}

@@ -1,0 +1,372 @@
+"""The rights that SECURITY.md lists: with these and no others everything works, and without one of them it is named."""
+
+import json
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from threading import Timer
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+from confluent_kafka import Consumer, KafkaError, Message
+
+from pgsluice import cli
+from sandbox.daemon import Daemon
+from sandbox.ports import ReservedPort
+from sandbox.postgres import Postgres
+from tests.support.acls import Right, allow, forbid, make_topics, rights
+from tests.support.kafka import CREDENTIALS, SecuredKafka
+from tests.support.log import restored_logging  # noqa: F401 - a fixture
+from tests.support.tls import make_certificate, tls_postgres
+from tests.support.weather import PATIENCE_S, wait_until
+
+pytestmark = pytest.mark.usefixtures("restored_logging")
+
+SECURITY = (Path(__file__).parents[2] / "SECURITY.md").read_text()
+
+
+def blocks(section: str, language: str) -> list[str]:
+    """Return what stands in SECURITY.md to be copied from a section."""
+    text = re.split(r"^#+ ", SECURITY.partition(f"\n### {section}\n")[2], flags=re.MULTILINE)[0]
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+ROLE, PUBLICATION = blocks("PostgreSQL", "sql")
+(HBA,) = blocks("PostgreSQL", "text")
+DELIVERING, LIMITS, TOPICS = blocks("Kafka", "sh")
+(REGISTRY,) = blocks("`pgsluice registry`", "sh")
+(CONSUMER,) = blocks("Consumers", "sh")
+
+OURS = HBA.replace("10.0.0.0/8", "127.0.0.1/32")
+ADMIN = "host all postgres 127.0.0.1/32 trust\n"
+PASSWORD = re.findall("PASSWORD '(.*?)'", ROLE)[0]
+SECRETS = {"PGSLUICE_POSTGRES__PASSWORD": PASSWORD, "PGSLUICE_KAFKA__CLIENT__SASL_PASSWORD": "right"}
+PARTITIONS = {"partitions": 1}
+
+OLD, NEW = 10, 18
+
+TABLES = """
+CREATE ROLE shopkeeper;
+GRANT CREATE ON DATABASE shop TO shopkeeper;
+REVOKE ALL ON DATABASE shop FROM public;
+REVOKE ALL ON SCHEMA public FROM public;
+CREATE SCHEMA hidden;
+CREATE TYPE hidden.state AS ENUM ('open', 'closed');
+CREATE DOMAIN hidden.code AS text;
+CREATE TABLE orders (id int PRIMARY KEY, state hidden.state, states hidden.state[], code hidden.code);
+CREATE TABLE customers (id int PRIMARY KEY);
+ALTER TABLE orders OWNER TO shopkeeper;
+ALTER TABLE customers OWNER TO shopkeeper;
+GRANT USAGE ON SCHEMA public TO shopkeeper;
+REVOKE ALL ON orders, customers FROM public;
+"""
+"""Nobody may do anything by default, which is stricter than PostgreSQL is."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], Postgres]]:
+    """Give a server of a version with the database of SECURITY.md, where its statements have been run."""
+    certificate, key = make_certificate(tmp_path_factory.mktemp("tls"))
+    servers: dict[int, Postgres] = {}
+    with ExitStack() as running:
+
+        def prepared(version: int) -> Postgres:
+            if version not in servers:
+                servers[version] = running.enter_context(tls_postgres(version, certificate, key))
+                _prepare(servers[version])
+            return servers[version]
+
+        yield prepared
+
+
+def _prepare(server: Postgres) -> None:
+    server.create_database("shop")
+    with server.connect("shop") as connection:
+        connection.execute(TABLES.encode())
+        connection.execute(ROLE.encode())
+        connection.execute("SET ROLE shopkeeper")
+        connection.execute(PUBLICATION.encode())
+    let_in(server, ADMIN + OURS, possible=True)
+
+
+class Scene:
+    """One pipeline, by its name in place of the one in SECURITY.md, and what the commands there allow it."""
+
+    def __init__(
+        self,
+        kafka: SecuredKafka,
+        server: Callable[[int], Postgres],
+        capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        self.kafka = kafka
+        self.server = server
+        self.name = f"shop{uuid4().hex[:8]}"
+        self._capsys = capsys
+        self._set = monkeypatch.setenv
+
+    def named(self, text: str) -> str:
+        """Return what SECURITY.md says, of this pipeline."""
+        return text.replace("shop", self.name)
+
+    def grant(self, commands: str, *, without: Callable[[Right], bool] = lambda _: False) -> None:
+        """Run commands of SECURITY.md, but for some of the rights."""
+        allow(self.kafka, *(right for right in rights(self.named(commands)) if not without(right)))
+
+    def configure(self, version: int, user: str = "pgsluice") -> None:
+        """Set the variables from which commands in this process take their settings."""
+        settings = {
+            "NAME": self.name,
+            "POSTGRES__DSN": as_ours(self.server(version), sslmode="require"),
+            "KAFKA__TOPIC_PREFIX": self.name,
+            "KAFKA__BOOTSTRAP_SERVERS": self.kafka.bootstrap_servers,
+            "KAFKA__CLIENT": json.dumps({**CREDENTIALS, "sasl.username": user}),
+            "KAFKA__TOPICS__PARTITIONS": "1",
+        }
+        for variable, value in ({f"PGSLUICE_{key}": value for key, value in settings.items()} | SECRETS).items():
+            self._set(variable, value)
+
+    @contextmanager
+    def daemon(self, version: int = NEW, mode: str = "exactly_once") -> Iterator[Daemon]:
+        """Run the daemon, a process of its own that streams."""
+        self.configure(version)
+        client = {**CREDENTIALS, "sasl.username": "pgsluice"}
+        settings: dict[str, dict[str, Any]] = {
+            "kafka": {"client": client, "topics": PARTITIONS},
+            "delivery": {"mode": mode},
+        }
+        conninfo = as_ours(self.server(version), sslmode="require")
+        daemon = Daemon(self.name, conninfo, self.kafka.bootstrap_servers, settings, at_once=False)
+        daemon.variables = SECRETS
+        with daemon:
+            daemon.start()
+            yield daemon
+
+    def ends(self, *command: str) -> tuple[int, str]:
+        """Run a command that ends by itself, and return its exit code and what it said."""
+        self._capsys.readouterr()
+        late = Timer(PATIENCE_S, os.kill, (os.getpid(), signal.SIGTERM))
+        late.start()
+        try:
+            code = cli.main(command)
+        finally:
+            late.cancel()
+        return code, "".join(self._capsys.readouterr())
+
+    def problems(self) -> tuple[int, dict[str, str]]:
+        """Return how ``pgsluice check`` ends, and what it finds fault with, besides the version of the server."""
+        code, said = self.ends("check", "--json")
+        found = [one for one in json.loads(said) if one["verdict"] != "OK"]
+        return code, {one["name"]: one["detail"] for one in found if one["name"] != "postgres version"}
+
+    def insert(self, version: int = NEW) -> None:
+        """Write a row."""
+        with self.server(version).connect("shop") as connection:
+            connection.execute("DELETE FROM orders; INSERT INTO orders VALUES (1, 'open', '{open,closed}', 'x')")
+
+    def consume(self, content: str) -> Message:
+        """Return the first message with this content that a consumer with the rights of SECURITY.md gets, or its error.
+
+        Until the topic exists, the consumer may not know of it.
+        """
+        properties = {"group.id": "reports", "isolation.level": "read_committed", "auto.offset.reset": "earliest"}
+
+        def poll() -> Message | None:
+            message = consumer.poll(0.2)
+            return message if message is not None and content in str(message.value()) else None
+
+        with closing(Consumer({**self.kafka.properties("reports"), **properties})) as consumer:
+            consumer.subscribe([f"{self.name}.public.orders"])
+            found: Message = wait_until(poll, "a message")
+        return found
+
+    def assert_delivered(self) -> None:
+        """The consumer sees a row with a value of a type that only its owner may use."""
+        assert self.consume("closed").error() is None
+
+
+@pytest.fixture
+def scene(
+    secured_kafka: SecuredKafka,
+    server: Callable[[int], Postgres],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> Iterator[Scene]:
+    """Give a pipeline without rights to Kafka; what it is given is taken away after the test."""
+    port = ReservedPort.any()
+    monkeypatch.setenv("PGSLUICE_HTTP__LISTEN", f"127.0.0.1:{port.number}")
+    monkeypatch.setenv("PGSLUICE_BUFFER__SPILL_DIR", str(tmp_path / "spill"))
+    yield Scene(secured_kafka, server, capsys, monkeypatch)
+    port.release()
+    for user in ("pgsluice", "registry", "reports"):
+        forbid(secured_kafka, f"User:{user}")
+
+
+def as_ours(server: Postgres, **parameters: str) -> str:
+    return server.conninfo("shop", user="pgsluice", **parameters)
+
+
+class TestEnough:
+    @pytest.mark.parametrize("version", [OLD, NEW])
+    def test_to_deliver_exactly_once(self, version: int, scene: Scene) -> None:
+        for commands in (DELIVERING, LIMITS, CONSUMER):
+            scene.grant(commands)
+        with scene.daemon(version) as daemon:
+            scene.insert(version)
+            scene.assert_delivered()
+            assert scene.problems() == (0, {})
+            daemon.stop_well()
+        assert scene.problems() == (0, {})
+        assert scene.ends("slot", "drop")[0] == 0
+
+    def test_to_deliver_at_least_once(self, scene: Scene) -> None:
+        scene.grant(DELIVERING, without=lambda right: right.kind == "TRANSACTIONAL_ID")
+        scene.grant(CONSUMER)
+        with scene.daemon(mode="at_least_once") as daemon:
+            scene.insert()
+            scene.assert_delivered()
+            assert "transactions cannot be used, and are not needed" in daemon.log_text()
+
+    def test_where_topics_are_made_before(self, scene: Scene) -> None:
+        """A row of a table that has no topic is too much."""
+        make_topics(scene.kafka, scene.named(TOPICS))
+        scene.grant(DELIVERING, without=lambda right: right.operation == "Create")
+        scene.grant(LIMITS)
+        scene.grant(CONSUMER)
+        with scene.daemon() as daemon:
+            scene.insert()
+            scene.assert_delivered()
+            code, found = scene.problems()
+            assert (code, [*found]) == (0, ["kafka may create topics"])
+            with scene.server(NEW).connect("shop") as connection:
+                connection.execute("INSERT INTO customers VALUES (1)")
+            assert daemon.wait() == 77
+            assert f"Creating topic {scene.name}.public.customers: Authorization failed" in daemon.log_text()
+
+
+MISSING = {
+    "Create shop.*": "Creating topic NAME.schemas: Authorization failed",
+    "DescribeConfigs shop.*": "Reading the configuration of topic NAME.schemas: Topic authorization failed",
+    "Write shop.*": "Registering a schema of subject NAME.transactions-value in topic NAME.schemas",
+    "Read shop.checkpoint": "Looking for the mark in NAME.checkpoint: .*Topic authorization failed",
+    "Read shop.transactions": "Looking for the mark in NAME.transactions: .*Topic authorization failed",
+    "Read shop.schemas": "Reading topic NAME.schemas: .*Topic authorization failed",
+    "Write pgsluice-shop-shop": "Registering the transactional producer: .*Transactional Id authorization failed",
+}
+"""What pgsluice says without one of the rights to Kafka."""
+
+
+class TestNeeded:
+    @pytest.mark.parametrize("right", rights(DELIVERING), ids=str)
+    def test_to_kafka(self, right: Right, scene: Scene) -> None:
+        scene.grant(DELIVERING, without=lambda one: str(one) == scene.named(str(right)))
+        scene.configure(NEW)
+        code, said = scene.ends("run")
+        assert code == 77
+        assert re.search(MISSING[str(right)].replace("NAME", scene.name), said)
+
+    def test_to_read_limits_of_brokers(self, scene: Scene) -> None:
+        """The one right that pgsluice can do without."""
+        scene.grant(DELIVERING)
+        expected = {"kafka transaction timeout": "transaction.max.timeout.ms cannot be read"}
+        with scene.daemon():
+            assert scene.problems() == (0, expected)
+
+
+def withdrawals() -> dict[str, tuple[str, str]]:
+    """Return statements that take away what SECURITY.md gives, one at a time, and those that give it again."""
+    role, attributes = re.findall(r"CREATE ROLE (\w+) (.*) PASSWORD", ROLE)[0]
+    found = {one: (f"ALTER ROLE {role} NO{one}", f"ALTER ROLE {role} {one}") for one in attributes.split()}
+    for right, role in re.findall(r"GRANT (.*) TO (\w+)", ROLE):
+        found[right] = (f"REVOKE {right} FROM {role}", f"GRANT {right} TO {role}")
+    return found
+
+
+REFUSALS = {
+    "LOGIN": "not permitted to log in",
+    "REPLICATION": "run ALTER ROLE ... REPLICATION for the role",
+    "CONNECT ON DATABASE shop": "run GRANT CONNECT ON DATABASE",
+}
+"""What pgsluice says without one of the rights in PostgreSQL."""
+
+
+@pytest.mark.parametrize("version", [OLD, NEW])
+class TestNeededInPostgresql:
+    @pytest.mark.parametrize("right", withdrawals())
+    def test_a_right_of_the_role(self, version: int, right: str, scene: Scene) -> None:
+        withdraw, give = withdrawals()[right]
+        with scene.server(version).connect("shop") as connection:
+            connection.execute(withdraw.encode())
+            try:
+                assert_refused(scene, version, REFUSALS[right])
+            finally:
+                connection.execute(give.encode())
+
+    def test_the_line_of_pg_hba_conf(self, version: int, scene: Scene) -> None:
+        let_in(scene.server(version), ADMIN, possible=False)
+        try:
+            assert_refused(scene, version, r"add a line to pg_hba\.conf")
+        finally:
+            let_in(scene.server(version), ADMIN + OURS, possible=True)
+
+
+def assert_refused(scene: Scene, version: int, words: str) -> None:
+    """The daemon stops with these words, and ``pgsluice check`` says the same."""
+    scene.grant(DELIVERING)
+    scene.configure(version)
+    code, said = scene.ends("run")
+    assert code == 77
+    assert re.search(words, said)
+    code, found = scene.problems()
+    assert code == 78
+    assert re.search(words, " ".join(found.values()))
+
+
+def let_in(server: Postgres, rules: str, *, possible: bool) -> None:
+    """Change pg_hba.conf, and return once the role can, or cannot, connect."""
+    server.write_file("pg_hba.conf", rules)
+    with server.connect() as admin:
+        admin.execute("SELECT pg_reload_conf()")
+    wait_until(lambda: _is_let_in(server) == possible, "the server to read its rules")
+
+
+def _is_let_in(server: Postgres) -> bool:
+    try:
+        psycopg.connect(as_ours(server, password=PASSWORD)).close()
+    except psycopg.OperationalError:
+        return False
+    return True
+
+
+class TestOthers:
+    def test_the_registry(self, scene: Scene) -> None:
+        make_topics(scene.kafka, scene.named(TOPICS))
+        scene.configure(NEW, user="registry")
+        code, said = scene.ends("registry")
+        assert code == 77
+        assert "Topic authorization failed" in said
+        scene.grant(REGISTRY)
+        stop = Timer(0, _stop_when_ready)
+        stop.start()
+        assert scene.ends("registry")[0] == 0
+        stop.join()
+
+    @pytest.mark.parametrize("right", rights(CONSUMER), ids=str)
+    def test_consumers(self, right: Right, scene: Scene) -> None:
+        make_topics(scene.kafka, scene.named(TOPICS))
+        scene.grant(CONSUMER, without=lambda one: one.kind == right.kind)
+        refusals = {"TOPIC": KafkaError.TOPIC_AUTHORIZATION_FAILED, "GROUP": KafkaError.GROUP_AUTHORIZATION_FAILED}
+        error = scene.consume("authorization failed").error()
+        assert error is not None
+        assert error.code() == refusals[right.kind]
+
+
+def _stop_when_ready() -> None:
+    wait_until(lambda: cli.main(["health", "--ready"]) == 0, "the registry")
+    os.kill(os.getpid(), signal.SIGTERM)

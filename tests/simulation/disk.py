@@ -1,0 +1,55 @@
+"""A disk in virtual time, which hangs when it is told to."""
+
+from collections import deque
+from random import Random
+
+from pgsluice.disk import Disk, _Job
+from tests.simulation.virtual import Loop, Process
+
+
+class ScriptedDisk(Disk):
+    """The product's, but for the thread: jobs are carried out by the loop, one after the other."""
+
+    def __init__(self, loop: Loop, process: Process, dice: Random) -> None:
+        super().__init__()
+        self._loop = loop
+        self._process = process
+        self._dice = dice
+        self._waiting: deque[_Job] = deque()
+        self._is_frozen = False
+        self._is_held = False
+        """Whether the job in progress waits for the disk to be thawed."""
+
+    def freeze(self) -> None:
+        """Let no job end any more."""
+        self._is_frozen = True
+
+    def thaw(self) -> None:
+        """Let the disk go on."""
+        self._is_frozen = False
+        if self._is_held:
+            self._is_held = False
+            self._finish()
+
+    def _put(self, job: _Job) -> None:
+        self._waiting.append(job)
+        if len(self._waiting) == 1:
+            self._begin()
+
+    def _begin(self) -> None:
+        while self._waiting and not self._waiting[0].result.set_running_or_notify_cancel():
+            self._waiting.popleft()
+        if self._waiting:
+            self._begun_at = self._loop.time()
+            self._loop.call_later(self._dice.choice((0.0, 0.0, 0.001)), self._finish)
+
+    def _finish(self) -> None:
+        if not self._process.alive:
+            return
+        if self._is_frozen:
+            self._is_held = True
+            return
+        self._waiting[0].carry_out()
+        self._begun_at = None
+        self._waiting.popleft()
+        self._begin()

@@ -1,0 +1,18 @@
+"""A disk that hangs, as the code that waits for it sees it."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pgsluice.disk import Disk
+
+
+@contextmanager
+def hanging(disk: Disk) -> Iterator[None]:
+    """Keep the disk busy for the length of the block."""
+    thaw = threading.Event()
+    disk.later(thaw.wait)
+    try:
+        yield
+    finally:
+        thaw.set()

@@ -1,0 +1,135 @@
+"""Takes a record of a service topic through everything that pgsluice does with it, whoever wrote it.
+
+Used by the property tests and the fuzzer. Each function returns what came of the record, and lets nothing through but
+what is documented: a ValueError of the parts, which their callers give topic and offset, or a PgsluiceError.
+"""
+
+import json
+from dataclasses import replace
+from typing import Any, Final
+
+from pgsluice.avro.reading import record_reader
+from pgsluice.avro.schema import FieldHistory, KeyHistory, TableFields, cut_schema, envelope_schema, key_schema
+from pgsluice.avro.types import TypeOptions
+from pgsluice.avro.wire import header, normalise, schema_id
+from pgsluice.cut import Recorded
+from pgsluice.dead_letter import origin_of
+from pgsluice.errors import HistoryError, PgsluiceError
+from pgsluice.history import Checkpoint, Facts, Identity, ServerIdentity, resume
+from pgsluice.kafka.account import Account, LastCuts, TopicState, changes
+from pgsluice.lsn import format_lsn
+from pgsluice.registry.canonical import canonical
+from pgsluice.registry.difference import difference
+from pgsluice.registry.record import Registered, parse
+from pgsluice.registry.store import SchemaStore
+from pgsluice.relation import CATALOG, Column, PgType, Relation
+
+RELATION: Final = Relation(
+    16_384,
+    "public",
+    "orders",
+    "d",
+    (
+        Column("id", PgType(23, CATALOG, "int4"), -1, is_key=True),
+        Column("price", PgType(1700, CATALOG, "numeric"), (10 << 16 | 2) + 4, is_key=False),
+        Column("tags", PgType(1009, CATALOG, "_text"), -1, is_key=False),
+        Column("moods", PgType(16_401, "public", "_mood"), -1, is_key=False),
+    ),
+)
+OPTIONS: Final = TypeOptions(elements={16_401: None})
+FIELDS: Final = TableFields(OPTIONS).assign(RELATION)
+ENVELOPE: Final = envelope_schema("shop.public.orders", FIELDS)
+KEY: Final = key_schema("shop.public.orders", FIELDS[:1])
+CUT: Final = cut_schema("shop")
+CUT_TEXT: Final = normalise(CUT)
+CUT_ID: Final = schema_id(CUT_TEXT)
+DESCRIPTION: Final[dict[str, Any]] = {
+    "oid": 16_384,
+    "schema": "public",
+    "table": "orders",
+    "replica_identity": "d",
+    "key": ["id"],
+    "columns": [{"name": "id", "type": "int4", "type_oid": 23, "typmod": -1}],
+}
+CHECKPOINT: Final = Checkpoint("shop", "slot", "7", timeline=1, epoch=2, cut=9, end_lsn=1000, last_end_lsn=900)
+RECORD: Final = Registered("shop.public.orders-value", 1, 77, normalise(ENVELOPE), DESCRIPTION)
+
+_SERVER = ServerIdentity("7", 1, 5000)
+_IDENTITY = Identity("shop", "slot", "asked", is_atomic=True, adopt=False)
+
+
+def take_checkpoint(value: bytes) -> str:
+    """Take it for a checkpoint, and begin a session with it."""
+    try:
+        found = Checkpoint.from_json(value, "Record 5 of topic shop.checkpoint")
+    except HistoryError as error:
+        assert str(error).startswith("Record 5 of topic shop.checkpoint is not one")  # noqa: PT017 - it need not be raised
+        str(error).encode()
+        return "refused checkpoint"
+    assert Checkpoint.from_json(found.to_json()) == found
+    format_lsn(found.end_lsn)
+    facts = Facts([found], Recorded(2, 9, 1000, positions={9: (2, 1000)}), 1000, _SERVER, (), is_standby=False)
+    for identity in (_IDENTITY, replace(_IDENTITY, adopt=True)):
+        try:
+            begun = resume(facts, identity).checkpoint
+        except PgsluiceError as error:
+            str(error).encode()
+        else:
+            assert Checkpoint.from_json(begun.to_json()) == begun
+    return "accepted checkpoint"
+
+
+def take_schema(value: bytes | None) -> str:
+    """Take it for a schema, and use it as registry and encoders do."""
+    store = SchemaStore()
+    try:
+        found = parse(value)
+        store.add(found, "shop.schemas")
+    except ValueError as error:
+        str(error).encode()
+        return "refused schema"
+    assert parse(found.value()) == found
+    _propose(store, found)
+    schema = json.loads(found.schema)
+    assigned = TableFields(OPTIONS, FieldHistory([schema])).assign(RELATION)
+    normalise(envelope_schema("shop.public.orders", assigned)).encode()
+    KeyHistory([schema]).last_among(set())
+    difference(found.postgres, DESCRIPTION).encode()
+    try:
+        canonical(schema)
+    except ValueError:
+        return "accepted schema that is not Avro"
+    return "accepted schema"
+
+
+def _propose(store: SchemaStore, found: Registered) -> None:
+    """Register another schema in the subject: what is written can be read back."""
+    proposed, _ = store.propose(found.subject, {"type": "string", "doc": "another"}, None)
+    assert parse(proposed.value()) == proposed
+    store.add(proposed, "shop.schemas")
+    assert {one.id for one in store.versions(found.subject)} == {found.id, proposed.id}
+
+
+def take_cut(value: bytes, schema: str = CUT_TEXT) -> str:
+    """Take it for a cut record that was written with ``schema``, and compare its account with what there is."""
+    read = record_reader(CUT, lambda identifier: schema if identifier == CUT_ID else None)
+    last = LastCuts()
+    try:
+        last.add(read(value))
+    except ValueError as error:
+        str(error).encode()
+        return "refused cut"
+    topics = {topic: TopicState("other", 3) for topic in last.account.topics}
+    changes(last.account, Account(topics, dict.fromkeys(last.account.ends, 0)))
+    return "accepted cut"
+
+
+def take_cut_of(schema: str, body: bytes) -> str:
+    """Take ``body`` for a cut record that any schema describes."""
+    return take_cut(header(CUT_ID) + body, schema)
+
+
+def take_message(value: bytes) -> str:
+    """Look for the change that a record is about, which Kafka refused."""
+    found = origin_of(value, ENVELOPE, KEY)
+    return "no change" if found is None else "accepted change"

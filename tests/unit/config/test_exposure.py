@@ -1,0 +1,94 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from pgsluice.config import exposure
+from pgsluice.config.loading import Sources
+from pgsluice.finding import Finding, Verdict
+
+NOBODY = 65534
+REST = 'version = 1\nname = "shop"\nkafka.bootstrap_servers = "kafka:9092"\nkafka.topic_prefix = "shop"\n'
+CREDENTIALS = 'postgres.password = "hunter2"\n'
+
+
+def write(file: Path, text: str, mode: int = 0o644) -> str:
+    file.write_text(text)
+    file.chmod(mode)
+    return str(file)
+
+
+def findings(file: str | None = None, directory: Path | None = None, *flags: str) -> list[Finding]:
+    environ = {} if directory is None else {"PGSLUICE_SECRETS_DIR": str(directory)}
+    sources = Sources.read(file, environ, flags)
+    return exposure.findings(sources.settings(), sources)
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        CREDENTIALS,
+        'postgres.dsn = "host=db password=hunter2"\n',
+        'postgres.parameters.sslpassword = "hunter2"\n',
+        'kafka.client."sasl.password" = "hunter2"\n',
+        'schema_registry.token = "hunter2"\n',
+    ],
+)
+def test_a_file_with_a_secret_is_for_its_owner_only(tmp_path: Path, secret: str) -> None:
+    file = write(tmp_path / "a.toml", REST + secret)
+    (finding,) = findings(file)
+    assert (finding.name, finding.verdict) == ("secret files", Verdict.WARN)
+    assert f"can read or change {file}, with" in finding.detail
+    assert "chmod 600" in finding.remedy
+    write(tmp_path / "a.toml", REST + secret, 0o600)
+    assert findings(file) == []
+
+
+@pytest.mark.parametrize(
+    "text", ["", 'postgres.dsn = "postgresql://pgsluice@db/shop"\n', 'kafka.client.debug = "all"\n']
+)
+def test_a_file_without_a_secret_may_be_read_by_everybody(tmp_path: Path, text: str) -> None:
+    assert findings(write(tmp_path / "a.toml", REST + text)) == []
+
+
+def test_a_connection_string_that_another_takes_precedence_over_may_hold_a_password(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.toml", REST + 'postgres.dsn = "hunter2"\n')
+    assert len(findings(file, None, "postgres.dsn=host=db")) == 1
+
+
+def test_secret_files_and_files_that_settings_name(tmp_path: Path) -> None:
+    directory = tmp_path / "secrets"
+    directory.mkdir()
+    exposed = [
+        write(directory / "kafka__client__sasl.password", "hunter2"),
+        write(directory / "schema_registry__token", "hunter2"),
+        write(tmp_path / "password", "hunter2"),
+        write(tmp_path / "key", "hunter2"),
+    ]
+    write(directory / "kafka__client__sasl.username", "shop")
+    settings = f'postgres.password_file = "{exposed[2]}"\nkafka.client."ssl.key.location" = "{exposed[3]}"\n'
+    absent = f'kafka.client."sasl.kerberos.keytab" = "{tmp_path}/absent"\n'
+    file = write(tmp_path / "a.toml", REST + settings + absent)
+    (finding,) = findings(file, directory)
+    assert f"read or change {', '.join(exposed)}, with" in finding.detail
+
+
+def test_settings_without_a_file() -> None:
+    flags = ("name=shop", "kafka.bootstrap_servers=kafka:9092", "kafka.topic_prefix=shop", "postgres.password=hunter2")
+    assert findings(None, None, *flags) == []
+
+
+def test_what_is_no_file_has_no_readers(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "key", 0o666)
+    settings = f'kafka.client."ssl.key.location" = "{tmp_path}/key"\n'
+    assert findings(write(tmp_path / "a.toml", REST + settings)) == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away")
+@pytest.mark.parametrize(
+    ("owner", "mode", "count"), [(0, 0o440, 0), (0, 0o444, 1), (NOBODY, 0o440, 1), (NOBODY, 0o400, 0)]
+)
+def test_a_file_of_roots_may_have_a_group(tmp_path: Path, owner: int, mode: int, count: int) -> None:
+    file = write(tmp_path / "a.toml", REST + CREDENTIALS, mode)
+    os.chown(file, owner, NOBODY)
+    assert len(findings(file)) == count

@@ -1,0 +1,115 @@
+"""Through a server that listens: what counts is what clients see."""
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from pgsluice.http import connections as module
+from pgsluice.http.health import Health
+from pgsluice.http.server import HttpServer
+
+REQUEST = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
+SHORT_S = 0.2
+
+
+class Client:
+    """One connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self.writer = reader, writer
+
+    async def ask(self) -> bytes:
+        """Send a request, and return the first line of the answer."""
+        self.writer.write(REQUEST)
+        head = await self._reader.readuntil(b"ok\n")
+        return head.split(b"\r\n")[0]
+
+    async def has_ended(self) -> bool:
+        try:
+            return await asyncio.wait_for(self._reader.read(1), 10) == b""
+        except ConnectionError:
+            return True
+
+    def is_open(self) -> bool:
+        return not self._reader.at_eof() and self._reader.exception() is None
+
+
+Connect = Callable[[], Awaitable[Client]]
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[HttpServer]:
+    server = HttpServer("127.0.0.1:0", Health(dict, lambda: None, lambda _: None), CollectorRegistry())
+    await server.start()
+    yield server
+    await server.stop()
+
+
+@pytest.fixture
+async def connect(server: HttpServer) -> AsyncIterator[Connect]:
+    with ExitStack() as stack:
+
+        async def connect() -> Client:
+            client = Client(*await asyncio.open_connection("127.0.0.1", server.port))
+            stack.callback(client.writer.close)
+            return client
+
+        yield connect
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SILENT_S", SHORT_S)
+    monkeypatch.setattr(module, "_LOOK_S", SHORT_S / 10)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_one_that_asks_again_and_again_stays(connect: Connect) -> None:
+    client = await connect()
+    end = time.monotonic() + 5 * SHORT_S
+    while time.monotonic() < end:
+        assert await client.ask() == b"HTTP/1.1 200 OK"
+        await asyncio.sleep(SHORT_S / 100)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("part", [b"", b"GET", REQUEST[:-2]])
+@pytest.mark.parametrize("asks", [False, True])
+async def test_one_that_is_silent_is_ended(part: bytes, asks: bool, connect: Connect) -> None:  # noqa: FBT001
+    client = await connect()
+    if asks:
+        assert await client.ask() == b"HTTP/1.1 200 OK"
+    client.writer.write(part)
+    assert await client.has_ended()
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_one_that_does_not_read_is_ended(server: HttpServer) -> None:
+    loop = asyncio.get_running_loop()
+    with socket.socket() as client:
+        client.settimeout(0)
+        await loop.sock_connect(client, ("127.0.0.1", server.port))
+        with pytest.raises(ConnectionError):
+            await asyncio.wait_for(loop.sock_sendall(client, 200_000 * REQUEST), 20)
+
+
+async def test_the_most_silent_one_makes_room_for_a_new_one(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CONNECTIONS_MAX", 3)
+    first, second, third = [await connect() for _ in range(3)]
+    for client in (first, third):
+        assert await client.ask() == b"HTTP/1.1 200 OK"
+    assert await (await connect()).ask() == b"HTTP/1.1 200 OK"
+    assert await second.has_ended()
+    assert first.is_open()
+    assert third.is_open()
+
+
+async def test_a_health_check_gets_its_answer_whoever_holds_connections(connect: Connect) -> None:
+    for _ in range(3 * module.CONNECTIONS_MAX):
+        (await connect()).writer.write(REQUEST[:-2])
+    assert await (await connect()).ask() == b"HTTP/1.1 200 OK"

@@ -1,0 +1,603 @@
+"""Whether and where a start may go on: the checks, and the decision over all that a start has found."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pgsluice.cut import Cut, Recorded, message_crc
+from pgsluice.errors import ConfigError, Diverged, HistoryError, SourceUnavailable
+from pgsluice.history import (
+    Checkpoint,
+    Facts,
+    Identity,
+    Resumption,
+    ServerIdentity,
+    TimelineSwitch,
+    announcement,
+    check_message_resent,
+    check_origin,
+    check_pipeline,
+    check_resent,
+    check_slot,
+    check_timeline,
+    last_checkpoint,
+    owed,
+    resume,
+    unexpected,
+)
+from pgsluice.pgoutput.messages import LogicalMessage
+from pgsluice.relation import Relation
+from pgsluice.transaction import Change, Delivered, Emitted, Resent, Transaction
+
+SERVER = ServerIdentity("7001", 1, 5000)
+CHECKPOINT = Checkpoint("shop", "s", "7001", 1, 2, 9, 1000, last_end_lsn=990, last_xid=700, last_commit_ts=55)
+SHOP = Identity("shop", "s", "", is_atomic=True, adopt=False)
+ADOPTING = replace(SHOP, adopt=True)
+
+
+def heartbeat(end_lsn: int) -> Cut:
+    return Cut(end_lsn=end_lsn)
+
+
+def facts(*checkpoints: Checkpoint, cut: int | None = None, **found: Any) -> Facts:  # noqa: ANN401 - any of the fields
+    """Return what a start finds where everything fits, but for what is ``found`` otherwise."""
+    last = last_checkpoint(checkpoints)
+    if cut is None:
+        cut = last.cut if last is not None else 0
+    recorded = Recorded(epoch=2 if cut else 0, cut=cut, end_lsn=2000)
+    usual = Facts(checkpoints, recorded, slot_lsn=1000, server=SERVER, switches=(), is_standby=False)
+    return replace(usual, **found)
+
+
+class TestCheckpoint:
+    def test_it_survives_the_way_through_kafka(self) -> None:
+        whole = replace(
+            CHECKPOINT,
+            last_message_lsn=980,
+            last_message_crc="0a1b2c3d",
+            held_lsn=900,
+            asked="p",
+            asked_lsn=3,
+            refused="Restored.",
+        )
+        found = Checkpoint.from_json(whole.to_json())
+        assert (found, found.asked, found.asked_lsn) == (whole, "p", 3)
+
+    def test_it_is_readable_json(self) -> None:
+        assert json.loads(CHECKPOINT.to_json())["end_lsn"] == 1000
+
+    @pytest.mark.parametrize(
+        "data",
+        [
+            b"",
+            b"\xff",
+            b"[]",
+            b"3",
+            b"{}",
+            json.dumps({"version": 1}).encode(),
+            CHECKPOINT.to_json().replace(b'"version": 1', b'"version": 2'),
+            CHECKPOINT.to_json().replace(b"1000", b'"1000"'),
+            CHECKPOINT.to_json().replace(b'"slot"', b'"slut"'),
+        ],
+    )
+    def test_anything_else_is_refused_with_the_way_out(self, data: bytes) -> None:
+        with pytest.raises(HistoryError, match="topic_prefix"):
+            Checkpoint.from_json(data)
+
+    @pytest.mark.parametrize(
+        ("change", "complaint"),
+        [
+            ({"end_lsn": 2**64}, "'end_lsn' is outside 0 to 18446744073709551615"),
+            ({"held_lsn": -1}, "'held_lsn' is outside 0 to"),
+            ({"epoch": 0}, "'epoch' is outside 1 to 1073741824"),
+            ({"epoch": 2**31 - 1}, "'epoch' is outside 1 to 1073741824"),
+            ({"cut": -1}, "'cut' is outside 0 to 4611686018427387904"),
+            ({"cut": 2**63 - 1}, "'cut' is outside"),
+            ({"cut": True}, "'cut' is not an integer"),
+            ({"cut": 9.0}, "'cut' is not an integer"),
+            ({"timeline": 2**32}, "'timeline' is outside 1 to 4294967295"),
+            ({"last_xid": 2**32}, "'last_xid' is outside"),
+            ({"last_commit_ts": 2**63}, "'last_commit_ts' is outside"),
+            ({"slot": None}, "'slot' is not a string"),
+            ({"systemid": "\ud800"}, "half of a surrogate pair"),
+            ({"asked": [[]] * 200 + [[]]}, "'asked' is not a string"),
+            ({"later": 1}, "it has fields that are not known"),
+        ],
+    )
+    def test_what_is_wrong_is_said_and_where(self, change: dict[str, object], complaint: str) -> None:
+        data = json.dumps({**json.loads(CHECKPOINT.to_json()), **change}).encode()
+        with pytest.raises(HistoryError, match=f"^Record 5 is not one that .* can read: .*{complaint}"):
+            Checkpoint.from_json(data, "Record 5")
+
+    @pytest.mark.parametrize("data", [b"[" * 100_000, b'{"a":' * 100_000])
+    def test_one_that_is_nested_is_refused(self, data: bytes) -> None:
+        with pytest.raises(HistoryError, match="nested too deeply"):
+            Checkpoint.from_json(data)
+
+    def test_one_of_an_earlier_version_may_have_a_message_anywhere_before_its_end(self) -> None:
+        former = json.loads(CHECKPOINT.to_json())
+        for name in ("last_message_lsn", "last_message_crc", "asked_lsn", "refused"):
+            del former[name]
+        assert Checkpoint.from_json(json.dumps(former).encode()) == replace(CHECKPOINT, last_message_lsn=1000)
+
+    def test_a_cut_advances_it_and_names_its_last_transaction(self) -> None:
+        cut = Cut(end_lsn=1200, last=(Transaction(701, 1150, 56), 1180), last_message=(1100, "0a1b2c3d"))
+        assert CHECKPOINT.advanced(cut, 10) == replace(
+            CHECKPOINT,
+            cut=10,
+            end_lsn=1200,
+            last_end_lsn=1180,
+            last_xid=701,
+            last_commit_ts=56,
+            last_message_lsn=1100,
+            last_message_crc="0a1b2c3d",
+        )
+
+    def test_a_heartbeat_keeps_the_last_transaction_and_the_last_message(self) -> None:
+        former = replace(CHECKPOINT, last_message_lsn=980, last_message_crc="0a1b2c3d")
+        assert former.advanced(heartbeat(1200), 10) == replace(former, cut=10, end_lsn=1200)
+
+    def test_it_says_from_where_prepared_transactions_hold_the_slot(self) -> None:
+        held = CHECKPOINT.advanced(heartbeat(1200), 10, 1100)
+        assert held.held_lsn == 1100
+        assert held.advanced(heartbeat(1300), 11).held_lsn == 0
+
+    def test_an_announcement_has_no_position_yet(self) -> None:
+        assert replace(CHECKPOINT, end_lsn=0).is_announcement
+        assert not CHECKPOINT.is_announcement
+
+    def test_an_announcement_continues_the_numbers_of_cuts_in_a_new_epoch(self) -> None:
+        first = announcement(None, Recorded(), SHOP, SERVER)
+        assert (first.epoch, first.cut, first.is_announcement) == (1, 0, True)
+        assert announcement(first, Recorded(), SHOP, SERVER) == first
+        ninth = Recorded(2, 9, 1000)
+        assert announcement(CHECKPOINT, ninth, SHOP, SERVER) == Checkpoint("shop", "s", "7001", 1, 3, 9, 0)
+
+    def test_but_not_the_number_of_a_cut_that_was_not_committed(self) -> None:
+        eighth = Recorded(2, 8, 900)
+        assert announcement(CHECKPOINT, eighth, SHOP, SERVER) == Checkpoint("shop", "s", "7001", 1, 3, 8, 0)
+
+    def test_between_the_last_transaction_and_its_end_there_was_nothing_to_deliver(self) -> None:
+        assert replace(CHECKPOINT, last_message_lsn=980).delivered == Delivered(1000, 990, 980)
+
+    def test_unless_something_else_was_asked_for_then(self) -> None:
+        assert CHECKPOINT.asking("") is CHECKPOINT
+        assert CHECKPOINT.asking("more tables").delivered == Delivered(1000, 1000, 1000)
+        beaten = CHECKPOINT.asking("more tables").advanced(heartbeat(1200), 10)
+        assert beaten.delivered == Delivered(1200, 1000, 1000)
+
+
+class TestTheLastCheckpoint:
+    """Of those that a read of the topic finds."""
+
+    @pytest.mark.parametrize(
+        ("found", "last"),
+        [
+            ([], None),
+            ([(2, 9, 1000)], (2, 9, 1000)),
+            ([(2, 8, 900), (2, 9, 1000)], (2, 9, 1000)),
+            ([(3, 40, 9000), (2, 10, 1100)], (2, 10, 1100)),  # a forged one does not hide those that follow
+            ([(2, 9, 1000), (2, 10, 5000), (2, 10, 1100)], (2, 10, 1100)),  # the first was never committed
+        ],
+    )
+    def test_is_the_one_that_was_written_last(
+        self, found: Sequence[tuple[int, int, int]], last: tuple[int, int, int] | None
+    ) -> None:
+        made = [replace(CHECKPOINT, epoch=epoch, cut=cut, end_lsn=lsn) for epoch, cut, lsn in found]
+        counts = last_checkpoint(made)
+        assert (counts and (counts.epoch, counts.cut, counts.end_lsn)) == last
+
+
+class TestGoingOn:
+    def test_where_everything_fits(self) -> None:
+        assert resume(facts(CHECKPOINT), SHOP) == Resumption(CHECKPOINT, CHECKPOINT.cut)
+        assert resume(facts(CHECKPOINT), ADOPTING) == Resumption(CHECKPOINT, CHECKPOINT.cut)
+
+    def test_the_session_says_what_it_asks_for(self) -> None:
+        found = resume(facts(CHECKPOINT), replace(SHOP, asked="p")).checkpoint
+        assert (found.asked, found.asked_lsn) == ("p", 1000)
+
+    def test_a_slot_behind_sends_again(self) -> None:
+        assert resume(facts(CHECKPOINT, slot_lsn=500), SHOP) == Resumption(CHECKPOINT, CHECKPOINT.cut)
+
+    def test_a_slot_that_was_announced_begins_its_epoch(self) -> None:
+        announced = Checkpoint("shop", "s", "7001", 1, 1, 0, 0)
+        found = resume(facts(announced, server=replace(SERVER, timeline=2)), replace(SHOP, asked="p"))
+        assert found == Resumption(Checkpoint("shop", "s", "7001", 2, 1, 1, 1000), 0)
+        assert (found.checkpoint.asked, found.checkpoint.asked_lsn) == ("p", 1000)
+
+    def test_also_where_its_first_cut_is_recorded_and_the_checkpoint_of_that_is_not_committed(self) -> None:
+        announced = Checkpoint("shop", "s", "7001", 1, 1, 0, 0)
+        assert resume(facts(announced, cut=1), SHOP).checkpoint.cut == 1
+
+    def test_a_new_history_begins_at_the_slot(self) -> None:
+        found = resume(facts(CHECKPOINT, slot_lsn=1500), replace(ADOPTING, asked="p"))
+        assert found.checkpoint == Checkpoint("shop", "s", "7001", 1, 3, 10, 1500)
+        assert found.is_birth
+        assert "somebody else advanced" in (found.reason or "")
+
+    def test_what_comes_before_its_beginning_may_be_new(self) -> None:
+        """The server was restored since, perhaps, so it is not taken for something that was delivered."""
+        born = resume(facts(CHECKPOINT, slot_lsn=1500), replace(ADOPTING, asked="p")).checkpoint
+        assert (born.delivered.lsn, born.delivered.transaction_lsn, born.delivered.message_lsn) == (1500, 0, 0)
+
+    def test_its_numbers_are_new_to_readers(self) -> None:
+        """They know the cut whose checkpoint is lost."""
+        ahead = Recorded(epoch=2, cut=10, end_lsn=2000)
+        found = resume(facts(CHECKPOINT, recorded=ahead, slot_lsn=1500), ADOPTING)
+        assert (found.checkpoint.epoch, found.checkpoint.cut) == (3, 11)
+
+    def test_also_where_nothing_is_left_of_the_former_one(self) -> None:
+        found = resume(facts(), ADOPTING).checkpoint
+        assert (found.epoch, found.cut, found.end_lsn) == (1, 1, 1000)
+
+    def test_and_where_only_its_cut_records_are(self) -> None:
+        found = resume(facts(cut=41), ADOPTING).checkpoint
+        assert (found.epoch, found.cut) == (3, 42)
+        announced = Checkpoint("shop", "s", "7001", 1, 1, 0, 0)
+        found = resume(facts(announced, cut=41), ADOPTING).checkpoint
+        assert (found.epoch, found.cut) == (3, 42)
+
+
+class TestStopping:
+    def test_without_a_checkpoint(self) -> None:
+        with pytest.raises(HistoryError, match="there is no checkpoint for it in Kafka"):
+            resume(facts(), SHOP)
+
+    @pytest.mark.parametrize("identity", [SHOP, ADOPTING])
+    @pytest.mark.parametrize("change", [{"epoch": 2**30}, {"cut": 2**62}, {"cut": 2**61 + 1}])
+    def test_with_numbers_behind_which_none_could_be_read_back(
+        self, change: dict[str, int], identity: Identity
+    ) -> None:
+        """Only another program can have written them; a new epoch would go on from them."""
+        last = replace(CHECKPOINT, **change)  # type: ignore[arg-type]  # the names are those of numbers
+        if identity is SHOP and "epoch" in change:
+            assert resume(facts(last), identity).checkpoint.epoch == 2**30
+        else:
+            with pytest.raises(
+                HistoryError, match=r"to which pgsluice never counts.* choose another kafka\.topic_pref"
+            ):
+                resume(facts(replace(last, slot="other")), replace(identity, slot="other" if identity is SHOP else "s"))
+        with pytest.raises(HistoryError, match="never counts"):
+            announcement(last, Recorded(), SHOP, SERVER)
+
+    def test_with_another_pipelines_topics_also_when_adopting(self) -> None:
+        check_pipeline(CHECKPOINT, "shop")
+        with pytest.raises(ConfigError, match="belong to pipeline 'shop', not to 'other'"):
+            resume(facts(CHECKPOINT), replace(ADOPTING, pipeline="other"))
+
+    def test_with_another_slot(self) -> None:
+        with pytest.raises(HistoryError, match="written for slot 's'"):
+            check_origin(CHECKPOINT, "t", SERVER)
+
+    def test_with_another_cluster(self) -> None:
+        with pytest.raises(HistoryError, match="system identifier 7001, this server's is 7002"):
+            resume(facts(CHECKPOINT, server=replace(SERVER, systemid="7002")), SHOP)
+
+    def test_with_a_gap_before_the_slot(self) -> None:
+        with pytest.raises(HistoryError, match="is at 0/3E9, but only changes before 0/3E8 are in Kafka"):
+            resume(facts(CHECKPOINT, slot_lsn=1001), SHOP)
+
+    def test_behind_a_transaction_that_was_prepared_and_had_not_ended(self) -> None:
+        held = replace(CHECKPOINT, held_lsn=800)
+        check_slot(held, 800, SERVER)
+        with pytest.raises(HistoryError, match=r"is at 0/321, behind a PREPARE TRANSACTION at 0/320"):
+            check_slot(held, 801, SERVER)
+
+    def test_where_the_checkpoint_of_a_new_slot_is_lost(self) -> None:
+        announced = Checkpoint("shop", "s", "7001", 1, 1, 0, 0)
+        with pytest.raises(HistoryError, match="Cut 41 was delivered, but the checkpoint that belongs to it is lost"):
+            resume(facts(announced, cut=41), SHOP)
+
+
+class TestAServerThatWentBack:
+    """Its WAL ends before what is delivered, or has grown past that since."""
+
+    BEHIND = replace(SERVER, xlogpos=999)
+
+    def test_its_history_is_another(self) -> None:
+        with pytest.raises(Diverged, match="the server's WAL ends at 0/3E7"):
+            resume(facts(CHECKPOINT, slot_lsn=500, server=self.BEHIND), SHOP)
+
+    def test_a_refusal_holds_when_its_wal_has_grown(self) -> None:
+        refused = replace(CHECKPOINT, refused="The server's WAL ends at 0/3E7.")
+        with pytest.raises(HistoryError, match=r"ends at 0/3E7\. An earlier run found this.*mistake.*--adopt-slot"):
+            resume(facts(CHECKPOINT, refused), SHOP)
+
+    def test_until_a_new_history_is_asked_for(self) -> None:
+        refused = replace(CHECKPOINT, refused="The server's WAL ends at 0/3E7.")
+        found = resume(facts(refused, slot_lsn=500), ADOPTING).checkpoint
+        assert found == Checkpoint("shop", "s", "7001", 1, 3, 10, 500)
+
+    def test_a_standby_is_waited_for(self) -> None:
+        with pytest.raises(SourceUnavailable, match="The server is a standby, and it has not replayed 0/3E8 yet"):
+            resume(facts(CHECKPOINT, server=self.BEHIND, is_standby=True), ADOPTING)
+
+    def test_also_one_that_has_not_followed_to_the_timeline_yet(self) -> None:
+        ahead = replace(CHECKPOINT, timeline=2)
+        with pytest.raises(SourceUnavailable, match="has not replayed"):
+            resume(facts(ahead, server=self.BEHIND, is_standby=True), SHOP)
+
+    @pytest.mark.parametrize("resent", [Resent(Transaction(700, 950, 55), 990), Resent(Transaction(1, 900, 1), 930)])
+    def test_a_transaction_that_comes_again_is_the_one_delivered(self, resent: Resent) -> None:
+        check_resent(CHECKPOINT, resent)
+
+    @pytest.mark.parametrize("transaction", [Transaction(701, 950, 55), Transaction(700, 950, 56)])
+    def test_another_one_in_its_place_shows_it(self, transaction: Transaction) -> None:
+        with pytest.raises(Diverged, match="restored from a backup"):
+            check_resent(CHECKPOINT, Resent(transaction, 990))
+
+    def test_so_does_another_message_in_its_place(self) -> None:
+        message = LogicalMessage(None, transactional=False, lsn=980, prefix="p", content=b"secret")
+        delivered = replace(CHECKPOINT, last_message_lsn=980, last_message_crc=message_crc(message))
+        check_message_resent(delivered, message)
+        for other in (replace(message, content=b"Secret"), replace(message, prefix="q")):
+            with pytest.raises(Diverged, match="The message at 0/3D4 is not the one that was delivered"):
+                check_message_resent(delivered, other)
+            check_message_resent(delivered, replace(other, lsn=960))
+            check_message_resent(replace(delivered, last_message_crc=""), other)  # recorded by an earlier version
+
+    def test_so_does_a_transaction_where_there_was_none_to_deliver(self) -> None:
+        change = Change(Transaction(701, 992, 56), Relation(7, "public", "t", "d", ()), b"I")
+        error = unexpected(CHECKPOINT, change)
+        assert "has sent transaction 701, which commits at 0/3E0" in str(error)
+        assert "before 0/3E8 are delivered, and between 0/3DE and that position" in str(error)
+
+    def test_and_one_before_an_epoch_that_has_delivered_nothing(self) -> None:
+        change = Change(Transaction(701, 992, 56), Relation(7, "public", "t", "d", ()), b"I")
+        error = unexpected(Checkpoint("shop", "s", "7001", 1, 3, 10, 1500), change)
+        assert "before 0/5DC count as delivered: this epoch began with --adopt-slot" in str(error)
+
+    def test_and_a_message(self) -> None:
+        message = LogicalMessage(None, transactional=False, lsn=995, prefix="p", content=b"secret")
+        error = unexpected(replace(CHECKPOINT, last_message_lsn=980), Emitted(None, message))
+        assert "has sent a message at 0/3E3" in str(error)
+        assert "between 0/3D4 and that position" in str(error)
+        assert "secret" not in str(error)
+
+
+class TestCutRecordsAheadOfTheCheckpoint:
+    """Kafka lost the checkpoint topic's last records, or a broker with an old view answered."""
+
+    def test_one_is_a_cut_whose_checkpoint_was_not_committed(self) -> None:
+        assert resume(facts(CHECKPOINT, cut=10), SHOP) == Resumption(CHECKPOINT, CHECKPOINT.cut)
+
+    def test_two_would_be_delivered_again(self) -> None:
+        with pytest.raises(HistoryError, match=r"Cut 11 is recorded.*checkpoint is the one of cut 9.*Kafka lost"):
+            resume(facts(CHECKPOINT, cut=11), SHOP)
+
+    @pytest.mark.parametrize("cut", [10, 11])
+    def test_the_slot_that_was_confirmed_behind_them_is_not_blamed(self, cut: int) -> None:
+        with pytest.raises(HistoryError, match="Kafka lost the last records of the checkpoint topic"):
+            resume(facts(CHECKPOINT, cut=cut, slot_lsn=2000), SHOP)
+
+    def test_unless_it_stands_behind_the_last_cut_as_well(self) -> None:
+        with pytest.raises(HistoryError, match="somebody else advanced"):
+            resume(facts(CHECKPOINT, cut=10, slot_lsn=2001), SHOP)
+
+    def test_a_new_history_begins_after_all_of_them(self) -> None:
+        found = resume(facts(CHECKPOINT, cut=41), ADOPTING).checkpoint
+        assert (found.epoch, found.cut, found.end_lsn) == (3, 42, 1000)
+
+    def test_without_transactions_they_may_be_delivered_again(self) -> None:
+        at_least_once = replace(SHOP, is_atomic=False)
+        assert resume(facts(CHECKPOINT, cut=41), at_least_once) == Resumption(CHECKPOINT, CHECKPOINT.cut)
+
+    def test_unless_the_slot_does_not_send_them(self) -> None:
+        with pytest.raises(HistoryError, match="Kafka lost the last records of the checkpoint topic"):
+            resume(facts(CHECKPOINT, cut=41, slot_lsn=1500), replace(SHOP, is_atomic=False))
+
+
+class TestACheckpointWithoutItsCutRecord:
+    """A marker that came late has shown it, and the process died before the cut was committed."""
+
+    SHOWN = replace(CHECKPOINT, cut=10, end_lsn=2000)
+
+    def test_the_one_before_it_counts(self) -> None:
+        assert resume(facts(CHECKPOINT, self.SHOWN, cut=9), SHOP) == Resumption(CHECKPOINT, CHECKPOINT.cut)
+
+    def test_it_counts_once_it_has_a_record(self) -> None:
+        assert resume(facts(CHECKPOINT, self.SHOWN, cut=10), SHOP) == Resumption(self.SHOWN, self.SHOWN.cut)
+
+    def test_neither_does_it_count_when_a_new_history_begins(self) -> None:
+        refused = replace(self.SHOWN, refused="The server went back.")
+        found = resume(facts(CHECKPOINT, self.SHOWN, refused, cut=9), ADOPTING)
+        assert (found.checkpoint.epoch, found.checkpoint.cut, found.committed) == (3, 10, 9)
+
+    def test_a_refusal_recorded_with_it_holds(self) -> None:
+        refused = replace(self.SHOWN, refused="The server went back.")
+        with pytest.raises(HistoryError, match="The server went back"):
+            resume(facts(CHECKPOINT, self.SHOWN, refused, cut=9), SHOP)
+
+    def test_so_does_a_refusal_recorded_before_it(self) -> None:
+        """It was the first checkpoint of the epoch that was to follow."""
+        refused, shown = replace(CHECKPOINT, refused="The server went back."), replace(self.SHOWN, epoch=3)
+        with pytest.raises(HistoryError, match="The server went back"):
+            resume(facts(CHECKPOINT, refused, shown, cut=9), SHOP)
+
+    def test_it_counts_if_the_slot_was_confirmed_behind_the_one_before(self) -> None:
+        found = resume(facts(CHECKPOINT, self.SHOWN, cut=9, slot_lsn=1001), SHOP)
+        assert found == Resumption(self.SHOWN, self.SHOWN.cut)
+
+    def test_it_counts_if_retention_has_deleted_all_cut_records(self) -> None:
+        assert resume(facts(CHECKPOINT, self.SHOWN, cut=0), SHOP) == Resumption(self.SHOWN, self.SHOWN.cut)
+
+    def test_it_counts_if_more_records_are_missing_than_a_late_marker_explains(self) -> None:
+        assert resume(facts(CHECKPOINT, self.SHOWN, cut=8), SHOP) == Resumption(self.SHOWN, self.SHOWN.cut)
+
+    def test_it_counts_if_no_other_is_left(self) -> None:
+        assert resume(facts(self.SHOWN, cut=9), SHOP) == Resumption(self.SHOWN, self.SHOWN.cut)
+
+    def test_an_epoch_whose_first_cut_has_no_record_begins_again(self) -> None:
+        announced = Checkpoint("shop", "s", "7001", 1, 1, 0, 0)
+        born = Checkpoint("shop", "s", "7001", 1, 1, 1, 1000)
+        assert resume(facts(announced, born, cut=0), SHOP) == Resumption(born, 0)
+        assert resume(facts(announced, born, cut=1), SHOP) == Resumption(born, born.cut)
+        with pytest.raises(HistoryError, match="somebody else advanced"):
+            resume(facts(announced, born, cut=0, slot_lsn=1001), SHOP)
+
+    def test_it_counts_without_transactions(self) -> None:
+        found = resume(facts(CHECKPOINT, self.SHOWN, cut=9), replace(SHOP, is_atomic=False))
+        assert found == Resumption(self.SHOWN, self.SHOWN.cut)
+
+
+class TestAForgedCheckpoint:
+    """Another program has written it under our key; the cut records say otherwise."""
+
+    RECORDED = Recorded(2, 9, 1000, positions={8: (2, 900), 9: (2, 1000)})
+    FORMER = replace(CHECKPOINT, cut=8, end_lsn=900)
+    ANNOUNCED = replace(CHECKPOINT, epoch=3, end_lsn=0)
+
+    def test_the_genuine_one_passes(self) -> None:
+        found = facts(self.FORMER, CHECKPOINT, recorded=self.RECORDED)
+        assert resume(found, SHOP) == Resumption(CHECKPOINT, CHECKPOINT.cut)
+
+    @pytest.mark.parametrize(
+        ("change", "says"),
+        [
+            ({"end_lsn": 4000}, "cut 9 is of epoch 2 and goes up to 0/3E8"),
+            ({"end_lsn": 999}, "cut 9 is of epoch 2 and goes up to 0/3E8"),
+            ({"epoch": 3}, "cut 9 is of epoch 2 and goes up to 0/3E8"),
+            ({"epoch": 1}, "cut 9 is of epoch 2 and goes up to 0/3E8"),
+            ({"cut": 8}, "cut 8 is of epoch 2 and goes up to 0/384"),
+            ({"cut": 11, "end_lsn": 4000}, "the last one is cut 9"),
+            ({"cut": 40, "epoch": 7, "end_lsn": 4000}, "the last one is cut 9"),
+            ({"epoch": 2, "end_lsn": 0}, "cut 9 is of epoch 2 and goes up to 0/3E8"),
+        ],
+    )
+    @pytest.mark.parametrize("genuine", [[], [CHECKPOINT]])
+    def test_one_that_the_cut_records_deny(self, genuine: list[Checkpoint], change: dict[str, int], says: str) -> None:
+        """Also where compaction has deleted the genuine one, unless it is ahead: then the account of topics decides."""
+        forged = replace(CHECKPOINT, **change)  # type: ignore[arg-type]  # the names are those of numbers
+        found = facts(*genuine, forged, recorded=self.RECORDED, slot_lsn=900)
+        if not genuine and forged.cut > 9:
+            assert resume(found, SHOP).committed == forged.cut
+            return
+        with pytest.raises(HistoryError, match=f"the cut records say that {says}.*another program.*--adopt-slot"):
+            resume(found, SHOP)
+
+    def test_one_that_is_written_again_when_its_cut_is_not_the_last_any_more(self) -> None:
+        found = facts(CHECKPOINT, self.FORMER, recorded=self.RECORDED, slot_lsn=900)
+        with pytest.raises(HistoryError, match=r"is that of cut 8 in epoch 2, .* the last one is cut 9"):
+            resume(found, SHOP)
+
+    @pytest.mark.parametrize(
+        "forged",
+        [
+            FORMER,
+            replace(CHECKPOINT, end_lsn=4000),
+            replace(CHECKPOINT, cut=40, end_lsn=4000),
+        ],
+    )
+    def test_a_new_history_goes_on_from_what_the_cut_records_confirm(self, forged: Checkpoint) -> None:
+        found = resume(facts(CHECKPOINT, forged, recorded=self.RECORDED, slot_lsn=900), ADOPTING)
+        assert (found.checkpoint.epoch, found.checkpoint.cut, found.checkpoint.end_lsn) == (3, 10, 900)
+        assert found.committed == 9
+
+    def test_one_that_looks_like_that_of_an_aborted_cut_does_not_count(self) -> None:
+        forged = replace(CHECKPOINT, epoch=7, cut=10, end_lsn=4000)
+        found = facts(CHECKPOINT, forged, recorded=self.RECORDED)
+        assert resume(found, SHOP) == Resumption(CHECKPOINT, CHECKPOINT.cut)
+
+    def test_one_before_a_genuine_one_changes_nothing(self) -> None:
+        forged = replace(CHECKPOINT, epoch=7, cut=40, end_lsn=4000)
+        found = facts(self.FORMER, forged, CHECKPOINT, recorded=self.RECORDED)
+        assert resume(found, SHOP) == Resumption(CHECKPOINT, CHECKPOINT.cut)
+
+    def test_an_announcement_is_none(self) -> None:
+        found = resume(facts(CHECKPOINT, self.ANNOUNCED, recorded=self.RECORDED), SHOP)
+        assert (found.checkpoint.epoch, found.checkpoint.cut, found.checkpoint.end_lsn) == (3, 10, 1000)
+
+    def test_neither_is_the_first_one_of_an_epoch(self) -> None:
+        born = replace(CHECKPOINT, epoch=3, cut=10, end_lsn=1000)
+        recorded = Recorded(3, 10, 1000, positions={9: (2, 1000), 10: (3, 1000)})
+        assert resume(facts(CHECKPOINT, self.ANNOUNCED, born, recorded=recorded), SHOP) == Resumption(born, 10)
+
+    def test_a_refusal_is_none_even_if_its_position_is_that_of_a_promotion(self) -> None:
+        refused = replace(CHECKPOINT, end_lsn=950, refused="The server went back.")
+        with pytest.raises(HistoryError, match="The server went back"):
+            resume(facts(CHECKPOINT, refused, recorded=self.RECORDED), SHOP)
+
+    def test_neither_is_one_that_its_cut_record_has_left_behind(self) -> None:
+        """A late marker hides the last checkpoint, or shows the record of a cut that was aborted."""
+        found = facts(self.FORMER, recorded=self.RECORDED, slot_lsn=900)
+        assert resume(found, SHOP) == Resumption(self.FORMER, 8)
+
+    def test_the_first_checkpoint_of_an_epoch_that_never_began_does_not_hide_those_that_follow(self) -> None:
+        shown = replace(CHECKPOINT, epoch=3, cut=9, end_lsn=4000)
+        found = facts(self.FORMER, shown, CHECKPOINT, recorded=self.RECORDED)
+        assert resume(found, SHOP) == Resumption(CHECKPOINT, CHECKPOINT.cut)
+
+    def test_where_retention_has_deleted_all_cut_records_nothing_denies_it(self) -> None:
+        found = facts(self.FORMER, CHECKPOINT, recorded=Recorded())
+        assert resume(found, SHOP) == Resumption(CHECKPOINT, CHECKPOINT.cut)
+
+    def test_without_transactions_records_may_come_late(self) -> None:
+        late = replace(CHECKPOINT, end_lsn=1100)
+        found = facts(late, recorded=self.RECORDED)
+        assert resume(found, replace(SHOP, is_atomic=False)) == Resumption(late, late.cut)
+
+
+class TestAnotherTimeline:
+    PROMOTED = replace(SERVER, timeline=2)
+
+    def test_the_same_one_is_none(self) -> None:
+        assert check_timeline(CHECKPOINT, SERVER, []) is CHECKPOINT
+
+    def test_a_promoted_standby_that_has_everything_delivered(self) -> None:
+        switches = [TimelineSwitch(1, 1000), TimelineSwitch(2, 1500)]
+        found = check_timeline(CHECKPOINT, replace(SERVER, timeline=3), switches)
+        assert found == replace(CHECKPOINT, timeline=3)
+
+    def test_one_that_lacks_a_transaction(self) -> None:
+        with pytest.raises(HistoryError, match="was left at 0/3DD"):
+            check_timeline(CHECKPOINT, self.PROMOTED, [TimelineSwitch(1, 989)])
+
+    def test_one_that_lacks_a_message(self) -> None:
+        with pytest.raises(HistoryError, match="was left at 0/3E6"):
+            check_timeline(replace(CHECKPOINT, last_message_lsn=999), self.PROMOTED, [TimelineSwitch(1, 998)])
+
+    def test_one_that_lacks_only_heartbeats_goes_on_where_it_was_promoted(self) -> None:
+        ahead = replace(CHECKPOINT, end_lsn=9000, asked_lsn=8000, held_lsn=7000)
+        found = check_timeline(ahead, self.PROMOTED, [TimelineSwitch(1, 1200)])
+        assert found == replace(CHECKPOINT, timeline=2, end_lsn=1200)
+        assert found.asked_lsn == 1200
+
+    def test_what_was_prepared_before_it_still_holds_the_slot(self) -> None:
+        ahead = replace(CHECKPOINT, end_lsn=9000, held_lsn=1100)
+        assert check_timeline(ahead, self.PROMOTED, [TimelineSwitch(1, 1200)]).held_lsn == 1100
+
+    def test_its_wal_may_end_before_the_heartbeats(self) -> None:
+        ahead = replace(CHECKPOINT, end_lsn=9000)
+        server = replace(self.PROMOTED, xlogpos=1300)
+        found = resume(facts(ahead, server=server, switches=[TimelineSwitch(1, 1200)]), SHOP)
+        assert found.checkpoint.end_lsn == 1200
+
+    def test_one_that_is_no_descendant(self) -> None:
+        with pytest.raises(HistoryError, match="is not an ancestor of it"):
+            check_timeline(CHECKPOINT, self.PROMOTED, [])
+
+
+class TestWhatTheServerOwes:
+    """The last transaction delivered, if the slot stands before it."""
+
+    def test_it_is_owed_if_the_slot_stands_before_it(self) -> None:
+        last = {990: "transaction"}
+        assert [owed(CHECKPOINT, lsn) for lsn in (500, 989, 990, 1000)] == [last, last, {}, {}]
+        assert owed(replace(CHECKPOINT, last_end_lsn=0), 500) == {}
+
+    def test_so_is_the_last_message(self) -> None:
+        checkpoint = replace(CHECKPOINT, last_message_lsn=995)
+        assert [owed(checkpoint, lsn) for lsn in (989, 990, 995)] == [
+            {990: "transaction", 995: "message"},
+            {995: "message"},
+            {},
+        ]
+
+    def test_it_is_not_owed_to_who_asks_for_something_else(self) -> None:
+        other = CHECKPOINT.asking("q")
+        assert owed(other, 500) == {}
+        assert owed(other.advanced(heartbeat(2000), 10), 500) == {}
