@@ -37,6 +37,8 @@ a reason; a pipeline has no more clients than this."""
 
 # librdkafka's own errors, as opposed to the brokers', begin with an underscore in Python too.
 PARTITION_EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - as above
+FATAL: Final = KafkaError._FATAL  # noqa: SLF001 - as above
+"""What a producer answers after a fatal error, whatever it is asked."""
 _ALL_BROKERS_DOWN: Final = KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001 - as above
 PURGED: Final = frozenset(
     (

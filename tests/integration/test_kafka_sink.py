@@ -1,6 +1,7 @@
 """Cuts delivered to a real broker, and read back by an independent read_committed consumer as the contract says."""
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 import structlog
+from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import ConfigResource
 
 from pgsluice.errors import ConfigError, DeadlineMissed, Fenced, PoisonError, SinkUnavailable
@@ -210,6 +212,26 @@ class TestOwners:
         visible = await asyncio.to_thread(read_committed, kafka, orders.topic)
         assert [message.value() for message in visible] == [b"value 1", b"value 3"]
 
+    @pytest.mark.parametrize("begun", [False, True], ids=["before a transaction", "within a transaction"])
+    async def test_who_hears_of_it_between_two_records_knows_why(
+        self, kafka: Kafka, prefix: str, orders: Target, *, begun: bool
+    ) -> None:
+        """librdkafka takes no record any more then, and gives a reason only to those who ask."""
+        async with Session(kafka, prefix) as former:
+            await former.sink.open_topic(policy(orders), keyed=True)
+            if begun:
+                await former.produce(insert(orders, 1))
+                await asyncio.to_thread(wait_for_end, kafka, orders.topic, 1)
+            async with Session(kafka, prefix):
+                pass
+            live = former.sink._live
+            if not begun:
+                live.begin()
+            with pytest.raises(KafkaException, match=r"_FATAL|_STATE"):
+                await asyncio.to_thread(produce_until_refused, live._producer, orders.topic)
+            with pytest.raises(Fenced, match=r"Another producer .* has taken over"):
+                await asyncio.to_thread(live.send, orders.topic, 0, b"key", b"value")
+
     async def test_a_former_owner_is_not_told_that_its_topics_were_truncated(
         self, kafka: Kafka, prefix: str, orders: Target
     ) -> None:
@@ -288,6 +310,13 @@ class TestOwners:
         with pytest.raises(ConfigError, match=f"Topic {prefix}-2.checkpoint has cleanup.policy=delete"):
             async with Session(kafka, f"{prefix}-2"):
                 pass
+
+
+def produce_until_refused(producer: Producer, topic: str) -> None:
+    """Raise what a client says that has heard of something, and was not asked about it."""
+    while True:
+        producer.produce(topic, b"late", partition=0)
+        time.sleep(0.01)
 
 
 class TestRefusals:

@@ -15,6 +15,7 @@ import fastavro
 
 from pgsluice.avro.binary import POSTGRES_EPOCH_US
 from pgsluice.avro.wire import unframe
+from pgsluice.kafka.mark import is_mark
 from tests.simulation.broker import Broker, Entry, Transaction
 from tests.simulation.wal import INT4, Change, Snapshot, Truth, Wal
 from tests.simulation.wal import Transaction as Prepared
@@ -78,7 +79,7 @@ def _text(value: bytes) -> str:
 
 
 def _copies(log: list[Entry], since: int) -> int:
-    """Return how many markers from ``since`` on are copies, of which a writer cannot know."""
+    """Return how many markers from ``since`` on are copies."""
     return sum(entry.marker and any(entry is one for one in log[:at]) for at, entry in enumerate(log) if at >= since)
 
 
@@ -184,7 +185,7 @@ class Model:
             self._violate(f"a Kafka transaction with {len(cuts)} cut records was committed")
             return
         if cuts[0]["epoch"] > self.epoch:
-            self._on_epoch(cuts[0])
+            self._on_epoch(cuts[0], transaction)
         self._on_cut(cuts[0], checkpoint, by_topic, transaction)
         self._check_offsets(cuts[0], transaction)
         self._check_topics(cuts[0], by_topic)
@@ -193,10 +194,17 @@ class Model:
         if (checkpoint["end_lsn"] != 0 and not checkpoint["refused"]) or data:
             self._violate("a checkpoint without a cut is neither an announcement nor a refusal")
 
-    def _on_epoch(self, birth: dict[str, Any]) -> None:
+    def _highest_epoch_before(self, transaction: Transaction) -> int:
+        """Return the last epoch of which there are cuts, also aborted ones: a late marker may have shown them."""
+        log = self.broker.partition((f"{PREFIX}.transactions", 0)).log
+        values = (entry.value for entry in log if entry.value and entry.transaction is not transaction)
+        return max((json.loads(value)["epoch"] for value in values if not is_mark(value)), default=self.epoch)
+
+    def _on_epoch(self, birth: dict[str, Any], transaction: Transaction) -> None:
         """Begin at the slot's position: nothing before it may be missing, and what follows may come again."""
         self.births += 1
-        # A late marker may have shown the record of a birth that was aborted: its numbers are not used again.
+        if birth["epoch"] > self._highest_epoch_before(transaction) + 1:
+            self._violate(f"epoch {birth['epoch']} follows epoch {self.epoch}")
         self.epoch = birth["epoch"]
         self._refused_after = None
         self.cut = max(self.cut, birth["cut"] - 1)
@@ -370,18 +378,26 @@ class Model:
         self, says: str, transaction: Transaction, place: tuple[str, int], first: int, following: int
     ) -> None:
         log, own = self.broker.partition(place).log, transaction.partitions.get(place, [])
-        if own and not first <= own[0] <= own[-1] < following + _copies(log[: own[-1]], first):
+        # A writer cannot know of copies, and has no choice once one of them has shown the checkpoint.
+        unknown = _copies(log[: own[-1]], first) if own and self._was_shown(transaction) else 0
+        if own and not first <= own[0] <= own[-1] < following + unknown:
             self._violate(f"{says}: it has {own}")
         self._misplaced |= {(place, offset) for offset in own if offset >= following}
         if not self._following.get(place, 0) <= first <= following <= len(log):
             self._violate(f"{says}: the last one went to {self._following.get(place, 0)}, and the log to {len(log)}")
         self._following[place] = following
         for offset, entry in enumerate(log[first:following], first):
-            other = entry.transaction if not entry.marker and entry.transaction is not transaction else None
-            if (place, offset) in self._misplaced:
+            if entry.marker or entry.transaction is transaction or (place, offset) in self._misplaced:
                 continue
+            other = entry.transaction
             if other is not None and other.producer == TRANSACTIONAL_ID and other.committed:
                 self._violate(f"{says}: the record at {offset} belongs to another")
+
+    def _was_shown(self, transaction: Transaction) -> bool:
+        """Return whether a copy of a marker showed the checkpoint of this transaction before its end."""
+        place = (f"{PREFIX}.checkpoint", 0)
+        log = self.broker.partition(place).log
+        return any(log[offset].shown for offset in transaction.partitions.get(place, ()))
 
     def _check_topics(self, cut: dict[str, Any], data: dict[str, dict[int, list[bytes]]]) -> None:
         """How many changes of each kind, and the schemas in the order of their last use."""

@@ -42,6 +42,8 @@ from tests.support.ends import MemoryRegistry, MemorySpool
 METRICS = Metrics()
 """One for all worlds: nothing is read from it."""
 
+GONE_BACK = "The slot has gone back since"
+
 PIPELINE = "sim"
 
 KEY = checkpoint_key(PIPELINE)
@@ -318,7 +320,7 @@ class Daemon:
             return
         error = task.exception()
         self._world.note(f"{self.name} ended: {error!r}")
-        if isinstance(error, HistoryError) and self._simulation.is_slot_before_epoch:
+        if isinstance(error, HistoryError) and GONE_BACK in str(error) and self._simulation.is_slot_before_epoch:
             self._simulation.epochs_due = max(self._simulation.epochs_due, self._simulation.model.births + 1)
         if isinstance(error, HistoryError) and (self._may_adopt or self._simulation.is_new_epoch_due):
             # The operator may have a supervisor that tries again before he looks.

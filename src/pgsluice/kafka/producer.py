@@ -21,7 +21,7 @@ from pgsluice.cut import Cut
 from pgsluice.errors import DeadlineMissed, Fenced, PermissionDenied, PgsluiceError, SinkUnavailable
 from pgsluice.kafka.mark import new_mark
 from pgsluice.kafka.refusals import FOR_CONTENT, Refusals
-from pgsluice.librdkafka import MAX_RECORD_BYTES, PURGED, UNKNOWN_TOPIC, ClientOptions, connect, failure
+from pgsluice.librdkafka import FATAL, MAX_RECORD_BYTES, PURGED, UNKNOWN_TOPIC, ClientOptions, connect, failure
 from pgsluice.record import Record
 from pgsluice.speedups import COMPILED
 
@@ -311,6 +311,10 @@ class CutProducer(ABC):
             raise self._broken(error.__cause__, doing) from error
 
     def _broken(self, error: KafkaException, doing: str) -> PgsluiceError:
+        if error.args[0].code() == FATAL:
+            # Which one it was is reported once, to whoever serves callbacks next.
+            with self._judging(doing):
+                self._producer.poll(GATHER_S)
         found = self._meaning(error, doing)
         if isinstance(found, Fenced):
             return found

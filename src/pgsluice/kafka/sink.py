@@ -22,7 +22,7 @@ from pgsluice.kafka.account import LastCuts, Place
 from pgsluice.kafka.checkpoint import checkpoint_key, read_checkpoints
 from pgsluice.kafka.idempotent import IdempotentProducer
 from pgsluice.kafka.ledger import AGAIN_S, CONFIRM_S, Foresight, Ledger, lost_cuts, read_last_cuts
-from pgsluice.kafka.mark import Mark
+from pgsluice.kafka.mark import OUTDATED_S, Mark
 from pgsluice.kafka.partitioner import partition_for
 from pgsluice.kafka.producer import CutProducer, ProducerOptions, TransactionalProducer
 from pgsluice.kafka.refusals import Eyes, Refusals
@@ -306,7 +306,7 @@ class KafkaSink:
 
         Where no mark tells whether the broker is outdated, others are asked before the topic counts as lost.
         """
-        topic, end = self._options.transactions_topic.name, time.monotonic() + CONFIRM_S
+        topic, end = self._options.transactions_topic.name, time.monotonic() + OUTDATED_S
         while lost := lost_cuts(topic, self._last_cuts, self._cuts_begin, committed):
             if self._mark.end(topic) or time.monotonic() > end:
                 break

@@ -17,7 +17,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from pgsluice.avro.schema import FieldHistory, KeyHistory
 from pgsluice.avro.wire import Schema
-from pgsluice.librdkafka import MAX_RECORD_BYTES, connect, failure
+from pgsluice.librdkafka import FATAL, MAX_RECORD_BYTES, connect, failure
 from pgsluice.registry.client import CONNECT_S, RETRY_FIRST_S, RegistryOptions
 from pgsluice.registry.follower import SchemaFollower
 from pgsluice.registry.histories import Histories
@@ -29,8 +29,6 @@ log = structlog.get_logger(__name__)
 
 _SERVE_S: Final = 0.01
 """How often the producer is asked whether a record was delivered."""
-_FATAL: Final = KafkaError._FATAL  # noqa: SLF001 - librdkafka's own errors are named with an underscore
-"""What a producer answers after a fatal error, whatever it is asked."""
 
 
 class BuiltinRegistry:
@@ -177,7 +175,7 @@ class BuiltinRegistry:
 
     async def _cause(self, error: KafkaException) -> KafkaException:
         """Return why the producer failed. After a fatal error, a new producer takes its place."""
-        if error.args[0].code() == _FATAL:
+        if error.args[0].code() == FATAL:
             self._serve_producer()  # the reason may not have been reported yet
             error = self._broken_by or error
         elif not error.args[0].fatal():
