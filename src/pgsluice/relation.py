@@ -9,7 +9,7 @@ https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 
 import json
 from collections.abc import Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from pgsluice.errors import ProtocolError, TooManyDescriptions
@@ -79,6 +79,15 @@ class Relation:
     name: str
     replica_identity: str
     columns: tuple[Column, ...]
+    _hash: int = field(init=False, repr=False, compare=False)
+    """Computed once: every transaction looks up the versions of the tables that it touches."""
+
+    def __post_init__(self) -> None:
+        content = (self.oid, self.namespace, self.name, self.replica_identity, self.columns)
+        object.__setattr__(self, "_hash", hash(content))
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 def _builtin_types() -> dict[int, PgType]:

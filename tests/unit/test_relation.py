@@ -54,6 +54,13 @@ def test_a_type_of_a_newer_server_goes_by_its_number() -> None:
     assert relation.columns[0].type == PgType(9999, "pg_catalog", "9999")
 
 
+def test_equal_versions_of_a_table_are_the_same_key() -> None:
+    """Two sessions, or a row that was read back from disk, make two objects."""
+    versions = {RelationCache().on_relation(relation_message(ID, NOTE)): "both columns"}
+    assert versions[RelationCache().on_relation(relation_message(ID, NOTE))] == "both columns"
+    assert RelationCache().on_relation(relation_message(ID)) not in versions
+
+
 def test_the_same_description_gives_the_same_object() -> None:
     cache = RelationCache()
     first = cache.on_relation(relation_message(ID, NOTE))
