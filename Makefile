@@ -91,9 +91,12 @@ memory-safety: setup ## The same for the compiled modules under AddressSanitizer
 	LD_PRELOAD=$$(cc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \
 		PGSLUICE_SPEEDUPS=require PYTHONPATH=build/safety/src $(PYTEST) tests/unit/test_rows.py tests/unit/kafka/test_runs.py -q
 
-lock: ## Renew requirements.lock
-	$(BIN)/pip-compile --quiet --extra confluent --extra dev --extra spark --generate-hashes --allow-unsafe --strip-extras \
-		--no-emit-index-url --no-emit-trusted-host --no-emit-find-links --output-file requirements.lock pyproject.toml
+COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras --no-emit-index-url --no-emit-trusted-host --no-emit-find-links
+
+lock: ## Renew requirements.lock, and after it the locks of the image
+	$(COMPILE) --extra confluent --extra dev --extra spark --output-file requirements.lock pyproject.toml
+	$(COMPILE) --extra confluent --constraint requirements.lock --output-file deploy/image/runtime.lock pyproject.toml
+	$(COMPILE) --all-build-deps --only-build-deps --constraint requirements.lock --output-file deploy/image/build.lock pyproject.toml
 
 clean: ## Remove what was built; the servers' downloads stay in the cache
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

@@ -79,7 +79,7 @@ class Daemon(Program):
 
         ``arguments`` follow ``pgsluice run``.
         """
-        self.config_file.write_text(_toml(self._configuration()))
+        self.config_file.write_text(self.configuration())
         command = [sys.executable, *self.program, "run", "-c", str(self.config_file), *arguments]
         self.launch(command, self.variables)
         if wait and self._wait_for is not None:
@@ -89,6 +89,10 @@ class Daemon(Program):
         """Stop in good order, then start."""
         self.stop_well()
         self.start()
+
+    def configuration(self) -> str:
+        """Return the content of the configuration file."""
+        return _toml(self._configuration())
 
     def _configuration(self) -> dict[str, Any]:
         given = {

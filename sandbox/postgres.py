@@ -309,7 +309,8 @@ class Database:
 def _roll_back_prepared(connection: psycopg.Connection) -> None:
     prepared = connection.execute("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()")
     for (gid,) in prepared.fetchall():
-        connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(gid))
+        with suppress(psycopg.errors.UndefinedObject):  # whoever prepared it may end it at this moment
+            connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(gid))
 
 
 def _retried(action: Callable[[], object]) -> None:

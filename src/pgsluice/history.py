@@ -50,7 +50,7 @@ class Checkpoint:
     asked: str = field(default="", compare=False)
     """What decides which changes are delivered: with other publications, the server sends other transactions."""
     asked_lsn: int = field(default=INVALID_LSN, compare=False)
-    """Since which position ``asked`` has been what it is."""
+    """Since which position ``asked`` has been what it is; 0/0 in an adopted epoch (:func:`_begun`) until it changes."""
     refused: str = ""
     """Why a start or a session found that the server has another history. No later start judges that anew."""
 

@@ -8,15 +8,17 @@ https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 """
 
 import json
-from collections.abc import Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from pgsluice.errors import ProtocolError, TooManyDescriptions
 from pgsluice.pgoutput import messages
 
 DESCRIBED_MAX: Final = 100_000
-"""Tables that one connection may describe, dropped ones included, and types: some 3 KiB each."""
+"""Tables that one connection may describe, dropped ones included: some 3 KiB each, more for those with many columns."""
+
+TYPES_MAX: Final = 10_000
+"""Types whose names are kept: more than the columns of one table (1,600), which are described right after them."""
 
 CATALOG: Final = "pg_catalog"
 """The schema of built-in types; the protocol writes it as an empty string."""
@@ -107,8 +109,9 @@ class RelationCache:
     """What the server described on one connection; dies with it.
 
     One cache for everything, streamed or not, overwritten in arrival order: it mirrors the single cache of
-    the server, which decides by it what needs no second description. So nothing may be dropped from it: it ends the
-    session when it is full. What was delivered until then is not sent again, so the next session gets further.
+    the server, which decides by it what needs no second description. So no table may be dropped from it: it ends the
+    session when it is full. What was delivered until then is not sent again, so the next session gets further. Types
+    are described again right before each Relation message that needs them, so those described long ago are dropped.
     """
 
     def __init__(self) -> None:
@@ -118,8 +121,10 @@ class RelationCache:
 
     def on_type(self, message: messages.Type) -> None:
         """Learn the name of a type that is not built in."""
+        self._types.pop(message.oid, None)
         self._types[message.oid] = PgType(message.oid, message.namespace or CATALOG, message.name)
-        _check_room(self._types, "types")
+        if len(self._types) > TYPES_MAX:
+            del self._types[next(iter(self._types))]
 
     def on_relation(self, message: messages.Relation) -> Relation:
         """Learn a version of a table; the same object again while its content stays the same.
@@ -135,10 +140,18 @@ class RelationCache:
             tuple(self._column(column) for column in message.columns),
         )
         _check_names(relation)
-        if self.by_oid.get(message.oid) != relation:
-            self.by_oid[message.oid] = relation
-            _check_room(self.by_oid, "tables")
+        former = self.by_oid.get(message.oid)
+        if former != relation:
+            self.by_oid[message.oid] = relation if former is None else _sharing(relation, former)
+            self._check_room()
         return self.by_oid[message.oid]
+
+    def _check_room(self) -> None:
+        if len(self.by_oid) > DESCRIBED_MAX:
+            raise TooManyDescriptions(
+                f"PostgreSQL has described more than {DESCRIBED_MAX} tables on one connection, most of which "
+                "were dropped since. Nothing is lost: a new connection goes on, and describes only those still used."
+            )
 
     def __getitem__(self, oid: int) -> Relation:
         try:
@@ -173,12 +186,10 @@ def unpacked(data: bytes) -> Relation:
     return Relation(oid, space, name, identity, found)
 
 
-def _check_room(described: Sized, what: str) -> None:
-    if len(described) > DESCRIBED_MAX:
-        raise TooManyDescriptions(
-            f"PostgreSQL has described more than {DESCRIBED_MAX} {what} on one connection, most of which were dropped "
-            "since. Nothing is lost: a new connection goes on, and describes only those that are still used."
-        )
+def _sharing(relation: Relation, former: Relation) -> Relation:
+    """Return ``relation`` with the columns of the ``former`` version that are the same: many versions may be kept."""
+    known = {column: column for column in former.columns}
+    return replace(relation, columns=tuple(known.get(column, column) for column in relation.columns))
 
 
 def _check_names(relation: Relation) -> None:

@@ -134,6 +134,11 @@ def assert_safe(text: str) -> None:
     assert not [character for character in text if not character.isprintable() and character not in "\n\t"]
 
 
+def as_pattern(name: str) -> str:
+    """Return a name as patterns have it: in quotes where it could be taken for two."""
+    return '"' + name.replace('"', '""') + '"' if set('."') & set(name) else name
+
+
 @settings(
     max_examples=4,
     deadline=None,
@@ -156,7 +161,7 @@ def test_whatever_things_are_called(pipeline: Pipeline, several: list[Names]) ->
     dead_letters = rows(pipeline, f"{daemon.name}.dead_letters") if quarantined else []
     letters = {(one["schema"], one["table"]) for one in dead_letters}
     for found in several:
-        if f"{found.schema}.{found.table}" in quarantined:
+        if f"{as_pattern(found.schema)}.{as_pattern(found.table)}" in quarantined:
             assert (found.schema, found.table) in letters
         else:
             assert not found.is_bad

@@ -234,7 +234,7 @@ class TestEnough:
             assert "transactions cannot be used, and are not needed" in daemon.log_text()
 
     def test_where_topics_are_made_before(self, scene: Scene) -> None:
-        """A row of a table that has no topic is too much."""
+        """A table that has no topic goes into quarantine: whoever may create tables stops nothing."""
         make_topics(scene.kafka, scene.named(TOPICS))
         scene.grant(DELIVERING, without=lambda right: right.operation == "Create")
         scene.grant(LIMITS)
@@ -246,8 +246,12 @@ class TestEnough:
             assert (code, [*found]) == (0, ["kafka may create topics"])
             with scene.server(NEW).connect("shop") as connection:
                 connection.execute("INSERT INTO customers VALUES (1)")
-            assert daemon.wait() == 77
-            assert f"Creating topic {scene.name}.public.customers: Authorization failed" in daemon.log_text()
+            wait_until(lambda: daemon.status()["quarantined"], "the table to be in quarantine")
+            (refused,) = daemon.status()["quarantined"]
+            assert refused["table"] == "public.customers"
+            assert f"Creating topic {scene.name}.public.customers: Authorization failed" in refused["reason"]
+            assert "the right to make it (Create)" in refused["reason"]
+            assert daemon.stop() == 0
 
 
 MISSING = {

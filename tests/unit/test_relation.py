@@ -124,8 +124,26 @@ def test_a_connection_does_not_describe_tables_without_limit(monkeypatch: pytest
     cache = RelationCache()
     for oid in (1, 2, 2):
         cache.on_relation(relation_message(ID, oid=oid))
-        cache.on_type(messages.Type(None, oid, "public", "mood"))
     with pytest.raises(TooManyDescriptions, match="described more than 2 tables on one connection"):
         cache.on_relation(relation_message(ID, oid=3))
-    with pytest.raises(TooManyDescriptions, match="described more than 2 types on one connection"):
-        cache.on_type(messages.Type(None, 3, "public", "mood"))
+
+
+def test_types_are_known_until_the_table_that_needs_them_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One transaction can write to tables with any number of types, and must not end the session."""
+    monkeypatch.setattr("pgsluice.relation.TYPES_MAX", 2)
+    cache = RelationCache()
+    for oid in (16400, 16401, 16400, 16402):
+        cache.on_type(messages.Type(None, oid, "public", f"type {oid}"))
+    columns = [messages.RelationColumn(NO, str(oid), oid, -1) for oid in (16400, 16401, 16402)]
+    relation = cache.on_relation(relation_message(*columns))
+    assert [column.type.name for column in relation.columns] == ["type 16400", "16401", "type 16402"]
+
+
+def test_versions_of_a_table_share_the_columns_that_stay_the_same() -> None:
+    """A transaction that alters a wide table again and again keeps many of them."""
+    cache = RelationCache()
+    first = cache.on_relation(relation_message(ID, NOTE))
+    second = cache.on_relation(relation_message(NOTE, ID))
+    assert second != first
+    assert second.columns[0] is first.columns[1]
+    assert second.columns[1] is first.columns[0]

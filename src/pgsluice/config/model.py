@@ -29,6 +29,7 @@ from pgsluice.config.naming import (
     SLOT_PREFIX,
     check_address,
     check_glob,
+    check_host_name,
     check_pipeline_name,
     check_slot_name,
     check_template,
@@ -121,6 +122,7 @@ Glob = Annotated[str, Field(strict=True), AfterValidator(check_glob)]
 Template = Annotated[str, Field(strict=True), AfterValidator(check_template)]
 SlotName = Annotated[str, Field(strict=True), AfterValidator(check_slot_name)]
 PipelineName = Annotated[str, Field(strict=True), AfterValidator(check_pipeline_name)]
+HostName = Annotated[str, Field(strict=True), AfterValidator(check_host_name)]
 TopicPrefix = Annotated[str, Field(strict=True), AfterValidator(check_topic_prefix)]
 OnTruncate = Literal["emit", "skip"]
 _TABLE_SCHEMA = WithJsonSchema({"type": "object", "additionalProperties": {"type": ["string", "number", "boolean"]}})
@@ -599,7 +601,7 @@ class Http(Section):
     listen: ListenAddress = Field(
         default=ListenAddress.parse("127.0.0.1:8080"), description="Address and port to listen on."
     )
-    allowed_hosts: list[str] = Field(
+    allowed_hosts: list[HostName] = Field(
         default=[],
         description="Names under which clients may ask (their Host header), besides localhost and IP addresses. "
         "Empty: any name, but none where `listen` is a loopback address.",

@@ -24,6 +24,8 @@ _IDENTIFIER_MAX = 63
 _TOPIC_PREFIX_MAX = 150
 """Of the 249 characters of a topic's name, a hundred are left to schema and table."""
 
+_HOST_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?", re.ASCII)
+
 
 def check_slot_name(name: str) -> str:
     """Return what PostgreSQL takes as a replication slot's name; ValueError for anything else."""
@@ -39,6 +41,15 @@ def _check_identifier(name: str, longest: int) -> str:
     if not re.fullmatch(rf"[a-z0-9_]{{1,{longest}}}", name):
         raise ValueError(f"{name!r} must be 1 to {longest} lower-case letters, digits and underscores")
     return name
+
+
+def check_host_name(text: str) -> str:
+    """Return ``text`` if it can be the name in a Host header; ValueError otherwise."""
+    if not _HOST_NAME.fullmatch(text):
+        raise ValueError(
+            f"{text!r} is not a host name: write it without scheme, port and wildcard, as in 'pgsluice.example.com'"
+        )
+    return text
 
 
 def check_topic_prefix(prefix: str) -> str:

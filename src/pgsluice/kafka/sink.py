@@ -16,9 +16,9 @@ import structlog
 
 from pgsluice.cut import Cut, Recorded, cut_records
 from pgsluice.dead_letter import Origin
-from pgsluice.errors import ConfigError, PgsluiceError, SinkUnavailable, TableRefused
+from pgsluice.errors import ConfigError, PermissionDenied, PgsluiceError, SinkUnavailable, TableRefused
 from pgsluice.history import Checkpoint, last_checkpoint
-from pgsluice.kafka.account import LastCuts, Place
+from pgsluice.kafka.account import LastCuts, Place, TopicState
 from pgsluice.kafka.checkpoint import checkpoint_key, read_checkpoints
 from pgsluice.kafka.idempotent import IdempotentProducer
 from pgsluice.kafka.ledger import AGAIN_S, CONFIRM_S, Foresight, Ledger, lost_cuts, read_last_cuts
@@ -328,12 +328,26 @@ class KafkaSink:
 
     def _open_topic(self, spec: TopicSpec) -> None:
         if spec.name not in self._ledger:
-            if spec.name not in self._services():
-                self._check_owner(spec.name)
-                self._check_room(spec)
-            (state,) = self._topics.ensure(spec)
-            self._ledger.pin({spec.name: state})
+            self._ledger.pin({spec.name: self._ensure(spec)})
         self._topics.check(spec, self._settings_of(spec.name))
+
+    def _ensure(self, spec: TopicSpec) -> TopicState:
+        """Make a topic if need be; TableRefused if it is a table's, and may not be made or written to."""
+        if spec.name in self._services():
+            (state,) = self._topics.ensure(spec)
+            return state
+        self._check_owner(spec.name)
+        self._check_room(spec)
+        try:
+            (state,) = self._topics.ensure(spec)
+        except (PermissionDenied, ConfigError) as error:
+            if isinstance(error, TableRefused):
+                raise
+            raise TableRefused(
+                f"{error} Make topic {spec.name} yourself, give pgsluice the right to make it (Create), or leave the "
+                "table out with tables.exclude; then start pgsluice again."
+            ) from error
+        return state
 
     def _services(self) -> set[str]:
         """Return our own topics beside those of tables."""

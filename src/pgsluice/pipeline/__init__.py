@@ -293,12 +293,19 @@ class Pipeline:
     async def _check_types(self, source: Source) -> None:
         """Raise TableRefused, once and before anything is made, if a column cannot have the type chosen for it.
 
-        Where such tables go into quarantine, that begins with their first change; until then the log has it.
+        Where such tables go into quarantine, that begins with their first change; until then the log has it. The first
+        change says the same, so a catalog that takes too long to read does not keep the pipeline from starting.
         """
         if self._types_checked:
             return
-        options, relations = self._options, await source.published_relations()
-        for refused in await refusals(options.tables, options.types, relations, source.describe_types):
+        options = self._options
+        try:
+            relations = await source.published_relations()
+            found = await refusals(options.tables, options.types, relations, source.describe_types)
+        except SourceUnavailable as error:
+            log.warning("the types of the published columns were not checked", reason=str(error))
+            return
+        for refused in found:
             if self.quarantine is None:
                 raise refused
             log.error("a table cannot be published", reason=str(refused))

@@ -86,4 +86,9 @@ class RefusedRows:
 
 
 def _name(relation: Relation) -> str:
-    return f"{relation.namespace}.{relation.name}"
+    """Return the table's name as a pattern has it, so that no other table has the same."""
+    return ".".join(map(_quoted, (relation.namespace, relation.name)))
+
+
+def _quoted(name: str) -> str:
+    return f'"{name.replace(chr(34), chr(34) * 2)}"' if "." in name or '"' in name else name

@@ -6,6 +6,7 @@ same time, compaction keeps both schemas, and a record names what a message need
 """
 
 import json
+import reprlib
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -102,7 +103,7 @@ def _check(fields: Mapping[str, Any]) -> None:
         if not 1 <= fields[name] <= MAX_ID:
             raise ValueError(f"{name!r} is {fields[name]}, outside 1 to {MAX_ID}")
     if fields["schemaType"] != "AVRO":
-        raise ValueError(f"'schemaType' is {fields['schemaType']!r}, not 'AVRO'")
+        raise ValueError(f"'schemaType' is {reprlib.repr(fields['schemaType'])}, not 'AVRO'")
     if not isinstance(fields.get("postgres"), dict | None):
         raise ValueError("'postgres' is neither an object nor null")  # noqa: TRY004 - as above
     if not isinstance(read_json(fields["schema"]), str | list | dict):

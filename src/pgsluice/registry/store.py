@@ -6,6 +6,7 @@ process that reads a topic holds the same. A schema's id is a hash of its text, 
 
 import itertools
 import json
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -79,7 +80,7 @@ class SchemaStore:
         old = subject.versions.get(subject.by_id.get(record.id, 0))
         texts = {self._texts.setdefault((topic, record.id), record.schema), old.schema if old else record.schema}
         if texts != {record.schema}:
-            raise ValueError(f"id {record.id}, here of subject {record.subject!r}, stands for two schemas")
+            raise ValueError(f"id {record.id}, here of subject {reprlib.repr(record.subject)}, stands for two schemas")
         holder = subject.versions.get(record.version)
         version = record.version
         if holder is not None and holder.id != record.id:

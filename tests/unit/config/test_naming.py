@@ -73,3 +73,14 @@ def test_prefixes_of_topics() -> None:
     for prefix in ("", ".", "shop.", ".shop", "a..b", "a b", "a" * 151):
         with pytest.raises(ValueError, match="must be at most 150 letters"):
             naming.check_topic_prefix(prefix)
+
+
+@pytest.mark.parametrize("name", ["pgsluice", "pgsluice.example.com", "a_b.svc.cluster.local.", "10.0.0.1"])
+def test_names_of_hosts(name: str) -> None:
+    assert naming.check_host_name(name) == name
+
+
+@pytest.mark.parametrize("name", ["", "http://a", "a:80", "*", "*.example.com", "a b", "a..b", "[::1]"])
+def test_what_no_host_header_can_match(name: str) -> None:
+    with pytest.raises(ValueError, match="is not a host name: write it without scheme, port and wildcard"):
+        naming.check_host_name(name)

@@ -683,6 +683,15 @@ class TestChosenTypes:
             world.commit(1)
             await until(lambda: world.numbers == [1])
 
+    async def test_a_catalog_that_takes_too_long_keeps_nobody_waiting(self) -> None:
+        """Whoever may create tables decides how long it takes."""
+        faults: dict[str, list[Exception]] = {"published_relations": [SourceUnavailable("statement timeout")]}
+        world = World(position=8_000, checkpoint=CHECKPOINT, faults=faults)
+        tables = replace(OPTIONS.tables, rules=[TableRule("public.*", types={"other": Choice.parse("uuid")})])
+        async with running(world, tables=tables) as found:
+            await streaming(found)
+            assert found._failures == 0
+
     async def test_without_any_nobody_asks(self) -> None:
         world = World(
             position=8_000, checkpoint=CHECKPOINT, faults={"published_relations": [ConfigError("asked in vain")]}

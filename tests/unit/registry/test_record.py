@@ -50,6 +50,7 @@ def test_facts_beside_the_schema_may_be_missing() -> None:
         ({"id": None}, "'id' is not an integer"),
         ({"id": MAX_ID + 1}, "'id' is 2147483648, outside"),
         ({"schemaType": "JSON"}, "'schemaType' is 'JSON', not 'AVRO'"),
+        ({"schemaType": "x" * 1000}, r"^.schemaType. is .x+\.\.\.x+., not .AVRO.$"),
         ({"schema": {"type": "string"}}, "'schema' is not a string"),
         ({"schema": "{"}, "Expecting property name"),
         ({"schema": "[" * 100_000}, "nested too deeply"),

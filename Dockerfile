@@ -1,0 +1,39 @@
+# The daemon, its compiled modules and what it needs at run time; the readers for Spark are not in it.
+ARG PYTHON=3.13
+
+FROM python:${PYTHON} AS build
+WORKDIR /build
+# The environment gets no pip of its own: nothing is installed at run time.
+RUN python3 -m venv --without-pip /opt/pgsluice && python3 -m venv tools
+COPY deploy/image/build.lock deploy/image/runtime.lock ./
+RUN tools/bin/pip install --no-cache-dir --quiet --require-hashes -r build.lock \
+    && tools/bin/pip --python /opt/pgsluice/bin/python3 install --no-cache-dir --quiet --require-hashes -r runtime.lock
+COPY LICENSE README.md pyproject.toml setup.py ./
+COPY src/pgsluice src/pgsluice
+# Without a compiler the package would be built, too, and be slow.
+RUN tools/bin/pip wheel --no-cache-dir --quiet --no-deps --no-build-isolation --wheel-dir wheels . \
+    && tools/bin/pip --python /opt/pgsluice/bin/python3 install --no-cache-dir --quiet --no-deps wheels/*.whl \
+    && /opt/pgsluice/bin/pgsluice version | grep --quiet compiled
+# Debugging symbols are a fifth of the size. Modules that were patched to find their own libraries must stay as they are.
+RUN find /opt/pgsluice -name '*.cpython-*.so' -not -path '*/confluent_kafka/*' -not -path '*/psycopg_binary/*' \
+        -exec strip --strip-unneeded {} +
+
+FROM python:${PYTHON}-slim
+ARG VERSION=0.1.0
+LABEL org.opencontainers.image.title="pgsluice" \
+      org.opencontainers.image.description="Change data capture from PostgreSQL to Apache Kafka" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}"
+COPY --from=build /opt/pgsluice /opt/pgsluice
+RUN install -d -m 0755 /etc/pgsluice \
+    && install -d -o 65532 -g 65532 -m 0700 /var/lib/pgsluice/spill
+# Other containers and the published port have to reach the HTTP server.
+ENV PATH=/opt/pgsluice/bin:$PATH \
+    PGSLUICE_CONFIG=/etc/pgsluice/config.toml \
+    PGSLUICE_HTTP__LISTEN=0.0.0.0:8080
+USER 65532:65532
+VOLUME /var/lib/pgsluice/spill
+EXPOSE 8080
+HEALTHCHECK --interval=10s --timeout=5s --start-period=10s --retries=3 CMD ["pgsluice", "health"]
+ENTRYPOINT ["pgsluice"]
+CMD ["run", "-c", "/etc/pgsluice/config.toml"]

@@ -1,0 +1,170 @@
+"""Images and containers on a machine without a Docker engine: podman from Debian's packages, unpacked into the cache.
+
+Nothing is installed. The official images of Python cannot be had offline, so stand-ins with the same names are made of
+Debian's packages. podman answers Docker's API, so that the commands of the documentation run as they are.
+
+https://docs.podman.io/en/latest/markdown/podman-system-service.1.html
+"""
+
+import os
+import platform
+import shutil
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from sandbox.artifacts import cache_root, make_entry
+from sandbox.errors import FetchError, ServerError
+
+PACKAGES = ("buildah", "podman", "runc", "mmdebstrap")
+
+SUITE = "trixie"
+PYTHON = "3.13"
+"""The Python of that Debian."""
+
+BASES = {
+    f"python:{PYTHON}-slim": ("ca-certificates", "python3", "python3-venv"),
+    f"python:{PYTHON}": ("ca-certificates", "python3", "python3-venv", "python3-dev", "gcc", "libc6-dev"),
+}
+"""The images that a Dockerfile may begin with, and what is in them."""
+
+CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
+"""Those that this machine trusts: the package index may be behind a proxy of its own."""
+
+START_S = 20.0
+
+
+def missing() -> str | None:
+    """Return why there can be no containers here, or None."""
+    if os.geteuid() != 0:
+        return "only root can make the base images"
+    if platform.machine() != "x86_64":
+        return f"the base images are made for x86_64, this is {platform.machine()}"
+    absent = [tool for tool in ("apt-get", "dpkg", "docker") if shutil.which(tool) is None]
+    return f"{', '.join(absent)} not found" if absent else None
+
+
+def tools() -> Path:
+    """Return the directory with the programs, fetched if need be."""
+    return make_entry(cache_root(), "containers", _unpack_tools)
+
+
+def base(image: str) -> Path:
+    """Return the root file system of a stand-in, made if need be."""
+    return make_entry(cache_root(), f"image-{image.replace(':', '-')}", lambda entry: _make_base(image, entry))
+
+
+class Engine:
+    """podman with images and containers of its own below ``directory``, and Docker's API on a socket there."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.socket = directory / "docker.sock"
+        self._variables = _configure(directory, tools())
+        self._service: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Import the base images, and answer Docker's API."""
+        for image in BASES:
+            self._import(image)
+        command = ["podman", "system", "service", "--time", "0", f"unix://{self.socket}"]
+        self._service = subprocess.Popen(command, env=self._variables)
+        deadline = time.monotonic() + START_S
+        while not self.socket.exists():
+            if time.monotonic() > deadline or self._service.poll() is not None:
+                raise ServerError("podman does not answer")
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        """Remove all containers and end."""
+        self.podman("rm", "--all", "--force", "--time", "0")
+        if self._service is not None:
+            self._service.terminate()
+            self._service.wait()
+
+    def build(self, directory: Path, image: str) -> None:
+        """Build the Dockerfile in ``directory``."""
+        command = ["buildah", "build", "--pull-never", "--network", "host", "--format", "docker", "--layers"]
+        self._run([*command, "--tag", image, "."], cwd=directory)
+
+    def podman(self, *arguments: str) -> str:
+        """Return what podman prints."""
+        return self._run(["podman", *arguments])
+
+    @property
+    def client_variables(self) -> dict[str, str]:
+        """What Docker's own client needs in its environment."""
+        return {"DOCKER_HOST": f"unix://{self.socket}", "DOCKER_CONFIG": str(self._directory)}
+
+    def _import(self, image: str) -> None:
+        container = self._run(["buildah", "from", "scratch"]).strip()
+        self._run(["buildah", "add", "--quiet", container, str(base(image)), "/"])
+        path = "/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
+        variables = [f"PATH={path}", "LANG=C.UTF-8", f"SSL_CERT_FILE={CERTIFICATES}"]
+        self._run(["buildah", "config", "--cmd", "python3", *(f"--env={one}" for one in variables), container])
+        self._run(["buildah", "commit", "--quiet", "--rm", container, f"localhost/{image}"])
+
+    def _run(self, command: Sequence[str], cwd: Path | None = None) -> str:
+        return _run(command, variables=self._variables, cwd=cwd)
+
+
+def _configure(directory: Path, programs: Path) -> dict[str, str]:
+    """Write the files that podman and buildah read, and return the variables that name them."""
+    policy = directory / ".config" / "containers" / "policy.json"  # of $HOME
+    policy.parent.mkdir(parents=True)
+    policy.write_text('{"default": [{"type": "insecureAcceptAnything"}]}')
+    (directory / "registries.conf").touch()  # short names are those of local images
+    (directory / "storage.conf").write_text(
+        f'[storage]\ndriver = "overlay"\nrunroot = "{directory}/run"\ngraphroot = "{directory}/graph"\n'
+    )
+    runc = f"{programs}/usr/sbin/runc"
+    (directory / "containers.conf").write_text(
+        '[containers]\nlog_driver = "k8s-file"\nnetns = "host"\n'
+        'default_ulimits = ["nofile=20000:20000", "nproc=4096:4096"]\n'
+        f'[engine]\nruntime = "runc"\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\n'
+        f'conmon_path = ["{programs}/usr/bin/conmon"]\n[engine.runtimes]\nrunc = ["{runc}"]\n'
+    )
+    return {
+        "PATH": _path(programs),
+        "HOME": str(directory),
+        "LD_LIBRARY_PATH": f"{programs}/usr/lib/x86_64-linux-gnu",
+        "CONTAINERS_STORAGE_CONF": f"{directory}/storage.conf",
+        "CONTAINERS_REGISTRIES_CONF": f"{directory}/registries.conf",
+        "CONTAINERS_CONF": f"{directory}/containers.conf",
+        "BUILDAH_ISOLATION": "oci",
+        "BUILDAH_RUNTIME": runc,
+        "DISABLE_HC_SYSTEMD": "true",  # health checks would need timers of systemd
+    }
+
+
+def _path(programs: Path) -> str:
+    return f"{programs}/usr/bin:{programs}/usr/sbin:{os.environ['PATH']}"
+
+
+def _unpack_tools(entry: Path) -> None:
+    wanted = _run(["apt-get", "--print-uris", "install", "--yes", "--no-install-recommends", *PACKAGES])
+    names = [line.split()[1].split("_")[0] for line in wanted.splitlines() if line.startswith("'")]
+    archives = entry / "archives"
+    archives.mkdir()
+    _run(["apt-get", "download", *(names or PACKAGES)], cwd=archives)
+    for archive in sorted(archives.glob("*.deb")):
+        _run(["dpkg", "-x", str(archive), str(entry)])
+    shutil.rmtree(archives)
+
+
+def _make_base(image: str, entry: Path) -> None:
+    left_out = [f"--dpkgopt=path-exclude=/usr/share/{what}/*" for what in ("doc", "man", "locale", "info")]
+    command = ["mmdebstrap", "--quiet", "--variant=minbase", *left_out, f"--include={','.join(BASES[image])}"]
+    _run([*command, SUITE, str(entry)], variables={**os.environ, "PATH": _path(tools())})
+    for name in ("python3", "python"):
+        (entry / "usr/local/bin" / name).symlink_to(f"/usr/bin/python{PYTHON}")
+    shutil.copyfile(CERTIFICATES, entry / CERTIFICATES.relative_to("/"))
+    (entry / "etc/pip.conf").write_text(f"[global]\ncert = {CERTIFICATES}\n")
+
+
+def _run(command: Sequence[str], *, variables: dict[str, str] | None = None, cwd: Path | None = None) -> str:
+    found = subprocess.run(command, env=variables, cwd=cwd, capture_output=True, text=True, check=False)
+    if found.returncode != 0:
+        raise FetchError(f"{' '.join(command)} failed:\n{found.stdout}{found.stderr}")
+    return found.stdout

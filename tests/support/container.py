@@ -1,0 +1,84 @@
+"""The daemon in a container, started with Docker's client as its operator does."""
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sandbox.containers import Engine
+from sandbox.daemon import Daemon
+from sandbox.kafka import Kafka
+from sandbox.postgres import Database
+from sandbox.program import HOST
+
+IMAGE = "pgsluice"
+ROOT = Path(__file__).parents[2]
+
+
+def documented_run() -> list[str]:
+    """Return the words of the ``docker run`` that README.md shows."""
+    (line,) = re.findall(r"^docker run .*(?:\\\n.*)*", (ROOT / "README.md").read_text(), re.MULTILINE)
+    return shlex.split(line)
+
+
+class Container(Daemon):
+    """The client's process stands for the container: it passes signals on, and ends with the container's exit code."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        name: str,
+        database: Database,
+        kafka: Kafka,
+        settings: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Choose the pipeline's name; every container that is started has a name and a port of its own."""
+        super().__init__(name, database.conninfo(), kafka.bootstrap_servers, settings, at_once=False)
+        self._engine = engine
+        self._starts = 0
+
+    @property
+    def container(self) -> str:
+        """The name of the container that was started last."""
+        return f"{self.name}-{self._port.number}-{self._starts}"
+
+    def start(self, *arguments: str, wait: bool = True) -> None:
+        """Start a new container; ``arguments`` follow the image's name."""
+        self.write_configuration()
+        self._starts += 1
+        own = ("--name", self.container, "--env", f"PGSLUICE_HTTP__LISTEN={HOST}:{self._port.number}")
+        self._launch(own, arguments)
+        if wait:
+            self.wait_until_ready("active")
+
+    def start_as_documented(self) -> None:
+        """Start a container with the line of README.md; it listens on port 8080 of all addresses."""
+        self.write_configuration()
+        self._starts += 1
+        self._launch((), ())
+
+    def exec(self, *command: str) -> str:
+        """Return what a command prints in the container."""
+        return self._engine.podman("exec", self.container, *command)
+
+    def kill(self) -> None:
+        """``kill -9`` the daemon in the container."""
+        if self.alive:
+            self._engine.podman("kill", "--signal", "KILL", self.container)
+        self.wait()
+
+    def write_configuration(self) -> None:
+        """Write the file that is mounted; anybody may read it, because the daemon is not its owner."""
+        self.config_file.write_text(self.configuration())
+        self.config_file.chmod(0o644)
+
+    def _launch(self, options: Sequence[str], arguments: Sequence[str]) -> None:
+        docker, run, *words, image = documented_run()
+        network = ("--network", "host")  # the servers of the tests listen on the loopback address only
+        self.launch([docker, run, *network, *words, *options, image, *arguments], self._engine.client_variables)
+
+    def _configuration(self) -> dict[str, Any]:
+        found = super()._configuration()
+        del found["http"], found["buffer"]["spill_dir"]  # the image has its own
+        return found
