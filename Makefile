@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format quick unit simulation simulate integration faults faults-quick spark test demo bench bench-report bench-pipelines types fuzz memory-safety coverage lock clean
+.PHONY: help setup lint format quick unit simulation simulate integration faults faults-quick spark test-platform test demo bench bench-report bench-pipelines types fuzz memory-safety coverage lock clean
 
 help: ## List the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -57,6 +57,9 @@ faults: setup ## The long run: make faults KILLS=500 [SEED=n] [VERSION=14|16|18]
 
 spark: setup ## Tests of the Spark side
 	$(PYTEST) tests/spark
+
+test-platform: setup ## The image, built and run through Docker's API (podman is fetched; root is needed)
+	$(PYTEST) tests/platform -q
 
 test: lint coverage simulation integration faults-quick spark ## Everything that has to pass
 

@@ -119,13 +119,7 @@ def _configure(directory: Path, programs: Path) -> dict[str, str]:
         f'[storage]\ndriver = "overlay"\nrunroot = "{directory}/run"\ngraphroot = "{directory}/graph"\n'
     )
     runc = f"{programs}/usr/sbin/runc"
-    (directory / "containers.conf").write_text(
-        '[containers]\nlog_driver = "k8s-file"\nnetns = "host"\n'
-        'default_ulimits = ["nofile=20000:20000", "nproc=4096:4096"]\n'
-        f'[engine]\nruntime = "runc"\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\n'
-        f'conmon_path = ["{programs}/usr/bin/conmon"]\n[engine.runtimes]\nrunc = ["{runc}"]\n'
-    )
-    return {
+    variables = {
         "PATH": _path(programs),
         "HOME": str(directory),
         "LD_LIBRARY_PATH": f"{programs}/usr/lib/x86_64-linux-gnu",
@@ -136,6 +130,17 @@ def _configure(directory: Path, programs: Path) -> dict[str, str]:
         "BUILDAH_RUNTIME": runc,
         "DISABLE_HC_SYSTEMD": "true",  # health checks would need timers of systemd
     }
+    inherited = ", ".join(
+        f'"{name}={value}"' for name, value in variables.items()
+    )  # by what cleans up after containers
+    (directory / "containers.conf").write_text(
+        '[containers]\nlog_driver = "k8s-file"\nnetns = "host"\n'
+        'default_ulimits = ["nofile=20000:20000", "nproc=4096:4096"]\n'
+        '[engine]\nruntime = "runc"\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\n'
+        f'conmon_path = ["{programs}/usr/bin/conmon"]\nconmon_env_vars = [{inherited}]\n'
+        f'[engine.runtimes]\nrunc = ["{runc}"]\n'
+    )
+    return variables
 
 
 def _path(programs: Path) -> str:

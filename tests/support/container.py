@@ -53,10 +53,10 @@ class Container(Daemon):
             self.wait_until_ready("active")
 
     def start_as_documented(self) -> None:
-        """Start a container with the line of README.md; it listens on port 8080 of all addresses."""
+        """Start a container with the line of README.md and a name; it listens on port 8080 of all addresses."""
         self.write_configuration()
         self._starts += 1
-        self._launch((), ())
+        self._launch(("--name", self.container), ())
 
     def exec(self, *command: str) -> str:
         """Return what a command prints in the container."""

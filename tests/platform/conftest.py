@@ -1,0 +1,49 @@
+"""The image, built once, and containers of it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from sandbox.containers import Engine, missing
+from sandbox.kafka import Kafka
+from sandbox.postgres import Database
+from tests.support.container import IMAGE, ROOT, Container
+from tests.support.weather import Pipeline, configured, prepare
+
+
+@pytest.fixture(scope="session")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """Give a container engine that has the image."""
+    reason = missing()
+    if reason is not None:
+        pytest.skip(f"no containers here: {reason}")
+    directory: Path = tmp_path_factory.mktemp("engine")
+    found = Engine(directory)
+    found.start()
+    try:
+        found.build(ROOT, IMAGE)
+        yield found
+    finally:
+        found.stop()
+
+
+@pytest.fixture
+def make_pipeline(engine: Engine, database: Database, kafka: Kafka) -> Iterator[Callable[[], Pipeline]]:
+    """Make pipelines of one table whose daemon runs in a container; all of them have the same name."""
+    prepare(database)
+    name, settings = f"image{uuid4().hex[:8]}", configured(None)
+    with ExitStack() as stack:
+
+        def make() -> Pipeline:
+            return Pipeline(database, kafka, stack.enter_context(Container(engine, name, database, kafka, settings)))
+
+        yield make
+
+
+@pytest.fixture
+def pipeline(make_pipeline: Callable[[], Pipeline]) -> Pipeline:
+    """Give a pipeline whose container has not been started."""
+    return make_pipeline()

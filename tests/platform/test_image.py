@@ -1,0 +1,100 @@
+"""The image as its operator runs it: README's line, a real PostgreSQL, a real Kafka."""
+
+import json
+from collections.abc import Callable
+from urllib.request import urlopen
+
+from sandbox.containers import BASES, Engine
+from tests.support.container import IMAGE, Container
+from tests.support.weather import Pipeline, wait_until
+
+OWN_LAYERS_MAX = 80_000_000
+"""Bytes on top of python:3.13-slim, so that the image stays below 200 MB."""
+
+
+def container(pipeline: Pipeline) -> Container:
+    assert isinstance(pipeline.daemon, Container)
+    return pipeline.daemon
+
+
+def test_the_line_of_the_readme_delivers_and_stops(pipeline: Pipeline) -> None:
+    """It listens on the image's own port, so it has a test and a moment of its own."""
+    daemon = container(pipeline)
+    daemon.start_as_documented()
+    try:
+        wait_until(lambda: _answers("http://127.0.0.1:8080/readyz?role=active"), "the container to be ready")
+        pipeline.write()
+        pipeline.wait_until_confirmed()
+    finally:
+        assert daemon.stop() == 0, daemon.log_text()
+    daemon.start()
+    pipeline.assert_complete()
+
+
+def test_a_new_container_goes_on_after_kill_9(pipeline: Pipeline) -> None:
+    pipeline.daemon.start()
+    pipeline.write()
+    assert pipeline.read(10)
+    with pipeline.busy():
+        pipeline.daemon.kill()
+        pipeline.daemon.start()
+    pipeline.assert_complete()
+    assert pipeline.daemon.stop() == 0
+
+
+def test_a_standby_container_takes_over(make_pipeline: Callable[[], Pipeline]) -> None:
+    owner, standby = make_pipeline(), make_pipeline()
+    owner.daemon.start()
+    standby.daemon.start(wait=False)
+    standby.daemon.wait_until_ready("any")
+    owner.write()
+    assert owner.daemon.stop() == 0
+    standby.daemon.wait_until_ready("active")
+    standby.expect(owner)
+    standby.write()
+    standby.assert_complete()
+
+
+def test_it_has_no_rights(pipeline: Pipeline) -> None:
+    daemon = container(pipeline)
+    daemon.start()
+    status = dict(line.split(":\t", 1) for line in daemon.exec("cat", "/proc/1/status").splitlines() if ":\t" in line)
+    assert status["Name"] == "pgsluice"
+    assert status["Uid"].split() == ["65532"] * 4
+    assert int(status["CapEff"], 16) == 0
+    assert int(status["CapBnd"], 16) == 0
+    mounts = [line.split() for line in daemon.exec("cat", "/proc/mounts").splitlines()]
+    (root,) = (options for _, place, _, options, *_ in mounts if place == "/")
+    assert "ro" in root.split(",")
+    assert daemon.exec("pgsluice", "health", "--url", daemon.url)
+
+
+def test_a_broken_file_ends_it_with_every_mistake(pipeline: Pipeline) -> None:
+    daemon = container(pipeline)
+    daemon.settings["postgres"] = {"hots": "localhost"}
+    daemon.settings["delivery"] = {"cut_bytes": "16MB"}
+    daemon.start(wait=False)
+    assert daemon.wait() == 78
+    assert "/etc/pgsluice/config.toml:" in daemon.log_text()
+    assert "postgres.hots" in daemon.log_text()
+    assert "delivery.cut_bytes" in daemon.log_text()
+
+
+def test_what_is_in_it(engine: Engine) -> None:
+    assert "compiled" in engine.podman("run", "--rm", IMAGE, "version")
+    (image,) = json.loads(engine.podman("image", "inspect", IMAGE))
+    (base,) = json.loads(engine.podman("image", "inspect", next(iter(BASES))))
+    assert image["Size"] - base["Size"] < OWN_LAYERS_MAX
+    assert image["Config"]["User"] == "65532:65532"
+    assert image["Healthcheck"]["Test"] == ["CMD", "pgsluice", "health"]
+    assert image["Labels"]["org.opencontainers.image.title"] == "pgsluice"
+    programs = engine.podman("run", "--rm", "--entrypoint", "find", IMAGE, "/opt/pgsluice", "-name", "*spark*")
+    assert not programs
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urlopen(url, timeout=5) as answer:  # noqa: S310 - the container's own
+            return bool(answer.status == 200)
+    except OSError:
+        return False
