@@ -28,7 +28,7 @@ from pgsluice.kafka.producer import CutProducer, ProducerOptions, TransactionalP
 from pgsluice.kafka.refusals import Eyes, Refusals
 from pgsluice.kafka.runs import TRUNCATE
 from pgsluice.kafka.tail import Tail
-from pgsluice.kafka.topics import Topics, TopicSettings, TopicSpec, check_compacted
+from pgsluice.kafka.topics import Topics, TopicSettings, TopicSpec, check_compacted, is_of_one_topic
 from pgsluice.record import Record
 from pgsluice.tables import SERVICE_TOPICS, TablePolicy
 
@@ -341,7 +341,7 @@ class KafkaSink:
         try:
             (state,) = self._topics.ensure(spec)
         except (PermissionDenied, ConfigError) as error:
-            if isinstance(error, TableRefused):
+            if not is_of_one_topic(error):
                 raise
             raise TableRefused(
                 f"{error} Make topic {spec.name} yourself, give pgsluice the right to make it (Create), or leave the "

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec
 
-from pgsluice.errors import ConfigError, PermissionDenied, SinkUnavailable, TableRefused
+from pgsluice.errors import ConfigError, PermissionDenied, PgsluiceError, SinkUnavailable, TableRefused
 from pgsluice.kafka.account import Account, Place, TopicState
 from pgsluice.librdkafka import UNKNOWN_TOPIC, ClientOptions, failure
 
@@ -367,6 +367,23 @@ class Topics:
             if time.monotonic() > end or self._given_up.wait(pause_s):
                 raise SinkUnavailable(f"Topic {missing[0]} has partitions without a leader.")
             pause_s = min(_RETRY_S, 2 * pause_s)
+
+
+_OF_ONE_TOPIC: Final = frozenset(
+    (
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.POLICY_VIOLATION,
+        KafkaError.INVALID_PARTITIONS,
+        KafkaError.INVALID_CONFIG,
+    )
+)
+
+
+def is_of_one_topic(error: PgsluiceError) -> bool:
+    """Return whether Kafka refused to show or make one topic, which says nothing of others, or of our credentials."""
+    cause = error.__cause__
+    return isinstance(cause, KafkaException) and cause.args[0].code() in _OF_ONE_TOPIC
 
 
 def check_compacted(topic: str, settings: TopicSettings) -> None:
