@@ -29,6 +29,8 @@ _HASH_CHARACTERS = 32
 _PART = r'(?:"((?:[^"]|"")+)"|([^".]+))'
 _PATTERN = re.compile(rf"{_PART}\.{_PART}")
 
+_WILDCARD = re.compile(r"[*?\[]")
+
 # What Kafka does not allow in a topic's name, the dot (it separates the parts here), and an
 # underscore that would read as the beginning of an escape.
 _TO_ESCAPE = re.compile(r"[^A-Za-z0-9_-]|_(?=x[0-9A-F]{4,6}_)", re.ASCII)
@@ -52,6 +54,11 @@ class TablePattern:
             )
         quoted_schema, schema, quoted_table, table = found.groups()
         return cls(schema or quoted_schema.replace('""', '"'), table or quoted_table.replace('""', '"'))
+
+    @property
+    def only(self) -> tuple[str, str] | None:
+        """The one table that it matches; None if it has a wildcard."""
+        return None if _WILDCARD.search(self.schema) or _WILDCARD.search(self.table) else (self.schema, self.table)
 
     def matches(self, schema: str, table: str) -> bool:
         """Return whether it matches both names; upper and lower case differ."""
@@ -112,8 +119,14 @@ class Tables:
             return None
         rule = next((rule for rule in self.rules if _matches(schema, table, (rule.match,))), _NO_RULE)
         template = rule.topic or self.topic
+        topic = self._topic(template, schema, table)
+        if self._is_named_by_another(rule, topic, schema):
+            raise TableRefused(
+                f"Table {schema}.{table} would go to topic {topic}, which a [[tables.rules]] entry gives to other "
+                'tables: name another with `topic = "..."` in an entry of its own, or the same one to share it.'
+            )
         return TablePolicy(
-            topic=self._topic(template, schema, table),
+            topic=topic,
             partitions=rule.partitions or self.partitions,
             replication_factor=rule.replication_factor or self.replication_factor,
             config={**self.config, **rule.config},
@@ -148,6 +161,22 @@ class Tables:
     def dead_letters_policy(self) -> TablePolicy:
         """Return how dead letters are published: one topic, in one order, every one of them."""
         return replace(self.messages_policy(), topic=f"{self.prefix}.dead_letters")
+
+    def _is_named_by_another(self, own: TableRule, topic: str, schema: str) -> bool:
+        """Return whether a rule gives ``topic`` to tables that it names, or that are to share it.
+
+        Otherwise whoever may create a table could take it, by one whose usual topic has this name.
+        """
+        for rule in self.rules:
+            if rule.topic is None or rule is own or rule.topic == own.topic:
+                continue
+            pattern = _pattern(rule.match)
+            varies = "{table}" in rule.topic or ("{schema}" in rule.topic and not fnmatchcase(schema, pattern.schema))
+            if pattern.only is None and varies:
+                continue
+            if self._named(rule.topic, *(pattern.only or (schema, ""))) == topic:
+                return True
+        return False
 
     def _named(self, template: str, schema: str, table: str) -> str:
         topic = template.format(prefix=self.prefix, schema=escape(schema), table=escape(table))

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 import psycopg
 import pytest
 
-from pgsluice.errors import PermissionDenied, SourceUnavailable
+from pgsluice.errors import PermissionDenied, SourceUnavailable, TableRefused
 from pgsluice.finding import Finding, Verdict
 from pgsluice.lsn import parse_lsn
 from pgsluice.postgres.catalog import Catalog, IdentityConflict, Publication, PublishedTable
@@ -289,6 +289,21 @@ def by_name(findings: list[Finding]) -> dict[str, Finding]:
 
 def verdicts(findings: list[Finding]) -> dict[str, str]:
     return {finding.name: finding.verdict.value for finding in findings}
+
+
+async def test_types_that_consist_of_too_many_others(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever may create types may not have us read types without end."""
+    monkeypatch.setattr("pgsluice.postgres.catalog.TYPES_AT_ONCE", 2)
+    with database.connect() as admin:
+        for number in range(5):
+            admin.execute(f"CREATE TYPE part{number} AS (a int, b int)")
+        admin.execute(f"CREATE TYPE whole AS ({', '.join(f'p{number} part{number}' for number in range(5))})")
+        (oid,) = admin.execute("SELECT 'whole'::regtype::oid").fetchone() or ()
+    async with Catalog(options_for(database)) as catalog:
+        assert len(await catalog.describe_types([oid])) == 6
+        monkeypatch.setattr("pgsluice.postgres.catalog.PARTS_MAX", 10)
+        with pytest.raises(TableRefused, match="consist of more than 10 others"):
+            await catalog.describe_types([oid])
 
 
 @pytest.mark.parametrize("version", [10, 13, 14, 15, 16, 17, 18])

@@ -179,6 +179,32 @@ def test_a_table_never_goes_to_a_service_topic(table: str) -> None:
         Tables("p", topic="{prefix}.{table}").policy("public", table)
 
 
+@pytest.mark.parametrize(
+    ("rule", "schema", "table"),
+    [
+        (TableRule("legacy.t_ord", topic="{prefix}.sales.orders"), "sales", "orders"),
+        (TableRule("legacy.orders", topic="{prefix}.sales.{table}"), "sales", "orders"),
+        (TableRule("sales.*_log", topic="{prefix}.{schema}.logs"), "sales", "logs"),
+        (TableRule("*.*_log", topic="{prefix}.all.logs"), "all", "logs"),
+    ],
+)
+def test_no_other_table_goes_to_a_topic_that_a_rule_gives_to_some(rule: TableRule, schema: str, table: str) -> None:
+    """Whichever comes first: otherwise its rows would pass for theirs."""
+    tables = Tables("shop", rules=[rule])
+    with pytest.raises(TableRefused, match=rf"Table {schema}.{table} would go to topic shop.{schema}.{table}, which a"):
+        tables.policy(schema, table)
+    assert tables.policy("other", table) is not None
+
+
+def test_unless_another_rule_sends_it_there() -> None:
+    names = ("legacy.t_ord", "sales.orders")
+    tables = Tables("shop", rules=[TableRule(name, topic="{prefix}.sales.orders") for name in names])
+    for schema, table in (name.split(".") for name in names):
+        policy = tables.policy(schema, table)
+        assert policy is not None
+        assert policy.topic == "shop.sales.orders"
+
+
 def test_types_of_columns_keep_their_order() -> None:
     types = {"b": Choice("string"), "*": Choice("double")}
     policy = Tables("shop", rules=[TableRule("public.*", types=types)]).policy("public", "orders")

@@ -18,11 +18,14 @@ CONNECTIONS_MAX: Final = 100
 SILENT_S: Final = 20.0
 """How long a connection may take to send the head of a request or to take an answer, or be idle between requests."""
 
+NEW_S: Final = 0.5
+"""How long a connection counts as new: it had no time yet to send a request, or has just been served."""
+
 _LOOK_S: Final = 1.0
 
 
 class Connections:
-    """Those of one server. A new one never has to wait: when there are too many, the most silent one makes room."""
+    """Those of one server. A new one never has to wait: when there are too many, an older one makes room."""
 
     def __init__(self, server: web.Server) -> None:
         self._server = server
@@ -35,10 +38,20 @@ class Connections:
         """Return the protocol of a new connection."""
         self._forget_ended()
         if len(self._since) >= CONNECTIONS_MAX:
-            self._end(min(self._since, key=lambda one: (one in self._busy, self._since[one])))
+            self._end(min(self._since, key=self._claim))
         connection = self._server()
         self._since[connection] = time.monotonic()
         return connection
+
+    def _claim(self, connection: web.RequestHandler) -> tuple[bool, bool, float]:
+        """Return what ranks connections: the lowest makes room.
+
+        Last come new ones, whatever they do: otherwise whoever keeps all others busy, with requests that never end,
+        would have every health check make room as soon as it connects.
+        """
+        since = self._since[connection]
+        is_new = since > time.monotonic() - NEW_S
+        return is_new, not is_new and connection in self._busy, since
 
     @contextmanager
     def answering(self, connection: web.RequestHandler) -> Iterator[None]:

@@ -130,7 +130,7 @@ class HttpServer:
         """Refuse what a web page makes a browser ask without the knowledge of its user."""
         if not self._hosts.allow(request.headers.get("Host", "")):
             raise web.HTTPMisdirectedRequest(reason="Misdirected Request: this name is not in http.allowed_hosts")
-        if request.method == "POST" and request.headers.get("Sec-Fetch-Site", "none") not in {"none", "same-origin"}:
+        if request.method == "POST" and _is_from_another_site(request):
             raise web.HTTPForbidden(reason="Forbidden to other web sites")
         with self._connections.answering(request.protocol):
             return await handler(request)
@@ -221,6 +221,16 @@ async def _body(request: web.Request) -> bytes:
     if request.headers.get("Content-Encoding", "identity") != "identity":
         raise web.HTTPUnsupportedMediaType
     return await request.read()
+
+
+def _is_from_another_site(request: web.Request) -> bool:
+    """Return whether a browser says so; programs send neither header.
+
+    Browsers leave out the first one where the connection is not encrypted and the address is no loopback address.
+    """
+    site, origin = request.headers.get("Sec-Fetch-Site", "none"), request.headers.get("Origin")
+    other_origin = origin is not None and origin.partition("://")[2] != request.headers.get("Host")
+    return other_origin or site not in {"none", "same-origin"}
 
 
 def _verdict(reason: str | None) -> web.Response:

@@ -3,7 +3,9 @@
 They decide where a session goes on, so the read has to be complete: see :mod:`.tail`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 
 import structlog
 
@@ -15,9 +17,6 @@ log = structlog.get_logger(__name__)
 
 KEY_SHOWN_MAX = 100
 """Characters of a foreign key that the log shows."""
-
-_Foreign = tuple[bytes | None, bytes]
-"""Key and value of a record that is not ours."""
 
 
 def checkpoint_key(pipeline: str) -> bytes:
@@ -42,41 +41,46 @@ def read_checkpoints(tail: Tail, pipeline: str, *, is_atomic: bool) -> Sequence[
     into the order of their cuts.
     """
     ours: list[Checkpoint] = []
-    others: list[_Foreign] = []
+    others = _Others()
     for values in tail.windows():
-        ours, others = [], []
+        ours, others = [], _Others()
         for value in values:
             if tail.key == checkpoint_key(pipeline):
                 ours.append(Checkpoint.from_json(value, f"Record {tail.offset} of topic {tail.topic}"))
             else:
-                others.append((tail.key, value))
+                others.add(tail.key or b"", value)
         if len({one.cut for one in ours}) > 1:
             break
     if not ours:
-        ours = _checkpoints_of_others(others)
-    elif others:
-        _say_ignored(tail.topic, others)
+        return [] if others.last is None else [others.last]
+    if others.count:
+        others.say_ignored(tail.topic)
     return ours if is_atomic else sorted(ours, key=lambda one: (one.epoch, one.cut))
 
 
-def _checkpoints_of_others(others: Iterable[_Foreign]) -> list[Checkpoint]:
-    """Return the last checkpoint that another pipeline wrote under its own key, if there is one."""
-    last: list[Checkpoint] = []
-    for key, value in others:
-        try:
+@dataclass(slots=True)
+class _Others:
+    """The records that are not ours, of which there may be any number."""
+
+    count: int = 0
+    key: bytes = b""
+    """Of the last one."""
+    last: Checkpoint | None = None
+    """The last checkpoint that another pipeline wrote under its own key."""
+
+    def add(self, key: bytes, value: bytes) -> None:
+        """Take the next one."""
+        self.count, self.key = self.count + 1, key
+        with suppress(HistoryError):
             one = Checkpoint.from_json(value)
-        except HistoryError:
-            continue
-        if key == checkpoint_key(one.pipeline):
-            last = [one]
-    return last
+            if key == checkpoint_key(one.pipeline):
+                self.last = one
 
-
-def _say_ignored(topic: str, others: Sequence[_Foreign]) -> None:
-    key = (others[-1][0] or b"").decode(errors="backslashreplace")[:KEY_SHOWN_MAX]
-    log.warning(
-        "another program writes to the topic of checkpoints: its records are ignored. Take that right away from it",
-        topic=topic,
-        records=len(others),
-        key=key,
-    )
+    def say_ignored(self, topic: str) -> None:
+        """Log that there are some."""
+        log.warning(
+            "another program writes to the topic of checkpoints: its records are ignored. Take that right away from it",
+            topic=topic,
+            records=self.count,
+            key=self.key.decode(errors="backslashreplace")[:KEY_SHOWN_MAX],
+        )

@@ -12,6 +12,7 @@ import structlog
 
 from pgsluice.avro.encoder import KeyEncoder, RowEncoder
 from pgsluice.avro.schema import (
+    FieldHistory,
     TableFields,
     envelope_schema,
     key_fields,
@@ -42,6 +43,10 @@ log = structlog.get_logger(__name__)
 
 TRUNCATE = b"T"
 """The kind of a Truncate message."""
+
+NAMES_MAX = 50_000
+"""Columns that a table may have had, 1,600 of them at a time. Whoever may alter it can rename them again and again, and
+each new version has to be compared with all of them."""
 
 READY_MAX = 10_000
 """Tables whose encoder is kept, those of dropped tables included: some 20 KiB each. One that is needed again is made
@@ -176,6 +181,7 @@ class Encoders:
         options = replace(self._types, choices=policy.types, elements=elements(relation, described))
         check_choices(relation, options)
         former = await self._registry.fields(value_subject, space)
+        _check_past(relation, policy, former)
         self._check_alone(relation, policy, space, is_new=not len(former))
         fields = TableFields(options, former).assign(relation)
         key = await self._key(relation, policy, key_subject, space)
@@ -247,6 +253,16 @@ class Encoders:
         raise TableRefused(
             f"The primary key of table {relation.namespace}.{relation.name} ({', '.join(primary_key)}) is not among "
             "its published columns: publish them, or name the key with `keys` in [[tables.rules]]."
+        )
+
+
+def _check_past(relation: Relation, policy: TablePolicy, former: FieldHistory) -> None:
+    """Raise TableRefused when a table has had more columns than are to be remembered."""
+    if len(former) > NAMES_MAX:
+        raise TableRefused(
+            f"Table {relation.namespace}.{relation.name} has had more than {NAMES_MAX} columns, whose names are all "
+            f'taken in topic {policy.topic}. Find out who renames them, then name another with `topic = "..."` in a '
+            "[[tables.rules]] entry."
         )
 
 

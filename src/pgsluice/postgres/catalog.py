@@ -8,7 +8,7 @@ https://www.postgresql.org/docs/current/catalogs.html
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -16,7 +16,7 @@ import psycopg
 from psycopg import AsyncConnection
 
 from pgsluice.avro.sent.types import LEVELS_MAX, TypeDescription, is_built_in
-from pgsluice.errors import SourceUnavailable
+from pgsluice.errors import SourceUnavailable, TableRefused
 from pgsluice.lsn import parse_lsn
 from pgsluice.postgres import failures, queries
 from pgsluice.postgres.options import ConnectionOptions
@@ -29,6 +29,12 @@ STATEMENT_TIMEOUT_MS = 10_000
 
 ANSWER_TIMEOUT_S = STATEMENT_TIMEOUT_MS / 1000 + 5
 """After that it is not the server that is slow: the network passes nothing on."""
+
+TYPES_AT_ONCE = 50
+"""Types that one query asks for: a composite can have 1,600 attributes."""
+
+PARTS_MAX = 100_000
+"""Parts of types, and parts of those, that one table's columns may have: whoever may create types makes any number."""
 
 _SESSION_SETTINGS = {"default_transaction_read_only": "on", "statement_timeout": str(STATEMENT_TIMEOUT_MS)}
 
@@ -215,6 +221,7 @@ class Catalog:
         """Return these types and all that they consist of, without what is built in.
 
         Types that are nested too deeply are described to one level beyond ``LEVELS_MAX``, which shows that they are.
+        TableRefused if there are too many.
         """
         sql = queries.TYPES_SINCE_14 if await self._version() >= queries.MULTIRANGES_SINCE else queries.TYPES
         described: dict[int, TypeDescription] = {}
@@ -222,10 +229,13 @@ class Catalog:
         for _ in range(LEVELS_MAX + 1):
             if not wanted:
                 break
-            rows = await self._rows(sql, [sorted(wanted)])
+            oids = sorted(wanted)
+            for at in range(0, len(oids), TYPES_AT_ONCE):
+                rows = await self._rows(sql, [oids[at : at + TYPES_AT_ONCE]])
+                for oid, namespace, name, send, parts, delimiter in rows:
+                    described[oid] = TypeDescription(oid, namespace, name, send, tuple(parts), delimiter)
+                _check_number(described.values())
             asked |= wanted
-            for oid, namespace, name, send, parts, delimiter in rows:
-                described[oid] = TypeDescription(oid, namespace, name, send, tuple(parts), delimiter)
             parts = {part for description in described.values() for part in description.parts}
             wanted = {part for part in parts - asked if not is_built_in(part)}
         return list(described.values())
@@ -265,6 +275,14 @@ class Catalog:
 
     def _is_open(self) -> bool:
         return self._connection is not None and not self._connection.closed
+
+
+def _check_number(described: Collection[TypeDescription]) -> None:
+    if sum(len(one.parts) + 1 for one in described) > PARTS_MAX:
+        raise TableRefused(
+            f"The types of a table's columns consist of more than {PARTS_MAX} others: give the columns simpler types, "
+            "or leave the table out with tables.exclude"
+        )
 
 
 def _blocker(pid: int | None, role: str | None, database: str | None, *prepared: str | None) -> str:

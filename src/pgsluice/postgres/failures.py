@@ -125,7 +125,7 @@ _CONNECTING: Sequence[tuple[str, type[PgsluiceError], str]] = (
     (
         r"does not support SSL, but SSL was required",
         ConfigError,
-        "switch ssl on at the server, or choose another sslmode",
+        "switch ssl on at the server; with a weaker sslmode, passwords and rows could be read on their way",
     ),
     (
         r"certificate verify failed|does not match host name|certificate file|key file|root certificate",

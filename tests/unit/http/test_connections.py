@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from pgsluice.http import connections as module
 from pgsluice.http.health import Health
 from pgsluice.http.server import HttpServer
+from pgsluice.registry.store import SchemaStore
 
 REQUEST = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
 SHORT_S = 0.2
@@ -44,7 +45,8 @@ Connect = Callable[[], Awaitable[Client]]
 
 @pytest.fixture
 async def server() -> AsyncIterator[HttpServer]:
-    server = HttpServer("127.0.0.1:0", Health(dict, lambda: None, lambda _: None), CollectorRegistry())
+    health = Health(dict, lambda: None, lambda _: None)
+    server = HttpServer("127.0.0.1:0", health, CollectorRegistry(), SchemaStore())
     await server.start()
     yield server
     await server.stop()
@@ -113,3 +115,17 @@ async def test_a_health_check_gets_its_answer_whoever_holds_connections(connect:
     for _ in range(3 * module.CONNECTIONS_MAX):
         (await connect()).writer.write(REQUEST[:-2])
     assert await (await connect()).ask() == b"HTTP/1.1 200 OK"
+
+
+async def test_nor_do_those_keep_it_out_that_are_busy_for_long(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their requests never end, so that new connections seem to be those that can go."""
+    monkeypatch.setattr(module, "CONNECTIONS_MAX", 3)
+    monkeypatch.setattr(module, "NEW_S", SHORT_S)
+    for _ in range(3):
+        (await connect()).writer.write(b"POST /subjects/a HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n")
+    await asyncio.sleep(2 * SHORT_S)
+    check, attacker = await connect(), await connect()
+    assert await check.ask() == b"HTTP/1.1 200 OK"
+    assert attacker.is_open()

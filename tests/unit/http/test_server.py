@@ -225,6 +225,16 @@ class TestBrowsers:
             answer = await client.post("/subjects/unheard-of", json={"schema": '"string"'}, headers=headers)
         assert answer.status_code == status
 
+    @pytest.mark.parametrize(
+        ("origin", "status"),
+        [("http://evil.example", 403), ("null", 403), ("http://[", 403), ("http://10.0.0.5:8080", 404)],
+    )
+    async def test_nor_where_only_the_origin_tells(self, store: SchemaStore, origin: str, status: int) -> None:
+        async with running(Process(), registry=store) as client:
+            headers = {"Host": "10.0.0.5:8080", "Origin": origin}
+            answer = await client.post("/subjects/unheard-of", json={"schema": '"string"'}, headers=headers)
+        assert answer.status_code == status
+
     async def test_the_page_is_shown_in_no_frame(self) -> None:
         async with running(Process()) as client:
             answer = await client.get("/")

@@ -300,6 +300,13 @@ class TestATableThatCannotBePublished:
         (found,) = self.letters(rows, world, messages.Insert(None, 7, [b"1", b"2", b"3"]))
         assert found["detail"] == "Too large."
 
+    async def test_one_that_has_had_too_many_columns(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("pgsluice.pipeline.encoders.NAMES_MAX", 3)
+        made = self.encoders(World())
+        for number, kind in enumerate((Rows, Rows, Rows, RefusedRows)):
+            assert isinstance(await made.of(table("d", "a", columns=("a", f"b{number}"))), kind)
+        assert "has had more than 3 columns" in self.quarantine.tables[0]["reason"]
+
     async def test_what_the_registry_refuses_is_decided_by_another_setting(self) -> None:
         world = World(faults={"register": [IncompatibleSchema("Not like this.")]})
         with pytest.raises(IncompatibleSchema):
@@ -307,13 +314,9 @@ class TestATableThatCannotBePublished:
 
     async def test_one_whose_topic_has_the_rows_of_another_table(self) -> None:
         world = World()
-        rules = (
-            TableRule("public.t", topic="{prefix}.{schema}.u"),
-            TableRule("public.*", topic="{prefix}.public.{table}"),
-        )
-        made = self.encoders(world, *rules)
+        made = self.encoders(world, TableRule("sales.*", topic="{prefix}.public.{table}"))
         await made.of(table("d", "a"))
-        other = replace(table("d", "a"), oid=8, name="u")
+        other = replace(table("d", "a"), oid=8, namespace="sales")
         assert isinstance(await made.of(other), RefusedRows)
         assert "which has the rows of another table" in self.quarantine.tables[0]["reason"]
 
