@@ -100,6 +100,7 @@ class Pipeline:
         context = SerializationContext(topic, MessageField.VALUE)
         found: list[dict[str, Any]] = []
         url = self.daemon.settings.get("schema_registry", {}).get("url", self.daemon.url)
+        assert url != self.daemon.url or self.daemon.alive, self.daemon.log_text()
         # some servers leave a request unanswered now and then; the client tries again
         with SchemaRegistryClient({"url": url, "timeout": 10}) as registry, reading(self.kafka, topic) as consumer:
             deserialize = AvroDeserializer(registry)

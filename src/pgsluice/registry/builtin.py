@@ -17,7 +17,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from pgsluice.avro.schema import FieldHistory, KeyHistory
 from pgsluice.avro.wire import Schema
-from pgsluice.librdkafka import FATAL, MAX_RECORD_BYTES, connect, failure
+from pgsluice.librdkafka import FATAL, MAX_RECORD_BYTES, PURGED, connect, failure
 from pgsluice.registry.client import CONNECT_S, RETRY_FIRST_S, RegistryOptions
 from pgsluice.registry.follower import SchemaFollower
 from pgsluice.registry.histories import Histories
@@ -175,7 +175,7 @@ class BuiltinRegistry:
 
     async def _cause(self, error: KafkaException) -> KafkaException:
         """Return why the producer failed. After a fatal error, a new producer takes its place."""
-        if error.args[0].code() == FATAL:
+        if error.args[0].code() == FATAL or error.args[0].code() in PURGED:
             self._serve_producer()  # the reason may not have been reported yet
             error = self._broken_by or error
         elif not error.args[0].fatal():
