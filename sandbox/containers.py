@@ -30,7 +30,7 @@ BASES = {
 """The images that a Dockerfile may begin with, and what is in them."""
 
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
-"""Those that this machine trusts: the package index may be behind a proxy of its own."""
+"""The certificates that this machine trusts. The images get them too: there may be a proxy before the package index."""
 
 START_S = 20.0
 
@@ -130,9 +130,8 @@ def _configure(directory: Path, programs: Path) -> dict[str, str]:
         "BUILDAH_RUNTIME": runc,
         "DISABLE_HC_SYSTEMD": "true",  # health checks would need timers of systemd
     }
-    inherited = ", ".join(
-        f'"{name}={value}"' for name, value in variables.items()
-    )  # by what cleans up after containers
+    # What cleans up after a container is podman again, started by conmon, with these variables only.
+    inherited = ", ".join(f'"{name}={value}"' for name, value in variables.items())
     (directory / "containers.conf").write_text(
         '[containers]\nlog_driver = "k8s-file"\nnetns = "host"\n'
         'default_ulimits = ["nofile=20000:20000", "nproc=4096:4096"]\n'
