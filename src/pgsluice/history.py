@@ -345,7 +345,7 @@ def _continued(last: Checkpoint | None, facts: Facts, identity: Identity) -> Res
     found = _committed(last, facts, identity)
     check_refused(found)
     if identity.is_atomic:
-        check_genuine(last, found, facts.recorded)
+        check_genuine(facts.checkpoints, found, facts.recorded)
     if found.is_announcement:
         return Resumption(_born(found, facts, identity), found.cut)
     check_recorded(found, facts, is_atomic=identity.is_atomic)
@@ -437,17 +437,19 @@ def check_refused(checkpoint: Checkpoint) -> None:
         )
 
 
-def check_genuine(last: Checkpoint, committed: Checkpoint, recorded: Recorded) -> None:
-    """Raise HistoryError when the cut records show that another program has written the last checkpoint.
+def check_genuine(checkpoints: Sequence[Checkpoint], committed: Checkpoint, recorded: Recorded) -> None:
+    """Raise HistoryError when the cut records show that another program has written the last of ``checkpoints``.
 
     ``committed``: the one of the last cut that was committed. A checkpoint and its cut record are written in one
     transaction, so they agree. Late markers can show or hide one of the two for the last cut only, so one of the topics
-    can be one cut ahead of the other. We never write a checkpoint after one of a higher cut that is recorded, nor one
+    can be one cut ahead of the other. pgsluice never writes a checkpoint after one of a higher recorded cut, nor one
     that is two or more cuts ahead of the records. If the slot stands behind the last cut recorded, the latter means
     that Kafka lost cut records, which is told when the topics are compared.
     """
+    last = checkpoints[-1]
     is_denied, is_aborted = is_contradicted(last, recorded), last.cut == recorded.cut + 1
-    if not is_denied and (is_aborted or committed is last):
+    goes_back = any(last.cut < one.cut <= recorded.cut for one in checkpoints)
+    if not is_denied and not goes_back and (is_aborted or committed is last):
         return
     says = f"the last one is cut {recorded.cut}"
     if is_denied:

@@ -479,8 +479,10 @@ class TestAForgedCheckpoint:
         with pytest.raises(HistoryError, match=f"the cut records say that {says}.*another program.*--adopt-slot"):
             resume(found, SHOP)
 
-    def test_one_that_is_written_again_when_its_cut_is_not_the_last_any_more(self) -> None:
-        found = facts(CHECKPOINT, self.FORMER, recorded=self.RECORDED, slot_lsn=900)
+    @pytest.mark.parametrize("higher", [CHECKPOINT, replace(CHECKPOINT, epoch=7)])
+    def test_one_that_is_written_again_when_its_cut_is_not_the_last_any_more(self, higher: Checkpoint) -> None:
+        """Also where the last genuine one is too far back to be read, and another forged one stands before it."""
+        found = facts(higher, self.FORMER, recorded=self.RECORDED, slot_lsn=900)
         with pytest.raises(HistoryError, match=r"is that of cut 8 in epoch 2, .* the last one is cut 9"):
             resume(found, SHOP)
 
