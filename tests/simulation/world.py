@@ -231,7 +231,11 @@ class Simulation:
         self.broker.weather = Weather()
         self.slow_down(0.0)
         self.wal.finish()
-        self.wal.write_elsewhere()  # a server that was restored may end exactly where the last one did
+        self.wal.write_elsewhere()
+        while self.wal.end == self.model.delivered:
+            # A server that was restored may end exactly where the last one did. Nothing shows the difference before it
+            # writes more.
+            self.wal.write_elsewhere()
         self.server.wake()
 
     async def _check_arrival(self) -> None:

@@ -152,13 +152,16 @@ class Session:
         return self._outbox.own_written
 
     def may_have_written(self, checkpoint: Checkpoint | None) -> bool:
-        """Return whether the session found ``checkpoint``, resumed from it, committed it, or tried to.
+        """Return whether ``checkpoint``, read just now, leaves open that nobody but this session has written.
 
-        Also if it is a refusal by now: a process that was starting may have recorded that, while it still had the slot.
+        That is so if the session found it, resumed from it, committed it, or tried to. It may be a refusal by now,
+        recorded by a process that had the slot while it was starting. A checkpoint that is older than our own last one,
+        or none at all, tells nothing: the broker that showed it has an outdated view.
         """
-        if checkpoint is not None:
-            checkpoint = replace(checkpoint, refused="")
-        return checkpoint in (self._found, self._outbox.checkpoint, self._outbox.attempted)
+        own = self._outbox.checkpoint
+        if checkpoint is None or checkpoint.cut < own.cut:
+            return True
+        return replace(checkpoint, refused="") in (self._found, own, self._outbox.attempted)
 
     @property
     def has_delivered(self) -> bool:

@@ -508,6 +508,27 @@ class TestWhenItMustNotGoOn:
             world.commit(2)
             await until(lambda: world.numbers == [1, 2])
 
+    @pytest.mark.parametrize("shown", [[replace(CHECKPOINT, cut=1)], []])
+    async def test_being_fenced_while_the_slot_is_ours_and_a_broker_shows_an_outdated_checkpoint(
+        self, shown: list[Checkpoint]
+    ) -> None:
+        """What is older than our own last checkpoint tells nothing about who has written since."""
+        world = World(position=8_000, checkpoint=CHECKPOINT)
+        outdated: list[list[Checkpoint]] = []
+
+        class Outdated(FakeSink):
+            async def checkpoints(self) -> list[Checkpoint]:
+                return outdated.pop() if outdated else await super().checkpoints()
+
+        async with running(world, sink=Outdated):
+            world.commit(1)
+            await until(lambda: world.numbers == [1])
+            outdated.append(shown)
+            world.faults["commit"] = [Fenced("Another took over.")]
+            world.commit(2)
+            await until(lambda: world.numbers == [1, 2])
+        assert not outdated
+
     async def test_being_fenced_while_the_slot_is_ours_by_one_who_refuses_the_server(self) -> None:
         """He had the slot when he began to; the next session reads it, and stops for the true reason."""
         world = World(position=8_000, checkpoint=CHECKPOINT)
