@@ -442,13 +442,14 @@ def check_genuine(checkpoints: Sequence[Checkpoint], committed: Checkpoint, reco
 
     ``committed``: the one of the last cut that was committed. A checkpoint and its cut record are written in one
     transaction, so they agree. Late markers can show or hide one of the two for the last cut only, so one of the topics
-    can be one cut ahead of the other. pgsluice never writes a checkpoint after one of a higher recorded cut, nor one
-    that is two or more cuts ahead of the records. If the slot stands behind the last cut recorded, the latter means
+    can be one cut ahead of the other. pgsluice never writes a checkpoint right after one of a higher recorded cut, nor
+    one that is two or more cuts ahead of the records. If the slot stands behind the last cut recorded, the latter means
     that Kafka lost cut records, which is told when the topics are compared.
     """
     last = checkpoints[-1]
     is_denied, is_aborted = is_contradicted(last, recorded), last.cut == recorded.cut + 1
-    goes_back = any(last.cut < one.cut <= recorded.cut for one in checkpoints)
+    former_cut = next((one.cut for one in reversed(checkpoints) if one.cut != last.cut), 0)
+    goes_back = last.cut < former_cut <= recorded.cut
     if not is_denied and not goes_back and (is_aborted or committed is last):
         return
     says = f"the last one is cut {recorded.cut}"

@@ -90,7 +90,9 @@ class Model:
         self.broker: Broker
         self.two_phase_at: Callable[[], int | None] = lambda: None
         self.delivered = 0
-        """The end LSN of the last committed checkpoint."""
+        """The end LSN of the last committed checkpoint, on the server's present history."""
+        self.recorded = 0
+        """The same, on whichever history it was delivered."""
         self.cuts = 0
         self.epoch = 1
         self.births = 1
@@ -222,7 +224,7 @@ class Model:
             and since <= one.prepare_lsn < birth["end_lsn"]
         }
         self._next = next((at for at, one in enumerate(truth) if one.end > birth["end_lsn"]), len(truth))
-        self.delivered = self.born_at = birth["end_lsn"]
+        self.delivered = self.recorded = self.born_at = birth["end_lsn"]
 
     def _on_cut(
         self,
@@ -251,7 +253,7 @@ class Model:
         self._compare(number, expected, self._decode(data))
         self._check_account(cut, expected)
         self.cuts += 1
-        self.cut, self.delivered = number, max(self.delivered, end)
+        self.cut, self.delivered, self.recorded = number, max(self.delivered, end), cut["end_lsn"]
 
     def _take_until(self, end: int) -> list[Truth]:
         first = self._next
@@ -475,9 +477,13 @@ class Model:
     # What the server tells.
 
     def check_ack(self, lsn: int) -> None:
-        """Nothing is acknowledged that the server could send no more and no reader has seen."""
-        if lsn > self.delivered:
-            self._violate(f"{lsn:X} was acknowledged, and only what is before {self.delivered:X} is committed in Kafka")
+        """Nothing is acknowledged that the server could send no more and no reader has seen.
+
+        A server that was restored may have nothing to send where the last one had nothing either. That part of its WAL
+        may be acknowledged.
+        """
+        if lsn > self.recorded:
+            self._violate(f"{lsn:X} was acknowledged, and only what is before {self.recorded:X} is committed in Kafka")
             return
         owed = self.owes
         if owed is not None and owed.end <= lsn:

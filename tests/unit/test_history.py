@@ -486,6 +486,12 @@ class TestAForgedCheckpoint:
         with pytest.raises(HistoryError, match=r"is that of cut 8 in epoch 2, .* the last one is cut 9"):
             resume(found, SHOP)
 
+    def test_one_of_long_ago_does_not_count_against_those_that_follow(self) -> None:
+        """A late marker shows the record of a cut that was aborted, and that has the number of the forged one."""
+        forged, earlier = replace(CHECKPOINT, epoch=1), replace(CHECKPOINT, cut=7, end_lsn=800)
+        found = facts(forged, earlier, self.FORMER, recorded=self.RECORDED, slot_lsn=900)
+        assert resume(found, SHOP) == Resumption(self.FORMER, 8)
+
     @pytest.mark.parametrize(
         "forged",
         [
