@@ -92,7 +92,7 @@ class Model:
         self.delivered = 0
         """The end LSN of the last committed checkpoint, on the server's present history."""
         self.recorded = 0
-        """The same, on whichever history it was delivered."""
+        """The same, on whichever history it was delivered; 0 without transactions."""
         self.cuts = 0
         self.epoch = 1
         self.births = 1
@@ -482,8 +482,9 @@ class Model:
         A server that was restored may have nothing to send where the last one had nothing either. That part of its WAL
         may be acknowledged.
         """
-        if lsn > self.recorded:
-            self._violate(f"{lsn:X} was acknowledged, and only what is before {self.recorded:X} is committed in Kafka")
+        delivered = max(self.delivered, self.recorded)
+        if lsn > delivered:
+            self._violate(f"{lsn:X} was acknowledged, and only what is before {delivered:X} is committed in Kafka")
             return
         owed = self.owes
         if owed is not None and owed.end <= lsn:
