@@ -6,7 +6,6 @@ Used by the commands of ``cli``. The only place that knows both the settings and
 import asyncio
 import hashlib
 import json
-import math
 import os
 import signal
 import time
@@ -39,9 +38,10 @@ from pgsluice.kafka.sink import CutFormat, KafkaSink, SinkOptions
 from pgsluice.kafka.topics import TopicSpec
 from pgsluice.librdkafka import ClientErrors, ClientOptions
 from pgsluice.lsn import format_lsn
-from pgsluice.metrics import Metrics
+from pgsluice.metrics import WAL_STATUS, Metrics, labelled
 from pgsluice.pipeline import Pipeline, PipelineOptions, State
 from pgsluice.pipeline.encoders import refusals
+from pgsluice.pipeline.lag import Lag
 from pgsluice.pipeline.outbox import Limits
 from pgsluice.pipeline.session import SessionOptions, age_s
 from pgsluice.postgres import checks as postgres_checks
@@ -49,6 +49,7 @@ from pgsluice.postgres.catalog import Catalog
 from pgsluice.postgres.connection import ReplicationConnection
 from pgsluice.postgres.options import ConnectionOptions, StreamOptions
 from pgsluice.postgres.slot import SlotState
+from pgsluice.postgres.slot_watch import SlotSample, SlotWatch
 from pgsluice.postgres.source import PostgresSource, SourceOptions
 from pgsluice.registry.builtin import BuiltinRegistry
 from pgsluice.registry.client import RegistryOptions
@@ -70,6 +71,9 @@ T = TypeVar("T")
 
 GAUGES_S = 1.0
 """How often positions and lags are copied into the metrics."""
+
+SAMPLE_SHOWN_S = 60.0
+"""How long the metrics show what the slot was like: one look that fails must not reset the alerts that wait."""
 
 PREPARED_SHOWN = 10
 """Prepared transactions in the status: the oldest."""
@@ -140,12 +144,15 @@ class _Daemon:
         self._registry = _registry(settings, builtin, self._metrics)
         self._pipeline = Pipeline(
             _pipeline_options(settings, adopt_slot=adopt_slot),
-            lambda: PostgresSource.open(_source_options(settings)),
+            self._open_source,
             self._make_sink,
             self._registry,
             self._make_spool,
             self._metrics,
         )
+        self._slot = SlotWatch(settings.slot_name, lambda: _connection_options(settings))
+        self._lag = Lag(time.monotonic())
+        self._show_limits()
         self._disk = Disk()
         self._spill = SpillDirectory(settings.buffer.spill_dir, self._disk)
         self._started = time.time()
@@ -154,9 +161,8 @@ class _Daemon:
         health = Health(self._status, self._live, self._ready)
         served = self._registry.store if self._settings.schema_registry.type == "builtin" else None
         listening = self._settings.http
-        http = HttpServer(
-            str(listening.listen), health, self._metrics.registry, served, allowed_hosts=listening.allowed_hosts
-        )
+        metrics = labelled(self._metrics.registry, pipeline=self._settings.name)
+        http = HttpServer(str(listening.listen), health, metrics, served, allowed_hosts=listening.allowed_hosts)
         await http.start()
         mode, encoder = self._settings.delivery.mode, speedups.describe()
         log.info("listening", address=str(self._settings.http.listen), version=__version__, mode=mode, encoder=encoder)
@@ -171,7 +177,16 @@ class _Daemon:
         """Run the pipeline with a directory for its files; a stop does not wait for a disk that hangs."""
         async with AsyncExitStack() as stack:
             await _first_of(stack.enter_async_context(self._spill), self._pipeline.stopped())
-            await _first_of(self._pipeline.run(), self._registry.follow(), self._keep_gauges())
+            is_owner = lambda: self._pipeline.state is not State.STANDBY  # noqa: E731
+            await _first_of(
+                self._pipeline.run(), self._registry.follow(), self._keep_gauges(), self._slot.run(is_owner)
+            )
+
+    async def _open_source(self) -> PostgresSource:
+        """Connect for one session; the slot is looked at on the same server from then on."""
+        source = await PostgresSource.open(_source_options(self._settings))
+        self._slot.follow(source.address)
+        return source
 
     async def _make_sink(self) -> KafkaSink:
         """Make the sink of one session, once the cut record's schemas have their ids."""
@@ -204,6 +219,7 @@ class _Daemon:
     def _status(self) -> dict[str, object]:
         """Return what ``/status`` says; LSNs in PostgreSQL's notation."""
         pipeline, session = self._pipeline, self._pipeline.session
+        lag_seconds, lag_bytes = self._measure_lag()
         status: dict[str, object] = {
             "version": __version__,
             "pipeline": self._settings.name,
@@ -213,6 +229,9 @@ class _Daemon:
             "state": pipeline.state.value,
             "last_error": pipeline.last_error,
             "uptime_s": round(time.time() - self._started),
+            "lag_seconds": None if lag_seconds is None else round(lag_seconds, 3),
+            "lag_bytes": lag_bytes,
+            "slot_status": self._slot_status(),
             "quarantined": [] if pipeline.quarantine is None else pipeline.quarantine.tables,
         }
         if session is not None:
@@ -224,8 +243,6 @@ class _Daemon:
                 "received_lsn": format_lsn(progress.received),
                 "delivered_lsn": format_lsn(progress.delivered),
                 "confirmed_lsn": format_lsn(progress.confirmable),
-                "lag_bytes": session.lag_bytes,
-                "lag_seconds": round(session.lag_seconds(), 3),
                 "buffered_bytes": session.buffered_bytes,
                 "waiting_transactions": session.waiting_transactions,
                 "waiting_bytes": dict(zip(("memory", "disk"), session.waiting_bytes, strict=True)),
@@ -250,8 +267,11 @@ class _Daemon:
         metrics = self._metrics
         while True:
             session = self._pipeline.session
-            metrics.lag_bytes.set(math.nan if session is None else session.lag_bytes)
-            metrics.lag_seconds.set(math.nan if session is None else session.lag_seconds())
+            metrics.set_state(self._pipeline.state, State)
+            lag_seconds, lag_bytes = self._measure_lag()
+            metrics.lag_seconds.set(lag_seconds)
+            metrics.lag_bytes.set(lag_bytes)
+            self._show_slot()
             oldest = None if session is None else session.oldest_prepared
             metrics.oldest_prepared_seconds.set(0.0 if oldest is None else age_s(oldest.prepare_ts))
             if session is not None:
@@ -259,6 +279,59 @@ class _Daemon:
                     metrics.lsn.labels(position).set(lsn)
             metrics.kafka_errors.set(self._kafka.errors.count)
             await asyncio.sleep(GAUGES_S)
+
+    def _show_limits(self) -> None:
+        metrics, buffer = self._metrics, self._settings.buffer
+        metrics.buffered_limit_bytes.set(self._settings.delivery.inflight_max.bytes)
+        metrics.waiting_limit_bytes.labels("memory").set(buffer.memory_max.bytes)
+        metrics.waiting_limit_bytes.labels("disk").set(buffer.spill_max.bytes)
+
+    def _measure_lag(self) -> tuple[float | None, int | None]:
+        """Return the lag in seconds and in bytes, each as far as it is known; a standby's is that of the owner."""
+        now, lag, session, sample = time.monotonic(), self._lag, self._pipeline.session, self._slot.sample
+        if self._pipeline.state is State.STANDBY:
+            lag.leave(now)
+            return None, None
+        if session is not None and session.heard_at is not None:
+            lag.hear(session.heard_at, session.server_lsn)
+        elif sample is not None and sample.wal_end is not None:
+            lag.hear(sample.sampled_at, sample.wal_end)
+        if session is not None:
+            lag.reach(session.caught_up_lsn, session.confirmed_lsn)
+            if (age := session.oldest_commit_age_s()) > 0:
+                lag.owe(now - age)
+        elif sample is not None and sample.slot is not None:
+            lag.reach(sample.slot.confirmed_flush_lsn, sample.slot.confirmed_flush_lsn)
+        return lag.seconds(now), lag.bytes
+
+    def _present_sample(self) -> SlotSample | None:
+        """Return what the slot was like a moment ago, None if that is not known."""
+        sample = self._slot.sample
+        return sample if sample is not None and time.monotonic() - sample.sampled_at < SAMPLE_SHOWN_S else None
+
+    def _slot_status(self) -> dict[str, object] | None:
+        sample = self._present_sample()
+        if sample is None or sample.slot is None:
+            return None
+        return {
+            "active": sample.slot.active_pid is not None,
+            "wal_status": sample.slot.wal_status,
+            "retained_bytes": sample.retained_bytes,
+            "safe_bytes": sample.slot.safe_wal_size,
+        }
+
+    def _show_slot(self) -> None:
+        """Show what is known of the slot, and nothing that is not known any more."""
+        metrics, sample = self._metrics, self._present_sample()
+        last = self._slot.sample
+        slot = None if sample is None else sample.slot
+        metrics.slot_sampled.set(None if last is None else last.timestamp_s)
+        metrics.slot_exists.set(None if sample is None else slot is not None)
+        metrics.slot_active.set(None if slot is None else slot.active_pid is not None)
+        metrics.slot_retained_bytes.set(None if sample is None else sample.retained_bytes)
+        metrics.slot_safe_bytes.set(None if slot is None else slot.safe_wal_size)
+        status = None if slot is None else slot.wal_status
+        metrics.slot_wal_status.set_all({} if status is None else {one: one == status for one in WAL_STATUS})
 
 
 def _prepared(transaction: Prepared) -> dict[str, object]:

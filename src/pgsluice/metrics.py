@@ -1,19 +1,109 @@
 """Every metric: its name, its labels, its help.
 
-Counted per batch, cut or session, never per row. https://prometheus.io/docs/practices/naming/
+Counted per batch, cut or session, never per row. docs/metrics.md says what to do with each.
+
+https://prometheus.io/docs/practices/naming/
 """
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from collections.abc import Iterable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0)
 
 
+TOPICS_MAX = 500
+"""Topics that have a time series of their own: each costs Prometheus memory, and there may be thousands of tables."""
+
+OTHER_TOPICS = "(other)"
+"""What all topics beyond ``TOPICS_MAX`` are counted as. No topic has that name: Kafka allows no brackets."""
+
+WAL_STATUS = ("reserved", "extended", "unreserved", "lost")
+"""What ``pg_replication_slots.wal_status`` can be."""
+
+
+class Known(Collector):
+    """A gauge whose samples are left out while they are unknown, so that no alert takes a guess for a fact."""
+
+    def __init__(self, name: str, text: str, label: str | None = None) -> None:
+        self._name = name
+        self._text = text
+        self._labels = [] if label is None else [label]
+        self._values: Mapping[str, float] = {}
+
+    def set(self, value: float | None) -> None:
+        """Set the value of a gauge without label; None: it is not known."""
+        self._values = {} if value is None else {"": value}
+
+    def set_all(self, values: Mapping[str, float]) -> None:
+        """Set all values of a gauge with a label, by its value."""
+        self._values = values
+
+    def collect(self) -> Iterator[Metric]:
+        """Return what is known."""
+        family = GaugeMetricFamily(self._name, self._text, labels=self._labels)
+        for label, value in self._values.items():
+            family.add_metric([label] if self._labels else [], value)
+        yield family
+
+
+class TopicEvents:
+    """The events of each topic, for so many topics as there may be time series."""
+
+    def __init__(self, counter: Counter) -> None:
+        self._counter = counter
+        self._of: dict[str, Counter] = {}
+
+    def add(self, topic: str, count: int) -> None:
+        """Count events of a topic."""
+        found = self._of.get(topic)
+        if found is None:
+            if len(self._of) < TOPICS_MAX:
+                found = self._of[topic] = self._counter.labels(topic)
+            else:
+                found = self._counter.labels(OTHER_TOPICS)
+        found.inc(count)
+
+
+class Labelled(Collector):
+    """All metrics of a registry with further labels, which tell several processes apart."""
+
+    def __init__(self, registry: CollectorRegistry, labels: Mapping[str, str]) -> None:
+        self._registry = registry
+        self._labels = dict(labels)
+
+    def collect(self) -> Iterator[Metric]:
+        """Return the metrics with the labels in front."""
+        for family in self._registry.collect():
+            found = Metric(family.name, family.documentation, family.type, family.unit)
+            found.samples = [one._replace(labels={**self._labels, **one.labels}) for one in family.samples]
+            yield found
+
+
+def labelled(registry: CollectorRegistry, **labels: str) -> CollectorRegistry:
+    """Return a registry with the metrics of ``registry``, and ``labels`` on each of them."""
+    found = CollectorRegistry()
+    found.register(Labelled(registry, labels))
+    return found
+
+
 class Metrics:
-    """All metrics of one process, in a registry of their own."""
+    """All metrics of one pipeline's process, in a registry of their own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self.state = self._gauge("state", "1 for what the process is doing, 0 for all else.", "state")
         self.events = self._counter("events", "Change events committed to Kafka.", "op")
+        self.topic_events = TopicEvents(
+            self._counter(
+                "topic_events",
+                f'Change events committed to Kafka, of the first {TOPICS_MAX} topics; all others are "{OTHER_TOPICS}".',
+                "topic",
+            )
+        )
         self.dead_letters = self._counter("dead_letters", "Changes that a dead letter stands for in Kafka.")
         self.quarantined_tables = self._gauge(
             "quarantined_tables", "Tables that cannot be published as the settings are; at most 100 are counted."
@@ -42,17 +132,38 @@ class Metrics:
         self.lsn = self._gauge(
             "lsn", "Positions in the WAL, in bytes: server, received, delivered, confirmed.", "position"
         )
-        self.lag_bytes = self._gauge(
-            "lag_bytes", "WAL written by the server and not yet confirmed by us; NaN while no session streams."
+        self.lag_bytes = self._known(
+            "lag_bytes", "WAL that the server had when it was last heard of, and that is not confirmed to it."
         )
-        self.lag_seconds = self._gauge(
-            "lag_seconds", "Age of the oldest commit received and not yet delivered, 0 when there is none."
+        self.lag_seconds = self._known(
+            "lag_seconds", "For how long there has been something to deliver, 0 when everything is delivered."
+        )
+        self.slot_exists = self._known("slot_exists", "1 if the server has the slot, 0 if it has none of that name.")
+        self.slot_active = self._known("slot_active", "1 while a process streams from the slot, 0 while none does.")
+        self.slot_retained_bytes = self._known(
+            "slot_retained_bytes", "WAL that the server keeps for the slot: from its restart_lsn on."
+        )
+        self.slot_safe_bytes = self._known(
+            "slot_safe_bytes",
+            "WAL that can be written before the slot may lose some (safe_wal_size); absent without a limit.",
+        )
+        self.slot_wal_status = self._known(
+            "slot_wal_status", "1 for the slot's wal_status, 0 for all others; absent before PostgreSQL 13.", "status"
+        )
+        self.slot_sampled = self._known(
+            "slot_sampled_timestamp_seconds", "When the slot was last looked at with success, as Unix time."
         )
         self.buffered_bytes = self._gauge("buffered_bytes", "Encoded bytes on their way to Kafka.")
+        self.buffered_limit_bytes = self._gauge(
+            "buffered_limit_bytes", "What buffered_bytes may be: delivery.inflight_max."
+        )
         self.waiting_transactions = self._gauge(
             "waiting_transactions", "Streamed and prepared transactions whose rows wait for the commit."
         )
         self.waiting_bytes = self._gauge("waiting_bytes", "Bytes of rows that wait for their commit.", "place")
+        self.waiting_limit_bytes = self._gauge(
+            "waiting_limit_bytes", "What waiting_bytes may be: buffer.memory_max, buffer.spill_max.", "place"
+        )
         self.prepared_transactions = self._gauge(
             "prepared_transactions", "Prepared transactions received that have not ended."
         )
@@ -65,6 +176,16 @@ class Metrics:
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"pgsluice_{name}", text, labels, registry=self.registry)
+
+    def set_state(self, state: str, states: Iterable[str]) -> None:
+        """Set which of all ``states`` the process is in."""
+        for one in states:
+            self.state.labels(one).set(one == state)
+
+    def _known(self, name: str, text: str, *label: str) -> Known:
+        found = Known(f"pgsluice_{name}", text, *label)
+        self.registry.register(found)
+        return found
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(f"pgsluice_{name}", text, labels, registry=self.registry)

@@ -91,6 +91,12 @@ class Outbox:
         return closing or self._open.first
 
     @property
+    def is_empty(self) -> bool:
+        """Whether everything that was received is durable, or is nothing to deliver."""
+        closing = self._closing.events if self._closing is not None else 0
+        return self._own is None and not (closing or self._open.events or self.pending.events)
+
+    @property
     def full(self) -> bool:
         """Whether nothing more may be read until something is delivered."""
         return self.size >= self._limits.inflight_max and self.committing is not None

@@ -116,6 +116,8 @@ class Session:
         """Go on from ``checkpoint``; ``found``: the last one that stands in Kafka, if that is another."""
         self.progress = progress
         self.server_lsn = checkpoint.end_lsn
+        self.heard_at: float | None = None
+        """When the server last told how far its WAL goes, by the monotonic clock."""
         self._source = ends.source
         self._stream = ends.stream
         self._encoders = ends.encoders
@@ -260,10 +262,13 @@ class Session:
             said = self._warn_of_stall(said)
             self._warn_of_prepares()
             try:
-                self.server_lsn = max(self.server_lsn, await self._source.flushed_lsn())
+                self._hear_of(await self._source.flushed_lsn())
             except PgsluiceError:
                 if self.is_stalled or time.monotonic() - self._listened_at > STALL_S:
                     raise
+
+    def _hear_of(self, *positions: int) -> None:
+        self.server_lsn, self.heard_at = max(self.server_lsn, *positions), time.monotonic()
 
     def _warn_of_stall(self, said: str | None) -> str | None:
         """Say once why nothing moves; return what was said, None when all is well again."""
@@ -309,9 +314,7 @@ class Session:
         self._idle = len(frames) < FULL_BATCH and size < FULL_BATCH_BYTES
         self._metrics.received_bytes.inc(size)
         last = frames[-1]
-        self.server_lsn = max(
-            self.server_lsn, last.wal_end if isinstance(last, Keepalive) else wal_end(last), self.progress.received
-        )
+        self._hear_of(last.wal_end if isinstance(last, Keepalive) else wal_end(last), self.progress.received)
         while await self._spool.relieve():
             self._vitals.beat()
 
@@ -421,9 +424,11 @@ class Session:
 
     def _on_delivered(self, cut: Cut, seconds: float) -> None:
         metrics = self._metrics
-        for use in cut.topics.values():
+        for topic, use in cut.topics.items():
             for op, count in use.counts.items():
                 (metrics.dead_letters if op == dead_letter.OP else metrics.events.labels(op)).inc(count)
+            if events := sum(use.counts.values()) - use.counts.get(dead_letter.OP, 0):
+                metrics.topic_events.add(topic, events)
         metrics.event_bytes.inc(cut.size)
         metrics.transactions.inc(cut.transactions)
         metrics.cuts.labels("data" if cut.events else "heartbeat").inc()
@@ -456,11 +461,17 @@ class Session:
         return self._outbox.size
 
     @property
-    def lag_bytes(self) -> int:
-        """WAL that the server has written and we have not confirmed."""
-        return max(0, self.server_lsn - max(self.progress.confirmable, self._resumed_from.end_lsn))
+    def confirmed_lsn(self) -> int:
+        """What is confirmed, or was before the session began."""
+        return max(self.progress.confirmable, self._resumed_from.end_lsn)
 
-    def lag_seconds(self) -> float:
+    @property
+    def caught_up_lsn(self) -> int:
+        """The position before which everything is delivered, or is nothing to deliver."""
+        delivered = self.progress.delivered
+        return max(self.progress.received, delivered) if self._outbox.is_empty else delivered
+
+    def oldest_commit_age_s(self) -> float:
         """Return the age of the oldest commit that was received and is not yet durable, else 0."""
         oldest = self._outbox.own_transaction or self._outbox.oldest
         if oldest is None:

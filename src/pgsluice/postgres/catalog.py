@@ -21,7 +21,7 @@ from pgsluice.lsn import parse_lsn
 from pgsluice.postgres import failures, queries
 from pgsluice.postgres.options import ConnectionOptions
 from pgsluice.postgres.slot import SlotState, parse_slot, slot_query
-from pgsluice.postgres.wire import answered_within
+from pgsluice.postgres.wire import answered_within, break_off
 from pgsluice.relation import Column, PgType, Relation
 
 STATEMENT_TIMEOUT_MS = 10_000
@@ -121,6 +121,13 @@ class Catalog:
             await self._connection.close()
             self._connection = None
 
+    def break_off(self) -> bool:
+        """Break the connection, so that the query under way fails at once; return whether there is a connection."""
+        if self._connection is None or self._connection.closed:
+            return False
+        break_off(self._connection.pgconn)
+        return True
+
     async def server(self) -> Server:
         """Return what kind of server this is."""
         ((*answers,),) = await self._rows(queries.SERVER)
@@ -161,6 +168,11 @@ class Catalog:
         """Return how far the server's WAL is flushed; on a standby, how far it is replayed."""
         ((lsn,),) = await self._rows(queries.CURRENT_LSN)
         return parse_lsn(lsn)
+
+    async def wal_end(self) -> int | None:
+        """Return how far the server's WAL goes; on a standby, how far it has come there, None if nothing has."""
+        ((lsn,),) = await self._rows(queries.WAL_END)
+        return None if lsn is None else parse_lsn(lsn)
 
     async def has_process(self, backend_pid: int) -> bool:
         """Return whether this server has such a process."""

@@ -19,7 +19,7 @@ from pgsluice.history import ServerIdentity, TimelineSwitch
 from pgsluice.lsn import parse_lsn
 from pgsluice.postgres import failures
 from pgsluice.postgres.failures import PLUGIN, ServerError
-from pgsluice.postgres.options import SESSION_SETTINGS, ConnectionOptions, StreamOptions
+from pgsluice.postgres.options import SESSION_SETTINGS, Address, ConnectionOptions, StreamOptions
 from pgsluice.postgres.slot import SlotState, parse_slot, slot_query
 from pgsluice.postgres.stream import ReplicationStream, Timing
 from pgsluice.postgres.wire import Wire
@@ -96,10 +96,15 @@ class ReplicationConnection:
         return self._connection.pgconn.backend_pid
 
     @property
+    def address(self) -> Address:
+        """Which of the hosts that the user gave this server is."""
+        pgconn = self._connection.pgconn
+        return Address(pgconn.host.decode(), pgconn.hostaddr.decode(), int(pgconn.port))
+
+    @property
     def same_server(self) -> ConnectionOptions:
         """The options of further connections to this very server, however many hosts the user gave."""
-        pgconn = self._connection.pgconn
-        return self._options.at(pgconn.host.decode(), pgconn.hostaddr.decode(), int(pgconn.port))
+        return self._options.at(self.address)
 
     async def close(self) -> None:
         """Close the connection; the server frees the slot as soon as it notices."""

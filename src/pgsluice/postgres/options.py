@@ -91,6 +91,15 @@ class StreamOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class Address:
+    """Where one server listens, as libpq has it; ``hostaddr`` is empty for a Unix socket."""
+
+    host: str
+    hostaddr: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
 class ConnectionOptions:
     """How to reach the server: libpq's own parameters, or a whole conninfo string or URI under ``dsn``."""
 
@@ -117,10 +126,11 @@ class ConnectionOptions:
             # its text may quote a piece of the string, and with it a password
             raise ConfigError("the connection parameters of PostgreSQL are not what libpq understands") from None
 
-    def at(self, host: str, hostaddr: str, port: int) -> "ConnectionOptions":
+    def at(self, address: Address) -> "ConnectionOptions":
         """Return the options of further connections to the server that one of several hosts turned out to be."""
-        address = {"host": host, "port": str(port)} | ({"hostaddr": hostaddr} if hostaddr else {})
-        return replace(self, parameters={**self.parameters, **address})
+        found = {"host": address.host, "port": str(address.port)}
+        found |= {"hostaddr": address.hostaddr} if address.hostaddr else {}
+        return replace(self, parameters={**self.parameters, **found})
 
     def _without_dsn(self) -> dict[str, str]:
         return {name: value for name, value in self.parameters.items() if name != "dsn"}

@@ -22,6 +22,11 @@ WAL_SENDERS_IN_USE = "SELECT count(*) FROM pg_stat_get_wal_senders()"
 CURRENT_LSN = """
 SELECT (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END)::text"""
 
+# How far the server's WAL goes. A standby that reads an archive has received nothing, but has replayed it.
+WAL_END = """
+SELECT (CASE WHEN pg_is_in_recovery() THEN greatest(pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn())
+             ELSE pg_current_wal_lsn() END)::text"""
+
 # While a walsender streams, it waits for its client as WalSenderWriteData.
 BLOCKED_BY_CLIENT = "SELECT wait_event = 'ClientWrite' FROM pg_stat_activity WHERE pid = %s"
 

@@ -12,7 +12,7 @@ from pgsluice.errors import ConfigError, SlotInUse, SourceUnavailable
 from pgsluice.history import ServerIdentity, TimelineSwitch
 from pgsluice.postgres.catalog import Catalog
 from pgsluice.postgres.connection import ReplicationConnection
-from pgsluice.postgres.options import ConnectionOptions, StreamOptions
+from pgsluice.postgres.options import Address, ConnectionOptions, StreamOptions
 from pgsluice.postgres.stream import ReplicationStream
 from pgsluice.relation import Relation
 
@@ -59,6 +59,11 @@ class PostgresSource:
                 f"Publication {', '.join(map(repr, missing))} does not exist in this database: create it (CREATE "
                 "PUBLICATION ... FOR TABLE ...) before the slot, or correct postgres.publications."
             )
+
+    @property
+    def address(self) -> Address:
+        """Which of the hosts that the user gave this server is."""
+        return self._replication.address
 
     async def identify(self) -> ServerIdentity:
         """Return who the server is; before :meth:`start`."""

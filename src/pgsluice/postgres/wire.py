@@ -89,7 +89,7 @@ def answered_within(pgconn: pq.abc.PGconn, timeout_s: float) -> Iterator[None]:
     Cancelling would not do: psycopg then asks the server to cancel and waits for the answer, which never comes.
     """
     loop = asyncio.get_running_loop()
-    watchdog = loop.call_later(timeout_s, _break, pgconn)
+    watchdog = loop.call_later(timeout_s, break_off, pgconn)
     try:
         yield
     except psycopg.OperationalError as error:
@@ -100,7 +100,8 @@ def answered_within(pgconn: pq.abc.PGconn, timeout_s: float) -> Iterator[None]:
         watchdog.cancel()
 
 
-def _break(pgconn: pq.abc.PGconn) -> None:
+def break_off(pgconn: pq.abc.PGconn) -> None:
+    """Break the connection: what waits for an answer fails at once, as if the server had gone."""
     with suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(pgconn.socket)) as connected:
         connected.shutdown(socket.SHUT_RDWR)
 

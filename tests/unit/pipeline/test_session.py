@@ -306,7 +306,7 @@ async def test_while_all_is_well_the_servers_answers_matter_little(monkeypatch: 
         await until(lambda: not world.faults["flushed_lsn"])
         end_lsn = world.commit(1)
         await until(lambda: found.confirmed == end_lsn)
-        assert found.session.lag_bytes == 0
+        assert found.session.confirmed_lsn == found.session.server_lsn
 
 
 class TestSignsOfLife:
@@ -406,18 +406,20 @@ class TestSignsOfLife:
             await until(lambda: world.numbers == [1, 2, 3])
 
 
-async def test_the_lag_is_that_of_the_server_not_of_what_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_servers_position_is_known_before_anything_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WATCH_S", 0.01)
     world = World(position=10_000, server=ServerIdentity("7001", 1, 99_000))
     async with running(world) as found:
-        await until(lambda: found.session.lag_bytes == 89_000)
-        assert found.session.lag_seconds() == 0.0
+        await until(lambda: found.session.server_lsn == 99_000)
+        assert found.session.heard_at is not None
+        assert (found.session.confirmed_lsn, found.session.caught_up_lsn) == (10_000, 10_000)
+        assert found.session.oldest_commit_age_s() == 0.0
 
 
-async def test_positions_and_lag() -> None:
+async def test_what_the_lag_is_measured_by() -> None:
     world = World(position=10_000, commit_gate=asyncio.Event())
     async with running(world) as found:
-        assert found.session.lag_seconds() == 0.0
+        assert found.session.oldest_commit_age_s() == 0.0
         end_lsn = world.commit(1)
         await until(lambda: found.session.progress.received == end_lsn)
         assert found.session.positions() == {
@@ -426,8 +428,8 @@ async def test_positions_and_lag() -> None:
             "delivered": 10_000,
             "confirmed": 0,
         }
-        assert found.session.lag_bytes == 100
-        assert found.session.lag_seconds() > 0
+        assert (found.session.confirmed_lsn, found.session.caught_up_lsn) == (10_000, 10_000)
+        assert found.session.oldest_commit_age_s() > 0
         assert found.session.buffered_bytes > 0
 
 
@@ -651,7 +653,7 @@ class TestMessages:
             assert cut.topics["shop.messages"].counts == {"m": 1}
             assert found.metric("events_total", op="m") == 1
             assert found.metric("cuts_total", kind="data") == 1
-            assert found.session.lag_seconds() == 0.0
+            assert found.session.oldest_commit_age_s() == 0.0
 
     async def test_it_is_not_confirmed_before_its_cut_is_committed(self) -> None:
         world = World(position=10_000, commit_gate=asyncio.Event())

@@ -1,0 +1,145 @@
+"""The slot as the server shows it, looked at again and again beside the sessions, for the metrics.
+
+Made by the daemon. A slot keeps WAL whether or not somebody streams from it, so it is looked at on a connection of its
+own, which no session's end closes. Nothing here can stop or hold up the pipeline.
+
+https://www.postgresql.org/docs/current/view-pg-replication-slots.html
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import structlog
+
+from pgsluice.errors import PgsluiceError, SourceUnavailable
+from pgsluice.lsn import INVALID_LSN
+from pgsluice.postgres.catalog import Catalog
+from pgsluice.postgres.options import Address, ConnectionOptions
+from pgsluice.postgres.slot import SlotState
+
+PERIOD_S = 10.0
+"""How often the slot is looked at. It is two small queries, and alerts wait for minutes."""
+
+DEADLINE_S = 20.0
+"""For one look, connecting included. A query has less (``catalog``), a name that is not resolved may have none."""
+
+BREAK_S = 0.1
+"""What a broken connection needs to show."""
+
+LOOK_S = 0.5
+"""How often it is decided whether it is time for a look."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSample:
+    """The slot (None: the server has none of that name) and how far the server's WAL goes (None: not known)."""
+
+    slot: SlotState | None
+    wal_end: int | None
+    sampled_at: float
+    """By the monotonic clock, just before the server was asked."""
+    timestamp_s: float
+    """The same as Unix time."""
+
+    @property
+    def retained_bytes(self) -> int | None:
+        """The WAL that the server keeps for the slot; None if the slot keeps none, or that is not known."""
+        if self.slot is None or self.slot.restart_lsn == INVALID_LSN or self.wal_end is None:
+            return None
+        return max(0, self.wal_end - self.slot.restart_lsn)
+
+
+class SlotWatch:
+    """Looks at the slot of one pipeline, from the moment on when :meth:`follow` names the server.
+
+    ``options`` are asked for at each connection, because the password may have changed.
+    """
+
+    def __init__(self, slot: str, options: Callable[[], ConnectionOptions]) -> None:
+        self._slot = slot
+        self._options = options
+        self._address: Address | None = None
+        """Where the slot is."""
+        self._catalog: Catalog | None = None
+        self._catalog_address: Address | None = None
+        """Where the connection leads to."""
+        self._due_at = 0.0
+        self._has_failed = False
+        self.sample: SlotSample | None = None
+        """The last successful one, however old it is."""
+
+    def follow(self, address: Address) -> None:
+        """Look at the slot on this server from now on."""
+        if address != self._address:
+            self._address, self._due_at = address, 0.0
+
+    async def run(self, is_wanted: Callable[[], bool]) -> NoReturn:
+        """Look at the slot while ``is_wanted``; a look that fails is said once, and tried again."""
+        try:
+            while True:
+                if not is_wanted():
+                    await self._forget()
+                elif self._address is not None and time.monotonic() >= self._due_at:
+                    self._due_at = time.monotonic() + PERIOD_S
+                    await self._look(self._address)
+                await asyncio.sleep(LOOK_S)
+        finally:
+            await self._disconnect()
+
+    async def _forget(self) -> None:
+        """Leave the slot to the process that streams from it."""
+        self.sample, self._due_at = None, 0.0
+        await self._disconnect()
+
+    async def _look(self, address: Address) -> None:
+        try:
+            catalog = await self._connected_to(address)
+            self.sample = await _within_deadline(self._ask(catalog), catalog)
+            self._has_failed = False
+        except Exception as error:  # noqa: BLE001 - whatever goes wrong here, it must not stop the pipeline
+            await self._disconnect()
+            if not self._has_failed:
+                reason = str(error) if isinstance(error, PgsluiceError) else repr(error)
+                log.warning("the slot cannot be looked at, so its metrics are unknown until it can", reason=reason)
+            self._has_failed = True
+
+    async def _connected_to(self, address: Address) -> Catalog:
+        """Return the connection to this server; the last one may lead to another."""
+        if self._catalog is not None and self._catalog_address != address:
+            await self._disconnect()
+        if self._catalog is None:
+            self._catalog, self._catalog_address = Catalog(self._options().at(address)), address
+        return self._catalog
+
+    async def _ask(self, catalog: Catalog) -> SlotSample:
+        sampled_at, timestamp_s = time.monotonic(), time.time()
+        slot = await catalog.slot(self._slot)
+        return SlotSample(slot, await catalog.wal_end(), sampled_at, timestamp_s)
+
+    async def _disconnect(self) -> None:
+        catalog, self._catalog = self._catalog, None
+        if catalog is not None:
+            await catalog.close()
+
+
+async def _within_deadline(asking: Coroutine[Any, Any, SlotSample], catalog: Catalog) -> SlotSample:
+    """Return what the server answers; SourceUnavailable if it does not answer in time.
+
+    Cancelling a query would not do, here and when the daemon stops: psycopg asks the server to cancel it and waits.
+    """
+    task = asyncio.create_task(asking, name="slot")
+    try:
+        await asyncio.wait((task,), timeout=DEADLINE_S)
+        if task.done():
+            return task.result()
+        raise SourceUnavailable(f"PostgreSQL did not answer within {DEADLINE_S:g} s")
+    finally:
+        while not task.done():
+            if not catalog.break_off():
+                task.cancel()  # it is connecting, which can be cancelled
+            await asyncio.wait((task,), timeout=BREAK_S)
