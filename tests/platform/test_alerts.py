@@ -1,0 +1,137 @@
+"""The alerts of deploy/prometheus: what promtool says of them, and one that fires in a real Prometheus."""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pgsluice import cli
+from pgsluice.metrics import Metrics
+from sandbox.errors import ServerError
+from sandbox.kafka import Kafka
+from sandbox.postgres import Database
+from sandbox.prometheus import Prometheus, missing, promtool
+from tests.support.container import ROOT
+from tests.support.prometheus import run_pipeline, samples_of
+from tests.support.weather import Pipeline, wait_until
+
+DIRECTORY = ROOT / "deploy" / "prometheus"
+ALERTS = DIRECTORY / "alerts.yaml"
+TESTS = DIRECTORY / "alerts_test.yaml"
+
+HEAD, *RULES = re.split(r"^(?=      - alert: )", ALERTS.read_text(), flags=re.MULTILINE)
+NAMES = [re.findall(r"alert: (\w+)", rule)[0] for rule in RULES]
+TESTS_HEAD, *CASES = re.split(r"^(?=  # )", TESTS.read_text(), flags=re.MULTILINE)
+BY_NAME = dict(zip(NAMES, RULES, strict=True))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _tools() -> None:
+    if reason := missing():
+        pytest.skip(f"no Prometheus here: {reason}")
+
+
+def test_the_rules_are_well_formed() -> None:
+    assert f"SUCCESS: {len(NAMES)} rules found" in promtool("check", "rules", str(ALERTS))
+
+
+def test_each_alert_fires_when_it_should_and_not_when_it_should_not() -> None:
+    assert "SUCCESS" in promtool("test", "rules", str(TESTS))
+
+
+def changed(directory: Path, name: str, change: Callable[[str], str]) -> Path:
+    """Write the rules with one of them changed, and the tests of that one; return the path of these."""
+    rules = [change(rule) if known == name else rule for known, rule in BY_NAME.items()]
+    (directory / ALERTS.name).write_text(HEAD + "".join(rules))
+    (directory / TESTS.name).write_text(TESTS_HEAD + "".join(one for one in CASES if f'"{name}"' in one))
+    return directory / TESTS.name
+
+
+@pytest.mark.parametrize("name", NAMES)
+class TestTheTestsOfTheAlerts:
+    """They have to notice an alert that never fires, or always."""
+
+    def test_one_that_never_fires(self, name: str, tmp_path: Path) -> None:
+        with pytest.raises(ServerError, match=name):
+            promtool("test", "rules", str(changed(tmp_path, name, lambda _: "")))
+
+    def test_one_that_fires_at_once(self, name: str, tmp_path: Path) -> None:
+        at_once = changed(tmp_path, name, lambda rule: re.sub(r"        for: .*\n", "", _without_limit(rule)))
+        with pytest.raises(ServerError, match=name):
+            promtool("test", "rules", str(at_once))
+
+
+def _without_limit(rule: str) -> str:
+    """Return the rule with an expression that is always true of the pipeline."""
+    always = '        expr: group by (namespace, job, pipeline) ({pipeline!=""})\n'
+    return re.sub(r"        expr:(?: \|\n(?:          .*\n)+| .*\n)", always, rule)
+
+
+def exposed() -> set[str]:
+    """Return the names of all time series that the daemon may expose."""
+    return samples_of(Metrics().registry)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_it_asks_for_is_exposed(name: str) -> None:
+    found = set(re.findall(r"\b(?:pgsluice|process)_\w+", BY_NAME[name].partition("annotations:")[0]))
+    assert found
+    assert found <= exposed()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_says_what_to_do(name: str) -> None:
+    """There is a command in each, and pgsluice's own can be called like that."""
+    annotations = " ".join(BY_NAME[name].partition("annotations:")[2].split())
+    commands = re.findall(r"`(.+?)`", annotations)
+    assert [one for one in commands if " " in one], "a command to begin with"
+    for command in commands:
+        if command.startswith("pgsluice "):
+            cli._parser().parse_args(command.split()[1:])
+    for document in re.findall(r"docs/\w+\.md", annotations):
+        assert (ROOT / document).exists()
+
+
+@pytest.fixture
+def own_kafka() -> Iterator[Kafka]:
+    """Give a broker that the test may stop."""
+    with Kafka() as cluster:
+        yield cluster
+
+
+def impatient(directory: Path) -> Path:
+    """Write the rules for people who wait for seconds and not for minutes."""
+    text = re.sub(r"for: \d+m", "for: 2s", ALERTS.read_text())
+    assert text.count("pgsluice_lag_seconds) > 300") == 1
+    rules = directory / "alerts.yaml"
+    rules.write_text(text.replace("pgsluice_lag_seconds) > 300", "pgsluice_lag_seconds) > 5"))
+    return rules
+
+
+def test_one_fires_while_kafka_is_away(database: Database, own_kafka: Kafka, tmp_path: Path) -> None:
+    rules = impatient(tmp_path)
+    with (
+        run_pipeline(database, own_kafka) as pipeline,
+        Prometheus("pgsluice", [pipeline.daemon.url], rules) as prometheus,
+    ):
+        pipeline.write()
+        pipeline.wait_until_confirmed()
+        wait_until(lambda: prometheus.query("pgsluice_lag_seconds == 0"), "the lag to be seen")
+        assert prometheus.alerts() == {}
+        own_kafka.stop()
+        pipeline.write()
+        wait_until(lambda: prometheus.alerts().get("PgsluiceLagHigh") == "firing", "the alert")
+        assert_growing(pipeline, prometheus)
+        own_kafka.start()
+        wait_until(lambda: "PgsluiceLagHigh" not in prometheus.alerts(), "the alert to end")
+
+
+def assert_growing(pipeline: Pipeline, prometheus: Prometheus) -> None:
+    """The lag grows, PostgreSQL is still asked about the slot, and the alert's text is complete."""
+    before = pipeline.daemon.status()
+    wait_until(lambda: pipeline.daemon.status()["lag_seconds"] > before["lag_seconds"] + 2, "the lag to grow")
+    assert pipeline.daemon.status()["lag_bytes"] > 0
+    (alert,) = prometheus.firing("PgsluiceLagHigh")
+    assert alert["labels"]["pipeline"] == pipeline.daemon.name
+    assert re.search(rf"Pipeline {pipeline.daemon.name} is \d+\.?\d*s behind", alert["annotations"]["summary"])

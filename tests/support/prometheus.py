@@ -1,0 +1,28 @@
+"""What a scrape of a daemon finds, and a pipeline for a Prometheus to scrape."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from uuid import uuid4
+
+from prometheus_client import CollectorRegistry
+
+from sandbox.daemon import Daemon
+from sandbox.kafka import Kafka
+from sandbox.postgres import Database
+from tests.support.weather import Pipeline, configured, prepare
+
+_SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum")}
+
+
+def samples_of(registry: CollectorRegistry) -> set[str]:
+    """Return the names of the samples that a registry may have, whether or not it has any yet."""
+    return {family.name + suffix for family in registry.collect() for suffix in _SUFFIXES.get(family.type, ("",))}
+
+
+@contextmanager
+def run_pipeline(database: Database, kafka: Kafka) -> Iterator[Pipeline]:
+    """Run a daemon that follows a table of numbers."""
+    prepare(database)
+    daemon = Daemon(f"p{uuid4().hex[:10]}", database.conninfo(), kafka.bootstrap_servers, configured(None))
+    with daemon:
+        yield Pipeline(database, kafka, daemon)
