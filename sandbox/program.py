@@ -10,6 +10,8 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any, Literal
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from sandbox.account import current_account
 from sandbox.errors import ServerError
 from sandbox.ports import ReservedPort
@@ -108,6 +110,14 @@ class Program:
     def metrics(self) -> str:
         """Return what ``/metrics`` says; nothing while nobody answers."""
         return self._get("/metrics")[1]
+
+    def metric(self, name: str, **labels: str) -> float | None:
+        """Return the value of a metric with these labels, beside that of the pipeline; None: it is not known."""
+        for family in text_string_to_metric_families(self.metrics()):
+            for sample in family.samples:
+                if sample.name == name and sample.labels.items() >= labels.items():
+                    return float(sample.value)
+        return None
 
     def log_text(self) -> str:
         """Return what the process has logged, over all its starts."""

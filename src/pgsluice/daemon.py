@@ -38,7 +38,7 @@ from pgsluice.kafka.sink import CutFormat, KafkaSink, SinkOptions
 from pgsluice.kafka.topics import TopicSpec
 from pgsluice.librdkafka import ClientErrors, ClientOptions
 from pgsluice.lsn import format_lsn
-from pgsluice.metrics import WAL_STATUS, Metrics, labelled
+from pgsluice.metrics import WAL_STATUS, Metrics, labelled, registry_metrics
 from pgsluice.pipeline import Pipeline, PipelineOptions, State
 from pgsluice.pipeline.encoders import refusals
 from pgsluice.pipeline.lag import Lag
@@ -618,7 +618,8 @@ async def _serve_registry(settings: Settings, prefixes: Sequence[str]) -> None:
         lambda _role: None if caught_up.is_set() else "the schemas have not been read to their end yet",
     )
     listening = settings.http
-    http = HttpServer(str(listening.listen), health, Metrics().registry, store, allowed_hosts=listening.allowed_hosts)
+    metrics = registry_metrics(lambda: len(store.subjects()))
+    http = HttpServer(str(listening.listen), health, metrics, store, allowed_hosts=listening.allowed_hosts)
     await http.start()
     log.info("listening", address=str(settings.http.listen), version=__version__)
     try:

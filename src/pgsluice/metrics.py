@@ -5,7 +5,7 @@ Counted per batch, cut or session, never per row. docs/metrics.md says what to d
 https://prometheus.io/docs/practices/naming/
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -68,7 +68,10 @@ class TopicEvents:
 
 
 class Labelled(Collector):
-    """All metrics of a registry with further labels, which tell several processes apart."""
+    """All metrics of a registry with further labels, which tell several pipelines apart.
+
+    Left out is when each counter was created, which would be as many time series again and which nobody asks for.
+    """
 
     def __init__(self, registry: CollectorRegistry, labels: Mapping[str, str]) -> None:
         self._registry = registry
@@ -78,7 +81,11 @@ class Labelled(Collector):
         """Return the metrics with the labels in front."""
         for family in self._registry.collect():
             found = Metric(family.name, family.documentation, family.type, family.unit)
-            found.samples = [one._replace(labels={**self._labels, **one.labels}) for one in family.samples]
+            found.samples = [
+                one._replace(labels={**self._labels, **one.labels})
+                for one in family.samples
+                if one.name != f"{family.name}_created"
+            ]
             yield found
 
 
@@ -89,12 +96,28 @@ def labelled(registry: CollectorRegistry, **labels: str) -> CollectorRegistry:
     return found
 
 
+def registry_metrics(subjects: Callable[[], int]) -> CollectorRegistry:
+    """Return the metrics of ``pgsluice registry``, which runs no pipeline; ``subjects``: how many it serves."""
+    found = CollectorRegistry()
+    ProcessCollector(registry=found)
+    served = Gauge("pgsluice_registry_subjects", "Subjects that are served.", registry=found)
+    served.set_function(subjects)
+    return found
+
+
 class Metrics:
     """All metrics of one pipeline's process, in a registry of their own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
+        self._add_work()
+        self._add_sessions()
+        self._add_positions()
+        self._add_slot()
+        self._add_memory()
+
+    def _add_work(self) -> None:
         self.state = self._gauge("state", "1 for what the process is doing, 0 for all else.", "state")
         self.events = self._counter("events", "Change events committed to Kafka.", "op")
         self.topic_events = TopicEvents(
@@ -113,6 +136,8 @@ class Metrics:
         self.cuts = self._counter("cuts", "Cuts committed to Kafka.", "kind")
         self.resent = self._counter("resent_transactions", "Transactions that came again and were left out.")
         self.received_bytes = self._counter("received_bytes", "Bytes received from the replication slot.")
+
+    def _add_sessions(self) -> None:
         self.sessions = self._counter("sessions", "Sessions begun; all but the first are reconnects.")
         self.session_errors = self._counter("session_errors", "Sessions ended by an error.", "error")
         self.kafka_errors = self._gauge(
@@ -129,6 +154,10 @@ class Metrics:
             buckets=_SECONDS,
         )
         self.schema_versions = self._counter("schema_versions", "New versions of schemas that were registered.")
+
+    def _add_positions(self) -> None:
+        self.active = self._gauge("active", "1 while this process streams from the slot, 0 while it waits.")
+        self.info = self._gauge("info", "1; labels tell what runs.", "version", "pipeline", "encoder", "mode")
         self.lsn = self._gauge(
             "lsn", "Positions in the WAL, in bytes: server, received, delivered, confirmed.", "position"
         )
@@ -138,6 +167,8 @@ class Metrics:
         self.lag_seconds = self._known(
             "lag_seconds", "For how long there has been something to deliver, 0 when everything is delivered."
         )
+
+    def _add_slot(self) -> None:
         self.slot_exists = self._known("slot_exists", "1 if the server has the slot, 0 if it has none of that name.")
         self.slot_active = self._known("slot_active", "1 while a process streams from the slot, 0 while none does.")
         self.slot_retained_bytes = self._known(
@@ -153,6 +184,8 @@ class Metrics:
         self.slot_sampled = self._known(
             "slot_sampled_timestamp_seconds", "When the slot was last looked at with success, as Unix time."
         )
+
+    def _add_memory(self) -> None:
         self.buffered_bytes = self._gauge("buffered_bytes", "Encoded bytes on their way to Kafka.")
         self.buffered_limit_bytes = self._gauge(
             "buffered_limit_bytes", "What buffered_bytes may be: delivery.inflight_max."
@@ -171,8 +204,6 @@ class Metrics:
             "oldest_prepared_seconds",
             "Age of the oldest prepared transaction with changes: it keeps the slot from moving; 0 without one.",
         )
-        self.active = self._gauge("active", "1 while this process streams from the slot, 0 while it waits.")
-        self.info = self._gauge("info", "1; labels tell what runs.", "version", "pipeline", "encoder", "mode")
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"pgsluice_{name}", text, labels, registry=self.registry)

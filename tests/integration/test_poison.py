@@ -139,7 +139,7 @@ class TestARecordTooLarge:
         assert sent[4]["seq"] == 2
         cut = cut_with(pipeline, letter["lsn"])
         assert counts(cut)["dead_letters"] == {"dead_letter": 1}
-        assert "pgsluice_dead_letters_total 1.0" in pipeline.daemon._get("/metrics")[1]
+        assert pipeline.daemon.metric("pgsluice_dead_letters_total") == 1
         assert "dead letter" in pipeline.daemon.log_text()
 
     def test_many_of_them(self, start: Start, mode: str) -> None:

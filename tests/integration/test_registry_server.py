@@ -393,6 +393,5 @@ def grow(pipeline: Pipeline, column: str) -> None:
         connection.execute(f"ALTER TABLE numbers ADD {column} int")
 
 
-def sessions(pipeline: Pipeline) -> str:
-    (line,) = (line for line in pipeline.daemon.metrics().splitlines() if line.startswith("pgsluice_sessions_total "))
-    return line
+def sessions(pipeline: Pipeline) -> float | None:
+    return pipeline.daemon.metric("pgsluice_sessions_total")

@@ -25,6 +25,8 @@ class Lag:
         self._server: int | None = None
         self._ahead: deque[tuple[float, int]] = deque()
         """When the server was at positions that we have not reached, in the order of both."""
+        self._apart_s = 0.0
+        """How far these are apart at least."""
         self._oldest_commit: tuple[float, int] | None = None
         """The time of a commit that is not delivered, and a position of the server's behind it."""
         self._reached = 0
@@ -37,11 +39,12 @@ class Lag:
         self._heard_at, self._server = at, server_lsn
         while len(self._ahead) > 1 and self._ahead[-1][1] > server_lsn:
             self._ahead.pop()  # another server has taken its place, and does not have that
-        if server_lsn > self._reached and (not self._ahead or server_lsn > self._ahead[-1][1]):
+        if self._ahead and at - self._ahead[-1][0] >= self._apart_s and server_lsn > self._ahead[-1][1]:
             self._ahead.append((at, server_lsn))
         if len(self._ahead) > OBSERVATIONS_MAX:
-            first, *between, last = self._ahead  # an outage that lasts takes no more memory than this
-            self._ahead = deque([first, *between[::2], last])
+            # An outage that lasts takes no more memory than this; fewer are remembered, evenly.
+            self._ahead = deque(list(self._ahead)[::2])
+            self._apart_s = 2 * (at - self._ahead[0][0]) / OBSERVATIONS_MAX
         self._look_back()
 
     def reach(self, caught_up_lsn: int, confirmed_lsn: int) -> None:
@@ -86,5 +89,8 @@ class Lag:
         if self._server is not None and self._server <= self._reached:
             self._caught_up_at = max(self._caught_up_at, self._heard_at)
             self._ahead.clear()
+        elif self._server is not None and not self._ahead:
+            self._ahead.append((self._heard_at, self._server))
+            self._apart_s = 0.0
         if self._oldest_commit is not None and self._oldest_commit[1] <= self._reached:
             self._oldest_commit = None
