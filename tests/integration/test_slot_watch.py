@@ -1,0 +1,263 @@
+"""The slot, looked at beside the sessions: on every version, on a standby, while the server hangs or has lost the slot."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+
+import pytest
+
+from pgsluice.postgres import slot_watch as module
+from pgsluice.postgres.options import Address, ConnectionOptions
+from pgsluice.postgres.slot_watch import SlotSample, SlotWatch
+from sandbox.postgres import Database, Postgres
+from tests.support.proxy import Proxy
+from tests.support.replication import SLOT, options_for, streaming
+
+VERSIONS = (10, 11, 12, 13, 14, 15, 16, 17, 18)
+WAL_STATUS_SINCE = 13
+
+
+@pytest.fixture(autouse=True)
+def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOK_S", 0.01)
+    monkeypatch.setattr(module, "PERIOD_S", 0.05)
+
+
+@pytest.fixture
+def poor_role() -> Iterator[Callable[[Database], ConnectionOptions]]:
+    """Make a role that has LOGIN and REPLICATION and nothing else."""
+    made: list[tuple[Database, str]] = []
+
+    def make(database: Database) -> ConnectionOptions:
+        role = f"poor_{database.name}"
+        with database.connect() as admin:
+            admin.execute(f"CREATE ROLE {role} LOGIN REPLICATION")
+        made.append((database, role))
+        return options_for(database, user=role)
+
+    yield make
+    for database, role in made:
+        with database.connect() as admin:
+            admin.execute(f"DROP ROLE {role}")
+
+
+@asynccontextmanager
+async def watching(options: ConnectionOptions, server: Postgres | Proxy) -> AsyncIterator[SlotWatch]:
+    """Watch a slot for the length of the block."""
+    watch = SlotWatch(SLOT, lambda: options)
+    watch.follow(Address(server.host, "", server.port))
+    task = asyncio.create_task(watch.run(lambda: True))
+    try:
+        yield watch
+        assert not task.done(), "it goes on, whatever happens"
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def next_sample(watch: SlotWatch) -> SlotSample:
+    """Return what is seen from now on."""
+    now = time.monotonic()
+    async with asyncio.timeout(20):
+        while watch.sample is None or watch.sample.sampled_at < now:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.01)
+    return watch.sample
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_it_is_seen_with_the_least_rights(
+    version: int, new_database: Callable[..., Database], poor_role: Callable[[Database], ConnectionOptions]
+) -> None:
+    database = new_database(version)
+    options = poor_role(database)
+    with database.connect() as admin:
+        admin.execute("CREATE PUBLICATION published")
+    async with watching(options, database.server) as watch:
+        assert (await next_sample(watch)).slot is None
+        async with streaming(database, options):
+            sample = await next_sample(watch)
+            assert sample.slot is not None
+            assert sample.slot.active_pid is not None
+            assert sample.slot.wal_status == ("reserved" if version >= WAL_STATUS_SINCE else None)
+            assert sample.slot.safe_wal_size is None
+            before = sample.retained_bytes
+        with database.connect() as admin:
+            admin.execute("CREATE TABLE t (n int)")
+            ((wal_end,),) = admin.execute("SELECT pg_current_wal_lsn() - '0/0'").fetchall()
+            async with asyncio.timeout(20):
+                while (sample := await next_sample(watch)).slot is None or sample.slot.active_pid is not None:
+                    pass  # the server notices that the walsender's client is gone
+            assert before is not None
+            assert sample.retained_bytes is not None
+            assert sample.retained_bytes > before
+            assert sample.wal_end is not None
+            assert sample.wal_end >= int(wal_end)
+            assert abs(sample.timestamp_s - time.time()) < 60
+            admin.execute("SELECT pg_drop_replication_slot(%s)", [SLOT])
+        sample = await next_sample(watch)
+        assert (sample.slot, sample.retained_bytes) == (None, None)
+
+
+async def test_on_a_standby_server(poor_role: Callable[[Database], ConnectionOptions]) -> None:
+    with Postgres(17) as primary:
+        primary.create_database("shop")
+        options = poor_role(Database(primary, "shop"))
+        with primary.standby() as standby:
+            at_standby = Database(standby, "shop")
+            _create_slot(primary, at_standby)
+            role = options.parameters["user"]
+            async with watching(options_for(at_standby, user=role), standby) as watch:
+                sample = await next_sample(watch)
+                assert sample.slot is not None
+                before = sample.retained_bytes
+                assert before is not None
+                with primary.connect("shop") as admin:
+                    admin.execute("CREATE TABLE t (n int)")
+                async with asyncio.timeout(20):
+                    while ((await next_sample(watch)).retained_bytes or 0) <= before:
+                        pass
+
+
+def _create_slot(primary: Postgres, at_standby: Database) -> None:
+    """Create a slot on the standby, which waits until the primary logs its running transactions."""
+    sql = "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')"
+    with ThreadPoolExecutor(1) as beside, at_standby.connect() as connection, primary.connect() as admin:
+        created = beside.submit(connection.execute, sql, [SLOT])
+        while not created.done():
+            admin.execute("SELECT pg_log_standby_snapshot()")
+            time.sleep(0.05)
+        created.result()
+
+
+async def test_one_with_a_limit_and_one_that_is_lost() -> None:
+    with (
+        Postgres(18, {"max_slot_wal_keep_size": "32MB", "max_wal_size": "32MB"}) as server,
+        server.database() as database,
+        database.connect() as admin,
+    ):
+        admin.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [SLOT])
+        admin.execute("CREATE TABLE t (n int)")
+        async with watching(options_for(database), server) as watch:
+            sample = await next_sample(watch)
+            assert sample.slot is not None
+            safe = sample.slot.safe_wal_size
+            assert safe is not None
+            assert 0 < safe <= 48 << 20
+            async with asyncio.timeout(60):
+                while (sample := await next_sample(watch)).slot is None or sample.slot.wal_status != "lost":
+                    admin.execute("INSERT INTO t VALUES (1)")
+                    admin.execute("SELECT pg_switch_wal()")
+                    admin.execute("CHECKPOINT")
+            assert sample.slot.safe_wal_size is None
+            assert sample.retained_bytes is None
+
+
+class TestAServerThatHangs:
+    @pytest.fixture
+    def proxy(self, database: Database) -> Iterator[Proxy]:
+        with database.connect() as admin:
+            admin.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [SLOT])
+        with Proxy(database.server.host, database.server.port) as proxy:
+            yield proxy
+        with database.connect() as admin:
+            admin.execute("SELECT pg_drop_replication_slot(%s)", [SLOT])
+
+    async def test_it_is_seen_again_when_it_answers(
+        self, database: Database, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(module, "DEADLINE_S", 0.5)
+        async with watching(options_for(database), proxy) as watch:
+            await next_sample(watch)
+            proxy.stall()
+            stalled_at = time.monotonic()
+            await asyncio.sleep(2)
+            assert watch.sample is not None
+            assert watch.sample.sampled_at < stalled_at + 0.2
+            proxy.cut()
+            proxy.resume()
+            await next_sample(watch)
+
+    @pytest.mark.parametrize("while_connecting", [False, True])
+    async def test_a_stop_does_not_wait_for_it(
+        self,
+        while_connecting: bool,  # noqa: FBT001 - a parameter of the test
+        database: Database,
+        proxy: Proxy,
+    ) -> None:
+        async with asyncio.timeout(5):
+            async with watching(options_for(database), proxy) as watch:
+                if while_connecting:
+                    proxy.stall()
+                else:
+                    await next_sample(watch)
+                    proxy.stall()
+                await asyncio.sleep(0.5)
+
+    async def test_one_that_is_gone(self, database: Database, proxy: Proxy) -> None:
+        async with watching(options_for(database), proxy) as watch:
+            await next_sample(watch)
+            proxy.cut()
+            proxy.target = ("127.0.0.1", 1)
+            await asyncio.sleep(0.3)
+            seen = watch.sample
+            proxy.target = (database.server.host, database.server.port)
+            assert await next_sample(watch) is not seen
+
+
+async def test_only_while_it_is_wanted(database: Database) -> None:
+    """A standby leaves it to the owner, and has no connection for it."""
+    is_wanted = True
+    watch = SlotWatch(SLOT, lambda: options_for(database))
+    task = asyncio.create_task(watch.run(lambda: is_wanted))
+    await asyncio.sleep(0.1)
+    assert watch.sample is None, "nobody has said where the slot is"
+    watch.follow(Address(database.server.host, "", database.server.port))
+    await next_sample(watch)
+    is_wanted = False
+    async with asyncio.timeout(5):
+        while watch.sample is not None:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.01)
+    assert watch._catalog is None
+    is_wanted = True
+    await next_sample(watch)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_it_follows_to_another_server(database: Database, new_database: Callable[..., Database]) -> None:
+    other = new_database(18)
+    with other.connect() as admin:
+        admin.execute("SELECT pg_create_logical_replication_slot('elsewhere', 'pgoutput')")
+        options = {database.server.port: options_for(database), other.server.port: options_for(other)}
+        port = database.server.port
+        watch = SlotWatch("elsewhere", lambda: options[port])
+        watch.follow(Address(database.server.host, "", port))
+        task = asyncio.create_task(watch.run(lambda: True))
+        assert (await next_sample(watch)).slot is None
+        port = other.server.port
+        watch.follow(Address(other.server.host, "", port))
+        assert (await next_sample(watch)).slot is not None
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        admin.execute("SELECT pg_drop_replication_slot('elsewhere')")
+
+
+async def test_a_password_file_that_cannot_be_read_stops_nothing(database: Database) -> None:
+    fails = True
+
+    def options() -> ConnectionOptions:
+        if fails:
+            raise OSError("no such file")
+        return options_for(database)
+
+    watch = SlotWatch(SLOT, options)
+    watch.follow(Address(database.server.host, "", database.server.port))
+    task = asyncio.create_task(watch.run(lambda: True))
+    await asyncio.sleep(0.2)
+    assert (watch.sample, task.done()) == (None, False)
+    fails = False
+    await next_sample(watch)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

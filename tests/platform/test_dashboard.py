@@ -1,0 +1,120 @@
+"""The dashboard of deploy/grafana: each of its queries has an answer in a Prometheus that scrapes daemons at work."""
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from sandbox.daemon import Daemon
+from sandbox.kafka import Kafka
+from sandbox.postgres import Database, Postgres
+from sandbox.prometheus import Prometheus, missing
+from tests.support.container import ROOT
+from tests.support.prometheus import run_pipeline
+from tests.support.weather import Pipeline, configured, wait_until
+
+DASHBOARD: dict[str, Any] = json.loads((ROOT / "deploy" / "grafana" / "pgsluice.json").read_text())
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+VARIABLES = {variable["name"]: variable for variable in DASHBOARD["templating"]["list"]}
+QUERIES = [(panel["title"], target["expr"]) for panel in PANELS for target in panel["targets"]]
+
+SERVER = {"max_slot_wal_keep_size": "1GB"}
+"""Without a limit, there is nothing to say of what is left."""
+
+
+class Watched:
+    """A pipeline at work and its standby, and the Prometheus that scrapes both."""
+
+    def __init__(self, pipeline: Pipeline, prometheus: Prometheus) -> None:
+        self._pipeline = pipeline
+        self._prometheus = prometheus
+
+    def ask(self, expression: str) -> list[dict[str, Any]]:
+        """Return what a panel would show, with the variables as Grafana sets them."""
+        values = {"pipeline": self._pipeline.daemon.name, "instance": ".*", "__rate_interval": "10s"}
+        for name, value in values.items():
+            expression = expression.replace(f"${name}", value)
+        assert "$" not in expression, "a variable that the dashboard does not have"
+        return self._prometheus.query(expression)
+
+
+@pytest.fixture(scope="module")
+def watched(kafka: Kafka) -> Iterator[Watched]:
+    if reason := missing():
+        pytest.skip(f"no Prometheus here: {reason}")
+    with ExitStack() as stack:
+        server = stack.enter_context(Postgres(17, SERVER))
+        database = stack.enter_context(server.database())
+        pipeline = stack.enter_context(run_pipeline(database, kafka))
+        standby = stack.enter_context(_standby(pipeline, database, kafka))
+        prometheus = stack.enter_context(Prometheus("pgsluice", [pipeline.daemon.url, standby.url]))
+        _fail_once(pipeline, server)
+        stack.enter_context(pipeline.busy())
+        found = Watched(pipeline, prometheus)
+        wait_until(lambda: found.ask('rate(pgsluice_events_total{op="c"}[10s]) > 0'), "events in Prometheus")
+        wait_until(lambda: found.ask("pgsluice_slot_safe_bytes"), "the slot in Prometheus")
+        yield found
+
+
+def _standby(pipeline: Pipeline, database: Database, kafka: Kafka) -> Daemon:
+    return Daemon(pipeline.daemon.name, database.conninfo(), kafka.bootstrap_servers, configured(None), wait_for="any")
+
+
+def _fail_once(pipeline: Pipeline, server: Postgres) -> None:
+    """End a session with an error, and go on; who owns the slot then is open."""
+    server.kill()
+    pipeline.wait_for(state="waiting")
+    server.start()
+    pipeline.daemon.wait_until_ready("any")
+
+
+@pytest.mark.parametrize(("title", "expression"), QUERIES)
+def test_each_query_has_an_answer(title: str, expression: str, watched: Watched) -> None:
+    found = wait_until(lambda: watched.ask(expression), title)
+    values = [float(one["value"][1]) for one in found]
+    assert [value for value in values if value != value] == [], "NaN is no answer"  # noqa: PLR0124 - that is NaN
+
+
+def test_the_state_is_told(watched: Watched) -> None:
+    (panel,) = (panel for panel in PANELS if panel["title"] == "State")
+    (names,) = (mapping["options"] for mapping in panel["fieldConfig"]["defaults"]["mappings"])
+
+    def states() -> list[str]:
+        found = watched.ask(panel["targets"][0]["expr"])
+        return sorted(names[one["value"][1]]["text"] for one in found)
+
+    wait_until(lambda: states() == ["standby", "streaming"], "an owner and a standby")
+
+
+def test_the_variables_have_values(watched: Watched) -> None:
+    assert VARIABLES["datasource"]["query"] == "prometheus"
+    for name in ("pipeline", "instance"):
+        match = re.fullmatch(r"label_values\((.*), (\w+)\)", VARIABLES[name]["definition"])
+        assert match is not None
+        metric, label = match.groups()
+        assert label == name
+        found = {one["metric"].get(label) for one in watched.ask(metric)}
+        assert None not in found
+        assert len(found) == {"pipeline": 1, "instance": 2}[name]
+
+
+def test_every_panel_says_what_it_shows_and_takes_the_chosen_data_source() -> None:
+    chosen = {"type": "prometheus", "uid": "${datasource}"}
+    for panel in PANELS:
+        assert panel["description"], panel["title"]
+        assert [one["datasource"] for one in (panel, *panel["targets"])] == [chosen] * (1 + len(panel["targets"]))
+
+
+def test_panels_do_not_lie_on_one_another() -> None:
+    taken: dict[tuple[int, int], str] = {}
+    for panel in DASHBOARD["panels"]:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24, panel["title"]
+        for x in range(place["x"], place["x"] + place["w"]):
+            for y in range(place["y"], place["y"] + place["h"]):
+                assert taken.setdefault((x, y), panel["title"]) == panel["title"]
+    identifiers = [panel["id"] for panel in DASHBOARD["panels"]]
+    assert len(set(identifiers)) == len(identifiers)
