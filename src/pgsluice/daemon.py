@@ -177,10 +177,11 @@ class _Daemon:
         """Run the pipeline with a directory for its files; a stop does not wait for a disk that hangs."""
         async with AsyncExitStack() as stack:
             await _first_of(stack.enter_async_context(self._spill), self._pipeline.stopped())
-            is_owner = lambda: self._pipeline.state is not State.STANDBY  # noqa: E731
-            await _first_of(
-                self._pipeline.run(), self._registry.follow(), self._keep_gauges(), self._slot.run(is_owner)
+            pipeline = self._pipeline
+            looks = self._slot.run(
+                lambda: pipeline.state is not State.STANDBY, lambda: pipeline.state is State.STREAMING
             )
+            await _first_of(pipeline.run(), self._registry.follow(), self._keep_gauges(), looks)
 
     async def _open_source(self) -> PostgresSource:
         """Connect for one session; the slot is looked at on the same server from then on."""

@@ -78,23 +78,24 @@ class SlotWatch:
         if address != self._address:
             self._address, self._due_at = address, 0.0
 
-    async def run(self, is_wanted: Callable[[], bool]) -> NoReturn:
-        """Look at the slot while ``is_wanted``; a look that fails is said once, and tried again."""
+    async def run(self, is_wanted: Callable[[], bool], is_streaming: Callable[[], bool]) -> NoReturn:
+        """Look at the slot while ``is_wanted``; a look that fails is said once, and tried again.
+
+        The connection is kept only while a session ``is_streaming``: where there are few connections, or the role may
+        have few, it must not take the place of one that the next session needs.
+        """
         try:
             while True:
                 if not is_wanted():
-                    await self._forget()
+                    self.sample, self._due_at = None, 0.0  # the process that streams from the slot looks at it
                 elif self._address is not None and time.monotonic() >= self._due_at:
                     self._due_at = time.monotonic() + PERIOD_S
                     await self._look(self._address)
+                if not (is_wanted() and is_streaming()):
+                    await self._disconnect()
                 await asyncio.sleep(LOOK_S)
         finally:
             await self._disconnect()
-
-    async def _forget(self) -> None:
-        """Leave the slot to the process that streams from it."""
-        self.sample, self._due_at = None, 0.0
-        await self._disconnect()
 
     async def _look(self, address: Address) -> None:
         try:

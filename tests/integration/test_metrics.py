@@ -1,0 +1,197 @@
+"""What a running daemon exposes: the documented names, the lag in every weather, the slot while nothing streams."""
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sandbox.daemon import Daemon
+from sandbox.kafka import Kafka
+from sandbox.postgres import Database, Postgres
+from sandbox.program import Program
+from tests.support.weather import Pipeline, Start, configured, wait_until
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[Postgres]:
+    """Give a server that a test may take away."""
+    with Postgres(17) as server:
+        yield server
+
+
+def lag_seconds(daemon: Program) -> float:
+    found = daemon.metric("pgsluice_lag_seconds")
+    assert found is not None, "it is never absent here"
+    return found
+
+
+def is_looked_at(daemon: Program) -> bool:
+    return daemon.metric("pgsluice_slot_sampled_timestamp_seconds") is not None
+
+
+def assert_growing(daemon: Program) -> None:
+    before = lag_seconds(daemon)
+    time.sleep(3)
+    assert lag_seconds(daemon) - before == pytest.approx(3, abs=2)
+
+
+def test_names_labels_and_the_same_numbers(start: Start) -> None:
+    pipeline = start()
+    daemon = pipeline.daemon
+    pipeline.write(7)
+    pipeline.wait_until_confirmed()
+    wait_until(lambda: is_looked_at(daemon), "the slot to be looked at")
+    lines = [line for line in daemon.metrics().splitlines() if not line.startswith("#")]
+    documented = dict(re.findall(r"^\| `(\w+)` \| \w+ \| (.*?) ?\| ", DOCUMENT.read_text(), re.MULTILINE))
+    for line in lines:
+        name, labels, value = re.fullmatch(r"(\w+)\{(.*)\} (\S+)", line).groups()  # type: ignore[union-attr]
+        base = re.sub(r"_(?:bucket|count|sum)$", "", name)
+        known = {"pipeline", *re.findall(r"`(\w+)`", documented[base]), *(["le"] if base != name else [])}
+        assert set(re.findall(r'(\w+)="', labels)) == known - ({"le"} if not name.endswith("_bucket") else set()), line
+        assert f'pipeline="{daemon.name}"' in labels
+        assert value != "NaN"
+    topic = f"{daemon.name}.public.numbers"
+    assert daemon.metric("pgsluice_topic_events_total", topic=topic) == 7
+    assert daemon.metric("pgsluice_state", state="streaming") == 1
+    wait_until(lambda: lag_seconds(daemon) == 0, "no lag")
+    status = daemon.status()
+    assert (status["lag_seconds"], status["slot_status"]["active"]) == (0, True)
+    assert status["slot_status"]["wal_status"] == "reserved"
+
+
+@pytest.mark.parametrize("version", [10, 14, 18])
+def test_an_idle_server_is_no_lag(version: int, start: Start) -> None:
+    """Also where its WAL ends at an odd position: at the beginning of a segment, or of a page."""
+    pipeline = start(version=version)
+    pipeline.write()
+    with pipeline.database.connect() as admin:
+        for statement in ("SELECT pg_switch_wal()", "CHECKPOINT", "CREATE TABLE unpublished ()"):
+            admin.execute(statement)
+            time.sleep(4)
+            assert lag_seconds(pipeline.daemon) == 0, statement
+
+
+def test_while_kafka_is_away(own_kafka: Kafka, start: Start) -> None:
+    pipeline = start(broker=own_kafka)
+    daemon = pipeline.daemon
+    pipeline.write()
+    pipeline.wait_until_confirmed()
+    own_kafka.stop()
+    pipeline.write_at_once(100)
+    wait_until(lambda: lag_seconds(daemon) > 2, "the lag to grow")
+    assert_growing(daemon)
+    daemon.stop()
+    daemon.start(wait=False)
+    wait_until(lambda: is_looked_at(daemon), "the slot to be looked at by a process that has no session")
+    assert daemon.metric("pgsluice_slot_active") == 0
+    assert (daemon.metric("pgsluice_slot_retained_bytes") or 0) > 0
+    wait_until(lambda: daemon.metric("pgsluice_lag_bytes"), "the lag in bytes")
+    assert_growing(daemon)
+    retained = daemon.metric("pgsluice_slot_retained_bytes")
+    with pipeline.database.connect() as admin:
+        admin.execute("SELECT pg_switch_wal()")
+    pipeline.write_at_once(100)
+    wait_until(lambda: daemon.metric("pgsluice_slot_retained_bytes") != retained, "another look at the slot")
+    own_kafka.start()
+    wait_until(lambda: daemon.metric("pgsluice_active"), "a session")
+    wait_until(lambda: lag_seconds(daemon) == 0, "everything to be delivered")
+    pipeline.assert_complete()
+
+
+def test_while_postgresql_is_away(own_postgres: Postgres, start: Start) -> None:
+    pipeline = start(server=own_postgres)
+    daemon = pipeline.daemon
+    pipeline.write()
+    pipeline.wait_until_confirmed()
+    wait_until(lambda: is_looked_at(daemon), "the slot to be looked at")
+    own_postgres.stop()
+    wait_until(lambda: daemon.metric("pgsluice_active") == 0, "the end of the session")
+    seen = daemon.metric("pgsluice_slot_sampled_timestamp_seconds")
+    wait_until(lambda: lag_seconds(daemon) > 30, "the lag to grow")
+    assert_growing(daemon)
+    assert daemon.metric("pgsluice_slot_sampled_timestamp_seconds") == seen
+    own_postgres.start()
+    wait_until(lambda: lag_seconds(daemon) == 0, "a server that has nothing for us")
+    wait_until(lambda: daemon.metric("pgsluice_slot_sampled_timestamp_seconds") != seen, "a look at the slot")
+
+
+def test_a_standby_leaves_lag_and_slot_to_the_owner(start: Start) -> None:
+    owner = start()
+    with Daemon(
+        owner.daemon.name,
+        owner.database.conninfo(),
+        owner.kafka.bootstrap_servers,
+        configured(None),
+        wait_for="any",
+    ) as standby:
+        wait_until(lambda: standby.metric("pgsluice_state", state="standby"), "the standby")
+        wait_until(lambda: is_looked_at(owner.daemon), "the slot to be looked at")
+        for name in ("pgsluice_lag_seconds", "pgsluice_lag_bytes", "pgsluice_slot_active"):
+            assert owner.daemon.metric(name) is not None
+            assert standby.metric(name) is None
+        status = standby.status()
+        assert (status["lag_seconds"], status["lag_bytes"], status["slot_status"]) == (None, None, None)
+        owner.daemon.stop()
+        standby.wait_until_ready("active")
+        wait_until(lambda: is_looked_at(standby), "the slot to be looked at by its new owner")
+        wait_until(lambda: lag_seconds(standby) == 0, "no lag")
+
+
+def test_what_was_made_while_the_daemon_was_away_is_as_old_as_its_commits(start: Start) -> None:
+    pipeline = start({"delivery": {"cut_bytes": "64KiB", "inflight_max": "256KiB", "heartbeat": "500ms"}})
+    pipeline.write()
+    pipeline.wait_until_confirmed()
+    pipeline.daemon.stop()
+    pipeline.write_at_once(2000, width=2000)
+    time.sleep(5)
+    oldest = 0.0
+    pipeline.daemon.start(wait=False)
+    end = time.monotonic() + 30
+    while oldest < 5 and time.monotonic() < end:
+        oldest = max(oldest, _status_lag(pipeline))
+        time.sleep(0.01)
+    assert oldest >= 5
+    wait_until(lambda: lag_seconds(pipeline.daemon) == 0, "no lag")
+
+
+def _status_lag(pipeline: Pipeline) -> float:
+    """Return the lag as of now; the metric is up to a second old."""
+    code, _ = pipeline.daemon._get("/livez")
+    return float(pipeline.daemon.status()["lag_seconds"] or 0) if code else 0.0
+
+
+def test_the_slot_is_dropped_while_kafka_is_away(own_kafka: Kafka, own_postgres: Postgres, start: Start) -> None:
+    """Nobody else notices, because no session gets as far as to look."""
+    own_postgres.create_database("shop")
+    pipeline = start(broker=own_kafka, database=Database(own_postgres, "shop"))
+    pipeline.daemon.stop()
+    own_kafka.stop()
+    pipeline.daemon.start(wait=False)
+    wait_until(lambda: pipeline.daemon.metric("pgsluice_slot_exists") == 1, "the slot to be looked at")
+    with pipeline.database.connect() as admin:
+        admin.execute("SELECT pg_drop_replication_slot(%s)", [pipeline.slot])
+    wait_until(lambda: pipeline.daemon.metric("pgsluice_slot_exists") == 0, "the slot to be missed")
+    assert pipeline.daemon.metric("pgsluice_slot_active") is None
+    pipeline.daemon.kill()
+    own_kafka.start()
+
+
+def test_looking_at_the_slot_takes_no_connection_that_a_session_needs(start: Start) -> None:
+    """The role may have two, as many as a session takes."""
+    with Postgres(17) as server:
+        server.create_database("shop")
+        with server.connect() as admin:
+            admin.execute("CREATE ROLE poor LOGIN REPLICATION CONNECTION LIMIT 2")
+        database = Database(server, "shop")
+        pipeline = start(database=database, conninfo=lambda database: database.conninfo(user="poor"))
+        for _ in range(4):
+            with server.connect() as admin:
+                admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'poor'")
+            pipeline.write()
+            pipeline.wait_until_confirmed()
+            time.sleep(2)
+        pipeline.assert_complete()
