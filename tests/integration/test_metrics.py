@@ -44,7 +44,7 @@ def test_names_labels_and_the_same_numbers(start: Start) -> None:
     daemon = pipeline.daemon
     pipeline.write(7)
     pipeline.wait_until_confirmed()
-    wait_until(lambda: is_looked_at(daemon), "the slot to be looked at")
+    wait_until(lambda: daemon.metric("pgsluice_slot_active") == 1, "the slot to be looked at")
     lines = [line for line in daemon.metrics().splitlines() if not line.startswith("#")]
     documented = dict(re.findall(r"^\| `(\w+)` \| \w+ \| (.*?) ?\| ", DOCUMENT.read_text(), re.MULTILINE))
     for line in lines:

@@ -221,6 +221,7 @@ class TestEnough:
             scene.insert(version)
             scene.assert_delivered()
             assert scene.problems() == (0, {})
+            wait_until(lambda: daemon.metric("pgsluice_slot_retained_bytes") is not None, "the slot to be looked at")
             daemon.stop_well()
         assert scene.problems() == (0, {})
         assert scene.ends("slot", "drop")[0] == 0

@@ -84,8 +84,12 @@ class SlotWatch:
         The connection is kept only while a session ``is_streaming``: where there are few connections, or the role may
         have few, it must not take the place of one that the next session needs.
         """
+        was_streaming = False
         try:
             while True:
+                if is_streaming() and not was_streaming:
+                    self._due_at = 0.0  # the slot may have been made just now, and it is in use again
+                was_streaming = is_streaming()
                 if not is_wanted():
                     self.sample, self._due_at = None, 0.0  # the process that streams from the slot looks at it
                 elif self._address is not None and time.monotonic() >= self._due_at:
