@@ -1,6 +1,7 @@
 """Standbys: promoted under a pipeline that follows the primary, and followed themselves."""
 
 import re
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -206,3 +207,17 @@ def test_a_slot_that_the_primary_invalidates_on_its_standby(start: Start) -> Non
         pipeline.write()
         code, log = fails(pipeline)
         assert code == 65, log
+
+
+def test_an_idle_standby_is_no_lag(start: Start) -> None:
+    """Also where the WAL that it has ends at an odd position; and the WAL that it keeps for the slot is known."""
+    with followed_standby(start, 17) as (pipeline, _):
+        daemon = pipeline.daemon
+        with pipeline.database.connect() as primary:
+            for statement in ("INSERT INTO numbers VALUES (1)", "SELECT pg_switch_wal()", "CHECKPOINT"):
+                primary.execute(statement)
+                time.sleep(5)
+                wait_until(lambda: daemon.metric("pgsluice_lag_seconds") == 0, statement)
+        wait_until(lambda: daemon.metric("pgsluice_slot_active") == 1, "the slot to be looked at")
+        assert daemon.metric("pgsluice_slot_retained_bytes") is not None
+        assert daemon.metric("pgsluice_slot_wal_status", status="reserved") == 1
