@@ -433,6 +433,39 @@ async def test_what_the_lag_is_measured_by() -> None:
         assert found.session.buffered_bytes > 0
 
 
+async def test_where_nothing_is_to_deliver_it_is_caught_up_before_a_heartbeat_says_so() -> None:
+    world = World(position=10_000)
+    async with running(world) as found:
+        assert (found.session.heard_at, found.session.caught_up_lsn) == (None, 10_000)
+        world.keepalive(12_345)
+        await until(lambda: found.session.caught_up_lsn == 12_345)
+        assert (found.session.heard_at is None, found.session.progress.delivered) == (False, 10_000)
+
+
+@pytest.mark.parametrize("kind", ["transaction", "message"])
+async def test_it_is_not_caught_up_while_anything_is_on_its_way(kind: str) -> None:
+    world = World(position=10_000, commit_gate=asyncio.Event())
+    async with running(world) as found:
+        end_lsn = world.commit(1) if kind == "transaction" else world.emit(b"x")
+        await until(partial(found.has_received, end_lsn))
+        await asyncio.sleep(0.1)  # it is being committed
+        assert found.session.caught_up_lsn == 10_000
+        assert world.commit_gate is not None
+        world.commit_gate.set()
+        await until(lambda: found.session.caught_up_lsn == end_lsn)
+
+
+async def test_events_are_counted_by_topic() -> None:
+    world = World(position=10_000)
+    async with running(world) as found:
+        world.commit(1, 2, 3)
+        world.emit(b"x")
+        end_lsn = world.commit(4)
+        await until(lambda: found.confirmed == end_lsn)
+        assert found.metric("topic_events_total", topic="shop.public.numbers") == 4
+        assert found.metric("topic_events_total", topic="shop.messages") == 1
+
+
 async def test_a_stream_that_ends_is_noticed_while_kafka_takes_nothing() -> None:
     world = World(position=10_000, commit_gate=asyncio.Event())
     async with running(world) as found:
