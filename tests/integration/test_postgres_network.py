@@ -209,6 +209,14 @@ def test_the_walsender_lives_while_kafka_takes_nothing(followed: Database, own_k
     assert pipeline.daemon.metric("pgsluice_sessions_total") == 1
 
 
+def walsender_if_free(database: Database) -> psycopg.Connection | None:
+    """Open a connection for replication; return None while the server has no walsender left for it."""
+    try:
+        return psycopg.connect(database.conninfo(replication="database"), autocommit=True)
+    except psycopg.OperationalError:
+        return None
+
+
 def test_a_server_that_is_full_is_waited_for(start: Start) -> None:
     with Postgres(17, {"max_wal_senders": "1", "max_connections": "6"}) as server:
         server.create_database("shop")
@@ -217,7 +225,7 @@ def test_a_server_that_is_full_is_waited_for(start: Start) -> None:
         pipeline.write()
         pipeline.wait_until_confirmed()
         pipeline.daemon.stop()
-        with psycopg.connect(shop.conninfo(replication="database"), autocommit=True):
+        with wait_until(lambda: walsender_if_free(shop), "the daemon's walsender to leave"):
             pipeline.daemon.start(wait=False)
             wait_until(lambda: "max_wal_senders" in pipeline.daemon.log_text(), "the reason")
         with ExitStack() as taken:
