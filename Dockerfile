@@ -13,7 +13,7 @@ COPY src/pgsluice src/pgsluice
 # Without a compiler the package would be built, too, and be slow.
 RUN tools/bin/pip wheel --no-cache-dir --quiet --no-deps --no-build-isolation --wheel-dir wheels . \
     && tools/bin/pip --python /opt/pgsluice/bin/python3 install --no-cache-dir --quiet --no-deps wheels/*.whl \
-    && /opt/pgsluice/bin/pgsluice version | grep --quiet compiled
+    && PGSLUICE_SPEEDUPS=require /opt/pgsluice/bin/python3 -c 'from pgsluice import speedups; speedups.check()'
 # Debugging symbols are a fifth of the size. Modules that were patched to find their own libraries must stay as they are.
 RUN find /opt/pgsluice -name '*.cpython-*.so' -not -path '*/confluent_kafka/*' -not -path '*/psycopg_binary/*' \
         -exec strip --strip-unneeded {} +
@@ -25,11 +25,15 @@ LABEL org.opencontainers.image.title="pgsluice" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}"
 COPY --from=build /opt/pgsluice /opt/pgsluice
-RUN install -d -m 0755 /etc/pgsluice \
+# A read-only root file system needs the directories that files are mounted in.
+RUN install -d -m 0755 /etc/pgsluice /run/secrets \
     && install -d -o 65532 -g 65532 -m 0700 /var/lib/pgsluice/spill
-# Other containers and the published port have to reach the HTTP server.
+# Other containers and the published port have to reach the HTTP server. PGSLUICE_SECRETS_DIR is no secret: it names a
+# directory.
+# hadolint ignore=DL3064
 ENV PATH=/opt/pgsluice/bin:$PATH \
     PGSLUICE_CONFIG=/etc/pgsluice/config.toml \
+    PGSLUICE_SECRETS_DIR=/run/secrets \
     PGSLUICE_HTTP__LISTEN=0.0.0.0:8080
 USER 65532:65532
 VOLUME /var/lib/pgsluice/spill

@@ -11,13 +11,18 @@ import platform
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from sandbox.artifacts import cache_root, make_entry
 from sandbox.errors import FetchError, ServerError
 
 PACKAGES = ("buildah", "podman", "runc", "mmdebstrap")
+
+NETWORK_PACKAGES = ("netavark", "aardvark-dns")
+"""What makes networks for containers, and answers for their names there."""
 
 SUITE = "trixie"
 PYTHON = "3.13"
@@ -28,6 +33,11 @@ BASES = {
     f"python:{PYTHON}": ("ca-certificates", "python3", "python3-venv", "python3-dev", "gcc", "libc6-dev"),
 }
 """The images that a Dockerfile may begin with, and what is in them."""
+
+STAND_INS = "stand-ins"
+"""What the images of servers begin with that cannot be had offline."""
+
+_STAND_IN_PACKAGES = ("openjdk-21-jre-headless", "postgresql-client")
 
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 """The certificates that this machine trusts. The images get them too: there may be a proxy before the package index."""
@@ -50,9 +60,17 @@ def tools() -> Path:
     return make_entry(cache_root(), "containers", _unpack_tools)
 
 
+def network_tools() -> Path:
+    """Return the directory with what makes networks, fetched if need be."""
+    return make_entry(cache_root(), "container-networks", _unpack_network_tools)
+
+
 def base(image: str) -> Path:
     """Return the root file system of a stand-in, made if need be."""
-    return make_entry(cache_root(), f"image-{image.replace(':', '-')}", lambda entry: _make_base(image, entry))
+    name = f"image-{image.replace(':', '-')}"
+    if image == STAND_INS:
+        return make_entry(cache_root(), name, lambda entry: _debootstrap(_STAND_IN_PACKAGES, entry))
+    return make_entry(cache_root(), name, lambda entry: _make_base(image, entry))
 
 
 class Engine:
@@ -61,20 +79,14 @@ class Engine:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self.socket = directory / "docker.sock"
-        self._variables = _configure(directory, tools())
+        self._variables = _configure(directory, tools(), network_tools())
         self._service: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Import the base images, and answer Docker's API."""
+        """Import the base images, and answer Docker's API. Containers share the machine's network."""
         for image in BASES:
-            self._import(image)
-        command = ["podman", "system", "service", "--time", "0", f"unix://{self.socket}"]
-        self._service = subprocess.Popen(command, env=self._variables)
-        deadline = time.monotonic() + START_S
-        while not self.socket.exists():
-            if time.monotonic() > deadline or self._service.poll() is not None:
-                raise ServerError("podman does not answer")
-            time.sleep(0.05)
+            self.import_base(image)
+        self._service = self._serve(self.socket)
 
     def stop(self) -> None:
         """Remove all containers and end."""
@@ -82,6 +94,31 @@ class Engine:
         if self._service is not None:
             self._service.terminate()
             self._service.wait()
+
+    @contextmanager
+    def isolated(self) -> Iterator["Isolated"]:
+        """Answer Docker's API at a second place.
+
+        Containers that are made there may have networks and publish ports. All of that lies in a network namespace of
+        its own, so the machine's ports and firewall stay as they are.
+        """
+        socket = self._directory / "isolated.sock"
+        service = self._serve(socket, "unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
+        try:
+            yield Isolated({**self.client_variables, "DOCKER_HOST": f"unix://{socket}"}, service.pid)
+        finally:
+            service.terminate()
+            service.wait()
+
+    def _serve(self, socket: Path, *prefix: str) -> subprocess.Popen[bytes]:
+        command = [*prefix, "podman", "system", "service", "--time", "0", f"unix://{socket}"]
+        service = subprocess.Popen(command, env=self._variables)
+        deadline = time.monotonic() + START_S
+        while not socket.exists():
+            if time.monotonic() > deadline or service.poll() is not None:
+                raise ServerError("podman does not answer")
+            time.sleep(0.05)
+        return service
 
     def build(self, directory: Path, image: str) -> None:
         """Build the Dockerfile in ``directory``."""
@@ -92,12 +129,23 @@ class Engine:
         """Return what podman prints."""
         return self._run(["podman", *arguments])
 
+    def succeeds(self, *arguments: str) -> bool:
+        """Tell whether a command of podman ends with exit code 0."""
+        command = ["podman", *arguments]
+        return subprocess.run(command, env=self._variables, capture_output=True, check=False).returncode == 0
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What podman needs in its environment."""
+        return self._variables
+
     @property
     def client_variables(self) -> dict[str, str]:
         """What Docker's own client needs in its environment."""
         return {"DOCKER_HOST": f"unix://{self.socket}", "DOCKER_CONFIG": str(self._directory)}
 
-    def _import(self, image: str) -> None:
+    def import_base(self, image: str) -> None:
+        """Make an image of the root file system of a stand-in."""
         container = self._run(["buildah", "from", "scratch"]).strip()
         self._run(["buildah", "add", "--quiet", container, str(base(image)), "/"])
         path = "/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -109,7 +157,15 @@ class Engine:
         return _run(command, variables=self._variables, cwd=cwd)
 
 
-def _configure(directory: Path, programs: Path) -> dict[str, str]:
+@dataclass(frozen=True, slots=True)
+class Isolated:
+    """``variables`` for clients, and a process in the network namespace that published ports belong to."""
+
+    variables: Mapping[str, str]
+    pid: int
+
+
+def _configure(directory: Path, programs: Path, networks: Path) -> dict[str, str]:
     """Write the files that podman and buildah read, and return the variables that name them."""
     policy = directory / ".config" / "containers" / "policy.json"  # of $HOME
     policy.parent.mkdir(parents=True)
@@ -120,7 +176,7 @@ def _configure(directory: Path, programs: Path) -> dict[str, str]:
     )
     runc = f"{programs}/usr/sbin/runc"
     variables = {
-        "PATH": _path(programs),
+        "PATH": f"{networks}/bin:{_path(programs)}",
         "HOME": str(directory),
         "LD_LIBRARY_PATH": f"{programs}/usr/lib/x86_64-linux-gnu",
         "CONTAINERS_STORAGE_CONF": f"{directory}/storage.conf",
@@ -137,7 +193,9 @@ def _configure(directory: Path, programs: Path) -> dict[str, str]:
         'default_ulimits = ["nofile=20000:20000", "nproc=4096:4096"]\n'
         '[engine]\nruntime = "runc"\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\n'
         f'conmon_path = ["{programs}/usr/bin/conmon"]\nconmon_env_vars = [{inherited}]\n'
+        f'helper_binaries_dir = ["{networks}/usr/lib/podman"]\n'
         f'[engine.runtimes]\nrunc = ["{runc}"]\n'
+        f'[network]\nnetwork_backend = "netavark"\nnetwork_config_dir = "{directory}/networks"\n'
     )
     return variables
 
@@ -149,9 +207,19 @@ def _path(programs: Path) -> str:
 def _unpack_tools(entry: Path) -> None:
     wanted = _run(["apt-get", "--print-uris", "install", "--yes", "--no-install-recommends", *PACKAGES])
     names = [line.split()[1].split("_")[0] for line in wanted.splitlines() if line.startswith("'")]
+    _unpack(names or PACKAGES, entry)
+
+
+def _unpack_network_tools(entry: Path) -> None:
+    _unpack(NETWORK_PACKAGES, entry)
+    (entry / "bin").mkdir()
+    (entry / "bin" / "iptables").symlink_to(tools() / "usr/sbin/xtables-nft-multi")
+
+
+def _unpack(packages: Sequence[str], entry: Path) -> None:
     archives = entry / "archives"
     archives.mkdir()
-    _run(["apt-get", "download", *(names or PACKAGES)], cwd=archives)
+    _run(["apt-get", "download", *packages], cwd=archives)
     for archive in sorted(archives.glob("*.deb")):
         _run(["dpkg", "-x", str(archive), str(entry)])
     shutil.rmtree(archives)
@@ -159,12 +227,16 @@ def _unpack_tools(entry: Path) -> None:
 
 def _make_base(image: str, entry: Path) -> None:
     left_out = [f"--dpkgopt=path-exclude=/usr/share/{what}/*" for what in ("doc", "man", "locale", "info")]
-    command = ["mmdebstrap", "--quiet", "--variant=minbase", *left_out, f"--include={','.join(BASES[image])}"]
-    _run([*command, SUITE, str(entry)], variables={**os.environ, "PATH": _path(tools())})
+    _debootstrap(BASES[image], entry, left_out)
     for name in ("python3", "python"):
         (entry / "usr/local/bin" / name).symlink_to(f"/usr/bin/python{PYTHON}")
     shutil.copyfile(CERTIFICATES, entry / CERTIFICATES.relative_to("/"))
     (entry / "etc/pip.conf").write_text(f"[global]\ncert = {CERTIFICATES}\n")
+
+
+def _debootstrap(packages: Sequence[str], entry: Path, options: Sequence[str] = ()) -> None:
+    command = ["mmdebstrap", "--quiet", "--variant=minbase", *options, f"--include={','.join(packages)}"]
+    _run([*command, SUITE, str(entry)], variables={**os.environ, "PATH": _path(tools())})
 
 
 def _run(command: Sequence[str], *, variables: dict[str, str] | None = None, cwd: Path | None = None) -> str:

@@ -123,6 +123,11 @@ class Program:
         """Return what the process has logged, over all its starts."""
         return self._log.read_text(errors="replace")
 
+    def why_it_stopped(self) -> str:
+        """Return the reason that the process logged when it ended by itself last."""
+        found: dict[str, Any] = json.loads(self.log_text().splitlines()[-1])
+        return "\n".join([found["reason"], *found.get("problems", [])])
+
     def _get(self, path: str) -> tuple[int, str]:
         """Return status code and body; 0 while nobody answers."""
         connection = HTTPConnection(HOST, self._port.number, timeout=HTTP_TIMEOUT_S)

@@ -22,6 +22,8 @@ from pgsluice.lsn import format_lsn
 from pgsluice.printable import printable, without_url_secrets
 
 if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
+
     from pgsluice.config import ListenAddress, Settings, Sources
 
 _EXIT_INTERRUPTED = 130
@@ -46,8 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return cast("int", options.command(options))
     except PgsluiceError as error:
-        first, *others = error.lines
-        sys.stderr.write(without_url_secrets(_text([f"pgsluice: {first}", *others])))
+        if options.command in (_run, _registry):
+            _log_end(error)
+        else:
+            _write_error(error)
         return error.exit_code
     except KeyboardInterrupt:
         return _EXIT_INTERRUPTED
@@ -56,12 +60,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_BUG
 
 
+def _write_error(error: PgsluiceError) -> None:
+    first, *others = error.lines
+    sys.stderr.write(without_url_secrets(_text([f"pgsluice: {first}", *others])))
+
+
+def _log_end(error: PgsluiceError) -> None:
+    """Log why a service ends. At a terminal it is a sentence; a program that reads the log gets objects only."""
+    from pgsluice import log  # noqa: PLC0415 - only where something is logged
+
+    logger = _logger()
+    if not log.writes_json():
+        _write_error(error)
+        return
+    first, *others = error.lines
+    more = {"problems": [line.strip() for line in others]} if others else {}
+    logger.critical("stopped", reason=first, **more, exit_code=error.exit_code)
+
+
 def _log_bug() -> None:
+    _logger().critical("unexpected exception, please report it", exc_info=True)
+
+
+def _logger() -> "FilteringBoundLogger":
+    """Return the logger of the command line. What ends a process is logged even if the settings are wrong."""
     import structlog  # noqa: PLC0415 - only where something is logged
 
     if not structlog.is_configured():
         _configure_log("info", "auto")
-    structlog.get_logger("pgsluice").critical("unexpected exception, please report it", exc_info=True)
+    return cast("FilteringBoundLogger", structlog.get_logger("pgsluice"))
 
 
 def _configure_log(level: str, style: str) -> None:

@@ -57,6 +57,11 @@ def configure(level: str = "info", style: str = "auto", stream: TextIO | None = 
     logging.captureWarnings(capture=True)
 
 
+def writes_json() -> bool:
+    """Tell whether the log that was configured consists of JSON objects, one a line."""
+    return isinstance(structlog.get_config()["processors"][-1], structlog.processors.JSONRenderer)
+
+
 def _processors(*, console: bool, colors: bool) -> list[Processor]:
     common: list[Processor] = [
         structlog.contextvars.merge_contextvars,

@@ -100,7 +100,7 @@ class SpillDirectory:
         except OSError as error:
             raise ConfigError(
                 f"The directory for transactions that do not fit into memory cannot be used: {error}. Set "
-                "buffer.spill_dir to one that pgsluice may write to, on a local disk."
+                f"buffer.spill_dir to one that pgsluice (uid {os.geteuid()}) may write to, on a local disk."
             ) from error
         self.path = self._held.path
         self._disk.later(self._remove_leftovers)

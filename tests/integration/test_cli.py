@@ -89,5 +89,9 @@ def test_run_until_told_to_stop(settings: str, capsys: pytest.CaptureFixture[str
 
 @pytest.mark.usefixtures("restored_logging")
 def test_run_stops_with_a_sentence(settings: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["run", "-c", settings, "--set", "postgres.create_slot=false"]) == 78
-    assert capsys.readouterr().err.splitlines()[-1].startswith("pgsluice: ")
+    command = ["run", "-c", settings, "--set", "postgres.create_slot=false"]
+    assert cli.main(command) == 78
+    (*_, last) = map(json.loads, capsys.readouterr().err.splitlines())
+    assert (last["level"], last["event"], last["exit_code"]) == ("critical", "stopped", 78)
+    assert cli.main([*command, "--set", "log.format=console"]) == 78
+    assert capsys.readouterr().err.splitlines()[-1] == f"pgsluice: {last['reason']}"

@@ -180,4 +180,4 @@ class TestNoneBesidePreparedTransactions:
 def test_none_needs_postgresql_16(start: Start) -> None:
     pipeline = start({"postgres": {"origin": "none"}}, version=14, wait=False)
     assert pipeline.daemon.wait() == 78
-    assert 'postgres.origin = "none" needs PostgreSQL 16 or later' in pipeline.daemon.log_text()
+    assert 'postgres.origin = "none" needs PostgreSQL 16 or later' in pipeline.daemon.why_it_stopped()

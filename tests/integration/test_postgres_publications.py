@@ -58,7 +58,7 @@ def test_a_publication_dropped_while_it_streams(version: int, start: Start) -> N
     execute(pipeline, "DROP PUBLICATION pgsluice")
     pipeline.write(3)  # lost: no publication carries them
     assert pipeline.daemon.wait() == 78
-    assert 'publication "pgsluice"' in pipeline.daemon.log_text()
+    assert 'publication "pgsluice"' in pipeline.daemon.why_it_stopped()
     code, log = fails(pipeline)
     assert (code, "does not exist" in log) == (78, True), log
     execute(pipeline, "CREATE PUBLICATION pgsluice FOR ALL TABLES")

@@ -132,6 +132,16 @@ def test_settings_come_from_file_environment_and_flags(
     assert 'password = "***"  # PGSLUICE_POSTGRES__PASSWORD\n' in shown
 
 
+@pytest.mark.parametrize("command", ["run", "registry"])
+def test_a_service_logs_why_it_ends(command: str) -> None:
+    result = pgsluice(command, "--set", "log.level=loud", "--set", "x.y=1", "--set", 'name=a"b')
+    assert result.returncode == 78
+    (event,) = map(json.loads, result.stderr.splitlines())
+    assert (event["event"], event["level"], event["exit_code"]) == ("stopped", "critical", 78)
+    assert event["reason"] == "the configuration has 5 errors:"
+    assert "--set x.y: is not a setting" in event["problems"]
+
+
 def test_wrong_settings_exit_with_78(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["config", "show", "-c", file, "--set", "log.level=loud", "--set", "x.y=1"]) == 78
     assert capsys.readouterr().err == (
@@ -225,7 +235,7 @@ def test_what_listens_where_somebody_listens(command: list[str], capsys: pytest.
         if "--prefix" not in command:
             needed += ["--set", "name=shop", "--set", "kafka.topic_prefix=shop"]
         assert cli.main([*command, *needed]) == 78
-    assert "address already in use" in capsys.readouterr().err
+    assert "Address already in use" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["run", "registry"])

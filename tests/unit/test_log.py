@@ -52,6 +52,13 @@ def test_loggers_made_before_follow_the_last_configuration() -> None:
     assert events(second)[0]["logger"] == "pgsluice"
 
 
+def test_who_reads_it_decides_how_it_is_written() -> None:
+    log.configure(stream=io.StringIO())
+    assert log.writes_json()
+    log.configure(stream=Terminal())
+    assert not log.writes_json()
+
+
 def test_people_at_a_terminal_get_colours_and_no_json() -> None:
     terminal = Terminal()
     log.configure("info", "auto", terminal)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from pgsluice.config.problems import did_you_mean
+from pgsluice.config.problems import did_you_mean, unreadable
 
 OWN_KEYS = ("host", "port", "dbname", "user", "password", "sslmode", "sslrootcert", "sslcert", "sslkey")
 """Parameters that are keys of ``[postgres]`` under the same name."""
@@ -86,7 +86,7 @@ def read_password_file(name: str) -> str:
         with Path(name).open("rb") as file:
             content = file.read(_PASSWORD_BYTES_MAX)
     except OSError as error:
-        raise ValueError(f"{name} cannot be read: {error.strerror}") from None
+        raise ValueError(f"{name} {unreadable(error)}") from None
     try:
         password = content.decode().split("\n", 1)[0].removesuffix("\r")
     except UnicodeDecodeError:

@@ -75,8 +75,8 @@ class Sources:
             (
                 flags_layer(flags),
                 environment_layer(environ),
-                secrets_layer(environ.get(SECRETS_VARIABLE)),
-                file_layer(file or environ.get(CONFIG_VARIABLE)),
+                secrets_layer(environ.get(SECRETS_VARIABLE) or None),  # empty: an image's own value is taken back
+                file_layer(file or environ.get(CONFIG_VARIABLE) or None),
                 Layer("default", dict(defaults or {})),
             )
         )

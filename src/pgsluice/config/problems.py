@@ -4,6 +4,7 @@ Raised by the model's validators and by the sources; ``load`` reports all of the
 A sentence never contains the value of a secret.
 """
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -65,3 +66,17 @@ def dotted(path: Path) -> str:
 def is_secret(name: str) -> bool:
     """Tell whether parameter or property ``name`` holds a secret, as far as its name tells."""
     return any(part in name for part in _SECRET_PARTS) and not name.endswith("_file")
+
+
+def unreadable(error: OSError, if_absent: str = "") -> str:
+    """Return why a file cannot be read, and what to do; ``if_absent`` is the remedy for one that does not exist."""
+    match error:
+        case IsADirectoryError():
+            remedy = "Docker makes a directory where the file to be mounted does not exist: remove it, write the file"
+        case PermissionError():
+            remedy = f"pgsluice runs as uid {os.geteuid()}, gid {os.getegid()}, and has to be allowed to read it"
+        case FileNotFoundError():
+            remedy = if_absent
+        case _:
+            remedy = ""
+    return f"cannot be read: {error.strerror}{remedy and f'. {remedy}'}"

@@ -13,12 +13,13 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from pgsluice.config.keys import Key, Kind, all_keys, all_sections, nearest
-from pgsluice.config.problems import Path, Problem
+from pgsluice.config.problems import Path, Problem, unreadable
 from pgsluice.config.toml_lines import key_lines
 
 CONFIG_VARIABLE = "PGSLUICE_CONFIG"
 SECRETS_VARIABLE = "PGSLUICE_SECRETS_DIR"
 NO_FILE = "settings (no file: -c, PGSLUICE_CONFIG)"
+NEW_FILE = "Start from `pgsluice config example`; for a container, mount the file there"
 _PREFIX = "PGSLUICE_"
 _LEVEL = "__"
 _DOTTED = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)
@@ -71,7 +72,7 @@ def file_layer(name: str | None) -> Layer:
         text = FilePath(name).read_bytes().decode()
         layer.values = tomllib.loads(text)
     except OSError as error:
-        layer.problems.append(Problem(name, f"cannot be read: {error.strerror}"))
+        layer.problems.append(Problem(name, unreadable(error, NEW_FILE)))
     except UnicodeDecodeError:
         layer.problems.append(Problem(name, "is not UTF-8 text"))
     except tomllib.TOMLDecodeError as error:
@@ -97,14 +98,23 @@ def secrets_layer(directory: str | None) -> Layer:
     if directory is None:
         return layer
     try:
-        names = sorted(entry.name for entry in os.scandir(directory) if entry.is_file())
+        with os.scandir(directory) as entries:
+            names = sorted(entry.name for entry in entries if _may_hold_secret(entry))
     except OSError as error:
-        layer.problems.append(Problem(SECRETS_VARIABLE, f"{directory} cannot be read: {error.strerror}"))
+        layer.problems.append(Problem(SECRETS_VARIABLE, f"{directory} {unreadable(error)}"))
         return layer
     for name in names:
-        if _LEVEL in name and not name.startswith("."):
-            _read_secret(layer, directory, name)
+        _read_secret(layer, directory, name)
     return layer
+
+
+def _may_hold_secret(entry: "os.DirEntry[str]") -> bool:
+    """Tell whether to read a file. Where a setting's file is missing, a directory or a broken link may stand."""
+    if _LEVEL not in entry.name or entry.name.startswith("."):
+        return False
+    key, _ = _find(entry.name.lower().split(_LEVEL))
+    absent = entry.is_dir() or not FilePath(entry.path).exists()
+    return entry.is_file() or (absent and key is not None)
 
 
 def _read_secret(layer: Layer, directory: str, name: str) -> None:
@@ -112,7 +122,7 @@ def _read_secret(layer: Layer, directory: str, name: str) -> None:
     try:
         text = FilePath(origin).read_bytes().decode()
     except OSError as error:
-        layer.problems.append(Problem(origin, f"cannot be read: {error.strerror}"))
+        layer.problems.append(Problem(origin, unreadable(error)))
     except UnicodeDecodeError:
         layer.problems.append(Problem(origin, "is not UTF-8 text"))
     else:

@@ -6,7 +6,9 @@ https://kubernetes.io/docs/concepts/configuration/liveness-readiness-startup-pro
 
 import asyncio
 import json
+import os
 import re
+import socket
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
@@ -99,8 +101,9 @@ class HttpServer:
             )
         except OSError as error:
             await self.stop()
-            reason = error.strerror or error
-            raise ConfigError(f"Cannot listen on {self._listen}: {reason}. Change http.listen.") from error
+            reason = _reason(error)
+            remedy = "Stop what listens there, or change http.listen."
+            raise ConfigError(f"Cannot listen on {self._listen}: {reason}. {remedy}") from error
         self._stack.callback(self._listener.close)
         self._stack.callback(asyncio.create_task(self._connections.watch()).cancel)
 
@@ -237,6 +240,13 @@ def _verdict(reason: str | None) -> web.Response:
     if reason is None:
         return web.Response(text="ok\n")
     return web.Response(text=f"{printable(reason)}\n", status=503)
+
+
+def _reason(error: OSError) -> str:
+    """Return why listening failed, in the system's words. asyncio puts a sentence of its own around them."""
+    if error.errno is None or isinstance(error, socket.gaierror):
+        return error.strerror or str(error)
+    return os.strerror(error.errno)
 
 
 def _parse_address(listen: str) -> tuple[str | None, int]:

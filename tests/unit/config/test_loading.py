@@ -176,3 +176,8 @@ def test_where_a_daemon_listens_can_be_asked_of_settings_that_are_wrong(file: Pa
         Sources.read(None, {}, ["http.listen=x"]).listen_address()
     with pytest.raises(SettingsError, match="cannot be read"):
         Sources.read(str(file), {}).listen_address()
+
+
+def test_variables_that_are_empty_name_no_file() -> None:
+    sources = Sources.read(None, {"PGSLUICE_CONFIG": "", "PGSLUICE_SECRETS_DIR": ""})
+    assert [layer.problems for layer in sources.layers] == [[]] * 5

@@ -1,4 +1,7 @@
-from pgsluice.config.problems import KeyProblems, Problem, SettingsError, did_you_mean, dotted, is_secret
+import errno
+import os
+
+from pgsluice.config.problems import KeyProblems, Problem, SettingsError, did_you_mean, dotted, is_secret, unreadable
 from pgsluice.errors import ConfigError
 
 
@@ -37,3 +40,17 @@ def test_names_of_secrets() -> None:
     assert all(map(is_secret, secrets))
     public = ["password_file", "sasl.username", "ssl.key.location", "ssl.ca.pem", "linger.ms", "sslkey", "passfile"]
     assert not any(map(is_secret, public))
+
+
+def test_why_a_file_cannot_be_read_and_what_to_do() -> None:
+    def said(number: int, if_absent: str = "") -> str:
+        return unreadable(OSError(number, os.strerror(number)), if_absent)
+
+    assert said(errno.ENOENT) == "cannot be read: No such file or directory"
+    assert said(errno.ENOENT, "Write it") == "cannot be read: No such file or directory. Write it"
+    assert said(errno.EIO, "Write it") == "cannot be read: Input/output error"
+    assert said(errno.EISDIR).endswith("where the file to be mounted does not exist: remove it, write the file")
+    uid, gid = os.geteuid(), os.getegid()
+    assert said(errno.EACCES) == (
+        f"cannot be read: Permission denied. pgsluice runs as uid {uid}, gid {gid}, and has to be allowed to read it"
+    )

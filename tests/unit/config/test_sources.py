@@ -1,8 +1,9 @@
+import os
 from pathlib import Path
 
 import pytest
 
-from pgsluice.config.problems import Problem
+from pgsluice.config.problems import Problem, unreadable
 from pgsluice.config.sources import Layer, environment_layer, file_layer, flags_layer, secrets_layer
 
 
@@ -45,7 +46,14 @@ def test_files_that_are_not_toml(tmp_path: Path, content: bytes, line: str, sent
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     layer = file_layer(str(tmp_path / "absent"))
-    assert layer.problems == [Problem(str(tmp_path / "absent"), "cannot be read: No such file or directory")]
+    (problem,) = layer.problems
+    assert problem.origin == str(tmp_path / "absent")
+    assert problem.sentence.startswith("cannot be read: No such file or directory. Start from `pgsluice config")
+
+
+def test_a_directory_in_place_of_the_file(tmp_path: Path) -> None:
+    (problem,) = file_layer(str(tmp_path)).problems
+    assert problem.sentence.startswith("cannot be read: Is a directory. Docker makes a directory where the file")
 
 
 def test_secret_files_are_named_like_keys(tmp_path: Path) -> None:
@@ -55,6 +63,7 @@ def test_secret_files_are_named_like_keys(tmp_path: Path) -> None:
     (tmp_path / "ca.crt").write_text("somebody else's")
     (tmp_path / "..2026__data").write_text("how Kubernetes swaps directories")
     (tmp_path / "a__directory").mkdir()
+    os.mkfifo(tmp_path / "postgres__user")  # nothing would ever come out of it
     layer = secrets_layer(str(tmp_path))
     assert layer.problems == []
     assert layer.values == {
@@ -77,6 +86,15 @@ def test_secret_files_that_cannot_be_used(tmp_path: Path) -> None:
         Problem("PGSLUICE_SECRETS_DIR", f"{tmp_path}/absent cannot be read: No such file or directory")
     ]
     assert secrets_layer(None) == Layer("PGSLUICE_SECRETS_DIR")
+
+
+def test_a_directory_or_a_broken_link_in_place_of_a_secret_file(tmp_path: Path) -> None:
+    (tmp_path / "postgres__password").mkdir()
+    (tmp_path / "postgres__user").symlink_to("absent")
+    assert secrets_layer(str(tmp_path)).problems == [
+        Problem(f"{tmp_path}/postgres__password", unreadable(IsADirectoryError(21, "Is a directory"))),
+        Problem(f"{tmp_path}/postgres__user", "cannot be read: No such file or directory"),
+    ]
 
 
 def test_a_secret_file_may_vanish_while_it_is_read(tmp_path: Path) -> None:

