@@ -179,6 +179,7 @@ def _configure(directory: Path, programs: Path, networks: Path) -> dict[str, str
         "PATH": f"{networks}/bin:{_path(programs)}",
         "HOME": str(directory),
         "LD_LIBRARY_PATH": f"{programs}/usr/lib/x86_64-linux-gnu",
+        "XTABLES_LIBDIR": f"{programs}/usr/lib/x86_64-linux-gnu/xtables",  # for networks
         "CONTAINERS_STORAGE_CONF": f"{directory}/storage.conf",
         "CONTAINERS_REGISTRIES_CONF": f"{directory}/registries.conf",
         "CONTAINERS_CONF": f"{directory}/containers.conf",
@@ -213,7 +214,8 @@ def _unpack_tools(entry: Path) -> None:
 def _unpack_network_tools(entry: Path) -> None:
     _unpack(NETWORK_PACKAGES, entry)
     (entry / "bin").mkdir()
-    (entry / "bin" / "iptables").symlink_to(tools() / "usr/sbin/xtables-nft-multi")
+    for name in ("iptables", "ip6tables"):
+        (entry / "bin" / name).symlink_to(tools() / "usr/sbin/xtables-nft-multi")
 
 
 def _unpack(packages: Sequence[str], entry: Path) -> None:

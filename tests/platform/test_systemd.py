@@ -26,7 +26,7 @@ from sandbox.daemon import Daemon
 from sandbox.kafka import Kafka
 from sandbox.postgres import Database
 from tests.support.container import IMAGE, ROOT
-from tests.support.weather import Pipeline, prepare
+from tests.support.weather import Pipeline, configured, prepare
 
 UNIT = ROOT / "deploy" / "systemd" / "pgsluice.service"
 EXPOSURE_MAX = 20
@@ -109,7 +109,8 @@ class Service(Daemon):
     """The command of the unit."""
 
     def __init__(self, engine: Engine, database: Database, kafka: Kafka, profile: Path) -> None:
-        super().__init__(f"unit{uuid4().hex[:8]}", database.conninfo(), kafka.bootstrap_servers, at_once=False)
+        name, settings = f"unit{uuid4().hex[:8]}", configured({"buffer": {"memory_max": "2MiB"}})
+        super().__init__(name, database.conninfo(), kafka.bootstrap_servers, settings, at_once=False)
         self._engine = engine
         self._profile = profile
 
@@ -142,7 +143,7 @@ class Service(Daemon):
         return [
             *("--network", "host", "--read-only", "--cap-drop", "ALL", "--user", f"{USER}:{USER}"),
             *("--security-opt", "no-new-privileges", "--security-opt", f"seccomp={self._profile}"),
-            *("--unsetenv", "PGSLUICE_HTTP__LISTEN", "--unsetenv", "PGSLUICE_CONFIG"),
+            *("--image-volume", "ignore", "--unsetenv", "PGSLUICE_HTTP__LISTEN", "--unsetenv", "PGSLUICE_CONFIG"),
             *(word for source, target in mounts.items() for word in ("-v", f"{self.directory / source}:{target}")),
             *(word for one in environment for word in ("--env", one)),
         ]
@@ -170,7 +171,7 @@ def test_the_command_delivers_as_an_ordinary_user(service: Pipeline) -> None:
         name = service.database.name
         connection.execute(f"ALTER DATABASE {name} SET debug_logical_replication_streaming = immediate")
     service.daemon.restart()
-    service.write_at_once(50_000, width=1000)  # more than memory holds: it goes through the state directory
+    service.write_at_once(5_000, width=1000)  # more than memory holds: it goes through the state directory
     service.assert_complete()
     assert list((service.daemon.directory / "state" / "spill").iterdir())
     assert service.daemon.stop() == 0
