@@ -7,6 +7,7 @@ It needs confluent-kafka with its extras avro and schemaregistry, which the imag
 
 import re
 import sys
+from uuid import uuid4
 
 from confluent_kafka import Consumer
 from confluent_kafka.schema_registry import SchemaRegistryClient
@@ -23,7 +24,7 @@ def main(bootstrap_servers: str, registry_url: str, prefix: str) -> None:
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap_servers,
-            "group.id": "first-look",
+            "group.id": f"first-look-{uuid4()}",  # nobody else's: all events are for this consumer
             "auto.offset.reset": "earliest",
             "enable.auto.commit": False,
             "isolation.level": "read_committed",

@@ -1,0 +1,29 @@
+"""Images with the names, the paths and the variables of official ones that cannot be had offline.
+
+They are made of the sandbox's own PostgreSQL and Kafka, and only as much of the official images is there as
+``deploy/compose.yaml`` uses.
+
+https://hub.docker.com/_/postgres
+https://hub.docker.com/r/apache/kafka
+"""
+
+import shutil
+from pathlib import Path
+
+from sandbox.account import current_account
+from sandbox.artifacts import fetch
+from sandbox.containers import STAND_INS, Engine
+from sandbox.installation import installation
+
+_POSTGRES_VERSION = 18
+
+
+def build(engine: Engine, directory: Path, postgres: str, kafka: str) -> None:
+    """Build the images under these names; ``directory`` is for what goes into them."""
+    engine.import_base(STAND_INS)
+    servers = {"postgres": installation(_POSTGRES_VERSION, current_account()), "kafka": fetch("kafka")}
+    for kind, image in (("postgres", postgres), ("kafka", kafka)):
+        context = directory / kind
+        shutil.copytree(Path(__file__).with_name(kind), context)
+        shutil.copytree(servers[kind], context / "server", symlinks=True)
+        engine.build(context, image)
