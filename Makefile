@@ -58,7 +58,7 @@ faults: setup ## The long run: make faults KILLS=500 [SEED=n] [VERSION=14|16|18]
 spark: setup ## Tests of the Spark side
 	$(PYTEST) tests/spark
 
-test-platform: setup ## The image through Docker's API (podman is fetched; root is needed), alerts and dashboard in Prometheus
+test-platform: setup ## Image, Compose, systemd unit, chart, alerts and dashboard, run for real (tools are fetched; root is needed)
 	$(PYTEST) tests/platform -q
 
 test: lint coverage simulation integration faults-quick spark ## Everything that has to pass

@@ -69,6 +69,31 @@ def test_it_has_no_rights(pipeline: Pipeline) -> None:
     assert daemon.exec("pgsluice", "health", "--url", daemon.url)
 
 
+def test_it_prints_objects_and_nothing_else(pipeline: Pipeline, engine: Engine) -> None:
+    daemon = container(pipeline)
+    daemon.start()
+    pipeline.write()
+    pipeline.wait_until_confirmed()
+    assert daemon.stop() == 0
+    events = [json.loads(line)["event"] for line in daemon.log_text().splitlines()]
+    assert [one for one in events if one in {"listening", "slot created", "streaming", "stopping"}] == [
+        *("listening", "slot created", "streaming", "stopping"),
+    ]
+    assert engine.podman("logs", daemon.container) == "", "standard output is for answers"
+
+
+def test_the_slot_is_removed_as_documented(pipeline: Pipeline) -> None:
+    daemon = container(pipeline)
+    daemon.start()
+    assert daemon.stop() == 0
+    daemon.start("slot", "drop", wait=False)
+    assert daemon.wait() == 0, daemon.log_text()
+    assert f"slot {pipeline.slot} dropped" in daemon.log_text()
+    with pipeline.database.connect() as connection:
+        sql = "SELECT count(*) FROM pg_replication_slots WHERE slot_name = %s"
+        assert connection.execute(sql, [pipeline.slot]).fetchone() == (0,)
+
+
 def test_a_broken_file_ends_it_with_every_mistake(pipeline: Pipeline) -> None:
     daemon = container(pipeline)
     daemon.settings["postgres"] = {"hots": "localhost"}

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import structlog
 
-from pgsluice import __version__, cli, speedups
+from pgsluice import __version__, cli, log, speedups
 from pgsluice.config import ListenAddress
 from pgsluice.errors import UnavailableError
 from pgsluice.finding import Finding, Verdict
@@ -140,6 +140,18 @@ def test_a_service_logs_why_it_ends(command: str) -> None:
     assert (event["event"], event["level"], event["exit_code"]) == ("stopped", "critical", 78)
     assert event["reason"] == "the configuration has 5 errors:"
     assert "--set x.y: is not a setting" in event["problems"]
+
+
+def test_a_service_in_console_format_ends_with_a_sentence(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_options: object) -> int:
+        log.configure(style="console")
+        raise UnavailableError("The disk is full.")
+
+    monkeypatch.setattr(cli, "_run", refused)
+    assert cli.main(["run"]) == 69
+    assert capsys.readouterr().err == "pgsluice: The disk is full.\n"
 
 
 def test_wrong_settings_exit_with_78(file: str, capsys: pytest.CaptureFixture[str]) -> None:

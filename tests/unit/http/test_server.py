@@ -1,6 +1,7 @@
 import asyncio
 import json
 import logging
+import socket
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -307,6 +308,17 @@ class TestListening:
     async def test_an_address_that_is_not_ours(self) -> None:
         with pytest.raises(ConfigError, match=r"Cannot listen on 192.0.2.1:8080: "):
             await self.server("192.0.2.1:8080").start()
+
+    @pytest.mark.parametrize(
+        ("error", "words"),
+        [
+            (OSError("no socket"), "no socket"),
+            (OSError(98, "error while attempting to bind on address"), "Address already in use"),
+            (socket.gaierror(-2, "Name or service not known"), "Name or service not known"),
+        ],
+    )
+    def test_why_an_address_cannot_be_had(self, error: OSError, words: str) -> None:
+        assert module._reason(error) == words
 
     @pytest.mark.parametrize("listen", ["", "8080", "host", "host:", "host:x", "host:65536", "::1:80", "a:b:80"])
     def test_what_is_no_address(self, listen: str) -> None:
