@@ -37,7 +37,13 @@ BASES = {
 STAND_INS = "stand-ins"
 """What the images of servers begin with that cannot be had offline."""
 
-_STAND_IN_PACKAGES = ("openjdk-21-jre-headless", "postgresql-client")
+SYSTEMD = "systemd"
+"""A host under systemd, which is no image: :mod:`sandbox.host` starts it."""
+
+_OTHERS = {
+    STAND_INS: ("openjdk-21-jre-headless", "postgresql-client"),
+    SYSTEMD: ("ca-certificates", "dbus", "libnss-systemd", "python3", "systemd", "systemd-sysv"),
+}
 
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 """The certificates that this machine trusts. The images get them too: there may be a proxy before the package index."""
@@ -67,10 +73,8 @@ def network_tools() -> Path:
 
 def base(image: str) -> Path:
     """Return the root file system of a stand-in, made if need be."""
-    name = f"image-{image.replace(':', '-')}"
-    if image == STAND_INS:
-        return make_entry(cache_root(), name, lambda entry: _debootstrap(_STAND_IN_PACKAGES, entry))
-    return make_entry(cache_root(), name, lambda entry: _make_base(image, entry))
+    make = _make_base if image in BASES else _make_other
+    return make_entry(cache_root(), f"image-{image.replace(':', '-')}", lambda entry: make(image, entry))
 
 
 class Engine:
@@ -129,15 +133,17 @@ class Engine:
         """Return what podman prints."""
         return self._run(["podman", *arguments])
 
+    def copy_from(self, image: str, path: str, directory: Path) -> None:
+        """Copy what lies under ``path`` in an image into ``directory``."""
+        directory.mkdir(parents=True, exist_ok=True)
+        container = self.podman("create", image).strip()
+        self.podman("cp", f"{container}:{path}", str(directory))
+        self.podman("rm", container)
+
     def succeeds(self, *arguments: str) -> bool:
         """Tell whether a command of podman ends with exit code 0."""
         command = ["podman", *arguments]
         return subprocess.run(command, env=self._variables, capture_output=True, check=False).returncode == 0
-
-    @property
-    def variables(self) -> dict[str, str]:
-        """What podman needs in its environment."""
-        return self._variables
 
     @property
     def client_variables(self) -> dict[str, str]:
@@ -230,10 +236,21 @@ def _unpack(packages: Sequence[str], entry: Path) -> None:
 def _make_base(image: str, entry: Path) -> None:
     left_out = [f"--dpkgopt=path-exclude=/usr/share/{what}/*" for what in ("doc", "man", "locale", "info")]
     _debootstrap(BASES[image], entry, left_out)
-    for name in ("python3", "python"):
-        (entry / "usr/local/bin" / name).symlink_to(f"/usr/bin/python{PYTHON}")
+    _link_python(entry)
     shutil.copyfile(CERTIFICATES, entry / CERTIFICATES.relative_to("/"))
     (entry / "etc/pip.conf").write_text(f"[global]\ncert = {CERTIFICATES}\n")
+
+
+def _make_other(image: str, entry: Path) -> None:
+    _debootstrap(_OTHERS[image], entry)
+    if "python3" in _OTHERS[image]:
+        _link_python(entry)
+
+
+def _link_python(entry: Path) -> None:
+    """Put Python where the official images have it."""
+    for name in ("python3", "python"):
+        (entry / "usr/local/bin" / name).symlink_to(f"/usr/bin/python{PYTHON}")
 
 
 def _debootstrap(packages: Sequence[str], entry: Path, options: Sequence[str] = ()) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from sandbox.containers import Engine, missing
 from sandbox.kafka import Kafka
-from sandbox.postgres import Database
+from sandbox.postgres import Database, Postgres
 from tests.support.container import IMAGE, ROOT, Container
 from tests.support.weather import Pipeline, configured, prepare
 
@@ -28,6 +28,19 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         yield found
     finally:
         found.stop()
+
+
+@pytest.fixture(scope="session")
+def guarded() -> Iterator[Postgres]:
+    """Give a server that asks the role ``guest`` for a password."""
+    with Postgres(17) as server:
+        server.write_file(
+            "pg_hba.conf", "host all guest 127.0.0.1/32 scram-sha-256\nhost all postgres 127.0.0.1/32 trust\n"
+        )
+        with server.connect() as admin:
+            admin.execute("CREATE ROLE guest LOGIN REPLICATION PASSWORD 'right'")
+            admin.execute("SELECT pg_reload_conf()")
+        yield server
 
 
 @pytest.fixture

@@ -60,19 +60,6 @@ def test_a_configuration_that_only_root_can_read(pipeline: Pipeline) -> None:
 # -- secrets -------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def guarded() -> Iterator[Postgres]:
-    """Give a server that asks the role ``guest`` for a password."""
-    with Postgres(17) as server:
-        server.write_file(
-            "pg_hba.conf", "host all guest 127.0.0.1/32 scram-sha-256\nhost all postgres 127.0.0.1/32 trust\n"
-        )
-        with server.connect() as admin:
-            admin.execute("CREATE ROLE guest LOGIN REPLICATION PASSWORD 'right'")
-            admin.execute("SELECT pg_reload_conf()")
-        yield server
-
-
 @pytest.fixture
 def guest(engine: Engine, guarded: Postgres, kafka: Kafka) -> Iterator[Pipeline]:
     """Give a pipeline that needs the password ``right``."""

@@ -1,17 +1,11 @@
-"""The unit for systemd: what systemd's own programs say of it, and what it starts, under the same restrictions.
+"""The unit for systemd: what systemd says of it, and what becomes of it on a host that systemd runs."""
 
-No systemd runs here. So the command of the unit is started in a container of the image, which has the same paths, as an
-ordinary user, with the unit's variables, credentials and system calls.
-"""
-
-import json
-import os
 import re
 import shutil
 import subprocess
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,31 +17,26 @@ from pgsluice import errors
 from pgsluice.config.model import Shutdown
 from sandbox.containers import Engine
 from sandbox.daemon import Daemon
+from sandbox.host import Host, copy
+from sandbox.host import missing as host_missing
 from sandbox.kafka import Kafka
-from sandbox.postgres import Database
+from sandbox.postgres import Database, Postgres
+from sandbox.program import HTTP_OK
 from tests.support.container import IMAGE, ROOT
-from tests.support.weather import Pipeline, configured, prepare
+from tests.support.weather import Pipeline, configured, prepare, wait_until
 
 UNIT = ROOT / "deploy" / "systemd" / "pgsluice.service"
+SECRET = "etc/pgsluice/secrets/postgres__password"  # noqa: S105 - its file
 EXPOSURE_MAX = 20
 """In tenths: 2.0 of 10."""
-
-USER = 61184
-"""The first of those that DynamicUser= takes from."""
-
-CREDENTIALS = "/run/credentials/pgsluice.service"
 
 RETRIED = {69, 70, 75}
 """Exit codes of stops that may pass: something unavailable, a bug, a drain that took too long."""
 
-WITHOUT_EXECUTABLE_MEMORY = """
-import ctypes, os, sys
-assert ctypes.CDLL(None, use_errno=True).prctl(65, 1, 0, 0, 0) == 0, os.strerror(ctypes.get_errno())  # PR_SET_MDWE
-os.execv(sys.argv[1], sys.argv[1:])
-"""
-"""What MemoryDenyWriteExecute= does."""
+NO_CREDENTIALS = "243"
+"""What systemd says of a process that it could not give its credentials to."""
 
-with_systemd = pytest.mark.skipif(
+with_analyze = pytest.mark.skipif(
     shutil.which("systemd-analyze") is None, reason="systemd-analyze is not on the PATH: install systemd"
 )
 
@@ -64,7 +53,7 @@ def settings() -> dict[str, list[str]]:
 # -- what systemd says ---------------------------------------------------------------------------
 
 
-@with_systemd
+@with_analyze
 def test_systemd_understands_every_line(tmp_path: Path) -> None:
     systemd = tmp_path / "usr/lib/systemd"
     shutil.copytree("/usr/lib/systemd/system", systemd / "system", symlinks=True, ignore_dangling_symlinks=True)
@@ -76,7 +65,7 @@ def test_systemd_understands_every_line(tmp_path: Path) -> None:
     assert (found.returncode, found.stdout, found.stderr) == (0, "", "")
 
 
-@with_systemd
+@with_analyze
 def test_little_is_exposed() -> None:
     found = analyze("security", "--offline=true", f"--threshold={EXPOSURE_MAX}", str(UNIT))
     assert found.returncode == 0, found.stdout
@@ -105,48 +94,43 @@ def test_a_stop_has_the_time_that_it_may_take() -> None:
 # -- what it starts ------------------------------------------------------------------------------
 
 
-class Service(Daemon):
-    """The command of the unit."""
+class Unit(Daemon):
+    """The unit on a host."""
 
-    def __init__(self, engine: Engine, database: Database, kafka: Kafka, profile: Path) -> None:
-        name, settings = f"unit{uuid4().hex[:8]}", configured({"buffer": {"memory_max": "2MiB"}})
-        super().__init__(name, database.conninfo(), kafka.bootstrap_servers, settings, at_once=False)
-        self._engine = engine
-        self._profile = profile
+    def __init__(self, host: Host, database: Database, kafka: Kafka) -> None:
+        chosen = configured({"postgres": {"user": "guest"}, "buffer": {"memory_max": "2MiB"}})
+        name = f"unit{uuid4().hex[:8]}"
+        super().__init__(name, database.conninfo(), kafka.bootstrap_servers, chosen, at_once=False)
+        self.host = host
+
+    def install(self, engine: Engine) -> None:
+        """Put everything where docs/deploy.md says, before the host starts."""
+        files, written = self.host.files, self.directory / "written"
+        engine.copy_from(IMAGE, "/opt/pgsluice", files / "opt")
+        copy(UNIT, files / "etc/systemd/system" / UNIT.name, 0o644)
+        for text, name, mode in ((self.configuration(), "etc/pgsluice/config.toml", 0o644), ("right", SECRET, 0o400)):
+            written.write_text(text)
+            copy(written, files / name, mode)
+        (files / SECRET).parent.chmod(0o700)
 
     def start(self, *_: str, wait: bool = True) -> None:
-        """Start it as the unit says."""
-        self.config_file.write_text(self.configuration())
-        self.config_file.chmod(0o644)
-        for name, mode in (("state", 0o700), ("credentials", 0o500)):
-            directory = self.directory / name
-            directory.mkdir(exist_ok=True, mode=mode)
-            os.chown(directory, USER, USER)
-        secret = self.directory / "credentials" / settings()["LoadCredential"][0].partition(":")[0]
-        secret.write_text("secret")
-        secret.chmod(0o400)
-        os.chown(secret, USER, USER)
-        program, *arguments = settings()["ExecStart"][0].split()
-        wrapped = ["-c", WITHOUT_EXECUTABLE_MEMORY, program, *arguments]
-        options = [*self._options(), "--entrypoint", "/opt/pgsluice/bin/python3"]
-        self.launch(["podman", "run", "--rm", *options, IMAGE, *wrapped], self._engine.variables)
+        """``systemctl start``."""
+        self.host.run("systemctl", "start", UNIT.name)
         if wait:
-            self.wait_until_ready("active")
+            wait_until(lambda: self.readiness("active") == HTTP_OK, "the unit to follow the slot")
 
-    def _options(self) -> list[str]:
-        mounts = {
-            "config.toml": "/etc/pgsluice/config.toml:ro",
-            "state": f"/var/lib/{settings()['StateDirectory'][0]}",
-            "credentials": f"{CREDENTIALS}:ro",
-        }
-        environment = [one.replace("%d", CREDENTIALS) for one in settings()["Environment"]]
-        return [
-            *("--network", "host", "--read-only", "--cap-drop", "ALL", "--user", f"{USER}:{USER}"),
-            *("--security-opt", "no-new-privileges", "--security-opt", f"seccomp={self._profile}"),
-            *("--image-volume", "ignore", "--unsetenv", "PGSLUICE_HTTP__LISTEN", "--unsetenv", "PGSLUICE_CONFIG"),
-            *(word for source, target in mounts.items() for word in ("-v", f"{self.directory / source}:{target}")),
-            *(word for one in environment for word in ("--env", one)),
-        ]
+    def state(self, name: str) -> str:
+        """Return what systemd knows of it."""
+        return self.host.property_of(UNIT.name, name)
+
+    @property
+    def alive(self) -> bool:
+        """Whether systemd says that it runs."""
+        return self.state("ActiveState") == "active"
+
+    def log_text(self) -> str:
+        """Return its part of the journal."""
+        return self.host.run("journalctl", "--unit", UNIT.name, "--output", "cat", "--no-pager").stdout
 
     def _configuration(self) -> dict[str, Any]:
         found = super()._configuration()
@@ -154,45 +138,84 @@ class Service(Daemon):
         return found
 
 
-@pytest.fixture
-def service(engine: Engine, database: Database, kafka: Kafka, tmp_path: Path) -> Iterator[Pipeline]:
-    prepare(database)
-    profile = tmp_path / "seccomp.json"
-    profile.write_text(json.dumps(seccomp_profile()))
+@pytest.fixture(scope="module")
+def pipeline(
+    engine: Engine, guarded: Postgres, kafka: Kafka, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Pipeline]:
+    """Give a pipeline that runs as the unit of a host, with a password, and sends large transactions early."""
+    if (reason := host_missing()) is not None:
+        pytest.skip(f"no host under systemd: {reason}")
     with ExitStack() as stack:
-        yield Pipeline(database, kafka, stack.enter_context(Service(engine, database, kafka, profile)))
+        database: Database = stack.enter_context(guarded.database())
+        prepare(database)
+        with database.connect() as connection:
+            connection.execute(f"ALTER DATABASE {database.name} SET debug_logical_replication_streaming = immediate")
+        unit = stack.enter_context(Unit(Host(tmp_path_factory.mktemp("host")), database, kafka))
+        unit.install(engine)
+        stack.enter_context(unit.host)
+        yield Pipeline(database, kafka, unit)
 
 
-@with_systemd
-def test_the_command_delivers_as_an_ordinary_user(service: Pipeline) -> None:
-    service.daemon.start()
-    service.write()
-    with service.database.connect() as connection:
-        name = service.database.name
-        connection.execute(f"ALTER DATABASE {name} SET debug_logical_replication_streaming = immediate")
-    service.daemon.restart()
-    service.write_at_once(5_000, width=1000)  # more than memory holds: it goes through the state directory
-    service.assert_complete()
-    assert list((service.daemon.directory / "state" / "spill").iterdir())
-    assert service.daemon.stop() == 0
+@pytest.fixture
+def unit(pipeline: Pipeline) -> Iterator[Unit]:
+    """Give the unit, started; it is stopped after the test."""
+    assert isinstance(pipeline.daemon, Unit)
+    pipeline.daemon.start()
+    yield pipeline.daemon
+    pipeline.daemon.host.run("systemctl", "stop", UNIT.name)
 
 
-def seccomp_profile() -> dict[str, Any]:
-    """Return the unit's SystemCallFilter= as containers take it."""
-    allowed: set[str] = set()
-    for line in settings()["SystemCallFilter"]:
-        calls = {call for name in line.removeprefix("~").split() for call in members(name)}
-        allowed = allowed - calls if line.startswith("~") else allowed | calls
-    allowed |= members("@default")  # systemd allows these whatever the filter says
-    syscalls = [{"names": sorted(allowed), "action": "SCMP_ACT_ALLOW"}]
-    architectures = ["SCMP_ARCH_X86_64"]
-    return {"defaultAction": "SCMP_ACT_ERRNO", "architectures": architectures, "syscalls": syscalls}
+def test_it_delivers_without_any_rights(pipeline: Pipeline, unit: Unit) -> None:
+    pipeline.write()
+    pipeline.write_at_once(5_000, width=1000)  # more than memory holds: it goes through the state directory
+    pipeline.assert_complete()
+    process = Path("/proc") / unit.state("MainPID") / "status"
+    status = dict(line.split(":\t", 1) for line in unit.host.run("cat", str(process)).stdout.splitlines())
+    assert "0" not in status["Uid"].split()
+    assert (int(status["CapBnd"], 16), status["NoNewPrivs"], status["Seccomp"]) == (0, "1", "2")
+    assert "other users can read" not in unit.log_text()
+    assert unit.host.run("ls", "/var/lib/pgsluice/spill").returncode == 0
 
 
-@cache
-def members(name: str) -> set[str]:
-    """Return the system calls in a set of systemd's, those of the sets in it included."""
-    if not name.startswith("@"):
-        return {name}
-    lines = (line.strip() for line in analyze("syscall-filter", name).stdout.splitlines()[1:])
-    return {call for line in lines if line and not line.startswith("#") for call in members(line)}
+def test_it_comes_back_after_kill_9(pipeline: Pipeline, unit: Unit) -> None:
+    with pipeline.busy():
+        unit.host.run("systemctl", "kill", "--signal", "KILL", UNIT.name)
+        wait_until(lambda: unit.state("NRestarts") == "1", "systemd to start it again")
+        wait_until(lambda: unit.readiness("active") == HTTP_OK, "the unit to follow the slot")
+    pipeline.assert_complete()
+
+
+def test_it_stops_in_good_order(pipeline: Pipeline, unit: Unit) -> None:
+    pipeline.write()
+    assert unit.host.run("systemctl", "stop", UNIT.name).returncode == 0
+    assert (unit.state("Result"), unit.state("ExecMainStatus")) == ("success", "0")
+    unit.start()
+    pipeline.assert_complete()
+
+
+def test_a_wrong_password_is_not_tried_again(pipeline: Pipeline, unit: Unit) -> None:
+    unit.host.run("systemctl", "stop", UNIT.name)
+    with secret(unit, "wrong"):
+        unit.start(wait=False)
+        wait_until(lambda: unit.state("ActiveState") == "failed", "the unit to fail")
+        assert unit.state("ExecMainStatus") == "77"
+    unit.start()
+    pipeline.assert_complete()
+
+
+def test_a_password_that_is_missing_keeps_it_from_starting(unit: Unit) -> None:
+    unit.host.run("systemctl", "stop", UNIT.name)
+    with secret(unit, None):
+        unit.start(wait=False)
+        assert unit.state("ExecMainStatus") == NO_CREDENTIALS
+
+
+@contextmanager
+def secret(unit: Unit, text: str | None) -> Iterator[None]:
+    """Have another password on the host, or none."""
+    change = "rm" if text is None else f"printf %s {text} >"
+    unit.host.run("sh", "-c", f"cp --preserve /{SECRET} /root/kept && {change} /{SECRET}")
+    try:
+        yield
+    finally:
+        unit.host.run("mv", "/root/kept", f"/{SECRET}")
