@@ -189,6 +189,11 @@ class _Daemon:
         self._slot.follow(source.address)
         return source
 
+    async def _open_source(self) -> PostgresSource:
+        """Connect for one session."""
+        options = _source_options(self._settings)
+        return await PostgresSource.open(replace(options, stream=replace(options.stream, binary=self._pipeline.binary)))
+
     async def _make_sink(self) -> KafkaSink:
         """Make the sink of one session, once the cut record's schemas have their ids."""
         prefix = self._settings.kafka.topic_prefix
@@ -227,6 +232,7 @@ class _Daemon:
             "slot": self._settings.slot_name,
             "mode": self._settings.delivery.mode,
             "encoder": speedups.NAME,
+            "format": "binary" if pipeline.binary else "text",
             "state": pipeline.state.value,
             "last_error": pipeline.last_error,
             "uptime_s": round(time.time() - self._started),

@@ -6,6 +6,7 @@
     ├── RetryableError              the session ends; a new one starts after a back-off
     │   ├── SourceUnavailable       PostgreSQL is down, restarting, or the connection broke
     │   ├── SlotInUse               another process streams from the slot: wait as its hot standby
+    │   ├── NotInBinary             a value cannot be sent or read in binary format: the next session asks for text
     │   ├── TypeChanged             a composite has gained an attribute since the catalog was asked about it
     │   ├── TooManyDescriptions     the connection has described more tables than are kept; a new one begins anew
     │   ├── RegistryUnavailable     the schema registry cannot be reached, or cannot answer now
@@ -56,6 +57,10 @@ class SourceUnavailable(RetryableError):
 
 class SlotInUse(RetryableError):
     """Another process streams from the slot; PostgreSQL lets one in at a time."""
+
+
+class NotInBinary(RetryableError):
+    """A value that PostgreSQL cannot send in binary format, or that we cannot read; a new session asks for text."""
 
 
 class TypeChanged(RetryableError):

@@ -6,17 +6,19 @@ import pytest
 
 from pgsluice.avro.sent.base import Unreadable
 from pgsluice.avro.sent.types import LEVELS_MAX, conversions
-from pgsluice.errors import ConfigError
+from pgsluice.errors import NotInBinary
 from pgsluice.pgoutput.messages import BinaryValue
 from pgsluice.postgres.catalog import Catalog
 from pgsluice.postgres.options import StreamOptions
 from sandbox.kafka import Kafka
 from sandbox.postgres import Database, Postgres
 from tests.integration.scenarios.types import NAMED_SCENARIO
+from tests.integration.test_hostile_tables import goes_on, values
 from tests.integration.test_replay import SCENARIOS as REPLAYED
 from tests.support.replication import PUBLICATION, options_for, read_inserts, streaming
 from tests.support.run import Followed, Verdict
 from tests.support.scenario import Scenario
+from tests.support.weather import Start
 from tests.types.samples import SETUP
 
 NewDatabase = Callable[[int], Database]
@@ -24,7 +26,7 @@ NewDatabase = Callable[[int], Database]
 
 @pytest.mark.parametrize("version", [14, 18])
 @pytest.mark.parametrize("value", ["NULL, '{postgres=r/postgres}'", "NULL, NULL, '(postgres=r/postgres)'"])
-async def test_what_postgresql_cannot_send_in_binary_format_stops(
+async def test_what_postgresql_cannot_send_in_binary_format_ends_the_stream(
     new_database: NewDatabase, version: int, value: str
 ) -> None:
     database = new_database(version)
@@ -40,7 +42,7 @@ async def test_what_postgresql_cannot_send_in_binary_format_stops(
             assert not isinstance(acl, BinaryValue)
             assert missing == [None, None]
             connection.execute(f"INSERT INTO t VALUES (2, {value})".encode())
-            with pytest.raises(ConfigError, match=r"no binary output function.* set postgres.binary = false"):
+            with pytest.raises(NotInBinary, match=r"no binary output function available for type aclitem"):
                 await read_inserts(stream, 1)
 
 
@@ -86,6 +88,54 @@ async def test_types_that_are_nested_too_deeply(new_database: NewDatabase, versi
     (to_text,) = conversions(relation, described)
     with pytest.raises(Unreadable, match=f"nested more than {LEVELS_MAX} levels deep"):
         to_text(bytes(4))
+
+
+# --- values that cannot be sent, or read, in binary format
+
+CANNOT_BE_SENT = ("CREATE TABLE odd (c aclitem[])", "INSERT INTO odd VALUES ('{postgres=r/postgres}')")
+CANNOT_BE_READ = (
+    "CREATE TABLE sample AS SELECT n AS a, n % 7 AS b FROM generate_series(1, 100) AS n",
+    "CREATE STATISTICS both_columns (ndistinct) ON a, b FROM sample",
+    "ANALYZE sample",
+    "CREATE TABLE odd AS SELECT stxdndistinct AS c FROM pg_statistic_ext_data",
+)
+PART_IS_GONE = (
+    "CREATE TYPE mood AS ENUM ('sad')",
+    "CREATE TYPE pair AS (one int)",
+    "CREATE TABLE odd (c pair)",
+    "ALTER TYPE pair ADD ATTRIBUTE two mood",
+    "INSERT INTO odd VALUES ('(1,sad)')",
+    "ALTER TYPE pair DROP ATTRIBUTE two",
+)
+
+
+@pytest.mark.parametrize("version", [14, 18])
+@pytest.mark.parametrize(
+    ("statements", "text"),
+    [
+        (CANNOT_BE_SENT, "['postgres=r/postgres']"),
+        (CANNOT_BE_READ, '{"1, 2": 100}'),
+        (PART_IS_GONE, "(1,sad)"),
+    ],
+    ids=["cannot be sent", "cannot be read", "a part is gone"],
+)
+def test_a_value_that_has_no_binary_format_is_delivered_from_its_text(
+    start: Start, version: int, statements: tuple[str, ...], text: str
+) -> None:
+    """Whoever may create a table can make one with such a value: it costs a session, and no change is missing."""
+    pipeline = start({"postgres": {"binary": True}}, version=version)
+    pipeline.write(3)
+    with pipeline.database.connect() as connection, connection.transaction():
+        for statement in statements:
+            connection.execute(statement.encode())
+    pipeline.write(3)
+    assert [str(one["after"]["c"]) for one in values(pipeline, f"{pipeline.daemon.name}.public.odd")] == [text]
+    pipeline.assert_complete()
+    assert pipeline.daemon.status()["format"] == "text"
+    assert "values come in text format" in pipeline.daemon.log_text()
+    pipeline.daemon.restart()
+    assert goes_on(pipeline)
+    assert pipeline.daemon.status()["format"] == "binary"
 
 
 # --- the whole way

@@ -15,7 +15,7 @@ from pgsluice.avro.sent.writers import binary_writer
 from pgsluice.avro.text import Writer, utf8
 from pgsluice.avro.types import ColumnType, Misfit
 from pgsluice.avro.wire import Schema, normalise
-from pgsluice.errors import ConfigError, PgsluiceError, PoisonError, ProtocolError, TypeChanged
+from pgsluice.errors import NotInBinary, PgsluiceError, PoisonError, ProtocolError, TypeChanged
 from pgsluice.pgoutput.cursor import Malformed
 from pgsluice.pgoutput.messages import UNCHANGED, BinaryValue, ColumnValue, TupleData
 from pgsluice.relation import Relation
@@ -169,10 +169,10 @@ class _Table:
         """Return what follows from a value in binary format that could not be read."""
         column = self._columns[index]
         if isinstance(error, Unreadable):
-            sentence = f"table {self._name}: column {column} of type {self._types[index]} came in binary format, but"
+            sentence = f"Table {self._name}: column {column} of type {self._types[index]} came in binary format, but"
             if isinstance(error, NewPart):
-                return TypeChanged(f"{sentence} {error}")
-            return ConfigError(f"{sentence} {error}; set postgres.binary = false")
+                return TypeChanged(f"{sentence} {error}.")
+            return NotInBinary(f"{sentence} {error}.")
         what = f"row of table {self._name}: binary value of column {column}"
         return error.within(what) if isinstance(error, Malformed) else ProtocolError(f"{what}: {error}")
 

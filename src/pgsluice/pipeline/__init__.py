@@ -27,6 +27,7 @@ from pgsluice.errors import (
     DrainTimeout,
     Fenced,
     HistoryError,
+    NotInBinary,
     RetryableError,
     SlotInUse,
     SourceUnavailable,
@@ -76,6 +77,10 @@ _VALUE = "-value"
 
 _DATA = ("Envelope", "Message")
 """What the values in data topics are called in their schemas."""
+
+DESCRIBED_ANEW_MAX = 10
+"""How often a type that has changed may cost a session, before values are asked for in text format: whoever may alter
+a type could do so again and again."""
 
 SAY_AGAIN_S = 300.0
 """How often a state that lasts is logged."""
@@ -142,7 +147,9 @@ class Pipeline:
         self._adopt = options.adopt_slot
         self._failures = 0
         self._missed: int | None = None
+        self._types = options.types
         self._unread: tuple[str, int] | None = None
+        self._described_anew = 0
         self._crowded: int | None = None
         self._types_checked = not options.tables.choose_types
         self._dead_letters: DeadLetters | None = None
@@ -154,6 +161,11 @@ class Pipeline:
         self.state = State.STARTING
         self.session: Session | None = None
         self.last_error: str | None = None
+
+    @property
+    def binary(self) -> bool:
+        """Whether the next session is to ask for values in binary format."""
+        return self._types.binary
 
     def stop(self) -> None:
         """Ask for an orderly end: what is complete is delivered and confirmed first."""
@@ -189,8 +201,10 @@ class Pipeline:
             self._failures, self._said = 0, None
         if isinstance(error, DeadlineMissed) and session is not None:
             self._give_up_if_missed_before(error, session)
+        if isinstance(error, NotInBinary):
+            self._go_on_in_text(error)
         if isinstance(error, TypeChanged) and session is not None:
-            self._give_up_if_described_since(error, session)
+            self._go_on_in_text_if_described_since(error, session)
         if isinstance(error, TooManyDescriptions) and session is not None:
             self._give_up_if_no_further(error, session)
         self._metrics.session_errors.labels(type(error).__name__).inc()
@@ -222,11 +236,26 @@ class Pipeline:
             ) from error
         self._missed = transaction.commit_lsn
 
-    def _give_up_if_described_since(self, error: TypeChanged, session: Session) -> None:
-        """Raise ConfigError when the value could not be read at the same position before: that was not the reason."""
-        if self._unread == (str(error), session.checkpoint.end_lsn):
-            raise ConfigError(f"{error}, and is none now; set postgres.binary = false") from error
-        self._unread = str(error), session.checkpoint.end_lsn
+    def _go_on_in_text_if_described_since(self, error: TypeChanged, session: Session) -> None:
+        """Go on in text format if describing the type anew did not help, or has been necessary too often."""
+        self._described_anew += 1
+        place = str(error), session.checkpoint.end_lsn
+        if place == self._unread or self._described_anew > DESCRIBED_ANEW_MAX:
+            self._go_on_in_text(error)
+        self._unread = place
+
+    def _go_on_in_text(self, error: RetryableError) -> None:
+        """Ask for values in text format from the next session on, because every value can be sent and read in it.
+
+        What is published is the same in both formats. So whoever makes a table with such a value takes some speed from
+        the pipeline, and cannot stop it.
+        """
+        log.warning(
+            "values come in text format until the next start, although postgres.binary is set: what is published is "
+            "the same, but takes longer. If the table is to stay, set postgres.binary = false",
+            reason=str(error),
+        )
+        self._types = replace(self._types, binary=False)
 
     def _give_up_if_no_further(self, error: TooManyDescriptions, session: Session) -> None:
         """Raise UnavailableError when two sessions got no further than this: a third one would not either."""
@@ -273,7 +302,7 @@ class Pipeline:
                 sink,
                 self._registry,
                 options.tables,
-                options.types,
+                self._types,
                 dead_letters=self._dead_letters,
                 quarantine=self.quarantine,
             )

@@ -16,6 +16,7 @@ from psycopg import Error, pq
 from pgsluice.errors import (
     ConfigError,
     HistoryError,
+    NotInBinary,
     PermissionDenied,
     PgsluiceError,
     PoisonError,
@@ -286,10 +287,8 @@ def refused(error: ServerError, doing: str) -> PgsluiceError:
     if error.routine in _DECODING_REQUIREMENTS:
         return _cannot_decode(error, doing)
     if error.routine in _SENDING_PARTS:
-        return ConfigError(
-            f"{doing}: {error}. To do: set postgres.binary = false; a type without binary format is sent as text in a "
-            "column of its own, but not in arrays and composites"
-        )
+        # Such a type is sent as text in a column of its own, but not in arrays and composites.
+        return NotInBinary(f"{doing}: {error}")
     kind, advice = _COMMANDS.get(error.sqlstate, (SourceUnavailable, ""))
     return kind(f"{doing}: {error}" + (f". To do: {advice}" if advice else ""))
 

@@ -11,7 +11,7 @@ from pgsluice.avro.encoder import KeyEncoder, RowEncoder
 from pgsluice.avro.schema import TableFields, key_fields, key_schema, value_schema
 from pgsluice.avro.sent.types import TypeDescription, conversions
 from pgsluice.avro.types import TypeOptions
-from pgsluice.errors import ConfigError, PoisonError, ProtocolError, TypeChanged
+from pgsluice.errors import NotInBinary, PoisonError, ProtocolError, TypeChanged
 from pgsluice.pgoutput.messages import UNCHANGED, BinaryValue, ColumnValue
 from pgsluice.relation import CATALOG, Column, PgType, Relation
 
@@ -167,18 +167,18 @@ def test_a_text_is_read_as_strictly_as_the_value() -> None:
         encoder.encode([BinaryValue.fromhex(array)], [], [])
 
 
-def test_a_binary_value_of_an_unknown_type_stops() -> None:
+def test_a_binary_value_of_an_unknown_type_has_to_come_as_text() -> None:
     relation = Relation(
         1, "public", "places", "n", (Column("at", PgType(16_400, "gis", "geometry"), -1, is_key=False),)
     )
     described = [TypeDescription(16_400, "gis", "geometry", "geometry_send")]
     encoder = RowEncoder(relation, TableFields(OPTIONS).assign(relation), conversions(relation, described))
     assert encoder.encode([None], [], []) == b"\0"
-    with pytest.raises(ConfigError) as stop:
+    with pytest.raises(NotInBinary) as again:
         encoder.encode([BinaryValue(b"secret")], [], [])
-    assert str(stop.value) == (
-        "table public.places: column at of type gis.geometry came in binary format, but the binary format of"
-        " gis.geometry is not known; set postgres.binary = false"
+    assert str(again.value) == (
+        "Table public.places: column at of type gis.geometry came in binary format, but the binary format of"
+        " gis.geometry is not known."
     )
 
 
@@ -189,8 +189,8 @@ def test_a_part_that_came_with_an_alter_type_is_asked_about_again() -> None:
     with pytest.raises(TypeChanged) as again:
         encoder.encode([BinaryValue.fromhex("00000001 00004010 00000003 736164")], [], [])
     assert str(again.value) == (
-        "table public.t: column a of type public.pair came in binary format, but type 16400 was not a part of it when"
-        " the catalog was read"
+        "Table public.t: column a of type public.pair came in binary format, but type 16400 was not a part of it when"
+        " the catalog was read."
     )
 
 

@@ -21,6 +21,7 @@ from pgsluice.errors import (
     DrainTimeout,
     Fenced,
     HistoryError,
+    NotInBinary,
     PermissionDenied,
     PgsluiceError,
     SinkUnavailable,
@@ -32,7 +33,7 @@ from pgsluice.errors import (
 )
 from pgsluice.history import Checkpoint, ServerIdentity, TimelineSwitch
 from pgsluice.metrics import Metrics
-from pgsluice.pipeline import Pipeline, PipelineOptions, State
+from pgsluice.pipeline import DESCRIBED_ANEW_MAX, Pipeline, PipelineOptions, State
 from pgsluice.pipeline.outbox import Limits
 from pgsluice.pipeline.session import SessionOptions
 from pgsluice.relation import CATALOG, Column, PgType, Relation
@@ -50,6 +51,7 @@ OPTIONS = PipelineOptions(
     adopt_slot=False,
     drain_timeout_s=5.0,
 )
+IN_BINARY = TypeOptions(binary=True)
 CHECKPOINT = Checkpoint("shop", "s", "7001", 1, 1, 4, 9_000)
 
 
@@ -459,11 +461,29 @@ class TestWhenItMustNotGoOn:
             world.commit(2)
             await until(lambda: world.numbers == [1, 2])
 
-    async def test_a_value_that_cannot_be_read_then_either(self) -> None:
+    async def test_a_value_that_cannot_be_read_then_either_comes_as_text(self) -> None:
         world = World(position=8_000, checkpoint=CHECKPOINT, faults={"begin": [TypeChanged("a part is not known")] * 2})
         world.commit(1)
-        with pytest.raises(ConfigError, match=r"a part is not known, and is none now; set postgres\.binary = false"):
-            await ended(pipeline(world))
+        async with running(world, types=IN_BINARY) as found:
+            await until(lambda: world.numbers == [1])
+            assert not found.binary
+
+    async def test_types_that_change_again_and_again_come_as_text(self) -> None:
+        world = World(position=8_000, checkpoint=CHECKPOINT)
+        async with running(world, types=IN_BINARY) as found:
+            for number in range(DESCRIBED_ANEW_MAX + 1):
+                assert found.binary
+                world.faults["begin"] = [TypeChanged("a part is not known")]
+                world.commit(number)
+                await until(lambda last=number: last in world.numbers)
+            assert not found.binary
+
+    async def test_a_value_that_has_no_binary_format_comes_as_text(self) -> None:
+        world = World(position=8_000, checkpoint=CHECKPOINT, faults={"begin": [NotInBinary("It has none.")]})
+        world.commit(1)
+        async with running(world, types=IN_BINARY) as found:
+            await until(lambda: world.numbers == [1])
+            assert not found.binary
 
     async def test_more_tables_than_are_kept_at_the_same_place_twice(self) -> None:
         world = World(position=8_000, checkpoint=CHECKPOINT, faults={"begin": [TooManyDescriptions("Too many.")] * 2})

@@ -6,6 +6,7 @@ import pytest
 from pgsluice.errors import (
     ConfigError,
     HistoryError,
+    NotInBinary,
     PermissionDenied,
     PgsluiceError,
     PoisonError,
@@ -196,7 +197,7 @@ def test_a_refused_command(refusal: ServerError, kind: type[PgsluiceError], word
         (error("57P01"), None, SourceUnavailable, "57P01"),
         (error("42704", 'publication "p" does not exist'), SLOT, ConfigError, 'publication "p" does not exist. '),
         (error("42704", routine="ReplicationSlotAcquire"), None, ConfigError, "streaming from slot 's': words"),
-        (error("42883", routine="getTypeBinaryOutputInfo"), SLOT, ConfigError, "set postgres.binary = false"),
+        (error("42883", routine="getTypeBinaryOutputInfo"), SLOT, NotInBinary, "streaming from slot"),
         (error("42883"), SLOT, SourceUnavailable, "streaming from slot 's': words"),
         (error("0A000"), SLOT, ConfigError, "agree about each table's columns"),
         (error("22021"), SLOT, PoisonError, "not valid in the database's encoding"),
