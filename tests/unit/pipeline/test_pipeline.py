@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -475,7 +476,7 @@ class TestWhenItMustNotGoOn:
                 assert found.binary
                 world.faults["begin"] = [TypeChanged("a part is not known")]
                 world.commit(number)
-                await until(lambda last=number: last in world.numbers)
+                await until(partial(world.numbers.__contains__, number))
             assert not found.binary
 
     async def test_a_value_that_has_no_binary_format_comes_as_text(self) -> None:
