@@ -18,6 +18,9 @@ CONNECTIONS_MAX: Final = 100
 SILENT_S: Final = 20.0
 """How long a connection may take to send the head of a request or to take an answer, or be idle between requests."""
 
+WAITING_MAX_BYTES: Final = 32 * 1024 * 1024
+"""How much of all answers together may wait for clients to read it: the list of 100,000 subjects and more, a few times."""
+
 NEW_S: Final = 0.5
 """How long a connection counts as new: it had no time yet to send a request, or has just been served."""
 
@@ -63,6 +66,19 @@ class Connections:
             self._busy.discard(connection)
             self._since[connection] = time.monotonic()
 
+    @property
+    def waiting_bytes(self) -> int:
+        """What of the answers waits for clients to read it, in all connections together."""
+        return sum(map(_waiting_bytes, self._since))
+
+    def make_room(self, connection: web.RequestHandler, size: int) -> None:
+        """End others, those first for which most waits, until an answer of ``size`` bytes to ``connection`` fits."""
+        excess = self.waiting_bytes + size - WAITING_MAX_BYTES
+        others = sorted((one for one in self._since if one is not connection), key=_waiting_bytes)
+        while excess > 0 and others and (waiting := _waiting_bytes(others[-1])):
+            self._end(others.pop())
+            excess -= waiting
+
     async def watch(self) -> None:
         """End connections that are silent for too long; never returns."""
         while True:
@@ -83,3 +99,8 @@ class Connections:
         del self._since[connection]
         if connection.transport is not None:
             connection.transport.abort()
+
+
+def _waiting_bytes(connection: web.RequestHandler) -> int:
+    """Return how much the client has yet to read, beyond what the operating system keeps for it."""
+    return 0 if connection.transport is None else connection.transport.get_write_buffer_size()

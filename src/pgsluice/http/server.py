@@ -89,6 +89,11 @@ class HttpServer:
         """The port it listens on, once started: of interest when ``listen`` said 0."""
         return int(self._listener.sockets[0].getsockname()[1])
 
+    @property
+    def waiting_bytes(self) -> int:
+        """What of the answers waits for clients to read it."""
+        return self._connections.waiting_bytes
+
     async def start(self) -> None:
         """Listen; ConfigError when the address cannot be had."""
         await self._runner.setup()
@@ -136,7 +141,10 @@ class HttpServer:
         if request.method == "POST" and _is_from_another_site(request):
             raise web.HTTPForbidden(reason="Forbidden to other web sites")
         with self._connections.answering(request.protocol):
-            return await handler(request)
+            answer = await handler(request)
+        if isinstance(answer, web.Response) and isinstance(answer.body, bytes):
+            self._connections.make_room(request.protocol, len(answer.body))
+        return answer
 
     async def _livez(self, _: web.Request) -> web.Response:
         return _verdict(self._health.live())

@@ -12,10 +12,15 @@ from prometheus_client import CollectorRegistry
 from pgsluice.http import connections as module
 from pgsluice.http.health import Health
 from pgsluice.http.server import HttpServer
+from pgsluice.registry.record import Registered
 from pgsluice.registry.store import SchemaStore
 
 REQUEST = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
 SHORT_S = 0.2
+SUBJECT_BYTES = 200
+ANSWER_BYTES = 12 * 1024 * 1024
+WAITING_MAX_BYTES = 30 * 1024 * 1024
+"""Of a single answer, the kernel alone keeps up to 4 MiB on their way."""
 
 
 class Client:
@@ -29,6 +34,9 @@ class Client:
         self.writer.write(REQUEST)
         head = await self._reader.readuntil(b"ok\n")
         return head.split(b"\r\n")[0]
+
+    async def rest_of_answer(self) -> bytes:
+        return await self._reader.readuntil(b"]")
 
     async def has_ended(self) -> bool:
         try:
@@ -44,9 +52,14 @@ Connect = Callable[[], Awaitable[Client]]
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[HttpServer]:
+def store() -> SchemaStore:
+    return SchemaStore()
+
+
+@pytest.fixture
+async def server(store: SchemaStore) -> AsyncIterator[HttpServer]:
     health = Health(dict, lambda: None, lambda _: None)
-    server = HttpServer("127.0.0.1:0", health, CollectorRegistry(), SchemaStore())
+    server = HttpServer("127.0.0.1:0", health, CollectorRegistry(), store)
     await server.start()
     yield server
     await server.stop()
@@ -57,7 +70,7 @@ async def connect(server: HttpServer) -> AsyncIterator[Connect]:
     with ExitStack() as stack:
 
         async def connect() -> Client:
-            client = Client(*await asyncio.open_connection("127.0.0.1", server.port))
+            client = Client(*await asyncio.open_connection("127.0.0.1", server.port, limit=2 * ANSWER_BYTES))
             stack.callback(client.writer.close)
             return client
 
@@ -109,6 +122,26 @@ async def test_the_most_silent_one_makes_room_for_a_new_one(connect: Connect, mo
     assert await second.has_ended()
     assert first.is_open()
     assert third.is_open()
+
+
+async def test_answers_that_nobody_reads_have_a_limit_together(
+    server: HttpServer, store: SchemaStore, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that asks for much and reads nothing of it would otherwise keep a whole answer in memory."""
+    monkeypatch.setattr(module, "WAITING_MAX_BYTES", WAITING_MAX_BYTES)
+    for number in range(ANSWER_BYTES // SUBJECT_BYTES):
+        store.add(Registered(f"{number:0{SUBJECT_BYTES}}", 1, 1, '"string"'))
+    store.complete = True
+    clients = [await connect() for _ in range(12)]
+    for client in clients:
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]  # a stream's transport can be read from
+        client.writer.write(REQUEST.replace(b"/livez", b"/subjects"))
+    await asyncio.sleep(1)
+    assert 0 < server.waiting_bytes <= WAITING_MAX_BYTES + ANSWER_BYTES
+    reads = await connect()
+    reads.writer.write(REQUEST.replace(b"/livez", b"/subjects"))
+    assert len(await asyncio.wait_for(reads.rest_of_answer(), 10)) > ANSWER_BYTES
+    assert await (await connect()).ask() == b"HTTP/1.1 200 OK"
 
 
 async def test_a_health_check_gets_its_answer_whoever_holds_connections(connect: Connect) -> None:
