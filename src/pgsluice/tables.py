@@ -20,8 +20,9 @@ SERVICE_TOPICS = ("transactions", "checkpoint", "schemas", "messages", "dead_let
 MAX_TOPIC_NAME = 249
 """Kafka's limit (org.apache.kafka.common.internals.Topic)."""
 
-_SHORTENED = "_xFFFFFF_"
-"""What stands before the hash in a name that was too long. No name that was not has it: there is no such character."""
+_SHORTENED = "-_xFFFFFF_"
+"""What stands before the hash in a name that was too long. In no other name does this read as an escape, because there is
+no such character. The hyphen keeps it apart from an escape that was cut in two."""
 
 _HASH_CHARACTERS = 32
 """128 bits: nobody finds two tables that get the same."""
@@ -31,9 +32,9 @@ _PATTERN = re.compile(rf"{_PART}\.{_PART}")
 
 _WILDCARD = re.compile(r"[*?\[]")
 
-# What Kafka does not allow in a topic's name, the dot (it separates the parts here), and an
-# underscore that would read as the beginning of an escape.
-_TO_ESCAPE = re.compile(r"[^A-Za-z0-9_-]|_(?=x[0-9A-F]{4,6}_)", re.ASCII)
+# What Kafka does not allow in a topic's name, the dot (it separates the parts here), and an underscore that would read
+# as the beginning of an escape. Such an escape could end with an underscore, or with that of the escape behind it.
+_TO_ESCAPE = re.compile(r"[^A-Za-z0-9_-]|_(?=x[0-9A-F]{4,6}[^A-Za-z0-9-])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +194,10 @@ class Tables:
 
 
 def escape(name: str) -> str:
-    """Return ``name`` as one part of a topic's name; different names never give the same part."""
+    """Return ``name`` as one part of a topic's name; different names never give the same part.
+
+    It can be read back: from left to right, ``_xHHHH_`` stands for a character and everything else for itself.
+    """
     return _TO_ESCAPE.sub(lambda match: f"_x{ord(match[0]):04X}_", name)
 
 

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pgsluice.avro.choices import Choice, ColumnChoice
@@ -129,10 +129,27 @@ def test_the_first_rule_that_matches_wins() -> None:
         ("größe", "gr_x00F6__x00DF_e"),
         ("_x002E_", "_x005F_x002E_"),
         ("\U0001f40e", "_x1F40E_"),
+        ("_x00E9é", "_x005F_x00E9_x00E9_"),
+        ("éx00E9_", "_x00E9_x00E9_"),
+        ("_x00E9e", "_x00E9e"),
     ],
 )
 def test_what_kafka_does_not_allow_is_escaped(name: str, part: str) -> None:
     assert escape(name) == part
+
+
+PIECES = st.sampled_from(["_", "x00E9", "é", "_x00E9_", "x1F40E", "\U0001f40e", "0", "A", "x", "-", "."])
+
+
+def unescaped(part: str) -> str:
+    """Return the name of which ``part`` was made, read from left to right."""
+    return re.sub(r"_x([0-9A-F]{4,6})_", lambda match: chr(int(match[1], 16)), part)
+
+
+@settings(max_examples=2000)
+@given(st.lists(PIECES, max_size=8).map("".join))
+def test_a_name_can_be_read_back_from_what_it_is_escaped_to(name: str) -> None:
+    assert unescaped(escape(name)) == name
 
 
 NAMES = st.text(st.sampled_from("_x0aA2E.é5F-"), min_size=1, max_size=14)
@@ -151,7 +168,7 @@ def test_a_name_too_long_for_kafka_ends_in_a_hash() -> None:
     policy = Tables("p").policy("public", "\x07" * 63)
     assert policy is not None
     assert len(policy.topic) == 249
-    assert re.fullmatch(r"p\.public\.(_x0007_)+_?x?0*_xFFFFFF_[0-9a-f]{32}", policy.topic)
+    assert re.fullmatch(r"p\.public\.(_x0007_)+_?x?0*-_xFFFFFF_[0-9a-f]{32}", policy.topic)
     other = Tables("p").policy("public", "\x07" * 62 + "\x08")
     assert other is not None
     assert other.topic != policy.topic
@@ -163,6 +180,17 @@ def test_no_other_table_has_the_name_with_the_hash() -> None:
     same = Tables("p").policy("public", long.topic.removeprefix("p.public."))
     assert same is not None
     assert same.topic != long.topic
+
+
+def test_nor_has_one_whose_underscore_is_escaped_where_the_long_one_is_cut_off() -> None:
+    """There the long name ends in half an escape, which what follows it must not complete."""
+    for length in range(180, 216):
+        long = Tables("p").policy("public", "a" * length + "_x0041_" * 10)
+        assert long is not None
+        part = re.sub(r"_x005F-?_(xFFFFFF_\w{32})$", r"_\1", long.topic.removeprefix("p.public."))
+        same = Tables("p").policy("public", part)
+        assert same is not None
+        assert same.topic != long.topic
 
 
 def test_a_rule_that_names_a_topic_without_the_table_lets_others_share_it() -> None:
