@@ -21,8 +21,8 @@ MAX_TOPIC_NAME = 249
 """Kafka's limit (org.apache.kafka.common.internals.Topic)."""
 
 _SHORTENED = "-_xFFFFFF_"
-"""What stands before the hash in a name that was too long. In no other name does this read as an escape, because it is no
-character's number. The hyphen keeps it apart from an escape that was cut in two."""
+"""What stands before the hash in a name that was too long. In no other name does this read as an escape, because there
+is no such character. The hyphen keeps it apart from an escape that was cut in two."""
 
 _HASH_CHARACTERS = 32
 """128 bits: nobody finds two tables that get the same."""

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from threading import Event
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AclOperation, ConfigResource
 
-from pgsluice.errors import ConfigError, PermissionDenied, SinkUnavailable
+from pgsluice.errors import ConfigError, PermissionDenied, SinkUnavailable, TableRefused
 from pgsluice.finding import Finding, Verdict
 from pgsluice.kafka import topics as module
 from pgsluice.kafka.checks import check
@@ -26,6 +27,7 @@ from tests.support.kafka import (
     admin,
     client_options,
     commit,
+    configure,
     create_topic,
     grant,
     paused,
@@ -106,8 +108,26 @@ class TestSettings:
         create_topic(kafka, name, cleanup_policy=policy)
         (settings,) = topics.settings_of(name)
         topics.check(TopicSpec(name, 1), settings)
-        with pytest.raises(ConfigError, match=f"Topic {name} has cleanup.policy=compact, but rows without key"):
+        with pytest.raises(TableRefused, match=f"Topic {name} has cleanup.policy=compact, but rows without key"):
             topics.check(TopicSpec(name, 1, compactable=False), settings)
+
+    def test_where_new_topics_are_compacted_only_those_are_that_can_be(self, own_kafka: Kafka, name: str) -> None:
+        """Otherwise a new table without a key would have a topic that takes none of its rows."""
+        with closing(Topics(client_options(own_kafka), Event())) as topics:
+            (broker,) = topics.brokers()
+            configure(
+                own_kafka, ConfigResource(ConfigResource.Type.BROKER, str(broker)), "log.cleanup.policy", "compact"
+            )
+            try:
+                keyless = TopicSpec(f"{name}.keyless", 1, compactable=False)
+                topics.ensure(keyless, TopicSpec(f"{name}.keyed", 1))
+                settings = topics.settings_of(f"{name}.keyless", f"{name}.keyed")
+                assert [one.cleanup_policy for one in settings] == ["delete", "compact"]
+                topics.check(keyless, settings[0])
+            finally:
+                configure(
+                    own_kafka, ConfigResource(ConfigResource.Type.BROKER, str(broker)), "log.cleanup.policy", "delete"
+                )
 
     def test_a_new_topic_has_what_was_specified(self, topics: Topics, name: str) -> None:
         topics.ensure(TopicSpec(name, 1, config={"cleanup.policy": "compact", "max.message.bytes": "1000000"}))

@@ -13,7 +13,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 
 from sandbox.kafka import Kafka
 from tests.support.kafka import admin, read_committed
-from tests.support.weather import Pipeline, Start
+from tests.support.weather import Pipeline, Start, wait_until
 
 LIMIT = 20_000
 MODES = ["exactly_once", "at_least_once"]
@@ -226,7 +226,7 @@ def test_a_clock_that_the_topic_does_not_accept(start: Start, mode: str) -> None
     assert all("INVALID_" in one["detail"] for one in letters)
 
 
-def test_a_topic_that_was_made_compacted_stops_in_the_next_session(start: Start) -> None:
+def test_a_table_whose_topic_was_made_compacted_goes_into_quarantine_in_the_next_session(start: Start) -> None:
     """Every row of the table would be refused: that is no poison, but a setting."""
     pipeline = start(settings("exactly_once"))
     with pipeline.database.connect() as connection:
@@ -235,10 +235,10 @@ def test_a_topic_that_was_made_compacted_stops_in_the_next_session(start: Start)
         pipeline.wait_until_confirmed()
         configure(pipeline, "public.keyless", "cleanup.policy", "compact")
         connection.execute("INSERT INTO keyless VALUES (2)")
-    assert pipeline.daemon.wait() == 78
-    assert (
-        "keyless has cleanup.policy=compact, but rows without key or truncates go to it" in pipeline.daemon.log_text()
-    )
+    wait_until(lambda: pipeline.daemon.status()["quarantined"], "the table to be in quarantine")
+    (entry,) = pipeline.daemon.status()["quarantined"]
+    assert entry["table"] == "public.keyless"
+    assert "keyless has cleanup.policy=compact, but rows without key or truncates go to it" in entry["reason"]
 
 
 class TestAKeyThatAvroCannotHold:

@@ -333,15 +333,14 @@ class KafkaSink:
 
     def _ensure(self, spec: TopicSpec) -> TopicState:
         """Make a topic if need be; TableRefused if it is a table's, and may not be made or written to."""
-        if spec.name in self._services():
-            (state,) = self._topics.ensure(spec)
-            return state
-        self._check_owner(spec.name)
-        self._check_room(spec)
+        is_ours = spec.name in self._services()
+        if not is_ours:
+            self._check_owner(spec.name)
+            self._check_room(spec)
         try:
             (state,) = self._topics.ensure(spec)
         except (PermissionDenied, ConfigError) as error:
-            if not is_of_one_topic(error):
+            if is_ours or not is_of_one_topic(error):
                 raise
             raise TableRefused(
                 f"{error} Make topic {spec.name} yourself, give pgsluice the right to make it (Create), or leave the "

@@ -123,11 +123,9 @@ class Topics:
         return self._patiently(topics, ask)
 
     def check(self, spec: TopicSpec, settings: TopicSettings) -> None:
-        """Raise ConfigError if the topic would refuse what is to be written to it, as far as its settings tell."""
+        """Raise TableRefused or ConfigError if the topic would refuse what is to be written to it."""
         if not spec.compactable and "compact" in (settings.cleanup_policy or ""):
-            # Where the settings ask for compaction, the table does not fit them; else the topic does not.
-            kind = TableRefused if "compact" in spec.config.get("cleanup.policy", "") else ConfigError
-            raise kind(
+            raise TableRefused(
                 f"Topic {spec.name} has cleanup.policy=compact, but rows without key or truncates go to it, and Kafka "
                 "refuses records without key there: give the table a key (`keys` in [[tables.rules]]), set "
                 'truncate = "skip", or change the policy.'
@@ -406,4 +404,6 @@ def _topic_settings(values: Mapping[str, str]) -> TopicSettings:
 
 
 def _new_topic(spec: TopicSpec) -> NewTopic:
-    return NewTopic(spec.name, spec.partitions, spec.replication_factor, config=dict(spec.config))
+    """Return the topic to be made. One for records without key is not compacted, whatever the brokers' default."""
+    config = dict(spec.config) if spec.compactable else {"cleanup.policy": "delete", **spec.config}
+    return NewTopic(spec.name, spec.partitions, spec.replication_factor, config=config)
