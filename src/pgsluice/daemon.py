@@ -462,6 +462,7 @@ def _sink_options(settings: Settings, client: ClientOptions) -> SinkOptions:
         ),
         accept_changed_topics=settings.kafka.topics.changed == "accept",
         topics_max=settings.kafka.topics.max,
+        reserved_topics=frozenset(_tables(settings).reserved_topics),
     )
 
 

@@ -116,9 +116,9 @@ class Tables:
 
     def policy(self, schema: str, table: str) -> TablePolicy | None:
         """Return how ``schema.table`` is published, None when it is not; TableRefused if no topic is possible."""
-        if not _matches(schema, table, self.include) or _matches(schema, table, self.exclude):
+        if not self._includes(schema, table):
             return None
-        rule = next((rule for rule in self.rules if _matches(schema, table, (rule.match,))), _NO_RULE)
+        rule = self._rule(schema, table)
         template = rule.topic or self.topic
         topic = self._topic(template, schema, table)
         if self._is_named_by_another(rule, topic, schema):
@@ -126,6 +126,7 @@ class Tables:
                 f"Table {schema}.{table} would go to topic {topic}, which a [[tables.rules]] entry gives to other "
                 'tables: name another with `topic = "..."` in an entry of its own, or the same one to share it.'
             )
+        self._check_not_reserved(topic, schema, table)
         return TablePolicy(
             topic=topic,
             partitions=rule.partitions or self.partitions,
@@ -137,6 +138,39 @@ class Tables:
             types=tuple(ColumnChoice(pattern, choice) for pattern, choice in rule.types.items()),
             shared="{table}" not in template,
         )
+
+    @property
+    def reserved_topics(self) -> set[str]:
+        """The topics of the tables that `include` or a rule names without wildcards."""
+        return {self._named(template, *table) for table, template in self._reserving()}
+
+    def _reserving(self) -> list[tuple[tuple[str, str], str]]:
+        """Return these tables, each with the template of its topic's name."""
+        patterns = map(_pattern, (*self.include, *(rule.match for rule in self.rules)))
+        named = dict.fromkeys(pattern.only for pattern in patterns if pattern.only is not None)
+        return [(table, self._rule(*table).topic or self.topic) for table in named if self._includes(*table)]
+
+    def _check_not_reserved(self, topic: str, schema: str, table: str) -> None:
+        """Raise TableRefused if the topic is that of a table which the settings name, or Kafka would take it for that.
+
+        Otherwise whoever may create a table could make it before theirs, and take its topic.
+        """
+        for named, template in self._reserving():
+            if "{table}" not in template or named == (schema, table):
+                continue  # a topic without the table's name may be shared
+            reserved = self._named(template, *named)
+            if _as_kafka_compares(reserved) == _as_kafka_compares(topic):
+                raise TableRefused(
+                    f"Table {schema}.{table} would go to topic {topic}, but {reserved} is reserved for table "
+                    f"{'.'.join(named)}, which tables.include or a [[tables.rules]] entry names: name another topic "
+                    'with `topic = "..."` in an entry of its own.'
+                )
+
+    def _includes(self, schema: str, table: str) -> bool:
+        return _matches(schema, table, self.include) and not _matches(schema, table, self.exclude)
+
+    def _rule(self, schema: str, table: str) -> TableRule:
+        return next((rule for rule in self.rules if _matches(schema, table, (rule.match,))), _NO_RULE)
 
     @property
     def choose_types(self) -> bool:
@@ -205,6 +239,11 @@ def _shortened(topic: str) -> str:
     """Return a topic's name with a hash in place of its end; different names never give the same."""
     end = _SHORTENED + hashlib.sha256(topic.encode()).hexdigest()[:_HASH_CHARACTERS]
     return topic[: MAX_TOPIC_NAME - len(end)] + end
+
+
+def _as_kafka_compares(topic: str) -> str:
+    """Return what Kafka tells topics apart by, because its metrics do not tell a dot from an underscore."""
+    return topic.replace(".", "_")
 
 
 def _matches(schema: str, table: str, patterns: Sequence[str]) -> bool:

@@ -47,6 +47,7 @@ class Session:
         accept: bool = False,
         foresight: Foresight | None = None,
         topics_max: int = 100,
+        reserved_topics: frozenset[str] = frozenset(),
     ) -> None:
         self.foresight = foresight or Foresight()
         options = SinkOptions(
@@ -56,6 +57,7 @@ class Session:
             "shop",
             accept_changed_topics=accept,
             topics_max=topics_max,
+            reserved_topics=reserved_topics,
             foresight=self.foresight,
         )
         self.sink = KafkaSink(options, CutFormat(KEY, lambda record: json.dumps(record).encode(), json.loads))

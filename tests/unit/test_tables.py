@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -231,6 +232,40 @@ def test_unless_another_rule_sends_it_there() -> None:
         policy = tables.policy(schema, table)
         assert policy is not None
         assert policy.topic == "shop.sales.orders"
+
+
+class TestReservedTopics:
+    """Of tables that the settings name: whoever may create another table cannot take them."""
+
+    @pytest.mark.parametrize(
+        "settings",
+        [{"include": ["a.b_c", "*.*"]}, {"rules": [TableRule("a.b_c", partitions=1)]}],
+        ids=["by include", "by a rule"],
+    )
+    def test_no_other_table_gets_one_that_kafka_takes_for_the_same(self, settings: dict[str, Any]) -> None:
+        tables = Tables("shop", **settings)
+        assert tables.reserved_topics == {"shop.a.b_c"}
+        with pytest.raises(TableRefused, match=r"topic shop.a_b.c, but shop.a.b_c is reserved for table a.b_c, which"):
+            tables.policy("a_b", "c")
+        named, other = tables.policy("a", "b_c"), tables.policy("a", "c")
+        assert named is not None
+        assert other is not None
+
+    def test_nor_the_same(self) -> None:
+        tables = Tables("shop", topic="{prefix}.{table}", include=["public.orders", "*.*"])
+        with pytest.raises(TableRefused, match="is reserved for table public"):
+            tables.policy("evil", "orders")
+
+    def test_a_table_that_is_left_out_has_none(self) -> None:
+        tables = Tables("shop", rules=[TableRule("a.b_c")], exclude=["a.*"])
+        assert tables.reserved_topics == set()
+        assert tables.policy("a_b", "c") is not None
+
+    def test_a_topic_that_is_meant_to_be_shared_can_be(self) -> None:
+        rules = [TableRule("public.a", topic="{prefix}.all"), TableRule("public.*", topic="{prefix}.all")]
+        tables = Tables("shop", rules=rules)
+        assert tables.reserved_topics == {"shop.all"}
+        assert [tables.policy("public", name) is not None for name in "ab"] == [True, True]
 
 
 def test_types_of_columns_keep_their_order() -> None:

@@ -50,7 +50,7 @@ class SinkOptions:
 
     ``pipeline``: whose checkpoints are written and read. ``accept_changed_topics``: go on with topics that changed
     behind our back. ``foresight`` outlives the session. ``topics_max``: how many topics there may be beside the service
-    topics before no more are created.
+    topics before no more are created; ``reserved_topics`` count from the beginning.
     """
 
     producer: ProducerOptions
@@ -61,6 +61,7 @@ class SinkOptions:
     dead_letters_topic: TopicSpec | None = None
     accept_changed_topics: bool = False
     topics_max: int = 10_000
+    reserved_topics: frozenset[str] = frozenset()
     foresight: Foresight = field(default_factory=Foresight)
 
 
@@ -370,14 +371,15 @@ class KafkaSink:
 
         Everybody who may create tables in a published schema has topics created here, with all their partitions. Those
         count that earlier sessions wrote to, and those of this one. A topic that exists already costs nothing more.
+        Room is kept for the tables that the settings name.
         """
-        known = self._ledger.ids().keys() - self._services()
+        known = (self._ledger.ids().keys() | self._options.reserved_topics) - self._services() - {spec.name}
         if len(known) >= self._options.topics_max and not self._topics.describe([spec.name]):
             raise TableRefused(
-                f"Topic {spec.name} was not created, because this pipeline has {len(known)} topics already and may "
-                f"have {self._options.topics_max} (kafka.topics.max). If all these tables are to be published, raise "
-                "kafka.topics.max, and make sure that the brokers can hold the partitions. Otherwise leave tables out "
-                "with tables.exclude, and find out who creates them."
+                f"Topic {spec.name} was not created, because this pipeline has {len(known)} topics already or "
+                f"reserved, and may have {self._options.topics_max} (kafka.topics.max). If all these tables are to be "
+                "published, raise kafka.topics.max, and make sure that the brokers can hold the partitions. Otherwise "
+                "leave tables out with tables.exclude, and find out who creates them."
             )
 
     def _settings_of(self, topic: str) -> TopicSettings:
