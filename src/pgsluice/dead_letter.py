@@ -20,6 +20,7 @@ from pgsluice.avro.schema import key_columns, named_fields
 from pgsluice.avro.wire import unframe
 from pgsluice.errors import PoisonError
 from pgsluice.lsn import format_lsn
+from pgsluice.printable import quoted
 
 OP: Final = "dead_letter"
 """What a cut record's ``counts`` calls them."""
@@ -52,9 +53,9 @@ class Origin:
     key_columns: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        key = f"key: {', '.join(self.key_columns)}; " if self.key_columns else ""
+        key = f"key: {', '.join(map(quoted, self.key_columns))}; " if self.key_columns else ""
         position = f"epoch {self.epoch}, LSN {format_lsn(self.lsn)}, seq {self.seq}"
-        return f"table {self.schema}.{self.table} ({key}{position})"
+        return f"table {quoted(self.schema, self.table)} ({key}{position})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -331,7 +331,7 @@ class ChangeEncoder:
             image = _VALUE + self.row.encode_key_image(key, unchanged, found) + KEY_IMAGE
         if unchanged:
             raise ProtocolError(
-                f"The old row of a change of {self.relation.namespace}.{self.relation.name} lacks values (unchanged "
+                f"The old row of a change of {self.relation} lacks values (unchanged "
                 "TOAST): expected all of them. Please report it."
             )
         raw.extend((b"before." + name, text) for name, text in found)

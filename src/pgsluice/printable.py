@@ -9,6 +9,7 @@ https://www.unicode.org/reports/tr36/#Bidirectional_Text_Spoofing
 import re
 
 _WORD = re.compile(r"\S+")
+_PLAIN = re.compile(r"[\w$-]+")
 
 
 def printable(text: str) -> str:
@@ -18,6 +19,35 @@ def printable(text: str) -> str:
     other than the space, and halves of surrogate pairs.
     """
     return text if text.isprintable() else "".join(map(_escape, text))
+
+
+def quoted(*names: str) -> str:
+    """Return the name of something in a database as messages have it: a part that is not one plain word is in quotes.
+
+    Anybody who may create a table chooses its name, and without quotes it could read like a sentence of ours. It can be
+    read back: quotes in a name are doubled, as in SQL.
+    """
+    return ".".join(name if _PLAIN.fullmatch(name) else _in_quotes(name) for name in names)
+
+
+def sql_identifier(*names: str) -> str:
+    r"""Return the name of something in a database as SQL that can be copied from a terminal.
+
+    What is not printable is an escape sequence, as in ``U&"\000a"``.
+    https://www.postgresql.org/docs/current/sql-syntax-lexical.html#SQL-SYNTAX-IDENTIFIERS
+    """
+    return ".".join(map(_sql_identifier, names))
+
+
+def _sql_identifier(name: str) -> str:
+    if name.isprintable():
+        return _in_quotes(name)
+    escaped = name.replace("\\", "\\\\")
+    return "U&" + _in_quotes("".join(one if one.isprintable() else f"\\+{ord(one):06x}" for one in escaped))
+
+
+def _in_quotes(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
 
 
 def without_url_secrets(text: str) -> str:

@@ -13,6 +13,7 @@ from typing import Final
 
 from pgsluice.errors import ProtocolError, TooManyDescriptions
 from pgsluice.pgoutput import messages
+from pgsluice.printable import quoted
 
 DESCRIBED_MAX: Final = 100_000
 """Tables that one connection may describe, dropped ones included: some 3 KiB each, more for those with many columns."""
@@ -57,6 +58,10 @@ class PgType:
     namespace: str
     name: str
 
+    def __str__(self) -> str:
+        """Return its name as messages have it."""
+        return quoted(self.namespace, self.name)
+
 
 @dataclass(frozen=True, slots=True)
 class Column:
@@ -90,6 +95,10 @@ class Relation:
 
     def __hash__(self) -> int:
         return self._hash
+
+    def __str__(self) -> str:
+        """Return its name as messages have it."""
+        return quoted(self.namespace, self.name)
 
 
 def _builtin_types() -> dict[int, PgType]:
@@ -196,6 +205,5 @@ def _check_names(relation: Relation) -> None:
     names = [column.name for column in relation.columns]
     if "" in names or len(set(names)) != len(names):
         raise ProtocolError(
-            f"Relation message of {relation.namespace}.{relation.name}: column names are empty or repeated"
-            " (expected distinct names)"
+            f"Relation message of {relation}: column names are empty or repeated (expected distinct names)"
         )

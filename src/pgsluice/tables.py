@@ -13,6 +13,7 @@ from typing import Self
 
 from pgsluice.avro.choices import Choice, ColumnChoice
 from pgsluice.errors import TableRefused
+from pgsluice.printable import quoted
 
 SERVICE_TOPICS = ("transactions", "checkpoint", "schemas", "messages", "dead_letters")
 """What pgsluice writes under the prefix beside the tables."""
@@ -55,6 +56,10 @@ class TablePattern:
             )
         quoted_schema, schema, quoted_table, table = found.groups()
         return cls(schema or quoted_schema.replace('""', '"'), table or quoted_table.replace('""', '"'))
+
+    def __str__(self) -> str:
+        """Return the text that :meth:`parse` reads; a name that is not one plain word is in quotes."""
+        return quoted(self.schema, self.table)
 
     @property
     def only(self) -> tuple[str, str] | None:
@@ -123,8 +128,8 @@ class Tables:
         topic = self._topic(template, schema, table)
         if self._is_named_by_another(rule, topic, schema):
             raise TableRefused(
-                f"Table {schema}.{table} would go to topic {topic}, which a [[tables.rules]] entry gives to other "
-                'tables: name another with `topic = "..."` in an entry of its own, or the same one to share it.'
+                f"Table {quoted(schema, table)} would go to topic {topic}, which a [[tables.rules]] entry gives to "
+                'other tables: name another with `topic = "..."` in an entry of its own, or the same one to share it.'
             )
         self._check_not_reserved(topic, schema, table)
         return TablePolicy(
@@ -161,8 +166,8 @@ class Tables:
             reserved = self._named(template, *named)
             if _as_kafka_compares(reserved) == _as_kafka_compares(topic):
                 raise TableRefused(
-                    f"Table {schema}.{table} would go to topic {topic}, but {reserved} is reserved for table "
-                    f"{'.'.join(named)}, which tables.include or a [[tables.rules]] entry names: name another topic "
+                    f"Table {quoted(schema, table)} would go to topic {topic}, but {reserved} is reserved for table "
+                    f"{quoted(*named)}, which tables.include or a [[tables.rules]] entry names: name another topic "
                     'with `topic = "..."` in an entry of its own.'
                 )
 
@@ -221,8 +226,8 @@ class Tables:
         topic = self._named(template, schema, table)
         if topic in {f"{self.prefix}.{name}" for name in SERVICE_TOPICS}:
             raise TableRefused(
-                f"Table {schema}.{table} would go to topic {topic}, which pgsluice keeps for itself: name another with "
-                '`topic = "..."` in a [[tables.rules]] entry.'
+                f"Table {quoted(schema, table)} would go to topic {topic}, which pgsluice keeps for itself: name "
+                'another with `topic = "..."` in a [[tables.rules]] entry.'
             )
         return topic
 

@@ -24,6 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from psycopg import sql
 
 from pgsluice.avro.schema import avro_name
+from pgsluice.printable import quoted, sql_identifier
 from pgsluice.tables import Tables
 from sandbox.daemon import Daemon
 from sandbox.kafka import Kafka
@@ -134,11 +135,6 @@ def assert_safe(text: str) -> None:
     assert not [character for character in text if not character.isprintable() and character not in "\n\t"]
 
 
-def as_pattern(name: str) -> str:
-    """Return a name as patterns have it: in quotes where it could be taken for two."""
-    return '"' + name.replace('"', '""') + '"' if set('."') & set(name) else name
-
-
 @settings(
     max_examples=4,
     deadline=None,
@@ -161,7 +157,7 @@ def test_whatever_things_are_called(pipeline: Pipeline, several: list[Names]) ->
     dead_letters = rows(pipeline, f"{daemon.name}.dead_letters") if quarantined else []
     letters = {(one["schema"], one["table"]) for one in dead_letters}
     for found in several:
-        if f"{as_pattern(found.schema)}.{as_pattern(found.table)}" in quarantined:
+        if quoted(found.schema, found.table) in quarantined:
             assert (found.schema, found.table) in letters
         else:
             assert not found.is_bad
@@ -174,6 +170,17 @@ def assert_arrived(pipeline: Pipeline, names: Names) -> None:
     last: Any = rows(pipeline, policy.topic)[-1]
     assert (last["schema"], last["table"], last["op"]) == (names.schema, names.table, "c")
     assert last["after"][avro_name(names.column)] == names.label
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(names())
+def test_sql_that_is_proposed_means_what_it_says(pipeline: Pipeline, name: str) -> None:
+    proposed = sql_identifier(name)
+    assert_safe(proposed)
+    with pipeline.database.connect() as connection:
+        described = connection.execute(f"SELECT 1 AS {proposed}".encode()).description
+    assert described is not None
+    assert described[0].name == name
 
 
 def test_what_people_read_is_safe(pipeline: Pipeline) -> None:

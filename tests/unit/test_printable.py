@@ -1,8 +1,11 @@
 """Unit tests of pgsluice.printable."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from pgsluice.printable import printable, without_url_secrets
+from pgsluice.printable import printable, quoted, sql_identifier, without_url_secrets
+from pgsluice.tables import TablePattern
 
 
 @pytest.mark.parametrize("text", ["", "public.orders", "Größe 50 %", "\u8868 \U0001f600", 'a\\n "b"', "e\u0301"])
@@ -42,6 +45,40 @@ def test_marks_of_direction_are_escaped(code: int) -> None:
 
 def test_what_is_printable_already_stays() -> None:
     assert printable(printable("a\x1b[31m\nOK  b")) == r"a\x1b[31m\nOK  b"
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        (("public", "orders"), "public.orders"),
+        (("public", "Größe-1$_2"), "public.Größe-1$_2"),
+        (("a.b", 'c"d'), '"a.b"."c""d"'),
+        (("public", "z: OK all fine. table public.orders"), 'public."z: OK all fine. table public.orders"'),
+        (("a b",), '"a b"'),
+        (("a\n",), '"a\n"'),
+        (("",), '""'),
+    ],
+)
+def test_a_name_that_could_read_like_a_sentence_is_in_quotes(names: tuple[str, ...], shown: str) -> None:
+    assert quoted(*names) == shown
+
+
+@given(st.text(min_size=1), st.text(min_size=1))
+def test_names_can_be_read_back_as_patterns_are(schema: str, table: str) -> None:
+    assert TablePattern.parse(quoted(schema, table)) == TablePattern(schema, table)
+
+
+@pytest.mark.parametrize(
+    ("names", "sql"),
+    [
+        (("public", "order items"), '"public"."order items"'),
+        (('a"b\\',), '"a""b\\"'),
+        (('a\n\\"\u202e\U000e0041é',), r'''U&"a\+00000a\\""\+00202e\+0e0041é"'''),
+    ],
+)
+def test_sql_that_can_be_copied_from_a_terminal(names: tuple[str, ...], sql: str) -> None:
+    assert sql_identifier(*names) == sql
+    assert sql.isprintable()
 
 
 @pytest.mark.parametrize(

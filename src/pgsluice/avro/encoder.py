@@ -18,6 +18,7 @@ from pgsluice.avro.wire import Schema, normalise
 from pgsluice.errors import NotInBinary, PgsluiceError, PoisonError, ProtocolError, TypeChanged
 from pgsluice.pgoutput.cursor import Malformed
 from pgsluice.pgoutput.messages import UNCHANGED, BinaryValue, ColumnValue, TupleData
+from pgsluice.printable import quoted
 from pgsluice.relation import Relation
 
 
@@ -129,9 +130,9 @@ class _Table:
     """What both encoders know of the table: how it is sent in binary format, and what errors say of it."""
 
     def __init__(self, relation: Relation, sent: Sequence[ToText] | None) -> None:
-        self._name = f"{relation.namespace}.{relation.name}"
-        self._columns = [column.name for column in relation.columns]
-        self._types = [f"{column.type.namespace}.{column.type.name}" for column in relation.columns]
+        self._name = str(relation)
+        self._columns = [quoted(column.name) for column in relation.columns]
+        self._types = [str(column.type) for column in relation.columns]
         self._sent = sent
         self.width = len(self._columns)
 

@@ -27,6 +27,7 @@ from pgsluice.avro.types import (
 )
 from pgsluice.avro.wire import Schema
 from pgsluice.errors import TableRefused
+from pgsluice.printable import quoted
 from pgsluice.relation import Column, Relation
 
 # --- names
@@ -260,7 +261,7 @@ def key_fields(
     missing = sorted(set(key) - {column.name for column in relation.columns})
     if missing:
         raise TableRefused(
-            f"table {relation.namespace}.{relation.name}: key column {', '.join(missing)} is not among the"
+            f"table {relation}: key column {', '.join(map(quoted, missing))} is not among the"
             " published columns; publish it, or name other columns with keys in tables.rules"
         )
     return tuple(_key_field(field, options) for field in fields if field.column.name in key)

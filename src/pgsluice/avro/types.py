@@ -18,6 +18,7 @@ from pgsluice.avro.text import Misfit as Misfit  # noqa: PLC0414 - part of this 
 from pgsluice.avro.text import Writer
 from pgsluice.avro.wire import Schema
 from pgsluice.errors import TableRefused
+from pgsluice.printable import quoted
 from pgsluice.relation import CATALOG, Column, PgType, Relation
 
 
@@ -320,7 +321,8 @@ def check_choices(relation: Relation, options: TypeOptions) -> None:
         for choice in options.choices:
             if choice.names(column.name) and _chosen(column.type, column.typmod, choice.choice, options) is None:
                 raise TableRefused(
-                    f"table {relation.namespace}.{relation.name}: column {column.name} of type {column.type.name} "
+                    f"table {relation}: column {quoted(column.name)} of type "
+                    f"{quoted(column.type.name)} "
                     f"cannot be {choice.choice}, as `types` in [[tables.rules]] has it: write one of "
                     f"{', '.join(choices_of(column, options))}, or leave it out"
                 )

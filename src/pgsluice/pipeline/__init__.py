@@ -56,6 +56,7 @@ from pgsluice.pipeline.ends import Registry, Sink, Source, Spool, Stream
 from pgsluice.pipeline.quarantine import Quarantine, open_dead_letters
 from pgsluice.pipeline.session import WATCH_S, Ends, Session, SessionOptions, cancel
 from pgsluice.pipeline.vitals import Vitals
+from pgsluice.printable import quoted
 from pgsluice.progress import Progress
 from pgsluice.tables import Tables
 
@@ -544,7 +545,7 @@ def _say(letter: DeadLetter) -> None:
     origin = letter.origin
     log.warning(
         "dead letter",
-        table=f"{origin.schema}.{origin.table}",
+        table=quoted(origin.schema, origin.table),
         topic=letter.topic,
         reason=letter.reason.value,
         detail=letter.detail,

@@ -26,6 +26,7 @@ from pgsluice.envelope import ChangeEncoder, DeadLetters, MessageEncoder
 from pgsluice.errors import PoisonError, TableRefused
 from pgsluice.pipeline.ends import Registry, Sink, Source
 from pgsluice.pipeline.quarantine import Quarantine, RefusedRows, open_dead_letters
+from pgsluice.printable import quoted
 from pgsluice.record import Target
 from pgsluice.relation import Relation
 from pgsluice.speedups import COMPILED
@@ -44,7 +45,7 @@ log = structlog.get_logger(__name__)
 TRUNCATE = b"T"
 """The kind of a Truncate message."""
 
-NAMES_MAX = 50_000
+FORMER_COLUMNS_MAX = 50_000
 """Columns that a table may have had, 1,600 of them at a time. Whoever may alter it can rename them again and again, and
 each new version has to be compared with all of them."""
 
@@ -196,7 +197,7 @@ class Encoders:
             key_encoder = KeyEncoder(relation, of_key, sent)
         log.info(
             "table",
-            table=f"{relation.namespace}.{relation.name}",
+            table=str(relation),
             topic=policy.topic,
             key=list(key),
             schema_id=value_id,
@@ -221,7 +222,7 @@ class Encoders:
         last = self._registry.record_namespace(f"{policy.topic}-value")
         if is_new and last not in (None, space) and not policy.shared:
             raise TableRefused(
-                f"Table {relation.namespace}.{relation.name} would go to topic {policy.topic}, which has the rows of "
+                f"Table {relation} would go to topic {policy.topic}, which has the rows of "
                 'another table: name another with `topic = "..."` in a [[tables.rules]] entry.'
             )
 
@@ -232,9 +233,9 @@ class Encoders:
         if policy.keys is not None:
             if is_partial and not set(policy.keys) <= set(identity):
                 raise TableRefused(
-                    f"`keys` of table {relation.namespace}.{relation.name} name columns outside its replica identity "
-                    f"({', '.join(identity)}), whose old values PostgreSQL does not send: set REPLICA IDENTITY FULL, "
-                    "or choose others."
+                    f"`keys` of table {relation} name columns outside its replica identity "
+                    f"({', '.join(map(quoted, identity))}), whose old values PostgreSQL does not send: set "
+                    "REPLICA IDENTITY FULL, or choose others."
                 )
             return policy.keys
         if is_partial:
@@ -251,16 +252,16 @@ class Encoders:
         if primary_key is None:
             return ()
         raise TableRefused(
-            f"The primary key of table {relation.namespace}.{relation.name} ({', '.join(primary_key)}) is not among "
+            f"The primary key of table {relation} ({', '.join(map(quoted, primary_key))}) is not among "
             "its published columns: publish them, or name the key with `keys` in [[tables.rules]]."
         )
 
 
 def _check_past(relation: Relation, policy: TablePolicy, former: FieldHistory) -> None:
     """Raise TableRefused when a table has had more columns than are to be remembered."""
-    if len(former) > NAMES_MAX:
+    if len(former) > FORMER_COLUMNS_MAX:
         raise TableRefused(
-            f"Table {relation.namespace}.{relation.name} has had more than {NAMES_MAX} columns, whose names are all "
+            f"Table {relation} has had more than {FORMER_COLUMNS_MAX} columns, whose names are all "
             f'taken in topic {policy.topic}. Find out who renames them, then name another with `topic = "..."` in a '
             "[[tables.rules]] entry."
         )

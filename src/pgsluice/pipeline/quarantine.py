@@ -14,6 +14,7 @@ from pgsluice.envelope import DeadLetters
 from pgsluice.metrics import Metrics
 from pgsluice.record import Target
 from pgsluice.relation import Relation
+from pgsluice.tables import TablePattern
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,8 +88,4 @@ class RefusedRows:
 
 def _name(relation: Relation) -> str:
     """Return the table's name as a pattern has it, so that no other table has the same."""
-    return ".".join(map(_quoted, (relation.namespace, relation.name)))
-
-
-def _quoted(name: str) -> str:
-    return f'"{name.replace(chr(34), chr(34) * 2)}"' if "." in name or '"' in name else name
+    return str(TablePattern(relation.namespace, relation.name))

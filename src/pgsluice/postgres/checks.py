@@ -16,6 +16,7 @@ from pgsluice.postgres.catalog import Catalog, PublishedTable, Server
 from pgsluice.postgres.connection import OLDEST_SERVER, ReplicationConnection
 from pgsluice.postgres.options import ConnectionOptions, StreamOptions
 from pgsluice.postgres.slot import SlotState
+from pgsluice.printable import quoted, sql_identifier
 
 TABLES_NAMED_MAX = 20
 """Tables named in one finding; the rest is counted."""
@@ -198,7 +199,7 @@ async def _publications(around: _Surroundings) -> list[Finding]:
     for wanted in around.publications:
         name = f"publication {wanted}"
         if wanted not in found:
-            remedy = f"CREATE PUBLICATION {_identifier(wanted)} FOR TABLE ...; before the slot is created."
+            remedy = f"CREATE PUBLICATION {sql_identifier(wanted)} FOR TABLE ...; before the slot is created."
             findings.append(Finding(name, Verdict.FAIL, "does not exist in this database", remedy))
         else:
             publication = found[wanted]
@@ -221,9 +222,9 @@ def _identities(tables: Sequence[PublishedTable]) -> Finding:
     lacking = [table for table in tables if table.publishes_old_rows and not table.has_identity]
     if not lacking:
         return Finding(name, Verdict.OK, "every table whose updates or deletes are published has one")
-    names = [f"{table.schema}.{table.name}" for table in lacking]
+    names = [quoted(table.schema, table.name) for table in lacking]
     detail = f"missing, so that PostgreSQL refuses UPDATE and DELETE: {_listed(names)}"
-    identifiers = [_identifier(table.schema, table.name) for table in lacking[:TABLES_NAMED_MAX]]
+    identifiers = [sql_identifier(table.schema, table.name) for table in lacking[:TABLES_NAMED_MAX]]
     statements = [f"ALTER TABLE {identifier} REPLICA IDENTITY FULL;" for identifier in identifiers]
     return Finding(name, Verdict.WARN, detail, f"Add primary keys, or: {' '.join(statements)}")
 
@@ -231,12 +232,12 @@ def _identities(tables: Sequence[PublishedTable]) -> Finding:
 async def _column_conflicts(around: _Surroundings) -> list[Finding]:
     findings = []
     if conflicts := await around.catalog.identity_conflicts(around.publications):
-        tables = [f"{one.schema}.{one.name} in publication {one.publication}" for one in conflicts]
+        tables = [f"{quoted(one.schema, one.name)} in publication {quoted(one.publication)}" for one in conflicts]
         detail = f"PostgreSQL refuses UPDATE and DELETE of {_listed(tables)}"
         remedy = "Let row filters use columns of the replica identity only, and column lists contain all of them."
         findings.append(Finding("row filters and column lists", Verdict.WARN, detail, remedy))
     if differing := await around.catalog.differing_columns(around.publications):
-        tables = [f"{schema}.{name}" for schema, name in differing]
+        tables = [quoted(schema, name) for schema, name in differing]
         detail = f"the publications disagree about the columns of {_listed(tables)}: the stream would end there"
         remedy = "Give a table the same columns in all publications of a pipeline, or use one pipeline for each."
         findings.append(Finding("column lists", Verdict.FAIL, detail, remedy))
@@ -275,10 +276,6 @@ _LOOKS: dict[str, _Look] = {
     "row filters and column lists": _column_conflicts,
     "WAL retention": _retention,
 }
-
-
-def _identifier(*names: str) -> str:
-    return ".".join('"' + name.replace('"', '""') + '"' for name in names)
 
 
 def _listed(names: Sequence[str]) -> str:

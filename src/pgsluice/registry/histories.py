@@ -14,7 +14,7 @@ from typing import Final, Generic, Protocol, TypeVar
 from pgsluice.avro.wire import Schema
 from pgsluice.registry.store import SchemaStore
 
-NAMES_MAX: Final = 200_000
+KEPT_NAMES_MAX: Final = 200_000
 """Names that are kept of all subjects together, of half a kilobyte each: those of 10,000 tables with 20 columns. The
 subjects that were needed longest ago are forgotten first, and learned again when they are needed."""
 
@@ -93,6 +93,6 @@ class Histories(Generic[H]):
         former = self._known.pop(subject, None)  # somebody else may have asked meanwhile
         self._names += known.names - (0 if former is None else former.names)
         self._known[subject] = known
-        while self._names > NAMES_MAX and len(self._known) > 1:
+        while self._names > KEPT_NAMES_MAX and len(self._known) > 1:
             _, oldest = self._known.popitem(last=False)
             self._names -= oldest.names

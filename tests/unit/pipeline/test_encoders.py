@@ -301,7 +301,7 @@ class TestATableThatCannotBePublished:
         assert found["detail"] == "Too large."
 
     async def test_one_that_has_had_too_many_columns(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("pgsluice.pipeline.encoders.NAMES_MAX", 3)
+        monkeypatch.setattr("pgsluice.pipeline.encoders.FORMER_COLUMNS_MAX", 3)
         made = self.encoders(World())
         for number, kind in enumerate((Rows, Rows, Rows, RefusedRows)):
             assert isinstance(await made.of(table("d", "a", columns=("a", f"b{number}"))), kind)

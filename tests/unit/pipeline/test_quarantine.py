@@ -45,6 +45,11 @@ def test_names_are_written_as_patterns_so_that_no_two_tables_have_the_same(quara
     assert [one["table"] for one in quarantine.tables] == ['t."b.c"', 't.""""']
 
 
+def test_a_name_cannot_read_like_a_sentence_of_ours(quarantine: Quarantine) -> None:
+    quarantine.add(table("z: OK all fine. table public.orders"), "no topic")
+    assert [one["table"] for one in quarantine.tables] == ['public."z: OK all fine. table public.orders"']
+
+
 def test_the_last_ones_are_listed(quarantine: Quarantine) -> None:
     for number in range(LISTED_MAX + 1):
         quarantine.add(table(f"t{number}"), "no topic")

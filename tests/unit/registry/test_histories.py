@@ -95,7 +95,7 @@ async def test_versions_in_another_order_are_learned_anew() -> None:
 
 
 async def test_those_needed_longest_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch, parser: Counted) -> None:
-    monkeypatch.setattr(module, "NAMES_MAX", 5)
+    monkeypatch.setattr(module, "KEPT_NAMES_MAX", 5)
     store = SchemaStore()
     histories = Histories(store, Names)
     for subject in "abc":
@@ -114,7 +114,7 @@ async def test_one_that_is_too_large_is_kept_while_it_is_needed(
     monkeypatch: pytest.MonkeyPatch, parser: Counted
 ) -> None:
     """It could not be learned again for every version."""
-    monkeypatch.setattr(module, "NAMES_MAX", 1)
+    monkeypatch.setattr(module, "KEPT_NAMES_MAX", 1)
     store = SchemaStore()
     histories = Histories(store, Names)
     for number in range(5):

@@ -12,6 +12,7 @@ from typing import Final
 from pgsluice.avro.sent import containers, geometry, numbers, search, strings, temporal
 from pgsluice.avro.sent.base import ToText, Unreadable, version_1
 from pgsluice.avro.types import Element
+from pgsluice.printable import quoted
 from pgsluice.relation import BUILTIN_TYPES, CATALOG, PgType, Relation
 
 LEVELS_MAX: Final = 32
@@ -36,6 +37,10 @@ class TypeDescription:
     send: str
     parts: tuple[int, ...] = ()
     delimiter: str = ","
+
+    def __str__(self) -> str:
+        """Return its name as messages have it."""
+        return quoted(self.namespace, self.name)
 
 
 _SCALARS: Final[dict[str, ToText]] = {
@@ -235,7 +240,7 @@ def _made_of(found: TypeDescription, made: Mapping[int, ToText]) -> ToText:
     if found.send in _MADE_OF_ONE and len(parts) == 1:
         (part,) = parts.values()
         return _MADE_OF_ONE[found.send](part, found.delimiter.encode())
-    return _BY_SEND.get(found.send) or _unreadable(f"the binary format of {found.namespace}.{found.name} is not known")
+    return _BY_SEND.get(found.send) or _unreadable(f"the binary format of {found} is not known")
 
 
 _MADE_OF_ONE: Final[dict[str, Callable[[ToText, bytes], ToText]]] = {
@@ -251,9 +256,7 @@ def _missing(oid: int) -> ToText:
 
 
 def _too_deep(found: TypeDescription) -> ToText:
-    return _unreadable(
-        f"{found.namespace}.{found.name} consists of types that are nested more than {LEVELS_MAX} levels deep"
-    )
+    return _unreadable(f"{found} consists of types that are nested more than {LEVELS_MAX} levels deep")
 
 
 def _unreadable(reason: str) -> ToText:
