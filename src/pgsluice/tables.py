@@ -32,6 +32,7 @@ _PART = r'(?:"((?:[^"]|"")+)"|([^".]+))'
 _PATTERN = re.compile(rf"{_PART}\.{_PART}")
 
 _WILDCARD = re.compile(r"[*?\[]")
+_CHARACTER_SET = re.compile(r"\[!?+\]?+[^\]]*\]")
 
 # What Kafka does not allow in a topic's name, the dot (it separates the parts here), and an underscore that would read
 # as the beginning of an escape. Such an escape could end with an underscore, or with that of the escape behind it.
@@ -55,6 +56,11 @@ class TablePattern:
                 'in double quotes, like public."a.b"'
             )
         quoted_schema, schema, quoted_table, table = found.groups()
+        if any("[" in _CHARACTER_SET.sub("", part or "") for part in found.groups()):
+            raise ValueError(
+                f"{text!r} has a '[' without a ']' behind it: write '[[]' for a '[' in a name, '[*]' for a '*', and "
+                "'[?]' for a '?'"
+            )
         return cls(schema or quoted_schema.replace('""', '"'), table or quoted_table.replace('""', '"'))
 
     def __str__(self) -> str:

@@ -234,6 +234,22 @@ def test_unless_another_rule_sends_it_there() -> None:
         assert policy.topic == "shop.sales.orders"
 
 
+@pytest.mark.parametrize("text", ["public.[a", "[!].*", "a[b.c]", 'public."a[.b"', "public.[a]["])
+def test_a_set_of_characters_that_does_not_end_is_refused(text: str) -> None:
+    """It would match a bracket, which nobody means who writes one."""
+    with pytest.raises(ValueError, match=r"has a '\[' without a '\]' behind it: write '\[\[\]'"):
+        TablePattern.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "table"),
+    [("public.[[]a]", "[a]"), ("public.a[*]", "a*"), ("public.[?]", "?"), ("public.[]]", "]"), ("public.[!]]b", "ab")],
+)
+def test_odd_names_can_be_named(text: str, table: str) -> None:
+    assert TablePattern.parse(text).matches("public", table)
+    assert not TablePattern.parse(text).matches("public", "other")
+
+
 class TestReservedTopics:
     """Of tables that the settings name: whoever may create another table cannot take them."""
 

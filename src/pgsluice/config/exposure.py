@@ -1,12 +1,14 @@
-"""Files with passwords and keys that other users of the machine can read.
+"""What the settings leave open to others: secrets that they can read, files that they can change, an HTTP port.
 
-``pgsluice run`` logs the finding and ``pgsluice check`` prints it. The rule is the one of libpq for private keys: a
-file of root's may be readable for its group, as Kubernetes mounts secrets with ``fsGroup``. Any other file may be
-readable for its owner only.
+``pgsluice run`` logs the findings and ``pgsluice check`` prints them. For files with secrets, the rule is the one of
+libpq for private keys: a file of root's may be readable for its group, as Kubernetes mounts secrets with ``fsGroup``.
+Any other file may be readable for its owner only.
 
 https://www.postgresql.org/docs/current/libpq-ssl.html#LIBPQ-SSL-CLIENTCERT
 """
 
+import os
+import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path as FilePath
@@ -17,6 +19,7 @@ from pgsluice.config.loading import Sources
 from pgsluice.config.model import Settings
 from pgsluice.config.problems import Path, is_secret
 from pgsluice.config.sources import Layer
+from pgsluice.config.transport import is_loopback
 from pgsluice.finding import Finding, Verdict
 
 _DSN = ("postgres", "dsn")
@@ -26,16 +29,48 @@ _KEY_FILES = ("ssl.key.location", "ssl.keystore.location", "sasl.kerberos.keytab
 
 
 def findings(settings: Settings, sources: Sources) -> list[Finding]:
-    """Return a warning that names every file with a secret that others can read, nothing when there is none.
+    """Return a warning for each kind of thing that is left open; ``settings`` are those that ``sources`` hold."""
+    return [*_readable(settings, sources), *_writable(sources), *_in_arguments(sources), *_port(settings)]
 
-    ``settings`` are those that ``sources`` hold.
-    """
+
+def _readable(settings: Settings, sources: Sources) -> list[Finding]:
     exposed = [name for name in dict.fromkeys(_files(settings, sources)) if _is_exposed(name)]
     if not exposed:
         return []
     detail = f"other users can read or change {', '.join(exposed)}, with a password or key in it"
     remedy = "chmod 600, or for a file of root's 640; for a secret in Kubernetes, set defaultMode: 0440 and fsGroup."
     return [Finding("secret files", Verdict.WARN, detail, remedy)]
+
+
+def _writable(sources: Sources) -> Iterator[Finding]:
+    """Whoever can change the settings can have changes sent to servers of their own."""
+    read = [*sources.file.places.values(), *sources.secrets.places.values()]
+    files = dict.fromkeys(FilePath(re.sub(r":[0-9]+$", "", place)) for place in read)
+    around = dict.fromkeys(file.absolute().parent for file in files)
+    if found := [str(path) for path in (*files, *around) if _is_writable_for_all(path)]:
+        detail = f"every user can write to {', '.join(found)}, and so change the settings"
+        yield Finding("settings files", Verdict.WARN, detail, "chmod o-w")
+
+
+def _in_arguments(sources: Sources) -> Iterator[Finding]:
+    if given := [".".join(map(str, path)) for path in _secrets(sources.flags)]:
+        detail = f"{', '.join(given)} was given by --set: every user of the machine can see it in the list of processes"
+        remedy = "Use a secret file (PGSLUICE_SECRETS_DIR), password_file, or an environment variable."
+        yield Finding("secrets in arguments", Verdict.WARN, detail, remedy)
+
+
+def _port(settings: Settings) -> Iterator[Finding]:
+    http = settings.http
+    if not http.allowed_hosts and not is_loopback(http.listen.host):
+        detail = (
+            f"http.listen is {http.listen}, and http.allowed_hosts is empty: whoever reaches the port can read names "
+            "of tables and columns, also a web page in a browser that reaches it"
+        )
+        remedy = (
+            "Listen on 127.0.0.1, or allow the names under which clients ask (http.allowed_hosts); IP addresses are "
+            "always allowed."
+        )
+        yield Finding("http port", Verdict.WARN, detail, remedy)
 
 
 def _files(settings: Settings, sources: Sources) -> Iterator[str]:
@@ -64,6 +99,16 @@ def _has_password(dsn: str) -> bool:
         return any(map(is_secret, libpq.parse_dsn(dsn)))
     except ValueError:  # another source takes precedence, so nobody has found out
         return True
+
+
+def _is_writable_for_all(path: FilePath) -> bool:
+    """Return whether every user can change the file, or rename what is in the directory."""
+    try:
+        mode, is_read_only = path.stat().st_mode, os.statvfs(path).f_flag & os.ST_RDONLY
+    except OSError:
+        return False
+    is_sticky = stat.S_ISDIR(mode) and mode & stat.S_ISVTX
+    return bool(mode & stat.S_IWOTH) and not is_sticky and not is_read_only
 
 
 def _is_exposed(name: str) -> bool:

@@ -30,7 +30,7 @@ from pgsluice.config.sources import (
 from pgsluice.config.toml_text import toml_value
 from pgsluice.config.units import ListenAddress
 
-_SECRETS, _FILE = 2, 3
+_FLAGS, _SECRETS, _FILE = 0, 2, 3
 """Which of the layers are the secret files and the file."""
 
 _SENTENCES = {
@@ -85,6 +85,11 @@ class Sources:
     def file(self) -> Layer:
         """The layer of the file, which is empty if there is none."""
         return self.layers[_FILE]
+
+    @property
+    def flags(self) -> Layer:
+        """The layer of the ``--set`` flags."""
+        return self.layers[_FLAGS]
 
     @property
     def secrets(self) -> Layer:

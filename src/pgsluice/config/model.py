@@ -48,6 +48,7 @@ _COMPRESSION = {"compression.type": "lz4"}
 """What a client is given where the settings do not say otherwise: text and Avro shrink to a third, cheaply."""
 
 MaskedTexts = dict[str, str | SecretStr]
+_EMPTY = "is empty: write the secret, or leave the setting out"
 
 
 def _texts(value: object, refusal: Callable[[str], str] = lambda _: "") -> dict[str, str]:
@@ -86,6 +87,8 @@ def _client_properties(value: object) -> MaskedTexts:
 
 
 def _mask(texts: dict[str, str], is_masked: Callable[[str], bool]) -> MaskedTexts:
+    if empty := [name for name, text in texts.items() if is_secret(name) and not text]:
+        raise KeyProblems([((name,), _EMPTY) for name in empty])
     return {name: SecretStr(text) if is_masked(name) else text for name, text in texts.items()}
 
 
@@ -112,6 +115,13 @@ def _no_uri(host: str) -> str:
     return host
 
 
+def _not_empty(secret: SecretStr) -> SecretStr:
+    if not secret.get_secret_value():
+        raise ValueError(_EMPTY)
+    return secret
+
+
+Secret = Annotated[SecretStr, AfterValidator(_not_empty)]
 Flag = Annotated[bool, Field(strict=True)]
 Count = Annotated[int, Field(strict=True, ge=1, le=2**31 - 1)]
 Port = Annotated[int, Field(strict=True, ge=1, le=2**16 - 1)]
@@ -145,7 +155,7 @@ class Postgres(Section):
     file work as in every client.
     """
 
-    dsn: SecretStr | None = Field(
+    dsn: Secret | None = Field(
         default=None,
         description="Connection string or URI of libpq; the keys below take precedence over its parts.",
         examples=["postgresql://pgsluice@db.example.com:5432/shop"],
@@ -158,7 +168,7 @@ class Postgres(Section):
     port: Port | None = Field(default=None, description="TCP port.", examples=[5432])
     dbname: Text | None = Field(default=None, description="Database; a slot belongs to one.", examples=["shop"])
     user: Text | None = Field(default=None, description="Role with the REPLICATION attribute.", examples=["pgsluice"])
-    password: SecretStr | None = Field(
+    password: Secret | None = Field(
         default=None,
         description="Password; better from a secret file or the environment than from the file.",
         examples=["secret"],
@@ -490,7 +500,7 @@ class SchemaRegistry(Section):
         examples=["http://registry-1:8081,http://registry-2:8081"],
     )
     username: Text | None = Field(default=None, description="User, for basic authentication.", examples=["pgsluice"])
-    password: SecretStr | None = Field(
+    password: Secret | None = Field(
         default=None,
         description="Password; better from a secret file or the environment than from the file.",
         examples=["secret"],
@@ -500,7 +510,7 @@ class SchemaRegistry(Section):
         description="File whose first line is the password; read again for every connection.",
         examples=["/run/secrets/registry-password"],
     )
-    token: SecretStr | None = Field(
+    token: Secret | None = Field(
         default=None, description="Bearer token, instead of user and password.", examples=["secret"]
     )
     token_file: Text | None = Field(

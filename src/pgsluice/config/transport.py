@@ -102,7 +102,7 @@ def _kafka_tls(properties: Mapping[str, str], hosts: str) -> Iterator[Finding]:
 
 def _token_endpoint(url: str) -> Iterator[Finding]:
     host = _host(url)
-    if url.lower().startswith("http://") and not _is_loopback(host):
+    if url.lower().startswith("http://") and not is_loopback(host):
         detail = f"sasl.oauthbearer.token.endpoint.url is not https: credentials travel unencrypted to {host}"
         yield _kafka_finding(detail, "Use an https:// address")
 
@@ -124,7 +124,7 @@ def _registry(registry: SchemaRegistry) -> Iterator[Finding]:
 
 def _elsewhere(hosts: Iterable[tuple[str, str]]) -> str:
     """Return the names of the hosts whose address is not on this machine, with commas between them."""
-    return without_url_secrets(", ".join(name for address, name in hosts if not _is_loopback(address)))
+    return without_url_secrets(", ".join(name for address, name in hosts if not is_loopback(address)))
 
 
 def _host(address: str) -> str:
@@ -136,7 +136,8 @@ def _host(address: str) -> str:
     return host or address.rpartition("@")[2]
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Return whether ``host`` is a name or an address of this machine that no other machine reaches."""
     if host.lower() == "localhost":
         return True
     try:

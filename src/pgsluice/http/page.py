@@ -13,7 +13,6 @@ REFRESH_S: Final = 5
 HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
     "Cache-Control": "no-store",
-    "X-Content-Type-Options": "nosniff",
 }
 
 _STYLE: Final = """

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from typing import Final
 
-from aiohttp import HttpVersion11, web
+from aiohttp import HttpVersion11, web, web_response
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
@@ -47,6 +47,9 @@ _ADDRESS: Final = re.compile(r"(\[(?P<ipv6>[^\]]+)\]|(?P<host>[^:\[\]]*)):(?P<po
 _PORT_MAX: Final = 65535
 
 _OPEN_METRICS: Final = "application/openmetrics-text"
+
+# What the header Server says. The library's own text has its version and Python's, also in answers to what is not HTTP.
+web_response.SERVER_SOFTWARE = "pgsluice"  # type: ignore[attr-defined]  # the library does not export it
 
 _READ: Final = ("GET", "HEAD")
 
@@ -131,6 +134,7 @@ class HttpServer:
                 raise web.HTTPMethodNotAllowed(request.method, _READ) if request.path in pages else web.HTTPNotFound
 
         application.router.add_route("*", "/{path:.*}", others, expect_handler=_expect)
+        application.on_response_prepare.append(_add_headers)
         return application
 
     @web.middleware
@@ -205,6 +209,11 @@ class HttpServer:
         if isinstance(found, api.Answer):
             return found
         return await asyncio.get_running_loop().run_in_executor(self._searcher, found)
+
+
+async def _add_headers(_request: web.Request, answer: web.StreamResponse) -> None:
+    """Have browsers take every answer as what it says it is."""
+    answer.headers["X-Content-Type-Options"] = "nosniff"
 
 
 async def _expect(request: web.Request) -> None:

@@ -73,9 +73,44 @@ def test_secret_files_and_files_that_settings_name(tmp_path: Path) -> None:
     assert f"read or change {', '.join(exposed)}, with" in finding.detail
 
 
+MINIMAL = ("name=shop", "kafka.bootstrap_servers=kafka:9092", "kafka.topic_prefix=shop")
+
+
 def test_settings_without_a_file() -> None:
-    flags = ("name=shop", "kafka.bootstrap_servers=kafka:9092", "kafka.topic_prefix=shop", "postgres.password=hunter2")
-    assert findings(None, None, *flags) == []
+    assert findings(None, None, *MINIMAL) == []
+
+
+@pytest.mark.parametrize("flag", ["postgres.password=hunter2", "kafka.client.sasl.password=hunter2"])
+def test_arguments_can_be_seen_by_everybody(flag: str) -> None:
+    (finding,) = findings(None, None, *MINIMAL, flag)
+    assert (finding.name, finding.verdict) == ("secrets in arguments", Verdict.WARN)
+    assert finding.detail.startswith(f"{flag.partition('=')[0]} was given by --set")
+    assert "hunter2" not in finding.detail
+
+
+@pytest.mark.parametrize(("listen", "count"), [("0.0.0.0:1", 1), ("[::1]:1", 0), ("localhost:1", 0), ("db:1", 1)])
+def test_a_port_that_others_reach(listen: str, count: int) -> None:
+    found = findings(None, None, *MINIMAL, f"http.listen={listen}")
+    assert [finding.name for finding in found] == count * ["http port"]
+    assert findings(None, None, *MINIMAL, f"http.listen={listen}", "http.allowed_hosts=shop.example.com") == []
+
+
+def test_settings_that_everybody_can_change(tmp_path: Path) -> None:
+    directory = tmp_path / "secrets"
+    directory.mkdir()
+    file = write(tmp_path / "a.toml", REST, 0o646)
+    secret = write(directory / "postgres__user", "shop")
+    assert [finding.detail for finding in findings(file, directory)] == [
+        f"every user can write to {file}, and so change the settings"
+    ]
+    write(tmp_path / "a.toml", REST)
+    directory.chmod(0o777)
+    (finding,) = findings(file, directory)
+    assert (finding.name, finding.verdict) == ("settings files", Verdict.WARN)
+    assert finding.detail == f"every user can write to {directory}, and so change the settings"
+    directory.chmod(0o1777)  # nobody can rename what belongs to others
+    assert findings(file, directory) == []
+    Path(secret).unlink()
 
 
 def test_what_is_no_file_has_no_readers(tmp_path: Path) -> None:

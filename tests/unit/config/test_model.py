@@ -47,6 +47,20 @@ def test_settings_never_change_and_do_not_read_the_environment(monkeypatch: pyte
         one.name = "other"
 
 
+@pytest.mark.parametrize(
+    ("section", "path"),
+    [
+        ({"postgres": {"password": ""}}, ("postgres", "password")),
+        ({"postgres": {"dsn": ""}}, ("postgres", "dsn")),
+        ({"postgres": {"parameters": {"sslpassword": ""}}}, ("postgres", "parameters", "sslpassword")),
+        ({"kafka": {"client": {"sasl.password": ""}}}, ("kafka", "client", "sasl.password")),
+        ({"schema_registry": {"token": ""}}, ("schema_registry", "token")),
+    ],
+)
+def test_an_empty_secret_is_a_mistake(section: dict[str, Any], path: tuple[str, ...]) -> None:
+    assert (path, "is empty: write the secret, or leave the setting out") in problems(**section)
+
+
 def test_a_slot_of_another_name() -> None:
     assert settings(postgres={"slot": "legacy"}).slot_name == "legacy"
 

@@ -94,6 +94,25 @@ class TestHealth:
             assert (await client.head("/livez")).status_code == 200
 
 
+class TestHeaders:
+    @pytest.mark.parametrize("path", ["/", "/livez", "/metrics", "/status", "/subjects", "/nothing"])
+    async def test_browsers_do_not_guess_and_no_version_is_told(self, path: str) -> None:
+        async with running(Process()) as client:
+            answer = await client.get(path)
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert answer.headers["Server"] == "pgsluice"
+
+    async def test_what_is_not_http_is_told_no_version_either(self) -> None:
+        async with running(Process()) as client:
+            url = client.base_url
+            reader, writer = await asyncio.open_connection(url.host, url.port)
+            writer.write(b"G\0T / HTTP/1.1\r\n\r\n")
+            head = await reader.readuntil(b"\r\n\r\n")
+            writer.close()
+        assert head.startswith((b"HTTP/1.1 400", b"HTTP/1.0 400"))
+        assert b"Server: pgsluice\r\n" in head
+
+
 class TestMetrics:
     @pytest.fixture
     def metrics(self) -> CollectorRegistry:
