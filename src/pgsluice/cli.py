@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn, cast
 from urllib.parse import urlsplit
 
 from pgsluice import __version__
-from pgsluice.errors import EXIT_BUG, ConfigError, PgsluiceError, UnavailableError, UsageError
+from pgsluice.errors import EXIT_BUG, PgsluiceError, UnavailableError, UsageError
 from pgsluice.finding import Finding, Verdict
 from pgsluice.lsn import format_lsn
 from pgsluice.printable import printable, without_url_secrets
@@ -227,12 +227,20 @@ def _cell(name: str, value: object) -> object:
 
 def _check(options: argparse.Namespace) -> int:
     findings = [_public(finding) for finding in _findings(options)]
-    failed = any(finding.verdict is Verdict.FAIL for finding in findings)
+    failed = [finding.exit_code for finding in findings if finding.verdict is Verdict.FAIL]
     if options.json:
-        _say_document(json.dumps([asdict(finding) for finding in findings], indent=2))
+        _say_document(json.dumps([_as_json(finding) for finding in findings], indent=2))
     else:
         _say(*_table(findings))
-    return ConfigError.exit_code if failed else 0
+    return failed[0] if failed else 0
+
+
+def _as_json(finding: Finding) -> dict[str, object]:
+    """Return a finding as ``--json`` prints it; only a failure has an exit code."""
+    found = asdict(finding)
+    if finding.verdict is not Verdict.FAIL:
+        del found["exit_code"]
+    return found
 
 
 def _public(finding: Finding) -> Finding:

@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from io import BytesIO
@@ -28,7 +28,7 @@ from pgsluice.avro.wire import header
 from pgsluice.config import Settings
 from pgsluice.dead_letter import Origin, origin_of
 from pgsluice.disk import Disk
-from pgsluice.errors import ConfigError, PgsluiceError, SinkUnavailable
+from pgsluice.errors import ConfigError, PgsluiceError, SinkUnavailable, TableRefused
 from pgsluice.finding import Finding, Verdict
 from pgsluice.http.health import Health, Role
 from pgsluice.http.server import HttpServer
@@ -74,6 +74,9 @@ GAUGES_S = 1.0
 
 SAMPLE_SHOWN_S = 60.0
 """How long the metrics show what the slot was like: one look that fails must not reset the alerts that wait."""
+
+REFUSED_SHOWN = 20
+"""Tables that ``pgsluice check`` names because they cannot be published."""
 
 PREPARED_SHOWN = 10
 """Prepared transactions in the status: the oldest."""
@@ -583,26 +586,50 @@ async def _check(settings: Settings) -> list[Finding]:
         asyncio.to_thread(kafka_checks.check, _sink_options(settings, client)),
         _check_registry(settings),
     )
-    types = await _check_types(settings)
+    tables = await _check_tables(settings, _sink_options(settings, client))
     spill_dir = await spool.check(settings.buffer.spill_dir, Disk())
-    return [*postgres, *types, *kafka, *registry, spill_dir]
+    return [*postgres, *tables, *kafka, *registry, spill_dir]
 
 
-async def _check_types(settings: Settings) -> list[Finding]:
-    """Look whether the columns can have the types that are chosen for them."""
+async def _check_tables(settings: Settings, sink: SinkOptions) -> list[Finding]:
+    """Look whether the published tables can be published as the settings are."""
     tables = _tables(settings)
-    if not tables.choose_types:
-        return []
     try:
         async with Catalog(_connection_options(settings)) as catalog:
             relations = await catalog.published_relations(settings.postgres.publications)
             refused = await refusals(tables, _type_options(settings), relations, catalog.describe_types)
     except PgsluiceError:
         return []  # what keeps us from looking is among the findings on PostgreSQL
-    if refused:
-        verdict = Verdict.FAIL if settings.tables.refused == "stop" else Verdict.WARN
-        return [Finding("chosen types", verdict, str(one), "Correct [[tables.rules]].") for one in refused]
-    return [Finding("chosen types", Verdict.OK, "every published column can have the type chosen for it")]
+    names = [(relation.namespace, relation.name) for relation in relations]
+    specs = await asyncio.to_thread(_topic_specs, tables, names)
+    sentences = [*map(str, refused), *map(str, tables.collisions(names))]
+    sentences += await asyncio.to_thread(kafka_checks.refused_tables, sink, specs)
+    if not sentences:
+        return [Finding("tables", Verdict.OK, f"all {len(specs)} can be published as the settings are")]
+    return _refused_tables(sentences, stops=settings.tables.refused == "stop")
+
+
+def _topic_specs(tables: Tables, names: Sequence[tuple[str, str]]) -> list[TopicSpec]:
+    """Return the topics of the tables that have one. Which tables have keys shows only when a row comes."""
+    specs = []
+    for schema, table in names:
+        with suppress(TableRefused):
+            if (policy := tables.policy(schema, table)) is not None:
+                specs.append(TopicSpec(policy.topic, policy.partitions, compactable=not policy.truncate))
+    return specs
+
+
+def _refused_tables(sentences: Sequence[str], *, stops: bool) -> list[Finding]:
+    verdict = Verdict.FAIL if stops else Verdict.WARN
+    remedy = (
+        "pgsluice stops at its first change (tables.refused)."
+        if stops
+        else "It goes into quarantine: a dead letter stands for each of its changes (tables.refused)."
+    )
+    found = [Finding("tables", verdict, sentence, remedy) for sentence in sentences[:REFUSED_SHOWN]]
+    if more := len(sentences) - len(found):
+        found.append(Finding("tables", verdict, f"{more} more cannot be published as the settings are", remedy))
+    return found
 
 
 async def _check_registry(settings: Settings) -> list[Finding]:

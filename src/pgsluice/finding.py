@@ -23,3 +23,5 @@ class Finding:
     verdict: Verdict
     detail: str
     remedy: str = ""
+    exit_code: int = 78
+    """What ``run`` would end with, if it is a failure."""

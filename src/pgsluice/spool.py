@@ -230,7 +230,9 @@ async def check(parent: str, disk: Disk) -> Finding:
     try:
         return await disk.run(partial(_look_at, parent))
     except UnavailableError as error:
-        return Finding(_SETTING, Verdict.FAIL, str(error), "Repair the disk, or choose another directory.")
+        return Finding(
+            _SETTING, Verdict.FAIL, str(error), "Repair the disk, or choose another directory.", error.exit_code
+        )
 
 
 def _look_at(parent: str) -> Finding:

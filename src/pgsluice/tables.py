@@ -5,7 +5,7 @@ Decided once per relation by the pipeline. Topic names are injective: two tables
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -161,6 +161,28 @@ class Tables:
         named = dict.fromkeys(pattern.only for pattern in patterns if pattern.only is not None)
         return [(table, self._rule(*table).topic or self.topic) for table in named if self._includes(*table)]
 
+    def collisions(self, names: Iterable[tuple[str, str]]) -> list[TableRefused]:
+        """Return why some of these tables, each ``(schema, table)``, cannot have a topic beside those of the others."""
+        taken: dict[str, tuple[str, tuple[str, str]]] = {}
+        found = []
+        for schema, table in names:
+            try:
+                policy = self.policy(schema, table)
+            except TableRefused:
+                continue  # whatever the others are
+            if policy is None:
+                continue
+            topic, holder = taken.setdefault(_as_kafka_compares(policy.topic), (policy.topic, (schema, table)))
+            if topic != policy.topic or (holder != (schema, table) and not policy.shared):
+                found.append(
+                    TableRefused(
+                        f"Table {quoted(schema, table)} would go to topic {policy.topic}, which Kafka does not tell "
+                        f'from {topic} of table {quoted(*holder)}: name another with `topic = "..."` in a '
+                        "[[tables.rules]] entry."
+                    )
+                )
+        return found
+
     def _check_not_reserved(self, topic: str, schema: str, table: str) -> None:
         """Raise TableRefused if the topic is that of a table which the settings name, or Kafka would take it for that.
 
@@ -230,7 +252,7 @@ class Tables:
 
     def _topic(self, template: str, schema: str, table: str) -> str:
         topic = self._named(template, schema, table)
-        if topic in {f"{self.prefix}.{name}" for name in SERVICE_TOPICS}:
+        if _as_kafka_compares(topic) in {_as_kafka_compares(f"{self.prefix}.{name}") for name in SERVICE_TOPICS}:
             raise TableRefused(
                 f"Table {quoted(schema, table)} would go to topic {topic}, which pgsluice keeps for itself: name "
                 'another with `topic = "..."` in a [[tables.rules]] entry.'

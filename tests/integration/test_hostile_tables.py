@@ -1,5 +1,8 @@
 """Tables that somebody makes who may do nothing else: they stop nobody, and no row lands in another table's topic."""
 
+import json
+import subprocess
+import sys
 from typing import Any
 
 from confluent_kafka.admin import ConfigResource
@@ -8,7 +11,7 @@ from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 from sandbox.daemon import Daemon
-from tests.support.kafka import admin, configure, read_committed
+from tests.support.kafka import admin, configure, create_topic, read_committed
 from tests.support.weather import SETTINGS, Pipeline, Start, fails
 
 IMPOSSIBLE = {"rules": [{"match": "public.orders", "types": {"amount": "uuid"}}]}
@@ -121,6 +124,47 @@ def test_a_topic_that_kafka_takes_for_another(start: Start) -> None:
     (entry,) = pipeline.daemon.status()["quarantined"]
     assert (entry["table"], "collides with another topic" in entry["reason"]) == ("a.b_c", True)
     assert goes_on(pipeline)
+
+
+def test_check_names_the_tables_that_cannot_be_published(start: Start) -> None:
+    pipeline = start({"tables": IMPOSSIBLE, "kafka": {"topics": {"max": 4}}})
+    name = pipeline.daemon.name
+    assert checked(pipeline) == (0, [])
+    create_topic(pipeline.kafka, f"{name}.public.compacted", cleanup_policy="compact")
+    create_topic(pipeline.kafka, f"{name}.eu.checkpoint")
+    execute(
+        pipeline,
+        "CREATE TABLE orders (id int PRIMARY KEY, amount int)",
+        "CREATE TABLE compacted (id int)",
+        *(f"CREATE SCHEMA {schema}" for schema in ("a_b", "a", "eu")),
+        "CREATE TABLE a_b.c (id int PRIMARY KEY)",
+        "CREATE TABLE a.b_c (id int PRIMARY KEY)",
+        "CREATE TABLE eu.transactions (id int PRIMARY KEY)",
+    )
+    code, found = checked(pipeline)
+    assert code == 0
+    words = [
+        "table public.orders: column amount of type int4 cannot be uuid",
+        "Kafka does not tell from",
+        "The published tables need 6 topics, and there may be 4",
+        f"Topic {name}.public.compacted has cleanup.policy=compact, but rows without key",
+        f"Topic {name}.eu.transactions belongs to another pipeline",
+    ]
+    assert [sum(word in one for one in found) for word in words] == [1, 1, 1, 1, 1]
+    assert len(found) == len(words)
+    pipeline.daemon.stop_well()
+    pipeline.daemon.settings["tables"] = {**IMPOSSIBLE, "refused": "stop"}
+    pipeline.daemon.start(wait=False)
+    assert checked(pipeline)[0] == 78
+
+
+def checked(pipeline: Pipeline) -> tuple[int, list[str]]:
+    """Return how ``pgsluice check`` ends, and what it says of tables that cannot be published."""
+    command = (sys.executable, "-m", "pgsluice", "check", "--json", "-c", str(pipeline.daemon.config_file))
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    findings = json.loads(done.stdout)
+    refused = [one for one in findings if one["name"] == "tables" and one["verdict"] != "OK"]
+    return done.returncode, [one["detail"] for one in refused]
 
 
 def test_a_dot_in_a_name_is_no_way_into_another_tables_topic(start: Start) -> None:

@@ -265,6 +265,7 @@ class TestCheck:
             "kafka transaction timeout": (Verdict.OK, "60 s"),
             f"topic {name}.transactions": (Verdict.OK, "will be created"),
             f"topic {name}.checkpoint": (Verdict.OK, "will be created"),
+            f"topic {name}.schemas": (Verdict.OK, "will be created"),
             "kafka may create topics": (Verdict.OK, "as configured"),
             "size of batches": (Verdict.OK, "1000000 bytes (batch.size)"),
         }

@@ -215,7 +215,13 @@ def test_check_lists_every_problem_of_the_settings(file: str, capsys: pytest.Cap
     findings = json.loads(capsys.readouterr().out)
     assert findings[1] == {
         "name": "configuration", "verdict": "FAIL", "detail": "is not a setting", "remedy": "see --set x.y",
+        "exit_code": 78,
     }  # fmt: skip
+
+
+def test_only_a_failure_has_an_exit_code_in_json() -> None:
+    assert "exit_code" not in cli._as_json(Finding("a", Verdict.OK, "fine"))
+    assert cli._as_json(Finding("a", Verdict.FAIL, "broken", exit_code=69))["exit_code"] == 69
 
 
 def test_findings_are_a_table() -> None:

@@ -208,6 +208,13 @@ def test_a_table_never_goes_to_a_service_topic(table: str) -> None:
         Tables("p", topic="{prefix}.{table}").policy("public", table)
 
 
+@pytest.mark.parametrize("name", ["dead_letters", "messages"])
+def test_nor_to_one_that_kafka_takes_for_it(name: str) -> None:
+    """Otherwise Kafka would refuse the service topic, which is made only when something has to be written there."""
+    with pytest.raises(TableRefused, match=f"topic p_{name}, which pgsluice keeps for itself"):
+        Tables("p", topic="{prefix}_{table}").policy("public", name)
+
+
 @pytest.mark.parametrize(
     ("rule", "schema", "table"),
     [
@@ -248,6 +255,16 @@ def test_a_set_of_characters_that_does_not_end_is_refused(text: str) -> None:
 def test_odd_names_can_be_named(text: str, table: str) -> None:
     assert TablePattern.parse(text).matches("public", table)
     assert not TablePattern.parse(text).matches("public", "other")
+
+
+def test_tables_whose_topics_kafka_does_not_tell_apart() -> None:
+    rules = [TableRule("all.*", topic="{prefix}.all"), TableRule("x.transactions", topic="{prefix}.transactions")]
+    tables = Tables("shop", rules=rules, exclude=["left.*"])
+    names = [("a", "b_c"), ("a", "d"), ("all", "x"), ("all", "y"), ("a_b", "c"), ("left", "out"), ("x", "transactions")]
+    (refused,) = tables.collisions(names)
+    assert str(refused).startswith(
+        "Table a_b.c would go to topic shop.a_b.c, which Kafka does not tell from shop.a.b_c"
+    )
 
 
 class TestReservedTopics:

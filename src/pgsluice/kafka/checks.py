@@ -1,14 +1,19 @@
 """What ``pgsluice check`` looks at in Kafka: reachable, allowed to, topics as they must be. Changes nothing."""
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 
-from pgsluice.errors import PgsluiceError
+from confluent_kafka.admin import AclOperation
+
+from pgsluice.errors import ConfigError, PermissionDenied, PgsluiceError, TableRefused
 from pgsluice.finding import Finding, Verdict
 from pgsluice.kafka.sink import Mode, SinkOptions
 from pgsluice.kafka.topics import Topics, TopicSpec, check_compacted
+
+_NEEDED = (AclOperation.READ, AclOperation.WRITE)
+"""Of every service topic that pgsluice makes: it reads there where it left off, and writes."""
 
 _MODES: Mapping[Mode, str] = {
     "exactly_once": "exactly once, by Kafka transactions",
@@ -24,7 +29,38 @@ def check(options: SinkOptions) -> list[Finding]:
             return _findings(topics, options)
     except PgsluiceError as error:
         remedy = "Check kafka.bootstrap_servers, kafka.client and that a broker listens there."
-        return [Finding("kafka reachable", Verdict.FAIL, str(error), remedy)]
+        return [Finding("kafka reachable", Verdict.FAIL, str(error), remedy, error.exit_code)]
+
+
+def refused_tables(options: SinkOptions, specs: Sequence[TopicSpec]) -> list[str]:
+    """Return why tables with these topics could not be published, as far as Kafka knows; blocks."""
+    try:
+        with closing(Topics(options.producer.client, threading.Event())) as topics:
+            return [*_full(options, specs), *_unsuitable(topics, specs)]
+    except PgsluiceError:
+        return []  # the other findings say why nothing can be learned from Kafka
+
+
+def _full(options: SinkOptions, specs: Sequence[TopicSpec]) -> Iterator[str]:
+    count, limit = len({spec.name for spec in specs} | options.reserved_topics), options.topics_max
+    if count > limit:
+        yield (
+            f"The published tables need {count} topics, and there may be {limit} (kafka.topics.max): those whose first "
+            "row comes last get none."
+        )
+
+
+def _unsuitable(topics: Topics, specs: Sequence[TopicSpec]) -> Iterator[str]:
+    found = topics.settings({spec.name for spec in specs})
+    for spec in specs:
+        try:
+            topics.check_owner(spec.name)
+            if spec.name in found:
+                topics.check(spec, found[spec.name])
+        except TableRefused as error:
+            yield str(error)
+        except ConfigError:
+            continue  # the size of batches is a finding of its own
 
 
 def _findings(topics: Topics, options: SinkOptions) -> list[Finding]:
@@ -37,7 +73,9 @@ def _findings(topics: Topics, options: SinkOptions) -> list[Finding]:
 def _looks(topics: Topics, options: SinkOptions) -> Iterator[tuple[str, Callable[[], Finding]]]:
     if options.mode == "exactly_once":
         yield "kafka transaction timeout", lambda: _transaction_timeout(topics, options)
-    for spec in (options.transactions_topic, options.checkpoint_topic):
+    prefix = options.transactions_topic.name.removesuffix("transactions")
+    schemas = TopicSpec(f"{prefix}schemas", 1, config={"cleanup.policy": "compact"})
+    for spec in (options.transactions_topic, options.checkpoint_topic, schemas):
         yield f"topic {spec.name}", partial(_service_topic, topics, spec)
     yield "kafka may create topics", lambda: _creation(topics, options)
     yield "size of batches", lambda: _batches(topics, options)
@@ -47,7 +85,7 @@ def _guarded(name: str, look: Callable[[], Finding]) -> Finding:
     try:
         return look()
     except PgsluiceError as error:
-        return Finding(name, Verdict.FAIL, str(error), "See the reason Kafka gave.")
+        return Finding(name, Verdict.FAIL, str(error), "See the reason Kafka gave.", error.exit_code)
 
 
 def _transaction_timeout(topics: Topics, options: SinkOptions) -> Finding:
@@ -69,13 +107,28 @@ def _service_topic(topics: Topics, spec: TopicSpec) -> Finding:
     if state is None:
         return Finding(name, Verdict.OK, "will be created")
     if state.partitions != 1:
-        remedy = "It must have exactly one partition, as pgsluice creates it."
+        remedy = (
+            "pgsluice keeps it for itself, with one partition: choose another kafka.topic_prefix if somebody else uses "
+            "it, otherwise delete it."
+        )
         return Finding(name, Verdict.FAIL, f"has {state.partitions} partitions", remedy)
     if not state.has_leaders:
         return Finding(name, Verdict.FAIL, "its partition has no leader", "See why the brokers that hold it are down.")
     if spec.config.get("cleanup.policy") == "compact":
         check_compacted(topic, *topics.settings_of(topic))
-    return Finding(name, Verdict.OK, "exists")
+    return _rights(topics, topic) or Finding(name, Verdict.OK, "exists")
+
+
+def _rights(topics: Topics, topic: str) -> Finding | None:
+    """Return a finding if a right is missing; None also where the brokers do not tell."""
+    found = topics.rights_to(topic)
+    missing = [] if found is None else [right for right in _NEEDED if right not in found]
+    if not missing:
+        return None
+    names = " and ".join(right.name.capitalize() for right in missing)
+    remedy = "Grant it to the Kafka user, with kafka-acls: SECURITY.md lists all rights that pgsluice needs."
+    detail = f"the right to {names} is missing"
+    return Finding(f"topic {topic}", Verdict.FAIL, detail, remedy, PermissionDenied.exit_code)
 
 
 def _creation(topics: Topics, options: SinkOptions) -> Finding:

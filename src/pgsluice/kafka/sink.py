@@ -28,7 +28,7 @@ from pgsluice.kafka.producer import CutProducer, ProducerOptions, TransactionalP
 from pgsluice.kafka.refusals import Eyes, Refusals
 from pgsluice.kafka.runs import TRUNCATE
 from pgsluice.kafka.tail import Tail
-from pgsluice.kafka.topics import Topics, TopicSettings, TopicSpec, check_compacted, is_of_one_topic
+from pgsluice.kafka.topics import Topics, TopicSettings, TopicSpec, check_compacted, is_of_one_topic, other_service
 from pgsluice.record import Record
 from pgsluice.tables import SERVICE_TOPICS, TablePolicy
 
@@ -212,7 +212,11 @@ class KafkaSink:
         settings = self._topics.settings_of(*(spec.name for spec in specs))
         for spec, state, one in zip(specs, states, settings, strict=True):
             if state.partitions != 1:
-                raise ConfigError(f"Topic {spec.name} must have exactly one partition, as pgsluice creates it.")
+                raise ConfigError(
+                    f"Topic {spec.name} has {state.partitions} partitions, but pgsluice keeps it for itself, with one. "
+                    "Choose another kafka.topic_prefix if somebody else uses the topic; otherwise delete it, and "
+                    "pgsluice makes it anew."
+                )
             self._topics.check(spec, one)
         for pin, spec, state in zip((self._ledger.watch, self._ledger.rely_on), specs, states, strict=True):
             pin(spec.name, state)
@@ -356,15 +360,8 @@ class KafkaSink:
 
     def _check_owner(self, topic: str) -> None:
         """Raise TableRefused for a service topic of another pipeline, whose prefix is ours and a schema's name."""
-        prefix, _, ending = topic.rpartition(".")
-        other = f"{prefix}.{'transactions' if ending == 'checkpoint' else 'checkpoint'}"
-        if ending not in SERVICE_TOPICS or other in self._ledger:
-            return
-        if self._topics.describe([other]):
-            raise TableRefused(
-                f"Topic {topic} belongs to another pipeline, whose kafka.topic_prefix is {prefix!r}: there is {other}. "
-                'Name another with `topic = "..."` in a [[tables.rules]] entry.'
-            )
+        if other_service(topic) not in self._ledger:
+            self._topics.check_owner(topic)
 
     def _check_room(self, spec: TopicSpec) -> None:
         """Raise TableRefused if ``spec`` has yet to be created, and no more topics may be.

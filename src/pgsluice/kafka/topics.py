@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec
+from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, NewTopic, OffsetSpec
 
 from pgsluice.errors import ConfigError, PermissionDenied, PgsluiceError, SinkUnavailable, TableRefused
 from pgsluice.kafka.account import Account, Place, TopicState
 from pgsluice.librdkafka import UNKNOWN_TOPIC, ClientOptions, failure
+from pgsluice.tables import SERVICE_TOPICS
 
 T = TypeVar("T")
 
@@ -122,6 +123,16 @@ class Topics:
 
         return self._patiently(topics, ask)
 
+    def check_owner(self, topic: str) -> None:
+        """Raise TableRefused for a service topic of another pipeline, as another one beside it shows."""
+        prefix, _, ending = topic.rpartition(".")
+        other = other_service(topic)
+        if ending in SERVICE_TOPICS and self.describe([other]):
+            raise TableRefused(
+                f"Topic {topic} belongs to another pipeline, whose kafka.topic_prefix is {prefix!r}: there is {other}. "
+                'Name another with `topic = "..."` in a [[tables.rules]] entry.'
+            )
+
     def check(self, spec: TopicSpec, settings: TopicSettings) -> None:
         """Raise TableRefused or ConfigError if the topic would refuse what is to be written to it."""
         if not spec.compactable and "compact" in (settings.cleanup_policy or ""):
@@ -162,6 +173,14 @@ class Topics:
                 "" if identifier == _NO_ID else identifier, len(found.partitions), has_leaders=have_leaders
             )
         return states
+
+    def rights_to(self, topic: str) -> set[AclOperation] | None:
+        """Return what we may do with a topic, None where the brokers do not tell."""
+        request = self._admin.describe_topics(
+            TopicCollection([topic]), include_authorized_operations=True, request_timeout=REQUEST_S
+        )
+        found = self._answer(request[topic], f"Describing topic {topic}").authorized_operations
+        return None if found is None else set(found)
 
     def out_of_sync(self, topics: Collection[str]) -> list[str]:
         """Return the partitions of which replicas are missing or behind, in words."""
@@ -350,7 +369,8 @@ class Topics:
         if code == KafkaError.TOPIC_EXCEPTION:
             raise TableRefused(
                 f"Kafka refuses topic {spec.name!r}: {error.args[0].str()}. Where it collides with another topic "
-                "in '.' and '_', name it with `topic = \"...\"` in a [[tables.rules]] entry."
+                "in '.' and '_', name it with `topic = \"...\"` in a [[tables.rules]] entry, or choose another "
+                "kafka.topic_prefix if it is one of pgsluice's own."
             ) from error
         raise failure(error, doing, self._errors) from error
 
@@ -382,6 +402,12 @@ def is_of_one_topic(error: PgsluiceError) -> bool:
     """Return whether Kafka refused to show or make one topic, which says nothing of others, or of our credentials."""
     cause = error.__cause__
     return isinstance(cause, KafkaException) and cause.args[0].code() in _OF_ONE_TOPIC
+
+
+def other_service(topic: str) -> str:
+    """Return a service topic that stands beside ``topic`` if that is one, too."""
+    prefix, _, ending = topic.rpartition(".")
+    return f"{prefix}.{'transactions' if ending == 'checkpoint' else 'checkpoint'}"
 
 
 def check_compacted(topic: str, settings: TopicSettings) -> None:

@@ -68,7 +68,11 @@ async def check(
         try:
             server = await catalog.server()
         except PgsluiceError as error:
-            return [Finding("postgres reachable", Verdict.FAIL, str(error), "Correct the [postgres] settings.")]
+            return [
+                Finding(
+                    "postgres reachable", Verdict.FAIL, str(error), "Correct the [postgres] settings.", error.exit_code
+                )
+            ]
         around = _Surroundings(catalog, server, options, slot, publications, create_slot, stream or StreamOptions())
         return [finding for name, look in _LOOKS.items() for finding in await _guarded(name, look, around)]
 
@@ -77,7 +81,7 @@ async def _guarded(name: str, look: _Look, around: _Surroundings) -> list[Findin
     try:
         return await look(around)
     except PgsluiceError as error:
-        return [Finding(name, Verdict.FAIL, str(error), "See the reason that PostgreSQL gave.")]
+        return [Finding(name, Verdict.FAIL, str(error), "See the reason that PostgreSQL gave.", error.exit_code)]
 
 
 async def _reachable(around: _Surroundings) -> list[Finding]:
@@ -158,7 +162,7 @@ async def _slot(around: _Surroundings) -> list[Finding]:
         return [Finding(name, Verdict.WARN, detail, "Connect to the primary until then.")]
     problem = failures.unusable(around.slot, slot, around.server.database, around.stream, around.server.version)
     if problem is not None:
-        return [Finding(name, Verdict.FAIL, str(problem))]
+        return [Finding(name, Verdict.FAIL, str(problem), exit_code=problem.exit_code)]
     return [Finding(name, Verdict.OK, _describe(slot))] if slot is not None else []
 
 

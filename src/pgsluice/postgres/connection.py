@@ -14,7 +14,7 @@ import psycopg
 import structlog
 from psycopg import AsyncConnection, pq
 
-from pgsluice.errors import ConfigError, PgsluiceError
+from pgsluice.errors import ConfigError, PgsluiceError, SlotInUse, UnavailableError
 from pgsluice.history import ServerIdentity, TimelineSwitch
 from pgsluice.lsn import parse_lsn
 from pgsluice.postgres import failures
@@ -190,8 +190,14 @@ class ReplicationConnection:
                 await self._wire.results()
 
     async def drop_slot(self, name: str) -> None:
-        """Drop the slot; SlotInUse while somebody streams from it."""
-        await self.query(f"DROP_REPLICATION_SLOT {_identifier(name)}", f"dropping replication slot {name!r}")
+        """Drop the slot; UnavailableError while somebody streams from it."""
+        try:
+            await self.query(f"DROP_REPLICATION_SLOT {_identifier(name)}", f"dropping replication slot {name!r}")
+        except SlotInUse as error:
+            raise UnavailableError(
+                f"Replication slot {name!r} is in use, so it was not dropped ({error.__cause__}). Stop the pgsluice "
+                "that streams from it, or end its walsender with pg_terminate_backend(), then drop the slot again."
+            ) from error
 
     async def start(
         self, slot: str, publications: Sequence[str], options: StreamOptions | None = None

@@ -36,14 +36,18 @@ async def check(
                 await _guarded("schema registry compatibility", lambda: _level(client, on_incompatible)),
             ]
     except PgsluiceError as error:
-        return [Finding("schema registry reachable", Verdict.FAIL, str(error), "Correct [schema_registry].")]
+        return [
+            Finding(
+                "schema registry reachable", Verdict.FAIL, str(error), "Correct [schema_registry].", error.exit_code
+            )
+        ]
 
 
 async def _guarded(name: str, look: Callable[[], Awaitable[Finding]]) -> Finding:
     try:
         return await look()
     except PgsluiceError as error:
-        return Finding(name, Verdict.FAIL, str(error), "See the reason, and [schema_registry].")
+        return Finding(name, Verdict.FAIL, str(error), "See the reason, and [schema_registry].", error.exit_code)
 
 
 async def _reachable(client: RestClient, subject: str, schema: Schema) -> Finding:
