@@ -3,6 +3,7 @@
 Each row arrives under its true names or has a dead letter, and nothing that people read can be commanded by a name.
 """
 
+import asyncio
 import html
 import json
 import re
@@ -24,12 +25,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from psycopg import sql
 
 from pgsluice.avro.schema import avro_name
-from pgsluice.printable import quoted, sql_identifier
+from pgsluice.finding import Finding, Verdict
+from pgsluice.postgres.checks import check
+from pgsluice.printable import printable, quoted, sql_identifier
 from pgsluice.tables import Tables
 from sandbox.daemon import Daemon
 from sandbox.kafka import Kafka
 from sandbox.postgres import DEFAULT_VERSION, Database, Postgres
 from tests.support.kafka import read_committed
+from tests.support.replication import options_for
 from tests.support.weather import PATIENCE_S, SETTINGS, Pipeline, prepare, wait_until
 
 NASTY = (
@@ -37,6 +41,7 @@ NASTY = (
     *("\u202e", "\u2066", "\u200f", "\u200b", "\ufeff", "\u0301", "\U000e0041", "\U0010ffff", "🐎", "é", "ß"),
     *("'", '"', "`", "\\", ".", "..", "/", " ", "%s", "%00", "{prefix}", "{table!r}", "$x", "*", "?", "[", "]", "<b>"),
     *("transactions", "checkpoint", "schemas", "messages", "dead_letters", "_x0041_", "_xFFFFFF_", "select", "-", "_"),
+    *("_x00E9é", "éx00E9_", "z: OK all fine. table public.orders"),
 )
 BAD = "bad"
 """A column that no rule fits, so that its table goes into quarantine."""
@@ -153,7 +158,9 @@ def test_whatever_things_are_called(pipeline: Pipeline, several: list[Names]) ->
     for found in several:
         end(pipeline.database, found)
     pipeline.wait_until_confirmed()
-    quarantined = {one["table"] for one in daemon.status()["quarantined"]}
+    reasons = {one["table"]: one["reason"] for one in daemon.status()["quarantined"]}
+    quarantined = reasons.keys()
+    assert all(table in reason or "schemas" in reason for table, reason in reasons.items())
     dead_letters = rows(pipeline, f"{daemon.name}.dead_letters") if quarantined else []
     letters = {(one["schema"], one["table"]) for one in dead_letters}
     for found in several:
@@ -181,6 +188,34 @@ def test_sql_that_is_proposed_means_what_it_says(pipeline: Pipeline, name: str) 
         described = connection.execute(f"SELECT 1 AS {proposed}".encode()).description
     assert described is not None
     assert described[0].name == name
+
+
+@settings(
+    max_examples=15,
+    deadline=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(names(), names(), names())
+def test_remedies_mend_what_they_are_for(pipeline: Pipeline, publication: str, schema: str, table: str) -> None:
+    """They are copied from a terminal, so what is printed there has to do."""
+    with pipeline.database.server.database() as database, database.connect() as connection:
+        connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema)))
+        connection.execute(sql.SQL("CREATE TABLE {} (id int)").format(sql.Identifier(schema, table)))
+        missing = found_fault(database, publication)[f"publication {quoted(publication)}"]
+        statement, _, _ = missing.remedy.partition(" FOR TABLE ")
+        connection.execute(f"{printable(statement)} FOR ALL TABLES".encode())
+        lacking = found_fault(database, publication)["replica identity"]
+        assert quoted(schema, table) in lacking.detail
+        connection.execute(printable(lacking.remedy).partition("or: ")[2].encode())
+        assert (
+            not {"replica identity", f"publication {quoted(publication)}"} & found_fault(database, publication).keys()
+        )
+
+
+def found_fault(database: Database, publication: str) -> dict[str, Finding]:
+    findings = asyncio.run(check(options_for(database), "pgsluice_shop", [publication]))
+    return {finding.name: finding for finding in findings if finding.verdict is not Verdict.OK}
 
 
 def test_what_people_read_is_safe(pipeline: Pipeline) -> None:

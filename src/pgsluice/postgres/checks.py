@@ -201,7 +201,7 @@ async def _publications(around: _Surroundings) -> list[Finding]:
     found = {publication.name: publication for publication in await around.catalog.publications(around.publications)}
     findings = []
     for wanted in around.publications:
-        name = f"publication {wanted}"
+        name = f"publication {quoted(wanted)}"
         if wanted not in found:
             remedy = f"CREATE PUBLICATION {sql_identifier(wanted)} FOR TABLE ...; before the slot is created."
             findings.append(Finding(name, Verdict.FAIL, "does not exist in this database", remedy))
