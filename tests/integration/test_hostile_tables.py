@@ -126,6 +126,32 @@ def test_a_topic_that_kafka_takes_for_another(start: Start) -> None:
     assert goes_on(pipeline)
 
 
+def test_room_for_topics_comes_back_when_topics_are_deleted(start: Start) -> None:
+    """As scaling.md has it."""
+    pipeline = start({"kafka": {"topics": {"partitions": 1, "max": 1}}})
+    daemon = pipeline.daemon
+    execute(
+        pipeline,
+        *(f"CREATE TABLE {table} (id int PRIMARY KEY)" for table in "ab"),
+        *(f"INSERT INTO {table} VALUES (1)" for table in "ab"),
+    )
+    pipeline.wait_until_confirmed()
+    assert [one["table"] for one in daemon.status()["quarantined"]] == ["public.b"]
+    execute(pipeline, "DROP TABLE a")
+    daemon.stop_well()
+    client, topic = admin(pipeline.kafka), f"{daemon.name}.public.a"
+    client.delete_topics([topic])[topic].result(10)
+    topics: dict[str, Any] = daemon.settings["kafka"]["topics"]
+    topics["changed"] = "accept"
+    daemon.start()
+    execute(pipeline, "INSERT INTO b VALUES (2)")
+    pipeline.wait_until_confirmed()
+    del topics["changed"]
+    daemon.restart()
+    assert [one["after"]["id"] for one in values(pipeline, f"{daemon.name}.public.b")] == [2]
+    assert daemon.status()["quarantined"] == []
+
+
 def test_check_names_the_tables_that_cannot_be_published(start: Start) -> None:
     pipeline = start({"tables": IMPOSSIBLE, "kafka": {"topics": {"max": 4}}})
     name = pipeline.daemon.name
