@@ -22,6 +22,7 @@ from pgsluice.postgres import failures, queries
 from pgsluice.postgres.options import ConnectionOptions
 from pgsluice.postgres.slot import SlotState, parse_slot, slot_query
 from pgsluice.postgres.wire import answered_within, break_off
+from pgsluice.printable import quoted
 from pgsluice.relation import Column, PgType, Relation
 
 STATEMENT_TIMEOUT_MS = 10_000
@@ -300,8 +301,9 @@ def _check_number(described: Collection[TypeDescription]) -> None:
 def _blocker(pid: int | None, role: str | None, database: str | None, *prepared: str | None) -> str:
     if pid is None:
         return _prepared(*prepared)
-    return f"a transaction of process {pid} (role {role}, database {database})"
+    return f"a transaction of process {pid} (role {quoted(str(role))}, database {quoted(str(database))})"
 
 
 def _prepared(gid: str | None, owner: str | None, database: str | None, since: str | None) -> str:
-    return f"prepared transaction {gid!r} of {owner} in database {database}, prepared {since}"
+    whose = f"of {quoted(str(owner))} in database {quoted(str(database))}"
+    return f"prepared transaction {gid!r} {whose}, prepared {since}"
