@@ -19,7 +19,8 @@ SILENT_S: Final = 20.0
 """How long a connection may take to send the head of a request or to take an answer, or be idle between requests."""
 
 WAITING_MAX_BYTES: Final = 32 * 1024 * 1024
-"""How much of all answers together may wait for clients to read it: a few lists of 100,000 subjects."""
+"""How much of all answers together may wait for clients to read it: a few lists of 100,000 subjects.
+The library keeps what it has not written yet a second time."""
 
 NEW_S: Final = 0.5
 """How long a connection counts as new: it had no time yet to send a request, or has just been served."""

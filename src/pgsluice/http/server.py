@@ -31,6 +31,8 @@ BODY_MAX_BYTES: Final = 1024 * 1024
 """A look-up carries one schema."""
 BODIES_MAX: Final = 16
 """So many requests with a body are taken at a time. The others wait."""
+LARGE_BYTES: Final = 64 * 1024
+"""Answers that are larger are made one at a time. All others together are small: there are 100 connections at most."""
 ANSWER_S: Final = 10.0
 """How long a request to the registry may take, from its head to the answer."""
 HEADER_MAX_BYTES: Final = 8190
@@ -84,6 +86,7 @@ class HttpServer:
             auto_decompress=False,
         )
         self._bodies = asyncio.Semaphore(BODIES_MAX)
+        self._encoding = asyncio.Lock()
         self._searcher = ThreadPoolExecutor(1, "pgsluice-look-up")
         self._stack = AsyncExitStack()
 
@@ -145,10 +148,7 @@ class HttpServer:
         if request.method == "POST" and _is_from_another_site(request):
             raise web.HTTPForbidden(reason="Forbidden to other web sites")
         with self._connections.answering(request.protocol):
-            answer = await handler(request)
-        if isinstance(answer, web.Response) and isinstance(answer.body, bytes):
-            self._connections.make_room(request.protocol, len(answer.body))
-        return answer
+            return await handler(request)
 
     async def _livez(self, _: web.Request) -> web.Response:
         return _verdict(self._health.live())
@@ -183,12 +183,20 @@ class HttpServer:
         except TimeoutError:
             raise web.HTTPRequestTimeout from None
         headers = {"Allow": ", ".join(found.allow)} if found.allow else {}
-        return web.Response(
-            status=found.status,
-            body=json.dumps(found.body).encode(),
-            content_type=api.CONTENT_TYPE,
-            headers=headers,
-        )
+        body = await self._encoded(request, found.body)
+        return web.Response(status=found.status, body=body, content_type=api.CONTENT_TYPE, headers=headers)
+
+    async def _encoded(self, request: web.Request, body: object) -> bytes:
+        """Return an answer as JSON. Large ones are made one after the other.
+
+        Between two of them everybody else has a turn, and connections that were ended let go of their answers.
+        """
+        async with self._encoding:
+            encoded = json.dumps(body).encode()
+            if len(encoded) > LARGE_BYTES:
+                self._connections.make_room(request.protocol, len(encoded))
+                await asyncio.sleep(0)
+        return encoded
 
     async def _registry_answer(self, request: web.Request) -> api.Answer:
         assert self._registry is not None, "routed only with a registry"

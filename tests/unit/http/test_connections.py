@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import time
+import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack
 
@@ -133,11 +134,15 @@ async def test_answers_that_nobody_reads_have_a_limit_together(
         store.add(Registered(f"{number:0{SUBJECT_BYTES}}", 1, 1, '"string"'))
     store.complete = True
     clients = [await connect() for _ in range(12)]
+    tracemalloc.start()
     for client in clients:
         client.writer.transport.pause_reading()  # type: ignore[attr-defined]  # a stream's transport can be read from
         client.writer.write(REQUEST.replace(b"/livez", b"/subjects"))
     await asyncio.sleep(1)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
     assert 0 < server.waiting_bytes <= WAITING_MAX_BYTES + ANSWER_BYTES
+    assert peak < 2 * WAITING_MAX_BYTES + 5 * ANSWER_BYTES  # what waits is there twice, and a new answer some times
     reads = await connect()
     reads.writer.write(REQUEST.replace(b"/livez", b"/subjects"))
     assert len(await asyncio.wait_for(reads.rest_of_answer(), 10)) > ANSWER_BYTES
