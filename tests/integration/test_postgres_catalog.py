@@ -363,14 +363,14 @@ async def test_a_server_as_it_should_not_be() -> None:
             "prepared transactions": "WARN",
             "free walsenders": "WARN",
             "replication connection": "FAIL",
-            'publication a"b': "FAIL",
+            'publication "a""b"': "FAIL",
             "replica identity": "WARN",
             "row filters and column lists": "WARN",
             "column lists": "FAIL",
             "idle_replication_slot_timeout": "WARN",
         }
         found = by_name(findings)
-        assert found['publication a"b'].remedy.startswith('CREATE PUBLICATION "a""b" FOR TABLE')
+        assert found['publication "a""b"'].remedy.startswith('CREATE PUBLICATION "a""b" FOR TABLE')
         assert (
             "prepared transaction 'left over' of postgres in database postgres" in found["prepared transactions"].detail
         )
