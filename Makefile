@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format quick unit simulation simulate integration faults faults-quick spark test-platform test demo bench bench-report bench-pipelines types fuzz memory-safety coverage lock clean
+.PHONY: help setup lint format quick unit simulation simulate integration faults faults-quick spark test-platform manifests test demo bench bench-report bench-pipelines types fuzz memory-safety coverage lock clean
 
 help: ## List the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -60,6 +60,9 @@ spark: setup ## Tests of the Spark side
 
 test-platform: setup ## Image, Compose, systemd unit, chart, alerts and dashboard, run for real (tools are fetched; root is needed)
 	$(PYTEST) tests/platform -q
+
+manifests: setup ## Render deploy/kubernetes and the chart's README (Helm and helm-docs are built with Go, once)
+	$(BIN)/python -m sandbox.chart
 
 test: lint coverage simulation integration faults-quick spark ## Everything that has to pass
 

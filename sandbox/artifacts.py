@@ -56,6 +56,12 @@ def make_entry(root: Path, name: str, fill: Callable[[Path], None]) -> Path:
     return entry
 
 
+def find_entry(root: Path, name: str) -> Path | None:
+    """Return the cache entry ``name``, or None if it has not been made."""
+    entry = root / _pom_key() / name
+    return entry if entry.exists() else None
+
+
 def _make_complete(entry: Path, fill: Callable[[Path], None]) -> None:
     unfinished = entry.with_name(f"{entry.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed

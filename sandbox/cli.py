@@ -6,7 +6,7 @@ from pathlib import Path
 
 from psycopg.conninfo import make_conninfo
 
-from sandbox import apicurio, prompt, session
+from sandbox import apicurio, prompt, session, tools
 from sandbox.account import server_account
 from sandbox.artifacts import fetch, targets
 from sandbox.errors import SandboxError
@@ -42,6 +42,9 @@ def _parser() -> argparse.ArgumentParser:
     fetching = commands.add_parser("fetch", help="download what the others need, or only some of it")
     fetching.set_defaults(command=_fetch)
     fetching.add_argument("targets", nargs="*", metavar="TARGET", help=f"of {', '.join(targets())}; default: all")
+    making = commands.add_parser("tools", help="build what the tests of the chart need: Helm, a Kubernetes API server")
+    making.set_defaults(command=_tools)
+    making.add_argument("tools", nargs="*", metavar="TOOL", help=f"of {', '.join(tools.names())}; default: all")
     return parser
 
 
@@ -68,6 +71,14 @@ def _psql(options: argparse.Namespace) -> None:
 def _fetch(options: argparse.Namespace) -> None:
     for name in options.targets or targets():
         print(_prepare(name))
+
+
+def _tools(options: argparse.Namespace) -> None:
+    unknown = sorted(set(options.tools) - set(tools.names()))
+    if unknown:
+        raise SandboxError(f"there is no tool {', '.join(unknown)}, only {', '.join(tools.names())}")
+    for name in options.tools or tools.names():
+        print(tools.directory(name), flush=True)
 
 
 def _prepare(name: str) -> Path:

@@ -56,6 +56,15 @@ def test_an_unknown_target_is_refused_with_those_there_are() -> None:
         artifacts.fetch("kafak")
 
 
+def test_an_entry_is_found_once_it_is_complete(own_cache: Path) -> None:
+    def fill(entry: Path) -> None:
+        assert artifacts.find_entry(own_cache, "thing") is None
+        (entry / "file").touch()
+
+    made = artifacts.make_entry(own_cache, "thing", fill)
+    assert artifacts.find_entry(own_cache, "thing") == made
+
+
 def test_an_entry_is_filled_once_under_the_key_of_the_pom(own_cache: Path) -> None:
     fills: list[Path] = []
 

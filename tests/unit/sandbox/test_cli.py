@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sandbox import __main__ as module
+from sandbox import tools
 
 REPOSITORY = Path(module.__file__).parents[1]
 
@@ -54,6 +55,17 @@ def test_what_cannot_be_fetched_is_told(tmp_path: Path) -> None:
     ended = run(tmp_path, "fetch", "kafak")
     assert ended.returncode == 1
     assert ended.stderr.startswith("there is no kafak, only postgres-10")
+
+
+def test_a_tool_that_there_is_not_is_told(tmp_path: Path) -> None:
+    ended = run(tmp_path, "tools", "helm", "hlem")
+    assert (ended.returncode, ended.stderr) == (1, f"there is no tool hlem, only {', '.join(tools.names())}\n")
+
+
+def test_a_machine_without_go_is_told_what_to_install(tmp_path: Path) -> None:
+    ended = run(tmp_path, "tools", "helm", path=str(tmp_path))
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("Go is not on the PATH: install it")
 
 
 def test_a_machine_without_java_and_maven_is_told_before_anything_else(tmp_path: Path) -> None:

@@ -1,0 +1,96 @@
+"""The Helm chart, rendered: for its tests, and into ``deploy/kubernetes`` and its own README.
+
+    python -m sandbox.chart        # what `make manifests` does
+
+https://helm.sh/docs/helm/helm_template/
+"""
+
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from sandbox import tools
+from sandbox.errors import SandboxError
+
+ROOT = Path(__file__).parents[1]
+CHART = ROOT / "helm" / "pgsluice"
+MANIFESTS = ROOT / "deploy" / "kubernetes"
+VALUES = CHART / "ci" / "kubernetes-values.yaml"
+
+OLDEST, NEWEST = "1.27.0", "1.37.0"
+"""The versions of Kubernetes that the chart is validated against. Chart.yaml claims the first and all later ones."""
+
+RELEASE = "pgsluice"
+
+_HEADER = "# Rendered from the chart by `make manifests`; docs/kubernetes.md says what to change in it.\n"
+_OF_HELM = re.compile(r"^ *(app\.kubernetes\.io/managed-by|helm\.sh/chart): .*\n", re.MULTILINE)
+_CHECKSUM = re.compile(r"^ *annotations:\n *checksum/config: .*\n", re.MULTILINE)
+"""It restarts the pods when Helm changes the settings; nobody would keep it right by hand."""
+
+
+class HelmError(SandboxError):
+    """Helm refused; the message is what it said."""
+
+
+def helm(*arguments: str, kubeconfig: Path | None = None) -> str:
+    """Return what a command of Helm prints; HelmError if it fails."""
+    access = [] if kubeconfig is None else ["--kubeconfig", str(kubeconfig)]
+    command = [str(tools.program("helm")), *arguments, *access]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    if found.returncode != 0:
+        raise HelmError(found.stdout + found.stderr)
+    return found.stdout
+
+
+def render(*options: str, release: str = RELEASE, kubernetes: str = OLDEST) -> str:
+    """Return all manifests of the chart, as one text, with ``options`` of ``helm template``."""
+    return helm("template", release, str(CHART), "--kube-version", kubernetes, *options)
+
+
+def plain_manifests() -> dict[str, str]:
+    """Return the files of ``deploy/kubernetes``: what the chart renders, without what concerns Helm only."""
+    rendered = render("--values", str(VALUES), "--skip-tests")
+    documents = [document for document in re.split(r"^---\n", rendered, flags=re.MULTILINE) if document.strip()]
+    return dict(_plain(document) for document in documents)
+
+
+def _plain(document: str) -> tuple[str, str]:
+    (kind,) = re.findall(r"^kind: (\w+)$", document, re.MULTILINE)
+    without_source = re.sub(r"^# Source: .*\n+", "", document)
+    return f"{kind.lower()}.yaml", _HEADER + _CHECKSUM.sub("", _OF_HELM.sub("", without_source)).strip("\n") + "\n"
+
+
+def readme() -> str:
+    """Return the chart's README, made from the comments in values.yaml."""
+    command = [str(tools.program("helm-docs")), "--dry-run", "--log-level", "error", "--sort-values-order", "file"]
+    found = subprocess.run(
+        [*command, "--chart-search-root", str(CHART)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if found.returncode != 0:
+        raise SandboxError(found.stdout + found.stderr)
+    return found.stdout.strip("\n") + "\n"
+
+
+def write() -> list[Path]:
+    """Write the README and the plain manifests; return the files."""
+    for former in MANIFESTS.glob("*.yaml"):
+        former.unlink()
+    MANIFESTS.mkdir(parents=True, exist_ok=True)
+    texts = {CHART / "README.md": readme(), **{MANIFESTS / name: text for name, text in plain_manifests().items()}}
+    for file, text in texts.items():
+        file.write_text(text)
+    return list(texts)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Write everything, and print the names of the files."""
+    if arguments:
+        sys.exit("usage: python -m sandbox.chart")
+    for file in write():
+        print(file.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

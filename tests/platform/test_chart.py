@@ -1,0 +1,466 @@
+"""The Helm chart: what it renders, what it refuses, and that pgsluice understands what it is given."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sandbox import chart, tools
+from tests.support.chart import (
+    CASES,
+    Manifest,
+    container,
+    load,
+    manifests,
+    one,
+    pod_specs,
+    values_of,
+    variables,
+)
+
+MINIMAL = values_of("minimal")
+CUSTOM_RESOURCES = ("PodMonitor", "ServiceMonitor", "PrometheusRule")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def helm() -> None:
+    """Skip everything where Helm cannot be had."""
+    for name in ("helm", "helm-docs", "kubeconform", "kubernetes-schemas", "prometheus-operator"):
+        if reason := tools.missing(name):
+            pytest.skip(f"no {name} here: {reason}")
+        tools.directory(name)
+
+
+@pytest.fixture(scope="session")
+def operator_schemas(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give JSON schemas of the Prometheus operator's resources, which refuse what they do not know."""
+    directory = tmp_path_factory.mktemp("schemas")
+    for file in tools.directory("prometheus-operator").glob("*.yaml"):
+        definition = yaml.safe_load(file.read_text())["spec"]
+        (version,) = definition["versions"]
+        schema = version["schema"]["openAPIV3Schema"]
+        (directory / f"{definition['names']['singular']}.json").write_text(json.dumps(_closed(schema)))
+    return directory
+
+
+def _closed(schema: Any) -> Any:  # noqa: ANN401 - JSON
+    if isinstance(schema, list):
+        return [_closed(entry) for entry in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {name: _closed(entry) for name, entry in schema.items()}
+    if found.get("type") == "object" and isinstance(found.get("properties"), dict):
+        found.setdefault("additionalProperties", False)
+    return found
+
+
+# -- every case ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_lint_has_nothing_to_say(case: str) -> None:
+    said = chart.helm("lint", "--strict", str(chart.CHART), *values_of(case))
+    assert "0 chart(s) failed" in said
+    assert "[WARNING]" not in said
+
+
+@pytest.mark.parametrize("version", [chart.OLDEST, chart.NEWEST])
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_rendered_fits_the_schemas_of_kubernetes(
+    case: str, version: str, tmp_path: Path, operator_schemas: Path
+) -> None:
+    rendered = tmp_path / "rendered.yaml"
+    rendered.write_text(chart.render(*values_of(case), kubernetes=version))
+    assert _conformity(rendered, version, operator_schemas) == []
+
+
+def test_the_schemas_refuse_an_unknown_field(tmp_path: Path, operator_schemas: Path) -> None:
+    """The check above can fail, for Kubernetes' own resources and for the operator's."""
+    wrong = chart.render(*values_of("monitors"))
+    wrong = wrong.replace("enableServiceLinks:", "enableServiceLink:").replace("interval:", "intervall:")
+    (tmp_path / "wrong.yaml").write_text(wrong)
+    found = _conformity(tmp_path / "wrong.yaml", chart.NEWEST, operator_schemas)
+    assert {"Deployment", "PodMonitor", "Pod"} == {entry["kind"] for entry in found}
+
+
+def _conformity(rendered: Path, version: str, operator_schemas: Path) -> list[dict[str, Any]]:
+    """Return what kubeconform finds wrong."""
+    own = f"{tools.directory('kubernetes-schemas')}/{{{{.NormalizedKubernetesVersion}}}}{{{{.StrictSuffix}}}}"
+    locations = [
+        f"{own}/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json",
+        f"{operator_schemas}/{{{{.ResourceKind}}}}.json",
+    ]
+    command = [str(tools.program("kubeconform")), "-strict", "-output", "json", "-kubernetes-version", version]
+    command += [word for location in locations for word in ("-schema-location", location)]
+    said = subprocess.run([*command, str(rendered)], capture_output=True, text=True, check=False)
+    found: list[dict[str, Any]] = json.loads(said.stdout)["resources"] or []
+    assert (said.returncode == 0) == (not found), said.stderr
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_pod_has_more_rights_than_it_needs(case: str) -> None:
+    """The API server's test says whether this is enough; this one needs no API server."""
+    for name, spec in pod_specs(manifests(*values_of(case))):
+        assert spec["enableServiceLinks"] is False, name
+        assert spec["automountServiceAccountToken"] is False, name
+        assert spec["securityContext"]["runAsNonRoot"] is True, name
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        own = [item for item in spec["containers"] if item["name"] in {"pgsluice", "registry", "ready"}]
+        for item in [*own, *spec.get("initContainers", [])]:
+            assert item["securityContext"]["capabilities"] == {"drop": ["ALL"]}, item["name"]
+            assert item["securityContext"]["allowPrivilegeEscalation"] is False, item["name"]
+        assert all(item["securityContext"]["readOnlyRootFilesystem"] for item in own)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_secret_is_only_ever_named(case: str) -> None:
+    found = manifests(*values_of(case))
+    assert not [item for item in found if item["kind"] == "Secret"]
+    for item in found:
+        if item["kind"] == "Deployment":
+            given = [name for each in item["spec"]["template"]["spec"]["containers"] for name in variables(each)]
+            assert not [name for name in given if "PASSWORD" in name and not name.endswith("_FILE")]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_pgsluice_understands_what_it_is_given(case: str, tmp_path: Path) -> None:
+    """The init container's command is run with the files and variables of its manifest."""
+    found = manifests(*values_of(case))
+    deployment = next(
+        item for item in found if item["kind"] == "Deployment" and "registry" not in item["metadata"]["name"]
+    )
+    checked = Pod(deployment, found, tmp_path).run("check-config")
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert "OK    configuration" in checked.stdout
+    if os.geteuid() == 0:
+        assert "other users can read" not in checked.stdout
+
+
+# -- the settings --------------------------------------------------------------------------------
+
+
+class Pod:
+    """The files of a pod's volumes below a directory, and its containers' commands with these."""
+
+    def __init__(self, deployment: Manifest, found: list[Manifest], directory: Path) -> None:
+        self._deployment = deployment
+        self._found = found
+        self._directory = directory
+        spec = deployment["spec"]["template"]["spec"]
+        self._volumes = {volume["name"]: volume for volume in spec["volumes"]}
+
+    def run(self, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a container's command, or another one, with its variables and volumes."""
+        described = container(self._deployment, name)
+        for mount in described["volumeMounts"]:
+            self._fill(self._place(mount["mountPath"]), self._volumes[mount["name"]])
+        environ = {name: self._placed(value) for name, value in variables(described).items()}
+        command = [sys.executable, "-m", "pgsluice", *(arguments or described["args"])]
+        environ |= {"PATH": os.environ["PATH"]}
+        return subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+
+    def _place(self, path: str) -> Path:
+        return self._directory / path.lstrip("/")
+
+    def _placed(self, value: str) -> str:
+        return str(self._place(value)) if value.startswith(("/run/", "/etc/")) else value
+
+    def _fill(self, directory: Path, volume: Manifest) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, (text, mode) in _files(volume, self._found):
+            file = directory / name
+            file.unlink(missing_ok=True)
+            file.write_text(text)
+            file.chmod(mode)
+
+
+def _files(volume: Manifest, found: list[Manifest]) -> Iterator[tuple[str, tuple[str, int]]]:
+    """Yield name, content and mode of the files of a volume, as a kubelet would write them."""
+    if "configMap" in volume:
+        (item,) = volume["configMap"]["items"]
+        given = [one["data"] for one in found if one["kind"] == "ConfigMap" and item["key"] in one.get("data", {})]
+        yield item["path"], (given[0][item["key"]] if given else MINIMAL_SETTINGS, 0o644)
+    elif "secret" in volume:
+        for key in ("ca.crt", "tls.crt", "tls.key"):
+            yield key, ("-----BEGIN-----\n", volume["secret"]["defaultMode"])
+    elif "projected" in volume:
+        for source in volume["projected"]["sources"]:
+            for item in source["secret"].get("items", [{"path": "kafka__client__ssl.key.password"}]):
+                yield item["path"], (f"content of {item['path']}\n", volume["projected"]["defaultMode"])
+
+
+MINIMAL_SETTINGS = yaml.safe_load((chart.CHART / "ci/minimal-values.yaml").read_text())["config"]
+
+
+def test_secrets_and_certificates_become_settings(tmp_path: Path) -> None:
+    found = manifests(*values_of("tls"))
+    shown = Pod(one(found, "Deployment"), found, tmp_path).run("pgsluice", "config", "show").stdout
+    settings = dict(line.split(" = ", 1) for line in shown.splitlines() if " = " in line)
+    secrets, certificates = f"{tmp_path}/run/secrets/pgsluice", f"{tmp_path}/run/tls"
+    for name, value in {
+        "password_file": f"{secrets}/schema-registry-password",
+        "sslrootcert": f"{certificates}/postgres/ca.crt",
+        "sslcert": f"{certificates}/postgres/tls.crt",
+        "sslkey": f"{certificates}/postgres/tls.key",
+        "ca_file": f"{certificates}/schema-registry/ca.crt",
+        "key_file": f"{certificates}/schema-registry/tls.key",
+    }.items():
+        assert value in settings[name], name
+    assert f"{secrets}/postgres-password" in shown
+    assert f"{secrets}/kafka__client__sasl.password" in shown
+    assert f"{secrets}/kafka__client__ssl.key.password" in shown
+    assert f"{secrets}/postgres__parameters__sslpassword" in shown
+    assert f"{certificates}/kafka/ca.crt" in shown
+    assert "content of" not in shown
+
+
+def test_a_broken_file_is_found_before_anything_starts(tmp_path: Path) -> None:
+    wrong = 'version = 1\nname = "shop"\n[postgres]\nhots = "db"\n[kafka]\ntopic_prefix = "shop"\n'
+    (tmp_path / "wrong.toml").write_text(wrong)
+    found = manifests("--set-file", f"config={tmp_path / 'wrong.toml'}")
+    checked = Pod(one(found, "Deployment"), found, tmp_path).run("check-config")
+    assert checked.returncode == 78
+    assert "postgres.hots: is not a setting: did you mean postgres.host?" in checked.stdout
+    assert "kafka.bootstrap_servers" in checked.stdout
+
+
+def test_the_text_of_the_settings_arrives_as_it_is(tmp_path: Path) -> None:
+    text = 'big = 1073741824\n\n# {{ .Release.Name }} \'"\\\n[tables]\n\tinclude = ["a.*"]\nname = "ü{prefix}"\n'
+    (tmp_path / "odd.toml").write_text(text)
+    found = manifests("--set-file", f"config={tmp_path / 'odd.toml'}")
+    assert one(found, "ConfigMap")["data"]["config.toml"] == text
+
+
+def test_another_file_is_another_pod() -> None:
+    def checksum(*options: str) -> str:
+        template = one(manifests(*MINIMAL, *options), "Deployment")["spec"]["template"]
+        return str(template["metadata"]["annotations"]["checksum/config"])
+
+    assert checksum() == checksum()
+    assert checksum() != checksum("--set-string", "config=version = 1")
+
+
+# -- what follows from what ----------------------------------------------------------------------
+
+
+def test_there_is_time_to_drain_before_the_pod_is_killed() -> None:
+    deployment = one(manifests(*MINIMAL, "--set", "drainTimeoutSeconds=90"), "Deployment")
+    assert variables(container(deployment))["PGSLUICE_SHUTDOWN__DRAIN_TIMEOUT"] == "90s"
+    assert deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > 90
+
+
+@pytest.mark.parametrize(("size", "limit"), [("10Gi", "9216MiB"), ("512Mi", "460MiB"), ("1Ti", "943718MiB")])
+def test_the_volume_is_larger_than_what_may_be_spilled(size: str, limit: str) -> None:
+    deployment = one(manifests(*MINIMAL, "--set", f"spill.size={size}"), "Deployment")
+    assert variables(container(deployment))["PGSLUICE_BUFFER__SPILL_MAX"] == limit
+    assert deployment["spec"]["template"]["spec"]["volumes"][0]["emptyDir"] == {"sizeLimit": size}
+
+
+def test_a_claim_belongs_to_its_pod() -> None:
+    """Two pods of one claim could wait for each other on different nodes."""
+    (spill, *_) = one(manifests(*values_of("spill-volume")), "Deployment")["spec"]["template"]["spec"]["volumes"]
+    assert spill["ephemeral"]["volumeClaimTemplate"]["spec"]["resources"]["requests"]["storage"] == "50Gi"
+
+
+def test_only_two_replicas_need_to_be_kept_apart() -> None:
+    alone, both = manifests(*MINIMAL), manifests(*values_of("standby"))
+    assert not [item for item in alone if item["kind"] == "PodDisruptionBudget"]
+    assert "affinity" not in one(alone, "Deployment")["spec"]["template"]["spec"]
+    budget, spec = one(both, "PodDisruptionBudget")["spec"], one(both, "Deployment")["spec"]["template"]["spec"]
+    assert (budget["maxUnavailable"], budget["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
+    labels = one(both, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    (term,) = spec["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    (spread,) = spec["topologySpreadConstraints"]
+    for selector in (budget["selector"], term["podAffinityTerm"]["labelSelector"], spread["labelSelector"]):
+        assert selector["matchLabels"].items() <= labels.items()
+
+
+def test_an_update_never_has_to_wait_for_a_pod_to_go() -> None:
+    """The new pod is ready as a standby while the old one has the slot."""
+    strategy = one(manifests(*values_of("standby")), "Deployment")["spec"]["strategy"]
+    assert strategy == {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
+
+
+def test_the_registry_has_its_own_user_and_nothing_of_postgresql() -> None:
+    found = manifests(*values_of("registry"), "--set", "tls.postgres.secretName=shop-postgres-tls")
+    registry = one(found, "Deployment", "pgsluice-registry")
+    spec = registry["spec"]["template"]["spec"]
+    assert container(registry, "registry")["args"] == ["registry", "--prefix=shop", "--prefix=billing"]
+    assert variables(container(registry, "registry"))["PGSLUICE_KAFKA__CLIENT__SASL_USERNAME"] == "registry"
+    assert "postgres" not in json.dumps(spec["volumes"])
+    assert "shop-registry-user" in json.dumps(spec["volumes"])
+    assert (
+        one(found, "Service", "pgsluice")["spec"]["selector"]
+        != one(found, "Service", "pgsluice-registry")["spec"]["selector"]
+    )
+
+
+def test_the_registry_shares_the_secrets_of_kafka_unless_told_otherwise() -> None:
+    options = ["--set", "registry.enabled=true", *values_of("tls")]
+    spec = one(manifests(*options), "Deployment", "pgsluice-registry")["spec"]["template"]["spec"]
+    assert "kafka__client__sasl.password" in json.dumps(spec["volumes"])
+    assert "shop-postgres" not in json.dumps(spec["volumes"])
+
+
+def test_maintenance_leaves_one_pod_that_waits() -> None:
+    deployment = one(manifests(*values_of("maintenance")), "Deployment")
+    waiting = container(deployment)
+    assert deployment["spec"]["replicas"] == 1
+    assert "readinessProbe" not in waiting
+    process = subprocess.Popen([sys.executable, *waiting["command"][1:]])
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(timeout=0.5)
+    process.terminate()
+    assert process.wait(timeout=10) == 0
+
+
+# -- what is refused -----------------------------------------------------------------------------
+
+OF_REGISTRY = "registry.secretSettings[0]"
+REFUSED = {
+    "a typo": (["--set", "replcas=2"], "additional properties 'replcas' not allowed"),
+    "a typo further down": (["--set", "spill.sise=1Gi"], "additional properties 'sise' not allowed"),
+    "three replicas": (["--set", "replicas=3"], "replicas is 3. One pod owns the replication slot"),
+    "no replicas": (["--set", "replicas=0"], "replicas is 0."),
+    "a wrong unit": (["--set", "spill.size=10G"], "'10G' does not match pattern"),
+    "two files of settings": (["--set", "existingConfigMap.name=x"], "config and existingConfigMap.name are both set"),
+    "no TOML": (["--set", "config=a = ["], "config is not TOML"),
+    "a setting that is no secret": (
+        ["--set", "secretSettings[0].setting=postgres.user,secretSettings[0].secretName=a,secretSettings[0].key=b"],
+        "secretSettings names postgres.user, which is no secret setting",
+    ),
+    "a secret setting twice": (
+        ["--set", "secretSettings[1].setting=postgres.password,secretSettings[1].secretName=a,secretSettings[1].key=b"],
+        "secretSettings names postgres.password twice",
+    ),
+    "PostgreSQL's secret for the registry": (
+        ["--set", f"{OF_REGISTRY}.setting=postgres.password,{OF_REGISTRY}.secretName=a,{OF_REGISTRY}.key=b"],
+        "registry.secretSettings names postgres.password",
+    ),
+    "a secret in the environment": (
+        ["--set", "env[0].name=PGSLUICE_KAFKA__CLIENT__SASL_PASSWORD,env[0].value=tiger"],
+        "env holds a secret, PGSLUICE_KAFKA__CLIENT__SASL_PASSWORD",
+    ),
+    "a variable of the chart's": (
+        ["--set", "env[0].name=PGSLUICE_SHUTDOWN__DRAIN_TIMEOUT,env[0].value=1s"],
+        "env sets PGSLUICE_SHUTDOWN__DRAIN_TIMEOUT, which the chart sets itself. Set drainTimeoutSeconds instead.",
+    ),
+    "both monitors": (
+        ["--set", "metrics.podMonitor.enabled=true,metrics.serviceMonitor.enabled=true"],
+        "every pod would be scraped twice",
+    ),
+    "a monitor of no Service": (
+        ["--set", "metrics.serviceMonitor.enabled=true,service.enabled=false"],
+        "metrics.serviceMonitor needs service.enabled",
+    ),
+}
+
+
+@pytest.mark.parametrize(("options", "sentence"), REFUSED.values(), ids=REFUSED)
+def test_wrong_values_are_refused_with_a_sentence(options: list[str], sentence: str) -> None:
+    with pytest.raises(chart.HelmError, match=re.escape(sentence)) as refused:
+        chart.render(*MINIMAL, *options)
+    assert "tiger" not in str(refused.value)
+
+
+def test_no_settings_at_all_are_refused() -> None:
+    with pytest.raises(chart.HelmError, match="There are no settings for pgsluice"):
+        chart.render()
+
+
+INLINE = {
+    "postgres.password": '[postgres]\npassword = "tiger"',
+    "a dsn": '[postgres]\ndsn = "host=db password=tiger"',
+    "a URI": '[postgres]\ndsn = "postgresql://scott:tiger@db/shop"',
+    "postgres.parameters.sslpassword": '[postgres]\nparameters = { sslpassword = "tiger" }',
+    "kafka.client.sasl.password": '[kafka]\nclient = { "sasl.password" = "tiger" }',
+    "kafka.client.ssl.key.pem": '[kafka.client]\n"ssl.key.pem" = "tiger"',
+    "a dotted key": 'kafka.client."sasl.oauthbearer.client.secret" = "tiger"',
+    "schema_registry.password": '[schema_registry]\npassword = "tiger"',
+    "schema_registry.token": '[schema_registry]\ntoken = "tiger"',
+}
+
+
+@pytest.mark.parametrize("settings", INLINE.values(), ids=INLINE)
+def test_a_secret_in_the_settings_is_refused(settings: str, tmp_path: Path) -> None:
+    (tmp_path / "secret.toml").write_text(settings)
+    with pytest.raises(chart.HelmError, match="config holds a secret") as refused:
+        chart.render("--set-file", f"config={tmp_path / 'secret.toml'}")
+    assert "tiger" not in str(refused.value)
+
+
+def test_files_of_secrets_may_be_named(tmp_path: Path) -> None:
+    text = (
+        '[postgres]\ndsn = "postgresql://scott@db/shop"\npassword_file = "/p"\n[kafka.client]\n"sasl.username" = "u"\n'
+    )
+    (tmp_path / "named.toml").write_text(text)
+    assert chart.render("--set-file", f"config={tmp_path / 'named.toml'}")
+
+
+def test_all_mistakes_are_named_at_once() -> None:
+    wrong = ["--set", "replicas=3,env[0].name=PGSLUICE_CONFIG,env[0].value=x", "--set", "config=a = ["]
+    with pytest.raises(chart.HelmError) as refused:
+        chart.render(*wrong)
+    assert str(refused.value).count("\n* ") == 3
+
+
+# -- the files -----------------------------------------------------------------------------------
+
+
+def test_the_readme_is_made_from_the_comments() -> None:
+    written = (chart.CHART / "README.md").read_text()
+    assert written == chart.readme(), "make manifests"
+    undocumented = [line for line in written.splitlines() if line.startswith("|") and line.endswith("|  |")]
+    assert undocumented == []
+
+
+def test_the_plain_manifests_are_the_charts() -> None:
+    written = {file.name: file.read_text() for file in chart.MANIFESTS.glob("*.yaml")}
+    assert written == chart.plain_manifests(), "make manifests"
+
+
+def test_the_plain_manifests_are_complete() -> None:
+    objects = [item for text in chart.plain_manifests().values() for item in load(text)]
+    rendered = [item for item in manifests(*values_of("kubernetes")) if item["kind"] != "Pod"]
+    assert sorted(item["kind"] for item in objects) == sorted(item["kind"] for item in rendered)
+    assert (
+        one(objects, "Deployment")["spec"]["template"]["spec"]
+        == one(rendered, "Deployment")["spec"]["template"]["spec"]
+    )
+
+
+def test_every_value_has_its_place_in_the_schema() -> None:
+    values = yaml.safe_load((chart.CHART / "values.yaml").read_text())
+    schema = json.loads((chart.CHART / "values.schema.json").read_text())
+    assert set(_named(values, schema, schema)) == set()
+
+
+def _named(values: Manifest, schema: Manifest, root: Manifest, path: str = "") -> Iterator[str]:
+    """Yield the values that the schema does not know, and the properties that have no value."""
+    if "$ref" in schema:
+        schema = root["definitions"][schema["$ref"].rpartition("/")[2]]
+    if "properties" not in schema:
+        return
+    assert schema["additionalProperties"] is False, path
+    for name in set(values) ^ (set(schema["properties"]) - {"global", "initialDelaySeconds", "successThreshold"}):
+        yield f"{path}.{name}"
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _named(value, schema["properties"][name], root, f"{path}.{name}")
+
+
+def test_the_chart_has_the_version_of_pgsluice() -> None:
+    from pgsluice import __version__  # noqa: PLC0415 - the only thing of the package that is needed
+
+    metadata = yaml.safe_load((chart.CHART / "Chart.yaml").read_text())
+    assert metadata["appVersion"] == __version__
+    minor = chart.OLDEST.rpartition(".")[0]
+    assert metadata["kubeVersion"] == f">={minor}.0-0"

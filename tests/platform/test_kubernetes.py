@@ -1,0 +1,156 @@
+"""The chart on a real API server, in a namespace where Pod Security is `restricted`. No pod ever runs there."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+import yaml
+
+from sandbox import chart, tools
+from sandbox.errors import ServerError
+from sandbox.kubernetes import RESTRICTED, ApiServer, missing
+from tests.support.chart import CASES, Manifest, load, manifests, pod_specs, values_of
+from tests.support.weather import wait_until
+
+DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+PATHS = {
+    "ConfigMap": "api/v1/namespaces/{}/configmaps",
+    "Deployment": "apis/apps/v1/namespaces/{}/deployments",
+    "NetworkPolicy": "apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
+    "Pod": "api/v1/namespaces/{}/pods",
+    "PodDisruptionBudget": "apis/policy/v1/namespaces/{}/poddisruptionbudgets",
+    "PodMonitor": "apis/monitoring.coreos.com/v1/namespaces/{}/podmonitors",
+    "PrometheusRule": "apis/monitoring.coreos.com/v1/namespaces/{}/prometheusrules",
+    "Service": "api/v1/namespaces/{}/services",
+    "ServiceAccount": "api/v1/namespaces/{}/serviceaccounts",
+    "ServiceMonitor": "apis/monitoring.coreos.com/v1/namespaces/{}/servicemonitors",
+}
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[ApiServer]:
+    """Give an API server that knows the Prometheus operator's resources."""
+    for reason in (missing(), *(tools.missing(name) for name in ("helm", "etcd", "prometheus-operator"))):
+        if reason is not None:
+            pytest.skip(f"no Kubernetes API server here: {reason}")
+    with ApiServer() as running:
+        for file in tools.directory("prometheus-operator").glob("*.yaml"):
+            running.create(DEFINITIONS, yaml.safe_load(file.read_text()))
+        resources = [
+            f"/apis/monitoring.coreos.com/v1/{kind}" for kind in ("podmonitors", "prometheusrules", "servicemonitors")
+        ]
+        wait_until(
+            lambda: all(running.request("GET", path)[0] == 200 for path in resources), "the operator's resources"
+        )
+        yield running
+
+
+@pytest.fixture
+def namespace(server: ApiServer) -> str:
+    """Give an empty namespace where Pod Security is `restricted`."""
+    name = f"test-{uuid4().hex[:8]}"
+    server.create_namespace(name, RESTRICTED)
+    return name
+
+
+@pytest.fixture
+def helm(server: ApiServer, namespace: str) -> Callable[..., str]:
+    """Run Helm's commands in the namespace."""
+    return lambda *words: chart.helm(*words, "--namespace", namespace, kubeconfig=server.kubeconfig)
+
+
+def strictly(path: str) -> str:
+    """Return the path that creates nothing, and refuses what the server does not know."""
+    return f"{path}?dryRun=All&fieldValidation=Strict"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_server_takes_every_object(server: ApiServer, namespace: str, case: str) -> None:
+    for item in manifests(*values_of(case)):
+        server.create(strictly("/" + PATHS[item["kind"]].format(namespace)), item)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_pod_is_allowed_where_pod_security_is_restricted(server: ApiServer, namespace: str, case: str) -> None:
+    for name, spec in pod_specs(manifests(*values_of(case))):
+        server.create(strictly("/" + PATHS["Pod"].format(namespace)), pod(name, spec))
+
+
+def test_the_plain_manifests_are_taken_as_well(server: ApiServer, namespace: str) -> None:
+    for file in chart.MANIFESTS.glob("*.yaml"):
+        for item in load(file.read_text()):
+            server.create(strictly("/" + PATHS[item["kind"]].format(namespace)), item)
+
+
+def test_a_pod_with_more_rights_would_be_refused(server: ApiServer, namespace: str) -> None:
+    (_, spec) = next(pod_specs(manifests(*values_of("minimal"))))
+    spec["securityContext"]["runAsNonRoot"] = False
+    with pytest.raises(ServerError, match="violates PodSecurity"):
+        server.create(strictly("/" + PATHS["Pod"].format(namespace)), pod("root", spec))
+
+
+def test_an_unknown_field_would_be_refused(server: ApiServer, namespace: str) -> None:
+    (_, spec) = next(pod_specs(manifests(*values_of("minimal"))))
+    spec["enableServiceLink"] = False
+    with pytest.raises(ServerError, match=r'unknown field "spec\.enableServiceLink"'):
+        server.create(strictly("/" + PATHS["Pod"].format(namespace)), pod("typo", spec))
+
+
+def test_a_release_is_installed_upgraded_rolled_back_and_removed(
+    server: ApiServer, namespace: str, helm: Callable[..., str]
+) -> None:
+    deployment = f"/{PATHS['Deployment'].format(namespace)}/shop-pgsluice"
+
+    def replicas() -> int:
+        return int(server.request("GET", deployment)[1]["spec"]["replicas"])
+
+    notes = helm("install", "shop", str(chart.CHART), *values_of("minimal"))
+    assert "UNINSTALLING THIS RELEASE DOES NOT DROP THE REPLICATION SLOT" in notes
+    assert "SELECT pg_drop_replication_slot('pgsluice_shop')" in notes
+    assert replicas() == 1
+    helm("upgrade", "shop", str(chart.CHART), *values_of("standby"), "--set", "metrics.podMonitor.enabled=true")
+    assert replicas() == 2
+    assert kept(server, namespace) >= {"PodDisruptionBudget", "PodMonitor", "Deployment"}
+    helm("rollback", "shop", "1")
+    assert replicas() == 1
+    assert kept(server, namespace) == {"ConfigMap", "Deployment", "Service", "ServiceAccount"}
+    notes = helm("upgrade", "shop", str(chart.CHART), "--reuse-values", "--set", "maintenance=true")
+    assert "pgsluice slot drop" in notes
+    helm("uninstall", "shop")
+    assert kept(server, namespace) == set()
+
+
+def kept(server: ApiServer, namespace: str) -> set[str]:
+    """Return the kinds of which the namespace has objects, but for what every namespace has."""
+    found = set()
+    for kind, path in PATHS.items():
+        names = [item["metadata"]["name"] for item in server.request("GET", "/" + path.format(namespace))[1]["items"]]
+        if set(names) - {"kube-root-ca.crt", "default"}:
+            found.add(kind)
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_case_is_installed_and_changed_into_every_other(
+    server: ApiServer, namespace: str, helm: Callable[..., str], case: str
+) -> None:
+    """Fields that cannot be changed, such as selectors, are the same in all cases."""
+    helm("install", "shop", str(chart.CHART), *values_of("minimal"))
+    helm("upgrade", "shop", str(chart.CHART), *values_of(case))
+    helm("upgrade", "shop", str(chart.CHART), *values_of("minimal"))
+    assert kept(server, namespace) == {"ConfigMap", "Deployment", "Service", "ServiceAccount"}
+
+
+def test_the_notes_say_which_settings_do_not_count(helm: Callable[..., str], tmp_path: Path) -> None:
+    sections = '[http]\nlisten = "127.0.0.1:1"\n[postgres]\nslot = "mine"\n[buffer]\nspill_max = "1GiB"\n'
+    text = f'version = 1\nname = "shop"\n{sections}'
+    (tmp_path / "own.toml").write_text(text)
+    notes = helm("install", "own", str(chart.CHART), "--set-file", f"config={tmp_path / 'own.toml'}")
+    assert "The chart sets buffer.spill_max, http.listen itself" in notes
+    assert "pg_drop_replication_slot('mine')" in notes
+
+
+def pod(name: str, spec: Manifest) -> Manifest:
+    """Return a pod as a Deployment's controller would make it."""
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}

@@ -1,0 +1,71 @@
+"""A rolling update with real daemons and the chart's own probes. Its times are printed."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from uuid import uuid4
+
+import pytest
+
+from sandbox import tools
+from sandbox.daemon import Daemon
+from sandbox.kafka import Kafka
+from sandbox.postgres import Database
+from tests.support.chart import manifests, one, values_of
+from tests.support.rollout import Observer, Pod, update
+from tests.support.weather import Pipeline, configured, prepare, wait_until
+
+
+@pytest.fixture
+def make_pod(database: Database, kafka: Kafka) -> Iterator[Callable[[int], Pod]]:
+    """Make pods of one pipeline, from the manifest with so many replicas; they are gone after the test."""
+    if reason := tools.missing("helm"):
+        pytest.skip(f"no Helm here: {reason}")
+    prepare(database)
+    name, settings = f"roll{uuid4().hex[:8]}", configured(None)
+    with ExitStack() as stack:
+
+        def make(replicas: int) -> Pod:
+            rendered = manifests(*values_of("minimal"), "--set", f"replicas={replicas}")
+            daemon = Daemon(name, database.conninfo(), kafka.bootstrap_servers, settings, at_once=False)
+            return Pod(stack.enter_context(daemon), one(rendered, "Deployment"))
+
+        yield make
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_an_update_hands_over_without_a_moment_in_which_no_pod_is_ready(
+    replicas: int,
+    make_pod: Callable[[int], Pod],
+    database: Database,
+    kafka: Kafka,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pods = [make_pod(replicas) for _ in range(replicas)]
+    for pod in pods:
+        pod.start()
+    wait_until(lambda: all(pod.ready for pod in pods), "the first pods to be ready")
+    wait_until(lambda: any(pod.daemon.readiness("active") == 200 for pod in pods), "one of them to own the slot")
+    pipeline = Pipeline(database, kafka, pods[0].daemon)
+    with Observer(pods) as observer, pipeline.busy():
+        ended_s = update(pods, lambda: make_pod(replicas), wait_until)
+        wait_until(lambda: any(pod.daemon.readiness("active") == 200 for pod in pods), "the slot to have an owner")
+    for pod in pods:
+        pod.end()
+    with capsys.disabled():
+        times = f"nobody delivered for {shown(observer.idle_s)} s, pods ended in {shown(ended_s)} s"
+        print(f"\n{replicas} replicas: {times}")  # noqa: T201 - a figure to read; how long it takes is for the bench to judge
+    assert observer.without_ready_s == 0
+    assert [pod.restarts for pod in pods] == [0] * replicas
+    pipeline.daemon = pods[0].daemon
+    pipeline.assert_complete()
+
+
+def shown(seconds: list[float]) -> str:
+    return ", ".join(f"{each:.1f}" for each in seconds)
+
+
+def test_one_late_answer_is_no_reason_to_take_a_pod_away() -> None:
+    """A standby that takes over is not ready for a moment."""
+    (pod,) = one(manifests(*values_of("minimal")), "Deployment")["spec"]["template"]["spec"]["containers"]
+    readiness = pod["readinessProbe"]
+    assert readiness["periodSeconds"] * (readiness["failureThreshold"] - 1) >= 5

@@ -1,0 +1,46 @@
+"""What can be told of tools without making any."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sandbox import artifacts, tools
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Give an empty cache, and let the others find theirs again."""
+    root = tmp_path / "cache"
+    monkeypatch.setenv(artifacts.CACHE_VARIABLE, str(root))
+    artifacts.cache_root.cache_clear()
+    yield root
+    artifacts.cache_root.cache_clear()
+
+
+def make(own_cache: Path, name: str) -> None:
+    (entry,) = (tool.entry for tool in tools.all_tools() if tool.name == name)
+    artifacts.make_entry(own_cache, entry, lambda directory: (directory / name).touch())
+
+
+def test_the_api_server_is_made_by_command_only(own_cache: Path) -> None:
+    assert (
+        tools.missing("kube-apiserver") == "kube-apiserver is not in the cache: python -m sandbox tools kube-apiserver"
+    )
+    make(own_cache, "kube-apiserver")
+    assert tools.missing("kube-apiserver") is None
+
+
+def test_the_others_need_go_until_they_are_made(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(own_cache))
+    assert "Go is not on the PATH" in str(tools.missing("helm"))
+    make(own_cache, "helm")
+    assert tools.missing("helm") is None
+    assert tools.program("helm") == tools.directory("helm") / "helm"
+
+
+def test_every_version_is_pinned() -> None:
+    versions = {tool.name: tool.version for tool in tools.all_tools()}
+    assert versions.pop("etcd") == "debian"  # what the distribution has; any etcd 3 serves
+    assert [version for version in versions.values() if not re.fullmatch(r"v?[0-9]+(\.[0-9]+)+", version)] == []
