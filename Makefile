@@ -61,7 +61,7 @@ spark: setup ## Tests of the Spark side
 test-platform: setup ## Image, Compose, systemd unit, chart, alerts and dashboard, run for real (tools are fetched; root is needed)
 	$(PYTEST) tests/platform -q
 
-manifests: setup ## Render deploy/kubernetes and the chart's README (Helm and helm-docs are built with Go, once)
+manifests: setup ## Render deploy/kubernetes, and make what the chart has from elsewhere (needs Go once)
 	$(BIN)/python -m sandbox.chart
 
 test: lint coverage simulation integration faults-quick spark ## Everything that has to pass

@@ -1,4 +1,4 @@
-"""The Helm chart, rendered: for its tests, and into ``deploy/kubernetes`` and its own README.
+"""The Helm chart, rendered for its tests; and what is made of it or for it: plain manifests, its README, copies.
 
     python -m sandbox.chart        # what `make manifests` does
 
@@ -21,6 +21,12 @@ VALUES = CHART / "ci" / "kubernetes-values.yaml"
 
 OLDEST, NEWEST = "1.27.0", "1.37.0"
 """The versions of Kubernetes that the chart is validated against. Chart.yaml claims the first and all later ones."""
+
+COPIES = {
+    CHART / "files" / "alerts.yaml": ROOT / "deploy" / "prometheus" / "alerts.yaml",
+    CHART / "files" / "pgsluice.json": ROOT / "deploy" / "grafana" / "pgsluice.json",
+}
+"""Files of the chart that are copies: Helm reads nothing outside of it."""
 
 RELEASE = "pgsluice"
 
@@ -74,14 +80,15 @@ def readme() -> str:
 
 
 def write() -> list[Path]:
-    """Write the README and the plain manifests; return the files."""
+    """Write the README, the copies and the plain manifests; return the files."""
+    for copy, original in COPIES.items():
+        copy.write_text(original.read_text())
     for former in MANIFESTS.glob("*.yaml"):
         former.unlink()
-    MANIFESTS.mkdir(parents=True, exist_ok=True)
     texts = {CHART / "README.md": readme(), **{MANIFESTS / name: text for name, text in plain_manifests().items()}}
     for file, text in texts.items():
         file.write_text(text)
-    return list(texts)
+    return [*COPIES, *texts]
 
 
 def main(arguments: Sequence[str]) -> None:

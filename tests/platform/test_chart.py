@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from tests.support.chart import (
 )
 
 MINIMAL = values_of("minimal")
+DOCUMENTATION = chart.ROOT / "docs" / "kubernetes.md"
 CUSTOM_RESOURCES = ("PodMonitor", "ServiceMonitor", "PrometheusRule")
 
 
@@ -420,6 +422,44 @@ def test_the_readme_is_made_from_the_comments() -> None:
     assert written == chart.readme(), "make manifests"
     undocumented = [line for line in written.splitlines() if line.startswith("|") and line.endswith("|  |")]
     assert undocumented == []
+
+
+@pytest.mark.parametrize("copy", chart.COPIES, ids=lambda copy: str(copy.name))
+def test_the_copies_are_true(copy: Path) -> None:
+    assert copy.read_text() == chart.COPIES[copy].read_text(), "make manifests"
+
+
+def test_alerts_and_dashboard_arrive_whole() -> None:
+    found = manifests(*values_of("monitors"))
+    alerts, dashboard = chart.COPIES
+    assert one(found, "PrometheusRule")["spec"] == yaml.safe_load(alerts.read_text())
+    (text,) = one(found, "ConfigMap", "pgsluice-dashboard")["data"].values()
+    assert json.loads(text) == json.loads(dashboard.read_text())
+
+
+def test_only_the_pipeline_is_watched() -> None:
+    """The alerts are about pipelines, and `pgsluice registry` has none of its own."""
+    found = manifests(*values_of("monitors"), "--set", "registry.enabled=true")
+    selector = one(found, "PodMonitor")["spec"]["selector"]["matchLabels"].items()
+    watched = [
+        item["metadata"]["name"]
+        for item in found
+        if item["kind"] == "Deployment" and selector <= item["spec"]["template"]["metadata"]["labels"].items()
+    ]
+    assert watched == ["pgsluice"]
+
+
+def test_the_documented_values_are_taken(tmp_path: Path) -> None:
+    """docs/kubernetes.md shows the settings and the values of an installation."""
+    blocks = re.findall(r"^ *```(\w+)\n(.*?)^ *```", DOCUMENTATION.read_text(), re.MULTILINE | re.DOTALL)
+    for kind in ("toml", "yaml"):
+        (text,) = (dedent(text) for shown, text in blocks if shown == kind)
+        (tmp_path / f"shop.{kind}").write_text(text)
+    options = ["--values", str(tmp_path / "shop.yaml"), "--set-file", f"config={tmp_path / 'shop.toml'}"]
+    found = manifests(*options)
+    checked = Pod(one(found, "Deployment"), found, tmp_path).run("check-config")
+    assert checked.returncode == 0, checked.stdout
+    assert "WARN" not in checked.stdout
 
 
 def test_the_plain_manifests_are_the_charts() -> None:

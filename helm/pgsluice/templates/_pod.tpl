@@ -10,7 +10,10 @@ annotations:
   {{- toYaml . | nindent 2 }}
   {{- end }}
 labels:
-  {{- include "pgsluice.labels" . | nindent 2 }}
+  {{- include "pgsluice.selectorLabels" . | nindent 2 }}
+  {{- with $root.Values.commonLabels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
   {{- with $root.Values.podLabels }}
   {{- toYaml . | nindent 2 }}
   {{- end }}

@@ -62,12 +62,6 @@ def test_a_tool_that_there_is_not_is_told(tmp_path: Path) -> None:
     assert (ended.returncode, ended.stderr) == (1, f"there is no tool hlem, only {', '.join(tools.names())}\n")
 
 
-def test_a_machine_without_go_is_told_what_to_install(tmp_path: Path) -> None:
-    ended = run(tmp_path, "tools", "helm", path=str(tmp_path))
-    assert ended.returncode == 1
-    assert ended.stderr.startswith("Go is not on the PATH: install it")
-
-
 def test_a_machine_without_java_and_maven_is_told_before_anything_else(tmp_path: Path) -> None:
     ended = run(tmp_path, "up", path=str(tmp_path))
     assert ended.returncode == 1
