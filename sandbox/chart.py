@@ -40,10 +40,10 @@ class HelmError(SandboxError):
     """Helm refused; the message is what it said."""
 
 
-def helm(*arguments: str, kubeconfig: Path | None = None) -> str:
-    """Return what a command of Helm prints; HelmError if it fails."""
+def helm(*arguments: str, kubeconfig: Path | None = None, program: str = "helm") -> str:
+    """Return what a command of Helm prints; HelmError if it fails. ``program`` is the tool that it is run with."""
     access = [] if kubeconfig is None else ["--kubeconfig", str(kubeconfig)]
-    command = [str(tools.program("helm")), *arguments, *access]
+    command = [str(tools.program(program)), *arguments, *access]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     if found.returncode != 0:
         raise HelmError(found.stdout + found.stderr)
@@ -82,7 +82,8 @@ def readme() -> str:
 def write() -> list[Path]:
     """Write the README, the copies and the plain manifests; return the files."""
     for copy, original in COPIES.items():
-        copy.write_text(original.read_text())
+        if original.exists():
+            copy.write_text(original.read_text())
     for former in MANIFESTS.glob("*.yaml"):
         former.unlink()
     texts = {CHART / "README.md": readme(), **{MANIFESTS / name: text for name, text in plain_manifests().items()}}

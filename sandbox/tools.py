@@ -43,6 +43,8 @@ class Tool:
     """What has to be here to make it: each returns the reason why not, or None."""
     optional: bool = False
     """It is made by command only."""
+    executable: str = ""
+    """The name of the program, if it is not the tool's."""
 
     @property
     def entry(self) -> str:
@@ -58,7 +60,7 @@ def directory(name: str) -> Path:
 
 def program(name: str) -> Path:
     """Return the executable of a tool that is one program, made if need be."""
-    return directory(name) / name
+    return directory(name) / (_TOOLS[name].executable or name)
 
 
 def missing(name: str) -> str | None:
@@ -82,7 +84,8 @@ def all_tools() -> list[Tool]:
 
 
 def _go_program(name: str, package: str, version: str) -> Tool:
-    return Tool(name, version, lambda entry: golang.install(package, version, entry))
+    executable = package.rpartition("/")[2]
+    return Tool(name, version, lambda entry: golang.install(package, version, entry), executable=executable)
 
 
 # -- schemas -------------------------------------------------------------------------------------
@@ -166,6 +169,7 @@ _TOOLS = {
     tool.name: tool
     for tool in (
         _go_program("helm", "helm.sh/helm/v3/cmd/helm", "v3.22.0"),
+        _go_program("helm-4", "helm.sh/helm/v4/cmd/helm", "v4.3.1"),
         _go_program("helm-docs", "github.com/norwoodj/helm-docs/cmd/helm-docs", "v1.14.2"),
         _go_program("kubeconform", "github.com/yannh/kubeconform/cmd/kubeconform", "v0.8.0"),
         Tool("kubernetes-schemas", VALIDATE.partition("==")[2], _convert_schemas, needs=()),

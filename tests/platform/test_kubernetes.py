@@ -54,10 +54,14 @@ def namespace(server: ApiServer) -> str:
     return name
 
 
-@pytest.fixture
-def helm(server: ApiServer, namespace: str) -> Callable[..., str]:
-    """Run Helm's commands in the namespace."""
-    return lambda *words: chart.helm(*words, "--namespace", namespace, kubeconfig=server.kubeconfig)
+@pytest.fixture(params=["helm", "helm-4"])
+def helm(request: pytest.FixtureRequest, server: ApiServer, namespace: str) -> Callable[..., str]:
+    """Run the commands of both Helms in the namespace: the newer one applies on the server's side."""
+    if reason := tools.missing(request.param):
+        pytest.skip(f"no {request.param} here: {reason}")
+    return lambda *words: chart.helm(
+        *words, "--namespace", namespace, kubeconfig=server.kubeconfig, program=request.param
+    )
 
 
 def strictly(path: str) -> str:

@@ -61,11 +61,15 @@ class Pod:
 
     daemon: Daemon
     deployment: Manifest
-    ready: bool = False
-    """As the API server would show it. A pod that terminates is not ready, whatever its probe says."""
     restarts: int = 0
     """How often the kubelet would have killed the container."""
+    _passed: bool = False
     _stop: Event = field(default_factory=Event)
+
+    @property
+    def ready(self) -> bool:
+        """As the API server would show it. A pod that terminates is not ready, whatever its probe says."""
+        return self._passed and not self._stop.is_set()
 
     def start(self) -> None:
         """Start the daemon with the variables of the manifest, and its probes."""
@@ -78,7 +82,6 @@ class Pod:
 
     def terminate(self) -> float:
         """Do what the deletion of the pod does; return how long the process took, of which it has only so much."""
-        self.ready = False
         self._stop.set()
         grace = self.deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
         began = time.monotonic()
@@ -87,7 +90,7 @@ class Pod:
         return time.monotonic() - began
 
     def end(self) -> None:
-        """Stop the kubelet; the daemon goes on."""
+        """Stop the kubelet; the daemon goes on, but does not count as ready any more."""
         self._stop.set()
         self._kubelet.join()
 
@@ -117,10 +120,10 @@ class Pod:
             self._stop.wait(probe.period_s)
 
     def _set_ready(self) -> None:
-        self.ready = not self._stop.is_set()
+        self._passed = True
 
     def _set_unready(self) -> None:
-        self.ready = False
+        self._passed = False
 
     def _count_restart(self) -> None:
         self.restarts += 1
@@ -134,6 +137,8 @@ class Observer:
         self._stop = Event()
         self.without_ready_s = 0.0
         """How long no pod was ready."""
+        self.unanswered_s = 0.0
+        """How long no pod answered that it is ready, which the thresholds of the probes hide."""
         self.idle_s: list[float] = []
         """The times in which no pod owned the slot and delivered, one for each hand-over."""
 
@@ -152,6 +157,8 @@ class Observer:
             now, pods = time.monotonic(), list(self._pods)
             if not any(pod.ready for pod in pods):
                 self.without_ready_s += now - before
+            if not any(pod.daemon.readiness() == OK for pod in pods):
+                self.unanswered_s += now - before
             active = any(pod.daemon.readiness("active") == OK for pod in pods)
             if active and idle_since is not None:
                 self.idle_s.append(time.monotonic() - idle_since)
