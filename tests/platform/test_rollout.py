@@ -15,11 +15,16 @@ from tests.support.rollout import Observer, Pod, update
 from tests.support.weather import Pipeline, configured, prepare, wait_until
 
 
+@pytest.fixture(scope="session", autouse=True)
+def helm() -> None:
+    """Skip everything where Helm cannot be had."""
+    if reason := tools.missing("helm"):
+        pytest.skip(f"no Helm here: {reason}")
+
+
 @pytest.fixture
 def make_pod(database: Database, kafka: Kafka) -> Iterator[Callable[[int], Pod]]:
     """Make pods of one pipeline, from the manifest with so many replicas; they are gone after the test."""
-    if reason := tools.missing("helm"):
-        pytest.skip(f"no Helm here: {reason}")
     prepare(database)
     name, settings = f"roll{uuid4().hex[:8]}", configured(None)
     with ExitStack() as stack:
