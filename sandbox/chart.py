@@ -5,6 +5,7 @@
 https://helm.sh/docs/helm/helm_template/
 """
 
+import os
 import re
 import subprocess
 import sys
@@ -43,8 +44,10 @@ class HelmError(SandboxError):
 def helm(*arguments: str, kubeconfig: Path | None = None, program: str = "helm") -> str:
     """Return what a command of Helm prints; HelmError if it fails. ``program`` is the tool that it is run with."""
     access = [] if kubeconfig is None else ["--kubeconfig", str(kubeconfig)]
+    # What Helm learns of a server is kept beside its kubeconfig: another server may have the same port some day.
+    environ = os.environ if kubeconfig is None else {**os.environ, "KUBECACHEDIR": str(kubeconfig.parent / "cache")}
     command = [str(tools.program(program)), *arguments, *access]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     if found.returncode != 0:
         raise HelmError(found.stdout + found.stderr)
     return found.stdout

@@ -79,6 +79,10 @@ class ApiServer:
         found: dict[str, Any] = json.loads(text)
         return code, found
 
+    def serves(self, path: str) -> bool:
+        """Return whether it answers at ``path``: a kind that was just defined takes a moment."""
+        return self._request("GET", path)[0] == HTTP_OK
+
     def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Create an object; ServerError, with the reason, if it is refused."""
         code, found = self.request("POST", path, body)
@@ -105,7 +109,7 @@ class ApiServer:
 
     def _ready(self) -> bool:
         try:
-            return self._request("GET", "/readyz")[0] == HTTP_OK
+            return self.serves("/readyz")
         except (OSError, HTTPException):
             return False
 

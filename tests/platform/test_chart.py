@@ -266,6 +266,13 @@ def test_the_volume_is_larger_than_what_may_be_spilled(size: str, limit: str) ->
     assert deployment["spec"]["template"]["spec"]["volumes"][0]["emptyDir"] == {"sizeLimit": size}
 
 
+def test_nobody_else_may_write_where_transactions_wait() -> None:
+    """An emptyDir is writable for all. pgsluice makes the directory itself, for its own user, below the volume."""
+    pipeline = container(one(manifests(*MINIMAL), "Deployment"))
+    (mounted,) = (mount["mountPath"] for mount in pipeline["volumeMounts"] if mount["name"] == "spill")
+    assert Path(variables(pipeline)["PGSLUICE_BUFFER__SPILL_DIR"]).parent == Path(mounted)
+
+
 def test_a_claim_belongs_to_its_pod() -> None:
     """Two pods of one claim could wait for each other on different nodes."""
     (spill, *_) = one(manifests(*values_of("spill-volume")), "Deployment")["spec"]["template"]["spec"]["volumes"]

@@ -40,9 +40,7 @@ def server() -> Iterator[ApiServer]:
         resources = [
             f"/apis/monitoring.coreos.com/v1/{kind}" for kind in ("podmonitors", "prometheusrules", "servicemonitors")
         ]
-        wait_until(
-            lambda: all(running.request("GET", path)[0] == 200 for path in resources), "the operator's resources"
-        )
+        wait_until(lambda: all(map(running.serves, resources)), "the operator's resources")
         yield running
 
 

@@ -45,8 +45,9 @@ kafka__client__{{ trimPrefix "kafka.client." . }}
   value: {{ printf "%s:8080" $root.Values.listenHost | quote }}
 - name: PGSLUICE_SHUTDOWN__DRAIN_TIMEOUT
   value: {{ printf "%ds" (int $root.Values.drainTimeoutSeconds) }}
+# Below the volume: Kubernetes makes the volume itself writable for all, pgsluice this directory for its own user only.
 - name: PGSLUICE_BUFFER__SPILL_DIR
-  value: /var/lib/pgsluice/spill
+  value: /var/lib/pgsluice/spill/private
 - name: PGSLUICE_BUFFER__SPILL_MAX
   value: {{ printf "%dMiB" (div (mul 9 (include "pgsluice.spillMebibytes" $root)) 10) }}
 {{- if or .entries $root.Values.secretsFrom }}
