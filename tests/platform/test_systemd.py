@@ -214,8 +214,8 @@ def test_a_password_that_is_missing_keeps_it_from_starting(unit: Unit) -> None:
 def secret(unit: Unit, text: str | None) -> Iterator[None]:
     """Have another password on the host, or none."""
     change = "rm" if text is None else f"printf %s {text} >"
-    unit.host.run("sh", "-c", f"cp --preserve /{SECRET} /var/tmp/kept && {change} /{SECRET}")
+    unit.host.run("sh", "-c", f"cp --preserve /{SECRET} /etc/pgsluice/kept && {change} /{SECRET}")
     try:
         yield
     finally:
-        unit.host.run("mv", "/var/tmp/kept", f"/{SECRET}")
+        unit.host.run("mv", "/etc/pgsluice/kept", f"/{SECRET}")
