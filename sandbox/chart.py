@@ -85,8 +85,7 @@ def readme() -> str:
 def write() -> list[Path]:
     """Write the README, the copies and the plain manifests; return the files."""
     for copy, original in COPIES.items():
-        if original.exists():
-            copy.write_text(original.read_text())
+        copy.write_text(original.read_text())
     for former in MANIFESTS.glob("*.yaml"):
         former.unlink()
     texts = {CHART / "README.md": readme(), **{MANIFESTS / name: text for name, text in plain_manifests().items()}}
