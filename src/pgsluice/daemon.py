@@ -188,14 +188,11 @@ class _Daemon:
 
     async def _open_source(self) -> PostgresSource:
         """Connect for one session; the slot is looked at on the same server from then on."""
-        source = await PostgresSource.open(_source_options(self._settings))
+        options = _source_options(self._settings)
+        stream = replace(options.stream, binary=self._pipeline.binary)
+        source = await PostgresSource.open(replace(options, stream=stream))
         self._slot.follow(source.address)
         return source
-
-    async def _open_source(self) -> PostgresSource:
-        """Connect for one session."""
-        options = _source_options(self._settings)
-        return await PostgresSource.open(replace(options, stream=replace(options.stream, binary=self._pipeline.binary)))
 
     async def _make_sink(self) -> KafkaSink:
         """Make the sink of one session, once the cut record's schemas have their ids."""

@@ -30,7 +30,7 @@ _KEY_FILES = ("ssl.key.location", "ssl.keystore.location", "sasl.kerberos.keytab
 
 def findings(settings: Settings, sources: Sources) -> list[Finding]:
     """Return a warning for each kind of thing that is left open; ``settings`` are those that ``sources`` hold."""
-    return [*_readable(settings, sources), *_writable(sources), *_in_arguments(sources), *_port(settings)]
+    return [*_readable(settings, sources), *_writable(sources), *_in_arguments(sources), *_port(settings, sources)]
 
 
 def _readable(settings: Settings, sources: Sources) -> list[Finding]:
@@ -59,8 +59,14 @@ def _in_arguments(sources: Sources) -> Iterator[Finding]:
         yield Finding("secrets in arguments", Verdict.WARN, detail, remedy)
 
 
-def _port(settings: Settings) -> Iterator[Finding]:
-    http = settings.http
+def _port(settings: Settings, sources: Sources) -> Iterator[Finding]:
+    """Return a warning if the file or a flag opens the port to others.
+
+    An image does so by a variable, because it has to listen on all addresses. Who reaches it is decided elsewhere.
+    """
+    http, path = settings.http, ("http", "listen")
+    if sources.flags.get(path) is None and sources.file.get(path) is None:
+        return
     if not http.allowed_hosts and not is_loopback(http.listen.host):
         detail = (
             f"http.listen is {http.listen}, and http.allowed_hosts is empty: whoever reaches the port can read names "

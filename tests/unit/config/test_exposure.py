@@ -93,6 +93,8 @@ def test_a_port_that_others_reach(listen: str, count: int) -> None:
     found = findings(None, None, *MINIMAL, f"http.listen={listen}")
     assert [finding.name for finding in found] == count * ["http port"]
     assert findings(None, None, *MINIMAL, f"http.listen={listen}", "http.allowed_hosts=shop.example.com") == []
+    sources = Sources.read(None, {"PGSLUICE_HTTP__LISTEN": listen}, MINIMAL)
+    assert exposure.findings(sources.settings(), sources) == []
 
 
 def test_settings_that_everybody_can_change(tmp_path: Path) -> None:
