@@ -93,11 +93,14 @@ class Engine:
         self._service = self._serve(self.socket)
 
     def stop(self) -> None:
-        """Remove all containers and end."""
+        """Remove all containers and end. The directory can be removed then, because nothing is mounted there."""
         self.podman("rm", "--all", "--force", "--time", "0")
         if self._service is not None:
             self._service.terminate()
             self._service.wait()
+        places = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+        for place in reversed([place for place in places if Path(place).is_relative_to(self._directory)]):
+            _run(["umount", "--lazy", place])
 
     @contextmanager
     def isolated(self) -> Iterator["Isolated"]:
