@@ -59,7 +59,8 @@ spark: setup ## Tests of the Spark side
 	$(PYTEST) tests/spark
 
 test-platform: setup ## Image, Compose, systemd unit, chart, alerts and dashboard, run for real (tools are fetched; root is needed)
-	$(PYTEST) tests/platform -q
+	$(PYTEST) tests/platform -q || test $$? = 1
+	$(PYTEST) tests/platform -q --last-failed --last-failed-no-failures none || test $$? = 5
 
 manifests: setup ## Render deploy/kubernetes, and make what the chart has from elsewhere (needs Go once)
 	$(BIN)/python -m sandbox.chart
