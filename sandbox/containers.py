@@ -93,7 +93,10 @@ class Engine:
         self._service = self._serve(self.socket)
 
     def stop(self) -> None:
-        """Remove all containers and end. The directory can be removed then, because nothing is mounted there."""
+        """Remove all containers and end. The directory can be removed then, because nothing is mounted there.
+
+        A build that was interrupted leaves mounts.
+        """
         self.podman("rm", "--all", "--force", "--time", "0")
         if self._service is not None:
             self._service.terminate()
@@ -182,6 +185,8 @@ def _configure(directory: Path, programs: Path, networks: Path) -> dict[str, str
     (directory / "registries.conf").touch()  # short names are those of local images
     (directory / "storage.conf").write_text(
         f'[storage]\ndriver = "overlay"\nrunroot = "{directory}/run"\ngraphroot = "{directory}/graph"\n'
+        # Otherwise every program that looks at the images mounts their directory on itself, and leaves it so.
+        '[storage.options.overlay]\nskip_mount_home = "true"\n'
     )
     runc = f"{programs}/usr/sbin/runc"
     variables = {

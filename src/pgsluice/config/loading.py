@@ -31,7 +31,7 @@ from pgsluice.config.toml_text import toml_value
 from pgsluice.config.units import ListenAddress
 
 _FLAGS, _SECRETS, _FILE = 0, 2, 3
-"""Which of the layers are the secret files and the file."""
+"""Which of the layers are the flags, the secret files and the file."""
 
 _SENTENCES = {
     "literal_error": "must be {expected}",
