@@ -8,6 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 from tests.simulation.world import run
 
 BATCH = 20
+PROGRESS = 10_000
 
 
 def tell(text: str) -> None:
@@ -31,10 +32,12 @@ def main() -> bool:
 def run_many(seeds: range, workers: int) -> bool:
     began, failed = time.monotonic(), 0
     with ProcessPoolExecutor(workers) as pool:
-        for seed, violation in zip(seeds, pool.map(run, seeds, chunksize=BATCH), strict=True):
+        for done, (seed, violation) in enumerate(zip(seeds, pool.map(run, seeds, chunksize=BATCH), strict=True), 1):
             if violation:
                 failed += 1
                 tell(f"seed {seed}: {violation}")
+            if done % PROGRESS == 0:
+                tell(f"{done} worlds up to seed {seed}, {failed} of them wrong")
     tell(f"{len(seeds)} worlds, {failed} of them wrong; {len(seeds) / (time.monotonic() - began):.1f} a second")
     return failed > 0
 
