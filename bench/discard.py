@@ -10,6 +10,7 @@ from pgsluice import cli, daemon
 from pgsluice.cut import Cut, Recorded, TopicUse
 from pgsluice.history import Checkpoint
 from pgsluice.kafka.sink import CutFormat, SinkOptions
+from pgsluice.loads import Loaded
 from pgsluice.pipeline.ends import Sink
 from pgsluice.record import Record
 from pgsluice.tables import TablePolicy
@@ -58,6 +59,10 @@ class Discard:
 
     async def produce(self, cut: Cut, records: Sequence[Record]) -> None:
         """Forget the records: the outbox has counted them, and drops its list."""
+
+    async def loaded(self) -> dict[tuple[str, str], Loaded]:
+        """Return nothing: no table is loaded."""
+        return {}
 
     async def commit(self, cut: Cut, _checkpoint: Checkpoint) -> None:
         """Account for the events, for the metrics."""

@@ -48,7 +48,7 @@ cdef Py_ssize_t MESSAGE_AT = framing.MESSAGE_AT
 cdef Py_ssize_t RECORD_BYTES = OVERHEAD_BYTES
 cdef Py_ssize_t KEPT_BYTES = 1024 * 1024  # what a buffer may hold on to between two changes
 cdef bytes NO_BEFORE = envelope.NO_BEFORE, KEY_IMAGE = envelope.KEY_IMAGE, FULL_IMAGE = envelope.FULL_IMAGE
-cdef object CREATE = "c", UPDATE = "u", DELETE = "d"
+cdef object UPDATE = "u", DELETE = "d"
 
 cdef enum Outcome:
     DONE  # written
@@ -904,6 +904,7 @@ cdef class Rows:
     cdef list key_binary_writers
     cdef list names
     cdef bytes key_header
+    cdef object insert_op
     cdef bytes insert_head
     cdef bytes update_head
     cdef bytes delete_head
@@ -947,6 +948,7 @@ cdef class Rows:
             set_column(&self.key_columns[place], key.types[place], key.sent[place])
             self.key_places[place] = key.places[place]
         self.key_header = encoder.key_header
+        self.insert_op = encoder.insert_op
         self.insert_head, self.update_head, self.delete_head = (
             encoder.insert_head, encoder.update_head, encoder.delete_head
         )
@@ -1007,7 +1009,7 @@ cdef class Rows:
         VALUE.put_object(NO_BEFORE)
         if self._after(message, seq) != DONE or self._key(KEY) != DONE:
             return ODD
-        self._append(CREATE, seq, timestamp_ms, records, account)
+        self._append(self.insert_op, seq, timestamp_ms, records, account)
         return DONE
 
     cdef int _update(self, Message* message, int64_t* seq, timestamp_ms, list records, Account* account) except -1:

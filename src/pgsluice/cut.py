@@ -5,11 +5,12 @@ takes every listed partition up to ``next`` has a consistent prefix of the datab
 """
 
 import zlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pgsluice.avro.binary import POSTGRES_EPOCH_US
+from pgsluice.loads import Load, Loaded, Mark, Place
 from pgsluice.pgoutput.messages import LogicalMessage
 from pgsluice.record import Record, Target
 from pgsluice.transaction import Transaction
@@ -69,6 +70,18 @@ class Cut:
     """The last message outside transactions: its LSN and its :func:`message_crc`."""
     end_lsn: int = 0
     topics: dict[str, TopicUse] = field(default_factory=dict)
+    loads: Sequence[Load] | None = None
+    """The loads in progress at its end; None: they are those of the cut before it."""
+    place: Place | None = None
+    """The last place at which it has rows that were read; None: it has none."""
+    marks: list[Mark] = field(default_factory=list)
+    loaded: list[Loaded] = field(default_factory=list)
+    """The tables whose load ends in it."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing in it that somebody waits for."""
+        return not (self.records or self.marks)
 
     def add_records(self, records: Iterable[Record], size: int, events: int) -> None:
         """Join records that belong to no transaction, or to the one that :meth:`add` names."""
@@ -86,6 +99,12 @@ class Cut:
     def add_message(self, message: LogicalMessage) -> None:
         """Join a message that belongs to no transaction to the cut."""
         self.last_message = (message.lsn, message_crc(message))
+
+    def add_load(self, loads: Sequence[Load], place: Place, marks: Iterable[Mark], loaded: Iterable[Loaded]) -> None:
+        """Join what was read of tables, up to ``place``: the loads in progress after that, their marks and ends."""
+        self.loads, self.place = loads, place
+        self.marks.extend(marks)
+        self.loaded.extend(loaded)
 
     def produced(self) -> dict[tuple[str, int], int]:
         """Return how many records went to each topic's partition."""
@@ -132,7 +151,11 @@ def cut_records(
         "full": full,
         "parts": len(chunks),
     }
-    return [{**common, "part": part, "topics": topics} for part, topics in enumerate(chunks)]
+    marks = [asdict(mark) for mark in cut.marks]
+    return [
+        {**common, "part": part, "topics": topics, "snapshots": [] if part else marks}
+        for part, topics in enumerate(chunks)
+    ]
 
 
 def _topics(cut: Cut, offsets: Offsets, topic_ids: Mapping[str, str]) -> list[dict[str, Any]]:

@@ -42,6 +42,7 @@ from pgsluice.metrics import WAL_STATUS, Metrics, labelled, registry_metrics
 from pgsluice.pipeline import Pipeline, PipelineOptions, State
 from pgsluice.pipeline.encoders import refusals
 from pgsluice.pipeline.lag import Lag
+from pgsluice.pipeline.loader import LoadOptions
 from pgsluice.pipeline.outbox import Limits
 from pgsluice.pipeline.session import SessionOptions, age_s
 from pgsluice.postgres import checks as postgres_checks
@@ -460,6 +461,11 @@ def _sink_options(settings: Settings, client: ClientOptions) -> SinkOptions:
             if settings.delivery.poison == "dead_letter"
             else None
         ),
+        snapshots_topic=(
+            None
+            if settings.snapshot.mode == "never"
+            else TopicSpec(f"{prefix}.snapshots", 1, factor, {**common, "cleanup.policy": "compact"})
+        ),
         accept_changed_topics=settings.kafka.topics.changed == "accept",
         topics_max=settings.kafka.topics.max,
         reserved_topics=frozenset(_tables(settings).reserved_topics),
@@ -479,13 +485,26 @@ def _pipeline_options(settings: Settings, *, adopt_slot: bool) -> PipelineOption
         slot=settings.slot_name,
         tables=_tables(settings),
         types=_type_options(settings),
-        session=SessionOptions(limits, commit_timestamps=settings.kafka.timestamp == "commit"),
+        session=SessionOptions(limits, settings.kafka.timestamp == "commit", _load_options(settings)),
         create_slot=settings.postgres.create_slot,
         adopt_slot=adopt_slot,
         drain_timeout_s=settings.shutdown.drain_timeout.seconds,
         asked=_asked(settings),
         dead_letters=delivery.poison == "dead_letter",
         quarantine=settings.tables.refused == "quarantine",
+    )
+
+
+def _load_options(settings: Settings) -> LoadOptions | None:
+    """Return how tables are loaded, None if they are not."""
+    snapshot = settings.snapshot
+    if snapshot.mode == "never":
+        return None
+    return LoadOptions(
+        snapshot.chunk_rows,
+        snapshot.chunk_bytes.bytes,
+        replaces=settings.postgres.origin == "any",
+        commit_timestamps=settings.kafka.timestamp == "commit",
     )
 
 

@@ -6,7 +6,7 @@ the other as Avro bytes, because a dict per row would cost more than everything 
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pgsluice.avro.binary import POSTGRES_EPOCH_US, encode_bytes, encode_long, encode_string
 from pgsluice.avro.encoder import KeyEncoder, RowEncoder
@@ -28,7 +28,7 @@ _FALSE, _TRUE = b"\x00", b"\x01"
 _BEFORE_ALL = -1
 """The ``seq`` of a message that is not part of a transaction."""
 
-_INSERT, _UPDATE, _DELETE, _TRUNCATE = (encode_bytes(op) for op in (b"c", b"u", b"d", b"t"))
+_UPDATE, _DELETE, _TRUNCATE = (encode_bytes(op) for op in (b"u", b"d", b"t"))
 _NO_IMAGE, KEY_IMAGE, FULL_IMAGE = (encode_bytes(image) for image in (b"none", b"key", b"full"))
 NO_BEFORE = _NULL + _NO_IMAGE
 
@@ -48,8 +48,11 @@ def _map(items: list[tuple[bytes, bytes]]) -> bytes:
 
 _KEY_CHANGE = _array([b"key_change"])
 
-_OPS = {messages.Insert: "c", messages.Update: "u", messages.Delete: "d"}
-"""The changes that have a key."""
+_OPS = {messages.Update: "u", messages.Delete: "d"}
+"""The changes that have a key, beside inserts."""
+
+InsertOp = Literal["c", "r"]
+"""What an inserted row is: a change, or one that was there before and was read."""
 
 
 class Stamp:
@@ -199,6 +202,7 @@ class ChangeEncoder:
     """Changes of one relation version to records.
 
     ``key_encoder`` None: the table has no key. ``dead_letters`` None: a change that cannot be written is an error.
+    ``insert_op`` "r": the inserts are rows that were read.
     """
 
     def __init__(  # noqa: PLR0913 - half of them are choices of one kind, each named where it is made
@@ -211,9 +215,11 @@ class ChangeEncoder:
         tombstones: bool,
         truncate: bool,
         dead_letters: DeadLetters | None = None,
+        insert_op: InsertOp = "c",
     ) -> None:
         self.relation = relation
         self.target = target
+        self.insert_op = insert_op
         self._identity = [index for index, column in enumerate(relation.columns) if column.is_key]
         self.row = row_encoder
         self.key = key_encoder
@@ -224,7 +230,7 @@ class ChangeEncoder:
         head = header(target.value_schema_id)
         names = encode_bytes(relation.namespace.encode()) + encode_bytes(relation.name.encode())
         self.insert_head, self.update_head, self.delete_head, self._truncate_head = (
-            head + op + names for op in (_INSERT, _UPDATE, _DELETE, _TRUNCATE)
+            head + op + names for op in (encode_string(insert_op), _UPDATE, _DELETE, _TRUNCATE)
         )
         self._encoders: Mapping[type, Callable[[Any, Stamp], list[Record]]] = {
             messages.Insert: self._encode_insert,
@@ -240,7 +246,8 @@ class ChangeEncoder:
             records = self._encoders[type(message)](message, stamp)
         except PoisonError as error:
             stamp.next_seq = seq + 1  # a change has its place, whatever was encoded of it
-            records = [self._dead_letter(_OPS[type(message)], stamp, seq, error)]
+            op = self.insert_op if isinstance(message, messages.Insert) else _OPS[type(message)]
+            records = [self._dead_letter(op, stamp, seq, error)]
         dead_letters = self.dead_letters
         if dead_letters is not None and dead_letters.expected(stamp.transaction.commit_lsn):
             return dead_letters.replace(records, stamp.transaction.commit_lsn, seq)
@@ -248,7 +255,7 @@ class ChangeEncoder:
 
     def _encode_insert(self, message: messages.Insert, stamp: Stamp) -> list[Record]:
         value = self._with_after(self.insert_head + NO_BEFORE, message.new, stamp, _EMPTY, [])
-        return [Record(self.target, "c", self._encode_key(message.new), value, stamp.timestamp_ms)]
+        return [Record(self.target, self.insert_op, self._encode_key(message.new), value, stamp.timestamp_ms)]
 
     def _encode_update(self, message: messages.Update, stamp: Stamp) -> list[Record]:
         old = message.old if message.old is not None else message.key

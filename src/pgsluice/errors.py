@@ -13,6 +13,7 @@
     │   └── SinkUnavailable         Kafka cannot be reached, or a Kafka transaction was given up
     │       ├── DeadlineMissed      a Kafka transaction took longer than its timeout
     │       └── Fenced              another producer took over: its process owns the slot, or we stop
+    ├── TableUnreadable             the rows of one table cannot be read now; streaming goes on
     └── StopError                   the daemon stops; the message is the sentence an operator needs
         ├── UsageError        2     the command line
         ├── ProtocolError    65     bytes that are not pgoutput (names message, offset, expectation)
@@ -65,6 +66,10 @@ class NotInBinary(RetryableError):
 
 class TypeChanged(RetryableError):
     """A value has a part that its type had not when it was described; a new session describes types anew."""
+
+
+class TableUnreadable(PgsluiceError):
+    """The rows of one table cannot be read now; streaming goes on."""
 
 
 class TooManyDescriptions(RetryableError):

@@ -15,6 +15,7 @@ from typing import Final
 from pgsluice.avro.wire import read_json
 from pgsluice.cut import CUT_MAX, EPOCH_MAX, Cut, Recorded, message_crc
 from pgsluice.errors import ConfigError, Diverged, HistoryError, SourceUnavailable
+from pgsluice.loads import Load, Place, read_loads, read_place
 from pgsluice.lsn import INVALID_LSN, MAX_LSN, format_lsn
 from pgsluice.pgoutput.messages import LogicalMessage
 from pgsluice.progress import Owed
@@ -53,6 +54,10 @@ class Checkpoint:
     """Since which position ``asked`` has been what it is; 0/0 in an adopted epoch (:func:`_begun`) until it changes."""
     refused: str = ""
     """Why a start or a session found that the server has another history. No later start judges that anew."""
+    loads: tuple[Load, ...] = ()
+    """The tables whose rows are being read, and how far that has come."""
+    place: Place = field(default_factory=Place)
+    """Where the last rows that were read have gone: those that follow at the same position are counted on."""
 
     def advanced(self, cut: Cut, number: int, held_lsn: int = INVALID_LSN) -> "Checkpoint":
         """Return the checkpoint that belongs to ``cut``, which gets this ``number``."""
@@ -61,6 +66,8 @@ class Checkpoint:
             cut=number,
             end_lsn=cut.end_lsn,
             held_lsn=held_lsn,
+            loads=self.loads if cut.loads is None else tuple(cut.loads),
+            place=cut.place or self.place,
         )
         if cut.last_message is not None:
             message_lsn, message_crc = cut.last_message
@@ -117,7 +124,8 @@ class Checkpoint:
             raise ValueError(f"its version is not {_CHECKPOINT_VERSION}")
         # Earlier versions did not record messages: any position up to the end may be one's.
         found.setdefault("last_message_lsn", found.get("end_lsn"))
-        known = {one.name: one for one in fields(cls)}
+        loads, place = found.pop("loads", []), found.pop("place", {})
+        known = {one.name: one for one in fields(cls) if one.name not in ("loads", "place")}
         if not found.keys() <= known.keys():
             raise ValueError("it has fields that are not known")
         missing = [one.name for one in known.values() if one.default is MISSING and one.name not in found]
@@ -125,7 +133,7 @@ class Checkpoint:
             raise ValueError(f"{missing[0]!r} is missing")
         for name, value in found.items():
             _check_field(name, value, known[name].type)
-        return cls(**found)
+        return cls(**found, loads=read_loads(loads), place=read_place(place))
 
 
 _BOUNDS: Final = {

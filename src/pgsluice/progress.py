@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Final, Literal, TypeAlias
 
 from pgsluice.errors import Diverged
-from pgsluice.lsn import INVALID_LSN, format_lsn
+from pgsluice.lsn import INVALID_LSN, MAX_LSN, format_lsn
 
 Owed: TypeAlias = Literal["transaction", "message"]
 
@@ -39,6 +39,19 @@ class Progress:
         """The highest position received in this session before which everything is delivered."""
         self._prepares: dict[int, int] = {}
         self._released: dict[int, int] = {}
+        self._ceiling = MAX_LSN
+        self._beyond = INVALID_LSN
+        """The highest position that was not counted because of it."""
+
+    def hold_back(self, lsn: int) -> None:
+        """Let nothing behind ``lsn`` count as received until :meth:`let_go`: something waits there."""
+        self._ceiling = min(self._ceiling, lsn)
+
+    def let_go(self) -> int:
+        """Hold nothing back any more; return what will have been received once everything that waits has gone on."""
+        self._ceiling, beyond = MAX_LSN, self._beyond
+        self._beyond = INVALID_LSN
+        return beyond
 
     def on_received(self, lsn: int) -> None:
         """Note that everything before ``lsn`` has been received: the end of a record, or an idle keepalive.
@@ -52,6 +65,8 @@ class Progress:
                     "server did not send it again: it was restored from a backup and has another history now. Compare "
                     "the tables, then start a new history with --adopt-slot."
                 )
+        if lsn > self._ceiling:
+            self._beyond, lsn = max(self._beyond, lsn), self._ceiling
         self.received = max(self.received, lsn)
         if lsn <= self.delivered:
             self._settle(lsn)

@@ -15,7 +15,7 @@ from pgsluice.avro.choices import Choice, ColumnChoice
 from pgsluice.errors import TableRefused
 from pgsluice.printable import quoted
 
-SERVICE_TOPICS = ("transactions", "checkpoint", "schemas", "messages", "dead_letters")
+SERVICE_TOPICS = ("transactions", "checkpoint", "schemas", "messages", "dead_letters", "snapshots")
 """What pgsluice writes under the prefix beside the tables."""
 
 MAX_TOPIC_NAME = 249

@@ -10,6 +10,7 @@ https://www.postgresql.org/docs/current/protocol-logical-replication.html
 
 import re
 import struct
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeAlias
@@ -106,6 +107,13 @@ class Prepared:
 
 
 @dataclass(slots=True)
+class Held:
+    """``transaction`` is complete, but the gate has not admitted it: it comes with :meth:`Transactions.release`."""
+
+    transaction: Transaction
+
+
+@dataclass(slots=True)
 class RolledBack:
     """A prepared transaction was rolled back."""
 
@@ -121,7 +129,9 @@ class Paused:
     """
 
 
-Event: TypeAlias = Change | Emitted | Committed | Resent | MessageResent | Unexpected | Prepared | RolledBack | Paused
+Event: TypeAlias = (
+    Change | Emitted | Committed | Resent | MessageResent | Unexpected | Prepared | Held | RolledBack | Paused
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +165,16 @@ class Spool(Protocol):
 
     def open(self) -> Rows:
         """Return room for one more transaction."""
+
+
+class Gate(Protocol):
+    """Decides which transactions go on while rows of a table are read that belong between two of them."""
+
+    def admits(self, transaction: Transaction) -> bool:
+        """Return whether ``transaction``, which begins or has just committed, may go on at once."""
+
+    def hold(self, transaction: Transaction) -> None:
+        """Take notice that ``transaction`` has changes, has committed, and waits with all that come behind it."""
 
 
 class _Xids:
@@ -245,6 +265,10 @@ class Transactions:
         """The same while its rows need not wait and are not there already."""
         self.prepared: dict[int, Prepared] = {}
         """The transactions that are prepared, by xid: a gid may be used again at once."""
+        self.gate: Gate | None = None
+        """Set and reset between transactions only; reset after everything was released."""
+        self._held: deque[tuple[_Waiting, Transaction, int] | Emitted] = deque()
+        """What the gate has not admitted, with the end LSN, and the messages behind it."""
         self._spool = spool
         self._decoder = Decoder()
         self._delivered = delivered
@@ -278,6 +302,18 @@ class Transactions:
     def waiting(self) -> int:
         """How many streamed and prepared transactions wait for their commit."""
         return len(self._streams) + len(self._prepares)
+
+    def release(self) -> Iterator[Event]:
+        """Return what follows from the transactions that were held, as if they arrived now, in their order.
+
+        All events have to be taken before the next message is received.
+        """
+        while self._held:
+            one = self._held.popleft()
+            if isinstance(one, Emitted):
+                yield one
+            else:
+                yield from self._release(*one)
 
     def receive(self, payload: bytes) -> Iterable[Event]:
         """Return what follows from a message; ProtocolError when it is none, or cannot come here.
@@ -336,6 +372,9 @@ class Transactions:
         self._expect_between(message)
         # Its own record ends there: delivered is delivered, as with a commit.
         if message.lsn > self._delivered.lsn:
+            if self._held:
+                self._held.append(Emitted(None, message))
+                return ()
             return (Emitted(None, message),)
         if message.lsn > self._delivered.message_lsn:
             return (Unexpected(Emitted(None, message)),)
@@ -346,11 +385,15 @@ class Transactions:
         self.current = _transaction(message)
         # A commit record is [commit_lsn, end_lsn), and a delivered position never lies inside one.
         is_resent = message.commit_lsn < self._delivered.lsn
-        self.passing = None if is_resent else self.current
+        if not is_resent and self.gate is not None and not self.gate.admits(self.current):
+            self._receiving = self._open(message.xid, is_streamed=False)
+        else:
+            self.passing = None if is_resent else self.current
         return ()
 
     def _commit(self, message: messages.Commit) -> Iterable[Event]:
         transaction, self.current, self.passing = self.current, None, None
+        waiting, self._receiving = self._receiving, None
         if transaction is None:
             raise _outside(message)
         if message.commit_lsn != transaction.commit_lsn:
@@ -358,6 +401,8 @@ class Transactions:
                 f"Commit at {format_lsn(message.commit_lsn)} for a transaction that began with commit LSN "
                 f"{format_lsn(transaction.commit_lsn)}: {_DEFECT}"
             )
+        if waiting is not None:
+            return self._complete(waiting, transaction, message.end_lsn)
         return (self._ended(transaction, message.end_lsn),)
 
     def _ended(self, transaction: Transaction, end_lsn: int, *, is_bare: bool = False) -> Committed | Resent:
@@ -406,6 +451,15 @@ class Transactions:
             waiting.rows.append(_NO_RELATION, payload)
         waiting.has_rows = True
 
+    def _complete(self, waiting: _Waiting, transaction: Transaction, end_lsn: int) -> Iterable[Event]:
+        """Return the transaction that has waited for its commit, unless the gate keeps it waiting."""
+        is_new = transaction.commit_lsn >= self._delivered.lsn
+        if is_new and waiting.has_rows and self.gate is not None and not self.gate.admits(transaction):
+            self.gate.hold(transaction)
+            self._held.append((waiting, transaction, end_lsn))
+            return (Held(transaction),)
+        return self._release(waiting, transaction, end_lsn)
+
     def _release(self, waiting: _Waiting, transaction: Transaction, end_lsn: int) -> Iterator[Event]:
         """Return the transaction that has waited, as if it arrived now."""
         ended = self._ended(transaction, end_lsn)
@@ -438,7 +492,7 @@ class Transactions:
     def _stream_commit(self, message: messages.StreamCommit) -> Iterable[Event]:
         waiting = self._take(message)
         transaction = _transaction(message)
-        return self._release(waiting, transaction, message.end_lsn)
+        return self._complete(waiting, transaction, message.end_lsn)
 
     def _stream_abort(self, message: messages.StreamAbort) -> Iterable[Event]:
         # Not to know it is no error: it had no published rows, or (some minors of 18) was never streamed.
@@ -466,8 +520,8 @@ class Transactions:
 
     def _prepare(self, message: messages.Prepare) -> Iterable[Event]:
         waiting, self._receiving = self._receiving, None
+        self._expect_between(message)  # not inside an ordinary transaction
         if waiting is None:  # some servers send no Begin Prepare when there was nothing but locks
-            self._expect_between(message)
             waiting = self._open(message.xid, is_streamed=False)
         if waiting.is_streamed or waiting.xid != message.xid:
             raise ProtocolError(f"Prepare of transaction {message.xid} inside transaction {waiting.xid}: {_DEFECT}")
@@ -490,7 +544,7 @@ class Transactions:
         transaction = _transaction(message)
         if self.prepared.pop(message.xid, None) is None:
             return (self._ended(transaction, message.end_lsn, is_bare=True),)
-        return self._release(self._prepares.pop(message.xid), transaction, message.end_lsn)
+        return self._complete(self._prepares.pop(message.xid), transaction, message.end_lsn)
 
     def _rollback_prepared(self, message: messages.RollbackPrepared) -> Iterable[Event]:
         self._expect_between(message)

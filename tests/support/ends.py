@@ -15,10 +15,13 @@ from pgsluice.avro.wire import Schema, normalise, schema_id
 from pgsluice.cut import Cut, Recorded
 from pgsluice.errors import PgsluiceError, SinkUnavailable, SlotInUse
 from pgsluice.history import Checkpoint, ServerIdentity, TimelineSwitch
+from pgsluice.loads import Loaded
 from pgsluice.pgoutput import messages
+from pgsluice.pgoutput.copy import insert_message
 from pgsluice.pgoutput.framing import Keepalive, XLogData
 from pgsluice.record import Record
 from pgsluice.relation import Relation
+from pgsluice.snapshot import Chunk, Shape, Snapshot, Taken
 from pgsluice.tables import TablePolicy
 from tests.support.pgoutput_encoder import encode, xlog_data
 
@@ -30,6 +33,12 @@ TABLE = messages.Relation(
 
 SERVICES = ("shop.messages", "shop.dead_letters")
 """The topics that no table describes."""
+
+
+def _is_set() -> asyncio.Event:
+    event = asyncio.Event()
+    event.set()
+    return event
 
 
 @dataclass
@@ -57,6 +66,16 @@ class World:
     """The producer that was registered last."""
     topics: set[str] = field(default_factory=set)
     primary_keys: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    rows: dict[int, list[int]] = field(default_factory=dict)
+    """What tables hold, by OID: the first column, in order."""
+    shapes: dict[int, Shape] = field(default_factory=dict)
+    seen: list[Snapshot] = field(default_factory=lambda: [Snapshot(1000, 1000, frozenset())])
+    """What is visible, each time that somebody looks; the last one stays."""
+    writers: list[set[str]] = field(default_factory=list)
+    """Who is changing a table, each time that somebody looks."""
+    read: asyncio.Event = field(default_factory=_is_set)
+    """Rows are read while it is set."""
+    loaded: dict[tuple[str, str], Loaded] = field(default_factory=dict)
     types: dict[int, TypeDescription] = field(default_factory=dict)
     published: list[Relation] = field(default_factory=list)
     """The tables of the publications, as they are now."""
@@ -141,6 +160,8 @@ class FakeStream:
         self._ended: asyncio.Future[PgsluiceError] = asyncio.get_running_loop().create_future()
         self.reports: list[tuple[int, int]] = []
         self.let_go: list[int] = []
+        self.asked = 0
+        """How often it was asked how far it has come."""
         self.stopped = False
         for commit_lsn, frames in world.wal:
             if commit_lsn >= (world.position or 0):
@@ -163,6 +184,9 @@ class FakeStream:
     def report(self, received: int, flushed: int) -> None:
         self.reports.append((received, flushed))
         self._world.position = max(self._world.position or 0, flushed)
+
+    def ask_position(self) -> None:
+        self.asked += 1
 
     def answer_shutdown(self, wal_end: int) -> None:
         self.let_go.append(wal_end)
@@ -264,6 +288,9 @@ class FakeSource:
         self._world.step("published_relations")
         return self._world.published
 
+    def reader(self) -> "FakeReader":
+        return FakeReader(self._world)
+
     async def describe_types(self, oids: Sequence[int]) -> list[TypeDescription]:
         self._world.described.append(list(oids))
         return self._with_parts(oids)
@@ -276,6 +303,48 @@ class FakeSource:
         if self._stream in self._world.streams:
             self._world.streams.remove(self._stream)
             self._world.streaming = False
+
+
+class FakeReader:
+    """Reads ``world.rows``, whose first column is the key."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.is_closed = False
+
+    async def shape(self, relation: Relation) -> Shape | None:
+        self._world.step("shape")
+        return self._world.shapes.get(relation.oid)
+
+    async def writers(self, _shape: Shape) -> set[str]:
+        return self._world.writers.pop(0) if self._world.writers else set()
+
+    async def begin(self, _shape: Shape) -> None:
+        self._world.step("lock")
+
+    async def look(self) -> Snapshot:
+        return self._world.seen.pop(0) if len(self._world.seen) > 1 else self._world.seen[0]
+
+    async def take(self) -> Taken:
+        self._world.step("take")
+        return Taken(self._world.seen[0], self._world.server.xlogpos, 1_000_000)
+
+    async def rows(self, shape: Shape, after: Sequence[str], limit: int, size: int) -> Chunk:
+        self._world.step("rows")
+        await self._world.read.wait()
+        rows = [row for row in self._world.rows[shape.relation.oid] if not after or row > int(after[0])]
+        messages = [insert_message(shape.relation.oid, [str(row).encode()]) for row in rows[:limit]]
+        kept = [message for place, message in enumerate(messages) if place * len(message) < size]
+        return Chunk(kept, is_last=len(kept) == len(rows))
+
+    async def end(self) -> None:
+        self._world.step("unlock")
+
+    async def flush(self) -> None:
+        self._world.step("flush")
+
+    async def close(self) -> None:
+        self.is_closed = True
 
 
 class FakeSink:
@@ -314,6 +383,9 @@ class FakeSink:
     async def recorded(self) -> Recorded:
         self._world.step("recorded")
         return self._world.recorded
+
+    async def loaded(self) -> Mapping[tuple[str, str], Loaded]:
+        return self._world.loaded
 
     async def open_topics(self, _cut: int, topics: Sequence[str], described: Collection[str]) -> None:
         self._world.described_topics = set(described)

@@ -358,6 +358,7 @@ def cut_schema(prefix: str) -> dict[str, Any]:
             _field("full", "boolean", default=False),
             _field("part", "int", 0),
             _field("parts", "int", 1),
+            _field("snapshots", {"type": "array", "items": _cut_snapshot()}, []),
         ],
         avro_name(prefix),
     )
@@ -397,6 +398,22 @@ def _cut_topic() -> dict[str, Any]:
             _field("schema_ids", {"type": "array", "items": "int"}, []),
             _field("offsets", {"type": "array", "items": offsets}, []),
             _field("counts", {"type": "map", "values": "long"}, {}),
+        ],
+    )
+
+
+def _cut_snapshot() -> dict[str, Any]:
+    return _record(
+        "Snapshot",
+        [
+            _field("topic", "string"),
+            _field("id", "string"),
+            _field("state", "string"),
+            _field("epoch", "int"),
+            _field("lsn", "long"),
+            _field("seq", "long"),
+            _field("rows", "long"),
+            _field("replaces", "boolean"),
         ],
     )
 

@@ -416,6 +416,22 @@ class Buffer(Section):
     )
 
 
+class Snapshot(Section):
+    """Rows that were there before the slot: whether and how tables are read while their changes are followed."""
+
+    mode: Literal["never", "initial"] = Field(
+        default="never",
+        description='"initial": the rows of every published table are read once, of one that is published later as '
+        'well. "never": changes only.',
+    )
+    chunk_rows: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
+        default=20_000, description="Rows that are read at once. Meanwhile changes wait, and ALTER TABLE does."
+    )
+    chunk_bytes: Annotated[Size, Within("64KiB", "1GiB")] = Field(
+        default=Size.parse("8MiB"), description="Bytes that are read at once, in PostgreSQL's text format."
+    )
+
+
 class Rule(Section):
     """What is different for some tables; the first rule that matches a table holds."""
 
@@ -655,6 +671,7 @@ class Settings(BaseSettings):
     kafka: Kafka
     delivery: Delivery = Delivery()
     buffer: Buffer = Buffer()
+    snapshot: Snapshot = Snapshot()
     tables: Tables = Tables()
     schema_registry: SchemaRegistry = SchemaRegistry()
     http: Http = Http()

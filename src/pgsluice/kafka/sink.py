@@ -29,6 +29,7 @@ from pgsluice.kafka.refusals import Eyes, Refusals
 from pgsluice.kafka.runs import TRUNCATE
 from pgsluice.kafka.tail import Tail
 from pgsluice.kafka.topics import Topics, TopicSettings, TopicSpec, check_compacted, is_of_one_topic, other_service
+from pgsluice.loads import Loaded
 from pgsluice.record import Record
 from pgsluice.tables import SERVICE_TOPICS, TablePolicy
 
@@ -48,7 +49,8 @@ _PRODUCERS: Mapping[Mode, type[CutProducer]] = {
 class SinkOptions:
     """The producer, the two service topics, how often a change may be seen, and what else there is to decide.
 
-    ``pipeline``: whose checkpoints are written and read. ``accept_changed_topics``: go on with topics that changed
+    ``pipeline``: whose checkpoints are written and read. ``snapshots_topic``: None if no tables are loaded.
+    ``accept_changed_topics``: go on with topics that changed
     behind our back. ``foresight`` outlives the session. ``topics_max``: how many topics there may be beside the service
     topics before no more are created; ``reserved_topics`` count from the beginning.
     """
@@ -59,6 +61,7 @@ class SinkOptions:
     pipeline: str
     mode: Mode = "exactly_once"
     dead_letters_topic: TopicSpec | None = None
+    snapshots_topic: TopicSpec | None = None
     accept_changed_topics: bool = False
     topics_max: int = 10_000
     reserved_topics: frozenset[str] = frozenset()
@@ -132,6 +135,10 @@ class KafkaSink:
     async def recorded(self) -> Recorded:
         """Return what the cut records tell of earlier sessions."""
         return await self._run(self._recorded)
+
+    async def loaded(self) -> Mapping[tuple[str, str], Loaded]:
+        """Return the tables whose rows have been read to the end, by schema and name; after :meth:`fence`."""
+        return await self._run(self._loaded)
 
     async def open_topics(self, cut: int, topics: Sequence[str], described: Collection[str]) -> None:
         """Account for what earlier sessions wrote to, and for ``topics`` if they exist: full cuts name them.
@@ -207,6 +214,8 @@ class KafkaSink:
     def _prepare(self) -> None:
         options = self._options
         specs = [options.transactions_topic, options.checkpoint_topic]
+        if options.snapshots_topic is not None:
+            specs.insert(1, options.snapshots_topic)
         others = [] if options.dead_letters_topic is None else [options.dead_letters_topic]
         states = self._topics.ensure(*specs, *others)[: len(specs)]
         settings = self._topics.settings_of(*(spec.name for spec in specs))
@@ -218,9 +227,11 @@ class KafkaSink:
                     "pgsluice makes it anew."
                 )
             self._topics.check(spec, one)
-        for pin, spec, state in zip((self._ledger.watch, self._ledger.rely_on), specs, states, strict=True):
-            pin(spec.name, state)
-        check_compacted(options.checkpoint_topic.name, settings[-1])
+        for spec, state in zip(specs, states, strict=True):
+            self._ledger.watch(spec.name, state)
+        self._ledger.rely_on(options.checkpoint_topic.name, states[-1])
+        for spec, one in zip(specs[1:], settings[1:], strict=True):
+            check_compacted(spec.name, one)
         allowed_ms, timeout_s = self._topics.max_transaction_timeout_ms(), options.producer.timeout_s
         if allowed_ms is not None and allowed_ms < timeout_s * 1000:
             timeout_s = allowed_ms / 1000
@@ -320,6 +331,17 @@ class KafkaSink:
             with closing(self._topics.another()) as topics:
                 self._read_last_cuts(topics)
         return lost
+
+    def _loaded(self) -> Mapping[tuple[str, str], Loaded]:
+        spec = self._options.snapshots_topic
+        if spec is None:
+            return {}
+        with self._tail(spec) as tail:
+            *_, values = tail.windows()
+            found = [
+                Loaded.from_json(value, f"Record {tail.offset} of topic {tail.topic}") for value in values if value
+            ]
+        return {(one.schema, one.table): one for one in found}
 
     def _open_topics(self, cut: int, topics: Sequence[str], described: Collection[str]) -> None:
         dead_letters = self._options.dead_letters_topic
@@ -440,6 +462,10 @@ class KafkaSink:
         identity = {"pipeline": checkpoint.pipeline, "cut": checkpoint.cut, "epoch": checkpoint.epoch}
         for part in cut_records(cut, identity, offsets, self._ledger.ids(), full=full):
             self._live.send(self._options.transactions_topic.name, 0, self._format.key, self._format.encode(part))
+        for one in cut.loaded:
+            assert self._options.snapshots_topic is not None, "without it no rows are read"
+            value = replace(one, cut=checkpoint.cut).to_json()
+            self._live.send(self._options.snapshots_topic.name, 0, one.key, value)
 
     def _send_checkpoint(self, checkpoint: Checkpoint) -> None:
         self._checkpoints_sent += 1

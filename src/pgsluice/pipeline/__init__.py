@@ -9,7 +9,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -49,6 +49,7 @@ from pgsluice.history import (
     owed,
     resume,
 )
+from pgsluice.loads import Loaded
 from pgsluice.lsn import format_lsn
 from pgsluice.metrics import Metrics
 from pgsluice.pipeline.encoders import Encoders, refusals
@@ -424,7 +425,7 @@ class Pipeline:
         await sink.open_topics(resumption.committed, await self._known_topics(), self._described_topics())
         if resumption.is_birth:
             await sink.deliver(Cut(end_lsn=checkpoint.end_lsn), checkpoint)
-        return _Start(found, checkpoint, facts.slot_lsn)
+        return _Start(found, checkpoint, facts.slot_lsn, await sink.loaded())
 
     async def _gather(
         self, source: Source, sink: Sink, server: ServerIdentity, switches: Sequence[TimelineSwitch]
@@ -514,7 +515,9 @@ class Pipeline:
         if self._dead_letters is not None:
             self._dead_letters.forget(checkpoint.end_lsn)
         progress = Progress(checkpoint.end_lsn, owed(checkpoint, start.slot_lsn), checkpoint.held_lsn, start.slot_lsn)
-        self.session = Session(ends, checkpoint, options.session, self._metrics, progress, found=start.found)
+        self.session = Session(
+            ends, checkpoint, options.session, self._metrics, progress, found=start.found, loaded=start.loaded
+        )
         self.state, self.last_error = State.STREAMING, None
         self._adopt = False
         self._metrics.active.set(1)
@@ -598,11 +601,15 @@ async def _watch(source: Source) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """Where a session begins. ``found``: the last checkpoint in Kafka; ``slot_lsn``: where the slot stands."""
+    """Where a session begins. ``found``: the last checkpoint in Kafka; ``slot_lsn``: where the slot stands.
+
+    ``loaded``: the tables that need not be loaded any more.
+    """
 
     found: Checkpoint | None
     checkpoint: Checkpoint
     slot_lsn: int
+    loaded: Mapping[tuple[str, str], Loaded]
 
 
 class _Stopped(Exception):

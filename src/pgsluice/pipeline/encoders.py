@@ -22,7 +22,7 @@ from pgsluice.avro.schema import (
 )
 from pgsluice.avro.sent.types import TypeDescription, conversions, elements, unknown_arrays, unknown_types
 from pgsluice.avro.types import TypeOptions, check_choices
-from pgsluice.envelope import ChangeEncoder, DeadLetters, MessageEncoder
+from pgsluice.envelope import ChangeEncoder, DeadLetters, InsertOp, MessageEncoder
 from pgsluice.errors import PoisonError, TableRefused
 from pgsluice.pipeline.ends import Registry, Sink, Source
 from pgsluice.pipeline.quarantine import Quarantine, RefusedRows, open_dead_letters
@@ -122,6 +122,19 @@ class Encoders:
                 found = await self._refuse(relation, str(error))
         return found
 
+    def policy(self, relation: Relation) -> TablePolicy | None:
+        """Return how the table is published, None if it is not; TableRefused if it cannot be."""
+        return self._tables.policy(relation.namespace, relation.name)
+
+    async def of_loaded(self, relation: Relation) -> Rows:
+        """Return an encoder of rows that are read, as Insert messages; TableRefused, PoisonError if there can be none.
+
+        It is not kept: the version of the table may be another than that of the stream.
+        """
+        policy = self.policy(relation)
+        assert policy is not None, "only tables that are published are read"
+        return Rows(relation, await self._make(relation, policy, insert_op="r"))
+
     async def _rows(self, relation: Relation) -> Rows:
         policy = self._tables.policy(relation.namespace, relation.name)
         found = Rows(relation, None if policy is None else await self._make(relation, policy))
@@ -175,7 +188,7 @@ class Encoders:
             self._messages = MessageEncoder(Target(policy.topic, value_id, key_id))
         return self._messages
 
-    async def _make(self, relation: Relation, policy: TablePolicy) -> ChangeEncoder:
+    async def _make(self, relation: Relation, policy: TablePolicy, insert_op: InsertOp = "c") -> ChangeEncoder:
         space = namespace(self._tables.prefix, relation.namespace, relation.name)
         value_subject, key_subject = f"{policy.topic}-value", f"{policy.topic}-key"
         described = await self._describe(relation)
@@ -210,6 +223,7 @@ class Encoders:
             tombstones=policy.tombstones,
             truncate=policy.truncate,
             dead_letters=self._dead_letters,
+            insert_op=insert_op,
         )
 
     async def _describe(self, relation: Relation) -> Sequence[TypeDescription]:

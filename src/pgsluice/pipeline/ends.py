@@ -12,9 +12,11 @@ from pgsluice.avro.sent.types import TypeDescription
 from pgsluice.avro.wire import Schema
 from pgsluice.cut import Cut, Recorded
 from pgsluice.history import Checkpoint, ServerIdentity, TimelineSwitch
+from pgsluice.loads import Loaded
 from pgsluice.pgoutput.framing import Keepalive, XLogData
 from pgsluice.record import Record
 from pgsluice.relation import Relation
+from pgsluice.snapshot import Chunk, Shape, Snapshot, Taken
 from pgsluice.tables import TablePolicy
 
 
@@ -29,6 +31,9 @@ class Stream(Protocol):
 
     def report(self, received: int, flushed: int) -> None:
         """Let the status updates say so from now on; they go out on their own, never waiting for us."""
+
+    def ask_position(self) -> None:
+        """Ask the server how far it has come; the answer is a keepalive."""
 
     def answer_shutdown(self, wal_end: int) -> None:
         """Let a server go that shuts down, without moving the slot."""
@@ -76,6 +81,44 @@ class Source(Protocol):
     async def describe_types(self, oids: Sequence[int]) -> Sequence[TypeDescription]:
         """Return these types and all that they consist of, as of now; without those that are gone or built in."""
 
+    def reader(self) -> "Reader":
+        """Return what reads the rows of tables, on connections of its own to the same server; not connected yet."""
+
+    async def close(self) -> None:
+        """Close every connection."""
+
+
+class Reader(Protocol):
+    """Reads rows of tables at a snapshot. Everything raises SourceUnavailable, or TableUnreadable about one table."""
+
+    async def shape(self, relation: Relation) -> Shape | None:
+        """Return what the table looks like now; None if it is gone."""
+
+    async def writers(self, shape: Shape) -> Collection[str]:
+        """Return the transactions that may have changed the table and have not ended; names of no meaning."""
+
+    async def begin(self, shape: Shape) -> None:
+        """Begin a transaction and lock the table against what would change it unseen."""
+
+    async def look(self) -> Snapshot:
+        """Return what is visible at this moment."""
+
+    async def take(self) -> Taken:
+        """Take the snapshot of the transaction that was begun."""
+
+    async def rows(self, shape: Shape, after: Sequence[str], limit: int, size: int) -> Chunk:
+        """Return the rows that follow the key ``after``, in the order of the key.
+
+        ``limit`` of them at most, and no more once they have ``size`` bytes. TableUnreadable if the table is not of
+        that ``shape`` any more.
+        """
+
+    async def end(self) -> None:
+        """End the transaction, if there is one."""
+
+    async def flush(self) -> None:
+        """Have the server write something, so that its stream comes to what was written before."""
+
     async def close(self) -> None:
         """Close every connection."""
 
@@ -114,6 +157,9 @@ class Sink(Protocol):
 
     async def recorded(self) -> Recorded:
         """Return what the cut records tell of earlier sessions."""
+
+    async def loaded(self) -> Mapping[tuple[str, str], Loaded]:
+        """Return the tables whose rows have been read to the end, by schema and name; after :meth:`fence`."""
 
     async def open_topics(self, cut: int, topics: Sequence[str], described: Collection[str]) -> None:
         """Account for topics that were written in earlier sessions, so that full cuts name them.

@@ -7,11 +7,12 @@ of its own and is produced as it arrives; nothing else is ever in that one, so a
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from pgsluice.cut import Cut
 from pgsluice.history import Checkpoint
+from pgsluice.loads import Load, Loaded, Mark, Place
 from pgsluice.pgoutput.messages import LogicalMessage
 from pgsluice.pipeline.ends import Sink
 from pgsluice.pipeline.vitals import Vitals
@@ -136,7 +137,7 @@ class Outbox:
 
     def join(self) -> None:
         """Let what was added join the open cut: it is complete."""
-        if not self._open.records:
+        if self._open.is_empty:
             self._opened_at = time.monotonic()
         self._open.add_records(self.pending.records, self.pending.size, self.pending.events)
         self.pending.clear()
@@ -145,6 +146,18 @@ class Outbox:
         """Let the ``message`` outside transactions that was added join the open cut."""
         self.join()
         self._open.add_message(message)
+
+    async def join_load(
+        self, loads: Sequence[Load], place: Place, marks: Sequence[Mark], loaded: Sequence[Loaded]
+    ) -> None:
+        """Let rows of tables that were added join the open cut, with how far they have come after that.
+
+        The caller has seen to it that no transaction is in progress.
+        """
+        self.join()
+        self._open.add_load(loads, place, marks, loaded)
+        if _held(self._open) >= self._limits.cut_bytes:
+            await self._close_large()
 
     async def _commit_own(self, transaction: Transaction, end_lsn: int) -> None:
         await self.overflow(transaction)
@@ -167,7 +180,7 @@ class Outbox:
         if self.committing is not None or self._own is not None:
             return
         now = time.monotonic()
-        if self._open.records:
+        if not self._open.is_empty:
             waited = now - self._opened_at >= self._limits.cut_interval_s
             if idle or waited or _held(self._open) >= self._limits.cut_bytes:
                 self._close(now)
@@ -178,7 +191,7 @@ class Outbox:
         """Return how long nothing will have to be closed, if nothing arrives and no commit ends."""
         now = time.monotonic()
         if self.committing is None and self._own is None:
-            if self._open.records:
+            if not self._open.is_empty:
                 return max(0.0, self._opened_at + self._limits.cut_interval_s - now)
             return max(0.0, self._closed_at + self._heartbeat_s - now)
         return math.inf
@@ -192,7 +205,7 @@ class Outbox:
     async def drain(self) -> None:
         """Deliver everything that is committed in PostgreSQL so far."""
         await self.settle()
-        if self._open.records:
+        if not self._open.is_empty:
             self._close(time.monotonic())
             await self.settle()
 

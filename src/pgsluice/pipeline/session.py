@@ -7,7 +7,7 @@ survives stands in Kafka, and the next session reads it from there.
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,22 +16,26 @@ import structlog
 from pgsluice import dead_letter
 from pgsluice.cut import Cut
 from pgsluice.envelope import Stamp
-from pgsluice.errors import Diverged, PgsluiceError, StopError
+from pgsluice.errors import Diverged, PgsluiceError, StopError, TableUnreadable
 from pgsluice.history import Checkpoint, check_message_resent, check_resent, unexpected
+from pgsluice.loads import Loaded
 from pgsluice.metrics import Metrics
 from pgsluice.pgoutput import messages
 from pgsluice.pgoutput.framing import MESSAGE_AT, Keepalive, XLogData, wal_end
 from pgsluice.pipeline.encoders import Encoders, add_run
 from pgsluice.pipeline.ends import Sink, Source, Spool, Stream
+from pgsluice.pipeline.loader import Loader, LoadOptions, Seams
 from pgsluice.pipeline.outbox import Limits, Outbox
 from pgsluice.pipeline.vitals import Vitals
 from pgsluice.progress import Progress
 from pgsluice.rows import is_row
+from pgsluice.snapshot import FLUSH_PREFIX
 from pgsluice.transaction import (
     Change,
     Committed,
     Emitted,
     Event,
+    Held,
     MessageResent,
     Paused,
     Prepared,
@@ -73,6 +77,10 @@ SHUTDOWN_PATIENCE_S = 1.0
 """Then we have a second to write a checkpoint of its last position; after that it is let go without one, because it
 would wait for us for ever."""
 
+PAUSE_S = 5.0
+PAUSE_AGAIN_S = 0.005
+"""How long, and how often, whoever needs a pause looks for the end of the transaction that is being received."""
+
 SHUTDOWN_LOOK_S = 0.1
 """How often to look meanwhile whether it is over."""
 
@@ -82,10 +90,14 @@ _POSTGRES_EPOCH_S = 946_684_800
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
-    """``commit_timestamps``: records carry the commit time instead of the time of producing."""
+    """``commit_timestamps``: records carry the commit time instead of the time of producing.
+
+    ``loading``: how tables are loaded; None: not at all.
+    """
 
     limits: Limits
     commit_timestamps: bool = False
+    loading: LoadOptions | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +115,7 @@ class Ends:
 class Session:
     """Changes out of the stream, through the encoders, into the sink, until one ends or stop is asked for."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the ends, and what is known of former sessions
         self,
         ends: Ends,
         checkpoint: Checkpoint,
@@ -112,8 +124,12 @@ class Session:
         progress: Progress,
         *,
         found: Checkpoint | None = None,
+        loaded: Mapping[tuple[str, str], Loaded] | None = None,
     ) -> None:
-        """Go on from ``checkpoint``; ``found``: the last one that stands in Kafka, if that is another."""
+        """Go on from ``checkpoint``; ``found``: the last one that stands in Kafka, if that is another.
+
+        ``loaded``: the tables that need not be loaded any more.
+        """
         self.progress = progress
         self.server_lsn = checkpoint.end_lsn
         self.heard_at: float | None = None
@@ -137,6 +153,21 @@ class Session:
         self._changes = 0
         """Those that came in no run."""
         self._stop = asyncio.Event()
+        self._turn = asyncio.Lock()
+        """Held by whoever works on what was received."""
+        self._nudge = asyncio.Event()
+        self._loader: Loader | None = None
+        if options.loading is not None:
+            seams = Seams(
+                self._transactions, self._outbox, progress, self._paused, self._take_released, self._nudge.set
+            )
+            self._loader = Loader(
+                *(ends.source, ends.stream, ends.encoders, seams, options.loading),
+                epoch=checkpoint.epoch,
+                loads=checkpoint.loads,
+                place=checkpoint.place,
+                loaded=loaded or {},
+            )
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -194,6 +225,8 @@ class Session:
             asyncio.create_task(self._watch(), name="watch"),
             asyncio.create_task(self._wait_lost(), name="stream"),
         ]
+        if self._loader is not None:
+            tasks.append(asyncio.create_task(self._loader.run(), name="load"))
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             next(task for task in tasks if task.done()).result()
@@ -214,6 +247,7 @@ class Session:
         stop = self._stop
         reading: asyncio.Task[list[XLogData | Keepalive]] | None = None
         stopping = asyncio.create_task(stop.wait(), name="stop")
+        nudged = asyncio.create_task(self._nudge.wait(), name="nudge")
         try:
             while not stop.is_set():
                 self._vitals.beat()
@@ -221,21 +255,42 @@ class Session:
                     reading = asyncio.create_task(self._stream.read(), name="read")
                 if reading is not None:
                     self._listened_at = time.monotonic()
-                tasks = [task for task in (reading, self._outbox.committing, stopping) if task is not None]
+                tasks = [task for task in (reading, self._outbox.committing, stopping, nudged) if task is not None]
                 await asyncio.wait(tasks, timeout=self._patience(), return_when=asyncio.FIRST_COMPLETED)
-                if self._outbox.committing is not None and self._outbox.committing.done():
-                    await self._outbox.settle()
-                if reading is not None and reading.done():
-                    frames, reading = await self._received(reading), None
-                    await self._take(frames)
-                self._close_cut_if_due()
-            await self._outbox.drain()
+                if nudged.done():
+                    self._nudge.clear()
+                    nudged = asyncio.create_task(self._nudge.wait(), name="nudge")
+                async with self._turn:
+                    if self._outbox.committing is not None and self._outbox.committing.done():
+                        await self._outbox.settle()
+                    if reading is not None and reading.done():
+                        frames, reading = await self._received(reading), None
+                        await self._take(frames)
+                    self._close_cut_if_due()
+            async with self._turn:
+                await self._outbox.drain()
             self._report()
         except Diverged:
             await self._outbox.settle()  # so that the checkpoint is the last one when the refusal is recorded
             raise
         finally:
-            await cancel(reading, stopping, self._outbox.committing)
+            await cancel(reading, stopping, nudged, self._outbox.committing)
+
+    @contextlib.asynccontextmanager
+    async def _paused(self) -> AsyncIterator[None]:
+        """Hold up the work between two transactions; TableUnreadable if one takes too long."""
+        give_up_at = time.monotonic() + PAUSE_S
+        while True:
+            async with self._turn:
+                if self._transactions.is_between:
+                    yield
+                    return
+            if time.monotonic() > give_up_at:
+                raise TableUnreadable(f"A transaction takes more than {PAUSE_S:g} s to be received.")
+            await asyncio.sleep(PAUSE_AGAIN_S)
+
+    async def _take_released(self) -> None:
+        await self._take_events(self._transactions.release())
 
     async def _received(self, reading: "asyncio.Task[list[XLogData | Keepalive]]") -> list[XLogData | Keepalive]:
         """Return what was read. Before a StopError is raised, what was received before it is delivered.
@@ -245,6 +300,8 @@ class Session:
         try:
             return reading.result()
         except StopError:
+            self.progress.let_go()
+            await self._take_released()
             await self._outbox.drain()
             raise
 
@@ -343,10 +400,12 @@ class Session:
 
     def _judge(self, change: Change | Emitted) -> None:
         """Raise Diverged if the change would be delivered: there was none when this part of the WAL was followed."""
+        if _is_ours(change):
+            return
         if isinstance(change, Emitted) or self._encoders.delivers(change):
             raise unexpected(self._resumed_from, change)
 
-    async def _take_other(self, event: Event) -> None:
+    async def _take_other(self, event: Event) -> None:  # noqa: C901 - one case for each kind of event
         """Take what is not a change: ends of transactions, and messages."""
         match event:
             case Committed(transaction, end_lsn):
@@ -354,6 +413,12 @@ class Session:
                     _warn_of_bare_commit(transaction)
                 self._ended(transaction, end_lsn)
                 await self._outbox.commit(transaction, end_lsn)
+                if self._loader is not None:
+                    self._loader.on_committed(transaction)
+            case Held(transaction):
+                self.progress.hold_back(transaction.commit_lsn)
+            case Emitted() if _is_ours(event):
+                pass
             case Emitted(transaction, message):
                 await self._take_message(transaction, message)
             case Resent(transaction, end_lsn):
@@ -401,6 +466,8 @@ class Session:
     def _take_keepalive(self, frame: Keepalive) -> None:
         if self._transactions.is_between:
             self.progress.on_received(frame.wal_end)
+            if self._loader is not None:
+                self._loader.on_position(frame.wal_end)
         if frame.reply_requested:
             self._shutdown.asked(frame.wal_end)
 
@@ -508,6 +575,11 @@ class _ShutdownWatch:
     @property
     def overdue(self) -> bool:
         return self.suspected and time.monotonic() - self._since > SHUTDOWN_PATIENCE_S
+
+
+def _is_ours(change: Change | Emitted) -> bool:
+    """Return whether it is a message that was written to move the stream."""
+    return isinstance(change, Emitted) and change.message.prefix == FLUSH_PREFIX
 
 
 def age_s(timestamp: int) -> float:

@@ -20,6 +20,7 @@ from pgsluice.lsn import parse_lsn
 from pgsluice.postgres import failures
 from pgsluice.postgres.failures import PLUGIN, ServerError
 from pgsluice.postgres.options import SESSION_SETTINGS, Address, ConnectionOptions, StreamOptions
+from pgsluice.postgres.queries import identifier
 from pgsluice.postgres.slot import SlotState, parse_slot, slot_query
 from pgsluice.postgres.stream import ReplicationStream, Timing
 from pgsluice.postgres.wire import Wire
@@ -171,7 +172,7 @@ class ReplicationConnection:
             options = "(SNAPSHOT 'nothing', FAILOVER)" if failover else "(SNAPSHOT 'nothing')"
         else:
             options = "NOEXPORT_SNAPSHOT"
-        return f"CREATE_REPLICATION_SLOT {_identifier(name)} LOGICAL {PLUGIN} {options}"
+        return f"CREATE_REPLICATION_SLOT {identifier(name)} LOGICAL {PLUGIN} {options}"
 
     async def _report_waiting(self, name: str, blockers: Blockers | None) -> None:
         while True:
@@ -192,7 +193,7 @@ class ReplicationConnection:
     async def drop_slot(self, name: str) -> None:
         """Drop the slot; UnavailableError while somebody streams from it."""
         try:
-            await self.query(f"DROP_REPLICATION_SLOT {_identifier(name)}", f"dropping replication slot {name!r}")
+            await self.query(f"DROP_REPLICATION_SLOT {identifier(name)}", f"dropping replication slot {name!r}")
         except SlotInUse as error:
             raise UnavailableError(
                 f"Replication slot {name!r} is in use, so it was not dropped ({error.__cause__}). Stop the pgsluice "
@@ -253,10 +254,10 @@ def parse_timeline_history(content: str) -> list[TimelineSwitch]:
 
 def _start_command(slot: str, publications: Sequence[str], server_version: int, options: Mapping[str, str]) -> str:
     proto_version = next(proto for since, proto in _PROTO_VERSIONS if server_version >= since)
-    names = ",".join(_identifier(name) for name in publications)
+    names = ",".join(identifier(name) for name in publications)
     pairs = {"proto_version": str(proto_version), "publication_names": names, **options}
     listed = ", ".join(f"{name} {_literal(value)}" for name, value in pairs.items())
-    return f"START_REPLICATION SLOT {_identifier(slot)} LOGICAL 0/0 ({listed})"
+    return f"START_REPLICATION SLOT {identifier(slot)} LOGICAL 0/0 ({listed})"
 
 
 def _rows(result: pq.abc.PGresult) -> list[tuple[str | None, ...]]:
@@ -269,10 +270,6 @@ def _text(value: bytes | None) -> str | None:
     return None if value is None else value.decode()
 
 
-# The walsender's grammar knows no E'' and no backslashes, so these are not libpq's escape functions.
-def _identifier(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
+# The walsender's grammar knows no E'' and no backslashes, so this is not libpq's escape function.
 def _literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"

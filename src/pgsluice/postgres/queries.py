@@ -9,6 +9,12 @@ GENERATED_COLUMNS_SINCE = 12_00_00
 MULTIRANGES_SINCE = 14_00_00
 ROW_FILTERS_SINCE = 15_00_00
 
+
+def identifier(name: str) -> str:
+    """Return the identifier as SQL has it, always in quotes."""
+    return '"' + name.replace('"', '""') + '"'
+
+
 SERVER = """
 SELECT current_database()::text, session_user::text, current_setting('server_encoding'), pg_is_in_recovery(),
        (SELECT version || ', ' || cipher FROM pg_stat_ssl WHERE pid = pg_backend_pid() AND ssl)"""
@@ -225,3 +231,86 @@ WHERE waiter.pid = %s AND waiter.locktype = 'transactionid' AND NOT waiter.grant
 
 PREPARED_TRANSACTIONS = """
 SELECT gid, owner::text, database::text, prepared::text FROM pg_prepared_xacts ORDER BY prepared"""
+
+# A table as its rows are read, as one JSON text: any difference in it shows. Its key is that of a unique index by which
+# all rows can be told apart and put into an order with the operators that a query uses by itself: whole, immediate, of
+# columns that are not null, with the collations and operator classes that the columns have. indclass has one entry for
+# each column of the key, and none for those of INCLUDE.
+_SHAPE = """
+SELECT json_build_object(
+    'kind', c.relkind, 'schema', n.nspname, 'table', c.relname, 'identity', c.relreplident,
+    'columns', (
+        SELECT json_agg(json_build_array(a.attnum, a.attname, a.atttypid, a.atttypmod) ORDER BY a.attnum)
+        FROM pg_attribute a
+        WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attname = ANY ({columns}::text[])),
+    'identity_columns', (
+        SELECT json_agg(a.attname ORDER BY a.attnum)
+        FROM pg_index i
+        JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = ANY (i.indkey)
+        WHERE i.indrelid = c.oid
+          AND CASE c.relreplident
+              WHEN 'd' THEN i.indisprimary AND i.indimmediate
+              WHEN 'i' THEN i.indisreplident
+              ELSE false
+          END),
+    'key', (
+        SELECT json_agg(a.attname ORDER BY k.place)
+        FROM pg_index i
+        JOIN pg_class ic ON ic.oid = i.indexrelid
+        JOIN pg_am am ON am.oid = ic.relam AND am.amname = 'btree'
+        CROSS JOIN LATERAL unnest(i.indkey::int2[], i.indclass::oid[], i.indcollation::oid[])
+            WITH ORDINALITY AS k (attnum, operators, sorting, place)
+        JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.attnum
+        JOIN pg_opclass o ON o.oid = k.operators
+        WHERE i.indrelid = c.oid AND i.indisunique AND i.indisvalid AND i.indimmediate
+          AND i.indpred IS NULL AND k.operators IS NOT NULL
+        GROUP BY i.indexrelid, i.indclass, i.indisprimary, i.indisreplident
+        HAVING count(*) = cardinality(i.indclass::oid[])
+           AND bool_and(a.attnotnull AND o.opcdefault AND k.sorting = a.attcollation
+                        AND a.attname = ANY ({columns}::text[]))
+        ORDER BY i.indisprimary DESC, i.indisreplident DESC, i.indexrelid
+        LIMIT 1),
+    'filter', {filter},
+    'replaces', (
+        SELECT bool_and(p.pubdelete AND coalesce((to_jsonb(p) ->> 'pubtruncate')::boolean, true))
+        FROM pg_publication p
+        WHERE p.pubname = ANY ({publications}::text[]))
+)::text
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.oid = {oid}"""
+
+# Rows that pass the filter of one publication are sent; one without a filter lets all pass.
+_FILTER_SINCE_15 = """(
+        SELECT CASE WHEN bool_and(t.rowfilter IS NOT NULL)
+                    THEN string_agg('(' || t.rowfilter || ')', ' OR ' ORDER BY t.pubname) END
+        FROM pg_publication_tables t
+        WHERE t.pubname = ANY ({publications}::text[]) AND t.schemaname = n.nspname AND t.tablename = c.relname)"""
+
+
+def shape(server_version: int, oid: int, columns: str, publications: str) -> str:
+    """Return the query for a table as its rows are read; ``columns`` and ``publications`` are literals of arrays."""
+    has_filters = server_version >= ROW_FILTERS_SINCE
+    found = _FILTER_SINCE_15.format(publications=publications) if has_filters else "NULL::text"
+    return _SHAPE.format(oid=oid, columns=columns, filter=found, publications=publications)
+
+
+# Who may have changed a table, or one of its partitions, and has not ended: whoever changes rows holds the lock of such
+# changes until the commit shows to others, prepared transactions included. A name of a transaction is not used again
+# while its backend lives.
+WRITERS = """
+WITH RECURSIVE part AS (
+    SELECT {oid}::oid AS oid
+    UNION
+    SELECT i.inhrelid FROM part JOIN pg_inherits i ON i.inhparent = part.oid
+)
+SELECT DISTINCT virtualtransaction
+FROM pg_locks
+WHERE locktype = 'relation' AND relation IN (SELECT oid FROM part) AND granted
+  AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  AND mode IN ('RowExclusiveLock', 'AccessExclusiveLock')"""
+
+# The position is taken after the snapshot. It is the insert position: what commits asynchronously is visible before it
+# is flushed.
+SNAPSHOT = """
+SELECT txid_current_snapshot()::text, pg_current_wal_insert_lsn()::text,
+       ((extract(epoch FROM now()) - 946684800) * 1000000)::int8, pg_size_bytes(current_setting('wal_segment_size'))"""

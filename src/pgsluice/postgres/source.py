@@ -11,6 +11,7 @@ from pgsluice.avro.sent.types import TypeDescription
 from pgsluice.errors import ConfigError, SlotInUse, SourceUnavailable
 from pgsluice.history import ServerIdentity, TimelineSwitch
 from pgsluice.postgres.catalog import Catalog
+from pgsluice.postgres.chunks import ChunkReader
 from pgsluice.postgres.connection import ReplicationConnection
 from pgsluice.postgres.options import Address, ConnectionOptions, StreamOptions
 from pgsluice.postgres.stream import ReplicationStream
@@ -162,6 +163,10 @@ class PostgresSource:
     async def describe_types(self, oids: Sequence[int]) -> list[TypeDescription]:
         """Return these types and all that they consist of, as of now; without those that are gone or built in."""
         return await self._catalog.describe_types(oids)
+
+    def reader(self) -> ChunkReader:
+        """Return what reads the rows of tables, on connections of its own to the same server; not connected yet."""
+        return ChunkReader(self._replication.same_server, self._options.publications)
 
     async def close(self) -> None:
         """Close the connections; the server frees the slot."""

@@ -225,6 +225,10 @@ class ReplicationStream:
         self._received = max(self._received, received, flushed)
         self._flushed = max(self._flushed, flushed)
 
+    def ask_position(self) -> None:
+        """Ask the server how far it has come; the answer is a keepalive."""
+        self._send_report(reply_requested=True)
+
     def answer_shutdown(self, wal_end: int) -> None:
         """Let a server that shuts down go, although not everything is flushed: the slot does not move.
 

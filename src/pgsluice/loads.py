@@ -1,0 +1,171 @@
+"""Loads: tables whose rows are being read, how far that has come, and what the cut records say of it.
+
+Loads in progress are part of the checkpoint. Tables that are finished are in ``<prefix>.snapshots``, one record each.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, fields
+from typing import Any, Final, Literal, Self, TypeVar
+
+from pgsluice.avro.wire import read_json
+from pgsluice.errors import HistoryError
+from pgsluice.lsn import INVALID_LSN, MAX_LSN
+from pgsluice.printable import quoted
+
+FIRST_SEQ: Final = -(2**62)
+"""The ``seq`` of the first row or mark at a position: before every change that commits there."""
+
+_VERSION: Final = 1
+
+State = Literal["begin", "rows", "end"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A table whose rows are being read.
+
+    ``shape``: a digest of what decides which rows and columns are read, and in which order; if it changes, the load
+    begins again. ``last``: the key of the last row that is in the stream, as PostgreSQL's text; empty before the first.
+    ``rows``: how many are.
+    """
+
+    id: str
+    schema: str
+    table: str
+    oid: int
+    shape: str
+    last: tuple[str, ...] = ()
+    rows: int = 0
+
+    @property
+    def name(self) -> tuple[str, str]:
+        """Schema and table."""
+        return self.schema, self.table
+
+    def __str__(self) -> str:
+        """Return the table's name as messages have it."""
+        return quoted(self.schema, self.table)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The last position at which rows were inserted, and how many rows and marks there are at it."""
+
+    lsn: int = INVALID_LSN
+    count: int = 0
+
+    def at(self, lsn: int) -> "Place":
+        """Return where the next ones go, whose position is ``lsn``."""
+        return self if lsn == self.lsn else Place(lsn)
+
+    def behind(self, count: int) -> "Place":
+        """Return the place behind ``count`` more of them."""
+        return Place(self.lsn, self.count + count)
+
+    @property
+    def seq(self) -> int:
+        """The ``seq`` of the next row or mark."""
+        return FIRST_SEQ + self.count
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What a cut record says of one load; its fields are those of ``contract/cut.avsc``.
+
+    ``rows``: how many are in the stream so far; at the ``end``, all. ``replaces``: at the ``end``, rows of the table
+    that are older than the ``begin`` and did not come again are gone.
+    """
+
+    topic: str
+    id: str
+    state: State
+    epoch: int
+    lsn: int
+    seq: int
+    rows: int
+    replaces: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A table whose rows have been read to the end: the value of its record in ``<prefix>.snapshots``.
+
+    It counts only if ``cut``, which the sink fills in, was committed.
+    """
+
+    id: str
+    schema: str
+    table: str
+    oid: int
+    rows: int
+    epoch: int
+    cut: int = 0
+
+    @property
+    def key(self) -> bytes:
+        """The record's key: one table, one record."""
+        return table_key(self.schema, self.table)
+
+    def to_json(self) -> bytes:
+        """Return the record's value."""
+        return json.dumps({"version": _VERSION, "state": "end", **asdict(self)}).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes, where: str) -> Self:
+        """Return what ``data``, found ``where``, holds; HistoryError when it is no such record."""
+        try:
+            found = read_json(data.decode())
+            if not isinstance(found, dict) or (found.pop("version", None), found.pop("state", None)) != (1, "end"):
+                raise ValueError(f"it is not a JSON object of version {_VERSION} and state 'end'")  # noqa: TRY301
+            return _from_fields(cls, found)
+        except ValueError as error:
+            raise HistoryError(
+                f"{where} is not one that this version of pgsluice can read: {error}. Was it written by a newer "
+                "version, or by another program? Run the version that wrote it, or choose another kafka.topic_prefix."
+            ) from None
+
+
+def table_key(schema: str, table: str) -> bytes:
+    """Return the key of a table's record in ``<prefix>.snapshots``."""
+    return quoted(schema, table).encode()
+
+
+def read_loads(found: object) -> tuple[Load, ...]:
+    """Return the loads that a checkpoint has; ValueError when they are none."""
+    if not isinstance(found, list):
+        raise ValueError("'loads' is not an array")  # noqa: TRY004 - wrong data, not a wrong argument
+    return tuple(_from_fields(Load, one) for one in found)
+
+
+def read_place(found: object) -> Place:
+    """Return the place that a checkpoint has; ValueError when it is none."""
+    return _from_fields(Place, found)
+
+
+def _from_fields(kind: type[T], found: object) -> T:
+    """Return the ``kind`` with these fields; ValueError, saying why, when they are not those of one."""
+    if not isinstance(found, Mapping):
+        raise ValueError(f"a {kind.__name__} is not an object")  # noqa: TRY004 - wrong data, not a wrong argument
+    known = {one.name: one for one in fields(kind)}  # type: ignore[arg-type]  # a dataclass
+    if not found.keys() <= known.keys():
+        raise ValueError(f"a {kind.__name__} has fields that are not known")
+    values: dict[str, Any] = {}
+    for name, one in known.items():
+        if name in found:
+            values[name] = _value(name, found[name], one.type)
+        elif one.default is MISSING:
+            raise ValueError(f"{name!r} of a {kind.__name__} is missing")
+    return kind(**values)
+
+
+def _value(name: str, value: Any, kind: object) -> Any:  # noqa: ANN401 - whatever JSON has, and the field
+    if kind is int and type(value) is int and 0 <= value <= MAX_LSN:
+        return value
+    if kind is str and type(value) is str:
+        return value
+    if kind == tuple[str, ...] and isinstance(value, list) and all(type(one) is str for one in value):
+        return tuple(value)
+    raise ValueError(f"{name!r} has a value that it cannot have")

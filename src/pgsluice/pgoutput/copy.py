@@ -1,0 +1,64 @@
+"""Rows of COPY TO in text format, and the Insert messages that the walsender would send of them.
+
+The rows of a snapshot take the same way as streamed ones, so they have to become what that way begins with.
+
+https://www.postgresql.org/docs/current/sql-copy.html#SQL-COPY-FILE-FORMATS
+"""
+
+import re
+import struct
+from typing import Final
+
+from pgsluice.errors import ProtocolError
+
+_NULL: Final = rb"\N"
+
+_ESCAPE: Final = re.compile(rb"\\(.)", re.DOTALL)
+
+_ESCAPED: Final = {
+    b"b": b"\b",
+    b"f": b"\f",
+    b"n": b"\n",
+    b"r": b"\r",
+    b"t": b"\t",
+    b"v": b"\v",
+    b"\\": b"\\",
+}
+"""The escapes that COPY TO writes; it reads others as well."""
+
+_pack_head = struct.Struct(">cIcH").pack
+_pack_length = struct.Struct(">cI").pack
+
+
+def row_values(line: bytes, columns: int) -> list[bytes | None]:
+    """Return the values of one row, in text format; ProtocolError when it has not so many ``columns``.
+
+    ``line`` with its newline, as one CopyData has it.
+    """
+    fields = line[:-1].split(b"\t") if columns else []
+    if line[-1:] != b"\n" or len(fields) != columns:
+        raise ProtocolError(
+            f"a row of COPY has {len(fields)} columns, or no end: expected {columns}. Please report it."
+        )
+    if b"\\" not in line:
+        return list(fields)
+    return [None if field == _NULL else _ESCAPE.sub(_unescaped, field) for field in fields]
+
+
+def insert_message(oid: int, values: list[bytes | None]) -> bytes:
+    """Return the Insert message of a row of relation ``oid``."""
+    pieces = [_pack_head(b"I", oid, b"N", len(values))]
+    for value in values:
+        if value is None:
+            pieces.append(b"n")
+        else:
+            pieces.append(_pack_length(b"t", len(value)))
+            pieces.append(value)
+    return b"".join(pieces)
+
+
+def _unescaped(found: re.Match[bytes]) -> bytes:
+    try:
+        return _ESCAPED[found[1]]
+    except KeyError:
+        raise ProtocolError(f"a row of COPY has the escape {found[0]!r}, which PostgreSQL does not write") from None

@@ -1,0 +1,399 @@
+"""Loads tables: reads their rows in chunks while the stream goes on, and puts each chunk where it belongs.
+
+Runs beside the session's work. A chunk is read at a snapshot that is taken between two transactions. From then on a
+:class:`pgsluice.round.Round` decides which transactions go on, until the chunk is in the open cut; the others wait. So
+at the end of every cut, the rows that were read and the changes behind them are what the table was at that position.
+
+What goes wrong here is logged, and tried again later: loading never stops the stream.
+"""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+from typing import Final, NoReturn
+
+import structlog
+
+from pgsluice.envelope import Stamp
+from pgsluice.errors import PoisonError, SourceUnavailable, TableRefused, TableUnreadable
+from pgsluice.loads import FIRST_SEQ, Load, Loaded, Mark, Place, State
+from pgsluice.pgoutput.decoder import Decoder
+from pgsluice.pgoutput.messages import Insert
+from pgsluice.pipeline.encoders import Encoders, Rows
+from pgsluice.pipeline.ends import Reader, Source, Stream
+from pgsluice.pipeline.outbox import Outbox
+from pgsluice.progress import Progress
+from pgsluice.relation import Relation
+from pgsluice.round import Round
+from pgsluice.snapshot import Chunk, Shape, Taken
+from pgsluice.tables import TablePolicy
+from pgsluice.transaction import Transaction, Transactions
+
+log = structlog.get_logger(__name__)
+
+LOOK_S: Final = 10.0
+"""How often the publications are asked for tables that are not loaded yet."""
+
+AGAIN_S: Final = 2.0
+AGAIN_MAX_S: Final = 60.0
+"""When a table that could not be read is tried again, at first and at most."""
+
+SEEN_S: Final = 0.1
+"""How long the stream waits for transactions that were sent before they became visible: with synchronous replication
+they do so once a standby has answered."""
+
+SEEN_AGAIN_S: Final = 0.002
+
+ASK_S: Final = 0.02
+"""How often the server is asked how far the stream has come."""
+
+FLUSH_S: Final = 0.05
+"""When something is written to move the stream: what a transaction in progress has written may stay unflushed."""
+
+FLUSH_AGAIN_S: Final = 1.0
+
+ROUND_S: Final = 20.0
+"""How long a round may wait for the stream, while transactions wait for it."""
+
+WRITERS_S: Final = 0.1
+"""How often it is looked whether those who were changing a table have ended."""
+
+WRITERS_SAY_S: Final = 10.0
+
+TURN: Final = 1000
+"""Rows after which everybody else on the event loop has a turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How much is read at once. ``replaces``: rows that were not read, and are older, are gone.
+
+    That is not so where only a part of the changes is followed (postgres.origin).
+    """
+
+    chunk_rows: int
+    chunk_bytes: int
+    replaces: bool
+    commit_timestamps: bool = False
+
+
+@dataclass(slots=True)
+class _Table:
+    """A table that is being loaded, or is to be."""
+
+    relation: Relation
+    load: Load | None = None
+    shape: Shape | None = None
+    rows: Rows | None = None
+    replaces: bool = False
+    is_out: bool = False
+    """Whether it is left out until something about it changes."""
+    due_at: float = 0.0
+    failures: int = 0
+    said: str | None = None
+
+
+@dataclass(slots=True)
+class Seams:
+    """What the loader needs of the session.
+
+    ``pause``: hold up the session's work between two transactions. ``go_on``: take what was held, in a pause.
+    """
+
+    transactions: Transactions
+    outbox: Outbox
+    progress: Progress
+    pause: Callable[[], AbstractAsyncContextManager[None]]
+    go_on: Callable[[], Awaitable[None]]
+    wake: Callable[[], None]
+
+
+class Loader:
+    """The loads of one session."""
+
+    def __init__(  # noqa: PLR0913 - the ends, and what is known of former sessions
+        self,
+        source: Source,
+        stream: Stream,
+        encoders: Encoders,
+        seams: Seams,
+        options: LoadOptions,
+        *,
+        epoch: int,
+        loads: Sequence[Load],
+        place: Place,
+        loaded: Mapping[tuple[str, str], Loaded],
+    ) -> None:
+        self._source = source
+        self._reader: Reader = source.reader()
+        self._stream = stream
+        self._encoders = encoders
+        self._seams = seams
+        self._options = options
+        self._epoch = epoch
+        self._place = place
+        self._former = {load.name: load for load in loads}
+        """Those of the last session that have not been taken up again."""
+        self._loaded = dict(loaded)
+        self._tables: dict[tuple[str, str], _Table] = {}
+        self._round: Round | None = None
+        self._unseen: set[int] = set()
+        """Transactions that went on in this session and may not be visible to others yet."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether any table is being loaded."""
+        return bool(self._tables)
+
+    def on_committed(self, transaction: Transaction) -> None:
+        """Take notice that ``transaction`` went on: no snapshot that does not see it is of use."""
+        if self._tables:
+            self._unseen.add(transaction.xid)
+
+    def on_position(self, lsn: int) -> None:
+        """Take notice that, between two transactions, the server says that it has come to ``lsn``."""
+        if self._round is not None:
+            self._round.reach(lsn)
+
+    async def run(self) -> NoReturn:
+        """Load what is to be loaded, and look again and again whether there is more."""
+        try:
+            while True:
+                try:
+                    await self._look()
+                    await self._load_all()
+                    await asyncio.sleep(LOOK_S)
+                except SourceUnavailable as error:
+                    log.warning("tables cannot be read now", reason=str(error))
+                    await self._reader.close()
+                    await asyncio.sleep(AGAIN_S)
+        finally:
+            await self._reader.close()
+
+    async def _look(self) -> None:
+        """Find the published tables that were never loaded."""
+        while self._seams.progress.owes:  # until then it is not certain that this is the server that was followed
+            await asyncio.sleep(ASK_S)
+        found = {(one.namespace, one.name): one for one in await self._source.published_relations()}
+        for known in (self._tables, self._former):
+            for name in known.keys() - found.keys():
+                del known[name]
+        for name, relation in found.items():
+            loaded = self._loaded.get(name)
+            table = self._tables.get(name)
+            if loaded is not None and loaded.oid == relation.oid:
+                continue
+            if (table is None or table.relation != relation) and self._policy(relation) is not None:
+                self._tables[name] = _Table(relation)
+        if not self._tables:
+            self._unseen.clear()
+
+    def _policy(self, relation: Relation) -> TablePolicy | None:
+        """Return how the table is published; None if it is not, or cannot be."""
+        try:
+            return self._encoders.policy(relation)
+        except TableRefused:
+            return None  # its first change will tell
+
+    async def _load_all(self) -> None:
+        """Read until every table is loaded, or has to wait."""
+        look_at = time.monotonic() + LOOK_S
+        while time.monotonic() < look_at:
+            now = time.monotonic()
+            ready = [one for one in self._tables.values() if not one.is_out and one.due_at <= now]
+            if not ready:
+                return
+            for table in ready:
+                await self._advance(table)
+
+    async def _advance(self, table: _Table) -> None:
+        try:
+            if table.shape is None:
+                await self._open(table)
+            if not table.is_out:
+                await self._read(table)
+                table.failures, table.said = 0, None
+        except TableUnreadable as error:
+            table.shape = None
+            table.due_at = time.monotonic() + min(AGAIN_S * 2**table.failures, AGAIN_MAX_S)
+            table.failures = min(table.failures + 1, 10)
+            if str(error) != table.said:
+                table.said = str(error)
+                log.warning("a table cannot be read now", table=str(table.relation), reason=table.said)
+
+    async def _open(self, table: _Table) -> None:
+        """Find out how the table is read, and wait for those who are changing it.
+
+        Whoever has changed it already and has not ended may be neither in the snapshot nor in the stream: the table may
+        have been published, or this session begun, after he wrote.
+        """
+        shape = await self._reader.shape(table.relation)
+        if shape is None or not shape.key:
+            table.is_out = True
+            if shape is not None:
+                log.warning(
+                    "a table without a key by which its rows can be read is left out", table=str(table.relation)
+                )
+            return
+        former = self._former.pop((shape.relation.namespace, shape.relation.name), None)
+        if former is not None and (former.oid, former.shape) == (shape.relation.oid, shape.digest):
+            table.load = former
+        elif table.load is not None and table.load.shape != shape.digest:
+            table.load = None
+        await self._wait_for_writers(shape)
+        async with self._seams.pause():
+            try:
+                table.rows = await self._encoders.of_loaded(shape.relation)
+            except (TableRefused, PoisonError) as error:
+                table.is_out = True
+                log.error("a table cannot be loaded", table=str(shape.relation), reason=str(error))  # noqa: TRY400 - a table
+                return
+        policy = self._policy(shape.relation)
+        table.replaces = self._options.replaces and shape.replaces and policy is not None and policy.truncate
+        table.shape = shape
+        log.info("loading", table=str(shape.relation), rows_before=table.load.rows if table.load else 0)
+
+    async def _wait_for_writers(self, shape: Shape) -> None:
+        writers = set(await self._reader.writers(shape))
+        say_at = time.monotonic() + WRITERS_SAY_S
+        while writers:
+            await asyncio.sleep(WRITERS_S)
+            writers &= set(await self._reader.writers(shape))
+            if time.monotonic() > say_at:
+                say_at += 6 * WRITERS_SAY_S
+                log.info(
+                    "loading waits for transactions that are changing the table",
+                    table=str(shape.relation),
+                    transactions=len(writers),
+                )
+
+    async def _read(self, table: _Table) -> None:
+        """Read one chunk, and put it where it belongs."""
+        shape, options = table.shape, self._options
+        assert shape is not None, "_open() has found it"
+        await self._reader.begin(shape)
+        try:
+            taken = await self._take()
+            try:
+                after = table.load.last if table.load is not None else ()
+                chunk = await self._reader.rows(shape, after, options.chunk_rows, options.chunk_bytes)
+                await self._reader.end()
+                await self._wait_complete()
+            except (TableUnreadable, SourceUnavailable):
+                async with self._seams.pause():
+                    await self._end_round()
+                raise
+            async with self._seams.pause():
+                round_ = self._round
+                assert round_ is not None, "_take() has begun it"
+                if not round_.is_void:
+                    await self._insert(table, chunk, taken, round_.lsn)
+                await self._end_round()
+        finally:
+            await self._reader.end()
+
+    async def _take(self) -> Taken:
+        """Take the snapshot between two transactions; from now on the round decides which go on."""
+        seams, give_up_at = self._seams, time.monotonic() + SEEN_S
+        async with seams.pause():
+            while self._unseen:
+                snapshot = await self._reader.look()
+                self._unseen = {xid for xid in self._unseen if not snapshot.is_visible(xid)}
+                if self._unseen and time.monotonic() > give_up_at:
+                    raise TableUnreadable("Transactions that PostgreSQL has sent are not visible to others yet.")
+                await asyncio.sleep(SEEN_AGAIN_S if self._unseen else 0)
+            taken = await self._reader.take()
+            self._round = seams.transactions.gate = Round(taken.snapshot, taken.end_lsn)
+            seams.progress.hold_back(taken.end_lsn)
+            return taken
+
+    async def _wait_complete(self) -> None:
+        """Wait until the stream has come to where the chunk belongs, and see to it that it does."""
+        round_ = self._round
+        assert round_ is not None, "_take() has begun it"
+        began = time.monotonic()
+        flush_at = began + FLUSH_S
+        while not (round_.is_complete or round_.is_void):
+            now = time.monotonic()
+            if now - began > ROUND_S:
+                raise TableUnreadable(f"The stream has not come to the snapshot within {ROUND_S:g} s.")
+            if now >= flush_at:
+                await self._reader.flush()
+                flush_at = now + FLUSH_AGAIN_S
+            self._stream.ask_position()
+            await asyncio.sleep(ASK_S)
+
+    async def _end_round(self) -> None:
+        """Let go on what has waited; in a pause."""
+        seams = self._seams
+        self._round = seams.transactions.gate = None
+        beyond = seams.progress.let_go()
+        await seams.go_on()
+        seams.progress.on_received(beyond)
+        seams.wake()
+
+    async def _insert(self, table: _Table, chunk: Chunk, taken: Taken, lsn: int) -> None:
+        """Put the rows of the chunk into the open cut, at ``lsn``."""
+        shape, rows = table.shape, table.rows
+        assert shape is not None, "_open() has found it"
+        assert rows is not None, "and made its encoder"
+        self._seams.progress.on_received(lsn)
+        self._place = self._place.at(lsn)
+        if table.load is None:
+            relation = shape.relation
+            table.load = Load(uuid.uuid4().hex, relation.namespace, relation.name, relation.oid, shape.digest)
+            await self._join(table, "begin")
+        at = 0
+        while at < len(chunk.messages):
+            at = await self._insert_some(table, chunk.messages, at, taken.timestamp)
+        if chunk.is_last:
+            await self._join(table, "end")
+
+    async def _insert_some(self, table: _Table, messages: Sequence[bytes], at: int, timestamp: int) -> int:
+        """Put rows from ``messages[at]`` on into the open cut until it is full; where that ended."""
+        rows, pending, load, place = table.rows, self._seams.outbox.pending, table.load, self._place
+        assert rows is not None, "_open() has made it"
+        assert load is not None, "_insert() has begun it"
+        stamp = Stamp(
+            Transaction(0, place.lsn, timestamp), self._epoch, commit_timestamps=self._options.commit_timestamps
+        )
+        stamp.next_seq = place.seq
+        began = at
+        while at < len(messages) and not pending.full:
+            rows.add(messages[at], stamp, pending, is_streamed=False)
+            at += 1
+            if at % TURN == 0:
+                await asyncio.sleep(0)
+        self._place = Place(place.lsn, stamp.next_seq - FIRST_SEQ)
+        table.load = replace(load, last=self._key(table, messages[at - 1]), rows=load.rows + at - began)
+        await self._join(table, "rows")
+        return at
+
+    async def _join(self, table: _Table, state: State) -> None:
+        """Let what was added join the open cut, with a mark of how far the load has come."""
+        load, rows, place = table.load, table.rows, self._place
+        assert load is not None, "_insert() has begun it"
+        assert rows is not None, "_open() has made it"
+        assert rows.encoder is not None, "the table is published"
+        topic = rows.encoder.target.topic
+        mark = Mark(topic, load.id, state, self._epoch, place.lsn, place.seq, load.rows, table.replaces)
+        self._place = place.behind(1)
+        ended = []
+        if state == "end":
+            del self._tables[load.name]
+            self._loaded[load.name] = Loaded(load.id, load.schema, load.table, load.oid, load.rows, self._epoch)
+            ended.append(self._loaded[load.name])
+            log.info("loaded", table=str(load), topic=topic, rows=load.rows)
+        loads = [one.load for one in self._tables.values() if one.load is not None]
+        await self._seams.outbox.join_load([*loads, *self._former.values()], self._place, [mark], ended)
+
+    def _key(self, table: _Table, message: bytes) -> tuple[str, ...]:
+        """Return the values of the row's key, as text."""
+        assert table.shape is not None, "_open() has found it"
+        decoded = Decoder().decode(message)
+        assert isinstance(decoded, Insert), "insert_message() has made it"
+        values = [decoded.new[place] for place in table.shape.key_places]
+        return tuple(value.decode() for value in values if isinstance(value, bytes))

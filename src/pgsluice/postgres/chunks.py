@@ -1,0 +1,271 @@
+"""Rows of tables, read in chunks at a database snapshot: connections beside the replication connection.
+
+The pipeline's ``ends.Reader``. A chunk is read in a transaction of its own, so that nothing is locked for long, and
+VACUUM is not held up.
+
+https://www.postgresql.org/docs/current/sql-copy.html
+https://www.postgresql.org/docs/current/transaction-iso.html#XACT-REPEATABLE-READ
+"""
+
+import hashlib
+import json
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+import psycopg
+from psycopg import AsyncConnection, pq
+
+from pgsluice.errors import SourceUnavailable, TableUnreadable
+from pgsluice.lsn import parse_lsn
+from pgsluice.pgoutput.copy import insert_message, row_values
+from pgsluice.postgres import failures, queries
+from pgsluice.postgres.failures import ServerError
+from pgsluice.postgres.options import ConnectionOptions
+from pgsluice.postgres.wire import Wire, answered_within
+from pgsluice.relation import Column, Relation
+from pgsluice.snapshot import FLUSH_PREFIX, Chunk, Shape, Snapshot, Taken, reached_at
+
+STATEMENT_TIMEOUT_MS: Final = 30_000
+"""For one chunk; it takes some ten milliseconds."""
+
+LOCK_TIMEOUT_MS: Final = 2_000
+"""For the lock that readers take. Whoever comes behind us in the queue waits as long."""
+
+IDLE_TIMEOUT_MS: Final = 30_000
+"""After which the server ends a transaction of ours that nobody goes on with: it holds up VACUUM, and ALTER TABLE."""
+
+_SESSION_SETTINGS: Final = {
+    "statement_timeout": str(STATEMENT_TIMEOUT_MS),
+    "lock_timeout": str(LOCK_TIMEOUT_MS),
+    "idle_in_transaction_session_timeout": str(IDLE_TIMEOUT_MS),
+    "row_security": "off",  # rows that a policy hides would be missing without a word: this makes it an error
+    "synchronous_commit": "local",  # of the message that moves the stream
+}
+
+_SHAPE_DIGITS: Final = 16
+
+_CANCELLED: Final = "57014"
+"""SQLSTATE of a statement that was cancelled."""
+
+
+class ChunkReader:
+    """Connections for reading and for moving the stream, made when they are first needed."""
+
+    def __init__(self, options: ConnectionOptions, publications: Sequence[str]) -> None:
+        self._options = options
+        self._publications = publications
+        self._connection: _Connection | None = None
+        self._side: _Connection | None = None
+        """For what is asked while the other one reads."""
+
+    async def shape(self, relation: Relation) -> Shape | None:
+        """Return what the table looks like now, None if it is gone; ``relation`` names its oid and its columns."""
+        connection = await self._reading()
+        sql = queries.shape(
+            connection.version,
+            relation.oid,
+            _array([column.name for column in relation.columns]),
+            _array(self._publications),
+        )
+        rows = await connection.query(sql, relation)
+        return _shape(relation, str(rows[0][0])) if rows else None
+
+    async def writers(self, shape: Shape) -> Collection[str]:
+        """Return the transactions that may have changed the table and have not ended; names of no meaning."""
+        connection = await self._reading()
+        rows = await connection.query(queries.WRITERS.format(oid=shape.relation.oid), shape.relation)
+        return {str(name) for (name,) in rows}
+
+    async def begin(self, shape: Shape) -> None:
+        """Begin a transaction and lock the table: neither takes a snapshot, so none misses what the lock waited for."""
+        connection = await self._reading()
+        await connection.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", shape.relation)
+        await connection.query(f"LOCK TABLE {_table(shape)} IN ACCESS SHARE MODE", shape.relation)
+
+    async def look(self) -> Snapshot:
+        """Return what is visible at this moment."""
+        return (await _taken(await self._beside())).snapshot
+
+    async def take(self) -> Taken:
+        """Take the snapshot of the transaction that was begun."""
+        return await _taken(await self._reading())
+
+    async def rows(self, shape: Shape, after: Sequence[str], limit: int, size: int) -> Chunk:
+        """Return the rows that follow the key ``after``, in the order of the key.
+
+        ``limit`` of them at most, and no more once they have ``size`` bytes. TableUnreadable if the table is not of
+        that ``shape`` any more: it was locked in its present one.
+        """
+        if await self.shape(shape.relation) != shape:
+            raise TableUnreadable(f"Table {shape.relation} was altered, so its rows are read again from the beginning.")
+        connection = await self._reading()
+        messages, is_cut = await connection.copy(_copy_command(shape, after, limit), shape.relation, size)
+        return Chunk(messages, is_last=not is_cut and len(messages) < limit)
+
+    async def end(self) -> None:
+        """End the transaction, if there is one; a connection that does not answer is closed."""
+        if self._connection is not None:
+            try:
+                await self._connection.query("COMMIT")
+            except SourceUnavailable:
+                await self.close()
+
+    async def flush(self) -> None:
+        """Have the server write something, so that its stream comes to what was written before; if that is allowed."""
+        connection = await self._beside()
+        with suppress(TableUnreadable):
+            await connection.query(f"SELECT pg_logical_emit_message(true, '{FLUSH_PREFIX}', '')")
+
+    async def close(self) -> None:
+        """Close every connection."""
+        connections = self._connection, self._side
+        self._connection = self._side = None
+        for connection in connections:
+            if connection is not None:
+                await connection.close()
+
+    async def _reading(self) -> "_Connection":
+        if self._connection is None:
+            self._connection = await _Connection.open(self._options)
+        return self._connection
+
+    async def _beside(self) -> "_Connection":
+        if self._side is None:
+            self._side = await _Connection.open(self._options)
+        return self._side
+
+
+class _Connection:
+    """An ordinary session, with the simple protocol."""
+
+    def __init__(self, connection: AsyncConnection[tuple[Any, ...]]) -> None:
+        self.version = connection.pgconn.server_version
+        self._connection = connection
+        self._wire = Wire(connection.pgconn)
+
+    @classmethod
+    async def open(cls, options: ConnectionOptions) -> "_Connection":
+        try:
+            connection = await AsyncConnection.connect(options.conninfo(_SESSION_SETTINGS), autocommit=True)
+        except (psycopg.OperationalError, psycopg.ProgrammingError) as error:
+            raise failures.cannot_connect(error) from error
+        return cls(connection)
+
+    async def query(self, sql: str, about: Relation | None = None) -> list[tuple[str | None, ...]]:
+        """Return the rows of ``sql``, as text; TableUnreadable for what the server refuses ``about`` a table."""
+        result = (await self._run(sql, about))[-1]
+        return [
+            tuple(_text(result.get_value(row, column)) for column in range(result.nfields))
+            for row in range(result.ntuples)
+        ]
+
+    async def copy(self, sql: str, about: Relation, size: int) -> tuple[list[bytes], bool]:
+        """Return the rows of a COPY as Insert messages, and whether it was cancelled when they had ``size`` bytes."""
+        columns, oid = len(about.columns), about.oid
+        found: list[bytes] = []
+        await self._run(sql, about)
+        try:
+            with answered_within(self._wire.pgconn, STATEMENT_TIMEOUT_MS / 1000):
+                while row := await self._next_row():
+                    if size > 0:
+                        found.append(insert_message(oid, row_values(row, columns)))
+                        size -= len(row)
+                        if size <= 0:
+                            await self._connection.cancel_safe()
+                results = await self._wire.results()
+        except psycopg.OperationalError as error:
+            raise failures.connection_lost(error) from error
+        for result in results:
+            if result.status == pq.ExecStatus.FATAL_ERROR:
+                refusal = ServerError.of(result)
+                if not (size <= 0 and refusal.sqlstate == _CANCELLED):
+                    raise _refused(refusal, about)
+        return found, size <= 0
+
+    async def _next_row(self) -> bytes:
+        """Return the next row of the COPY under way, empty at its end."""
+        pgconn = self._wire.pgconn
+        while True:
+            length, data = pgconn.get_copy_data(1)
+            if length > 0:
+                return bytes(data)
+            if length < 0:
+                return b""
+            await self._wire.readable()
+            pgconn.consume_input()
+
+    async def _run(self, sql: str, about: Relation | None) -> list[pq.abc.PGresult]:
+        try:
+            return await self._wire.query(sql)
+        except ServerError as error:
+            raise _refused(error, about) from error
+        except psycopg.OperationalError as error:
+            raise failures.connection_lost(error) from error
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+
+async def _taken(connection: _Connection) -> Taken:
+    ((text, lsn, timestamp, segment_bytes),) = await connection.query(queries.SNAPSHOT)
+    end_lsn = reached_at(parse_lsn(str(lsn)), int(str(segment_bytes)))
+    return Taken(Snapshot.parse(str(text)), end_lsn, int(str(timestamp)))
+
+
+def _refused(error: ServerError, about: Relation | None) -> TableUnreadable:
+    what = "PostgreSQL's snapshots" if about is None else f"the rows of table {about}"
+    return TableUnreadable(f"Reading {what}: {error}")
+
+
+def _shape(relation: Relation, text: str) -> Shape:
+    found = json.loads(text)
+    identity, names = found["identity"], found["identity_columns"] or []
+    known = {column.name: column for column in relation.columns}
+    columns = tuple(
+        Column(name, known[name].type, typmod, is_key=identity == "f" or name in names)
+        for _, name, _, typmod in found["columns"] or []
+    )
+    described = Relation(relation.oid, found["schema"], found["table"], identity, columns)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:_SHAPE_DIGITS]
+    return Shape(
+        described,
+        is_root=found["kind"] == "p",
+        key=tuple(found["key"] or ()),
+        filter=found["filter"] or "",
+        replaces=bool(found["replaces"]),
+        digest=digest,
+    )
+
+
+def _copy_command(shape: Shape, after: Sequence[str], limit: int) -> str:
+    listed = ", ".join(f"r.{queries.identifier(column.name)}" for column in shape.relation.columns)
+    key = ", ".join(f"r.{queries.identifier(name)}" for name in shape.key)
+    conditions = [f"({shape.filter})"] if shape.filter else []
+    if after:
+        conditions.append(f"({key}) > ({', '.join(_literal(value) for value in after)})")
+    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+    order = f" ORDER BY {key}" if key else ""
+    # All names are quoted, and all values.
+    return f"COPY (SELECT {listed} FROM {_table(shape)} AS r{where}{order} LIMIT {limit}) TO STDOUT"  # noqa: S608 - as said
+
+
+def _table(shape: Shape) -> str:
+    """Return the table as a command names it: a root with its partitions, any other without those that inherit."""
+    name = f"{queries.identifier(shape.relation.namespace)}.{queries.identifier(shape.relation.name)}"
+    return name if shape.is_root else f"ONLY {name}"
+
+
+def _array(names: Sequence[str]) -> str:
+    """Return a literal of an array of strings."""
+    return f"ARRAY[{', '.join(_literal(name) for name in names)}]"
+
+
+def _literal(text: str) -> str:
+    """Return a string literal; standard_conforming_strings may be off."""
+    escaped = text.replace("\\", "\\\\").replace("'", "''")
+    return f"E'{escaped}'" if "\\" in text else f"'{escaped}'"
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode()
