@@ -8,12 +8,12 @@
     │   ├── SlotInUse               another process streams from the slot: wait as its hot standby
     │   ├── NotInBinary             a value cannot be sent or read in binary format: the next session asks for text
     │   ├── TypeChanged             a composite has gained an attribute since the catalog was asked about it
+    │   ├── TableUnreadable         the rows of one table cannot be read now: tried again while streaming goes on
     │   ├── TooManyDescriptions     the connection has described more tables than are kept; a new one begins anew
     │   ├── RegistryUnavailable     the schema registry cannot be reached, or cannot answer now
     │   └── SinkUnavailable         Kafka cannot be reached, or a Kafka transaction was given up
     │       ├── DeadlineMissed      a Kafka transaction took longer than its timeout
     │       └── Fenced              another producer took over: its process owns the slot, or we stop
-    ├── TableUnreadable             the rows of one table cannot be read now; streaming goes on
     └── StopError                   the daemon stops; the message is the sentence an operator needs
         ├── UsageError        2     the command line
         ├── ProtocolError    65     bytes that are not pgoutput (names message, offset, expectation)
@@ -68,7 +68,7 @@ class TypeChanged(RetryableError):
     """A value has a part that its type had not when it was described; a new session describes types anew."""
 
 
-class TableUnreadable(PgsluiceError):
+class TableUnreadable(RetryableError):
     """The rows of one table cannot be read now; streaming goes on."""
 
 
