@@ -266,7 +266,7 @@ class Transactions:
         self.prepared: dict[int, Prepared] = {}
         """The transactions that are prepared, by xid: a gid may be used again at once."""
         self.gate: Gate | None = None
-        """Set and reset between transactions only; reset after everything was released."""
+        """Set and reset only while no transaction passes; reset right before everything is released."""
         self._held: deque[tuple[_Waiting, Transaction, int] | Emitted] = deque()
         """What the gate has not admitted, with the end LSN, and the messages behind it."""
         self._spool = spool

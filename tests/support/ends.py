@@ -84,12 +84,17 @@ class World:
     schemas: dict[str, list[Any]] = field(default_factory=dict)
     faults: dict[str, list[Exception]] = field(default_factory=dict)
     """Step to the errors that its next calls raise."""
+    steps: list[str] = field(default_factory=list)
+    """All that were taken."""
+    tells_position: bool = True
+    """Whether the server answers when it is asked how far it has come."""
     commit_gate: asyncio.Event | None = None
     """Holds commits back until it is set."""
     streams: list["FakeStream"] = field(default_factory=list)
 
     def step(self, name: str) -> None:
-        """Raise what was ordered for this step."""
+        """Note the step, and raise what was ordered for it."""
+        self.steps.append(name)
         if self.faults.get(name):
             raise self.faults[name].pop(0)
 
@@ -160,8 +165,6 @@ class FakeStream:
         self._ended: asyncio.Future[PgsluiceError] = asyncio.get_running_loop().create_future()
         self.reports: list[tuple[int, int]] = []
         self.let_go: list[int] = []
-        self.asked = 0
-        """How often it was asked how far it has come."""
         self.stopped = False
         for commit_lsn, frames in world.wal:
             if commit_lsn >= (world.position or 0):
@@ -186,7 +189,8 @@ class FakeStream:
         self._world.position = max(self._world.position or 0, flushed)
 
     def ask_position(self) -> None:
-        self.asked += 1
+        if self._world.tells_position:
+            self.queue.put_nowait([Keepalive(self._world.server.xlogpos, 0, reply_requested=False)])
 
     def answer_shutdown(self, wal_end: int) -> None:
         self.let_go.append(wal_end)
@@ -330,8 +334,8 @@ class FakeReader:
         return Taken(self._world.seen[0], self._world.server.xlogpos, 1_000_000)
 
     async def rows(self, shape: Shape, after: Sequence[str], limit: int, size: int) -> Chunk:
-        self._world.step("rows")
         await self._world.read.wait()
+        self._world.step("rows")
         rows = [row for row in self._world.rows[shape.relation.oid] if not after or row > int(after[0])]
         messages = [insert_message(shape.relation.oid, [str(row).encode()]) for row in rows[:limit]]
         kept = [message for place, message in enumerate(messages) if place * len(message) < size]

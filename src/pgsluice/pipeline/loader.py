@@ -11,7 +11,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Final, NoReturn
 
@@ -46,6 +46,15 @@ SEEN_S: Final = 0.1
 they do so once a standby has answered."""
 
 SEEN_AGAIN_S: Final = 0.002
+
+TAKE_S: Final = 2.0
+"""How long the stream waits for a server that does not answer."""
+
+PAUSE_S: Final = 5.0
+"""How long the table stays locked until no transaction is half done."""
+
+VOIDS_MAX: Final = 8
+"""How often in a row a chunk may turn out to fit nowhere. Each time, half as many rows are read."""
 
 ASK_S: Final = 0.02
 """How often the server is asked how far the stream has come."""
@@ -89,6 +98,8 @@ class _Table:
     shape: Shape | None = None
     rows: Rows | None = None
     replaces: bool = False
+    voids: int = 0
+    """How many chunks in a row fitted nowhere."""
     is_out: bool = False
     """Whether it is left out until something about it changes."""
     due_at: float = 0.0
@@ -100,7 +111,8 @@ class _Table:
 class Seams:
     """What the loader needs of the session.
 
-    ``pause``: hold up the session's work between two transactions. ``go_on``: take what was held, in a pause.
+    ``pause``: hold up the session's work while no transaction is half done. ``go_on``: take what was held, in a pause.
+    ``wake``: have the session look whether its cut is due.
     """
 
     transactions: Transactions
@@ -161,6 +173,9 @@ class Loader:
     async def run(self) -> NoReturn:
         """Load what is to be loaded, and look again and again whether there is more."""
         try:
+            if await self._source.is_standby():
+                log.warning("tables cannot be loaded from a standby: connect to the primary")
+                await asyncio.Future()
             while True:
                 try:
                     await self._look()
@@ -173,10 +188,14 @@ class Loader:
         finally:
             await self._reader.close()
 
+    async def _until_shown(self) -> None:
+        """Wait until it is certain that this is the server that was followed."""
+        while self._seams.progress.owes:  # noqa: ASYNC110 - nobody is told when that ends
+            await asyncio.sleep(ASK_S)
+
     async def _look(self) -> None:
         """Find the published tables that were never loaded."""
-        while self._seams.progress.owes:  # until then it is not certain that this is the server that was followed
-            await asyncio.sleep(ASK_S)
+        await self._until_shown()
         found = {(one.namespace, one.name): one for one in await self._source.published_relations()}
         for known in (self._tables, self._former):
             for name in known.keys() - found.keys():
@@ -279,7 +298,8 @@ class Loader:
             taken = await self._take()
             try:
                 after = table.load.last if table.load is not None else ()
-                chunk = await self._reader.rows(shape, after, options.chunk_rows, options.chunk_bytes)
+                limit = max(1, options.chunk_rows >> table.voids)
+                chunk = await self._reader.rows(shape, after, limit, options.chunk_bytes)
                 await self._reader.end()
                 await self._wait_complete()
             except (TableUnreadable, SourceUnavailable):
@@ -292,23 +312,42 @@ class Loader:
                 if not round_.is_void:
                     await self._insert(table, chunk, taken, round_.lsn)
                 await self._end_round()
+            table.voids = table.voids + 1 if round_.is_void else 0
+            if table.voids > VOIDS_MAX:
+                raise TableUnreadable("Its transactions become visible in another order than they commit in.")
         finally:
             await self._reader.end()
 
     async def _take(self) -> Taken:
         """Take the snapshot between two transactions; from now on the round decides which go on."""
-        seams, give_up_at = self._seams, time.monotonic() + SEEN_S
-        async with seams.pause():
-            while self._unseen:
-                snapshot = await self._reader.look()
-                self._unseen = {xid for xid in self._unseen if not snapshot.is_visible(xid)}
-                if self._unseen and time.monotonic() > give_up_at:
-                    raise TableUnreadable("Transactions that PostgreSQL has sent are not visible to others yet.")
-                await asyncio.sleep(SEEN_AGAIN_S if self._unseen else 0)
-            taken = await self._reader.take()
+        seams = self._seams
+        async with AsyncExitStack() as stack:
+            try:
+                async with asyncio.timeout(PAUSE_S):
+                    await stack.enter_async_context(seams.pause())
+            except TimeoutError:
+                raise TableUnreadable(f"A transaction takes more than {PAUSE_S:g} s to be received.") from None
+            try:
+                async with asyncio.timeout(TAKE_S):
+                    await self._see_all()
+                    taken = await self._reader.take()
+            except TimeoutError:
+                await self._reader.close()
+                raise SourceUnavailable(f"PostgreSQL took no snapshot within {TAKE_S:g} s.") from None
             self._round = seams.transactions.gate = Round(taken.snapshot, taken.end_lsn)
             seams.progress.hold_back(taken.end_lsn)
             return taken
+
+    async def _see_all(self) -> None:
+        """Wait until everything that went on is visible to others."""
+        give_up_at = time.monotonic() + SEEN_S
+        while self._unseen:
+            snapshot = await self._reader.look()
+            self._unseen = {xid for xid in self._unseen if not snapshot.is_visible(xid)}
+            if self._unseen:
+                if time.monotonic() > give_up_at:
+                    raise TableUnreadable("Transactions that PostgreSQL has sent are not visible to others yet.")
+                await asyncio.sleep(SEEN_AGAIN_S)
 
     async def _wait_complete(self) -> None:
         """Wait until the stream has come to where the chunk belongs, and see to it that it does."""

@@ -16,7 +16,7 @@ import structlog
 from pgsluice import dead_letter
 from pgsluice.cut import Cut
 from pgsluice.envelope import Stamp
-from pgsluice.errors import Diverged, PgsluiceError, StopError, TableUnreadable
+from pgsluice.errors import Diverged, PgsluiceError, StopError
 from pgsluice.history import Checkpoint, check_message_resent, check_resent, unexpected
 from pgsluice.loads import Loaded
 from pgsluice.metrics import Metrics
@@ -77,9 +77,8 @@ SHUTDOWN_PATIENCE_S = 1.0
 """Then we have a second to write a checkpoint of its last position; after that it is let go without one, because it
 would wait for us for ever."""
 
-PAUSE_S = 5.0
 PAUSE_AGAIN_S = 0.005
-"""How long, and how often, whoever needs a pause looks for the end of the transaction that is being received."""
+"""How often whoever needs a pause looks for the end of the transaction that is being received."""
 
 SHUTDOWN_LOOK_S = 0.1
 """How often to look meanwhile whether it is over."""
@@ -278,15 +277,12 @@ class Session:
 
     @contextlib.asynccontextmanager
     async def _paused(self) -> AsyncIterator[None]:
-        """Hold up the work between two transactions; TableUnreadable if one takes too long."""
-        give_up_at = time.monotonic() + PAUSE_S
+        """Hold up the work while no transaction is half done."""
         while True:
             async with self._turn:
-                if self._transactions.is_between:
+                if self._transactions.passing is None:
                     yield
                     return
-            if time.monotonic() > give_up_at:
-                raise TableUnreadable(f"A transaction takes more than {PAUSE_S:g} s to be received.")
             await asyncio.sleep(PAUSE_AGAIN_S)
 
     async def _take_released(self) -> None:

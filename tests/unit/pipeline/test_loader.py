@@ -1,0 +1,433 @@
+"""Loading tables beside the stream: where the rows go, who waits for them, and what happens when they cannot be read.
+
+Both ends are scripted; the rows of a table are read when ``world.read`` is set.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from pgsluice.avro.types import TypeOptions
+from pgsluice.errors import SourceUnavailable, TableUnreadable
+from pgsluice.history import Checkpoint
+from pgsluice.loads import FIRST_SEQ, Load, Loaded, Mark, Place
+from pgsluice.metrics import Metrics
+from pgsluice.pgoutput import messages
+from pgsluice.pipeline import loader as module
+from pgsluice.pipeline.encoders import Encoders
+from pgsluice.pipeline.loader import LoadOptions
+from pgsluice.pipeline.outbox import Limits
+from pgsluice.pipeline.session import Ends, Session, SessionOptions
+from pgsluice.progress import Progress
+from pgsluice.record import Record
+from pgsluice.relation import Column, PgType, Relation
+from pgsluice.snapshot import Shape, Snapshot
+from pgsluice.tables import Tables
+from tests.support.ends import FakeRegistry, FakeSink, FakeSource, FakeStream, MemorySpool, World
+
+NUMBERS = Relation(7, "public", "numbers", "d", (Column("n", PgType(23, "pg_catalog", "int4"), -1, is_key=True),))
+SHAPE = Shape(NUMBERS, is_root=False, key=("n",), filter="", replaces=True, digest="one")
+CHECKPOINT = Checkpoint("shop", "s", "7001", 1, 3, 4, 10_000)
+TOPIC = "shop.public.numbers"
+VISIBLE = 700
+"""The id of a transaction that the snapshots here see. They do not see those that ``World.commit`` numbers itself."""
+
+
+class Running:
+    """A session that loads tables."""
+
+    def __init__(self, world: World, checkpoint: Checkpoint, chunk_rows: int, chunk_bytes: int, cut_bytes: int) -> None:
+        self.world = world
+        self.checkpoint = checkpoint
+        self.spool = MemorySpool()
+        self.stop = asyncio.Event()
+        self.options = SessionOptions(
+            Limits(0.01, cut_bytes, 1 << 20, 60.0), loading=LoadOptions(chunk_rows, chunk_bytes, replaces=True)
+        )
+
+    async def start(self) -> None:
+        world = self.world
+        source, sink = FakeSource(world), FakeSink(world)
+        self.stream: FakeStream = await source.start()
+        await sink.fence()
+        encoders = Encoders(source, sink, FakeRegistry(world), Tables("shop", exclude=["public.left*"]), TypeOptions())
+        ends = Ends(source, self.stream, sink, encoders, self.spool)
+        progress = Progress(self.checkpoint.end_lsn)
+        self.session = Session(ends, self.checkpoint, self.options, Metrics(), progress, loaded=world.loaded)
+        self.task = asyncio.create_task(self.session.run(self.stop))
+
+    async def finish(self) -> None:
+        """Wait until the table is loaded, and deliver everything."""
+        await until(lambda: any(cut.loaded for cut, _, _ in self.world.cuts))
+        self.stop.set()
+        await self.task
+
+
+def world_of(*rows: int) -> World:
+    """Return a world in which the table has these rows, and the slot stands at the checkpoint."""
+    return World(position=10_000, published=[NUMBERS], shapes={7: SHAPE}, rows={7: list(rows)})
+
+
+@asynccontextmanager
+async def loading(
+    world: World,
+    *,
+    checkpoint: Checkpoint = CHECKPOINT,
+    chunk_rows: int = 100,
+    chunk_bytes: int = 1 << 20,
+    cut_bytes: int = 1 << 20,
+) -> AsyncIterator[Running]:
+    found = Running(world, checkpoint, chunk_rows, chunk_bytes, cut_bytes)
+    await found.start()
+    try:
+        yield found
+    finally:
+        found.task.cancel()
+        await asyncio.gather(found.task, return_exceptions=True)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 - the condition is whatever a test looks at
+            await asyncio.sleep(0.002)
+
+
+def arrived(world: World) -> list[tuple[str | None, int]]:
+    """Return what consumers see, by op and number."""
+    return [(record.op, number(record)) for _, records, _ in world.cuts for record in records]
+
+
+def number(record: Record) -> int:
+    return (record.key or b"\0")[-1] // 2
+
+
+def marks(world: World) -> list[Mark]:
+    return [mark for cut, _, _ in world.cuts for mark in cut.marks]
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOOK_S", "AGAIN_S", "AGAIN_MAX_S", "ASK_S", "WRITERS_S"):
+        monkeypatch.setattr(module, name, 0.01)
+
+
+async def test_the_rows_stand_between_two_marks() -> None:
+    world = world_of(1, 2, 3)
+    async with loading(world) as found:
+        await found.finish()
+    assert arrived(world) == [("r", 1), ("r", 2), ("r", 3)]
+    begin, rows, end = marks(world)
+    assert begin == Mark(TOPIC, begin.id, "begin", 3, 10_000, FIRST_SEQ, 0, replaces=True)
+    assert rows == Mark(TOPIC, begin.id, "rows", 3, 10_000, FIRST_SEQ + 4, 3, replaces=True)
+    assert end == Mark(TOPIC, begin.id, "end", 3, 10_000, FIRST_SEQ + 5, 3, replaces=True)
+
+
+async def test_the_end_is_recorded_with_the_cut_that_has_it() -> None:
+    world = world_of(1)
+    async with loading(world) as found:
+        await found.finish()
+    (loaded,) = [one for cut, _, _ in world.cuts for one in cut.loaded]
+    assert loaded == Loaded(loaded.id, "public", "numbers", 7, 1, 3)
+    assert world.checkpoint is not None
+    assert world.checkpoint.loads == ()
+    assert world.checkpoint.place == Place(10_000, 4)
+
+
+async def test_an_empty_table_is_loaded_too() -> None:
+    world = world_of()
+    async with loading(world) as found:
+        await found.finish()
+    assert [(mark.state, mark.rows) for mark in marks(world)] == [("begin", 0), ("end", 0)]
+
+
+async def test_a_table_that_was_loaded_is_left_alone() -> None:
+    world = world_of(1)
+    world.loaded = {("public", "numbers"): Loaded("x", "public", "numbers", 7, 1, 1)}
+    async with loading(world):
+        await asyncio.sleep(0.05)
+        assert not marks(world)
+
+
+async def test_another_table_of_the_same_name_is_loaded() -> None:
+    world = world_of(1)
+    world.loaded = {("public", "numbers"): Loaded("x", "public", "numbers", 6, 1, 1)}
+    async with loading(world) as found:
+        await found.finish()
+    assert arrived(world) == [("r", 1)]
+
+
+async def test_a_table_that_is_not_included_is_left_alone() -> None:
+    world = world_of(1)
+    world.published = [replace(NUMBERS, name="left_out")]
+    async with loading(world):
+        await asyncio.sleep(0.05)
+        assert not marks(world)
+
+
+async def test_a_transaction_that_the_snapshot_does_not_see_comes_behind_the_rows() -> None:
+    world = world_of(1, 2)
+    world.read.clear()
+    async with loading(world) as found:
+        await until(lambda: found.session._transactions.gate)
+        world.commit(5)
+        await until(lambda: found.session._transactions._held)
+        assert not world.cuts
+        world.read.set()
+        await found.finish()
+    assert arrived(world) == [("r", 1), ("r", 2), ("c", 5)]
+    assert found.session.progress.delivered == 10_100
+
+
+async def test_nothing_behind_a_transaction_that_waits_is_confirmed() -> None:
+    world = world_of(1)
+    world.read.clear()
+    async with loading(world) as found:
+        await until(lambda: found.session._transactions.gate)
+        world.commit(5)
+        world.keepalive(20_000)
+        await until(lambda: found.session.server_lsn == 20_000)
+        assert found.session.progress.received <= 10_050
+        world.read.set()
+        await found.finish()
+        assert found.session.progress.received == 20_000
+
+
+async def test_a_transaction_that_the_snapshot_sees_goes_on_before_the_rows() -> None:
+    world = world_of(1)
+    world.read.clear()
+    async with loading(world) as found:
+        world.server = replace(world.server, xlogpos=10_200)
+        await until(lambda: found.session._transactions.gate)
+        world.server = replace(world.server, xlogpos=10_000)
+        world.commit(5, xid=VISIBLE)
+        await until(lambda: world.cuts)
+        world.server = replace(world.server, xlogpos=10_200)
+        world.read.set()
+        await found.finish()
+    assert arrived(world) == [("c", 5), ("r", 1)]
+
+
+async def test_rows_that_fit_nowhere_are_read_again_fewer_at_once() -> None:
+    world = world_of(1, 2, 3)
+    world.read.clear()
+    async with loading(world, chunk_rows=2) as found:
+        world.server = replace(world.server, xlogpos=10_500)
+        await until(lambda: found.session._transactions.gate)
+        world.server = replace(world.server, xlogpos=10_000)
+        world.commit(5)
+        world.commit(6, xid=VISIBLE)
+        await until(lambda: len(found.session._transactions._held) == 2)
+        world.seen = [Snapshot(20_000, 20_000, frozenset())]
+        world.read.set()
+        await found.finish()
+    assert arrived(world) == [("c", 5), ("c", 6), ("r", 1), ("r", 2), ("r", 3)]
+    assert [mark.rows for mark in marks(world) if mark.state == "rows"] == [1, 3]
+
+
+async def test_a_table_whose_rows_never_fit_is_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "VOIDS_MAX", 0)
+    world = world_of(1)
+    world.read.clear()
+    async with loading(world) as found:
+        world.server = replace(world.server, xlogpos=10_500)
+        await until(lambda: found.session._transactions.gate)
+        world.server = replace(world.server, xlogpos=10_000)
+        world.commit(5)
+        world.commit(6, xid=VISIBLE)
+        await until(lambda: len(found.session._transactions._held) == 2)
+        world.seen = [Snapshot(20_000, 20_000, frozenset())]
+        world.read.set()
+        await found.finish()
+    assert arrived(world) == [("c", 5), ("c", 6), ("r", 1)]
+
+
+async def test_no_snapshot_is_taken_before_it_sees_what_went_on() -> None:
+    world = world_of(1)
+    world.read.clear()
+    async with loading(world, chunk_rows=1) as found:
+        world.rows[7].append(2)
+        await until(lambda: found.session._transactions.gate)
+        world.commit(5)
+        world.read.set()
+        await until(lambda: ("c", 5) in arrived(world))
+        await until(lambda: len(world.seen) == 1)
+        world.seen = [Snapshot(1_000, 1_000, frozenset()), Snapshot(20_000, 20_000, frozenset())]
+        await found.finish()
+    assert arrived(world) == [("r", 1), ("c", 5), ("r", 2)]
+
+
+async def test_and_the_stream_waits_for_that_only_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SEEN_S", 0.01)
+    world = world_of(1, 2)
+    async with loading(world, chunk_rows=1) as found:
+        await until(lambda: found.session._transactions.gate)
+        world.commit(5)
+        await until(lambda: ("c", 5) in arrived(world))
+        world.commit(6)
+        await until(lambda: ("c", 6) in arrived(world))
+        assert ("r", 2) not in arrived(world)
+        world.seen = [Snapshot(20_000, 20_000, frozenset())]
+        await found.finish()
+    assert arrived(world) == [("r", 1), ("c", 5), ("c", 6), ("r", 2)]
+
+
+async def test_those_who_are_changing_the_table_have_to_end_first() -> None:
+    world = world_of(1)
+    world.writers = [{"3/1", "4/1"}, {"3/1", "5/9"}, {"5/9"}]
+    async with loading(world) as found:
+        await found.finish()
+    assert not world.writers
+
+
+async def test_a_load_goes_on_in_the_next_session() -> None:
+    world = world_of(1, 2, 3)
+    load = Load("x", "public", "numbers", 7, "one", ("1",), 1)
+    async with loading(world, checkpoint=replace(CHECKPOINT, loads=(load,), place=Place(10_000, 7))) as found:
+        await found.finish()
+    assert arrived(world) == [("r", 2), ("r", 3)]
+    assert [(mark.id, mark.state, mark.seq - FIRST_SEQ, mark.rows) for mark in marks(world)] == [
+        ("x", "rows", 9, 3),
+        ("x", "end", 10, 3),
+    ]
+
+
+async def test_but_not_if_the_table_has_another_shape() -> None:
+    world = world_of(1, 2)
+    load = Load("x", "public", "numbers", 7, "another", ("1",), 1)
+    async with loading(world, checkpoint=replace(CHECKPOINT, loads=(load,))) as found:
+        await found.finish()
+    assert arrived(world) == [("r", 1), ("r", 2)]
+    assert "x" not in {mark.id for mark in marks(world)}
+
+
+async def test_a_chunk_may_take_several_cuts_each_with_how_far_it_has_come() -> None:
+    world = world_of(*range(1, 31))
+    async with loading(world, cut_bytes=2_000) as found:
+        await found.finish()
+    assert [number for _, number in arrived(world)] == list(range(1, 31))
+    lasts = [load.last for _, _, checkpoint in world.cuts for load in checkpoint.loads]
+    assert lasts
+    assert all(0 < int(last) < 30 for (last,) in lasts)
+
+
+async def test_a_chunk_ends_with_its_bytes() -> None:
+    world = world_of(1, 2, 3, 4)
+    async with loading(world, chunk_bytes=20) as found:
+        await found.finish()
+    assert [number for _, number in arrived(world)] == [1, 2, 3, 4]
+    assert len([mark for mark in marks(world) if mark.state == "rows"]) > 1
+
+
+async def test_a_table_that_cannot_be_read_now_is_tried_again_and_the_stream_goes_on() -> None:
+    world = world_of(1)
+    world.faults = {"lock": [TableUnreadable("locked")], "rows": [TableUnreadable("cancelled")]}
+    async with loading(world) as found:
+        await until(lambda: not any(world.faults.values()))
+        world.seen = [Snapshot(20_000, 20_000, frozenset())]
+        world.commit(5)
+        await found.finish()
+    assert sorted(arrived(world)) == [("c", 5), ("r", 1)]
+
+
+async def test_so_is_one_whose_connection_broke() -> None:
+    world = world_of(1)
+    world.faults = {"rows": [SourceUnavailable("gone")], "shape": [SourceUnavailable("gone")]}
+    async with loading(world) as found:
+        await until(lambda: not any(world.faults.values()))
+        world.seen = [Snapshot(20_000, 20_000, frozenset())]
+        world.commit(5)
+        await found.finish()
+    assert sorted(arrived(world)) == [("c", 5), ("r", 1)]
+
+
+async def test_what_waited_goes_on_when_the_rows_cannot_be_read() -> None:
+    world = world_of(1)
+    world.read.clear()
+    async with loading(world) as found:
+        await until(lambda: found.session._transactions.gate)
+        world.commit(5)
+        await until(lambda: found.session._transactions._held)
+        world.seen = [Snapshot(20_000, 20_000, frozenset())]
+        world.faults = {"rows": [TableUnreadable("cancelled")]}
+        world.read.set()
+        await found.finish()
+    assert arrived(world) == [("c", 5), ("r", 1)]
+
+
+async def test_a_table_without_key_is_left_out() -> None:
+    world = world_of(1)
+    world.shapes = {7: replace(SHAPE, key=())}
+    async with loading(world) as found:
+        world.commit(5)
+        await until(lambda: world.cuts)
+        assert arrived(world) == [("c", 5)]
+        assert not marks(world)
+        assert not found.task.done()
+
+
+async def test_a_table_that_is_gone_is_forgotten() -> None:
+    world = world_of(1)
+    world.shapes = {}
+    async with loading(world) as found:
+        await asyncio.sleep(0.03)
+        world.published = []
+        await until(lambda: not found.session._loader._tables)  # type: ignore[union-attr]
+        assert not marks(world)
+
+
+async def test_the_server_is_made_to_write_something_if_it_does_not_come_further(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "FLUSH_S", 0.0)
+    world = world_of(1)
+    world.tells_position = False
+    async with loading(world) as found:
+        await until(lambda: "flush" in world.steps)
+        world.keepalive()
+        await found.finish()
+
+
+async def test_what_it_writes_for_that_is_not_published() -> None:
+    world = World(position=10_000)
+    async with loading(world) as found:
+        lsn = world.emit(b"", "pgsluice.flush")
+        world.keepalive()
+        await until(lambda: found.session.progress.received >= lsn)
+    assert not arrived(world)
+
+
+async def test_a_stream_that_does_not_come_to_the_snapshot_gives_the_table_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ROUND_S", 0.02)
+    world = world_of(1)
+    world.tells_position = False
+    async with loading(world) as found:
+        await until(lambda: world.steps.count("take") > 1)
+        world.tells_position = True
+        await found.finish()
+
+
+async def test_a_transaction_that_is_half_received_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PAUSE_S", 0.02)
+    world = world_of(1)
+    world.read.clear()
+    async with loading(world) as found:
+        await until(lambda: found.session._transactions.gate)
+        world.faults = {"rows": [TableUnreadable("cancelled")]}
+        world.read.set()
+        world.send(messages.Begin(10_050, 0, VISIBLE))
+        await until(lambda: found.session._transactions.current)
+        world.send(messages.Commit(10_050, 10_100, 0), end_lsn=10_100)
+        await found.finish()
+
+
+async def test_nothing_is_loaded_from_a_standby() -> None:
+    world = world_of(1)
+    world.standby = True
+    async with loading(world) as found:
+        world.commit(5)
+        await until(lambda: world.cuts)
+        assert arrived(world) == [("c", 5)]
+        assert not found.task.done()
