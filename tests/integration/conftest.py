@@ -15,8 +15,8 @@ from tests.support.kafka import SecuredKafka
 from tests.support.weather import Pipeline, Start, configured, prepare
 
 LONGEST = (
-    *("replay", "messages", "weather", "at_least_once", "kafka_weather", "binary", "poison", "exactly_once"),
-    *("topics_behind_our_back", "postgres_slots", "postgres_failover"),
+    *("kafka_weather", "at_least_once", "topics_behind_our_back", "replay", "metrics", "weather", "binary", "messages"),
+    *("spill_disk", "snapshots", "start_rules", "poison", "exactly_once", "postgres_slots", "postgres_failover"),
 )
 """The files that take minutes, the longest first: begun at the end, one of them would keep the others waiting."""
 
