@@ -231,6 +231,9 @@ class Replay:
         self._check_shape(event, before, after)
         if event["op"] == "d":
             self._delete(table, event, key, before)
+        elif event["op"] == "r":
+            table.rows.pop(key, None)  # it may be there already, from a change that came before it
+            self._put(table, key, self._merged(after, None, event, columns))
         elif event["op"] == "u":
             old = self._take(table, key, before)
             self._check_before(event, old, before)
@@ -243,7 +246,8 @@ class Replay:
     def _check_shape(self, event: Event, before: Row | None, after: Row | None) -> None:
         """Which images there are follows from the kind of change."""
         op, image, moves = event["op"], event["before_image"], "key_change" in event["flags"]
-        assert op in ("c", "u", "d"), f"op {op}"
+        assert op in ("c", "u", "d", "r"), f"op {op}"
+        assert op != "r" or not (event["xid"] or event["unchanged"] or before), "a row that was read"
         assert (after is None) == (op == "d"), "after"
         assert (before is None) == (image == "none"), "before and before_image"
         assert image in ("key", "full") or (op != "d" and not moves), "before_image"

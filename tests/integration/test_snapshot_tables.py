@@ -1,0 +1,184 @@
+"""Tables of every kind that had rows before: what arrives of each is what PostgreSQL holds."""
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from uuid import uuid4
+
+import pytest
+
+from sandbox.daemon import Daemon
+from sandbox.kafka import Kafka
+from sandbox.postgres import Database
+from tests.support.reader import Cut, Reader
+from tests.support.replay import Replay, contents, differences
+
+PATIENCE_S = 60
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A table, the rows that it has before the pipeline, and what has to arrive.
+
+    ``member``: how it stands in the publication. ``is_loaded`` False: its rows are not read.
+    """
+
+    name: str
+    sql: str
+    expected: str
+    member: str
+    since: int = 10
+    is_loaded: bool = True
+
+
+KINDS = [
+    Kind(
+        "texts",
+        """CREATE TABLE texts (a text, b int, note text, PRIMARY KEY (b, a));
+        INSERT INTO texts SELECT chr(9 + n % 90) || E'\\\\\\t\\n' || n, n % 3, NULLIF(E'\\\\N' || n, E'\\\\N7')
+        FROM generate_series(1, 200) n""",
+        "SELECT * FROM public.texts",
+        "texts",
+    ),
+    Kind(
+        "sorted",
+        """CREATE TABLE sorted (name text COLLATE "C" PRIMARY KEY, part numeric, at timestamptz, bits bytea, doc jsonb);
+        INSERT INTO sorted SELECT md5(n::text), n / 7.0, 'epoch'::timestamptz + n * interval '1 hour',
+            decode(md5(n::text), 'hex'), json_build_object('n', n) FROM generate_series(1, 200) n""",
+        "SELECT * FROM public.sorted",
+        "sorted",
+    ),
+    Kind(
+        "Odd Name.x",
+        """CREATE TABLE "Odd Name.x" ("the ""key"" x" uuid PRIMARY KEY, "Wert" float8[]);
+        INSERT INTO "Odd Name.x" SELECT md5(n::text)::uuid, ARRAY[n::float8, NULL, 'NaN'] FROM generate_series(1, 100) n""",
+        'SELECT * FROM public."Odd Name.x"',
+        '"Odd Name.x"',
+    ),
+    Kind(
+        "mood",
+        """CREATE TYPE feeling AS ENUM ('zufrieden', 'bad', 'good');
+        CREATE TABLE mood (f feeling, n int NOT NULL, v varchar(20) NOT NULL, UNIQUE (v, n));
+        ALTER TABLE mood REPLICA IDENTITY USING INDEX mood_v_n_key;
+        INSERT INTO mood SELECT (ARRAY['zufrieden', 'bad', 'good'])[1 + n % 3]::feeling, n, 'v' || n % 10
+        FROM generate_series(1, 100) n""",
+        "SELECT * FROM public.mood",
+        "mood",
+    ),
+    Kind(
+        "full",
+        """CREATE TABLE "full" (id int PRIMARY KEY, v text);
+        ALTER TABLE "full" REPLICA IDENTITY FULL;
+        INSERT INTO "full" SELECT n, n FROM generate_series(1, 50) n""",
+        'SELECT * FROM public."full"',
+        '"full"',
+    ),
+    Kind(
+        "keyless",
+        "CREATE TABLE keyless (v text); INSERT INTO keyless SELECT n FROM generate_series(1, 50) n",
+        "SELECT * FROM public.keyless WHERE false",
+        "keyless",
+        is_loaded=False,
+    ),
+    Kind(
+        "parent",
+        """CREATE TABLE parent (id int PRIMARY KEY, v text);
+        CREATE TABLE child (more int, PRIMARY KEY (id)) INHERITS (parent);
+        INSERT INTO parent VALUES (1, 'parent');
+        INSERT INTO child VALUES (2, 'child', 3)""",
+        "SELECT * FROM ONLY public.parent",
+        "ONLY parent",
+    ),
+    Kind(
+        "split",
+        """CREATE TABLE split (id int, v text, PRIMARY KEY (id)) PARTITION BY RANGE (id);
+        CREATE TABLE low PARTITION OF split FOR VALUES FROM (0) TO (30);
+        CREATE TABLE high PARTITION OF split FOR VALUES FROM (30) TO (100);
+        INSERT INTO split SELECT n, n FROM generate_series(1, 60) n""",
+        "SELECT * FROM public.split",
+        "split",
+        since=13,
+    ),
+    Kind(
+        "computed",
+        """CREATE TABLE computed (id int PRIMARY KEY, v int, twice int GENERATED ALWAYS AS (v * 2) STORED);
+        INSERT INTO computed (id, v) SELECT n, n FROM generate_series(1, 30) n""",
+        "SELECT id, v FROM public.computed",
+        "computed",
+        since=12,
+    ),
+    Kind(
+        "filtered",
+        """CREATE TABLE filtered (id int PRIMARY KEY, v int, secret text);
+        INSERT INTO filtered SELECT n, n, 'secret' FROM generate_series(1, 100) n""",
+        "SELECT id, v FROM public.filtered WHERE id % 2 = 0 AND id < 50",
+        "filtered (id, v) WHERE (id % 2 = 0 AND id < 50)",
+        since=15,
+    ),
+]
+
+VERSIONS = (10, 12, 14, 18)
+
+
+def wait_until_loaded(daemon: Daemon, tables: int) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while (text := daemon.log_text()).count('"loaded"') < tables:
+        assert daemon.alive, text
+        assert time.monotonic() < end, text
+        time.sleep(0.05)
+
+
+def read(daemon: Daemon, kafka: Kafka, database: Database) -> tuple[list[Cut], Replay]:
+    """Return all cuts, and the tables as they tell them."""
+    with database.connect() as connection:
+        connection.execute("INSERT INTO last VALUES (1)")
+        row = connection.execute("SELECT pg_current_wal_flush_lsn() - '0/0'").fetchone()
+        assert row is not None
+    reader = Reader(kafka.bootstrap_servers, daemon.url, daemon.name)
+    try:
+        replay = Replay(tombstones=lambda _: False, partitions=reader.partitions)
+        cuts = reader.read_until(int(row[0]))
+        replay.apply(cuts)
+        return cuts, replay
+    finally:
+        reader.close()
+
+
+@pytest.mark.parametrize("binary", [False, True], ids=["text", "binary"])
+@pytest.mark.parametrize("version", VERSIONS)
+def test_what_arrives_is_what_is_there(
+    version: int, *, binary: bool, new_database: Callable[..., Database], kafka: Kafka
+) -> None:
+    if binary and version < 14:
+        pytest.skip("binary = true needs PostgreSQL 14")
+    kinds = [kind for kind in KINDS if kind.since <= version]
+    database = new_database(version)
+    with database.connect() as connection:
+        for kind in kinds:
+            for statement in kind.sql.split(";"):
+                connection.execute(statement)
+        connection.execute("CREATE TABLE last (n int PRIMARY KEY)")
+        connection.execute(f"CREATE PUBLICATION pgsluice FOR TABLE last, {', '.join(kind.member for kind in kinds)}")
+        if version >= 13:
+            connection.execute("ALTER PUBLICATION pgsluice SET (publish_via_partition_root = true)")
+    settings = {
+        "snapshot": {"mode": "initial", "chunk_rows": 40},
+        "delivery": {"heartbeat": "500ms"},
+        "postgres": {"binary": binary},
+    }
+    with ExitStack() as stack:
+        daemon = stack.enter_context(
+            Daemon(f"k{uuid4().hex[:10]}", database.conninfo(), kafka.bootstrap_servers, settings)
+        )
+        wait_until_loaded(daemon, 1 + sum(kind.is_loaded for kind in kinds))
+        cuts, replay = read(daemon, kafka, database)
+        text = daemon.log_text()
+    assert not replay.problems
+    with database.connect() as connection:
+        for kind in kinds:
+            table = replay.table(f"public.{kind.name}")
+            assert not [*table.problems, *differences(table, *contents(connection, kind.expected))], kind.name
+    ended = {mark["topic"]: mark["rows"] for cut in cuts for mark in cut.record["snapshots"] if mark["state"] == "end"}
+    assert sum(ended.values()) == sum(len(replay.table(f"public.{kind.name}").rows) for kind in kinds)
+    assert text.count("is left out") == sum(not kind.is_loaded for kind in kinds)
