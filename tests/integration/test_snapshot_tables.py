@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -52,7 +53,8 @@ KINDS = [
     Kind(
         "Odd Name.x",
         """CREATE TABLE "Odd Name.x" ("the ""key"" x" uuid PRIMARY KEY, "Wert" float8[]);
-        INSERT INTO "Odd Name.x" SELECT md5(n::text)::uuid, ARRAY[n::float8, NULL, 'NaN'] FROM generate_series(1, 100) n""",
+        INSERT INTO "Odd Name.x"
+        SELECT md5(n::text)::uuid, ARRAY[n::float8, NULL, 'NaN'] FROM generate_series(1, 100) n""",
         'SELECT * FROM public."Odd Name.x"',
         '"Odd Name.x"',
     ),
@@ -162,7 +164,7 @@ def test_what_arrives_is_what_is_there(
         connection.execute(f"CREATE PUBLICATION pgsluice FOR TABLE last, {', '.join(kind.member for kind in kinds)}")
         if version >= 13:
             connection.execute("ALTER PUBLICATION pgsluice SET (publish_via_partition_root = true)")
-    settings = {
+    settings: dict[str, dict[str, Any]] = {
         "snapshot": {"mode": "initial", "chunk_rows": 40},
         "delivery": {"heartbeat": "500ms"},
         "postgres": {"binary": binary},

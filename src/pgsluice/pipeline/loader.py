@@ -293,8 +293,8 @@ class Loader:
         """Read one chunk, and put it where it belongs."""
         shape, options = table.shape, self._options
         assert shape is not None, "_open() has found it"
-        await self._reader.begin(shape)
         try:
+            await self._reader.begin(shape)
             taken = await self._take()
             try:
                 after = table.load.last if table.load is not None else ()

@@ -1,0 +1,258 @@
+"""What may happen to a table, and to the server, while its rows are read: nothing is lost, and nothing comes twice."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from sandbox.daemon import Daemon
+from sandbox.kafka import Kafka
+from sandbox.postgres import Database, Postgres
+from tests.support.reader import Cut, Event, Reader
+
+PATIENCE_S = 60
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "snapshot": {"mode": "initial", "chunk_rows": 50},
+    "delivery": {"heartbeat": "500ms"},
+    "kafka": {"topics": {"partitions": 1}},
+}
+
+ROWS = 500
+
+Follow = Callable[..., Daemon]
+
+
+@pytest.fixture
+def items(database: Database) -> Database:
+    """Give a database with a published table that has rows."""
+    with database.connect() as connection:
+        make_items(connection)
+        connection.execute("CREATE PUBLICATION pgsluice FOR TABLE items")
+    return database
+
+
+def make_items(connection: psycopg.Connection) -> None:
+    connection.execute("CREATE TABLE items (id int PRIMARY KEY, v text)")
+    connection.execute("INSERT INTO items SELECT n, n FROM generate_series(1, %s) n", [ROWS])
+
+
+@pytest.fixture
+def follow(kafka: Kafka) -> Iterator[Follow]:
+    """Start a daemon on a database; it is gone after the test."""
+    with ExitStack() as stack:
+
+        def begin(database: Database, **settings: dict[str, Any]) -> Daemon:
+            name = f"w{uuid4().hex[:10]}"
+            daemon = Daemon(name, database.conninfo(), kafka.bootstrap_servers, {**SETTINGS, **settings})
+            return stack.enter_context(daemon)
+
+        yield begin
+
+
+def wait_for(daemon: Daemon, words: str, count: int = 1) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while (text := daemon.log_text()).count(words) < count:
+        assert daemon.alive, text
+        assert time.monotonic() < end, text
+        time.sleep(0.02)
+
+
+def wait_until_loaded(daemon: Daemon, count: int = 1) -> None:
+    wait_for(daemon, '"event": "loaded"', count)
+
+
+def read(daemon: Daemon, kafka: Kafka, database: Database) -> list[Cut]:
+    with database.connect() as connection:
+        connection.execute("INSERT INTO items (id) VALUES (-1)")
+        row = connection.execute("SELECT pg_current_wal_flush_lsn() - '0/0'").fetchone()
+        assert row is not None
+    reader = Reader(kafka.bootstrap_servers, daemon.url, daemon.name)
+    try:
+        return reader.read_until(int(row[0]))
+    finally:
+        reader.close()
+
+
+def events_of(cuts: list[Cut]) -> list[Event]:
+    return sorted((event for cut in cuts for event in cut.events), key=lambda event: event.position)
+
+
+def mirror(cuts: list[Cut]) -> dict[int, Any]:
+    """Return the rows that a mirror has, deleting at the end of a load what is older than its begin."""
+    rows: dict[int, tuple[tuple[int, int, int], Any]] = {}
+    steps: list[tuple[tuple[int, int, int], Any]] = [(event.position, event) for event in events_of(cuts)]
+    begins: dict[str, tuple[int, int, int]] = {}
+    for cut in cuts:
+        steps += [((mark["epoch"], mark["lsn"], mark["seq"]), mark) for mark in cut.record["snapshots"]]
+    for position, step in sorted(steps, key=lambda one: one[0]):
+        if isinstance(step, Event):
+            if step["op"] == "t":
+                rows.clear()
+            elif step["op"] == "d":
+                del rows[step["before"]["id"]]
+            else:
+                rows[step["after"]["id"]] = position, step["after"]["v"]
+        elif step["state"] == "begin":
+            begins[step["id"]] = position
+        elif step["state"] == "end":
+            assert step["replaces"]
+            rows = {key: row for key, row in rows.items() if row[0] > begins[step["id"]]}
+    return {key: value for key, (_, value) in rows.items()}
+
+
+def held(database: Database) -> dict[int, Any]:
+    with database.connect() as connection:
+        return dict(connection.execute("SELECT id, v FROM items").fetchall())
+
+
+def test_a_table_that_joins_the_publication_is_loaded(follow: Follow, kafka: Kafka, items: Database) -> None:
+    with items.connect() as connection:
+        connection.execute("ALTER PUBLICATION pgsluice DROP TABLE items")
+    daemon = follow(items)
+    with items.connect() as connection:
+        connection.execute("ALTER PUBLICATION pgsluice ADD TABLE items")
+    wait_until_loaded(daemon)
+    assert mirror(read(daemon, kafka, items)) == held(items)
+
+
+def test_whoever_wrote_before_the_table_joined_is_waited_for(follow: Follow, kafka: Kafka, items: Database) -> None:
+    """His rows are not in the stream; and as long as he has not committed, in no snapshot either."""
+    with items.connect() as connection:
+        connection.execute("ALTER PUBLICATION pgsluice DROP TABLE items")
+    daemon = follow(items)
+    with items.connect(autocommit=False) as writer, items.connect() as connection:
+        writer.execute("INSERT INTO items VALUES (1000, 'early')")
+        connection.execute("ALTER PUBLICATION pgsluice ADD TABLE items")
+        wait_for(daemon, "loading waits for transactions")
+        assert '"event": "loaded"' not in daemon.log_text()
+        writer.commit()
+    wait_until_loaded(daemon)
+    rows = mirror(read(daemon, kafka, items))
+    assert rows == held(items)
+    assert rows[1000] == "early"
+
+
+def test_so_is_a_prepared_transaction(follow: Follow, kafka: Kafka, items: Database) -> None:
+    with items.connect() as connection:
+        connection.execute("BEGIN")
+        connection.execute("INSERT INTO items VALUES (1000, 'early')")
+        connection.execute("PREPARE TRANSACTION 'early'")
+        connection.execute("ALTER PUBLICATION pgsluice DROP TABLE items")
+        connection.execute("COMMIT PREPARED 'early'")
+        daemon = follow(items)
+        connection.execute("BEGIN")
+        connection.execute("INSERT INTO items VALUES (1001, 'early, too')")
+        connection.execute("PREPARE TRANSACTION 'early'")
+        connection.execute("ALTER PUBLICATION pgsluice ADD TABLE items")
+        wait_for(daemon, "loading waits for transactions")
+        connection.execute("COMMIT PREPARED 'early'")
+    wait_until_loaded(daemon)
+    assert mirror(read(daemon, kafka, items)) == held(items)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "TRUNCATE items",
+        "ALTER TABLE items ADD COLUMN more text DEFAULT 'new'",
+        "ALTER TABLE items ALTER COLUMN v TYPE varchar(50)",
+        "ALTER TABLE items DROP CONSTRAINT items_pkey, ADD PRIMARY KEY (id) INCLUDE (v)",
+    ],
+)
+def test_what_is_done_to_the_table_while_it_is_loaded(sql: str, follow: Follow, kafka: Kafka, items: Database) -> None:
+    daemon = follow(items, snapshot={"mode": "initial", "chunk_rows": 2})
+    wait_for(daemon, '"event": "loading"')
+    with items.connect() as connection:
+        connection.execute(sql)
+        connection.execute("INSERT INTO items (id, v) VALUES (1000, 'after')")
+    wait_until_loaded(daemon)
+    assert mirror(read(daemon, kafka, items)) == held(items)
+
+
+def test_a_table_that_is_dropped_and_made_again(follow: Follow, kafka: Kafka, items: Database) -> None:
+    daemon = follow(items, snapshot={"mode": "initial", "chunk_rows": 2})
+    wait_for(daemon, '"event": "loading"')
+    with items.connect() as connection:
+        connection.execute("DROP TABLE items")
+        make_items(connection)
+        connection.execute("DELETE FROM items WHERE id > 400")
+        connection.execute("ALTER PUBLICATION pgsluice ADD TABLE items")
+    wait_until_loaded(daemon)
+    assert mirror(read(daemon, kafka, items)) == held(items)
+
+
+def test_a_table_that_is_locked_is_waited_for_while_others_are_streamed(
+    follow: Follow, kafka: Kafka, items: Database
+) -> None:
+    with items.connect(autocommit=False) as owner, items.connect() as connection:
+        connection.execute("CREATE TABLE others (id int PRIMARY KEY)")
+        connection.execute("ALTER PUBLICATION pgsluice ADD TABLE others")
+        daemon = follow(items, snapshot={"mode": "initial", "chunk_rows": 2})
+        wait_for(daemon, '"event": "loading"')
+        daemon.kill()
+        owner.execute("LOCK TABLE items IN ACCESS EXCLUSIVE MODE")
+        daemon.start()
+        wait_for(daemon, "a table cannot be read now")
+        connection.execute("INSERT INTO others VALUES (1)")
+        owner.rollback()
+    wait_until_loaded(daemon, 2)
+    cuts = read(daemon, kafka, items)
+    assert [event["after"]["id"] for event in events_of(cuts) if event.topic.endswith(".others")] == [1]
+
+
+def test_without_the_right_to_read_the_table(follow: Follow, kafka: Kafka, items: Database) -> None:
+    with items.connect() as connection:
+        role = f"reader_{uuid4().hex[:8]}"
+        connection.execute(f"CREATE ROLE {role} LOGIN REPLICATION")
+        daemon = follow(items, postgres={"dsn": items.conninfo(user=role)})
+        wait_for(daemon, "permission denied for table items")
+        connection.execute(f"GRANT SELECT ON items TO {role}")
+        wait_until_loaded(daemon)
+        assert mirror(read(daemon, kafka, items)) == held(items)
+        connection.execute(f"DROP OWNED BY {role}")
+
+
+def test_rows_that_a_policy_hides_are_an_error(follow: Follow, kafka: Kafka, items: Database) -> None:
+    with items.connect() as connection:
+        role = f"reader_{uuid4().hex[:8]}"
+        connection.execute(f"CREATE ROLE {role} LOGIN REPLICATION")
+        connection.execute(f"GRANT SELECT ON items TO {role}")
+        connection.execute("ALTER TABLE items ENABLE ROW LEVEL SECURITY")
+        daemon = follow(items, postgres={"dsn": items.conninfo(user=role)})
+        wait_for(daemon, "row-level security")
+        connection.execute("ALTER TABLE items DISABLE ROW LEVEL SECURITY")
+        wait_until_loaded(daemon)
+        assert mirror(read(daemon, kafka, items)) == held(items)
+        connection.execute(f"DROP OWNED BY {role}")
+
+
+def test_a_connection_that_is_ended_is_made_again(follow: Follow, kafka: Kafka, items: Database) -> None:
+    daemon = follow(items, snapshot={"mode": "initial", "chunk_rows": 2})
+    wait_for(daemon, '"event": "loading"')
+    with items.connect() as connection:
+        for _ in range(3):
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
+            )
+            time.sleep(0.1)
+    wait_until_loaded(daemon)
+    assert mirror(read(daemon, kafka, items)) == held(items)
+
+
+def test_a_server_that_crashes(follow: Follow, kafka: Kafka) -> None:
+    with Postgres(17, {"fsync": "on"}) as server, server.database() as database:
+        with database.connect() as connection:
+            make_items(connection)
+            connection.execute("CREATE PUBLICATION pgsluice FOR TABLE items")
+        daemon = follow(database, snapshot={"mode": "initial", "chunk_rows": 2})
+        wait_for(daemon, '"event": "loading"')
+        server.kill()
+        server.start()
+        wait_until_loaded(daemon)
+        assert mirror(read(daemon, kafka, database)) == held(database)
