@@ -111,7 +111,10 @@ class Model:
         """Where the server's timelines ended, from the first one on."""
         self._restored: list[tuple[int, int]] = []
         """What was restored from a snapshot of the disk: the last producer before that, and where the WAL ended."""
-        self._refused_after: int | None = None
+        self._is_refused = False
+        """Whether a refusal of the server is recorded, and no epoch has begun since."""
+        self._refusals: list[str] = []
+        """Refusals that are recorded; each is taken out when the daemon that found it has ended."""
         self._not_again: set[int] = set()
         """Commits of transactions that readers have from a former epoch, and that a later one cannot repeat."""
         self._last: dict[tuple[str, int], tuple[int, int, int]] = {}
@@ -160,9 +163,16 @@ class Model:
         self._next = min(self._next, snapshot.truth)
         self._not_again = {lsn for lsn in self._not_again if lsn < snapshot.end}
 
-    def on_refusal(self) -> None:
-        """Note that a daemon has stopped because the server has another history: that must be for good."""
-        self._refused_after = self.broker.count
+    def on_refusal(self, reason: str) -> None:
+        """Check that a daemon which has stopped because the server has another history has recorded that.
+
+        The refusal counts from its record on, and not from the end of the daemon: between the two, another daemon can
+        have read the record, and have begun a new epoch.
+        """
+        if reason not in self._refusals:
+            self._violate(f"a daemon stopped, and has not recorded why: {reason}")
+            return
+        self._refusals.remove(reason)
 
     # What the broker tells.
 
@@ -195,6 +205,9 @@ class Model:
     def _on_announcement(self, checkpoint: dict[str, Any], data: dict[str, Any]) -> None:
         if (checkpoint["end_lsn"] != 0 and not checkpoint["refused"]) or data:
             self._violate("a checkpoint without a cut is neither an announcement nor a refusal")
+        if checkpoint["refused"]:
+            self._is_refused = True
+            self._refusals.append(checkpoint["refused"])
 
     def _highest_epoch_before(self, transaction: Transaction) -> int:
         """Return the last epoch of which there are cuts, also aborted ones: a late marker may have shown them."""
@@ -208,7 +221,7 @@ class Model:
         if birth["epoch"] > self._highest_epoch_before(transaction) + 1:
             self._violate(f"epoch {birth['epoch']} follows epoch {self.epoch}")
         self.epoch = birth["epoch"]
-        self._refused_after = None
+        self._is_refused = False
         self.cut = max(self.cut, birth["cut"] - 1)
         missing = self.owes
         if missing is not None and missing.end <= birth["end_lsn"]:
@@ -234,7 +247,7 @@ class Model:
         transaction: Transaction,
     ) -> None:
         end, number, epoch = cut["end_lsn"], cut["cut"], cut["epoch"]
-        if self._refused_after is not None and transaction.number > self._refused_after:
+        if self._is_refused:
             self._violate(f"cut {number} was written although the server had been refused")
         end = self._on_this_history(end, checkpoint["timeline"], transaction.epoch)
         about = (checkpoint["end_lsn"], checkpoint["cut"], checkpoint["epoch"])

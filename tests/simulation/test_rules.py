@@ -429,6 +429,11 @@ def a_refusal_is_for_good(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(KafkaSink, "_refuse", lambda _self, _checkpoint: None)
 
 
+def a_refusal_stops_every_start(patch: pytest.MonkeyPatch) -> None:
+    """Also one that would not find the reason itself."""
+    patch.setattr(history, "check_refused", lambda _checkpoint: None)
+
+
 def cuts_that_the_checkpoint_does_not_know_are_not_written_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(history, "check_recorded", lambda *_args, **_options: None)
 
@@ -564,6 +569,7 @@ RULES: list[Sabotage] = [
     another_message_does_not_pass_for_the_last_one,
     nothing_new_is_taken_for_what_comes_again,
     a_refusal_is_for_good,
+    a_refusal_stops_every_start,
     cuts_that_the_checkpoint_does_not_know_are_not_written_again,
     checkpoints_under_other_keys_do_not_count,
     a_checkpoint_that_the_cut_records_deny_stops_the_start,

@@ -330,7 +330,7 @@ class Daemon:
             # The operator may have a supervisor that tries again before he looks.
             self.adopts = self._dice.random() < 0.5
             if isinstance(error, Diverged):
-                self._simulation.model.on_refusal()
+                self._simulation.model.on_refusal(str(error))
             return
         # Kafka was away, or a disk hung, for too long: the daemon's supervisor starts it again. There are no strangers
         # in these worlds.
