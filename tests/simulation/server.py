@@ -7,7 +7,7 @@ one it says when that was wrong.
 import asyncio
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pgsluice.errors import SlotInUse, SourceUnavailable
 from pgsluice.history import ServerIdentity, TimelineSwitch
@@ -39,6 +39,11 @@ class Slot:
     def save(self) -> None:
         self.durable = self.confirmed
         self.unsaved.clear()
+
+    def snapshot(self) -> "Slot":
+        """Return the slot as a snapshot of the disk has it: written, so no later crash takes it back behind that."""
+        self.save()
+        return replace(self, unsaved=[])
 
     def crash(self, dice: random.Random) -> None:
         self.confirmed = dice.choice((self.durable, *self.unsaved))

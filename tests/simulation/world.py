@@ -493,7 +493,7 @@ async def _restore_without_the_last(simulation: Simulation) -> None:
         return
     assert server.slot is not None, "that has been looked at"
     simulation.is_quiet = True
-    snapshot, slot = simulation.wal.snapshot(), replace(server.slot, unsaved=[])
+    snapshot, slot = simulation.wal.snapshot(), server.slot.snapshot()
     messages = dice.choice((0.0, 0.3, 1.0))
     for _ in range(dice.randrange(1, 5)):
         simulation.wal.transact(messages)
@@ -524,7 +524,7 @@ async def _go_back(simulation: Simulation, *, promote: bool) -> None:
         return
     assert server.slot is not None, "that has been looked at"
     simulation.is_quiet = True
-    since, slot = simulation.wal.end, replace(server.slot, unsaved=[])
+    since, slot = simulation.wal.end, server.slot.snapshot()
     for _ in range(dice.randrange(4)):
         simulation.wal.write_elsewhere()
         server.wake()
