@@ -25,6 +25,10 @@ T = TypeVar("T")
 
 MAX_TIMEOUT_MS = 60_000
 
+OUTDATED_IN_A_ROW = 12
+"""So many new clients of a process may get to the outdated broker, one after the other. A process that finds a topic
+changed asks some twenty, and stops if that one answers them all."""
+
 
 @dataclass(slots=True)
 class Entry:
@@ -345,10 +349,16 @@ class Client:
         self.process = process
         self.dice = dice
         self.lag_s = lag_s
+        self._outdated = 0
+        """How many new clients in a row got to the outdated broker."""
 
     def view(self) -> View:
         """Return what a new client is told; which broker it asks is settled once."""
-        return View(self.broker, asks=self.dice.random())
+        asks, outdated = self.dice.random(), self.broker.outdated
+        self._outdated = self._outdated + 1 if outdated is not None and asks < outdated.share else 0
+        if self._outdated > OUTDATED_IN_A_ROW:
+            asks, self._outdated = 1.0, 0
+        return View(self.broker, asks=asks)
 
     def begin_session(self) -> int:
         """Return the number of the session that a producer without transactions belongs to."""
