@@ -88,6 +88,15 @@ class TestWhatIsThere:
         commit(kafka, topic, new_epoch.to_json(), record(3))
         assert read(client_options(kafka), topic, is_atomic=False) == new_epoch
 
+    def test_one_that_a_former_owner_wrote_late_does_not_take_a_refusal_away(self, kafka: Kafka, topic: str) -> None:
+        """It can be further on than the session that found that the server has another history."""
+        refused = replace(checkpoint(3), refused="The server was restored.")
+        commit(kafka, topic, record(2), record(3), refused.to_json(), record(4))
+        assert read(client_options(kafka), topic, is_atomic=False) == refused
+        adopted = replace(checkpoint(5), epoch=2)
+        commit(kafka, topic, adopted.to_json())
+        assert read(client_options(kafka), topic, is_atomic=False) == adopted
+
     def test_one_that_is_further_on_does_not_hide_those_that_follow(self, kafka: Kafka, topic: str) -> None:
         """Where transactions are used, records come in the order of the history."""
         forged = replace(checkpoint(40), epoch=7)

@@ -37,8 +37,11 @@ def read_checkpoints(tail: Tail, pipeline: str, *, is_atomic: bool) -> Sequence[
     history: a session reads them after it has fenced the former ones, from which Kafka takes nothing any more. The
     checkpoint of an aborted cut, which a late transaction marker shows, stands where it was written, before everything
     that later sessions write. Its cut can even be higher than theirs, if it would have begun an epoch that never came
-    about. Without transactions nobody is fenced, and a former owner can write an older checkpoint late. So they are put
-    into the order of their cuts.
+    about.
+
+    Without transactions nobody is fenced, and a former owner can write a checkpoint late. So they are put into the
+    order of their cuts. A refusal ends its epoch, so it comes last there: the late checkpoint can be of a later cut
+    than that of the session which refused the server.
     """
     ours: list[Checkpoint] = []
     others = _Others()
@@ -55,7 +58,7 @@ def read_checkpoints(tail: Tail, pipeline: str, *, is_atomic: bool) -> Sequence[
         return [] if others.last is None else [others.last]
     if others.count:
         others.say_ignored(tail.topic)
-    return ours if is_atomic else sorted(ours, key=lambda one: (one.epoch, one.cut))
+    return ours if is_atomic else sorted(ours, key=lambda one: (one.epoch, bool(one.refused), one.cut))
 
 
 @dataclass(slots=True)
