@@ -8,15 +8,26 @@ https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 """
 
 import json
+import sys
+import zlib
 from dataclasses import dataclass, field, replace
 from typing import Final
+from weakref import WeakValueDictionary
 
 from pgsluice.errors import ProtocolError, TooManyDescriptions
 from pgsluice.pgoutput import messages
 from pgsluice.printable import quoted
 
 DESCRIBED_MAX: Final = 100_000
-"""Tables that one connection may describe, dropped ones included: some 3 KiB each, more for those with many columns."""
+"""Tables that one connection may describe, dropped ones included."""
+
+KEPT_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Memory for the tables described last: some 20,000 with 20 columns (3 KiB each), or 200 with 1,600 columns (300 KiB).
+The others are packed, and unpacked when a row of theirs arrives, which takes a millisecond for 160 columns."""
+
+PACKED_BYTES_MAX: Final = 1024 * 1024 * 1024
+"""Memory for packed tables, of which one takes 84 KB at most. So there is room for more than 12,000 of the widest. That
+is more than one transaction can write to with PostgreSQL's default number of locks, some 6,400, so none can fill it."""
 
 TYPES_MAX: Final = 10_000
 """Types whose names are kept: more than the columns of one table (1,600), which are described right after them."""
@@ -73,7 +84,7 @@ class Column:
     is_key: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Relation:
     """One version of a table, its columns in the order of the row images.
 
@@ -118,15 +129,24 @@ class RelationCache:
     """What the server described on one connection; dies with it.
 
     One cache for everything, streamed or not, overwritten in arrival order: it mirrors the single cache of
-    the server, which decides by it what needs no second description. So no table may be dropped from it: it ends the
-    session when it is full. What was delivered until then is not sent again, so the next session gets further. Types
-    are described again right before each Relation message that needs them, so those described long ago are dropped.
+    the server, which decides by it what needs no second description. So no table may be dropped from it: those that
+    were needed longest ago are packed, and it ends the session when it is full. What was delivered until then is not
+    sent again, so the next session gets further. Types are described again right before each Relation message that
+    needs them, so those described long ago are dropped.
     """
 
     def __init__(self) -> None:
         self._types: dict[int, PgType] = {}
         self.by_oid: dict[int, Relation] = {}
-        """The version of each table that holds for the next row."""
+        """The version of each table that holds for the next row, if it is not packed. A row of any other: see []."""
+        self._bytes: dict[int, int] = {}
+        """What those in ``by_oid`` take."""
+        self._kept_bytes = 0
+        self._packed: dict[int, bytes | None] = {}
+        """Of all tables; None if the current version was never packed."""
+        self._packed_bytes = 0
+        self._alive: WeakValueDictionary[int, Relation] = WeakValueDictionary()
+        """Those that somebody uses, packed or not: their encoders are found by the identity of the object."""
 
     def on_type(self, message: messages.Type) -> None:
         """Learn the name of a type that is not built in."""
@@ -136,7 +156,7 @@ class RelationCache:
             del self._types[next(iter(self._types))]
 
     def on_relation(self, message: messages.Relation) -> Relation:
-        """Learn a version of a table; the same object again while its content stays the same.
+        """Learn a version of a table; the same object again while its content stays the same and somebody uses it.
 
         Relation messages repeat often (after VACUUM FULL, TRUNCATE, on every reconnect), so callers may take
         the identity of the object as the sign that nothing changed.
@@ -149,33 +169,84 @@ class RelationCache:
             tuple(self._column(column) for column in message.columns),
         )
         _check_names(relation)
-        former = self.by_oid.get(message.oid)
-        if former != relation:
-            self.by_oid[message.oid] = relation if former is None else _sharing(relation, former)
-            self._check_room()
-        return self.by_oid[message.oid]
+        former = self._find(message.oid)
+        if former == relation:
+            return former
+        found = relation if former is None else _sharing(relation, former)
+        self._packed_bytes -= len(self._packed.get(found.oid) or b"")
+        self._packed[found.oid] = None
+        self._keep(found)
+        self._check_room()
+        return found
 
     def _check_room(self) -> None:
-        if len(self.by_oid) > DESCRIBED_MAX:
+        many = f"more than {DESCRIBED_MAX} tables" if len(self._packed) > DESCRIBED_MAX else ""
+        if self._packed_bytes > PACKED_BYTES_MAX:
+            many = f"tables with so many columns that their names take more than {PACKED_BYTES_MAX} bytes"
+        if many:
             raise TooManyDescriptions(
-                f"PostgreSQL has described more than {DESCRIBED_MAX} tables on one connection, most of which "
+                f"PostgreSQL has described {many} on one connection, most of which "
                 "were dropped since. Nothing is lost: a new connection goes on, and describes only those still used."
             )
 
     def __getitem__(self, oid: int) -> Relation:
-        try:
-            return self.by_oid[oid]
-        except KeyError:
+        found = self._find(oid)
+        if found is None:
             raise ProtocolError(
                 f"a change of relation {oid} arrived, which the server has not described on this connection"
                 " (expected a Relation message before it)"
-            ) from None
+            )
+        return found
+
+    def _find(self, oid: int) -> Relation | None:
+        found = self.by_oid.get(oid)
+        if found is not None:
+            return found
+        data = self._packed.get(oid)
+        if data is None:
+            return None
+        found = self._alive.get(oid) or unpacked(zlib.decompress(data))
+        self._keep(found)
+        return found
+
+    def _keep(self, relation: Relation) -> None:
+        """Make ``relation`` the one that was needed last, and pack others if they take too much: never this one."""
+        oid = relation.oid
+        self.by_oid.pop(oid, None)
+        self._kept_bytes -= self._bytes.pop(oid, 0)
+        self.by_oid[oid] = self._alive[oid] = relation
+        self._bytes[oid] = size = size_of(relation)
+        self._kept_bytes += size
+        while self._kept_bytes > KEPT_BYTES_MAX and len(self.by_oid) > 1:
+            self._pack(next(iter(self.by_oid)))
+
+    def _pack(self, oid: int) -> None:
+        relation = self.by_oid.pop(oid)
+        self._kept_bytes -= self._bytes.pop(oid)
+        if self._packed[oid] is None:
+            self._packed[oid] = data = zlib.compress(packed(relation), _QUICKLY)
+            self._packed_bytes += len(data)
 
     def _column(self, column: messages.RelationColumn) -> Column:
         oid = column.type_oid
         # A built-in type of a newer server: regtype, too, shows an unknown OID as its number.
         pg_type = self._types.get(oid) or BUILTIN_TYPES.get(oid) or PgType(oid, CATALOG, str(oid))
         return Column(column.name, pg_type, column.typmod, column.is_key)
+
+
+_QUICKLY: Final = 1
+"""The level of compression: higher ones save little."""
+
+_COLUMN_BYTES: Final = 128
+"""What a column takes beside its name: the object, its place in the tuple, its typmod, and what malloc adds."""
+
+
+def size_of(relation: Relation) -> int:
+    """Estimate how much memory a version of a table takes, as if it shared no column with another version."""
+    types = {column.type.oid: column.type for column in relation.columns if column.type.oid not in BUILTIN_TYPES}
+    names = [relation.namespace, relation.name, *(column.name for column in relation.columns)]
+    names += [name for one in types.values() for name in (one.namespace, one.name)]
+    return _COLUMN_BYTES * (1 + len(relation.columns) + len(types)) + sum(map(sys.getsizeof, names))
 
 
 def packed(relation: Relation) -> bytes:

@@ -1,10 +1,13 @@
 """Unit tests of pgsluice.relation."""
 
+import sys
+import tracemalloc
+
 import pytest
 
 from pgsluice.errors import ProtocolError, TooManyDescriptions
 from pgsluice.pgoutput import messages
-from pgsluice.relation import BUILTIN_TYPES, Column, PgType, Relation, RelationCache, packed, unpacked
+from pgsluice.relation import BUILTIN_TYPES, Column, PgType, Relation, RelationCache, packed, size_of, unpacked
 
 NO = False
 """Not a key column."""
@@ -126,6 +129,66 @@ def test_a_connection_does_not_describe_tables_without_limit(monkeypatch: pytest
         cache.on_relation(relation_message(ID, oid=oid))
     with pytest.raises(TooManyDescriptions, match="described more than 2 tables on one connection"):
         cache.on_relation(relation_message(ID, oid=3))
+
+
+def test_tables_that_were_described_long_ago_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server does not describe them again, so they may not be forgotten."""
+    cache = RelationCache()
+    cache.on_type(messages.Type(None, 16400, "public", "mood"))
+    wide = [messages.RelationColumn(NO, f"é{number}", 16400, number) for number in range(1600)]
+    expected = [cache.on_relation(relation_message(*wide, oid=oid)) for oid in range(4)]
+    monkeypatch.setattr("pgsluice.relation.KEPT_BYTES_MAX", 2 * size_of(expected[0]))
+    cache = RelationCache()
+    cache.on_type(messages.Type(None, 16400, "public", "mood"))
+    for oid in range(4):
+        cache.on_relation(relation_message(*wide, oid=oid))
+    assert [*cache.by_oid] == [2, 3]
+    assert [cache[oid] for oid in (0, 1, 2, 3)] == expected
+    assert [*cache.by_oid] == [2, 3]
+    assert cache.on_relation(relation_message(*wide, oid=0)) == expected[0]
+    assert [*cache.by_oid] == [3, 0]
+    cache.on_relation(relation_message(ID, oid=1))
+    assert cache[1].columns[0].name == "id"
+    with pytest.raises(ProtocolError):
+        cache[4]
+
+
+def test_a_table_that_is_used_is_the_same_object_after_it_was_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its encoder is found by the identity."""
+    monkeypatch.setattr("pgsluice.relation.KEPT_BYTES_MAX", 1)
+    cache = RelationCache()
+    used = cache.on_relation(relation_message(ID))
+    cache.on_relation(relation_message(ID, oid=1))
+    assert [*cache.by_oid] == [1]
+    assert cache[16385] is used
+    cache.on_relation(relation_message(ID, oid=1))
+    assert cache.on_relation(relation_message(ID)) is used
+
+
+def test_packed_tables_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pgsluice.relation.KEPT_BYTES_MAX", 1)
+    monkeypatch.setattr("pgsluice.relation.PACKED_BYTES_MAX", 300)
+    cache = RelationCache()
+    for _ in range(10):
+        cache.on_relation(relation_message(ID, oid=1))
+        cache.on_relation(relation_message(NOTE, oid=1))
+        cache.on_relation(relation_message(ID, oid=2))
+    with pytest.raises(TooManyDescriptions, match="their names take more than 300 bytes on one connection"):
+        for oid in range(10):
+            cache.on_relation(relation_message(ID, oid=oid))
+
+
+@pytest.mark.parametrize("letter", ["x", "é", "語", "😀"])
+def test_the_size_of_a_table_is_estimated_by_its_columns_and_their_names(letter: str) -> None:
+    """tracemalloc is the oracle: at most a third is missing, at most as much again is too much."""
+    cache = RelationCache()
+    wide = [messages.RelationColumn(NO, f"{number}{letter * 14}", 25, number) for number in range(1600)]
+    names = sum(sys.getsizeof(column.name) for column in wide)  # made before, so not counted below
+    tracemalloc.start()
+    relation = cache.on_relation(relation_message(*wide))
+    taken = tracemalloc.get_traced_memory()[0] + names
+    tracemalloc.stop()
+    assert 2 / 3 * taken < size_of(relation) < 2 * taken
 
 
 def test_types_are_known_until_the_table_that_needs_them_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
