@@ -19,7 +19,7 @@ from pgsluice.errors import Diverged, ProtocolError
 from pgsluice.lsn import format_lsn
 from pgsluice.pgoutput import messages
 from pgsluice.pgoutput.decoder import Decoder
-from pgsluice.relation import Relation, RelationCache, packed, unpacked
+from pgsluice.relation import Relation, RelationCache, packed, size_of, unpacked
 
 
 @dataclass(slots=True)
@@ -201,12 +201,17 @@ class _Waiting:
     xid: int
     rows: Rows
     is_streamed: bool
+    versions_bytes: Callable[[], int]
+    """What the versions of tables take that all transactions keep."""
+    bytes: int = 0
+    """What those in ``relations`` take."""
     relations: list[Relation] = field(default_factory=list)
-    """The versions of tables that its rows were sent under, VERSIONS_MAX of them; the others wait among the rows."""
+    """The versions of tables that its rows were sent under, VERSIONS_MAX of them, and VERSIONS_BYTES_MAX of
+    all transactions; the others wait among the rows."""
     numbers: dict[Relation, int] = field(default_factory=dict)
     """From a version to its place in ``relations``, plus one."""
     last: dict[int, tuple[Relation, int]] = field(default_factory=dict)
-    """By OID, the version of the row that came last, and its number."""
+    """By OID, the version of the row that came last, and its number, if that is its place in ``relations``."""
     written: Relation | None = None
     """The version that was last put among the rows."""
     aborted: _Xids = field(default_factory=_Xids)
@@ -217,24 +222,36 @@ class _Waiting:
     def number(self, relation: Relation) -> int:
         """Return the number under which a row of this version of the table waits; the row has to come next."""
         last = self.last.get(relation.oid)
-        if last is None or last[0] is not relation:
-            last = self.last[relation.oid] = relation, self._number_of(relation)
-        if last[1] == _WRITTEN and self.written is not relation:
+        if last is not None and last[0] is relation:
+            return last[1]
+        if self.written is relation:
+            return _WRITTEN
+        number = self._number_of(relation)
+        if number == _WRITTEN:
             self.rows.append(_VERSION, packed(relation))
             self.written = relation
-        return last[1]
+        else:
+            self.last[relation.oid] = relation, number
+        return number
 
     def _number_of(self, relation: Relation) -> int:
         """Return the number of a version, the same for equal ones: a transaction can alter a table to and fro."""
         number = self.numbers.get(relation)
-        if number is None and len(self.relations) < VERSIONS_MAX:
+        if number is None and self._has_room(size := size_of(relation)):
+            self.bytes += size
             self.relations.append(relation)
             number = self.numbers[relation] = len(self.relations)
         return _WRITTEN if number is None else number
 
+    def _has_room(self, size: int) -> bool:
+        return len(self.relations) < VERSIONS_MAX and self.versions_bytes() + size <= VERSIONS_BYTES_MAX
+
 
 VERSIONS_MAX: Final = 4000
-"""Versions of tables that one transaction keeps in memory, some 3 KiB each: more than it touches tables, as a rule."""
+"""Versions of tables that one transaction keeps in memory: more than it touches tables, as a rule."""
+
+VERSIONS_BYTES_MAX: Final = 32 * 1024 * 1024
+"""Memory for the versions that all transactions keep, by estimate: 10,000 with 20 columns, 100 with 1,600 columns."""
 
 _NO_RELATION: Final = 0
 _VERSION: Final = 2**32 - 1
@@ -553,7 +570,13 @@ class Transactions:
         return (RolledBack(message.xid, message.end_lsn),)
 
     def _open(self, xid: int, *, is_streamed: bool) -> _Waiting:
-        return _Waiting(xid, self._spool.open(), is_streamed)
+        return _Waiting(xid, self._spool.open(), is_streamed, self._versions_bytes)
+
+    def _versions_bytes(self) -> int:
+        waiting = [*self._streams.values(), *self._prepares.values()]
+        if self._receiving is not None and not self._receiving.is_streamed:
+            waiting.append(self._receiving)
+        return sum(one.bytes for one in waiting)
 
     def _expect_between(self, message: messages.Message) -> None:
         if not self.is_between:

@@ -10,6 +10,7 @@ from pgsluice import transaction as module
 from pgsluice.errors import Diverged, ProtocolError
 from pgsluice.pgoutput import messages
 from pgsluice.pgoutput.messages import Delete, Insert, LogicalMessage, StreamAbort, Truncate, Update
+from pgsluice.relation import RelationCache, size_of
 from pgsluice.transaction import (
     Change,
     Committed,
@@ -350,6 +351,30 @@ class TestStreamedTransactions:
         assert names == ["t0", "o", "t1", "o", "t2", "o", "t3", "o", "t3"]
         assert values(changes) == [1, 3] * 4 + [4]
         assert changes[-1].relation == found.relations[7]
+
+    def test_versions_of_all_transactions_are_kept_up_to_a_size(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A row whose version is not kept keeps no other copy of it in memory either."""
+        tables = [
+            messages.Relation(700, oid, "public", f"t{oid}", "d", (column("c", 25, is_key=True),))
+            for oid in range(10, 15)
+        ]
+        monkeypatch.setattr(module, "VERSIONS_BYTES_MAX", 3 * size_of(RelationCache().on_relation(tables[0])))
+        first = [(replace(one, xid=None), row(None, 1, one.oid)) for one in tables[:2]]
+        found = transactions(begin_prepare(800), *(message for pair in first for message in pair))
+        receive(found, prepare(800))
+        for xid, one in ((700, tables[2]), (701, tables[3])):
+            for message in segment(xid, replace(one, xid=xid), row(xid, 3, one.oid)):
+                receive(found, message)
+        kept = [len(waiting.relations) for waiting in (found._prepares[800], found._streams[700], found._streams[701])]
+        assert kept == [2, 1, 0]
+        assert found._streams[701].last == {}
+        (change, _) = receive(found, stream_commit(701))
+        assert isinstance(change, Change)
+        assert change.relation == found.relations[13]
+        receive(found, stream_commit(700))
+        for message in segment(702, replace(tables[4], xid=702), row(702, 4, 14)):
+            receive(found, message)
+        assert len(found._streams[702].relations) == 1, "there is room again"
 
     def test_a_version_described_in_a_stream_holds_for_what_comes_behind_it(self) -> None:
         altered = messages.Relation(700, 7, "public", "renamed", "d", TABLE.columns)

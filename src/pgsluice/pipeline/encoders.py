@@ -28,7 +28,7 @@ from pgsluice.pipeline.ends import Registry, Sink, Source
 from pgsluice.pipeline.quarantine import Quarantine, RefusedRows, open_dead_letters
 from pgsluice.printable import quoted
 from pgsluice.record import Target
-from pgsluice.relation import Relation
+from pgsluice.relation import Relation, size_of
 from pgsluice.speedups import COMPILED
 from pgsluice.tables import TablePolicy, Tables
 from pgsluice.transaction import Change
@@ -50,8 +50,19 @@ FORMER_COLUMNS_MAX = 50_000
 each new version has to be compared with all of them."""
 
 READY_MAX = 10_000
-"""Tables whose encoder is kept, those of dropped tables included: some 20 KiB each. One that is needed again is made
+"""Tables whose encoder is kept, those of dropped tables included. One that is needed again is made
 again, which takes some milliseconds, so there have to be more than tables that are busy at the same time."""
+
+READY_BYTES_MAX = 256 * 1024 * 1024
+"""Memory for these encoders, by estimate: 20 KiB each with 20 columns, 1.1 MiB with 1,600 columns with long names."""
+
+ENCODER_BYTES = 4096
+ENCODER_COLUMN_BYTES = 512
+"""What an encoder takes beside its relation, and for each column: measured 200 to 500 bytes."""
+
+TYPE_BYTES = 1024
+TYPE_PART_BYTES = 128
+"""What it takes for each type that the catalog described, and for each part of one."""
 
 AnyRows = TypeVar("AnyRows", Rows, RefusedRows)
 
@@ -98,6 +109,9 @@ class Encoders:
         self._dead_letters = dead_letters
         self.ready: dict[int, Rows] = {}
         """By OID, of the version of each table that was seen last, in the order in which they were made."""
+        self._bytes: dict[int, int] = {}
+        """What the encoders take, by OID."""
+        self._ready_bytes = 0
         self._messages: MessageEncoder | None = None
         self._quarantine = quarantine
         self._refused: dict[int, RefusedRows] = {}
@@ -133,14 +147,16 @@ class Encoders:
         """
         policy = self.policy(relation)
         assert policy is not None, "only tables that are published are read"
-        return Rows(relation, await self._make(relation, policy, insert_op="r"))
+        described = await self._describe(relation)
+        return Rows(relation, await self._make(relation, policy, described, insert_op="r"))
 
     async def _rows(self, relation: Relation) -> Rows:
         policy = self._tables.policy(relation.namespace, relation.name)
-        found = Rows(relation, None if policy is None else await self._make(relation, policy))
+        described = [] if policy is None else await self._describe(relation)
+        found = Rows(relation, None if policy is None else await self._make(relation, policy, described))
         if self._quarantine is not None:
             self._quarantine.remove(relation)
-        self._keep(found, self.ready)
+        self._keep(found, self.ready, described)
         return found
 
     async def _refuse(self, relation: Relation, detail: str) -> RefusedRows:
@@ -169,14 +185,20 @@ class Encoders:
             return False
         return policy.truncate or not change.message.startswith(TRUNCATE)
 
-    def _keep(self, rows: AnyRows, among: dict[int, AnyRows]) -> None:
+    def _keep(self, rows: AnyRows, among: dict[int, AnyRows], described: Sequence[TypeDescription] = ()) -> None:
         """Keep the encoder that was just made, and let go of those that were made longest ago, if there are many."""
         oid = rows.relation.oid
+        self._drop(oid)
+        among[oid] = rows
+        self._bytes[oid] = size = _size_of(rows, described)
+        self._ready_bytes += size
+        while len(self._bytes) > 1 and (len(among) > READY_MAX or self._ready_bytes > READY_BYTES_MAX):
+            self._drop(next(iter(among if len(among) > READY_MAX else self._bytes)))
+
+    def _drop(self, oid: int) -> None:
         self.ready.pop(oid, None)
         self._refused.pop(oid, None)
-        among[oid] = rows
-        while len(among) > READY_MAX:
-            del among[next(iter(among))]
+        self._ready_bytes -= self._bytes.pop(oid, 0)
 
     async def of_messages(self) -> MessageEncoder:
         """Return the encoder of messages, which are readable and have a topic then."""
@@ -188,10 +210,15 @@ class Encoders:
             self._messages = MessageEncoder(Target(policy.topic, value_id, key_id))
         return self._messages
 
-    async def _make(self, relation: Relation, policy: TablePolicy, insert_op: InsertOp = "c") -> ChangeEncoder:
+    async def _make(
+        self,
+        relation: Relation,
+        policy: TablePolicy,
+        described: Sequence[TypeDescription],
+        insert_op: InsertOp = "c",
+    ) -> ChangeEncoder:
         space = namespace(self._tables.prefix, relation.namespace, relation.name)
         value_subject, key_subject = f"{policy.topic}-value", f"{policy.topic}-key"
-        described = await self._describe(relation)
         options = replace(self._types, choices=policy.types, elements=elements(relation, described))
         check_choices(relation, options)
         former = await self._registry.fields(value_subject, space)
@@ -269,6 +296,13 @@ class Encoders:
             f"The primary key of table {relation} ({', '.join(map(quoted, primary_key))}) is not among "
             "its published columns: publish them, or name the key with `keys` in [[tables.rules]]."
         )
+
+
+def _size_of(rows: Rows | RefusedRows, described: Sequence[TypeDescription]) -> int:
+    """Estimate how much memory an encoder takes, with the version of the table that it keeps."""
+    columns = rows.relation.columns if isinstance(rows, Rows) and rows.encoder is not None else ()
+    types = sum(TYPE_BYTES + TYPE_PART_BYTES * len(found.parts) for found in described)
+    return size_of(rows.relation) + ENCODER_BYTES + ENCODER_COLUMN_BYTES * len(columns) + types
 
 
 def _check_past(relation: Relation, policy: TablePolicy, former: FieldHistory) -> None:

@@ -17,10 +17,10 @@ from pgsluice.errors import ConfigError, IncompatibleSchema, PoisonError
 from pgsluice.metrics import Metrics
 from pgsluice.pgoutput import messages
 from pgsluice.pgoutput.messages import BinaryValue
-from pgsluice.pipeline.encoders import Encoders, Rows
+from pgsluice.pipeline.encoders import ENCODER_BYTES, ENCODER_COLUMN_BYTES, TYPE_PART_BYTES, Encoders, Rows
 from pgsluice.pipeline.quarantine import Quarantine, RefusedRows
 from pgsluice.record import Pending
-from pgsluice.relation import Column, PgType, Relation
+from pgsluice.relation import Column, PgType, Relation, size_of
 from pgsluice.tables import TableRule, Tables
 from pgsluice.transaction import Change, Transaction
 from tests.support.ends import FakeRegistry, FakeSink, FakeSource, World
@@ -131,6 +131,42 @@ async def test_encoders_of_dropped_tables_are_not_kept_for_ever(monkeypatch: pyt
     assert [*made.ready] == [0, 3, 4]
     assert (await made.of(tables[1])).relation is tables[1]
     assert [*made.ready] == [3, 4, 1]
+
+
+async def test_encoders_of_wide_tables_are_kept_by_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those in quarantine, and those of tables that are left out, keep their version of the table, too."""
+    world = World()
+    rules = [TableRule("public.refused", keys=("none",))]
+    tables = Tables("shop", exclude=["public.out"], rules=rules)
+    quarantine = Quarantine(Metrics())
+    made = Encoders(
+        FakeSource(world), FakeSink(world), FakeRegistry(world), tables, TypeOptions(), quarantine=quarantine
+    )
+    wide = table("d", *(names := tuple(f"c{number}" for number in range(100))), columns=names)
+    each = size_of(wide) + ENCODER_BYTES + ENCODER_COLUMN_BYTES * len(names)
+    monkeypatch.setattr("pgsluice.pipeline.encoders.READY_BYTES_MAX", 2 * each + ENCODER_BYTES)
+    for oid, name in enumerate(("out", "refused", "a", "b")):
+        await made.of(replace(wide, oid=oid, name=name))
+    assert [*made.ready] == [2, 3]
+    assert made._refused == {}
+    await made.of(replace(wide, oid=2, name="again"))
+    assert [*made.ready] == [3, 2]
+    monkeypatch.setattr("pgsluice.pipeline.encoders.READY_BYTES_MAX", 1)
+    last = replace(wide, oid=4, name="c")
+    rows = await made.of(last)
+    assert made.ready == {4: rows}
+    assert made.known(last) is rows
+
+
+async def test_encoders_of_types_with_many_parts_are_kept_by_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    composite = TypeDescription(16_400, "public", "mood", "record_send", (23,) * 1600)
+    world = World(types={16_400: composite})
+    types = TypeOptions(binary=True)
+    made = Encoders(FakeSource(world), FakeSink(world), FakeRegistry(world), Tables("shop"), types)
+    monkeypatch.setattr("pgsluice.pipeline.encoders.READY_BYTES_MAX", 1600 * TYPE_PART_BYTES)
+    for oid in range(3):
+        await made.of(replace(MOODY, oid=oid, name=f"t{oid}"))
+    assert [*made.ready] == [2]
 
 
 async def test_field_names_are_remembered_across_sessions() -> None:

@@ -189,15 +189,18 @@ def _doubled(text: bytes, quoted: re.Pattern[bytes]) -> bytes:
 _QUOTED_FIELD: Final = re.compile(rb'["\\(),\s]')
 
 
-def record(types: Mapping[int, ToText]) -> ToText:
-    """Return the conversion of composites: ``(a,,"b c")``. The value itself names the type of each field."""
+def record(types: Mapping[int, ToText], others: Mapping[int, ToText]) -> ToText:
+    """Return the conversion of composites: ``(a,,"b c")``. The value itself names the type of each field.
+
+    It is one of ``others``, which all composites share, or of ``types``.
+    """
 
     def field(cursor: Cursor) -> bytes:
         (oid,) = cursor.fields(UINT32)
         part = _part(cursor)
         if part is None:
             return b""
-        to_text = types.get(oid)
+        to_text = others.get(oid) or types.get(oid)
         if to_text is None:
             raise NewPart(f"type {oid} was not a part of it when the catalog was read")
         return _doubled(to_text(part), _QUOTED_FIELD)

@@ -236,7 +236,7 @@ def _made_of(found: TypeDescription, made: Mapping[int, ToText]) -> ToText:
     """Return the conversion of a type whose parts have theirs already, if they are in the catalog."""
     parts = {oid: _BUILT_IN_BY_OID.get(oid) or made.get(oid) or _missing(oid) for oid in found.parts}
     if found.send == "record_send":
-        return containers.record(_BUILT_IN_BY_OID | parts)
+        return containers.record(parts, _BUILT_IN_BY_OID)
     if found.send in _MADE_OF_ONE and len(parts) == 1:
         (part,) = parts.values()
         return _MADE_OF_ONE[found.send](part, found.delimiter.encode())

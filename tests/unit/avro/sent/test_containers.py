@@ -12,7 +12,7 @@ INTS = containers.ArrayText(numbers.int4)
 TEXTS = containers.ArrayText(strings.text)
 BOXES = containers.ArrayText(box, b";")
 RANGE = containers.range_(numbers.int4)
-PAIR = containers.record({23: numbers.int4, 25: strings.text})
+PAIR = containers.record({25: strings.text}, {23: numbers.int4})
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_an_array_that_is_read() -> None:
     [
         (containers.ArrayText, "00000001 00000000 00000019 00000001 00000001"),
         (containers.range_, "12"),
-        (lambda inner: containers.record({25: inner}), "00000001 00000019"),
+        (lambda inner: containers.record({25: inner}, {}), "00000001 00000019"),
     ],
     ids=["array", "range", "record"],
 )

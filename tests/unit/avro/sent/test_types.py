@@ -1,5 +1,7 @@
 """Unit tests of pgsluice.avro.sent.types."""
 
+import tracemalloc
+
 import pytest
 
 from pgsluice.avro.sent.base import Unreadable
@@ -30,6 +32,18 @@ def table(*types: PgType) -> Relation:
 def text(pg_type: PgType, sent: str, *described: TypeDescription) -> bytes:
     (to_text,) = conversions(table(pg_type), described)
     return to_text(bytes.fromhex(sent))
+
+
+def test_types_with_many_parts_share_what_is_known_of_the_built_in_ones() -> None:
+    """A table's types can have 100,000 parts, in as many composites."""
+    described = [TypeDescription(oid, "public", f"t{oid}", "record_send", (23, 25)) for oid in range(20_000, 21_000)]
+    relation = table(PgType(20_000, "public", "t20000"))
+    tracemalloc.start()
+    found = conversions(relation, described)
+    taken = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found[0](bytes.fromhex("00000001 00000017 00000004 00000007")) == b"(7)"
+    assert taken < 2_000 * len(described)
 
 
 def test_every_built_in_type_that_is_sent_has_its_conversion() -> None:
