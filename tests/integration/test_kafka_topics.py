@@ -263,6 +263,7 @@ class TestCheck:
             "kafka reachable": (Verdict.OK, "1 broker(s)"),
             "delivery mode": (Verdict.OK, "exactly once, by Kafka transactions"),
             "kafka transaction timeout": (Verdict.OK, "60 s"),
+            "kafka transactional id": (Verdict.OK, f"pgsluice-{name}"),
             f"topic {name}.transactions": (Verdict.OK, "will be created"),
             f"topic {name}.checkpoint": (Verdict.OK, "will be created"),
             f"topic {name}.schemas": (Verdict.OK, "will be created"),
@@ -282,6 +283,7 @@ class TestCheck:
         found = by_name(check(options))
         assert found["delivery mode"] == (Verdict.OK, "at least once, without transactions")
         assert "kafka transaction timeout" not in found
+        assert "kafka transactional id" not in found
 
     def test_what_is_wrong_with_topics(self, kafka: Kafka, name: str) -> None:
         create_topic(kafka, f"{name}.transactions", 3)
@@ -318,6 +320,7 @@ class TestCheck:
         found = by_name(check(sink_options(client, name)))
         assert found["kafka reachable"][0] is Verdict.OK
         assert found["kafka transaction timeout"] == (Verdict.WARN, "transaction.max.timeout.ms cannot be read")
+        assert found["kafka transactional id"][0] is Verdict.OK
         for which in ("transactions", "checkpoint"):
             verdict, detail = found[f"topic {name}.{which}"]
             assert verdict is Verdict.FAIL

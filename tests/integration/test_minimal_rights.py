@@ -284,6 +284,30 @@ class TestNeeded:
         scene.configure(NEW)
         assert scene.problems() == (77, {f"topic {scene.name}.{topic}": "the right to Read is missing"})
 
+    def test_check_sees_what_is_missing_on_the_transactional_id(self, scene: Scene) -> None:
+        scene.grant(DELIVERING, without=lambda right: right.kind == "TRANSACTIONAL_ID")
+        scene.grant(LIMITS)
+        scene.configure(NEW)
+        name = scene.named("pgsluice-shop-shop")
+        assert scene.problems() == (77, {"kafka transactional id": f"the right to Write to {name} is missing"})
+        right = Right("User:pgsluice", "Describe", "TRANSACTIONAL_ID", name, prefixed=False)
+        allow(scene.kafka, right)
+        assert scene.problems() == (77, {"kafka transactional id": f"the right to Write to {name} is missing"})
+
+    def test_check_fences_nobody(self, scene: Scene) -> None:
+        for commands in (DELIVERING, LIMITS, CONSUMER):
+            scene.grant(commands)
+        with scene.daemon() as daemon:
+            scene.insert()
+            scene.assert_delivered()
+            for _ in range(3):
+                assert scene.problems() == (0, {})
+            with scene.server(NEW).connect("shop") as connection:
+                connection.execute("UPDATE orders SET code = 'after the check'")
+            assert scene.consume("after the check").error() is None
+            assert daemon.metric("pgsluice_sessions_total") == 1
+            daemon.stop_well()
+
     def test_to_read_limits_of_brokers(self, scene: Scene) -> None:
         """The one right that pgsluice can do without."""
         scene.grant(DELIVERING)

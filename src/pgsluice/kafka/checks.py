@@ -9,11 +9,16 @@ from confluent_kafka.admin import AclOperation
 
 from pgsluice.errors import ConfigError, PermissionDenied, PgsluiceError, TableRefused
 from pgsluice.finding import Finding, Verdict
+from pgsluice.kafka.producer import REFUSED_TIMEOUT_MS, try_transactional_id
 from pgsluice.kafka.sink import Mode, SinkOptions
 from pgsluice.kafka.topics import Topics, TopicSpec, check_compacted
 
 _NEEDED = (AclOperation.READ, AclOperation.WRITE)
 """Of every service topic that pgsluice makes: it reads there where it left off, and writes."""
+
+_TRANSACTIONAL_ID = "kafka transactional id"
+
+_GRANT = "Grant it to the Kafka user, with kafka-acls: SECURITY.md lists all rights that pgsluice needs."
 
 _MODES: Mapping[Mode, str] = {
     "exactly_once": "exactly once, by Kafka transactions",
@@ -73,6 +78,7 @@ def _findings(topics: Topics, options: SinkOptions) -> list[Finding]:
 def _looks(topics: Topics, options: SinkOptions) -> Iterator[tuple[str, Callable[[], Finding]]]:
     if options.mode == "exactly_once":
         yield "kafka transaction timeout", lambda: _transaction_timeout(topics, options)
+        yield _TRANSACTIONAL_ID, lambda: _transactional_id(topics, options)
     prefix = options.transactions_topic.name.removesuffix("transactions")
     schemas = TopicSpec(f"{prefix}schemas", 1, config={"cleanup.policy": "compact"})
     for spec in (options.transactions_topic, options.checkpoint_topic, schemas):
@@ -101,6 +107,20 @@ def _transaction_timeout(topics: Topics, options: SinkOptions) -> Finding:
     return Finding(name, Verdict.OK, f"{wanted:g} s")
 
 
+def _transactional_id(topics: Topics, options: SinkOptions) -> Finding:
+    """See whether the transactional id may be used, without fencing whoever uses it."""
+    name = options.producer.transactional_id
+    if not topics.refuse_transaction_timeout_ms(REFUSED_TIMEOUT_MS):
+        detail = f"{name}; whether it may be used shows at the start, because the brokers do not tell what they refuse"
+        return Finding(_TRANSACTIONAL_ID, Verdict.OK, detail)
+    try:
+        try_transactional_id(options.producer)
+    except PermissionDenied as error:
+        detail = f"the right to Write to {name} is missing"
+        return Finding(_TRANSACTIONAL_ID, Verdict.FAIL, detail, _GRANT, error.exit_code)
+    return Finding(_TRANSACTIONAL_ID, Verdict.OK, name)
+
+
 def _service_topic(topics: Topics, spec: TopicSpec) -> Finding:
     topic = spec.name
     name, state = f"topic {topic}", topics.describe([topic]).get(topic)
@@ -126,9 +146,8 @@ def _rights(topics: Topics, topic: str) -> Finding | None:
     if not missing:
         return None
     names = " and ".join(right.name.capitalize() for right in missing)
-    remedy = "Grant it to the Kafka user, with kafka-acls: SECURITY.md lists all rights that pgsluice needs."
     detail = f"the right to {names} is missing"
-    return Finding(f"topic {topic}", Verdict.FAIL, detail, remedy, PermissionDenied.exit_code)
+    return Finding(f"topic {topic}", Verdict.FAIL, detail, _GRANT, PermissionDenied.exit_code)
 
 
 def _creation(topics: Topics, options: SinkOptions) -> Finding:

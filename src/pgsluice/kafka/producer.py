@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -73,6 +73,9 @@ TOPICS_NAMED = 10
 """In a sentence, at most: Kafka does not say for which of them a right is missing."""
 
 _ABORT_S = 5.0
+
+TRY_S = 15.0
+"""How long a check waits for the transaction coordinator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -485,3 +488,31 @@ class TransactionalProducer(CutProducer):
             f"A Kafka transaction did not finish within {self._options.timeout_s:.0f} s, so it is given up "
             "(delivery.transaction_timeout, and the brokers' transaction.max.timeout.ms)."
         )
+
+
+REFUSED_TIMEOUT_MS: Final = 2**31 - 1
+"""The longest timeout of a transaction that a client can ask for, longer than brokers allow, as a rule."""
+
+
+def try_transactional_id(options: ProducerOptions) -> None:
+    """Raise PermissionDenied if a right to the transactional id is missing; registers nothing.
+
+    Call it only if the brokers refuse ``REFUSED_TIMEOUT_MS``: they look for the rights first, and at the timeout before
+    they fence anybody. Any other error of Kafka is raised as what it means.
+    """
+    properties = {"transactional.id": options.transactional_id, "transaction.timeout.ms": REFUSED_TIMEOUT_MS}
+    producer = options.client.make(Producer, properties)
+    end = time.monotonic() + TRY_S
+    while True:
+        try:
+            producer.init_transactions(SLICE_S)
+        except KafkaException as error:
+            with suppress(KafkaException, SystemError):  # the same again, if it was fatal
+                producer.poll(0)  # has it report errors
+            if error.args[0].code() == KafkaError.INVALID_TRANSACTION_TIMEOUT:
+                return
+            if not error.args[0].retriable() or time.monotonic() > end:
+                doing = f"Asking for transactional id {options.transactional_id}"
+                raise failure(error, doing, options.client.errors) from error
+        else:
+            return

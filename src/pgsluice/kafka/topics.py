@@ -45,6 +45,8 @@ _PROPERTIES: Final = {"allow.auto.create.topics": False, "topic.metadata.refresh
 """A broker that is about to come back tells of no controller, and librdkafka asks again with its next refresh only: by
 default after 5 minutes, so that every request until then would time out."""
 
+_TRANSACTION_TIMEOUT: Final = "transaction.max.timeout.ms"
+
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 """What brokers older than topic ids (Kafka 2.8) say."""
 
@@ -215,7 +217,7 @@ class Topics:
 
     def max_transaction_timeout_ms(self) -> int | None:
         """Return the brokers' transaction.max.timeout.ms, None when it cannot be known."""
-        return self._broker_setting("transaction.max.timeout.ms")
+        return self._broker_setting(_TRANSACTION_TIMEOUT)
 
     def max_request_bytes(self) -> int | None:
         """Return the brokers' socket.request.max.bytes, None when it cannot be known."""
@@ -225,9 +227,17 @@ class Topics:
         """Return the topic's max.message.bytes, None when it cannot be known."""
         return self.settings([topic]).get(topic, TopicSettings()).max_message_bytes
 
+    def refuse_transaction_timeout_ms(self, timeout_ms: int) -> bool:
+        """Return whether every broker says that it refuses transactions with this timeout."""
+        limits = [self._setting_of(broker, _TRANSACTION_TIMEOUT) for broker in self.brokers()]
+        return all(limit is not None and limit < timeout_ms for limit in limits)
+
     def _broker_setting(self, setting: str) -> int | None:
         """Return a setting that is the same on all brokers, None when it cannot be known."""
-        resource = ConfigResource(ConfigResource.Type.BROKER, str(min(self.brokers())))
+        return self._setting_of(min(self.brokers()), setting)
+
+    def _setting_of(self, broker: int, setting: str) -> int | None:
+        resource = ConfigResource(ConfigResource.Type.BROKER, str(broker))
         found = self._configs([resource]).get(resource.name, {}).get(setting)
         return None if found is None else int(found)
 
