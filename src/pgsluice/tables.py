@@ -77,6 +77,30 @@ class TablePattern:
         return fnmatchcase(schema, self.schema) and fnmatchcase(table, self.table)
 
 
+class _Patterns:
+    """Several patterns. Names without wildcards are looked up, because there can be thousands of them."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._globs: list[tuple[int, TablePattern]] = []
+        self._names: dict[tuple[str, str], int] = {}
+        """The tables that are named without wildcards, and the first place of each."""
+        for place, pattern in enumerate(map(_pattern, texts)):
+            if pattern.only is None:
+                self._globs.append((place, pattern))
+            else:
+                self._names.setdefault(pattern.only, place)
+
+    def first(self, schema: str, table: str) -> int | None:
+        """Return the place of the first pattern that matches, None if there is none."""
+        named = self._names.get((schema, table))
+        for place, pattern in self._globs:
+            if named is not None and named < place:
+                break
+            if pattern.matches(schema, table):
+                return place
+        return named
+
+
 @dataclass(frozen=True, slots=True)
 class TableRule:
     """One ``[[tables.rules]]`` entry; None: as the section above it says."""
@@ -124,6 +148,10 @@ class Tables:
     tombstones: bool = False
     truncate: bool = True
     rules: Sequence[TableRule] = ()
+    _reserved: dict[str, list[tuple[str, tuple[str, str]]]] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
+    """By what Kafka tells topics apart by: the topics that are reserved, each with its table. Filled when needed."""
 
     def policy(self, schema: str, table: str) -> TablePolicy | None:
         """Return how ``schema.table`` is published, None when it is not; TableRefused if no topic is possible."""
@@ -188,22 +216,29 @@ class Tables:
 
         Otherwise whoever may create a table could make it before theirs, and take its topic.
         """
-        for named, template in self._reserving():
-            if "{table}" not in template or named == (schema, table):
-                continue  # a topic without the table's name may be shared
-            reserved = self._named(template, *named)
-            if _as_kafka_compares(reserved) == _as_kafka_compares(topic):
+        if not self._reserved:
+            self._reserve()
+        for reserved, named in self._reserved.get(_as_kafka_compares(topic), ()):
+            if named != (schema, table):
                 raise TableRefused(
                     f"Table {quoted(schema, table)} would go to topic {topic}, but {reserved} is reserved for table "
                     f"{quoted(*named)}, which tables.include or a [[tables.rules]] entry names: name another topic "
                     'with `topic = "..."` in an entry of its own.'
                 )
 
+    def _reserve(self) -> None:
+        for named, template in self._reserving():
+            if "{table}" in template:  # a topic without the table's name may be shared
+                reserved = self._named(template, *named)
+                self._reserved.setdefault(_as_kafka_compares(reserved), []).append((reserved, named))
+
     def _includes(self, schema: str, table: str) -> bool:
-        return _matches(schema, table, self.include) and not _matches(schema, table, self.exclude)
+        included, excluded = _patterns(tuple(self.include)), _patterns(tuple(self.exclude))
+        return included.first(schema, table) is not None and excluded.first(schema, table) is None
 
     def _rule(self, schema: str, table: str) -> TableRule:
-        return next((rule for rule in self.rules if _matches(schema, table, (rule.match,))), _NO_RULE)
+        place = _patterns(tuple(rule.match for rule in self.rules)).first(schema, table)
+        return _NO_RULE if place is None else self.rules[place]
 
     @property
     def choose_types(self) -> bool:
@@ -279,9 +314,6 @@ def _as_kafka_compares(topic: str) -> str:
     return topic.replace(".", "_")
 
 
-def _matches(schema: str, table: str, patterns: Sequence[str]) -> bool:
-    return any(_pattern(pattern).matches(schema, table) for pattern in patterns)
-
-
 _NO_RULE = TableRule("*.*")
 _pattern = lru_cache(maxsize=1024)(TablePattern.parse)
+_patterns = lru_cache(maxsize=16)(_Patterns)

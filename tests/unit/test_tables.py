@@ -312,3 +312,29 @@ def test_it_knows_whether_some_rule_chooses_types() -> None:
     plain, choosing = TableRule("public.a"), TableRule("public.b", types={"id": Choice.parse("string")})
     assert not Tables("shop", rules=[plain]).choose_types
     assert Tables("shop", rules=[plain, choosing]).choose_types
+
+
+def test_thousands_of_names_do_not_take_their_square() -> None:
+    """Each new table is compared with all that are named: without an index this test would take many minutes."""
+    names = [f"public.a_t{number}" for number in range(2_000)]
+    tables = Tables("shop", include=[*names, "*.*"], rules=[TableRule(name, partitions=5) for name in reversed(names)])
+    for number in range(20):
+        policy = tables.policy("public", f"a_t{number}")
+        assert policy is not None
+        assert policy.partitions == 5
+        with pytest.raises(TableRefused, match=f"is reserved for table public.a_t{number}, which"):
+            tables.policy("public_a", f"t{number}")
+
+
+def test_the_first_rule_that_matches_counts_with_and_without_wildcards() -> None:
+    rules = [
+        TableRule("public.a*", partitions=1),
+        TableRule("public.ab", partitions=2),
+        TableRule("public.b", partitions=4),
+        TableRule("*.b", partitions=5),
+        TableRule("public.b", partitions=6),
+    ]
+    tables = Tables("shop", rules=rules, exclude=["x.*", "y.b"])
+    expected = {"public.a": 1, "public.ab": 1, "public.b": 4, "public.c": 3, "z.b": 5, "x.a": None, "y.b": None}
+    policies = {name: tables.policy(*name.split(".")) for name in expected}
+    assert {name: policy and policy.partitions for name, policy in policies.items()} == expected

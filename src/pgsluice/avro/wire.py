@@ -9,6 +9,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Iterable
+from math import isinf
 from typing import Any, Final, TypeAlias
 
 Schema: TypeAlias = str | dict[str, Any] | list[Any]
@@ -33,7 +34,7 @@ def read_json(text: str) -> object:
     The value can be written again, as JSON in UTF-8, and functions that call themselves can walk through it.
     """
     try:
-        found = json.loads(text, parse_constant=_refuse_constant)
+        found = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
         # Half of a surrogate pair has no UTF-8. Without an escape there is none: the text itself came as UTF-8.
         if "\\u" in text:
             normalise(found).encode()
@@ -49,6 +50,13 @@ def read_json(text: str) -> object:
 
 def _refuse_constant(name: str) -> object:
     raise ValueError(f"{name} is not JSON")
+
+
+def _finite(number: str) -> float:
+    found = float(number)
+    if isinf(found):  # it would be written as Infinity
+        raise ValueError("its JSON has a number that is too large")
+    return found
 
 
 def _is_deeper(value: Any, levels: int) -> bool:  # noqa: ANN401 - any JSON

@@ -66,6 +66,7 @@ def test_many_brackets_are_not_many_levels() -> None:
         ("NaN", r"^NaN is not JSON$"),
         ('{"a":-Infinity}', r"^-Infinity is not JSON$"),
         ("9" * 5_000, "4300 digits"),
+        ('{"a":-1e999}', r"^its JSON has a number that is too large$"),
         ('"\\ud800"', r"^its JSON has half of a surrogate pair$"),
         ("[" * 129 + "]" * 129, r"^its JSON is nested too deeply$"),
         ('{"a":' * 129 + "1" + "}" * 129, r"^its JSON is nested too deeply$"),
