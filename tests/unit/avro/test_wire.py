@@ -55,6 +55,10 @@ def test_json_of_others(text: str) -> None:
     assert wire.read_json(text) == json.loads(text)
 
 
+def test_json_may_have_fractions() -> None:
+    assert wire.read_json('{"a":-1.5e300}') == {"a": -1.5e300}
+
+
 def test_many_brackets_are_not_many_levels() -> None:
     assert wire.read_json("[" + ",".join(["{}"] * 500) + "]") == [{}] * 500
 
