@@ -229,7 +229,7 @@ def test_a_table_is_loaded_while_everybody_writes(
 
 def test_a_load_goes_on_after_kill(with_history: Callable[[int], tuple[Database, Pipeline]], follow: Follow) -> None:
     database, whole = with_history(17)
-    settings = {**SETTINGS, "snapshot": {"mode": "initial", "chunk_rows": 25}}
+    settings = {**SETTINGS, "snapshot": {"mode": "initial", "chunk_rows": 100}}
     with Writers(database, seed=1).at_work():
         loading = follow(database, settings)
         wait_until(lambda: "loading" in loading.daemon.log_text(), "the load to begin")
