@@ -52,8 +52,8 @@ integration: setup ## Tests on real PostgreSQL 10 to 18 and a real Kafka
 faults-quick: setup ## Thirty random kills of everything: minutes
 	$(PYTEST) tests/faults -q
 
-faults: setup ## The long run: make faults KILLS=500 [SEED=n] [VERSION=14|16|18]
-	$(BIN)/python -m tests.faults --kills $(or $(KILLS),500) $(if $(SEED),--seed $(SEED)) $(if $(VERSION),--version $(VERSION)) $(if $(WITHOUT),--without '$(WITHOUT)')
+faults: setup ## The long run: make faults KILLS=500 [SEED=n [ROUND=n]] [VERSION=14|16|18]
+	$(BIN)/python -m tests.faults --kills $(or $(KILLS),500) $(if $(SEED),--seed $(SEED)) $(if $(ROUND),--round $(ROUND)) $(if $(VERSION),--version $(VERSION)) $(if $(WITHOUT),--without '$(WITHOUT)')
 
 spark: setup ## Tests of the Spark side
 	$(PYTEST) tests/spark

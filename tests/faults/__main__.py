@@ -1,4 +1,4 @@
-"""``python -m tests.faults --kills 500 [--seed n] [--version 16]``: the long run; ``make faults`` calls it."""
+"""``python -m tests.faults --kills 500 [--seed n [--round n]] [--version 16]``: ``make faults`` calls it."""
 
 import argparse
 import random
@@ -15,6 +15,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("--kills", type=int, default=500)
     parser.add_argument("--seed", default=str(random.randrange(10**6)))
+    parser.add_argument("--round", type=int, default=1, help="begin with this round of the seed")
     parser.add_argument("--version", type=int, choices=VERSIONS, action="append")
     parser.add_argument("--mode", choices=("exactly_once", "at_least_once"), default="exactly_once")
     parser.add_argument("--without", choices=RULES, default="", help="take this rule out of the product")
@@ -22,8 +23,9 @@ def main() -> int:
     say = partial(print, flush=True)
     began = time.monotonic()
     say(f"seed {options.seed}")
+    subject = Subject(options.version or VERSIONS, options.mode, options.without)
     try:
-        run(options.seed, options.kills, Subject(options.version or VERSIONS, options.mode, options.without), say)
+        run(options.seed, options.kills, subject, say, first_round=options.round)
     except StormError as error:
         say(str(error))
         return 1

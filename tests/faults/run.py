@@ -3,6 +3,7 @@
 Used by ``test_faults`` and ``python -m tests.faults``.
 """
 
+import itertools
 import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -81,7 +82,7 @@ class Subject:
     without: str = ""
 
 
-def run(seed: str, kills: int, subject: Subject, say: Callable[[str], None]) -> Report:
+def run(seed: str, kills: int, subject: Subject, say: Callable[[str], None], *, first_round: int = 1) -> Report:
     """Kill until it was enough; StormError, with seed and script, when a round was not right."""
     total = Report()
     versions = subject.versions
@@ -89,10 +90,10 @@ def run(seed: str, kills: int, subject: Subject, say: Callable[[str], None]) -> 
     with ExitStack() as context:
         cluster = context.enter_context(Cluster(list(names.values())))
         servers = {version: context.enter_context(Postgres(version, SERVER_SETTINGS)) for version in versions}
-        number = 0
-        while sum(total.kills.values()) < kills:
-            number += 1
+        for number in itertools.count(first_round):
             left = kills - sum(total.kills.values())
+            if left <= 0:
+                break
             total.add(_round(f"{seed}.{number}", min(left, ROUND_KILLS), servers, cluster, subject))
             say(f"round {number} of seed {seed}:\n{total}\n")
     return total
@@ -116,7 +117,7 @@ def _round(seed: str, kills: int, servers: Mapping[int, Postgres], cluster: Clus
     for storm in storms.values():
         report.add(storm.report)
     if failures or report.tally.problems:
-        raise StormError(_story(seed, plan, storms, failures))
+        raise StormError(_story(seed, kills, plan, storms, failures))
     return report
 
 
@@ -144,9 +145,12 @@ def _together(storms: Mapping[int, Storm], plan: Plan, cluster: Cluster, report:
     return failures
 
 
-def _story(seed: str, plan: Plan, storms: Mapping[int, Storm], failures: Mapping[int, BaseException]) -> str:
+def _story(
+    seed: str, kills: int, plan: Plan, storms: Mapping[int, Storm], failures: Mapping[int, BaseException]
+) -> str:
     """Return all that is known of a round that went wrong."""
-    lines = [f"seed {seed}"]
+    first, _, number = seed.rpartition(".")
+    lines = [f"round {number} of seed {first}, drawn again by KILLS={kills} SEED={first} ROUND={number}:"]
     for version, storm in storms.items():
         lines += [f"PostgreSQL {version}, {plan.options[version]}:"]
         lines += ["  the daemon dies:", *(f"    {death}" for death in plan.deaths[version])]

@@ -18,7 +18,7 @@ def test_the_product_has_the_step(name: str) -> None:
 
 @pytest.mark.timeout(600)
 def test_nothing_is_lost_or_doubled_whatever_is_killed() -> None:
-    """What fails prints its seed: ``make faults KILLS=30 SEED=...`` draws the same faults again."""
+    """What fails prints what ``make faults`` needs to draw the same faults again."""
     report = run(str(random.randrange(10**6)), ROUND_KILLS, Subject(), print)
     assert report.tally.transactions > 0
     assert report.tally.sums > 0
