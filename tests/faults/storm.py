@@ -9,8 +9,8 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
@@ -255,7 +255,8 @@ class Storm:
             self._workload.populate()
             with self._positions:
                 self._suffer([death for death in deaths if death not in first], weather, restore, calm)
-                self._judge()
+                with self._accounted_for():
+                    self._judge()
 
     @property
     def _slot(self) -> str:
@@ -283,9 +284,19 @@ class Storm:
 
     def _guarded(self, body: Callable[[], None]) -> None:
         try:
-            body()
+            with self._accounted_for():
+                body()
         except BaseException as failure:  # noqa: BLE001 - raised again when the other thread has ended, too
             self._failures.append(failure)
+
+    @contextmanager
+    def _accounted_for(self) -> Iterator[None]:
+        """Note the state of the daemon when the block fails: the daemon has ended by the time that it is told."""
+        try:
+            yield
+        except BaseException:
+            self._note(self._victim.account())
+            raise
 
     def _die_around(self, restore: Restore | None, deaths: Sequence[Death]) -> None:
         """See the daemon die, and have the server restored in between, if it is to be."""

@@ -1,5 +1,6 @@
 """The daemon of a storm, which is started to die as the script says, again and again. Used by storm and restoration."""
 
+import json
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -54,6 +55,14 @@ class Victim:
         kind = death.step if by_itself or death.step == AT_A_MOMENT else f"{death.step}, not reached"
         self._kills[f"daemon: {kind}"] += 1
         self._note(f"daemon died: {kind}")
+
+    def account(self) -> str:
+        """Return what the daemon says of itself now, and the end of its log, over all its starts."""
+        try:
+            status = json.dumps(self.daemon.status())
+        except ServerError as error:
+            status = str(error)
+        return f"status of the daemon: {status}\nend of its log:\n{self.daemon.log_text()[-LOG_SHOWN:]}"
 
     def expect_end(self, *expected: int) -> None:
         """Take note that the daemon has ended; ServerError unless its exit code is one of those expected."""
