@@ -23,7 +23,7 @@ REFUSED_BEFORE = "An earlier run found this"
 """What it says when it has not judged the server anew: a refusal is recorded, and lasts."""
 
 REACTION_S = 120.0
-"""How long the daemon may take to notice, or the slot to get somewhere: brokers may be away meanwhile."""
+"""How long the daemon may take to start, or to notice: brokers may be away meanwhile."""
 
 POLL_S = 0.1
 
@@ -144,11 +144,7 @@ class Restoration:
 
     def _wait_until_confirmed(self) -> None:
         """Return when everything that was written is delivered, and confirmed to the server."""
-        end, deadline = self._end_of_wal(), time.monotonic() + REACTION_S
-        while self._position() < end:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"the slot did not reach {end:X}")
-            time.sleep(POLL_S)
+        self._victim.wait_until_confirmed(self._end_of_wal(), self._position)
 
     def _end_of_wal(self) -> int:
         with self._database.connect() as connection:

@@ -45,7 +45,7 @@ from tests.support.reader import CONSUMER, Reader
 from tests.support.replay import Replay
 
 CALM_S = 120.0
-"""How long the pipeline may take to catch up once nothing goes wrong any more."""
+"""How long the daemon may take to be ready once nothing goes wrong any more."""
 
 PARTITIONS = 2
 
@@ -432,13 +432,6 @@ class Storm:
         reached = checkpoints(self._cluster.kafka.bootstrap_servers, self._name)
         check_positions(self._positions.samples, reached, tally)
 
-    def _wait_until_confirmed(self, lsn: int, connection: psycopg.Connection) -> None:
-        deadline = time.monotonic() + CALM_S
-        while (confirmed_lsn(connection, self._slot) or 0) < lsn:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"the slot did not reach {lsn:X}")
-            time.sleep(POLL_S)
-
     def _read(self, lsn: int, connection: psycopg.Connection) -> None:
         def is_alive() -> None:
             if not self._daemon.alive:
@@ -455,7 +448,7 @@ class Storm:
                 checker.check_cuts(reader.read_until(lsn))
                 self._note("checked, cut by cut")
             else:
-                self._wait_until_confirmed(lsn, connection)
+                self._victim.wait_until_confirmed(lsn, lambda: confirmed_lsn(connection, self._slot))
                 checker.check_repeated(
                     reader.read_rest(), checkpoints(self._cluster.kafka.bootstrap_servers, self._name)
                 )

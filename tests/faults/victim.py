@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from pgsluice.lsn import INVALID_LSN, parse_lsn
 from sandbox.daemon import PROGRAM, Daemon
 from sandbox.errors import ServerError
 from tests.faults import daemon as failpoints
@@ -15,8 +16,12 @@ PATIENCE_S = 30.0
 """How long a step may not be passed before the daemon is killed from outside."""
 
 POLL_S = 0.02
+CONFIRMED_POLL_S = 0.1
 
 LOG_SHOWN = 3000
+
+STANDSTILL_S = 120.0
+"""How long the daemon may deliver nothing although there is something: brokers may be away meanwhile."""
 
 KILLED = -9
 
@@ -55,6 +60,35 @@ class Victim:
         kind = death.step if by_itself or death.step == AT_A_MOMENT else f"{death.step}, not reached"
         self._kills[f"daemon: {kind}"] += 1
         self._note(f"daemon died: {kind}")
+
+    def wait_until_confirmed(self, lsn: int, position: Callable[[], int | None]) -> None:
+        """Return when the slot, whose ``position`` is asked for, has reached ``lsn``.
+
+        A busy machine may need minutes to catch up, and an early prepared transaction can hold the slot back nearly to
+        the end. So there is a limit only to how long nothing more is delivered: TimeoutError then. ServerError when
+        the daemon has ended.
+        """
+        delivered, since = INVALID_LSN, time.monotonic()
+        while (reached := position() or INVALID_LSN) < lsn:
+            if not self.daemon.alive:
+                self.expect_end()
+            further = min(self._delivered(), lsn)
+            if further > delivered:
+                delivered, since = further, time.monotonic()
+            if time.monotonic() - since > STANDSTILL_S:
+                raise TimeoutError(
+                    f"the slot did not get from {reached:X} to {lsn:X}, and for {STANDSTILL_S:g} s nothing behind "
+                    f"{delivered:X} was delivered"
+                )
+            time.sleep(CONFIRMED_POLL_S)
+
+    def _delivered(self) -> int:
+        """Return the position before which everything is delivered, as the daemon says; 0/0 between two sessions."""
+        try:
+            status = self.daemon.status()
+        except ServerError:
+            return INVALID_LSN
+        return parse_lsn(status.get("delivered_lsn", "0/0"))
 
     def account(self) -> str:
         """Return what the daemon says of itself now, and the end of its log, over all its starts."""
