@@ -61,11 +61,13 @@ class Victim:
         self._kills[f"daemon: {kind}"] += 1
         self._note(f"daemon died: {kind}")
 
-    def wait_until_confirmed(self, lsn: int, position: Callable[[], int | None]) -> None:
+    def wait_until_confirmed(
+        self, lsn: int, position: Callable[[], int | None], standstill_s: float = STANDSTILL_S
+    ) -> None:
         """Return when the slot, whose ``position`` is asked for, has reached ``lsn``.
 
         A busy machine may need minutes to catch up, and an early prepared transaction can hold the slot back nearly to
-        the end. So there is a limit only to how long nothing more is delivered: TimeoutError then. ServerError when
+        the end. So only the time in which nothing more is delivered has a limit: TimeoutError then. ServerError when
         the daemon has ended.
         """
         delivered, since = INVALID_LSN, time.monotonic()
@@ -75,9 +77,9 @@ class Victim:
             further = min(self._delivered(), lsn)
             if further > delivered:
                 delivered, since = further, time.monotonic()
-            if time.monotonic() - since > STANDSTILL_S:
+            if time.monotonic() - since > standstill_s:
                 raise TimeoutError(
-                    f"the slot did not get from {reached:X} to {lsn:X}, and for {STANDSTILL_S:g} s nothing behind "
+                    f"the slot did not get from {reached:X} to {lsn:X}, and for {standstill_s:g} s nothing behind "
                     f"{delivered:X} was delivered"
                 )
             time.sleep(CONFIRMED_POLL_S)

@@ -1,0 +1,106 @@
+"""Whoever waits for the daemon of a storm has to notice when it delivers nothing more, and when it has ended."""
+
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from pgsluice.lsn import parse_lsn
+from sandbox.daemon import Daemon
+from sandbox.errors import ServerError
+from sandbox.kafka import Kafka
+from sandbox.postgres import Database
+from tests.faults.storm import confirmed_lsn
+from tests.faults.victim import POLL_S, Victim
+from tests.faults.workload import PUBLICATION
+
+STANDSTILL_S = 1.0
+ROUNDS = 10
+PAUSE_S = 0.2
+"""Ten times, which is longer than it may stand still."""
+
+
+@pytest.fixture
+def database(new_database: Callable[[], Database]) -> Database:
+    database = new_database()
+    with database.connect() as connection:
+        connection.execute("CREATE TABLE t (n int PRIMARY KEY)")
+        connection.execute(f"CREATE PUBLICATION {PUBLICATION} FOR TABLE t")
+    return database
+
+
+@pytest.fixture
+def daemon(database: Database, kafka: Kafka) -> Iterator[Daemon]:
+    settings: dict[str, dict[str, Any]] = {
+        "postgres": {"publications": [PUBLICATION]},
+        "delivery": {"heartbeat": "200ms"},
+    }
+    with Daemon(f"v{uuid4().hex[:10]}", database.conninfo(), kafka.bootstrap_servers, settings) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def victim(daemon: Daemon) -> Victim:
+    return Victim(daemon, Counter(), print)
+
+
+def write(database: Database, n: int) -> int:
+    """Return where the WAL ends behind a row that is published."""
+    with database.connect() as connection:
+        connection.execute("INSERT INTO t VALUES (%s)", [n])
+        row = connection.execute("SELECT pg_current_wal_insert_lsn() - '0/0'").fetchone()
+    assert row is not None, "a query has a row"
+    return int(row[0])
+
+
+def test_a_daemon_that_delivers_may_take_longer_than_one_that_stands_still(
+    database: Database, daemon: Daemon, victim: Victim
+) -> None:
+    """The slot stands still up to the end, as one that an early prepared transaction holds back."""
+    asked, end = 0, write(database, 0) + 2**20
+
+    def position() -> int:
+        nonlocal asked
+        asked += 1
+        time.sleep(PAUSE_S)
+        lsn = write(database, asked)
+        while parse_lsn(daemon.status()["delivered_lsn"]) < lsn:
+            time.sleep(POLL_S)
+        return end if asked == ROUNDS else 0
+
+    victim.wait_until_confirmed(end, position, STANDSTILL_S)
+    assert asked == ROUNDS
+
+
+def test_a_daemon_that_stands_still_is_noticed(database: Database, daemon: Daemon, victim: Victim) -> None:
+    with database.connect() as connection:
+        victim.wait_until_confirmed(write(database, 1), lambda: confirmed_lsn(connection, slot_of(daemon)))
+        daemon.send(signal.SIGSTOP)
+        end = write(database, 2)
+        with pytest.raises(TimeoutError, match=f"to {end:X}, and for 1 s nothing behind"):
+            victim.wait_until_confirmed(end, lambda: confirmed_lsn(connection, slot_of(daemon)), STANDSTILL_S)
+
+
+def test_a_slot_that_does_not_follow_what_is_delivered_is_noticed(database: Database, victim: Victim) -> None:
+    with pytest.raises(TimeoutError):
+        victim.wait_until_confirmed(write(database, 1), lambda: None, STANDSTILL_S)
+
+
+def test_a_daemon_that_has_ended_is_noticed_at_once(database: Database, daemon: Daemon, victim: Victim) -> None:
+    daemon.send(signal.SIGTERM)
+    with pytest.raises(ServerError, match="ended with exit code 0"):
+        victim.wait_until_confirmed(write(database, 1), lambda: None)
+
+
+def test_the_account_has_status_and_log(victim: Victim) -> None:
+    account = victim.account()
+    assert '"state": "streaming"' in account
+    assert '"event": "streaming"' in account
+
+
+def slot_of(daemon: Daemon) -> str:
+    return f"pgsluice_{daemon.name}"
