@@ -25,7 +25,8 @@ from pgsluice.avro.schema import (
 from pgsluice.avro.wire import Schema, header, normalise, schema_id
 from pgsluice.cut import Cut, cut_records
 from pgsluice.dead_letter import DeadLetter, Origin, Reason
-from pgsluice.envelope import ChangeEncoder, DeadLetters, MessageEncoder, Stamp
+from pgsluice.envelope import ChangeEncoder, DeadLetters, InsertOp, MessageEncoder, Stamp
+from pgsluice.loads import FIRST_SEQ, Mark, Place, State
 from pgsluice.pgoutput.messages import (
     UNCHANGED,
     Delete,
@@ -140,6 +141,8 @@ IDS = {name: schema_id(normalise(schema)) for name, schema in SCHEMAS.items()}
 
 TRANSACTION = Transaction(xid=4242, commit_lsn=0x16B374D848, commit_ts=820_000_000_123_456, origin="elsewhere")
 LOCAL = Transaction(TRANSACTION.xid, TRANSACTION.commit_lsn, TRANSACTION.commit_ts)
+LOAD_LSN = TRANSACTION.commit_lsn
+"""Where the rows that were read belong: right before the transaction."""
 
 
 # --- changes
@@ -170,12 +173,23 @@ CHANGES: Mapping[str, tuple[str, RowMessage]] = {
 
 def change_records(identity: str, message: RowMessage) -> list[Record]:
     """Return what a change of the example table becomes, tombstones included."""
+    return _encoder(identity, "c").encode(message, Stamp(TRANSACTION, 2, commit_timestamps=False))
+
+
+def read_records(message: Insert) -> list[Record]:
+    """Return what a row that was read becomes."""
+    stamp = Stamp(Transaction(0, LOAD_LSN, TRANSACTION.commit_ts), 2, commit_timestamps=False)
+    stamp.next_seq = FIRST_SEQ + 1
+    return _encoder("d", "r").encode(message, stamp)
+
+
+def _encoder(identity: str, insert_op: InsertOp) -> ChangeEncoder:
     relation = orders(identity)
     fields = TableFields(OPTIONS).assign(relation)
     key = None if identity == "n" else KeyEncoder(relation, key_fields(relation, fields, ("id",), OPTIONS))
     target = Target("shop.public.orders", IDS["envelope"], None if key is None else IDS["key"])
-    encoder = ChangeEncoder(relation, target, RowEncoder(relation, fields), key, tombstones=True, truncate=True)
-    return encoder.encode(message, Stamp(TRANSACTION, 2, commit_timestamps=False))
+    row_encoder = RowEncoder(relation, fields)
+    return ChangeEncoder(relation, target, row_encoder, key, tombstones=True, truncate=True, insert_op=insert_op)
 
 
 def type_records(table: SampleTable, message: RowMessage) -> list[Record]:
@@ -190,6 +204,8 @@ def type_records(table: SampleTable, message: RowMessage) -> list[Record]:
 def _insert(values: TupleData) -> RowMessage:
     return Insert(None, 7, values)
 
+
+READ: Mapping[str, Insert] = {"row that was read": Insert(None, 7, ROW)}
 
 TYPE_CASES: Mapping[str, tuple[SampleTable, RowMessage]] = {
     "types": (TYPES, _insert(TYPES.row(0))),
@@ -259,6 +275,24 @@ def _worked() -> Cut:
     return cut
 
 
+def _loading() -> Cut:
+    """Return a cut of one row that was read, which is all that the table has."""
+    cut = Cut(end_lsn=LOAD_LSN)
+    cut.add_records((), 0, 1)
+    for record in read_records(READ["row that was read"]):
+        cut.count(record.target, {str(record.op): 1}, {1: 1})
+    cut.add_load((), Place(LOAD_LSN, 4), [_mark("begin", 0, 0), _mark("rows", 2, 1), _mark("end", 3, 1)], ())
+    return cut
+
+
+def _mark(state: State, place: int, rows: int) -> Mark:
+    return Mark(
+        *("shop.public.orders", "6f1e3c0a5b7d4e2f9a8b7c6d5e4f3a2b", state),
+        *(2, LOAD_LSN, FIRST_SEQ + place, rows),
+        replaces=True,
+    )
+
+
 def cut_parts() -> dict[str, list[dict[str, Any]]]:
     """Return the cut records of each case, as they are before they are encoded."""
     identity = {"pipeline": PREFIX, "cut": 7, "epoch": 2}
@@ -270,6 +304,9 @@ def cut_parts() -> dict[str, list[dict[str, Any]]]:
         "cut without changes": cut_records(Cut(end_lsn=0x16B374DA00), identity, {}, TOPIC_IDS, full=False),
         "cut that lists all partitions": [full],
         "cut in parts": halves,
+        "cut with rows that were read": cut_records(
+            _loading(), identity, {("shop.public.orders", 1): (23, 24)}, TOPIC_IDS, full=False
+        ),
     }
 
 
@@ -295,6 +332,7 @@ def messages() -> dict[str, list[Message]]:
 
     return {
         **{name: of(change_records(*change)) for name, change in CHANGES.items()},
+        **{name: of(read_records(row)) for name, row in READ.items()},
         **{name: of([message_record(*message)]) for name, message in MESSAGES.items()},
         **{name: of([dead_letter_record(letter)]) for name, letter in DEAD_LETTERS.items()},
         **{name: [_cut_message(part) for part in parts] for name, parts in cut_parts().items()},

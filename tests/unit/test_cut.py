@@ -1,5 +1,6 @@
 """The account of a cut, and the record that is made of it."""
 
+from dataclasses import asdict
 from io import BytesIO
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from pgsluice import cut as module
 from pgsluice.avro.schema import cut_schema
 from pgsluice.cut import Cut, cut_records
+from pgsluice.loads import FIRST_SEQ, Load, Loaded, Mark, Place, State
 from pgsluice.pgoutput.messages import LogicalMessage
 from pgsluice.record import Record, Target
 from pgsluice.transaction import Transaction
@@ -20,6 +22,10 @@ SCHEMA = fastavro.parse_schema(cut_schema("shop"))
 
 def record(target: Target, op: str | None) -> Record:
     return Record(target, op, b"k", None if op is None else b"value")
+
+
+def mark(state: State, place: int, rows: int, *, replaces: bool = True) -> Mark:
+    return Mark(ORDERS.topic, "a load", state, 1, 90, FIRST_SEQ + place, rows, replaces)
 
 
 def round_trip(part: dict[str, Any]) -> Any:  # noqa: ANN401 - what fastavro reads
@@ -45,6 +51,31 @@ def test_a_message_outside_transactions_is_known_by_its_place_and_its_sum() -> N
     cut.add_message(LogicalMessage(None, transactional=False, lsn=90, prefix="1234", content=b"56788"))
     cut.add_message(LogicalMessage(None, transactional=False, lsn=95, prefix="1234", content=b"56789"))
     assert cut.last_message == (95, "cbf43926")  # the check value of CRC-32
+
+
+def test_rows_that_were_read_join_it_with_how_far_they_have_come() -> None:
+    cut = Cut()
+    assert (cut.loads, cut.place, cut.marks, cut.loaded) == (None, None, [], [])
+    load, marks = Load("a load", "public", "orders", 7, "a shape", ("5",), 5), [mark("begin", 0, 0), mark("rows", 6, 5)]
+    cut.add_load([load], Place(90, 7), marks, ())
+    assert (cut.loads, cut.place, cut.marks, cut.loaded) == ([load], Place(90, 7), marks, [])
+    end, loaded = mark("end", 7, 5), Loaded("a load", "public", "orders", 7, 5, 1)
+    cut.add_load([], Place(90, 8), [end], [loaded])
+    assert (cut.loads, cut.place, cut.marks, cut.loaded) == ([], Place(90, 8), [*marks, end], [loaded])
+
+
+def test_it_is_empty_without_records_and_marks() -> None:
+    cut = Cut()
+    cut.add(Transaction(1, 100, 7), 110)  # nothing of it is published
+    assert cut.is_empty
+    cut.add_records([record(ORDERS, "c")], 6, 1)
+    assert not cut.is_empty
+
+
+def test_it_is_not_empty_when_a_table_without_rows_was_read() -> None:
+    cut = Cut()
+    cut.add_load([], Place(90, 2), [mark("begin", 0, 0), mark("end", 1, 0)], ())
+    assert not cut.is_empty
 
 
 def test_the_record_names_what_was_written_where() -> None:
@@ -95,6 +126,7 @@ def test_the_record_names_what_was_written_where() -> None:
         "full": False,
         "part": 0,
         "parts": 1,
+        "snapshots": [],
     }
 
 
@@ -137,6 +169,14 @@ def test_a_record_too_large_for_a_message_is_split_between_topics() -> None:
         out = BytesIO()
         fastavro.schemaless_writer(out, SCHEMA, part)
         assert len(out.getvalue()) <= module.MAX_PART_BYTES
+
+
+def test_marks_are_in_the_first_part_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_PART_BYTES", 1)
+    cut, marks = Cut(), [mark("begin", 0, 0), mark("rows", 6, 5), mark("end", 7, 5, replaces=False)]
+    cut.add_load([], Place(90, 8), marks, ())
+    parts = cut_records(cut, IDENTITY, {("a", 0): (0, 1), ("b", 0): (0, 1), ("c", 0): (0, 1)}, {}, full=True)
+    assert [round_trip(part)["snapshots"] for part in parts] == [[asdict(one) for one in marks], [], []]
 
 
 def test_one_topic_is_never_split(monkeypatch: pytest.MonkeyPatch) -> None:

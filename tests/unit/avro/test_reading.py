@@ -12,6 +12,16 @@ from pgsluice.avro.wire import header, normalise
 
 CUT = cut_schema("shop")
 OFFSETS = {"partition": 0, "first": 3, "next": 7}
+MARK = {
+    "topic": "t",
+    "id": "y",
+    "state": "end",
+    "epoch": 2,
+    "lsn": 5,
+    "seq": -(2**62),
+    "rows": 4,
+    "replaces": True,
+}
 TOPIC = {"topic": "t", "topic_id": "x", "schema_ids": [7], "offsets": [OFFSETS], "counts": {"c": 4}}
 RECORD: dict[str, Any] = {
     "pipeline": "shop",
@@ -27,6 +37,7 @@ RECORD: dict[str, Any] = {
     "full": True,
     "part": 0,
     "parts": 1,
+    "snapshots": [MARK],
 }
 
 
@@ -65,8 +76,9 @@ def test_each_writer_is_looked_up_once() -> None:
     assert asked == [7]
 
 
-def test_an_earlier_version_lacks_fields_that_have_a_default() -> None:
-    assert read(written(RECORD, without("full")), without("full")) == {**RECORD, "full": False}
+@pytest.mark.parametrize(("name", "default"), [("full", False), ("snapshots", [])])
+def test_an_earlier_version_lacks_fields_that_have_a_default(name: str, default: object) -> None:
+    assert read(written(RECORD, without(name)), without(name)) == {**RECORD, name: default}
 
 
 def test_a_later_version_has_more_fields() -> None:
