@@ -39,6 +39,8 @@ def blocks(section: str, language: str) -> list[str]:
 ROLE, PUBLICATION = blocks("PostgreSQL", "sql")
 (HBA,) = blocks("PostgreSQL", "text")
 DELIVERING, LIMITS, TOPICS = blocks("Kafka", "sh")
+(READING,) = blocks("Snapshots", "sql")
+LOADING, SNAPSHOTS = blocks("Snapshots", "sh")
 (REGISTRY,) = blocks("`pgsluice registry`", "sh")
 (CONSUMER,) = blocks("Consumers", "sh")
 
@@ -132,13 +134,14 @@ class Scene:
             self._set(variable, value)
 
     @contextmanager
-    def daemon(self, version: int = NEW, mode: str = "exactly_once") -> Iterator[Daemon]:
+    def daemon(self, version: int = NEW, mode: str = "exactly_once", snapshot: str = "never") -> Iterator[Daemon]:
         """Run the daemon, a process of its own that streams."""
         self.configure(version)
         client = {**CREDENTIALS, "sasl.username": "pgsluice"}
         settings: dict[str, dict[str, Any]] = {
             "kafka": {"client": client, "topics": PARTITIONS},
             "delivery": {"mode": mode},
+            "snapshot": {"mode": snapshot},
         }
         conninfo = as_ours(self.server(version), sslmode="require")
         daemon = Daemon(self.name, conninfo, self.kafka.bootstrap_servers, settings, at_once=False)
@@ -184,6 +187,16 @@ class Scene:
             consumer.subscribe([f"{self.name}.public.orders"])
             found: Message = wait_until(poll, "a message")
         return found
+
+    @contextmanager
+    def reading(self, version: int) -> Iterator[None]:
+        """Let the role read the tables, as SECURITY.md says, and take that away again."""
+        with self.server(version).connect("shop") as connection:
+            connection.execute(READING.encode())
+            try:
+                yield
+            finally:
+                connection.execute(re.sub(r"GRANT (.*) TO", r"REVOKE \1 FROM", READING).encode())
 
     def assert_delivered(self) -> None:
         """The consumer sees a row with a value of a type that only its owner may use."""
@@ -233,6 +246,18 @@ class TestEnough:
             scene.insert()
             scene.assert_delivered()
             assert "transactions cannot be used, and are not needed" in daemon.log_text()
+
+    @pytest.mark.parametrize("version", [OLD, NEW])
+    def test_to_read_the_rows_that_tables_have(self, version: int, scene: Scene) -> None:
+        """The topic of snapshots is made before by whoever has the right to Create."""
+        make_topics(scene.kafka, scene.named(SNAPSHOTS))
+        for commands in (DELIVERING, LOADING, CONSUMER):
+            scene.grant(commands)
+        scene.insert(version)
+        with scene.reading(version), scene.daemon(version, snapshot="initial") as daemon:
+            wait_until(lambda: daemon.log_text().count('"loaded"') == 2, "the tables to be loaded")
+            scene.assert_delivered()
+            assert "a table cannot be read now" not in daemon.log_text()
 
     def test_where_topics_are_made_before(self, scene: Scene) -> None:
         """A table that has no topic goes into quarantine: whoever may create tables stops nothing."""
@@ -307,6 +332,30 @@ class TestNeeded:
             assert scene.consume("after the check").error() is None
             assert daemon.metric("pgsluice_sessions_total") == 1
             daemon.stop_well()
+
+    def test_to_read_the_tables_that_are_loaded(self, scene: Scene) -> None:
+        """Without it, changes are delivered."""
+        for commands in (DELIVERING, LOADING, CONSUMER):
+            scene.grant(commands)
+        with scene.daemon(snapshot="initial") as daemon:
+            wait_until(lambda: "permission denied for" in daemon.log_text(), "the refusal")
+            scene.insert()
+            scene.assert_delivered()
+            assert '"loaded"' not in daemon.log_text()
+
+    def test_to_read_the_topic_of_snapshots(self, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It is needed from the second start on, when there is something to read."""
+        scene.grant(DELIVERING)
+        scene.grant(LOADING)
+        with scene.reading(NEW), scene.daemon(snapshot="initial") as daemon:
+            wait_until(lambda: '"loaded"' in daemon.log_text(), "a table to be loaded")
+            daemon.stop_well()
+        forbid(scene.kafka, "User:pgsluice")
+        scene.grant(DELIVERING)
+        monkeypatch.setenv("PGSLUICE_SNAPSHOT__MODE", "initial")
+        code, said = scene.ends("run")
+        assert code == 77
+        assert re.search(f"Reading {scene.name}.snapshots: .*Topic authorization failed", said)
 
     def test_to_read_limits_of_brokers(self, scene: Scene) -> None:
         """The one right that pgsluice can do without."""
