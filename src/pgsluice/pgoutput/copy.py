@@ -13,7 +13,7 @@ from pgsluice.errors import ProtocolError
 
 _NULL: Final = rb"\N"
 
-_ESCAPE: Final = re.compile(rb"\\(.)", re.DOTALL)
+_ESCAPE: Final = re.compile(rb"\\(.?)", re.DOTALL)
 
 _ESCAPED: Final = {
     b"b": b"\b",
@@ -35,7 +35,7 @@ def row_values(line: bytes, columns: int) -> list[bytes | None]:
 
     ``line`` with its newline, as one CopyData has it.
     """
-    fields = line[:-1].split(b"\t") if columns else []
+    fields = line[:-1].split(b"\t") if columns or len(line) > 1 else []
     if line[-1:] != b"\n" or len(fields) != columns:
         raise ProtocolError(
             f"a row of COPY has {len(fields)} columns, or no end: expected {columns}. Please report it."

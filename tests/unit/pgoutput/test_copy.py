@@ -1,0 +1,92 @@
+"""Unit tests of pgsluice.pgoutput.copy. The escapes are those of the manual's table of COPY's text format."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pgsluice.errors import ProtocolError
+from pgsluice.pgoutput.copy import insert_message, row_values
+from pgsluice.pgoutput.decoder import Decoder
+from pgsluice.pgoutput.messages import Insert
+from tests.support.pgoutput_encoder import encode
+
+ESCAPES = {
+    b"\\": rb"\\",
+    b"\b": rb"\b",
+    b"\f": rb"\f",
+    b"\n": rb"\n",
+    b"\r": rb"\r",
+    b"\t": rb"\t",
+    b"\v": rb"\v",
+}
+
+VALUE = st.none() | st.binary(max_size=12) | st.lists(st.sampled_from([*ESCAPES, b"N", b"n", b"."])).map(b"".join)
+
+
+def line(values: list[bytes | None]) -> bytes:
+    """Return the line that COPY TO writes of a row: every special byte with a backslash before it."""
+    return b"\t".join(rb"\N" if value is None else escaped(value) for value in values) + b"\n"
+
+
+def escaped(value: bytes) -> bytes:
+    return b"".join(ESCAPES.get(byte, byte) for byte in (value[at : at + 1] for at in range(len(value))))
+
+
+@pytest.mark.parametrize(
+    ("data", "values"),
+    [
+        (b"1\tGr\xc3\xbc\xc3\x9fe\t\n", [b"1", b"Gr\xc3\xbc\xc3\x9fe", b""]),
+        (b"\n", [b""]),
+        (b"\\N\n", [None]),
+        (b"\\N\t\\\\N\tN\n", [None, b"\\N", b"N"]),
+        (rb"\b\f\n\r\t\v" + b"\n", [b"\b\f\n\r\t\v"]),
+        (rb"C:\\new\\\t" + b"\n", [b"C:\\new\\\t"]),
+        (b"\\\\.\n", [b"\\."]),
+        (b"a\rb\n", [b"a\rb"]),
+    ],
+)
+def test_row_values(data: bytes, values: list[bytes | None]) -> None:
+    assert row_values(data, len(values)) == values
+
+
+def test_a_row_of_a_table_without_columns() -> None:
+    assert row_values(b"\n", 0) == []
+
+
+@given(st.lists(VALUE, max_size=6))
+def test_any_values_come_back(values: list[bytes | None]) -> None:
+    assert row_values(line(values), len(values)) == values
+
+
+@pytest.mark.parametrize(
+    ("data", "columns", "found"),
+    [
+        (b"1\t2\n", 1, 2),
+        (b"1\t2\n", 3, 2),
+        (b"1\n", 0, 1),
+        (b"\t\n", 0, 2),
+        (b"1", 1, 1),
+        (b"1\t2", 2, 2),
+        (b"", 1, 1),
+        (b"", 0, 0),
+    ],
+)
+def test_a_row_of_other_columns_or_without_an_end_is_refused(data: bytes, columns: int, found: int) -> None:
+    with pytest.raises(ProtocolError, match=f"a row of COPY has {found} columns, or no end: expected {columns}"):
+        row_values(data, columns)
+
+
+@pytest.mark.parametrize("data", [rb"\x41", rb"\101", rb"a\Nb", rb"\.", b"\\\n", b"\\\\\\", b"1\\"])
+def test_an_escape_that_postgresql_does_not_write_is_refused(data: bytes) -> None:
+    with pytest.raises(ProtocolError, match="which PostgreSQL does not write"):
+        row_values(data + b"\n", 1)
+
+
+@pytest.mark.parametrize("values", [[], [None], [b""], [b"1", None, b"\x00\xff"], [b"x" * 100_000]])
+def test_an_insert_message_is_the_one_of_the_walsender(values: list[bytes | None]) -> None:
+    assert insert_message(2**32 - 1, values) == encode(Insert(None, 2**32 - 1, list(values)))
+
+
+@given(st.integers(0, 2**32 - 1), st.lists(VALUE, max_size=6))
+def test_the_decoder_reads_any_values_from_it(oid: int, values: list[bytes | None]) -> None:
+    assert Decoder().decode(insert_message(oid, values)) == Insert(None, oid, list(values))
