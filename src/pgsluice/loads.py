@@ -10,13 +10,16 @@ from typing import Any, Final, Literal, Self, TypeVar
 
 from pgsluice.avro.wire import read_json
 from pgsluice.errors import HistoryError
-from pgsluice.lsn import INVALID_LSN, MAX_LSN
+from pgsluice.lsn import INVALID_LSN
 from pgsluice.printable import quoted
 
 FIRST_SEQ: Final = -(2**62)
 """The ``seq`` of the first row or mark at a position: before every change that commits there."""
 
 _VERSION: Final = 1
+
+_NUMBER_MAX: Final = 2**62
+"""Of what is read back: rows and their ``seq`` go on from there in an Avro long, and no server's LSN comes near."""
 
 State = Literal["begin", "rows", "end"]
 
@@ -162,7 +165,7 @@ def _from_fields(kind: type[T], found: object) -> T:
 
 
 def _value(name: str, value: Any, kind: object) -> Any:  # noqa: ANN401 - whatever JSON has, and the field
-    if kind is int and type(value) is int and 0 <= value <= MAX_LSN:
+    if kind is int and type(value) is int and 0 <= value <= _NUMBER_MAX:
         return value
     if kind is str and type(value) is str:
         return value

@@ -1,0 +1,187 @@
+"""How far a load has come, where its rows go, and what is written of it."""
+
+import json
+import re
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pgsluice.errors import HistoryError
+from pgsluice.loads import FIRST_SEQ, Load, Loaded, Mark, Place, read_loads, read_place, table_key
+
+CUT = json.loads((Path(__file__).parents[2] / "contract" / "cut.avsc").read_text())
+
+LOAD = Load("5f3a", "public", "orders", 16_400, "0a1b2c3d", ("42", "Grüße"), 1000)
+BEGUN = Load("5f3a", "public", "orders", 16_400, "0a1b2c3d")
+LOADED = Loaded("5f3a", "public", "orders", 16_400, rows=1000, epoch=2, cut=17)
+
+
+def as_json(value: object) -> Any:  # noqa: ANN401 - any JSON
+    """Return ``value`` after its way through a record of Kafka."""
+    return json.loads(json.dumps(value))
+
+
+class TestALoad:
+    def test_is_named_by_its_table(self) -> None:
+        assert (LOAD.name, str(LOAD)) == (("public", "orders"), "public.orders")
+        assert str(replace(LOAD, table="Or.ders")) == 'public."Or.ders"'
+
+    def test_begins_without_rows(self) -> None:
+        assert (BEGUN.last, BEGUN.rows) == ((), 0)
+
+    def test_survives_the_way_through_a_checkpoint(self) -> None:
+        assert read_loads(as_json([asdict(LOAD), asdict(BEGUN)])) == (LOAD, BEGUN)
+        assert read_loads([]) == ()
+
+    def test_of_its_fields_those_with_a_default_may_be_missing(self) -> None:
+        found = as_json([asdict(BEGUN)])
+        del found[0]["last"], found[0]["rows"]
+        assert read_loads(found) == (BEGUN,)
+
+    @pytest.mark.parametrize("found", [None, {}, "", 3])
+    def test_several_are_an_array(self, found: object) -> None:
+        with pytest.raises(ValueError, match="'loads' is not an array"):
+            read_loads(found)
+
+    @pytest.mark.parametrize("found", [None, [], "", 3])
+    def test_one_is_an_object(self, found: object) -> None:
+        with pytest.raises(ValueError, match="a Load is not an object"):
+            read_loads([found])
+
+    @pytest.mark.parametrize("name", ["id", "schema", "table", "oid", "shape"])
+    def test_one_that_lacks_a_field_is_none(self, name: str) -> None:
+        found = as_json(asdict(LOAD))
+        del found[name]
+        with pytest.raises(ValueError, match=f"'{name}' of a Load is missing"):
+            read_loads([found])
+
+    def test_nor_is_one_with_others(self) -> None:
+        with pytest.raises(ValueError, match="a Load has fields that are not known"):
+            read_loads([{**as_json(asdict(LOAD)), "later": 1}])
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("id", None),
+            ("id", 3),
+            ("table", ["t"]),
+            ("oid", "16400"),
+            ("oid", True),
+            ("oid", 1.0),
+            ("oid", -1),
+            ("rows", 2**62 + 1),
+            ("last", "42"),
+            ("last", [42]),
+            ("last", ["42", None]),
+            ("last", {"42": "42"}),
+        ],
+    )
+    def test_nor_is_one_with_other_values(self, name: str, value: object) -> None:
+        with pytest.raises(ValueError, match=f"'{name}' has a value that it cannot have"):
+            read_loads([{**as_json(asdict(LOAD)), name: value}])
+
+    def test_any_number_of_rows_that_avro_can_hold_is_one(self) -> None:
+        most = replace(LOAD, rows=2**62)
+        assert read_loads([as_json(asdict(most))]) == (most,)
+
+
+class TestAPlace:
+    def test_the_rows_at_one_position_are_counted_on(self) -> None:
+        place = Place(1000, 5)
+        assert place.at(1000) == place
+        assert place.behind(3) == Place(1000, 8)
+
+    def test_those_at_another_one_begin_anew(self) -> None:
+        assert Place(1000, 5).at(1100) == Place(1100, 0)
+
+    def test_rows_are_numbered_before_every_change_that_commits_there(self) -> None:
+        assert (Place(1000).seq, Place(1000, 5).seq) == (FIRST_SEQ, FIRST_SEQ + 5)
+        assert FIRST_SEQ < -1, "the number of a message outside transactions"
+
+    def test_it_survives_the_way_through_a_checkpoint(self) -> None:
+        assert read_place(as_json(asdict(Place(1000, 5)))) == Place(1000, 5)
+        assert read_place({}) == Place(0, 0)
+
+    @pytest.mark.parametrize(
+        ("found", "complaint"),
+        [
+            ([], "a Place is not an object"),
+            ({"lsn": 1, "counts": 2}, "a Place has fields that are not known"),
+            ({"lsn": "0/0"}, "'lsn' has a value that it cannot have"),
+            ({"lsn": 2**64}, "'lsn' has a value that it cannot have"),
+            ({"count": -1}, "'count' has a value that it cannot have"),
+            ({"count": None}, "'count' has a value that it cannot have"),
+        ],
+    )
+    def test_anything_else_is_none(self, found: object, complaint: str) -> None:
+        with pytest.raises(ValueError, match=complaint):
+            read_place(found)
+
+    def test_one_behind_which_no_row_could_be_numbered_is_none(self) -> None:
+        """Only another program can have written it."""
+        assert read_place({"count": 2**62}).seq == 0
+        with pytest.raises(ValueError, match="'count' has a value that it cannot have"):
+            read_place({"count": 2**62 + 1})
+
+
+def test_a_mark_has_the_fields_of_the_contract() -> None:
+    (snapshots,) = (one for one in CUT["fields"] if one["name"] == "snapshots")
+    assert [one.name for one in fields(Mark)] == [one["name"] for one in snapshots["type"]["items"]["fields"]]
+
+
+class TestATableThatIsLoaded:
+    def test_has_one_record(self) -> None:
+        assert LOADED.key == table_key("public", "orders") == b"public.orders"
+        assert table_key("public", "or.ders") != table_key("public.or", "ders")
+
+    def test_survives_the_way_through_kafka(self) -> None:
+        assert Loaded.from_json(LOADED.to_json(), "It") == LOADED
+
+    def test_is_readable_json(self) -> None:
+        assert json.loads(LOADED.to_json()) == {
+            "version": 1,
+            "state": "end",
+            "id": "5f3a",
+            "schema": "public",
+            "table": "orders",
+            "oid": 16_400,
+            "rows": 1000,
+            "epoch": 2,
+            "cut": 17,
+        }
+
+    @pytest.mark.parametrize("data", [b"", b"{", b"\xff", b"[]", b"3", b"null", b"[" * 100_000, b'{"a": "\\ud800"}'])
+    def test_what_is_no_json_object_is_refused_with_the_way_out(self, data: bytes) -> None:
+        with pytest.raises(HistoryError, match=r"^Record 5 is not one that .* can read: .* kafka\.topic_prefix\.$"):
+            Loaded.from_json(data, "Record 5")
+
+    @pytest.mark.parametrize(
+        ("change", "complaint"),
+        [
+            ({"version": 2}, "it is not a JSON object of version 1 and state 'end'"),
+            ({"version": None}, "it is not a JSON object of version 1 and state 'end'"),
+            ({"state": "begin"}, "it is not a JSON object of version 1 and state 'end'"),
+            ({"later": 1}, "a Loaded has fields that are not known"),
+            ({"rows": -1}, "'rows' has a value that it cannot have"),
+            ({"id": 1}, "'id' has a value that it cannot have"),
+        ],
+    )
+    def test_what_is_wrong_is_said_and_where(self, change: dict[str, object], complaint: str) -> None:
+        data = json.dumps({**json.loads(LOADED.to_json()), **change}).encode()
+        with pytest.raises(HistoryError, match=f"^Record 5 is not one that .* can read: {re.escape(complaint)}"):
+            Loaded.from_json(data, "Record 5")
+
+    @pytest.mark.parametrize("name", ["version", "state"])
+    def test_without_version_or_state_it_is_none(self, name: str) -> None:
+        found = json.loads(LOADED.to_json())
+        del found[name]
+        with pytest.raises(HistoryError, match="version 1 and state 'end'"):
+            Loaded.from_json(json.dumps(found).encode(), "It")
+
+    def test_without_a_field_it_is_none(self) -> None:
+        found = json.loads(LOADED.to_json())
+        del found["rows"]
+        with pytest.raises(HistoryError, match="'rows' of a Loaded is missing"):
+            Loaded.from_json(json.dumps(found).encode(), "It")
