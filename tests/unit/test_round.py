@@ -1,0 +1,112 @@
+"""Which transactions go on, which wait, and where the rows that were read belong."""
+
+import pytest
+
+from pgsluice.round import Round
+from pgsluice.snapshot import Snapshot
+from pgsluice.transaction import Transaction
+
+SNAPSHOT = Snapshot(700, 710, frozenset({705}))
+"""Sees 704 and 706; 705 ran, and 710 had not begun."""
+
+
+def transaction(xid: int, commit_lsn: int) -> Transaction:
+    return Transaction(xid, commit_lsn, 0)
+
+
+def fresh() -> Round:
+    return Round(SNAPSHOT, 1000)
+
+
+def waiting(commit_lsn: int) -> Round:
+    """Return a round in which transaction 705 waits."""
+    found = fresh()
+    assert not found.admits(transaction(705, commit_lsn))
+    found.hold(transaction(705, commit_lsn))
+    return found
+
+
+class TestATransaction:
+    def test_that_is_visible_goes_on(self) -> None:
+        found = fresh()
+        assert found.admits(transaction(704, 800))
+        assert found.admits(transaction(706, 900))
+
+    @pytest.mark.parametrize("xid", [705, 710, 711])
+    def test_that_is_not_visible_waits(self, xid: int) -> None:
+        assert not fresh().admits(transaction(xid, 900))
+
+    def test_waits_behind_one_that_waits(self) -> None:
+        found = waiting(800)
+        assert not found.admits(transaction(704, 900))
+        assert not found.admits(transaction(711, 950))
+
+    def test_does_not_wait_behind_one_that_has_no_changes(self) -> None:
+        """It was not admitted, and nothing was held of it."""
+        found = fresh()
+        assert not found.admits(transaction(705, 800))
+        assert found.admits(transaction(706, 900))
+
+
+class TestARoundIsVoid:
+    def test_when_a_visible_transaction_has_changes_behind_one_that_waits(self) -> None:
+        """The rows have its changes, and not those of the one before it."""
+        found = waiting(800)
+        found.hold(transaction(706, 900))
+        assert found.is_void
+
+    def test_not_when_none_of_them_is_visible(self) -> None:
+        found = waiting(800)
+        found.hold(transaction(711, 900))
+        assert not found.is_void
+
+    def test_not_when_the_visible_one_has_no_changes(self) -> None:
+        found = waiting(800)
+        assert not found.admits(transaction(706, 900))
+        assert not found.is_void
+
+    def test_not_when_nothing_waits(self) -> None:
+        found = fresh()
+        found.admits(transaction(704, 800))
+        assert not found.is_void
+
+
+class TestARoundIsComplete:
+    """No transaction that the snapshot sees can follow."""
+
+    @pytest.mark.parametrize(("commit_lsn", "is_complete"), [(999, False), (1000, True), (1001, True)])
+    def test_when_a_commit_lies_at_its_end_or_behind_it(self, commit_lsn: int, *, is_complete: bool) -> None:
+        for xid in (704, 705):
+            found = fresh()
+            found.admits(transaction(xid, commit_lsn))
+            assert found.is_complete == is_complete
+
+    @pytest.mark.parametrize(("lsn", "is_complete"), [(999, False), (1000, True), (1001, True)])
+    def test_when_the_stream_has_come_to_its_end(self, lsn: int, *, is_complete: bool) -> None:
+        found = fresh()
+        found.reach(lsn)
+        assert found.is_complete == is_complete
+
+    def test_and_remains_so(self) -> None:
+        found = fresh()
+        found.reach(1000)
+        found.reach(900)
+        assert found.is_complete
+
+    def test_not_at_its_beginning(self) -> None:
+        assert not fresh().is_complete
+
+
+class TestThePositionOfTheRows:
+    def test_is_the_end_when_nothing_waits(self) -> None:
+        found = fresh()
+        assert found.admits(transaction(704, 800))
+        assert found.lsn == 1000
+
+    def test_is_before_the_first_one_that_waits(self) -> None:
+        found = waiting(800)
+        found.hold(transaction(711, 900))
+        assert found.lsn == 800
+
+    def test_is_not_behind_the_end(self) -> None:
+        assert waiting(1200).lsn == 1000

@@ -1,0 +1,109 @@
+"""Which transactions a snapshot sees, where the stream has passed it, and how a table is read."""
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from pgsluice.relation import CATALOG, Column, PgType, Relation
+from pgsluice.snapshot import Shape, Snapshot, reached_at
+
+EPOCH = 2**32
+HALF = 2**31
+XMAX, DISTANCE, AGE = st.integers(0, 2**63), st.integers(-HALF, HALF - 1), st.integers(0, 1000)
+KIB, MIB = 1024, 1024**2
+PAGE = 8 * KIB
+
+
+class TestItsText:
+    """As pg_current_snapshot() writes it."""
+
+    @pytest.mark.parametrize(
+        ("text", "snapshot"),
+        [
+            ("10:20:10,14,15", Snapshot(10, 20, frozenset({10, 14, 15}))),
+            ("10:20:14", Snapshot(10, 20, frozenset({14}))),
+            ("10:10:", Snapshot(10, 10, frozenset())),
+            ("18446744073709551614:18446744073709551615:", Snapshot(2**64 - 2, 2**64 - 1, frozenset())),
+        ],
+    )
+    def test_it_is_parsed(self, text: str, snapshot: Snapshot) -> None:
+        assert Snapshot.parse(text) == snapshot
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            *("", "10", "10:20", ":20:", "10::", "10:20:,", "10:20:14,", "10:20:,14", "10:20:14:", "a:b:", "-1:20:"),
+            *("10:20:14\n", " 10:20:", "10:20:14, 15", "\u0661:\u0662:", "1" * 21 + ":20:"),
+        ],
+    )
+    def test_nothing_else_is_one(self, text: str) -> None:
+        with pytest.raises(ValueError, match=r"^not a snapshot: .*expected xmin:xmax:xip_list"):
+            Snapshot.parse(text)
+
+
+class TestWhatIsVisible:
+    def test_below_xmin_everything_and_from_xmax_on_nothing(self) -> None:
+        snapshot = Snapshot(100, 110, frozenset())
+        assert [snapshot.is_visible(xid) for xid in (3, 99, 110, 111, HALF)] == [True, True, False, False, False]
+
+    def test_between_them_whatever_was_not_running(self) -> None:
+        snapshot = Snapshot(100, 110, frozenset({100, 104}))
+        found = [xid for xid in (99, 100, 103, 104, 105, 109) if snapshot.is_visible(xid)]
+        assert found == [99, 103, 105, 109]
+
+    def test_an_id_of_the_stream_is_one_of_the_present_epoch(self) -> None:
+        snapshot = Snapshot(5 * EPOCH + 1000, 5 * EPOCH + 1010, frozenset({5 * EPOCH + 1005}))
+        assert [snapshot.is_visible(xid) for xid in (999, 1004, 1005, 1009, 1010)] == [True, True, False, True, False]
+
+    def test_a_high_one_is_of_the_former_epoch_when_a_new_one_has_just_begun(self) -> None:
+        snapshot = Snapshot(5 * EPOCH - 3, 5 * EPOCH + 4, frozenset({5 * EPOCH - 3, 5 * EPOCH + 3}))
+        assert [snapshot.is_visible(xid) for xid in (EPOCH - 4, EPOCH - 3, EPOCH - 2)] == [True, False, True]
+        assert [snapshot.is_visible(xid) for xid in (3, 4, 5)] == [False, False, False]
+
+    def test_a_low_one_is_of_the_next_epoch_when_this_one_is_about_to_end(self) -> None:
+        snapshot = Snapshot(5 * EPOCH - 10, 5 * EPOCH - 5, frozenset())
+        assert [snapshot.is_visible(xid) for xid in (EPOCH - 6, EPOCH - 5, 3, 100)] == [True, False, False, False]
+
+    def test_a_server_in_its_first_epoch_may_have_been_reset_to_a_high_id(self) -> None:
+        snapshot = Snapshot(EPOCH - 10, EPOCH - 5, frozenset({EPOCH - 10}))
+        found = [xid for xid in (EPOCH - 11, EPOCH - 10, EPOCH - 9, EPOCH - 5, 3) if snapshot.is_visible(xid)]
+        assert found == [EPOCH - 11, EPOCH - 9]
+
+    @given(xmax=XMAX, distance=DISTANCE, age=AGE, runs=st.booleans())
+    def test_ids_within_half_an_epoch_are_told_apart(self, xmax: int, distance: int, age: int, *, runs: bool) -> None:
+        """PostgreSQL itself never has ids that lie further apart."""
+        full = xmax + distance
+        assume(full >= 0)
+        snapshot = Snapshot(xmax - age, xmax, frozenset({full} if runs and distance < 0 else ()))
+        is_between = -age <= distance < 0
+        assert snapshot.is_visible(full % EPOCH) == (distance < -age or (is_between and not runs))
+
+
+class TestWhereTheStreamHasPassedIt:
+    def test_where_the_next_record_would_begin(self) -> None:
+        assert reached_at(0x16B374D8, 16 * MIB) == 0x16B374D8
+
+    @pytest.mark.parametrize("segment_bytes", [1 * MIB, 16 * MIB])
+    def test_on_a_new_page_that_is_before_its_header(self, segment_bytes: int) -> None:
+        assert reached_at(3 * 16 * MIB + PAGE + 24, segment_bytes) == 3 * 16 * MIB + PAGE
+        assert reached_at(3 * 16 * MIB + PAGE + 40, segment_bytes) == 3 * 16 * MIB + PAGE + 40
+        assert reached_at(3 * 16 * MIB + PAGE, segment_bytes) == 3 * 16 * MIB + PAGE
+
+    @pytest.mark.parametrize("segment_bytes", [1 * MIB, 16 * MIB])
+    def test_in_a_new_segment_its_header_is_longer(self, segment_bytes: int) -> None:
+        assert reached_at(7 * segment_bytes + 40, segment_bytes) == 7 * segment_bytes
+
+    def test_which_pages_begin_a_segment_depends_on_the_server(self) -> None:
+        assert reached_at(3 * MIB + 40, 1 * MIB) == 3 * MIB
+        assert reached_at(3 * MIB + 40, 16 * MIB) == 3 * MIB + 40
+
+
+class TestATableAsItIsRead:
+    RELATION = Relation(
+        7, "public", "t", "d", tuple(Column(name, PgType(23, CATALOG, "int4"), -1, is_key=True) for name in "abc")
+    )
+
+    @pytest.mark.parametrize(("key", "places"), [(("a",), (0,)), (("c", "a"), (2, 0)), ((), ())])
+    def test_its_key_has_its_own_order(self, key: tuple[str, ...], places: tuple[int, ...]) -> None:
+        shape = Shape(self.RELATION, is_root=False, key=key, filter="", replaces=True, digest="d")
+        assert shape.key_places == places
