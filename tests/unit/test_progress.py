@@ -32,6 +32,12 @@ class TestProgress:
         progress.on_delivered(1100)
         assert progress.confirmable == 1100
 
+    def test_not_even_if_more_is_delivered(self) -> None:
+        progress = Progress(1000)
+        progress.on_received(900)
+        progress.on_delivered(1000)
+        assert progress.confirmable == 900
+
     def test_what_was_received_never_goes_back(self) -> None:
         progress = Progress(0)
         progress.on_received(2000)
@@ -162,6 +168,74 @@ class TestPreparedTransactions:
         progress.release(700, 3000)
         progress.forget(800)
         assert progress.confirmable == 2000
+
+
+class TestHoldingBack:
+    """A transaction waits in memory: nothing behind it counts as received."""
+
+    def test_what_is_received_counts_up_to_there(self) -> None:
+        progress = received_and_delivered(2000)
+        progress.hold_back(2500)
+        progress.on_received(2400)
+        assert progress.received == 2400
+        progress.on_received(2500)
+        progress.on_received(3000)
+        assert (progress.received, progress.confirmable) == (2500, 2000)
+        progress.on_delivered(2500)
+        assert (progress.received, progress.confirmable, progress.undelivered) == (2500, 2500, False)
+
+    def test_the_first_one_that_waits_decides(self) -> None:
+        progress = received_and_delivered(2000)
+        progress.hold_back(2500)
+        progress.hold_back(2700)
+        progress.on_received(3000)
+        assert progress.received == 2500
+
+    def test_letting_go_tells_how_far_it_was(self) -> None:
+        progress = received_and_delivered(2000)
+        progress.hold_back(2500)
+        progress.on_received(3000)
+        progress.on_received(2900)
+        assert progress.let_go() == 3000
+        assert progress.received == 2500
+        progress.on_received(3000)
+        assert (progress.received, progress.undelivered) == (3000, True)
+        progress.on_delivered(3000)
+        assert progress.confirmable == 3000
+
+    def test_each_time_anew(self) -> None:
+        progress = received_and_delivered(2000)
+        progress.hold_back(2500)
+        progress.on_received(3000)
+        progress.let_go()
+        progress.on_received(3000)
+        progress.hold_back(3500)
+        progress.on_received(3400)
+        assert (progress.received, progress.let_go()) == (3400, 0)
+
+    def test_without_anything_behind_it_nothing_is_to_come(self) -> None:
+        assert received_and_delivered(2000).let_go() == 0
+
+    def test_what_was_received_before_remains_so(self) -> None:
+        progress = received_and_delivered(2000)
+        progress.hold_back(1500)
+        progress.on_received(2500)
+        assert (progress.received, progress.confirmable) == (2000, 2000)
+
+    def test_a_checkpoint_of_that_time_keeps_what_is_prepared(self) -> None:
+        progress = received_and_delivered(2000)
+        progress.hold_back(2500)
+        progress.hold(700, 2200)
+        progress.on_received(3000)
+        assert progress.held_at(2500) == 2200
+        progress.on_delivered(2500, 2200)
+        assert progress.confirmable == 2200
+
+    def test_another_server_is_noticed_all_the_same(self) -> None:
+        progress = Progress(1000, {900: "transaction"})
+        progress.hold_back(800)
+        with pytest.raises(Diverged, match="last transaction delivered ended at 0/384"):
+            progress.on_received(901)
 
 
 def received_and_delivered(lsn: int) -> Progress:

@@ -1,7 +1,7 @@
 """Which events follow from the messages of one connection."""
 
 import tracemalloc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -17,6 +17,7 @@ from pgsluice.transaction import (
     Delivered,
     Emitted,
     Event,
+    Held,
     MessageResent,
     Paused,
     Prepared,
@@ -510,18 +511,242 @@ class TestMessages:
         assert receive(transactions(), message) == [Emitted(None, message)]
 
 
+class Below:
+    """A gate for transactions with an id below ``xid``; it remembers whom it was asked about, and who waits."""
+
+    def __init__(self, xid: int) -> None:
+        self.xid = xid
+        self.asked: list[int] = []
+        self.waiting: list[int] = []
+
+    def admits(self, transaction: Transaction) -> bool:
+        self.asked.append(transaction.xid)
+        return transaction.xid < self.xid
+
+    def hold(self, transaction: Transaction) -> None:
+        self.waiting.append(transaction.xid)
+
+
+ORDINARY = (BEGIN, INSERT, COMMIT)
+STREAMED = (*segment(700, row(700, 1)), stream_commit(700))
+TWO_PHASE = (begin_prepare(700), row(None, 1), prepare(700), commit_prepared(700))
+STREAMED_TWO_PHASE = (*segment(700, row(700, 1)), stream_prepare(700), commit_prepared(700))
+of_each_kind = pytest.mark.parametrize(
+    "received",
+    [ORDINARY, STREAMED, TWO_PHASE, STREAMED_TWO_PHASE],
+    ids=["ordinary", "streamed", "two-phase", "streamed and two-phase"],
+)
+
+
+class TestTheGate:
+    """It keeps transactions waiting while rows of a table are read that belong before them."""
+
+    def gated(self, xid: int, *received: messages.Message, delivered_lsn: int = 0) -> tuple[Transactions, Below]:
+        """Return a connection on which transactions from ``xid`` on have to wait."""
+        found, gate = transactions(delivered_lsn=delivered_lsn), Below(xid)
+        found.gate = gate
+        assert not receive(found, *received)
+        return found, gate
+
+    @of_each_kind
+    def test_a_transaction_that_is_admitted_goes_on(self, received: Sequence[messages.Message]) -> None:
+        found, gate = self.gated(701)
+        events = [event for event in receive(found, *received) if not isinstance(event, Prepared)]
+        assert [type(event) for event in events] == [Change, Committed]
+        assert (gate.asked, gate.waiting) == ([700], [])
+
+    def test_an_ordinary_one_does_so_row_by_row(self) -> None:
+        found, _ = self.gated(701, BEGIN)
+        assert found.passing == Transaction(700, 100, 5)
+        assert values(receive(found, INSERT)) == [1]
+
+    @of_each_kind
+    def test_one_that_is_not_waits_until_it_is_released(self, received: Sequence[messages.Message]) -> None:
+        found, gate = self.gated(700)
+        events = [event for event in receive(found, *received) if not isinstance(event, Prepared)]
+        assert events == [Held(Transaction(700, 100, 5))]
+        assert gate.waiting == [700]
+        assert (found.is_between, found.passing, found.waiting, found.prepared) == (True, None, 0, {})
+        released = list(found.release())
+        assert values(released) == [1]
+        assert released[-1] == Committed(Transaction(700, 100, 5), 120)
+        assert list(found.release()) == []
+
+    def test_they_come_in_the_order_of_their_commits(self) -> None:
+        found, _ = self.gated(700, *segment(700, row(700, 1)))
+        receive(found, messages.Begin(60, 5, 800), row(None, 2), messages.Commit(60, 70, 5), stream_commit(700))
+        released = list(found.release())
+        assert values(released) == [2, 1]
+        assert [event.end_lsn for event in released if isinstance(event, Committed)] == [70, 120]
+
+    def test_an_ordinary_one_is_received_while_it_waits(self) -> None:
+        found, _ = self.gated(700, BEGIN, INSERT)
+        assert (found.is_between, found.passing) == (False, None)
+        assert receive(found, COMMIT) == [Held(Transaction(700, 100, 5))]
+        assert found.is_between
+
+    def test_truncates_messages_and_the_origin_wait_with_it(self) -> None:
+        both, message = truncate(None, 8, 7), emitted(None, 90, b"x")
+        found, _ = self.gated(700, BEGIN, messages.Origin(0, "o"), INSERT, both, message)
+        receive(found, COMMIT)
+        transaction = Transaction(700, 100, 5, "o")
+        assert list(found.release()) == [
+            Change(transaction, found.relations[7], encode(INSERT)),
+            Change(transaction, found.relations[8], encode(both)),
+            Change(transaction, found.relations[7], encode(both)),
+            Emitted(transaction, message),
+            Committed(transaction, 120),
+        ]
+
+    def test_a_message_alone_is_reason_enough_to_wait(self) -> None:
+        found, gate = self.gated(700, BEGIN, emitted(None, 90, b"x"))
+        assert receive(found, COMMIT) == [Held(Transaction(700, 100, 5))]
+        assert gate.waiting == [700]
+
+    def test_a_row_keeps_the_version_of_its_table_that_it_was_sent_under(self) -> None:
+        altered = messages.Relation(None, 7, "public", "t", "d", (*TABLE.columns, column("more", 25)))
+        found, _ = self.gated(700, BEGIN, INSERT)
+        receive(found, COMMIT, altered)
+        (change, _) = found.release()
+        assert isinstance(change, Change)
+        assert len(change.relation.columns) == 1
+
+    @pytest.mark.parametrize(
+        "received",
+        [
+            (BEGIN, COMMIT),
+            (*segment(700), stream_commit(700)),
+            (begin_prepare(700), prepare(700), commit_prepared(700)),
+            (commit_prepared(700),),
+        ],
+        ids=["ordinary", "streamed", "two-phase", "two-phase without a Prepare"],
+    )
+    def test_one_without_changes_never_waits(self, received: Sequence[messages.Message]) -> None:
+        found, gate = self.gated(700)
+        committed = receive(found, *received)[-1]
+        assert isinstance(committed, Committed)
+        assert (committed.transaction, committed.end_lsn) == (Transaction(700, 100, 5), 120)
+        assert gate.waiting == []
+        assert list(found.release()) == []
+
+    def test_nor_does_one_that_is_rolled_back(self) -> None:
+        found, gate = self.gated(700)
+        prepared, rolled_back = receive(found, begin_prepare(700), INSERT, prepare(700), rollback_prepared(700))
+        assert isinstance(prepared, Prepared)
+        assert rolled_back == RolledBack(700, 120)
+        assert (gate.asked, gate.waiting) == ([], [])
+
+    @of_each_kind
+    def test_one_that_comes_again_is_not_asked_about(self, received: Sequence[messages.Message]) -> None:
+        found, gate = self.gated(700, delivered_lsn=120)
+        assert receive(found, *received)[-1] == Resent(Transaction(700, 100, 5), 120)
+        assert (gate.asked, gate.waiting) == ([], [])
+
+    def test_a_message_outside_transactions_waits_behind_them(self) -> None:
+        before, behind = (emitted(None, lsn, b"x", transactional=False) for lsn in (90, 130))
+        found, _ = self.gated(700)
+        assert receive(found, before) == [Emitted(None, before)]
+        receive(found, *ORDINARY)
+        assert receive(found, behind) == []
+        last = messages.Begin(140, 5, 701), row(None, 2), messages.Commit(140, 150, 5)
+        receive(found, *last)
+        released = list(found.release())
+        assert [type(event) for event in released] == [Change, Committed, Emitted, Change, Committed]
+        assert released[2] == Emitted(None, behind)
+        assert receive(found, behind) == [Emitted(None, behind)]
+
+    def test_it_is_asked_again_at_the_commit(self) -> None:
+        """What was in the way of a transaction when it began may be gone by then."""
+        found, gate = self.gated(700, BEGIN, INSERT)
+        gate.xid = 701
+        assert values(receive(found, COMMIT)) == [1]
+        assert (gate.asked, gate.waiting) == ([700, 700], [])
+
+    def test_a_streamed_one_is_asked_about_at_its_commit_only(self) -> None:
+        found = transactions(*segment(700, row(700, 1)))
+        found.gate = gate = Below(700)
+        receive(found, *segment(700, row(700, 2), first=False))
+        assert gate.asked == []
+        assert receive(found, stream_commit(700)) == [Held(Transaction(700, 100, 5))]
+        assert values(list(found.release())) == [1, 2]
+
+    def test_a_transaction_that_is_being_received_when_it_is_reset_goes_on_at_its_commit(self) -> None:
+        found, gate = self.gated(700, BEGIN, INSERT)
+        found.gate = None
+        assert list(found.release()) == []
+        events = receive(found, row(None, 2), COMMIT)
+        assert values(events) == [1, 2]
+        assert events[-1] == Committed(Transaction(700, 100, 5), 120)
+        assert gate.waiting == []
+
+    @pytest.mark.parametrize(
+        ("received", "expected"),
+        [
+            (BEGIN, "Begin inside another transaction"),
+            (begin_prepare(701), "Begin Prepare inside another transaction"),
+            (prepare(700), "Prepare inside another transaction"),
+            (start(701), "Stream Start inside another transaction"),
+            (STOP, "Stream Start before Stream Stop"),
+            (messages.Commit(101, 120, 5), "Commit at 0/65 for a transaction that began with commit LSN 0/64"),
+            (row(None, 1, 99), "relation 99"),
+        ],
+        ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
+    )
+    def test_what_cannot_come_inside_of_one_cannot_while_it_waits(
+        self, received: messages.Message, expected: str
+    ) -> None:
+        found, _ = self.gated(700, BEGIN)
+        with pytest.raises(ProtocolError, match=expected):
+            receive(found, received)
+
+
+class Counting(MemorySpool):
+    """A spool that remembers what it has opened."""
+
+    def __init__(self) -> None:
+        self.rows: list[MemoryRows] = []
+
+    def open(self) -> MemoryRows:
+        self.rows.append(MemoryRows())
+        return self.rows[-1]
+
+
 def test_rows_are_discarded_when_their_transaction_ends() -> None:
-    class Counting(MemorySpool):
-        rows: list[MemoryRows]
-
-        def open(self) -> MemoryRows:
-            self.rows.append(MemoryRows())
-            return self.rows[-1]
-
     spool = Counting()
-    spool.rows = []
     found = Transactions(Delivered(0, 0, 0), spool)
     receive(found, TABLE, *segment(700, row(700, 1)), stream_commit(700))
     receive(found, *segment(800, row(800, 1)), StreamAbort(800, 800, None, None))
     receive(found, begin_prepare(900), row(None, 1), prepare(900), rollback_prepared(900))
     assert [list(rows) for rows in spool.rows] == [[], [], []]
+
+
+class OnDisk(MemorySpool):
+    """A spool whose rows have to be loaded first."""
+
+    class Rows(MemoryRows):
+        def __iter__(self) -> Iterator[tuple[int, bytes] | None]:
+            yield None
+            yield from super().__iter__()
+
+    def open(self) -> Rows:
+        return self.Rows()
+
+
+def test_rows_that_have_to_be_loaded_are_awaited() -> None:
+    found = Transactions(Delivered(0, 0, 0), OnDisk())
+    receive(found, TABLE)
+    assert [type(event) for event in receive(found, *STREAMED)] == [Paused, Change, Committed]
+    found.gate = Below(800)
+    receive(found, messages.Begin(160, 5, 800), INSERT, messages.Commit(160, 180, 5))
+    assert [type(event) for event in found.release()] == [Paused, Change, Committed]
+
+
+def test_rows_of_one_that_was_held_are_discarded_when_it_was_released() -> None:
+    spool = Counting()
+    found = Transactions(Delivered(0, 0, 0), spool)
+    found.gate = Below(700)
+    receive(found, TABLE, *ORDINARY)
+    (rows,) = spool.rows
+    assert len(list(rows)) == 1
+    list(found.release())
+    assert list(rows) == []
