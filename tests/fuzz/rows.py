@@ -294,6 +294,7 @@ def table(random: Random) -> tuple[Relation, ChangeEncoder]:
         tombstones=random.random() < 0.5,
         truncate=random.random() < 0.5,
         dead_letters=_dead_letters(random),
+        insert_op=random.choice("cr"),  # type: ignore[arg-type]  # either of them
     )
 
 

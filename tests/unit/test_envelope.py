@@ -16,6 +16,7 @@ from pgsluice.avro.wire import header, unframe
 from pgsluice.dead_letter import DeadLetter, Origin, Reason, encode
 from pgsluice.envelope import EXPECTED_MAX, ChangeEncoder, DeadLetters, MessageEncoder, Stamp
 from pgsluice.errors import PoisonError, ProtocolError
+from pgsluice.loads import FIRST_SEQ
 from pgsluice.pgoutput.messages import (
     UNCHANGED,
     Delete,
@@ -132,6 +133,30 @@ def test_an_insert_with_values_that_were_not_sent_or_do_not_fit() -> None:
     assert value["after"] == as_row(1, None, None)
     assert value["unchanged"] == ["note"]
     assert value["raw"] == {"amount": "NaN"}
+
+
+class TestRowsThatWereRead:
+    """They were there before the stream, and are not inserts of a transaction."""
+
+    def test_their_op_is_r(self) -> None:
+        found = Table(insert_op="r")
+        (record,) = found.records(Insert(None, 7, row("1")))
+        key, value = found.read(record)
+        assert (record.op, value["op"]) == ("r", "r")
+        assert key == {"id": 1}
+        assert (value["before"], value["before_image"], value["after"]) == (None, "none", as_row(1))
+
+    def test_nothing_else_is_different(self) -> None:
+        message = Insert(None, 7, [b"1", b"NaN", UNCHANGED])
+        inserted, read = (Table(insert_op=op).only(message) for op in ("c", "r"))
+        assert (inserted[1].pop("op"), read[1].pop("op")) == ("c", "r")
+        assert read == inserted
+
+    def test_they_are_numbered_from_where_they_are_told_to(self) -> None:
+        found, stamp = Table(insert_op="r"), Stamp(TRANSACTION, 3, commit_timestamps=False)
+        stamp.next_seq = FIRST_SEQ
+        seqs = [found.read(found.records(Insert(None, 7, row("1")), stamp)[0])[1]["seq"] for _ in range(2)]
+        assert seqs == [FIRST_SEQ, FIRST_SEQ + 1]
 
 
 def test_an_update_without_an_old_image() -> None:
@@ -279,6 +304,7 @@ class TestAKeyThatAvroCannotHold:
     def test_a_dead_letter_has_the_place_of_the_change(self) -> None:
         unfit = Reason.KEY_NOT_REPRESENTABLE
         assert self.letters(Insert(None, 7, row("1", "NaN"))) == [("c", unfit, 0)]
+        assert self.letters(Insert(None, 7, row("1", "NaN")), insert_op="r") == [("r", unfit, 0)]
         assert self.letters(Update(None, 7, None, None, row("1", "NaN"))) == [("u", unfit, 0)]
         assert self.letters(Delete(None, 7, None, row("1", "NaN")), tombstones=True) == [("d", unfit, 0)]
 

@@ -28,6 +28,7 @@ from pgsluice.history import (
     resume,
     unexpected,
 )
+from pgsluice.loads import Load, Place
 from pgsluice.pgoutput.messages import LogicalMessage
 from pgsluice.relation import Relation
 from pgsluice.transaction import Change, Delivered, Emitted, Resent, Transaction
@@ -36,6 +37,7 @@ SERVER = ServerIdentity("7001", 1, 5000)
 CHECKPOINT = Checkpoint("shop", "s", "7001", 1, 2, 9, 1000, last_end_lsn=990, last_xid=700, last_commit_ts=55)
 SHOP = Identity("shop", "s", "", is_atomic=True, adopt=False)
 ADOPTING = replace(SHOP, adopt=True)
+LOAD = Load("5f3a", "public", "orders", 16_400, "0a1b2c3d", ("42",), 1000)
 
 
 def heartbeat(end_lsn: int) -> Cut:
@@ -62,6 +64,8 @@ class TestCheckpoint:
             asked="p",
             asked_lsn=3,
             refused="Restored.",
+            loads=(LOAD,),
+            place=Place(950, 3),
         )
         found = Checkpoint.from_json(whole.to_json())
         assert (found, found.asked, found.asked_lsn) == (whole, "p", 3)
@@ -105,6 +109,11 @@ class TestCheckpoint:
             ({"systemid": "\ud800"}, "half of a surrogate pair"),
             ({"asked": [[]] * 200 + [[]]}, "'asked' is not a string"),
             ({"later": 1}, "it has fields that are not known"),
+            ({"loads": None}, "'loads' is not an array"),
+            ({"loads": [3]}, "a Load is not an object"),
+            ({"loads": [{"id": "5f3a"}]}, "'schema' of a Load is missing"),
+            ({"place": None}, "a Place is not an object"),
+            ({"place": {"lsn": -1}}, "'lsn' has a value that it cannot have"),
         ],
     )
     def test_what_is_wrong_is_said_and_where(self, change: dict[str, object], complaint: str) -> None:
@@ -122,6 +131,25 @@ class TestCheckpoint:
         for name in ("last_message_lsn", "last_message_crc", "asked_lsn", "refused"):
             del former[name]
         assert Checkpoint.from_json(json.dumps(former).encode()) == replace(CHECKPOINT, last_message_lsn=1000)
+
+    def test_one_of_a_version_without_snapshots_has_no_loads(self) -> None:
+        former = json.loads(CHECKPOINT.to_json())
+        del former["loads"], former["place"]
+        found = Checkpoint.from_json(json.dumps(former).encode())
+        assert (found, found.loads, found.place) == (CHECKPOINT, (), Place())
+
+    def test_a_cut_says_how_far_loads_have_come(self) -> None:
+        further = replace(LOAD, last=("50",), rows=1008)
+        loading = replace(CHECKPOINT, loads=(LOAD,), place=Place(950, 3))
+        advanced = loading.advanced(Cut(end_lsn=1200, loads=[further], place=Place(1100, 9)), 10)
+        assert advanced == replace(loading, cut=10, end_lsn=1200, loads=(further,), place=Place(1100, 9))
+        ended = advanced.advanced(Cut(end_lsn=1300, loads=[], place=Place(1250, 1)), 11)
+        assert (ended.loads, ended.place) == ((), Place(1250, 1))
+
+    def test_one_without_rows_that_were_read_keeps_them(self) -> None:
+        loading = replace(CHECKPOINT, loads=(LOAD,), place=Place(950, 3))
+        advanced = loading.advanced(heartbeat(1200), 10)
+        assert (advanced.loads, advanced.place) == ((LOAD,), Place(950, 3))
 
     def test_a_cut_advances_it_and_names_its_last_transaction(self) -> None:
         cut = Cut(end_lsn=1200, last=(Transaction(701, 1150, 56), 1180), last_message=(1100, "0a1b2c3d"))

@@ -9,12 +9,14 @@ from types import ModuleType
 import pytest
 
 from pgsluice import rows as in_python
+from pgsluice.avro.binary import encode_string
 from pgsluice.avro.choices import Choice, ColumnChoice
 from pgsluice.avro.encoder import KeyEncoder, RowEncoder
 from pgsluice.avro.schema import TableFields, key_fields
 from pgsluice.avro.sent.types import TypeDescription, conversions
 from pgsluice.avro.types import TypeOptions
-from pgsluice.envelope import ChangeEncoder, Stamp
+from pgsluice.avro.wire import header
+from pgsluice.envelope import ChangeEncoder, InsertOp, Stamp
 from pgsluice.errors import PoisonError, ProtocolError
 from pgsluice.pgoutput.framing import Keepalive
 from pgsluice.pgoutput.messages import (
@@ -99,6 +101,7 @@ def encoder_of(
     binary: bool = True,
     keys: Sequence[str] = ("id",),
     options: TypeOptions = COMMON_RANGE,
+    insert_op: InsertOp = "c",
 ) -> ChangeEncoder:
     fields = TableFields(options).assign(relation)
     keyed = relation.replica_identity != "n"
@@ -106,7 +109,7 @@ def encoder_of(
     key = KeyEncoder(relation, key_fields(relation, fields, keys, options), sent) if keyed else None
     target = Target("shop.public.orders", 11, 12 if keyed else None)
     row = RowEncoder(relation, fields, sent)
-    return ChangeEncoder(relation, target, row, key, tombstones=tombstones, truncate=True)
+    return ChangeEncoder(relation, target, row, key, tombstones=tombstones, truncate=True, insert_op=insert_op)
 
 
 def size_of(record: Record) -> int:
@@ -189,6 +192,50 @@ def test_the_compiled_twin_writes_what_is_common_by_itself(
     monkeypatch.setattr(in_python.Rows, "add", None)
     rows.add(encode(message), stamp(), pending, is_streamed=False)
     assert len(pending.records) == 1
+
+
+READ = {
+    "in text format": ("d", Insert(None, 7, ROW)),
+    "without a key": ("n", Insert(None, 7, OTHER)),
+    "with a value that does not fit": ODD["a value that does not fit"],
+}
+"""Rows that were there before, and were read."""
+
+
+@pytest.mark.parametrize(("identity", "message"), READ.values(), ids=READ)
+def test_a_row_that_was_read_is_no_insert(twin: ModuleType, identity: str, message: RowMessage) -> None:
+    relation = table(identity)
+    encoder = encoder_of(relation, insert_op="r")
+    its, pending = stamp(), Pending(1_000_000)
+    twin.Rows(relation, encoder).add(encode(message), its, pending, is_streamed=False)
+    assert pending.records == encoder.encode(message, stamp())
+    assert [record.op for record in pending.records] == ["r"]
+    assert (pending.events, its.next_seq) == (1, 1)
+    inserted = outcome(twin, relation, encoder_of(relation), encode(message), TRANSACTION)
+    read = outcome(twin, relation, encoder, encode(message), TRANSACTION)
+    assert read != inserted
+    assert [op_is_c(record) for record in read[0] if isinstance(record, Record)] == inserted[0]
+
+
+@needs_compiled
+@pytest.mark.parametrize(("identity", "message"), list(READ.values())[:2], ids=list(READ)[:2])
+def test_the_compiled_twin_writes_it_by_itself(
+    monkeypatch: pytest.MonkeyPatch, identity: str, message: RowMessage
+) -> None:
+    relation = table(identity)
+    rows, pending = TWINS[-1].Rows(relation, encoder_of(relation, insert_op="r")), Pending(1_000_000)
+    monkeypatch.setattr(in_python.Rows, "add", None)
+    rows.add(encode(message), stamp(), pending, is_streamed=False)
+    assert [record.op for record in pending.records] == ["r"]
+
+
+def op_is_c(record: Record) -> Record:
+    """Return the record of an insert that has everything else of ``record``."""
+    head = header(record.target.value_schema_id) + encode_string("r")
+    assert record.value is not None
+    assert record.value.startswith(head)
+    value = header(record.target.value_schema_id) + encode_string("c") + record.value[len(head) :]
+    return record._replace(op="c", value=value)
 
 
 @needs_compiled
