@@ -286,6 +286,8 @@ class Transactions:
         """Set and reset only while no transaction passes; reset right before everything is released."""
         self._held: deque[tuple[_Waiting, Transaction, int] | Emitted] = deque()
         """What the gate has not admitted, with the end LSN, and the messages behind it."""
+        self._held_bytes = 0
+        """What the versions of tables take that these keep."""
         self._spool = spool
         self._decoder = Decoder()
         self._delivered = delivered
@@ -331,6 +333,7 @@ class Transactions:
                 yield one
             else:
                 yield from self._release(*one)
+                self._held_bytes -= one[0].bytes
 
     def receive(self, payload: bytes) -> Iterable[Event]:
         """Return what follows from a message; ProtocolError when it is none, or cannot come here.
@@ -474,6 +477,7 @@ class Transactions:
         if is_new and waiting.has_rows and self.gate is not None and not self.gate.admits(transaction):
             self.gate.hold(transaction)
             self._held.append((waiting, transaction, end_lsn))
+            self._held_bytes += waiting.bytes
             return (Held(transaction),)
         return self._release(waiting, transaction, end_lsn)
 
@@ -576,7 +580,7 @@ class Transactions:
         waiting = [*self._streams.values(), *self._prepares.values()]
         if self._receiving is not None and not self._receiving.is_streamed:
             waiting.append(self._receiving)
-        return sum(one.bytes for one in waiting)
+        return self._held_bytes + sum(one.bytes for one in waiting)
 
     def _expect_between(self, message: messages.Message) -> None:
         if not self.is_between:

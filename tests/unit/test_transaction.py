@@ -679,6 +679,21 @@ class TestTheGate:
         assert events[-1] == Committed(Transaction(700, 100, 5), 120)
         assert gate.waiting == []
 
+    def test_versions_of_tables_that_those_that_wait_keep_are_limited_together(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        found, _ = self.gated(700)
+        monkeypatch.setattr(module, "VERSIONS_BYTES_MAX", 2 * size_of(found.relations[7]))
+        for _ in range(2):  # and then there is room again
+            for number in range(3):
+                begin = messages.Begin(100 + 20 * number, 5, 700 + number)
+                commit = messages.Commit(begin.commit_lsn, begin.commit_lsn + 10, 5)
+                receive(found, begin, row(None, number), commit)
+            assert [len(one[0].relations) for one in found._held if not isinstance(one, Emitted)] == [1, 1, 0]
+            released = list(found.release())
+            assert values(released) == [0, 1, 2]
+            assert {event.relation.name for event in released if isinstance(event, Change)} == {"t"}
+
     @pytest.mark.parametrize(
         ("received", "expected"),
         [
