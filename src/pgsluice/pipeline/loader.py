@@ -271,7 +271,10 @@ class Loader:
                 log.error("a table cannot be loaded", table=str(shape.relation), reason=str(error))  # noqa: TRY400 - a table
                 return
         policy = self._policy(shape.relation)
-        table.replaces = self._options.replaces and shape.replaces and policy is not None and policy.truncate
+        # In a shared topic, the mark's rows cannot be told from those of other tables.
+        table.replaces = (self._options.replaces and shape.replaces) and (
+            policy is not None and policy.truncate and not policy.shared
+        )
         table.shape = shape
         log.info("loading", table=str(shape.relation), rows_before=table.load.rows if table.load else 0)
 
