@@ -1007,8 +1007,8 @@ cdef class Rows:
     cdef int _insert(self, Message* message, int64_t* seq, timestamp_ms, list records, Account* account) except -1:
         VALUE.put_object(self.insert_head)
         VALUE.put_object(NO_BEFORE)
-        if self._after(message, seq) != DONE or self._key(KEY) != DONE:
-            return ODD
+        if self._after(message, seq) != DONE or self._key(KEY) != DONE or self.lacking_count:
+            return ODD  # somebody may have to be told of a row that lacks values
         self._append(self.insert_op, seq, timestamp_ms, records, account)
         return DONE
 

@@ -51,6 +51,8 @@ _KEY_CHANGE = _array([b"key_change"])
 _OPS = {messages.Update: "u", messages.Delete: "d"}
 """The changes that have a key, beside inserts."""
 
+OnIncomplete = Callable[[Relation, TupleData], None]
+
 InsertOp = Literal["c", "r"]
 """What an inserted row is: a change, or one that was there before and was read."""
 
@@ -227,6 +229,8 @@ class ChangeEncoder:
         self.tombstones = tombstones
         self._truncate = truncate
         self.dead_letters = dead_letters
+        self.on_incomplete: OnIncomplete | None = None
+        """What is told of a row that arrives under a new key while its unchanged values are those of another row."""
         head = header(target.value_schema_id)
         names = encode_bytes(relation.namespace.encode()) + encode_bytes(relation.name.encode())
         self.insert_head, self.update_head, self.delete_head, self._truncate_head = (
@@ -255,6 +259,7 @@ class ChangeEncoder:
 
     def _encode_insert(self, message: messages.Insert, stamp: Stamp) -> list[Record]:
         value = self._with_after(self.insert_head + NO_BEFORE, message.new, stamp, _EMPTY, [])
+        self._tell_if_incomplete(message.new)  # an update, to a publication whose row filter the old row did not pass
         return [Record(self.target, self.insert_op, self._encode_key(message.new), value, stamp.timestamp_ms)]
 
     def _encode_update(self, message: messages.Update, stamp: Stamp) -> list[Record]:
@@ -271,6 +276,7 @@ class ChangeEncoder:
         if old_key == new_key:
             value = self._with_after(self.update_head + before, new, stamp, _EMPTY, raw)
             return [self._record("u", new_key, value, stamp)]
+        self._tell_if_incomplete(new)
         gone = self._gone(before, raw, stamp, _KEY_CHANGE)
         records = self._delete_records(old_key, gone, stamp)
         value = self._with_after(self.insert_head + before, new, stamp, _KEY_CHANGE, raw)
@@ -289,6 +295,10 @@ class ChangeEncoder:
         flags = [b"cascade"] * message.cascade + [b"restart_identity"] * message.restart_identity
         body = self._truncate_head + NO_BEFORE + _NULL + _EMPTY + _EMPTY
         return [Record(self.target, "t", None, body + stamp.encode() + _array(flags), stamp.timestamp_ms)]
+
+    def _tell_if_incomplete(self, new: TupleData) -> None:
+        if self.on_incomplete is not None and UNCHANGED in new:
+            self.on_incomplete(self.relation, new)
 
     def _delete_records(self, key: bytes | PoisonError | None, value: bytes, stamp: Stamp) -> list[Record]:
         records = [self._record("d", key, value, stamp)]

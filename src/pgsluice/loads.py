@@ -4,13 +4,14 @@ Loads in progress are part of the checkpoint. Tables that are finished are in ``
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, Final, Literal, Self, TypeVar
 
 from pgsluice.avro.wire import read_json
 from pgsluice.errors import HistoryError
 from pgsluice.lsn import INVALID_LSN
+from pgsluice.pgoutput.messages import BinaryValue, ColumnValue
 from pgsluice.printable import quoted
 
 FIRST_SEQ: Final = -(2**62)
@@ -31,8 +32,10 @@ class Load:
     """A table whose rows are being read.
 
     ``shape``: a digest of what decides which rows and columns are read, and in which order; if it changes, the load
-    begins again. ``last``: the key of the last row that is in the stream, as PostgreSQL's text; empty before the first.
-    ``rows``: how many are.
+    begins again. ``key``: the columns by which rows are told apart. ``last``: the key of the last row that is in the
+    stream, as PostgreSQL's text; empty before the first. ``rows``: how many are. ``is_read``: all have been read once.
+    ``moved``: the keys of rows that came under them by a change without all their values (:func:`moved_key`); they are
+    read again before the end, because the rest may be what another row had that was not read.
     """
 
     id: str
@@ -40,8 +43,11 @@ class Load:
     table: str
     oid: int
     shape: str
+    key: tuple[str, ...] = ()
     last: tuple[str, ...] = ()
     rows: int = 0
+    is_read: bool = False
+    moved: tuple[tuple[str, ...], ...] = ()
 
     @property
     def name(self) -> tuple[str, str]:
@@ -131,6 +137,19 @@ class Loaded:
             ) from None
 
 
+def moved_key(values: Sequence[ColumnValue]) -> tuple[str, ...] | None:
+    """Return a key as a load keeps it: each value after a letter for its format; None if it is not known in full."""
+    found = []
+    for value in values:
+        if isinstance(value, BinaryValue):
+            found.append(f"b{value.hex()}")
+        elif isinstance(value, bytes):
+            found.append(f"t{value.decode()}")
+        else:
+            return None
+    return tuple(found)
+
+
 def table_key(schema: str, table: str) -> bytes:
     """Return the key of a table's record in ``<prefix>.snapshots``."""
     return quoted(schema, table).encode()
@@ -167,8 +186,10 @@ def _from_fields(kind: type[T], found: object) -> T:
 def _value(name: str, value: Any, kind: object) -> Any:  # noqa: ANN401 - whatever JSON has, and the field
     if kind is int and type(value) is int and 0 <= value <= _NUMBER_MAX:
         return value
-    if kind is str and type(value) is str:
+    if kind in (str, bool) and type(value) is kind:
         return value
+    if kind == tuple[tuple[str, ...], ...] and isinstance(value, list):
+        return tuple(_value(name, one, tuple[str, ...]) for one in value)
     if kind == tuple[str, ...] and isinstance(value, list) and all(type(one) is str for one in value):
         return tuple(value)
     raise ValueError(f"{name!r} has a value that it cannot have")

@@ -43,6 +43,8 @@ class Mirror:
 
     def __init__(self) -> None:
         self.rows: dict[int, dict[str, Any]] = {}
+        self._moving: dict[str, Any] = {}
+        """The row whose key is being changed; empty if it is not known."""
 
     def apply(self, event: Event) -> None:
         """Apply one event; positions only go up."""
@@ -50,10 +52,11 @@ class Mirror:
         if op == "t":
             self.rows.clear()
         elif op == "d":
-            self.rows.pop(event.key["id"], None) if event.key else None
+            assert event.key is not None
+            self._moving = self.rows.pop(event.key["id"], {})
         else:
             key = after["id"]
-            former = self.rows.get(key, {})
+            former = self._moving if "key_change" in event["flags"] else self.rows.get(key, {})
             self.rows[key] = {**after, **{name: former.get(name) for name in event["unchanged"]}}
 
 
@@ -87,7 +90,7 @@ class Writers:
     def _transaction(self, connection: psycopg.Connection, dice: random.Random, new: int, number: int) -> None:
         # Each writer has the rows whose key has its remainder, so that none waits for another.
         own = dice.randrange(ROWS // WRITERS) * WRITERS + number
-        kind = dice.choice(("insert", "update", "update", "delete", "key", "savepoint", "prepare"))
+        kind = dice.choice(("insert", "update", "update", "delete", "key", "move", "savepoint", "prepare"))
         with connection.transaction():
             if kind == "insert":
                 connection.execute("INSERT INTO items VALUES (%s, %s, 'new')", [new, dice.random()])
@@ -97,6 +100,8 @@ class Writers:
                 connection.execute("DELETE FROM items WHERE id = %s", [own])
             elif kind == "key":
                 connection.execute("UPDATE items SET id = %s WHERE id = %s", [new, own])
+            elif kind == "move":  # to where the rows have been read already, with a value that is not sent again
+                connection.execute("UPDATE items SET id = %s WHERE id = %s", [-new, own])
             elif kind == "savepoint":
                 connection.execute("UPDATE items SET note = 'kept' WHERE id = %s", [own])
                 with connection.transaction() as savepoint:
@@ -115,6 +120,7 @@ def prepared(database: Database) -> Database:
     """Make the table, without rows yet."""
     with database.connect() as connection:
         connection.execute("CREATE TABLE items (id int8 PRIMARY KEY, amount float8, note text)")
+        connection.execute("ALTER TABLE items ALTER COLUMN note SET STORAGE EXTERNAL")
         connection.execute("CREATE PUBLICATION pgsluice FOR TABLE items")
     return database
 
@@ -122,7 +128,7 @@ def prepared(database: Database) -> Database:
 def filled(database: Database) -> None:
     with database.connect() as connection:
         connection.execute(
-            "INSERT INTO items SELECT n, n, repeat('x', n %% 50) FROM generate_series(0, %s - 1) AS n", [ROWS]
+            "INSERT INTO items SELECT n, n, repeat('x', n %% 50 * 60) FROM generate_series(0, %s - 1) AS n", [ROWS]
         )
 
 

@@ -341,6 +341,12 @@ class FakeReader:
         kept = [message for place, message in enumerate(messages) if place * len(message) < size]
         return Chunk(kept, is_last=len(kept) == len(rows))
 
+    async def rows_of(self, shape: Shape, keys: Sequence[Sequence[str]]) -> Chunk:
+        self._world.step("rows_of")
+        wanted = {int(value[1:]) for (value,) in keys}
+        rows = [row for row in self._world.rows[shape.relation.oid] if row in wanted]
+        return Chunk([insert_message(shape.relation.oid, [str(row).encode()]) for row in rows], is_last=True)
+
     async def end(self) -> None:
         self._world.step("unlock")
 

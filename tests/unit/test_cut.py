@@ -56,7 +56,10 @@ def test_a_message_outside_transactions_is_known_by_its_place_and_its_sum() -> N
 def test_rows_that_were_read_join_it_with_how_far_they_have_come() -> None:
     cut = Cut()
     assert (cut.loads, cut.place, cut.marks, cut.loaded) == (None, None, [], [])
-    load, marks = Load("a load", "public", "orders", 7, "a shape", ("5",), 5), [mark("begin", 0, 0), mark("rows", 6, 5)]
+    load, marks = (
+        Load("a load", "public", "orders", 7, "a shape", ("id",), ("5",), 5),
+        [mark("begin", 0, 0), mark("rows", 6, 5)],
+    )
     cut.add_load([load], Place(90, 7), marks, ())
     assert (cut.loads, cut.place, cut.marks, cut.loaded) == ([load], Place(90, 7), marks, [])
     end, loaded = mark("end", 7, 5), Loaded("a load", "public", "orders", 7, 5, 1)

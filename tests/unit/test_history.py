@@ -37,7 +37,7 @@ SERVER = ServerIdentity("7001", 1, 5000)
 CHECKPOINT = Checkpoint("shop", "s", "7001", 1, 2, 9, 1000, last_end_lsn=990, last_xid=700, last_commit_ts=55)
 SHOP = Identity("shop", "s", "", is_atomic=True, adopt=False)
 ADOPTING = replace(SHOP, adopt=True)
-LOAD = Load("5f3a", "public", "orders", 16_400, "0a1b2c3d", ("42",), 1000)
+LOAD = Load("5f3a", "public", "orders", 16_400, "0a1b2c3d", ("id",), ("42",), 1000)
 
 
 def heartbeat(end_lsn: int) -> Cut:

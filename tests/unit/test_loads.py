@@ -13,7 +13,7 @@ from pgsluice.loads import FIRST_SEQ, Load, Loaded, Mark, Place, read_loads, rea
 
 CUT = json.loads((Path(__file__).parents[2] / "contract" / "cut.avsc").read_text())
 
-LOAD = Load("5f3a", "public", "orders", 16_400, "0a1b2c3d", ("42", "Grüße"), 1000)
+LOAD = Load("5f3a", "public", "orders", 16_400, "0a1b2c3d", ("id", "name"), ("42", "Grüße"), 1000)
 BEGUN = Load("5f3a", "public", "orders", 16_400, "0a1b2c3d")
 LOADED = Loaded("5f3a", "public", "orders", 16_400, rows=1000, epoch=2, cut=17)
 

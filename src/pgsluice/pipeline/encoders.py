@@ -22,7 +22,7 @@ from pgsluice.avro.schema import (
 )
 from pgsluice.avro.sent.types import TypeDescription, conversions, elements, unknown_arrays, unknown_types
 from pgsluice.avro.types import TypeOptions, check_choices
-from pgsluice.envelope import ChangeEncoder, DeadLetters, InsertOp, MessageEncoder
+from pgsluice.envelope import ChangeEncoder, DeadLetters, InsertOp, MessageEncoder, OnIncomplete
 from pgsluice.errors import PoisonError, TableRefused
 from pgsluice.pipeline.ends import Registry, Sink, Source
 from pgsluice.pipeline.quarantine import Quarantine, RefusedRows, open_dead_letters
@@ -109,6 +109,7 @@ class Encoders:
         self._dead_letters = dead_letters
         self.ready: dict[int, Rows] = {}
         """By OID, of the version of each table that was seen last, in the order in which they were made."""
+        self._watched: dict[int, OnIncomplete] = {}
         self._bytes: dict[int, int] = {}
         """What the encoders take, by OID."""
         self._ready_bytes = 0
@@ -140,6 +141,16 @@ class Encoders:
         """Return how the table is published, None if it is not; TableRefused if it cannot be."""
         return self._tables.policy(relation.namespace, relation.name)
 
+    def watch(self, oid: int, tell: OnIncomplete | None) -> None:
+        """Tell of the table's incomplete rows from now on; None: no longer."""
+        if tell is None:
+            self._watched.pop(oid, None)
+        else:
+            self._watched[oid] = tell
+        known = self.ready.get(oid)
+        if known is not None and known.encoder is not None:
+            known.encoder.on_incomplete = tell
+
     async def of_loaded(self, relation: Relation) -> Rows:
         """Return an encoder of rows that are read, as Insert messages; TableRefused, PoisonError if there can be none.
 
@@ -153,7 +164,10 @@ class Encoders:
     async def _rows(self, relation: Relation) -> Rows:
         policy = self._tables.policy(relation.namespace, relation.name)
         described = [] if policy is None else await self._describe(relation)
-        found = Rows(relation, None if policy is None else await self._make(relation, policy, described))
+        encoder = None if policy is None else await self._make(relation, policy, described)
+        if encoder is not None:
+            encoder.on_incomplete = self._watched.get(relation.oid)
+        found = Rows(relation, encoder)
         if self._quarantine is not None:
             self._quarantine.remove(relation)
         self._keep(found, self.ready, described)

@@ -113,6 +113,9 @@ class Reader(Protocol):
         that ``shape`` any more.
         """
 
+    async def rows_of(self, shape: Shape, keys: Sequence[Sequence[str]]) -> Chunk:
+        """Return the rows that have these keys (see :func:`pgsluice.loads.moved_key`); as :meth:`rows`."""
+
     async def end(self) -> None:
         """End the transaction, if there is one."""
 

@@ -19,9 +19,9 @@ import structlog
 
 from pgsluice.envelope import Stamp
 from pgsluice.errors import PoisonError, SourceUnavailable, TableRefused, TableUnreadable
-from pgsluice.loads import FIRST_SEQ, Load, Loaded, Mark, Place, State
+from pgsluice.loads import FIRST_SEQ, Load, Loaded, Mark, Place, State, moved_key
 from pgsluice.pgoutput.decoder import Decoder
-from pgsluice.pgoutput.messages import Insert
+from pgsluice.pgoutput.messages import Insert, TupleData
 from pgsluice.pipeline.encoders import Encoders, Rows
 from pgsluice.pipeline.ends import Reader, Source, Stream
 from pgsluice.pipeline.outbox import Outbox
@@ -72,6 +72,13 @@ WRITERS_S: Final = 0.1
 
 WRITERS_SAY_S: Final = 10.0
 
+MOVED_MAX: Final = 1000
+MOVED_BYTES_MAX: Final = 64 * 1024
+"""Rows with a new key that are read again before the end, and what their keys may take in each checkpoint until then.
+If there are more, the load begins again."""
+
+MOVED_AT_ONCE: Final = 500
+
 TURN: Final = 1000
 """Rows after which everybody else on the event loop has a turn."""
 
@@ -105,6 +112,11 @@ class _Table:
     due_at: float = 0.0
     failures: int = 0
     said: str | None = None
+
+    @property
+    def name(self) -> tuple[str, str]:
+        """Schema and table."""
+        return self.relation.namespace, self.relation.name
 
 
 @dataclass(slots=True)
@@ -152,18 +164,58 @@ class Loader:
         self._loaded = dict(loaded)
         self._tables: dict[tuple[str, str], _Table] = {}
         self._round: Round | None = None
+        self._is_loading = False
+        """Whether there is any table to load. While there is none, nothing is noted of transactions: when the next one
+        is opened, those who are changing it are waited for."""
         self._unseen: set[int] = set()
-        """Transactions that went on in this session and may not be visible to others yet."""
+        """Transactions that went on while it was so and may not be visible to others yet."""
+        self._has_moved = False
+        """Whether keys were kept that no cut has recorded yet."""
+        for load in loads:
+            encoders.watch(load.oid, self._on_incomplete)
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether any table is being loaded."""
-        return bool(self._tables)
+    def on_commit(self, transaction: Transaction) -> None:
+        """Take notice that ``transaction`` goes on: no snapshot that does not see it is of use.
 
-    def on_committed(self, transaction: Transaction) -> None:
-        """Take notice that ``transaction`` went on: no snapshot that does not see it is of use."""
-        if self._tables:
+        It is called before the transaction joins its cut: the keys of rows that it has moved are recorded there.
+        """
+        if self._is_loading:
             self._unseen.add(transaction.xid)
+        if self._has_moved:
+            self._has_moved = False
+            self._seams.outbox.note_loads(self._loads())
+
+    def _on_incomplete(self, relation: Relation, new: TupleData) -> None:
+        """Keep the key of a row that lacks values, if its table is being read."""
+        table = next((one for one in self._tables.values() if one.relation.oid == relation.oid), None)
+        name = (relation.namespace, relation.name) if table is None else table.name
+        load = self._former.get(name) if table is None else table.load
+        if load is None or load.oid != relation.oid or not load.last:
+            return  # whatever its key, it will be read
+        self._has_moved = True
+        names = [column.name for column in relation.columns]
+        key = moved_key([new[names.index(one)] for one in load.key]) if set(load.key) <= set(names) else None
+        moved = load.moved if key is None or key in load.moved else (*load.moved, key)
+        if key is None or len(moved) > MOVED_MAX or sum(len(part) for one in moved for part in one) > MOVED_BYTES_MAX:
+            log.info("loading begins again: too many rows have got another key", table=str(load))
+            self._keep(name, None)
+        else:
+            self._keep(name, replace(load, moved=moved))
+
+    def _keep(self, name: tuple[str, str], load: Load | None) -> None:
+        """Let the load of a table be ``load``; None: it begins again."""
+        table = self._tables.get(name)
+        if table is not None:
+            table.load = load
+        elif load is None:
+            del self._former[name]
+        else:
+            self._former[name] = load
+
+    def _loads(self) -> list[Load]:
+        """Return the loads in progress."""
+        present = [one.load for one in self._tables.values() if one.load is not None]
+        return [*present, *self._former.values()]
 
     def on_position(self, lsn: int) -> None:
         """Take notice that, between two transactions, the server says that it has come to ``lsn``."""
@@ -180,6 +232,7 @@ class Loader:
                 try:
                     await self._look()
                     await self._load_all()
+                    await self._prune()
                     await asyncio.sleep(LOOK_S)
                 except SourceUnavailable as error:
                     log.warning("tables cannot be read now", reason=str(error))
@@ -207,8 +260,16 @@ class Loader:
                 continue
             if (table is None or table.relation != relation) and self._policy(relation) is not None:
                 self._tables[name] = _Table(relation)
-        if not self._tables:
+        self._is_loading = any(not one.is_out for one in self._tables.values())
+
+    async def _prune(self) -> None:
+        """Forget the transactions that are visible by now, and all of them if no table is to be loaded."""
+        self._is_loading = any(not one.is_out for one in self._tables.values())
+        if not self._is_loading:
             self._unseen.clear()
+        elif self._unseen:
+            snapshot = await self._reader.look()
+            self._unseen = {xid for xid in self._unseen if not snapshot.is_visible(xid)}
 
     def _policy(self, relation: Relation) -> TablePolicy | None:
         """Return how the table is published; None if it is not, or cannot be."""
@@ -225,8 +286,8 @@ class Loader:
             ready = [one for one in self._tables.values() if not one.is_out and one.due_at <= now]
             if not ready:
                 return
-            for table in ready:
-                await self._advance(table)
+            # One after the other: every checkpoint has those that are begun.
+            await self._advance(min(ready, key=lambda one: one.load is None))
 
     async def _advance(self, table: _Table) -> None:
         try:
@@ -250,26 +311,27 @@ class Loader:
         have been published, or this session begun, after he wrote.
         """
         shape = await self._reader.shape(table.relation)
-        if shape is None or not shape.key:
-            table.is_out = True
-            if shape is not None:
-                log.warning(
-                    "a table without a key by which its rows can be read is left out", table=str(table.relation)
-                )
+        if shape is None:
+            table.is_out = True  # it is gone, which the next look will show
             return
-        former = self._former.pop((shape.relation.namespace, shape.relation.name), None)
-        if former is not None and (former.oid, former.shape) == (shape.relation.oid, shape.digest):
-            table.load = former
-        elif table.load is not None and table.load.shape != shape.digest:
-            table.load = None
+        if not shape.key:
+            raise TableUnreadable(
+                f"Table {shape.relation} is left out until it has a primary key, or another unique index over published "
+                "columns that are NOT NULL: its rows cannot be read in an order."
+            )
+        load = self._former.pop(table.name, table.load)
+        table.load = load if load is not None and (load.oid, load.shape) == (table.relation.oid, shape.digest) else None
         await self._wait_for_writers(shape)
         async with self._seams.pause():
             try:
                 table.rows = await self._encoders.of_loaded(shape.relation)
             except (TableRefused, PoisonError) as error:
                 table.is_out = True
-                log.error("a table cannot be loaded", table=str(shape.relation), reason=str(error))  # noqa: TRY400 - a table
+                log.error(  # noqa: TRY400 - it is no defect
+                    "a table cannot be loaded", table=str(shape.relation), reason=str(error)
+                )
                 return
+            self._encoders.watch(shape.relation.oid, self._on_incomplete)
         policy = self._policy(shape.relation)
         # In a shared topic, the mark's rows cannot be told from those of other tables.
         table.replaces = (self._options.replaces and shape.replaces) and (
@@ -294,15 +356,15 @@ class Loader:
 
     async def _read(self, table: _Table) -> None:
         """Read one chunk, and put it where it belongs."""
-        shape, options = table.shape, self._options
+        shape = table.shape
         assert shape is not None, "_open() has found it"
         try:
             await self._reader.begin(shape)
             taken = await self._take()
+            load = table.load
+            moved = load.moved[:MOVED_AT_ONCE] if load is not None and load.is_read else ()
             try:
-                after = table.load.last if table.load is not None else ()
-                limit = max(1, options.chunk_rows >> table.voids)
-                chunk = await self._reader.rows(shape, after, limit, options.chunk_bytes)
+                chunk = await self._rows(table, shape, moved)
                 await self._reader.end()
                 await self._wait_complete()
             except (TableUnreadable, SourceUnavailable):
@@ -312,14 +374,23 @@ class Loader:
             async with self._seams.pause():
                 round_ = self._round
                 assert round_ is not None, "_take() has begun it"
-                if not round_.is_void:
-                    await self._insert(table, chunk, taken, round_.lsn)
+                # Meanwhile so many rows may have moved that the load begins again.
+                if not round_.is_void and (load is None) == (table.load is None):
+                    await self._insert(table, chunk, moved, taken, round_.lsn)
                 await self._end_round()
             table.voids = table.voids + 1 if round_.is_void else 0
             if table.voids > VOIDS_MAX:
                 raise TableUnreadable("Its transactions become visible in another order than they commit in.")
         finally:
             await self._reader.end()
+
+    async def _rows(self, table: _Table, shape: Shape, moved: Sequence[tuple[str, ...]]) -> Chunk:
+        """Read the next rows of the table; once all have been read, those that have ``moved``."""
+        load, options = table.load, self._options
+        if load is not None and load.is_read:
+            return await self._reader.rows_of(shape, moved)
+        after = load.last if load is not None else ()
+        return await self._reader.rows(shape, after, max(1, options.chunk_rows >> table.voids), options.chunk_bytes)
 
     async def _take(self) -> Taken:
         """Take the snapshot between two transactions; from now on the round decides which go on."""
@@ -344,13 +415,12 @@ class Loader:
     async def _see_all(self) -> None:
         """Wait until everything that went on is visible to others."""
         give_up_at = time.monotonic() + SEEN_S
+        await self._prune()
         while self._unseen:
-            snapshot = await self._reader.look()
-            self._unseen = {xid for xid in self._unseen if not snapshot.is_visible(xid)}
-            if self._unseen:
-                if time.monotonic() > give_up_at:
-                    raise TableUnreadable("Transactions that PostgreSQL has sent are not visible to others yet.")
-                await asyncio.sleep(SEEN_AGAIN_S)
+            if time.monotonic() > give_up_at:
+                raise TableUnreadable("Transactions that PostgreSQL has sent are not visible to others yet.")
+            await asyncio.sleep(SEEN_AGAIN_S)
+            await self._prune()
 
     async def _wait_complete(self) -> None:
         """Wait until the stream has come to where the chunk belongs, and see to it that it does."""
@@ -377,8 +447,10 @@ class Loader:
         seams.progress.on_received(beyond)
         seams.wake()
 
-    async def _insert(self, table: _Table, chunk: Chunk, taken: Taken, lsn: int) -> None:
-        """Put the rows of the chunk into the open cut, at ``lsn``."""
+    async def _insert(
+        self, table: _Table, chunk: Chunk, moved: Sequence[tuple[str, ...]], taken: Taken, lsn: int
+    ) -> None:
+        """Put the rows of the chunk into the open cut, at ``lsn``; ``moved``: the keys by which they were read."""
         shape, rows = table.shape, table.rows
         assert shape is not None, "_open() has found it"
         assert rows is not None, "and made its encoder"
@@ -386,12 +458,16 @@ class Loader:
         self._place = self._place.at(lsn)
         if table.load is None:
             relation = shape.relation
-            table.load = Load(uuid.uuid4().hex, relation.namespace, relation.name, relation.oid, shape.digest)
+            table.load = Load(
+                uuid.uuid4().hex, relation.namespace, relation.name, relation.oid, shape.digest, shape.key
+            )
             await self._join(table, "begin")
         at = 0
         while at < len(chunk.messages):
             at = await self._insert_some(table, chunk.messages, at, taken.timestamp)
-        if chunk.is_last:
+        rest = table.load.moved[len(moved) :]
+        table.load = replace(table.load, is_read=table.load.is_read or chunk.is_last, moved=rest)
+        if table.load.is_read and not rest:
             await self._join(table, "end")
 
     async def _insert_some(self, table: _Table, messages: Sequence[bytes], at: int, timestamp: int) -> int:
@@ -410,7 +486,8 @@ class Loader:
             if at % TURN == 0:
                 await asyncio.sleep(0)
         self._place = Place(place.lsn, stamp.next_seq - FIRST_SEQ)
-        table.load = replace(load, last=self._key(table, messages[at - 1]), rows=load.rows + at - began)
+        last = load.last if load.is_read else self._key(table, messages[at - 1])
+        table.load = replace(load, last=last, rows=load.rows + at - began)
         await self._join(table, "rows")
         return at
 
@@ -426,11 +503,12 @@ class Loader:
         ended = []
         if state == "end":
             del self._tables[load.name]
+            self._encoders.watch(load.oid, None)
             self._loaded[load.name] = Loaded(load.id, load.schema, load.table, load.oid, load.rows, self._epoch)
             ended.append(self._loaded[load.name])
             log.info("loaded", table=str(load), topic=topic, rows=load.rows)
-        loads = [one.load for one in self._tables.values() if one.load is not None]
-        await self._seams.outbox.join_load([*loads, *self._former.values()], self._place, [mark], ended)
+        self._has_moved = False
+        await self._seams.outbox.join_load(self._loads(), self._place, [mark], ended)
 
     def _key(self, table: _Table, message: bytes) -> tuple[str, ...]:
         """Return the values of the row's key, as text."""

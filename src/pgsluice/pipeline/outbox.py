@@ -159,6 +159,10 @@ class Outbox:
         if _held(self._open) >= self._limits.cut_bytes:
             await self._close_large()
 
+    def note_loads(self, loads: Sequence[Load]) -> None:
+        """Record with the transaction that is about to be committed how far the loads have come."""
+        (self._own or self._open).loads = loads
+
     async def _commit_own(self, transaction: Transaction, end_lsn: int) -> None:
         await self.overflow(transaction)
         cut = self._own

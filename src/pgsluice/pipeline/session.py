@@ -408,9 +408,9 @@ class Session:
                 if event.is_bare:
                     _warn_of_bare_commit(transaction)
                 self._ended(transaction, end_lsn)
-                await self._outbox.commit(transaction, end_lsn)
                 if self._loader is not None:
-                    self._loader.on_committed(transaction)
+                    self._loader.on_commit(transaction)
+                await self._outbox.commit(transaction, end_lsn)
             case Held(transaction):
                 self.progress.hold_back(transaction.commit_lsn)
             case Emitted() if _is_ours(event):

@@ -9,6 +9,7 @@ https://www.postgresql.org/docs/current/transaction-iso.html#XACT-REPEATABLE-REA
 
 import hashlib
 import json
+import sys
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -44,6 +45,9 @@ _SESSION_SETTINGS: Final = {
 }
 
 _SHAPE_DIGITS: Final = 16
+
+_NO_LIMIT: Final = sys.maxsize
+"""Of the bytes of rows that are read by their keys, which are few."""
 
 _CANCELLED: Final = "57014"
 """SQLSTATE of a statement that was cancelled."""
@@ -97,11 +101,24 @@ class ChunkReader:
         ``limit`` of them at most, and no more once they have ``size`` bytes. TableUnreadable if the table is not of
         that ``shape`` any more: it was locked in its present one.
         """
+        await self._check_shape(shape)
+        connection = await self._reading()
+        messages, is_cut = await connection.copy(_copy_next(shape, after, limit), shape.relation, size)
+        return Chunk(messages, is_last=not is_cut and len(messages) < limit)
+
+    async def rows_of(self, shape: Shape, keys: Sequence[Sequence[str]]) -> Chunk:
+        """Return the rows that have these keys (see :func:`pgsluice.loads.moved_key`); as :meth:`rows`."""
+        await self._check_shape(shape)
+        connection = await self._reading()
+        columns = {column.name: column for column in shape.relation.columns}
+        oids = [columns[name].type.oid for name in shape.key]
+        found = await connection.texts(keys, oids)
+        messages, _ = await connection.copy(_copy_those(shape, found), shape.relation, _NO_LIMIT)
+        return Chunk(messages, is_last=True)
+
+    async def _check_shape(self, shape: Shape) -> None:
         if await self.shape(shape.relation) != shape:
             raise TableUnreadable(f"Table {shape.relation} was altered, so its rows are read again from the beginning.")
-        connection = await self._reading()
-        messages, is_cut = await connection.copy(_copy_command(shape, after, limit), shape.relation, size)
-        return Chunk(messages, is_last=not is_cut and len(messages) < limit)
 
     async def end(self) -> None:
         """End the transaction, if there is one; a connection that does not answer is closed."""
@@ -159,6 +176,25 @@ class _Connection:
             tuple(_text(result.get_value(row, column)) for column in range(result.nfields))
             for row in range(result.ntuples)
         ]
+
+    async def texts(self, keys: Sequence[Sequence[str]], oids: Sequence[int]) -> list[tuple[str, ...]]:
+        """Return the keys as PostgreSQL's text, whatever their format (see :func:`pgsluice.loads.moved_key`)."""
+        values = [bytes.fromhex(value[1:]) for key in keys for value in key if value.startswith("b")]
+        if not values:
+            return [tuple(value[1:] for value in key) for key in keys]
+        types = [oid for key in keys for value, oid in zip(key, oids, strict=True) if value.startswith("b")]
+        listed = ", ".join(f"(${place}::text)" for place in range(1, len(values) + 1))
+        pgconn = self._wire.pgconn
+        pgconn.send_query_params(f"VALUES {listed}".encode(), values, types, [1] * len(values))
+        try:
+            with answered_within(pgconn, STATEMENT_TIMEOUT_MS / 1000):
+                (result,) = await self._wire.results()
+        except psycopg.OperationalError as error:
+            raise failures.connection_lost(error) from error
+        if result.status == pq.ExecStatus.FATAL_ERROR:
+            raise _refused(ServerError.of(result), None)
+        found = iter([(result.get_value(row, 0) or b"").decode() for row in range(result.ntuples)])
+        return [tuple(next(found) if value.startswith("b") else value[1:] for value in key) for key in keys]
 
     async def copy(self, sql: str, about: Relation, size: int) -> tuple[list[bytes], bool]:
         """Return the rows of a COPY as Insert messages, and whether it was cancelled when they had ``size`` bytes."""
@@ -238,16 +274,31 @@ def _shape(relation: Relation, text: str) -> Shape:
     )
 
 
-def _copy_command(shape: Shape, after: Sequence[str], limit: int) -> str:
-    listed = ", ".join(f"r.{queries.identifier(column.name)}" for column in shape.relation.columns)
-    key = ", ".join(f"r.{queries.identifier(name)}" for name in shape.key)
-    conditions = [f"({shape.filter})"] if shape.filter else []
-    if after:
-        conditions.append(f"({key}) > ({', '.join(_literal(value) for value in after)})")
-    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-    order = f" ORDER BY {key}" if key else ""
+def _copy_next(shape: Shape, after: Sequence[str], limit: int) -> str:
+    """Return the command that copies the rows that follow the key ``after``."""
+    condition = f"({_key(shape)}) > ({_literals(after)})" if after else ""
+    return _copy(shape, condition, f" ORDER BY {_key(shape)} LIMIT {limit}")
+
+
+def _copy_those(shape: Shape, keys: Sequence[Sequence[str]]) -> str:
+    """Return the command that copies the rows that have these keys."""
+    return _copy(shape, f"({_key(shape)}) IN ({', '.join(f'({_literals(key)})' for key in keys)})")
+
+
+def _copy(shape: Shape, condition: str, rest: str = "") -> str:
     # All names are quoted, and all values.
-    return f"COPY (SELECT {listed} FROM {_table(shape)} AS r{where}{order} LIMIT {limit}) TO STDOUT"  # noqa: S608 - as said
+    columns = ", ".join(f"r.{queries.identifier(column.name)}" for column in shape.relation.columns)
+    conditions = " AND ".join(f"({one})" for one in (shape.filter, condition) if one)
+    where = f" WHERE {conditions}" if conditions else ""
+    return f"COPY (SELECT {columns} FROM {_table(shape)} AS r{where}{rest}) TO STDOUT"  # noqa: S608 - as said
+
+
+def _key(shape: Shape) -> str:
+    return ", ".join(f"r.{queries.identifier(name)}" for name in shape.key)
+
+
+def _literals(values: Sequence[str]) -> str:
+    return ", ".join(_literal(value) for value in values)
 
 
 def _table(shape: Shape) -> str:
@@ -258,7 +309,7 @@ def _table(shape: Shape) -> str:
 
 def _array(names: Sequence[str]) -> str:
     """Return a literal of an array of strings."""
-    return f"ARRAY[{', '.join(_literal(name) for name in names)}]"
+    return f"ARRAY[{_literals(names)}]"
 
 
 def _literal(text: str) -> str:

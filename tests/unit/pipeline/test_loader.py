@@ -284,7 +284,7 @@ async def test_those_who_are_changing_the_table_have_to_end_first() -> None:
 
 async def test_a_load_goes_on_in_the_next_session() -> None:
     world = world_of(1, 2, 3)
-    load = Load("x", "public", "numbers", 7, "one", ("1",), 1)
+    load = Load("x", "public", "numbers", 7, "one", ("n",), ("1",), 1)
     async with loading(world, checkpoint=replace(CHECKPOINT, loads=(load,), place=Place(10_000, 7))) as found:
         await found.finish()
     assert arrived(world) == [("r", 2), ("r", 3)]
@@ -296,7 +296,7 @@ async def test_a_load_goes_on_in_the_next_session() -> None:
 
 async def test_but_not_if_the_table_has_another_shape() -> None:
     world = world_of(1, 2)
-    load = Load("x", "public", "numbers", 7, "another", ("1",), 1)
+    load = Load("x", "public", "numbers", 7, "another", ("n",), ("1",), 1)
     async with loading(world, checkpoint=replace(CHECKPOINT, loads=(load,))) as found:
         await found.finish()
     assert arrived(world) == [("r", 1), ("r", 2)]
