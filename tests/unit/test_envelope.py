@@ -196,6 +196,24 @@ def test_an_update_of_the_key_is_a_delete_and_an_insert() -> None:
     assert [gone["seq"], come["seq"]] == [0, 1]
 
 
+@pytest.mark.parametrize(
+    ("message", "is_incomplete"),
+    [
+        (Insert(None, 7, [b"2", b"2.00", UNCHANGED]), True),  # an update whose old row the row filter left out
+        (Update(None, 7, [b"1", b"", b""], None, [b"2", b"2.00", UNCHANGED]), True),
+        (Insert(None, 7, row("2")), False),
+        (Update(None, 7, [b"1", b"", b""], None, row("2")), False),
+        (Update(None, 7, None, None, [b"2", b"2.00", UNCHANGED]), False),
+        (Delete(None, 7, [b"1", b"", b""], None), False),
+    ],
+)
+def test_a_row_that_lacks_values_under_a_new_key_is_told(message: RowMessage, *, is_incomplete: bool) -> None:
+    found, told = Table(), list[tuple[Relation, TupleData]]()
+    found.encoder.on_incomplete = lambda relation, new: told.append((relation, new))
+    found.records(message)
+    assert told == ([(found.relation, [b"2", b"2.00", UNCHANGED])] if is_incomplete else [])
+
+
 def test_an_update_of_the_key_with_the_whole_old_row() -> None:
     found = Table("f")
     records = found.records(Update(None, 7, None, row("1", "NaN"), [b"2", b"2.00", UNCHANGED]))

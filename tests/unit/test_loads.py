@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from pgsluice.errors import HistoryError
-from pgsluice.loads import FIRST_SEQ, Load, Loaded, Mark, Place, read_loads, read_place, table_key
+from pgsluice.loads import FIRST_SEQ, Load, Loaded, Mark, Place, moved_key, read_loads, read_place, table_key
+from pgsluice.pgoutput.messages import UNCHANGED, BinaryValue, ColumnValue
 
 CUT = json.loads((Path(__file__).parents[2] / "contract" / "cut.avsc").read_text())
 
@@ -39,6 +40,22 @@ class TestALoad:
         found = as_json([asdict(BEGUN)])
         del found[0]["last"], found[0]["rows"]
         assert read_loads(found) == (BEGUN,)
+
+    def test_keeps_the_keys_of_rows_that_have_moved(self) -> None:
+        moved = replace(LOAD, is_read=True, moved=(("t7", "tGrüße"), ("b00000007", "t")))
+        assert read_loads(as_json([asdict(moved)])) == (moved,)
+
+    @pytest.mark.parametrize(("name", "value"), [("is_read", 1), ("moved", [["t7"], "t8"]), ("moved", [[7]])])
+    def test_which_are_texts(self, name: str, value: object) -> None:
+        with pytest.raises(ValueError, match=f"'{name}' has a value that it cannot have"):
+            read_loads([as_json(asdict(LOAD)) | {name: value}])
+
+    def test_a_key_says_in_which_format_its_values_came(self) -> None:
+        assert moved_key([b"7", BinaryValue(b"\x00\x07")]) == ("t7", "b0007")
+
+    @pytest.mark.parametrize("value", [None, UNCHANGED])
+    def test_a_key_of_which_something_is_missing_is_none(self, value: ColumnValue) -> None:
+        assert moved_key([b"7", value]) is None
 
     @pytest.mark.parametrize("found", [None, {}, "", 3])
     def test_several_are_an_array(self, found: object) -> None:

@@ -316,8 +316,8 @@ class Loader:
             return
         if not shape.key:
             raise TableUnreadable(
-                f"Table {shape.relation} is left out until it has a primary key, or another unique index over published "
-                "columns that are NOT NULL: its rows cannot be read in an order."
+                f"Table {shape.relation} is left out until it has a primary key, or another unique index over "
+                "published columns that are NOT NULL: its rows cannot be read in an order."
             )
         load = self._former.pop(table.name, table.load)
         table.load = load if load is not None and (load.oid, load.shape) == (table.relation.oid, shape.digest) else None

@@ -16,7 +16,7 @@ from pgsluice.envelope import Stamp
 from pgsluice.errors import ConfigError, IncompatibleSchema, PoisonError
 from pgsluice.metrics import Metrics
 from pgsluice.pgoutput import messages
-from pgsluice.pgoutput.messages import BinaryValue
+from pgsluice.pgoutput.messages import BinaryValue, TupleData
 from pgsluice.pipeline.encoders import ENCODER_BYTES, ENCODER_COLUMN_BYTES, TYPE_PART_BYTES, Encoders, Rows
 from pgsluice.pipeline.quarantine import Quarantine, RefusedRows
 from pgsluice.record import Pending
@@ -116,6 +116,25 @@ async def test_an_encoder_is_made_once_per_version() -> None:
     assert (await made.of(second)).relation is second
     assert made.ready[7].relation is second
     assert len(world.schemas["shop.public.t-value"]) == 2
+
+
+async def test_who_watches_a_table_is_told_by_every_encoder_of_it() -> None:
+    def tell(_relation: Relation, _new: TupleData) -> None:
+        raise AssertionError("nothing is encoded")
+
+    made = encoders(World())
+    before = await made.of(table("d", "a"))
+    made.watch(7, tell)
+    after = await made.of(table("d", "a", columns=("a", "b")))
+    assert told_by(before) is told_by(after) is tell
+    made.watch(7, None)
+    assert told_by(after) is told_by(await made.of(table("d", "a"))) is None
+
+
+def told_by(rows: Rows | RefusedRows) -> object:
+    assert isinstance(rows, Rows)
+    assert rows.encoder is not None
+    return rows.encoder.on_incomplete
 
 
 async def test_encoders_of_dropped_tables_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from pgsluice.record import Record
 from pgsluice.relation import Column, PgType, Relation
 from pgsluice.snapshot import Shape, Snapshot
 from pgsluice.tables import Tables
-from tests.support.ends import FakeRegistry, FakeSink, FakeSource, FakeStream, MemorySpool, World
+from tests.support.ends import FakeRegistry, FakeSink, FakeSource, FakeStream, MemorySpool, World, data
 
 NUMBERS = Relation(7, "public", "numbers", "d", (Column("n", PgType(23, "pg_catalog", "int4"), -1, is_key=True),))
 SHAPE = Shape(NUMBERS, is_root=False, key=("n",), filter="", replaces=True, digest="one")
@@ -87,6 +87,29 @@ async def loading(
     finally:
         found.task.cancel()
         await asyncio.gather(found.task, return_exceptions=True)
+
+
+WIDE = replace(NUMBERS, columns=(*NUMBERS.columns, Column("t", PgType(25, "pg_catalog", "text"), -1, is_key=False)))
+
+
+def change_key(world: World, old: bytes, new: bytes, xid: int = 15_000) -> None:
+    """Commit a transaction that changes the key of a row whose other value is not sent again."""
+    begin = world.server.xlogpos
+    described = messages.Relation(
+        None,
+        7,
+        "public",
+        "numbers",
+        "d",
+        tuple(messages.RelationColumn(one.is_key, one.name, one.type.oid, one.typmod) for one in WIDE.columns),
+    )
+    sent: list[messages.Message] = [
+        messages.Begin(begin + 50, 1_000_000, xid),
+        described,
+        messages.Update(None, 7, [old, b""], None, [new, messages.UNCHANGED]),
+        messages.Commit(begin + 50, begin + 100, 1_000_000),
+    ]
+    world.append(begin + 50, [data(one) for one in sent], begin + 100)
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -357,7 +380,7 @@ async def test_what_waited_goes_on_when_the_rows_cannot_be_read() -> None:
     assert arrived(world) == [("c", 5), ("r", 1)]
 
 
-async def test_a_table_without_key_is_left_out() -> None:
+async def test_a_table_without_key_is_left_out_until_it_has_one() -> None:
     world = world_of(1)
     world.shapes = {7: replace(SHAPE, key=())}
     async with loading(world) as found:
@@ -365,7 +388,79 @@ async def test_a_table_without_key_is_left_out() -> None:
         await until(lambda: world.cuts)
         assert arrived(world) == [("c", 5)]
         assert not marks(world)
-        assert not found.task.done()
+        world.seen = [Snapshot(20_000, 20_000, frozenset())]
+        world.shapes = {7: SHAPE}
+        await found.finish()
+    assert arrived(world) == [("c", 5), ("r", 1)]
+
+
+async def test_a_row_that_got_its_key_while_the_table_was_read_is_read_again() -> None:
+    """Its unchanged value may be that of a row that had not been read."""
+    world = world_of(1, 3)
+    async with loading(world, chunk_rows=1) as found:
+        await until(lambda: world.checkpoint and world.checkpoint.loads)
+        world.read.clear()
+        await until(lambda: not found.session._transactions.gate)
+        world.seen = [Snapshot(20_000, 20_000, frozenset())]
+        change_key(world, b"9", b"0")
+        await until(lambda: world.checkpoint and any(load.moved for load in world.checkpoint.loads))
+        world.rows[7] = [0, 1, 3]
+        world.read.set()
+        await found.finish()
+    assert [(op, n) for op, n in arrived(world) if op == "r"] == [("r", 1), ("r", 3), ("r", 0)]
+    assert marks(world)[-1].rows == 3
+    assert "rows_of" in world.steps
+
+
+async def test_rows_that_move_before_any_was_read_are_of_no_interest() -> None:
+    world = world_of(1)
+    world.read.clear()
+    async with loading(world) as found:
+        change_key(world, b"9", b"0", xid=VISIBLE)
+        await until(lambda: ("c", 0) in arrived(world))
+        world.read.set()
+        await found.finish()
+    assert "rows_of" not in world.steps
+
+
+@pytest.mark.parametrize("limit", ["MOVED_MAX", "MOVED_BYTES_MAX"])
+async def test_too_many_of_them_make_the_load_begin_again(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, limit, 0)
+    world = world_of(1, 3)
+    async with loading(world, chunk_rows=1) as found:
+        await until(lambda: world.checkpoint and world.checkpoint.loads)
+        world.read.clear()
+        await until(lambda: not found.session._transactions.gate)
+        world.seen = [Snapshot(20_000, 20_000, frozenset())]
+        change_key(world, b"9", b"0")
+        await until(lambda: world.checkpoint and not world.checkpoint.loads)
+        world.read.set()
+        await found.finish()
+    assert len({mark.id for mark in marks(world)}) == 2
+
+
+async def test_they_are_kept_from_the_beginning_of_a_session_on() -> None:
+    world = world_of(1)
+    world.faults = {"published_relations": [SourceUnavailable("gone")] * 3}
+    load = Load("x", "public", "numbers", 7, "one", ("n",), ("1",), 1)
+    async with loading(world, checkpoint=replace(CHECKPOINT, loads=(load,))) as found:
+        change_key(world, b"9", b"0")
+        await until(lambda: world.checkpoint and any(load.moved for load in world.checkpoint.loads))
+        world.seen = [Snapshot(20_000, 20_000, frozenset())]
+        world.rows[7] = [0, 1]
+        await found.finish()
+    assert [(op, n) for op, n in arrived(world) if op == "r"] == [("r", 0)]
+
+
+async def test_transactions_are_noted_only_while_there_is_something_to_load() -> None:
+    world = world_of()
+    async with loading(world) as found:
+        await until(lambda: world.cuts)
+        for number in range(5):
+            world.commit(number)
+        await until(lambda: len(arrived(world)) == 5)
+        assert found.session._loader is not None
+        assert not found.session._loader._unseen
 
 
 async def test_a_table_that_is_gone_is_forgotten() -> None:
