@@ -46,7 +46,7 @@ simulate: setup ## More of these worlds (SEEDS=1000000), or others (SEED=3000)
 
 integration: setup ## Tests on real PostgreSQL 10 to 18 and a real Kafka
 	$(BIN)/python -m sandbox fetch
-	$(PYTEST) tests/integration -q -n 4 --dist loadfile --no-loadscope-reorder || test $$? = 1  # most of them wait most of the time
+	$(PYTEST) tests/integration -q -n 3 --dist loadfile --no-loadscope-reorder || test $$? = 1  # most of them wait most of the time
 	$(PYTEST) tests/integration -q --last-failed --last-failed-no-failures none || test $$? = 5
 
 faults-quick: setup ## Thirty random kills of everything: minutes
