@@ -80,7 +80,7 @@ class Cut:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing in it that somebody waits for."""
+        """Whether it has neither records nor marks."""
         return not (self.records or self.marks)
 
     def add_records(self, records: Iterable[Record], size: int, events: int) -> None:

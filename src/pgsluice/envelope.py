@@ -54,7 +54,7 @@ _OPS = {messages.Update: "u", messages.Delete: "d"}
 OnIncomplete = Callable[[Relation, TupleData], None]
 
 InsertOp = Literal["c", "r"]
-"""What an inserted row is: a change, or one that was there before and was read."""
+"""``c``: the row was inserted. ``r``: it was there before, and was read."""
 
 
 class Stamp:
@@ -230,7 +230,7 @@ class ChangeEncoder:
         self._truncate = truncate
         self.dead_letters = dead_letters
         self.on_incomplete: OnIncomplete | None = None
-        """What is told of a row that arrives under a new key while its unchanged values are those of another row."""
+        """Called for each row that arrives under a new key without its unchanged values."""
         head = header(target.value_schema_id)
         names = encode_bytes(relation.namespace.encode()) + encode_bytes(relation.name.encode())
         self.insert_head, self.update_head, self.delete_head, self._truncate_head = (

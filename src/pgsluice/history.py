@@ -57,7 +57,7 @@ class Checkpoint:
     loads: tuple[Load, ...] = ()
     """The tables whose rows are being read, and how far that has come."""
     place: Place = field(default_factory=Place)
-    """Where the last rows that were read have gone: those that follow at the same position are counted on."""
+    """Where the last rows that were read stand. More rows at the same position are numbered from there on."""
 
     def advanced(self, cut: Cut, number: int, held_lsn: int = INVALID_LSN) -> "Checkpoint":
         """Return the checkpoint that belongs to ``cut``, which gets this ``number``."""

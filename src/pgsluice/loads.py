@@ -20,7 +20,7 @@ FIRST_SEQ: Final = -(2**62)
 _VERSION: Final = 1
 
 _NUMBER_MAX: Final = 2**62
-"""Of what is read back: rows and their ``seq`` go on from there in an Avro long, and no server's LSN comes near."""
+"""The largest number that is read back. An Avro long has room for what is added to it, and no LSN comes near."""
 
 State = Literal["begin", "rows", "end"]
 
