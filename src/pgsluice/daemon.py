@@ -504,7 +504,6 @@ def _load_options(settings: Settings) -> LoadOptions | None:
         snapshot.chunk_rows,
         snapshot.chunk_bytes.bytes,
         replaces=settings.postgres.origin == "any",
-        commit_timestamps=settings.kafka.timestamp == "commit",
     )
 
 

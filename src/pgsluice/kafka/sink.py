@@ -50,9 +50,9 @@ class SinkOptions:
     """The producer, the two service topics, how often a change may be seen, and what else there is to decide.
 
     ``pipeline``: whose checkpoints are written and read. ``snapshots_topic``: None if no tables are loaded.
-    ``accept_changed_topics``: go on with topics that changed
-    behind our back. ``foresight`` outlives the session. ``topics_max``: how many topics there may be beside the service
-    topics before no more are created; ``reserved_topics`` count from the beginning.
+    ``accept_changed_topics``: go on with topics that changed behind our back. ``foresight`` outlives the session.
+    ``topics_max``: how many topics there may be beside the service topics before no more are created;
+    ``reserved_topics`` count from the beginning.
     """
 
     producer: ProducerOptions

@@ -93,7 +93,6 @@ class LoadOptions:
     chunk_rows: int
     chunk_bytes: int
     replaces: bool
-    commit_timestamps: bool = False
 
 
 @dataclass(slots=True)
@@ -147,6 +146,7 @@ class Loader:
         options: LoadOptions,
         *,
         epoch: int,
+        commit_timestamps: bool,
         loads: Sequence[Load],
         place: Place,
         loaded: Mapping[tuple[str, str], Loaded],
@@ -158,6 +158,7 @@ class Loader:
         self._seams = seams
         self._options = options
         self._epoch = epoch
+        self._commit_timestamps = commit_timestamps
         self._place = place
         self._former = {load.name: load for load in loads}
         """Those of the last session that have not been taken up again."""
@@ -260,11 +261,14 @@ class Loader:
                 continue
             if (table is None or table.relation != relation) and self._policy(relation) is not None:
                 self._tables[name] = _Table(relation)
+        self._note_if_loading()
+
+    def _note_if_loading(self) -> None:
         self._is_loading = any(not one.is_out for one in self._tables.values())
 
     async def _prune(self) -> None:
         """Forget the transactions that are visible by now, and all of them if no table is to be loaded."""
-        self._is_loading = any(not one.is_out for one in self._tables.values())
+        self._note_if_loading()
         if not self._is_loading:
             self._unseen.clear()
         elif self._unseen:
@@ -475,9 +479,8 @@ class Loader:
         rows, pending, load, place = table.rows, self._seams.outbox.pending, table.load, self._place
         assert rows is not None, "_open() has made it"
         assert load is not None, "_insert() has begun it"
-        stamp = Stamp(
-            Transaction(0, place.lsn, timestamp), self._epoch, commit_timestamps=self._options.commit_timestamps
-        )
+        transaction = Transaction(0, place.lsn, timestamp)
+        stamp = Stamp(transaction, self._epoch, commit_timestamps=self._commit_timestamps)
         stamp.next_seq = place.seq
         began = at
         while at < len(messages) and not pending.full:

@@ -163,6 +163,7 @@ class Session:
             self._loader = Loader(
                 *(ends.source, ends.stream, ends.encoders, seams, options.loading),
                 epoch=checkpoint.epoch,
+                commit_timestamps=options.commit_timestamps,
                 loads=checkpoint.loads,
                 place=checkpoint.place,
                 loaded=loaded or {},

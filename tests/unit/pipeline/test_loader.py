@@ -118,6 +118,19 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.002)
 
 
+async def fit_nowhere(found: Running) -> None:
+    """Let the rows of the first round be read between a transaction that they do not have and one that they have."""
+    world = found.world
+    world.server = replace(world.server, xlogpos=10_500)
+    await until(lambda: found.session._transactions.gate)
+    world.server = replace(world.server, xlogpos=10_000)
+    world.commit(5)
+    world.commit(6, xid=VISIBLE)
+    await until(lambda: len(found.session._transactions._held) == 2)
+    world.seen = [Snapshot(20_000, 20_000, frozenset())]
+    world.read.set()
+
+
 def arrived(world: World) -> list[tuple[str | None, int]]:
     """Return what consumers see, by op and number."""
     return [(record.op, number(record)) for _, records, _ in world.cuts for record in records]
@@ -237,14 +250,7 @@ async def test_rows_that_fit_nowhere_are_read_again_fewer_at_once() -> None:
     world = world_of(1, 2, 3)
     world.read.clear()
     async with loading(world, chunk_rows=2) as found:
-        world.server = replace(world.server, xlogpos=10_500)
-        await until(lambda: found.session._transactions.gate)
-        world.server = replace(world.server, xlogpos=10_000)
-        world.commit(5)
-        world.commit(6, xid=VISIBLE)
-        await until(lambda: len(found.session._transactions._held) == 2)
-        world.seen = [Snapshot(20_000, 20_000, frozenset())]
-        world.read.set()
+        await fit_nowhere(found)
         await found.finish()
     assert arrived(world) == [("c", 5), ("c", 6), ("r", 1), ("r", 2), ("r", 3)]
     assert [mark.rows for mark in marks(world) if mark.state == "rows"] == [1, 3]
@@ -255,14 +261,7 @@ async def test_a_table_whose_rows_never_fit_is_put_off(monkeypatch: pytest.Monke
     world = world_of(1)
     world.read.clear()
     async with loading(world) as found:
-        world.server = replace(world.server, xlogpos=10_500)
-        await until(lambda: found.session._transactions.gate)
-        world.server = replace(world.server, xlogpos=10_000)
-        world.commit(5)
-        world.commit(6, xid=VISIBLE)
-        await until(lambda: len(found.session._transactions._held) == 2)
-        world.seen = [Snapshot(20_000, 20_000, frozenset())]
-        world.read.set()
+        await fit_nowhere(found)
         await found.finish()
     assert arrived(world) == [("c", 5), ("c", 6), ("r", 1)]
 
