@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format quick unit simulation simulate integration faults faults-quick spark test-platform manifests test demo bench bench-report bench-pipelines types fuzz memory-safety coverage lock clean
+.PHONY: help setup lint format quick unit simulation simulate integration faults faults-quick spark test-platform servers manifests test demo bench bench-report bench-pipelines types fuzz memory-safety coverage lock clean
 
 help: ## List the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -36,7 +36,7 @@ coverage: setup ## Branch coverage of the core, which has to be complete
 	$(PYTEST) tests/unit tests/property -q -n 2 --cov --cov-report=term-missing
 	$(BIN)/coverage report --include='$(CORE)' --fail-under=100
 
-CORE := src/pgsluice/lsn.py,src/pgsluice/errors.py,src/pgsluice/finding.py,src/pgsluice/pgoutput/*,src/pgsluice/relation.py,src/pgsluice/record.py,src/pgsluice/rows.py,src/pgsluice/transaction.py,src/pgsluice/avro/*,src/pgsluice/tables.py,src/pgsluice/envelope.py,src/pgsluice/cut.py,src/pgsluice/progress.py,src/pgsluice/history.py,src/pgsluice/snapshot.py,src/pgsluice/round.py,src/pgsluice/loads.py
+CORE := src/pgsluice/lsn.py,src/pgsluice/errors.py,src/pgsluice/finding.py,src/pgsluice/pgoutput/*,src/pgsluice/relation.py,src/pgsluice/record.py,src/pgsluice/rows.py,src/pgsluice/transaction.py,src/pgsluice/avro/*,src/pgsluice/tables.py,src/pgsluice/envelope.py,src/pgsluice/cut.py,src/pgsluice/progress.py,src/pgsluice/history.py,src/pgsluice/snapshot.py,src/pgsluice/round.py,src/pgsluice/loads.py,src/pgsluice/commands.py
 
 simulation: setup ## Three thousand worlds of a scripted PostgreSQL and a scripted Kafka, and every rule taken out once
 	$(PYTEST) tests/simulation -q -n 2
@@ -46,8 +46,13 @@ simulate: setup ## More of these worlds (SEEDS=1000000), or others (SEED=3000)
 
 integration: setup ## Tests on real PostgreSQL 10 to 18 and a real Kafka
 	$(BIN)/python -m sandbox fetch
-	$(PYTEST) tests/integration -q -n 3 --dist loadfile --no-loadscope-reorder || test $$? = 1  # most of them wait most of the time
-	$(PYTEST) tests/integration -q --last-failed --last-failed-no-failures none || test $$? = 5
+	$(call SIDE_BY_SIDE,tests/integration)
+
+# Three processes, because most tests wait most of the time; what fails runs once more, alone.
+define SIDE_BY_SIDE
+	$(PYTEST) $(1) -q -n 3 --dist loadfile --no-loadscope-reorder || test $$? = 1
+	$(PYTEST) $(1) -q --last-failed --last-failed-no-failures none || test $$? = 5
+endef
 
 faults-quick: setup ## Thirty random kills of everything: minutes
 	$(PYTEST) tests/faults -q
@@ -59,13 +64,20 @@ spark: setup ## Tests of the Spark side
 	$(PYTEST) tests/spark
 
 test-platform: setup ## Image, Compose, systemd unit, chart, alerts and dashboard, run for real (tools are fetched; root is needed)
+	$(BIN)/python -m sandbox tools
+	$(BIN)/python -m sandbox tools kube-apiserver  # a quarter of an hour, once
 	$(PYTEST) tests/platform -q || test $$? = 1
 	$(PYTEST) tests/platform -q --last-failed --last-failed-no-failures none || test $$? = 5
 
 manifests: setup ## Render deploy/kubernetes, and make what the chart has from elsewhere (needs Go once)
 	$(BIN)/python -m sandbox.chart
 
-test: lint coverage simulation integration faults-quick spark test-platform ## Everything that has to pass
+servers: setup # What integration and test-platform do, side by side
+	$(BIN)/python -m sandbox fetch
+	$(BIN)/python -m sandbox tools
+	$(call SIDE_BY_SIDE,tests/platform tests/integration)
+
+test: lint coverage simulation servers faults-quick spark ## Everything that has to pass
 
 demo: setup ## PostgreSQL to Kafka to Spark, compared table by table (KEEP=1 leaves it running)
 	$(BIN)/python -m sandbox.demo $(if $(KEEP),--keep)

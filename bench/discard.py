@@ -3,10 +3,12 @@
 All else is the product's own command line; the topic of schemas is the only one written. ``contenders`` starts it.
 """
 
+import asyncio
 import sys
 from collections.abc import Collection, Sequence
 
 from pgsluice import cli, daemon
+from pgsluice.commands import CommandState
 from pgsluice.cut import Cut, Recorded, TopicUse
 from pgsluice.history import Checkpoint
 from pgsluice.kafka.sink import CutFormat, SinkOptions
@@ -14,6 +16,22 @@ from pgsluice.loads import Loaded
 from pgsluice.pipeline.ends import Sink
 from pgsluice.record import Record
 from pgsluice.tables import TablePolicy
+
+
+class NoCommands:
+    """Reads a topic that stays empty."""
+
+    async def open(self, state: CommandState) -> CommandState:
+        """Begin at its end."""
+        return state
+
+    async def read(self) -> Sequence[tuple[int, bytes | None]]:
+        """Wait in vain."""
+        await asyncio.Future()
+        return ()
+
+    async def close(self) -> None:
+        """Nothing to close."""
 
 
 class Discard:
@@ -63,6 +81,10 @@ class Discard:
     async def loaded(self) -> dict[tuple[str, str], Loaded]:
         """Return nothing: no table is loaded."""
         return {}
+
+    def commands(self) -> "NoCommands":
+        """Return a reader that finds none."""
+        return NoCommands()
 
     async def commit(self, cut: Cut, _checkpoint: Checkpoint) -> None:
         """Account for the events, for the metrics."""

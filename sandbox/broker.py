@@ -80,12 +80,21 @@ class Link:
 class Broker:
     """One broker, which keeps its ports and its directory until ``remove``."""
 
-    def __init__(self, node: int, listeners: Sequence[Listener], libraries: Path, *, linked: bool = False) -> None:
+    def __init__(
+        self,
+        node: int,
+        listeners: Sequence[Listener],
+        libraries: Path,
+        *,
+        java_options: Sequence[str] = (),
+        linked: bool = False,
+    ) -> None:
         """Take ports and a directory for the broker with the id ``node``.
 
         ``linked``: it reaches its peers by links, so ``format`` needs ``know_links`` before it.
         """
         self.node = node
+        self._java_options = java_options
         self._linked = linked
         self._listeners = (PLAIN, INTERNAL, *listeners) if linked else (PLAIN, *listeners)
         self._libraries = libraries
@@ -152,10 +161,10 @@ class Broker:
         """Send a signal to the process."""
         self._process().send(number)
 
-    def wait_until_stopped(self) -> None:
+    def wait_until_stopped(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """Return once the process has ended; one that lost its quorum has to be killed."""
         try:
-            self._process().wait(STOP_TIMEOUT_S)
+            self._process().wait(timeout_s)
         except ServerError:
             self._process().kill()
         self._forget()
@@ -209,6 +218,7 @@ class Broker:
         return [
             java(),
             *JVM_OPTIONS,
+            *self._java_options,
             *([f"-Djdk.net.hosts.file={self._hosts}"] if self._linked else []),
             f"-Djava.io.tmpdir={self._directory}",
             "-cp",

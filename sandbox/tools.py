@@ -1,7 +1,8 @@
-"""Programs that the tests of the chart need, made once into the cache: Helm, its linters, a Kubernetes API server.
+"""Programs that tests/platform needs, made once into the cache: Helm, its linters, an API server, Docker Compose.
 
 None of them is needed for pgsluice itself, and nothing is installed. All but the API server are made when a test asks
-for them. That one takes ten minutes and some gigabytes of Go's caches, so it is made only by command:
+for them. That one takes longer than a test may, and some gigabytes of Go's caches, so it is made only by command, as
+`make test-platform` does first:
 
     python -m sandbox tools kube-apiserver
 """
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandbox import golang
+from sandbox import deployment, golang
 from sandbox.artifacts import cache_root, find_entry, make_entry
 from sandbox.errors import FetchError
 
@@ -68,8 +69,16 @@ def missing(name: str) -> str | None:
     tool = _TOOLS[name]
     if find_entry(cache_root(), tool.entry) is not None:
         return None
-    if tool.optional:
-        return f"{name} is not in the cache: python -m sandbox tools {name}"
+    return f"{name} is not in the cache: python -m sandbox tools {name}" if tool.optional else _unmet(tool)
+
+
+def lacking(name: str) -> str | None:
+    """Return why a command cannot make a tool here, or None. What is in the cache needs nothing more."""
+    tool = _TOOLS[name]
+    return None if find_entry(cache_root(), tool.entry) is not None else _unmet(tool)
+
+
+def _unmet(tool: Tool) -> str | None:
     return next((reason for need in tool.needs if (reason := need())), None)
 
 
@@ -172,6 +181,7 @@ _TOOLS = {
         _go_program("helm-4", "helm.sh/helm/v4/cmd/helm", "v4.3.1"),
         _go_program("helm-docs", "github.com/norwoodj/helm-docs/cmd/helm-docs", "v1.14.2"),
         _go_program("kubeconform", "github.com/yannh/kubeconform/cmd/kubeconform", "v0.8.0"),
+        Tool("compose", deployment.COMPOSE, deployment.build_compose, executable="docker-compose"),
         Tool("kubernetes-schemas", VALIDATE.partition("==")[2], _convert_schemas, needs=()),
         Tool("prometheus-operator", PROMETHEUS_OPERATOR, _copy_definitions),
         Tool("etcd", "debian", _unpack_etcd, needs=(_missing_apt,)),

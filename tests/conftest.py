@@ -5,12 +5,27 @@ from contextlib import ExitStack
 
 import pytest
 from hypothesis import settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from sandbox.kafka import Kafka
 from sandbox.postgres import Database, Postgres
 
 settings.register_profile("untimed", deadline=None)  # a busy machine is not a defect
 settings.load_profile("untimed")
+
+PLATFORM = "tests/platform/"
+
+
+class _Scheduling(LoadFileScheduling):  # type: ignore[misc]  # xdist ships no types
+    """``--dist loadfile``, with one process for all files that need the image: they build it once."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return PLATFORM if nodeid.startswith(PLATFORM) else str(super()._split_scope(nodeid))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _Scheduling | None:
+    return _Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="session")

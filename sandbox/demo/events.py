@@ -14,7 +14,7 @@ from pgsluice.lsn import format_lsn
 LONGEST = 40
 """Characters of a value that are shown; of a longer one, only how many it has."""
 
-OPERATIONS = {"c": "insert", "u": "update", "d": "delete", "t": "truncate"}
+OPERATIONS = {"r": "read", "c": "insert", "u": "update", "d": "delete", "t": "truncate"}
 
 MOVED = "key_change"
 
@@ -71,7 +71,7 @@ class Describer:
             operation=OPERATIONS[value["op"]],
             key="" if event.key is None else _fields(event.key),
             change=self._change(event),
-            position=f"{format_lsn(value['lsn'])} #{value['seq']}",
+            position=_position(value),
         )
 
     def _change(self, event: Event) -> str:
@@ -123,6 +123,12 @@ def text(value: object) -> str:
 def count(number: int, noun: str) -> str:
     """Return a number of things."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def _position(value: Json) -> str:
+    """Return the LSN, and the number in the transaction; a row that was read belongs to none."""
+    lsn = format_lsn(value["lsn"])
+    return lsn if value["op"] == "r" else f"{lsn} #{value['seq']}"
 
 
 def _change(name: str, before: Row, value: object) -> str:

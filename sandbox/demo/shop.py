@@ -47,9 +47,17 @@ CREATE TABLE carts (
     id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY, customer_id bigint, seen timestamp NOT NULL DEFAULT now()
 );"""
 
+STOCK = """\
+INSERT INTO customers SELECT 1000 + n, 'Customer ' || n, NULL, '{}' FROM generate_series(1, 2000) AS n;
+INSERT INTO products SELECT 'CARD-' || n, 'Postcard ' || n, 1.50 FROM generate_series(1, 300) AS n;
+INSERT INTO carts (customer_id) SELECT 1000 + n FROM generate_series(1, 40) AS n;"""
+
+STOCK_ROWS = 2340
+
 ACCESS = f"""\
 CREATE PUBLICATION {PUBLICATION} FOR TABLE {", ".join(KEYS)};
-CREATE ROLE {ROLE} LOGIN REPLICATION;"""
+CREATE ROLE {ROLE} LOGIN REPLICATION;
+GRANT SELECT ON {", ".join(KEYS)} TO {ROLE};"""
 
 POLL_S = 0.01
 
@@ -155,8 +163,8 @@ class Shop:
         self._connection = connection
 
     def set_up(self) -> None:
-        """Create the tables, the publication, and the role that pgsluice logs in as."""
-        for script in (SCHEMA, ACCESS):
+        """Create the tables with their first rows, the publication, and the role that pgsluice logs in as."""
+        for script in (SCHEMA, STOCK, ACCESS):
             self._connection.execute(script.encode())
 
     def run(self, transactions: Sequence[Transaction]) -> int:

@@ -28,7 +28,9 @@ WITH_OUTPUT_IN_FILE = ("/bin/sh", "-c", 'exec "$@" > "$0"')
 class SparkJob:
     """The job and its files; run again, it goes on where it ended."""
 
-    def __init__(self, directory: Path, bootstrap_servers: str, registry_url: str, topics: Sequence[str]) -> None:
+    def __init__(
+        self, directory: Path, bootstrap_servers: str, registry_url: str, cuts: str, topics: Sequence[str]
+    ) -> None:
         """Write the properties that Spark is started with."""
         directory.mkdir()
         self.directory = directory
@@ -37,7 +39,7 @@ class SparkJob:
         properties_file.write_text(properties(directory, jars(pyspark.__version__)))
         self.command = ["env", *_variables(), str(SUBMIT), "--properties-file", str(properties_file), str(JOB)]
         self.command += ["--bootstrap-servers", bootstrap_servers, "--registry", registry_url]
-        self.command += ["--directory", str(directory), *topics]
+        self.command += ["--directory", str(directory), "--cuts", cuts, *topics]
 
     def run(self, say: Callable[[str], None]) -> None:
         """Run to the end and pass on what it prints; ServerError if it fails."""

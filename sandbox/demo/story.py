@@ -20,6 +20,8 @@ from sandbox.demo.shop import (
     ORDER_WITH_CHANNEL,
     SCHEMA,
     SHIP,
+    STOCK,
+    STOCK_ROWS,
     USE_COLUMN,
     Act,
     Shop,
@@ -49,6 +51,7 @@ def tell(*, keep: bool) -> bool:
         pgsluice = stage.pgsluice
         with CutReader(stage.kafka.bootstrap_servers, pgsluice.url, PREFIX, pgsluice.require_alive) as reader:
             watch = Watch(screen, reader)
+            _load(screen, watch)
             for act in ACTS:
                 _play(screen, shop, watch, act)
             _add_column(screen, stage, shop, watch)
@@ -63,8 +66,11 @@ def tell(*, keep: bool) -> bool:
 
 
 def _set_up(screen: Screen, shop: Shop) -> None:
-    screen.step("A shop in PostgreSQL", "Its owner needs to do two things for pgsluice: the last two statements.")
-    screen.typed(f"{SCHEMA}\n{ACCESS}")
+    screen.step(
+        "A shop in PostgreSQL, with rows",
+        "Its owner needs to do three things for pgsluice: the last three statements.",
+    )
+    screen.typed(f"{SCHEMA}\n{STOCK}\n{ACCESS}")
     shop.set_up()
 
 
@@ -77,6 +83,16 @@ def _start_pgsluice(screen: Screen, stage: Stage) -> None:
     screen.command(pgsluice.command("run"))
     pgsluice.start()
     screen.say(f"streaming; it shows itself at {pgsluice.url}")
+
+
+def _load(screen: Screen, watch: Watch) -> None:
+    screen.step(
+        "The rows that were there before",
+        "pgsluice reads each table once, in short transactions, and goes on to deliver changes meanwhile.",
+    )
+    watch.until_loaded(len(KEYS), FEW_LINES)
+    if watch.tally.events != STOCK_ROWS:
+        raise SandboxError(f"{watch.tally.events:,} rows arrived instead of {STOCK_ROWS:,}")
 
 
 def _play(screen: Screen, shop: Shop, watch: Watch, act: Act) -> None:
@@ -120,7 +136,8 @@ def _mirror(screen: Screen, stage: Stage) -> SparkJob:
     screen.step(
         "Spark reads the topics and works out the tables", "A log of all changes, and of each key the latest row."
     )
-    spark = SparkJob(stage.directory / "mirror", stage.kafka.bootstrap_servers, stage.pgsluice.url, TOPICS)
+    servers, registry = stage.kafka.bootstrap_servers, stage.pgsluice.url
+    spark = SparkJob(stage.directory / "mirror", servers, registry, f"{PREFIX}.transactions", TOPICS)
     screen.command(spark.command)
     spark.run(screen.say)
     return spark

@@ -2,13 +2,14 @@
 
 import math
 from collections import deque
+from collections.abc import Callable
 
 from sandbox.demo.cuts import CutReader
 from sandbox.demo.events import Cut, Describer, Line, cut_line
 from sandbox.demo.screen import DIM, GREEN, RED, YELLOW, Screen, fitted
 from sandbox.demo.tally import Tally
 
-COLOURS = {"insert": GREEN, "update": YELLOW, "delete": RED, "truncate": RED}
+COLOURS = {"read": GREEN, "insert": GREEN, "update": YELLOW, "delete": RED, "truncate": RED}
 
 TOPIC_WIDTH, OPERATION_WIDTH, KEY_WIDTH, POSITION_WIDTH = 23, 8, 20, 14
 GAP = "  "
@@ -32,10 +33,23 @@ class Watch:
 
     def until(self, xid: int, lines: int = LINES) -> None:
         """Show everything up to the transaction ``xid``, in about so many lines."""
+        self._until(lambda cut: any(event.value["xid"] == xid for event in cut.events), lines)
+
+    def until_loaded(self, tables: int, lines: int) -> None:
+        """Show everything until the rows of so many more tables have been read, in about so many lines."""
+        ids = set[str]()
+
+        def is_last(cut: Cut) -> bool:
+            ids.update(mark["id"] for mark in cut.record["snapshots"] if mark["state"] == "end")
+            return len(ids) >= tables
+
+        self._until(is_last, lines)
+
+    def _until(self, is_last: Callable[[Cut], bool], lines: int) -> None:
         feed = _Feed(self._screen, lines - TAIL)
         for cut in self._reader.read(ARRIVAL_TIMEOUT_S):
             self._show(cut, feed)
-            if any(event.value["xid"] == xid for event in cut.events):
+            if is_last(cut):
                 break
         feed.close()
 

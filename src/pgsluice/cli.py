@@ -35,6 +35,16 @@ _EXIT_BROKEN_PIPE = 141
 _HTTP_TIMEOUT_S = 5.0
 _HTTP_OK = 200
 
+_SNAPSHOT = "Load tables through a running pipeline, and manage what it loads."
+
+_SNAPSHOT_ACTIONS = {
+    "start": "Load tables, or load them again.",
+    "status": "Print which tables are loaded, and how far loads have come.",
+    "pause": "Read no more rows until `resume`. Changes are delivered as ever.",
+    "resume": "Go on with loads that were paused.",
+    "cancel": "End loads. Rows that were delivered stay.",
+}
+
 _EXIT_CODES = """\
 exit codes:
   0 done   2 usage   65 data that contradict one another or cannot be delivered   69 unavailable
@@ -44,7 +54,12 @@ exit codes:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        # What is no option may be a password that stands beside its --set.
+        names = [one.partition("=")[0] for one in unknown if one.startswith("-")]
+        parser.error(f"unrecognized arguments: {', '.join(names) or 'write --set KEY=VALUE as one argument'}")
     try:
         return cast("int", options.command(options))
     except PgsluiceError as error:
@@ -104,7 +119,7 @@ class _Parser(argparse.ArgumentParser):
     """The standard library's, which repeats arguments that it does not know."""
 
     def error(self, message: str) -> NoReturn:
-        super().error(printable(message))
+        super().error(without_url_secrets(printable(message)))
 
 
 def _parser() -> _Parser:
@@ -132,6 +147,8 @@ def _parser() -> _Parser:
     check.add_argument("--json", action="store_true", help="print a JSON list")
     slot = add("slot", _slot, "Manage the replication slot.")
     slot.add_argument("action", choices=["create", "status", "drop"])
+    snapshot = commands.add_parser("snapshot", help=_SNAPSHOT, description=_SNAPSHOT, allow_abbrev=False)
+    _add_snapshot_actions(snapshot, with_settings)
     registry = add("registry", _registry, "Serve the schema registry's read API, or export it to a server.")
     registry.add_argument(
         "action",
@@ -156,6 +173,23 @@ def _parser() -> _Parser:
     schema.add_argument("what", choices=["types"])
     add("version", _version, "Print the version.")
     return parser
+
+
+def _add_snapshot_actions(snapshot: _Parser, with_settings: _Parser) -> None:
+    actions = snapshot.add_subparsers(title="actions", metavar="ACTION", required=True, dest="action")
+    for action, meaning in _SNAPSHOT_ACTIONS.items():
+        added = actions.add_parser(
+            action, help=meaning, description=meaning, parents=[with_settings], allow_abbrev=False
+        )
+        added.set_defaults(command=_snapshot, tables=[], where="", detach=False)
+        if action in ("start", "cancel"):
+            added.add_argument(
+                "tables", nargs="+", metavar="TABLE", help="pattern of schema and table, as in tables.include"
+            )
+        if action == "start":
+            added.add_argument("--where", metavar="SQL", help="a condition: load only the rows that meet it")
+        if action != "status":
+            added.add_argument("--detach", action="store_true", help="send the command, and do not wait for its end")
 
 
 def _settings_options() -> _Parser:
@@ -223,6 +257,20 @@ def _slot(options: argparse.Namespace) -> int:
 
 def _cell(name: str, value: object) -> object:
     return format_lsn(value) if name.endswith("_lsn") and isinstance(value, int) else value
+
+
+def _snapshot(options: argparse.Namespace) -> int:
+    settings = _settings(options)
+    from pgsluice import daemon, snapshot_cli  # noqa: PLC0415 - as in _run
+
+    with daemon.command_client(settings) as client:
+        if options.action == "status":
+            return _say(*snapshot_cli.status(client))
+        command = snapshot_cli.new_command(options.action, tuple(options.tables), options.where)
+        client.send(command)
+        if options.detach:
+            return _say(f"command {command.id} was sent")
+        return snapshot_cli.follow(client, command, _say)
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -413,12 +461,12 @@ def _ask(options: argparse.Namespace, path: str) -> tuple[int, str]:
 
 
 def _split(url: str) -> tuple[str, int | None, str]:
-    parts = urlsplit(url)
     try:
+        parts = urlsplit(url)
         if parts.scheme == "http" and parts.hostname:
             return parts.hostname, parts.port, parts.path.rstrip("/")
     except ValueError:
-        pass  # the port is not a number
+        pass  # the port is not a number, or brackets do not match
     raise UsageError(f"--url {without_url_secrets(url)}: must look like http://127.0.0.1:8080")
 
 

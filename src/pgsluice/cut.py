@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pgsluice.avro.binary import POSTGRES_EPOCH_US
+from pgsluice.commands import Answer, CommandState
 from pgsluice.loads import Load, Loaded, Mark, Place
 from pgsluice.pgoutput.messages import LogicalMessage
 from pgsluice.record import Record, Target
@@ -77,11 +78,16 @@ class Cut:
     marks: list[Mark] = field(default_factory=list)
     loaded: list[Loaded] = field(default_factory=list)
     """The tables whose load ends in it."""
+    commands: CommandState | None = None
+    """What commands have left behind at its end; None: as in the cut before it."""
+    answers: list[Answer] = field(default_factory=list)
+    opens_commands: bool = False
+    """Whether it says for the first time from where on commands are read: whoever gives some waits for that."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has neither records nor marks."""
-        return not (self.records or self.marks)
+        """Whether it has nothing that anybody waits for: no records, no marks, and nothing new about commands."""
+        return not (self.records or self.marks or self.answers or self.opens_commands)
 
     def add_records(self, records: Iterable[Record], size: int, events: int) -> None:
         """Join records that belong to no transaction, or to the one that :meth:`add` names."""
@@ -104,6 +110,14 @@ class Cut:
         """Join what was read of tables, up to ``place``: the loads in progress after that, their marks and ends."""
         self.loads, self.place = loads, place
         self.marks.extend(marks)
+        self.loaded.extend(loaded)
+
+    def add_commands(
+        self, commands: CommandState, answers: Iterable[Answer], loads: Sequence[Load], loaded: Iterable[Loaded]
+    ) -> None:
+        """Join what commands have left behind: the loads in progress after that, answers, loads that were cancelled."""
+        self.commands, self.loads = commands, loads
+        self.answers.extend(answers)
         self.loaded.extend(loaded)
 
     def produced(self) -> dict[tuple[str, int], int]:

@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -33,6 +33,7 @@ from pgsluice.finding import Finding, Verdict
 from pgsluice.http.health import Health, Role
 from pgsluice.http.server import HttpServer
 from pgsluice.kafka import checks as kafka_checks
+from pgsluice.kafka.commands import CommandClient, CommandTopics
 from pgsluice.kafka.producer import ProducerOptions
 from pgsluice.kafka.sink import CutFormat, KafkaSink, SinkOptions
 from pgsluice.kafka.topics import TopicSpec
@@ -42,10 +43,12 @@ from pgsluice.metrics import WAL_STATUS, Metrics, labelled, registry_metrics
 from pgsluice.pipeline import Pipeline, PipelineOptions, State
 from pgsluice.pipeline.encoders import refusals
 from pgsluice.pipeline.lag import Lag
+from pgsluice.pipeline.load_report import LoadReport
 from pgsluice.pipeline.loader import LoadOptions
 from pgsluice.pipeline.outbox import Limits
 from pgsluice.pipeline.session import SessionOptions, age_s
 from pgsluice.postgres import checks as postgres_checks
+from pgsluice.postgres import snapshot_checks
 from pgsluice.postgres.catalog import Catalog
 from pgsluice.postgres.connection import ReplicationConnection
 from pgsluice.postgres.options import ConnectionOptions, StreamOptions
@@ -58,7 +61,7 @@ from pgsluice.registry.follower import SCHEMAS, SchemaFollower
 from pgsluice.registry.store import SchemaStore
 from pgsluice.registry.subjects import subject_name
 from pgsluice.spool import SpillDirectory, Spool, SpoolOptions
-from pgsluice.tables import TableRule, Tables
+from pgsluice.tables import TablePolicy, TableRule, Tables
 from pgsluice.transaction import Prepared
 
 if TYPE_CHECKING:
@@ -91,6 +94,20 @@ for answering, and a disk that hangs ends the process after thirty."""
 
 QUEUE_FACTOR = 2
 """What librdkafka may hold, in multiples of delivery.inflight_max: also the largest row that can be delivered."""
+
+
+def command_client(settings: Settings) -> CommandClient:
+    """Return what sends commands to the running pipeline, and reads its answers; nothing is asked of Kafka yet."""
+    prefix = settings.kafka.topic_prefix
+    topics = CommandTopics(
+        settings.name,
+        f"{prefix}.commands",
+        f"{prefix}.checkpoint",
+        f"{prefix}.snapshots",
+        is_atomic=settings.delivery.mode == "exactly_once",
+    )
+    client = ClientOptions(settings.kafka.librdkafka_properties(), f"pgsluice-{settings.name}-command")
+    return CommandClient(client, topics)
 
 
 def run(settings: Settings, *, adopt_slot: bool) -> None:
@@ -241,6 +258,7 @@ class _Daemon:
             "lag_bytes": lag_bytes,
             "slot_status": self._slot_status(),
             "quarantined": [] if pipeline.quarantine is None else pipeline.quarantine.tables,
+            "snapshot": self._snapshot_status(),
         }
         if session is not None:
             progress, checkpoint = session.progress, session.checkpoint
@@ -257,6 +275,30 @@ class _Daemon:
                 "prepared": [_prepared(one) for one in session.prepared[:PREPARED_SHOWN]],
             }
         return status
+
+    def _load_report(self) -> LoadReport | None:
+        """Return how far loads have come; None while that is not known, and where tables are not loaded."""
+        session = self._pipeline.session
+        return session.load_report if session is not None and self._pipeline.state is State.STREAMING else None
+
+    def _snapshot_status(self) -> dict[str, object] | None:
+        report = self._load_report()
+        if report is None:
+            return None
+        return {
+            "tables": dict(report.tables),
+            "rows": report.rows,
+            "estimated_rows": report.estimated_rows,
+            "rows_per_second": round(report.rows_per_s),
+            "seconds_left": report.seconds_left,
+            "not_loaded": [asdict(one) for one in report.named],
+        }
+
+    def _show_loads(self) -> None:
+        metrics, report = self._metrics, self._load_report()
+        metrics.snapshot_tables.set_all({} if report is None else report.tables)
+        metrics.snapshot_rows.set(None if report is None else report.rows)
+        metrics.snapshot_estimated_rows.set(None if report is None else report.estimated_rows)
 
     def _live(self) -> str | None:
         """Answering at all shows that the event loop runs, and signs of life show that the work goes on."""
@@ -280,6 +322,7 @@ class _Daemon:
             metrics.lag_seconds.set(lag_seconds)
             metrics.lag_bytes.set(lag_bytes)
             self._show_slot()
+            self._show_loads()
             oldest = None if session is None else session.oldest_prepared
             metrics.oldest_prepared_seconds.set(0.0 if oldest is None else age_s(oldest.prepare_ts))
             if session is not None:
@@ -461,11 +504,8 @@ def _sink_options(settings: Settings, client: ClientOptions) -> SinkOptions:
             if settings.delivery.poison == "dead_letter"
             else None
         ),
-        snapshots_topic=(
-            None
-            if settings.snapshot.mode == "never"
-            else TopicSpec(f"{prefix}.snapshots", 1, factor, {**common, "cleanup.policy": "compact"})
-        ),
+        snapshots_topic=TopicSpec(f"{prefix}.snapshots", 1, factor, {**common, "cleanup.policy": "compact"}),
+        commands_topic=TopicSpec(f"{prefix}.commands", 1, factor, {**common, "cleanup.policy": "delete"}),
         accept_changed_topics=settings.kafka.topics.changed == "accept",
         topics_max=settings.kafka.topics.max,
         reserved_topics=frozenset(_tables(settings).reserved_topics),
@@ -495,15 +535,17 @@ def _pipeline_options(settings: Settings, *, adopt_slot: bool) -> PipelineOption
     )
 
 
-def _load_options(settings: Settings) -> LoadOptions | None:
-    """Return how tables are loaded, None if they are not."""
+def _load_options(settings: Settings) -> LoadOptions:
+    """Return how tables are loaded."""
     snapshot = settings.snapshot
-    if snapshot.mode == "never":
-        return None
     return LoadOptions(
         snapshot.chunk_rows,
         snapshot.chunk_bytes.bytes,
+        snapshot.without_key_max.bytes,
+        max_rows_per_s=snapshot.max_rows_per_second,
         replaces=settings.postgres.origin == "any",
+        in_each_epoch=snapshot.mode == "when_needed",
+        is_initial=snapshot.mode != "never",
     )
 
 
@@ -544,6 +586,7 @@ def _tables(settings: Settings) -> Tables:
                 config=rule.config,
                 tombstones=rule.tombstones,
                 truncate=None if rule.truncate is None else rule.truncate == "emit",
+                is_loaded=rule.snapshot is None,
                 types=rule.types,
             )
             for rule in tables.rules
@@ -602,8 +645,9 @@ async def _check(settings: Settings) -> list[Finding]:
         _check_registry(settings),
     )
     tables = await _check_tables(settings, _sink_options(settings, client))
+    snapshots = await _check_snapshots(settings)
     spill_dir = await spool.check(settings.buffer.spill_dir, Disk())
-    return [*postgres, *tables, *kafka, *registry, spill_dir]
+    return [*postgres, *tables, *snapshots, *kafka, *registry, spill_dir]
 
 
 async def _check_tables(settings: Settings, sink: SinkOptions) -> list[Finding]:
@@ -622,6 +666,30 @@ async def _check_tables(settings: Settings, sink: SinkOptions) -> list[Finding]:
     if not sentences:
         return [Finding("tables", Verdict.OK, f"all {len(specs)} can be published as the settings are")]
     return _refused_tables(sentences, stops=settings.tables.refused == "stop")
+
+
+async def _check_snapshots(settings: Settings) -> list[Finding]:
+    """Look whether the rows of the published tables can be read, if they are to be."""
+    if settings.snapshot.mode == "never":
+        return []
+    tables = _tables(settings)
+
+    def policy_of(schema: str, table: str) -> TablePolicy | None:
+        with suppress(TableRefused):
+            return tables.policy(schema, table)
+        return None
+
+    try:
+        async with Catalog(_connection_options(settings)) as catalog:
+            return await snapshot_checks.check(
+                catalog,
+                settings.postgres.publications,
+                policy_of,
+                without_key_max=settings.snapshot.without_key_max.bytes,
+                rows_per_s=settings.snapshot.max_rows_per_second,
+            )
+    except PgsluiceError:
+        return []  # what keeps us from looking is among the findings on PostgreSQL
 
 
 def _topic_specs(tables: Tables, names: Sequence[tuple[str, str]]) -> list[TopicSpec]:

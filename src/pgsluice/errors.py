@@ -21,6 +21,7 @@
         │   └── Diverged     65     the server has another history, which is recorded so that it stays refused
         ├── PoisonError      65     a change that Kafka or Avro cannot take
         ├── IncompatibleSchema 65   the schema registry refuses what an ALTER TABLE made of a schema
+        ├── CommandRefused   65     a running pipeline has refused a command, or did not load a table to its end
         ├── UnavailableError 69     something that will not come back by waiting
         ├── DrainTimeout     75     the cut in flight did not finish within shutdown.drain_timeout
         ├── PermissionDenied 77     PostgreSQL, Kafka or the registry refuses the credentials or the right
@@ -129,6 +130,12 @@ class PoisonError(StopError):
 
 class IncompatibleSchema(StopError):
     """The schema registry refuses a schema, because it does not go with the subject's earlier ones."""
+
+    exit_code = 65
+
+
+class CommandRefused(StopError):
+    """A running pipeline has not done what a command told it."""
 
     exit_code = 65
 

@@ -13,6 +13,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from typing import Final
 
 from pgsluice.avro.wire import read_json
+from pgsluice.commands import CommandState, read_command_state
 from pgsluice.cut import CUT_MAX, EPOCH_MAX, Cut, Recorded, message_crc
 from pgsluice.errors import ConfigError, Diverged, HistoryError, SourceUnavailable
 from pgsluice.loads import Load, Place, read_loads, read_place
@@ -22,6 +23,9 @@ from pgsluice.progress import Owed
 from pgsluice.transaction import Change, Delivered, Emitted, Resent
 
 _CHECKPOINT_VERSION = 1
+
+LOAD_AGAIN: Final = "load the tables concerned again: `pgsluice snapshot start TABLE...` while pgsluice runs."
+"""What to do where changes are missing: the end of a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,8 @@ class Checkpoint:
     """The tables whose rows are being read, and how far that has come."""
     place: Place = field(default_factory=Place)
     """Where the last rows that were read stand. More rows at the same position are numbered from there on."""
+    commands: CommandState = field(default_factory=CommandState)
+    """Which commands were read, and what they have left behind."""
 
     def advanced(self, cut: Cut, number: int, held_lsn: int = INVALID_LSN) -> "Checkpoint":
         """Return the checkpoint that belongs to ``cut``, which gets this ``number``."""
@@ -68,6 +74,7 @@ class Checkpoint:
             held_lsn=held_lsn,
             loads=self.loads if cut.loads is None else tuple(cut.loads),
             place=cut.place or self.place,
+            commands=cut.commands or self.commands,
         )
         if cut.last_message is not None:
             message_lsn, message_crc = cut.last_message
@@ -124,8 +131,8 @@ class Checkpoint:
             raise ValueError(f"its version is not {_CHECKPOINT_VERSION}")
         # Earlier versions did not record messages: any position up to the end may be one's.
         found.setdefault("last_message_lsn", found.get("end_lsn"))
-        loads, place = found.pop("loads", []), found.pop("place", {})
-        known = {one.name: one for one in fields(cls) if one.name not in ("loads", "place")}
+        loads, place, commands = found.pop("loads", []), found.pop("place", {}), found.pop("commands", {})
+        known = {one.name: one for one in fields(cls) if one.name not in ("loads", "place", "commands")}
         if not found.keys() <= known.keys():
             raise ValueError("it has fields that are not known")
         missing = [one.name for one in known.values() if one.default is MISSING and one.name not in found]
@@ -133,7 +140,7 @@ class Checkpoint:
             raise ValueError(f"{missing[0]!r} is missing")
         for name, value in found.items():
             _check_field(name, value, known[name].type)
-        return cls(**found, loads=read_loads(loads), place=read_place(place))
+        return cls(**found, loads=read_loads(loads), place=read_place(place), commands=read_command_state(commands))
 
 
 _BOUNDS: Final = {
@@ -285,9 +292,8 @@ def announcement(last: Checkpoint | None, recorded: Recorded, identity: Identity
     epoch, cut = (1, 0) if last is None else (last.epoch + (not last.is_announcement), last.cut)
     if identity.is_atomic and cut == recorded.cut + 1:
         cut = recorded.cut  # as in _committed
-    return _with_room(
-        Checkpoint(identity.pipeline, identity.slot, server.systemid, server.timeline, epoch, cut, INVALID_LSN)
-    )
+    begun = Checkpoint(identity.pipeline, identity.slot, server.systemid, server.timeline, epoch, cut, INVALID_LSN)
+    return _with_room(begun if last is None else replace(begun, commands=last.commands))
 
 
 def _with_room(checkpoint: Checkpoint) -> Checkpoint:
@@ -319,6 +325,7 @@ def _begun(last: Checkpoint | None, facts: Facts, identity: Identity) -> Checkpo
         cut=max(cut, recorded.cut) + 1,
         end_lsn=facts.slot_lsn,
         asked=identity.asked,
+        commands=CommandState() if last is None else last.commands,
     )
 
 
@@ -327,8 +334,8 @@ def _born(announced: Checkpoint, facts: Facts, identity: Identity) -> Checkpoint
     if is_outrun(announced, facts.recorded):
         raise HistoryError(
             f"Cut {facts.recorded.cut} was delivered, but the checkpoint that belongs to it is lost, and the slot is a "
-            "new one: changes made in between are lost to this pipeline. Reload the tables, then start a new history "
-            "with --adopt-slot."
+            "new one: changes made in between are lost to this pipeline. Start a new history with --adopt-slot, then "
+            f"{LOAD_AGAIN}"
         )
     return replace(
         announced,
@@ -346,7 +353,7 @@ def _continued(last: Checkpoint | None, facts: Facts, identity: Identity) -> Res
         raise HistoryError(
             f"Slot {identity.slot!r} exists, but there is no checkpoint for it in Kafka: either it was not created by "
             "pgsluice, or the Kafka cluster lost its topics. If changes before the slot's position may be missing "
-            "downstream, reload the tables; then start with --adopt-slot."
+            f"downstream, {LOAD_AGAIN} Before that, start with --adopt-slot."
         )
     check_origin(last, identity.slot, facts.server)
     check_refused(last)
@@ -470,7 +477,7 @@ def check_genuine(checkpoints: Sequence[Checkpoint], committed: Checkpoint, reco
         "lost records. Going on from it could hide changes or repeat them, so nothing was delivered. Let nobody but "
         "pgsluice write to the topics of checkpoints and transactions. Then start once with --adopt-slot: a new epoch "
         "begins at the slot's position, nothing is missing, and what was delivered behind that position comes again in "
-        "the new epoch. If topics lost records, reload the tables concerned."
+        f"the new epoch. If topics lost records, {LOAD_AGAIN}"
     )
 
 
@@ -488,8 +495,8 @@ def check_recorded(checkpoint: Checkpoint, facts: Facts, *, is_atomic: bool) -> 
         f"{checkpoint.cut}: Kafka lost the last records of the checkpoint topic, as after an unclean leader election "
         f"or with a lost disk. Going on from cut {checkpoint.cut} would deliver the later cuts a second time. Start "
         "once with --adopt-slot: a new epoch begins at the slot's position, nothing is missing, and what was "
-        "delivered behind that position comes again in the new epoch. If other topics lost records as well, reload "
-        "the tables concerned."
+        "delivered behind that position comes again in the new epoch. If other topics lost records as well, "
+        f"{LOAD_AGAIN}"
     )
 
 
@@ -503,14 +510,14 @@ def check_slot(checkpoint: Checkpoint, confirmed_flush_lsn: int, server: ServerI
         raise HistoryError(
             f"Slot {checkpoint.slot!r} is at {format_lsn(confirmed_flush_lsn)}, but only changes before {delivered} "
             "are in Kafka: somebody else advanced or re-created the slot, and the changes between are lost to this "
-            "pipeline. Reload the tables concerned, then start a new history with --adopt-slot."
+            f"pipeline. Start a new history with --adopt-slot, then {LOAD_AGAIN}"
         )
     if confirmed_flush_lsn > checkpoint.held_lsn != INVALID_LSN:
         raise HistoryError(
             f"Slot {checkpoint.slot!r} is at {format_lsn(confirmed_flush_lsn)}, behind a PREPARE TRANSACTION at "
             f"{format_lsn(checkpoint.held_lsn)} that was not committed by then: somebody else advanced the slot, and "
-            "PostgreSQL will not send the changes prepared before it. Have those transactions ended, reload the tables "
-            "concerned, then start a new history with --adopt-slot."
+            "PostgreSQL will not send the changes prepared before it. Have those transactions ended, start a new "
+            f"history with --adopt-slot, then {LOAD_AGAIN}"
         )
     if checkpoint.end_lsn > server.xlogpos:
         raise Diverged(
@@ -534,6 +541,12 @@ def check_timeline(checkpoint: Checkpoint, server: ServerIdentity, switches: Ite
             f"Changes before {format_lsn(checkpoint.end_lsn)} on timeline {checkpoint.timeline} are in Kafka; the "
             f"server is on timeline {server.timeline}, and timeline {checkpoint.timeline} {at}: the server lost "
             "changes that were published. Compare the tables, then start a new history with --adopt-slot."
+        )
+    if checkpoint.place.lsn > switch:
+        raise HistoryError(
+            f"Rows that were read of tables are in Kafka at {format_lsn(checkpoint.place.lsn)} on timeline "
+            f"{checkpoint.timeline}, which was left at {format_lsn(switch)}: the server lacks no change, but its next "
+            "ones would come before these rows in the order of positions. Start a new history with --adopt-slot."
         )
     return replace(
         checkpoint,

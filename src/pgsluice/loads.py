@@ -24,6 +24,9 @@ _NUMBER_MAX: Final = 2**62
 
 State = Literal["begin", "rows", "end"]
 
+ENDS: Final = ("end", "cancelled")
+"""How the load of a table can have ended."""
+
 T = TypeVar("T")
 
 
@@ -89,6 +92,8 @@ class Mark:
     """
 
     topic: str
+    schema: str
+    table: str
     id: str
     state: State
     epoch: int
@@ -100,9 +105,10 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A table whose rows have been read to the end: the value of its record in ``<prefix>.snapshots``.
+    """A table whose rows need not be read any more: the value of its record in ``<prefix>.snapshots``.
 
-    It counts only if ``cut``, which the sink fills in, was committed.
+    ``state``: they have been read to the ``end``, or a command has ``cancelled`` that. It counts only if ``cut``, which
+    the sink fills in, was committed.
     """
 
     id: str
@@ -112,6 +118,7 @@ class Loaded:
     rows: int
     epoch: int
     cut: int = 0
+    state: str = "end"
 
     @property
     def key(self) -> bytes:
@@ -120,16 +127,17 @@ class Loaded:
 
     def to_json(self) -> bytes:
         """Return the record's value."""
-        return json.dumps({"version": _VERSION, "state": "end", **asdict(self)}).encode()
+        return json.dumps({"version": _VERSION, **asdict(self)}).encode()
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> Self:
         """Return what ``data``, found ``where``, holds; HistoryError when it is no such record."""
         try:
             found = read_json(data.decode())
-            if not isinstance(found, dict) or (found.pop("version", None), found.pop("state", None)) != (1, "end"):
-                raise ValueError(f"it is not a JSON object of version {_VERSION} and state 'end'")  # noqa: TRY301
-            return _from_fields(cls, found)
+            if not isinstance(found, dict) or found.pop("version", None) != _VERSION or found.get("state") not in ENDS:
+                states = " or ".join(map(repr, ENDS))
+                raise ValueError(f"it is not a JSON object of version {_VERSION} and state {states}")  # noqa: TRY301
+            return from_fields(cls, found)
         except ValueError as error:
             raise HistoryError(
                 f"{where} is not one that this version of pgsluice can read: {error}. Was it written by a newer "
@@ -159,15 +167,15 @@ def read_loads(found: object) -> tuple[Load, ...]:
     """Return the loads that a checkpoint has; ValueError when they are none."""
     if not isinstance(found, list):
         raise ValueError("'loads' is not an array")  # noqa: TRY004 - wrong data, not a wrong argument
-    return tuple(_from_fields(Load, one) for one in found)
+    return tuple(from_fields(Load, one) for one in found)
 
 
 def read_place(found: object) -> Place:
     """Return the place that a checkpoint has; ValueError when it is none."""
-    return _from_fields(Place, found)
+    return from_fields(Place, found)
 
 
-def _from_fields(kind: type[T], found: object) -> T:
+def from_fields(kind: type[T], found: object) -> T:
     """Return the ``kind`` with these fields; ValueError, saying why, when they are not those of one."""
     if not isinstance(found, Mapping):
         raise ValueError(f"a {kind.__name__} is not an object")  # noqa: TRY004 - wrong data, not a wrong argument

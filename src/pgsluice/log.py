@@ -77,15 +77,20 @@ def _processors(*, console: bool, colors: bool) -> list[Processor]:
     if console:
         renderer = structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=_write_traceback)
         return [*common, only_printable_text, renderer]
-    return [*common, structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    return [*common, structlog.processors.ExceptionRenderer(_traceback), structlog.processors.JSONRenderer()]
+
+
+def _traceback(exc_info: ExcInfo) -> str:
+    """Return a traceback as text."""
+    # not structlog's default on a console: it prints local variables, and with them rows
+    plain = StringIO()
+    structlog.dev.plain_traceback(plain, exc_info)
+    return without_url_secrets(plain.getvalue().strip("\n"))
 
 
 def _write_traceback(stream: TextIO, exc_info: ExcInfo) -> None:
     """Write a traceback, indented, so that no line of an error's message looks like one of the log."""
-    # not structlog's default: it prints local variables, and with them rows
-    plain = StringIO()
-    structlog.dev.plain_traceback(plain, exc_info)
-    stream.writelines(f"\n  {printable(line)}" for line in plain.getvalue().strip("\n").split("\n"))
+    stream.writelines(f"\n  {printable(line)}" for line in _traceback(exc_info).split("\n"))
 
 
 class _LineWriter:

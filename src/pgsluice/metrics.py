@@ -20,6 +20,10 @@ TOPICS_MAX = 500
 OTHER_TOPICS = "(other)"
 """What all topics beyond ``TOPICS_MAX`` are counted as. No topic has that name: Kafka allows no brackets."""
 
+ROUND_RESULTS = ("placed", "no_place", "failed")
+"""What can come of a round of a load: its rows have found their place in the stream, they fitted nowhere in it, or they
+could not be read."""
+
 WAL_STATUS = ("reserved", "extended", "unreserved", "lost")
 """What ``pg_replication_slots.wal_status`` can be."""
 
@@ -116,6 +120,7 @@ class Metrics:
         self._add_positions()
         self._add_slot()
         self._add_memory()
+        self._add_snapshots()
 
     def _add_work(self) -> None:
         self.state = self._gauge("state", "1 for what the process is doing, 0 for all else.", "state")
@@ -203,6 +208,31 @@ class Metrics:
         self.oldest_prepared_seconds = self._gauge(
             "oldest_prepared_seconds",
             "Age of the oldest prepared transaction with changes: it keeps the slot from moving; 0 without one.",
+        )
+
+    def _add_snapshots(self) -> None:
+        self.snapshot_tables = self._known(
+            "snapshot_tables", "Published tables by how far the reading of their rows has come.", "state"
+        )
+        self.snapshot_rows = self._known(
+            "snapshot_rows", "Rows that were read of the tables that are loaded, or are to be."
+        )
+        self.snapshot_estimated_rows = self._known(
+            "snapshot_estimated_rows", "What snapshot_rows will be at the end, by PostgreSQL's estimates."
+        )
+        self.snapshot_rounds = self._counter(
+            "snapshot_rounds", "Rounds, each of which reads a chunk of rows, by what came of it.", "result"
+        )
+        for result in ROUND_RESULTS:
+            self.snapshot_rounds.labels(result)
+        self.snapshot_held_seconds = self._counter(
+            "snapshot_held_seconds", "Time in which changes waited for rows to be read."
+        )
+        self.snapshot_round_seconds = Histogram(
+            "pgsluice_snapshot_round_seconds",
+            "Time of a round, from the lock of the table to its rows' place in the stream.",
+            registry=self.registry,
+            buckets=_SECONDS,
         )
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:

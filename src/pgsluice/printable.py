@@ -9,6 +9,8 @@ https://www.unicode.org/reports/tr36/#Bidirectional_Text_Spoofing
 import re
 
 _WORD = re.compile(r"\S+")
+_USER_WITH_BLANK = re.compile(r"""(?<=://)[^\s/?#@"']*\s[^/?#"'\n]*@""")
+_QUERY = re.compile(r"([?#]).+", re.DOTALL)
 _PLAIN = re.compile(r"[\w$-]+")
 
 
@@ -51,16 +53,22 @@ def _in_quotes(name: str) -> str:
 
 
 def without_url_secrets(text: str) -> str:
-    """Return ``text`` with three stars in place of the user, the password and the query of each URL in it."""
-    return _WORD.sub(_without_secrets, text) if "://" in text else text
+    """Return ``text`` with three stars in place of user, password, query and fragment of each URL in it."""
+    if "://" not in text:
+        return text
+    return _WORD.sub(_without_secrets, _USER_WITH_BLANK.sub(_without_password, text))
+
+
+def _without_password(user: re.Match[str]) -> str:
+    return "***@" if ":" in user[0] else user[0]
 
 
 def _without_secrets(word: re.Match[str]) -> str:
     """Return a word without them, in time proportional to its length: it may be of anybody's making."""
     scheme, mark, rest = word[0].partition("://")
     user, at, place = rest.rpartition("@")
-    path, question, query = place.partition("?")
-    return f"{scheme}{mark}{'***' if at else user}{at}{path}{question}{'***' if query else query}"
+    public = _QUERY.sub(r"\1***", place)
+    return f"{scheme}{mark}{'***' if at else user}{at}{public}"
 
 
 def _escape(character: str) -> str:

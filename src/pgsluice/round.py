@@ -27,6 +27,10 @@ class Round:
         self.reach(transaction.commit_lsn)
         return self._waiting_lsn is None and self._snapshot.is_visible(transaction.xid)
 
+    def admits_message(self, lsn: int) -> bool:
+        """Return whether a message outside transactions, whose record ends at ``lsn``, comes before the rows."""
+        return lsn <= self._end_lsn
+
     def hold(self, transaction: Transaction) -> None:
         """Take notice that ``transaction`` has changes, has committed, and waits with all that come behind it."""
         if self._waiting_lsn is None:

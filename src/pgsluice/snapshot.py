@@ -84,7 +84,9 @@ class Shape:
     ``is_root``: of a partitioned table, read with all partitions. ``columns`` are those that the publications send,
     ``key`` the columns that put the rows into an order and tell them apart (empty: there are none), and ``filter`` the
     SQL condition that the publications set, empty if there is none. ``replaces``: all deletes and truncates are
-    published, so rows that are not among those read are gone. ``digest`` changes when anything of this does.
+    published, so rows that are not among those read are gone. ``is_trusted``: functions that its owner made may run
+    when it is read. ``digest`` changes when anything of this does. ``where``: a further condition, of whoever wants
+    only some of the rows.
     """
 
     relation: Relation
@@ -92,13 +94,23 @@ class Shape:
     key: tuple[str, ...]
     filter: str
     replaces: bool
+    is_trusted: bool
     digest: str
+    where: str = ""
 
     @property
     def key_places(self) -> tuple[int, ...]:
         """Where the columns of the key stand among the columns."""
         names = [column.name for column in self.relation.columns]
         return tuple(names.index(name) for name in self.key)
+
+
+@dataclass(frozen=True, slots=True)
+class TableSize:
+    """Rows and bytes of a table, as PostgreSQL has estimated them last; both are 0 where it has not."""
+
+    rows: int = 0
+    bytes: int = 0
 
 
 def reached_at(insert_lsn: int, segment_bytes: int) -> int:

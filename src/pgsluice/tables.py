@@ -15,7 +15,7 @@ from pgsluice.avro.choices import Choice, ColumnChoice
 from pgsluice.errors import TableRefused
 from pgsluice.printable import quoted
 
-SERVICE_TOPICS = ("transactions", "checkpoint", "schemas", "messages", "dead_letters", "snapshots")
+SERVICE_TOPICS = ("transactions", "checkpoint", "schemas", "messages", "dead_letters", "snapshots", "commands")
 """What pgsluice writes under the prefix beside the tables."""
 
 MAX_TOPIC_NAME = 249
@@ -100,6 +100,10 @@ class _Patterns:
                 return place
         return named
 
+    def has(self, schema: str, table: str) -> bool:
+        """Return whether the table is named without wildcards."""
+        return (schema, table) in self._names
+
 
 @dataclass(frozen=True, slots=True)
 class TableRule:
@@ -113,6 +117,7 @@ class TableRule:
     config: Mapping[str, str] = field(default_factory=dict)
     tombstones: bool | None = None
     truncate: bool | None = None
+    is_loaded: bool = True
     types: Mapping[str, Choice] = field(default_factory=dict)
 
 
@@ -121,6 +126,8 @@ class TablePolicy:
     """How one table is published. ``keys`` None: its replica identity or primary key.
 
     ``shared``: the topic is named without the table's own name, so other tables may be meant to go there as well.
+    ``named``: the settings name the table without wildcards, so it is not just anybody's.
+    ``is_loaded``: the rows that it already has are read, where snapshots are on.
     """
 
     topic: str
@@ -132,6 +139,8 @@ class TablePolicy:
     truncate: bool
     types: tuple[ColumnChoice, ...] = ()
     shared: bool = False
+    named: bool = False
+    is_loaded: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +185,8 @@ class Tables:
             truncate=self.truncate if rule.truncate is None else rule.truncate,
             types=tuple(ColumnChoice(pattern, choice) for pattern, choice in rule.types.items()),
             shared="{table}" not in template,
+            named=any(_patterns(texts).has(schema, table) for texts in (tuple(self.include), self._matches())),
+            is_loaded=rule.is_loaded,
         )
 
     @property
@@ -237,8 +248,11 @@ class Tables:
         return included.first(schema, table) is not None and excluded.first(schema, table) is None
 
     def _rule(self, schema: str, table: str) -> TableRule:
-        place = _patterns(tuple(rule.match for rule in self.rules)).first(schema, table)
+        place = _patterns(self._matches()).first(schema, table)
         return _NO_RULE if place is None else self.rules[place]
+
+    def _matches(self) -> tuple[str, ...]:
+        return tuple(rule.match for rule in self.rules)
 
     @property
     def choose_types(self) -> bool:

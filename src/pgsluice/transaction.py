@@ -173,6 +173,9 @@ class Gate(Protocol):
     def admits(self, transaction: Transaction) -> bool:
         """Return whether ``transaction``, which begins or has just committed, may go on at once."""
 
+    def admits_message(self, lsn: int) -> bool:
+        """Return whether a message outside transactions, whose record ends at ``lsn``, may go on at once."""
+
     def hold(self, transaction: Transaction) -> None:
         """Take notice that ``transaction`` has changes, has committed, and waits with all that come behind it."""
 
@@ -392,7 +395,7 @@ class Transactions:
         self._expect_between(message)
         # Its own record ends there: delivered is delivered, as with a commit.
         if message.lsn > self._delivered.lsn:
-            if self._held:
+            if self._held or (self.gate is not None and not self.gate.admits_message(message.lsn)):
                 self._held.append(Emitted(None, message))
                 return ()
             return (Emitted(None, message),)

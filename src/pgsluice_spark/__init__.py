@@ -6,6 +6,7 @@ but no code.
 
 from pgsluice_spark.changes import read_changes
 from pgsluice_spark.latest import latest
+from pgsluice_spark.marks import read_marks
 from pgsluice_spark.registry import Registry, RegistryError, RestRegistry, TopicRegistry
 from pgsluice_spark.schema import SchemaError, SchemaVersion
 
@@ -18,4 +19,5 @@ __all__ = [
     "TopicRegistry",
     "latest",
     "read_changes",
+    "read_marks",
 ]

@@ -1,8 +1,6 @@
 """Row changes of one table as a DataFrame with native types, read from the table's Kafka topic.
 
 What a job starts with. Only records of committed cuts are read, each decoded with the schema that wrote it.
-
-https://spark.apache.org/docs/latest/streaming/structured-streaming-kafka-integration.html
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,16 +9,20 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
 
-from pgsluice_spark.decode import decoded, fields, undecodable_key
+from pgsluice_spark.decode import decoded, fields, is_written_with, undecodable_key
 from pgsluice_spark.registry import Registry
-from pgsluice_spark.schema import Reading, SchemaError, SchemaVersion, ambiguous_names, key_reading, value_reading
+from pgsluice_spark.schema import (
+    Reading,
+    SchemaError,
+    SchemaVersion,
+    ambiguous_names,
+    record_reading,
+    table_of,
+    value_reading,
+)
+from pgsluice_spark.source import read_topic
 
 _POSITION: Final = ("topic", "partition", "offset", "timestamp")
-
-_OWN_OPTIONS: Final = frozenset(
-    ("subscribe", "subscribepattern", "assign", "kafka.bootstrap.servers", "kafka.isolation.level")
-)
-"""Options of Spark's Kafka source (their names are not case-sensitive) that :func:`read_changes` sets."""
 
 
 def read_changes(  # noqa: PLR0913 - all but the first two by name
@@ -29,6 +31,7 @@ def read_changes(  # noqa: PLR0913 - all but the first two by name
     *,
     bootstrap_servers: str,
     registry: Registry,
+    table: str | None = None,
     kafka_options: Mapping[str, str] | None = None,
     tombstones: bool = False,
     streaming: bool = True,
@@ -41,13 +44,20 @@ def read_changes(  # noqa: PLR0913 - all but the first two by name
 
     The schemas are those that ``registry`` has when this is called. A record with a later one ends the query
     with an error that names it; calling this again and starting from the same checkpoint goes on there.
+
+    ``table``: only the changes of this one, for a topic that several tables share. It is schema and table as the
+    namespace of the schemas has them, such as ``public.orders``.
     """
     versions = registry.versions((f"{topic}-value", f"{topic}-key"))
+    others = [] if table is None else _others(versions, topic, table)
+    versions = [version for version in versions if version not in others]
     values = _values(versions, topic)
     keys = _keys(versions, topic)
     for reading in filter(None, (values, keys)):
         _check_names(spark, topic, reading)
-    records = _records(spark, topic, bootstrap_servers, kafka_options or {}, streaming=streaming)
+    records = read_topic(spark, topic, bootstrap_servers, kafka_options or {}, streaming=streaming)
+    if others:
+        records = records.where(~_is_of_another_table(others))
     if not tombstones:
         records = records.where(F.col("value").isNotNull())
     changes = records.select(
@@ -57,6 +67,14 @@ def read_changes(  # noqa: PLR0913 - all but the first two by name
         *_POSITION,
     )
     return changes.select("change.*", *changes.columns[1:])
+
+
+def _others(versions: Sequence[SchemaVersion], topic: str, table: str) -> list[SchemaVersion]:
+    """Return the schemas that are of other tables than this one; SchemaError if all are."""
+    tables = {table_of(version) for version in versions}
+    if tables and table not in tables:
+        raise SchemaError(f"topic {topic} has no table {table}, only {', '.join(sorted(tables))}")
+    return [version for version in versions if table_of(version) != table]
 
 
 def _values(versions: Sequence[SchemaVersion], topic: str) -> Reading:
@@ -72,7 +90,15 @@ def _values(versions: Sequence[SchemaVersion], topic: str) -> Reading:
 def _keys(versions: Sequence[SchemaVersion], topic: str) -> Reading | None:
     """Return how keys are decoded; None when the table has none."""
     found = [version for version in versions if version.subject == f"{topic}-key"]
-    return key_reading(found) if found else None
+    return record_reading(found) if found else None
+
+
+def _is_of_another_table(others: Sequence[SchemaVersion]) -> Column:
+    """Return whether a record was written with one of these schemas; a tombstone has only that of its key."""
+    identifiers = [version.id for version in others]
+    return F.when(F.col("value").isNotNull(), is_written_with("value", identifiers)).otherwise(
+        is_written_with("key", identifiers)
+    )
 
 
 def _check_names(spark: SparkSession, topic: str, reading: Reading) -> None:
@@ -82,23 +108,6 @@ def _check_names(spark: SparkSession, topic: str, reading: Reading) -> None:
             f"columns of {topic} differ only in case ({', '.join(names)}), and Spark does not tell them apart "
             "unless spark.sql.caseSensitive is true: set it in the session of this query"
         )
-
-
-def _records(
-    spark: SparkSession, topic: str, bootstrap_servers: str, options: Mapping[str, str], *, streaming: bool
-) -> DataFrame:
-    taken = sorted(name for name in options if name.lower() in _OWN_OPTIONS)
-    if taken:
-        raise ValueError(f"read_changes sets {', '.join(taken)} itself; leave it out of kafka_options")
-    reader = spark.readStream if streaming else spark.read
-    # A stream that began at Spark's default, the end, would lack every row that has not changed since.
-    defaults = {"startingOffsets": "earliest"}
-    own = {
-        "subscribe": topic,
-        "kafka.bootstrap.servers": bootstrap_servers,
-        "kafka.isolation.level": "read_committed",
-    }
-    return reader.format("kafka").options(**{**defaults, **options, **own}).load()
 
 
 def _change(values: Reading, keys: Reading | None) -> Column:

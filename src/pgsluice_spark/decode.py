@@ -8,6 +8,7 @@ https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-d
 https://avro.apache.org/docs/1.12.0/specification/#unions-1
 """
 
+from collections.abc import Iterable
 from typing import Final, Literal, TypeAlias
 
 from pyspark.sql import Column
@@ -43,6 +44,11 @@ def fields(reading: Reading) -> Column:
     return F.try_element_at(_map(names), _header("value"))
 
 
+def is_written_with(part: Part, identifiers: Iterable[int]) -> Column:
+    """Return whether a key or value was written with one of these schemas; false where it is null."""
+    return F.coalesce(_header(part).isin([F.lit(_framing(one)) for one in identifiers]), F.lit(False))  # noqa: FBT003
+
+
 def undecodable_key() -> Column:
     """Return an expression that raises the error of a key whose schema is not known."""
     return F.raise_error(_refusal("key"))
@@ -54,8 +60,12 @@ def _header(part: Part) -> Column:
 
 def _map(entries: dict[int, Column]) -> Column:
     """Return a map from what stands in front of a record with a schema id to something."""
-    framed = {b"\x00" + identifier.to_bytes(4, "big"): value for identifier, value in entries.items()}
+    framed = {_framing(identifier): value for identifier, value in entries.items()}
     return F.create_map(*(item for header, value in framed.items() for item in (F.lit(header), value)))
+
+
+def _framing(identifier: int) -> bytes:
+    return b"\x00" + identifier.to_bytes(4, "big")
 
 
 def _varint(branch: int) -> bytes:

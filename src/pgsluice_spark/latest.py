@@ -1,4 +1,4 @@
-"""The present rows of a table, worked out from its changes.
+"""The present rows of tables, worked out from their changes.
 
 A batch function for jobs that keep a change log and want the table itself. The history of a key falls into
 lives: one begins with each insert, snapshot row or delete. A row consists of the values of its key's last
@@ -7,22 +7,29 @@ life, each from the last change that sent it; a row that moved to another key go
 
 from collections.abc import Sequence
 from functools import reduce
-from operator import or_
+from operator import and_, or_
 from typing import Final
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
+_TABLE: Final = ["schema", "table"]
 _POSITION: Final = ("epoch", "lsn", "seq")
 _BEGIN: Final = ("c", "r", "d")
 """The operations after which nothing of an earlier row counts any more."""
 
 
-def latest(changes: DataFrame) -> DataFrame:
+def latest(changes: DataFrame, marks: DataFrame | None = None) -> DataFrame:
     """Return one record for each row that exists after ``changes``, a batch in the form of ``read_changes``.
 
-    Columns: ``key``, ``after`` (the row), ``unchanged`` (fields whose value none of the changes sent: their
-    null means "unknown"), ``raw``, and ``epoch``, ``lsn``, ``seq``, ``ts`` of the row's last change.
+    Columns: ``schema``, ``table``, ``key``, ``after`` (the row), ``unchanged`` (fields whose value none of the
+    changes sent: their null means "unknown"), ``raw``, and ``epoch``, ``lsn``, ``seq``, ``ts`` of the row's last
+    change.
+
+    ``marks``, a batch in the form of ``read_marks``, tell which tables were read to the end. Rows that are older than
+    the beginning of such a load, and did not come again, are gone: they were deleted where no change says so. That is
+    so only if all rows of the load are among the changes, and its marks allow it.
 
     ``changes`` may have duplicates and come in any order, but must stay the same while this reads them (more
     than once), and must hold everything since the snapshot or the table's first row: what retention deleted
@@ -35,8 +42,9 @@ def latest(changes: DataFrame) -> DataFrame:
     lives = _lives(_events(changes), fields)
     if not changes.where(_is_incomplete_arrival()).isEmpty():
         lives = _follow_moves(lives, fields)
-    rows = lives.groupBy("key").agg(F.max_by(F.struct("*"), "life").alias("last")).select("last.*")
-    return _rows(rows.where("op != 'd'"), fields)
+    rows = lives.groupBy("row").agg(F.max_by(F.struct("*"), "life").alias("last")).select("last.*")
+    rows = rows.where("op != 'd'")
+    return _rows(rows if marks is None else _without_replaced(rows, changes, marks), fields)
 
 
 def _is_incomplete_arrival() -> Column:
@@ -45,20 +53,35 @@ def _is_incomplete_arrival() -> Column:
 
 
 def _events(changes: DataFrame) -> DataFrame:
-    """Return the changes of rows after the last truncate, with their ``position``."""
-    placed = changes.withColumn("position", F.struct(*_POSITION))
-    truncate = placed.where("op = 't'").agg(F.max("position").alias("truncated"))
+    """Return the changes of rows after the last truncate of their table, with their ``position`` and ``row``."""
+    key = changes.schema["key"].dataType
+    assert isinstance(key, StructType), "keys are records"
+    placed = changes.withColumn("position", _position())
     return (
         placed.where(F.col("op").isin("c", "u", "d", "r"))
-        .crossJoin(F.broadcast(truncate))
+        .join(F.broadcast(_tables(placed, key.fieldNames())), _TABLE)
         .where("truncated IS NULL OR position > truncated")
-        .withColumn("key", _checked_key(changes.schema["key"].dataType.fieldNames()))
+        .withColumn("row", _identity(key))
     )
 
 
-def _checked_key(names: Sequence[str]) -> Column:
-    key = F.col("key")
-    missing = reduce(or_, (key.getField(name).isNull() for name in names), key.isNull())
+def _position() -> Column:
+    return F.struct(*_POSITION)
+
+
+def _tables(placed: DataFrame, names: Sequence[str]) -> DataFrame:
+    """Return, for each table, its last truncate, and the position at which its key last had each of the columns."""
+    seen = (F.max(F.when(F.col("key").getField(name).isNotNull(), F.col("position"))).alias(name) for name in names)
+    truncated = F.max(F.when(F.col("op") == "t", F.col("position")))
+    return placed.groupBy(*_TABLE).agg(truncated.alias("truncated"), F.struct(*seen).alias("seen"))
+
+
+def _identity(key: StructType) -> Column:
+    """Return what tells a row from all others; an error if its key lacks columns that its table's key has."""
+    names = key.fieldNames()
+    parts = [F.col("key").getField(name) for name in names]
+    lacking = [part.isNull() & _is_in_use(name) for name, part in zip(names, parts, strict=True)]
+    missing = reduce(or_, lacking, reduce(and_, (part.isNull() for part in parts)))
     sentence = F.format_string(
         "topic %s, partition %d, offset %d: the key lacks columns (%s). The table got another key, or none, in "
         "the course of these changes, so its rows cannot be followed; take the changes since a later snapshot",
@@ -67,7 +90,23 @@ def _checked_key(names: Sequence[str]) -> Column:
         "offset",
         F.lit(", ".join(names)),
     )
-    return F.when(missing, F.raise_error(sentence)).otherwise(key)
+    comparable = (_comparable(part, field.dataType).alias(field.name) for part, field in zip(parts, key, strict=True))
+    return F.when(missing, F.raise_error(sentence)).otherwise(F.struct(*_TABLE, F.struct(*comparable).alias("key")))
+
+
+def _is_in_use(name: str) -> Column:
+    """Return whether the table's key has had this column since the table was truncated."""
+    last = F.col("seen").getField(name)
+    return last.isNotNull() & (F.col("truncated").isNull() | (last > F.col("truncated")))
+
+
+def _comparable(value: Column, kind: DataType) -> Column:
+    """Return ``value`` as something that Spark can compare and group by, which maps are not."""
+    if isinstance(kind, MapType):
+        return F.array_sort(F.map_entries(value))
+    if isinstance(kind, ArrayType):
+        return F.transform(value, lambda item: _comparable(item, kind.elementType))
+    return value
 
 
 def _lives(events: DataFrame, fields: Sequence[str]) -> DataFrame:
@@ -76,13 +115,13 @@ def _lives(events: DataFrame, fields: Sequence[str]) -> DataFrame:
     before_all = F.struct(
         F.lit(0).alias("epoch"), F.lit(0).cast("long").alias("lsn"), F.lit(-2).cast("long").alias("seq")
     )
-    life = F.max(start).over(Window.partitionBy("key").orderBy("position"))
+    life = F.max(start).over(Window.partitionBy("row").orderBy("position"))
     moves = (F.col("position") == F.col("life")) & F.array_contains("flags", "key_change")
     return (
         events.withColumn("life", F.coalesce(life, before_all))
-        .groupBy("key", "life")
+        .groupBy("row", "life")
         .agg(
-            *(F.max_by(name, "position").alias(name) for name in ("op", "ts", "unchanged")),
+            *(F.max_by(name, "position").alias(name) for name in ("key", "op", "ts", "unchanged")),
             F.max("position").alias("position"),
             F.max(moves & (F.col("op") == "c")).alias("is_arrival"),
             F.max(moves & (F.col("op") == "d")).alias("is_departure"),
@@ -113,7 +152,7 @@ def _follow_moves(lives: DataFrame, fields: Sequence[str]) -> DataFrame:
     lives = _with_origin(lives).localCheckpoint()
     while not lives.where(_has_gap(fields) & F.col("origin").isNotNull()).isEmpty():
         origins = lives.select(
-            F.struct("key", "life").alias("origin"), F.col("cells").alias("earlier"), F.col("origin").alias("next")
+            F.struct("row", "life").alias("origin"), F.col("cells").alias("earlier"), F.col("origin").alias("next")
         )
         filled = [
             F.coalesce(F.col("cells").getField(name), F.col("earlier").getField(name)).alias(name) for name in fields
@@ -129,11 +168,11 @@ def _follow_moves(lives: DataFrame, fields: Sequence[str]) -> DataFrame:
 
 
 def _with_origin(lives: DataFrame) -> DataFrame:
-    """Add ``origin``: key and life that a row had before it moved here; null when it did not.
+    """Add ``origin``: row and life that a row had before it moved here; null when it did not.
 
     The two records of a move stand one after the other in their transaction.
     """
-    previous = F.lag("life").over(Window.partitionBy("key").orderBy("life"))
+    previous = F.lag("life").over(Window.partitionBy("row").orderBy("life"))
     arrival = F.struct("life.epoch", "life.lsn", (F.col("life.seq") + 1).alias("seq"))
     departures = (
         lives.withColumn("previous", previous)
@@ -141,7 +180,7 @@ def _with_origin(lives: DataFrame) -> DataFrame:
         .select(
             arrival.alias("life"),
             F.lit(True).alias("is_arrival"),  # noqa: FBT003 - a literal
-            F.struct("key", F.col("previous").alias("life")).alias("origin"),
+            F.struct("row", F.col("previous").alias("life")).alias("origin"),
         )
     )
     return lives.join(departures, ["life", "is_arrival"], "left")
@@ -151,11 +190,38 @@ def _has_gap(fields: Sequence[str]) -> Column:
     return reduce(or_, (F.col("cells").getField(name).isNull() for name in fields))
 
 
+def _without_replaced(rows: DataFrame, changes: DataFrame, marks: DataFrame) -> DataFrame:
+    """Leave out the rows that are older than the last complete load of their table."""
+    loads = _complete_loads(changes, marks).groupBy(*_TABLE).agg(F.max("begin").alias("begin"))
+    return (
+        rows.withColumns({name: F.col("row").getField(name) for name in _TABLE})
+        .join(F.broadcast(loads), _TABLE, "left")
+        .where("begin IS NULL OR position > begin")
+    )
+
+
+def _complete_loads(changes: DataFrame, marks: DataFrame) -> DataFrame:
+    """Return the loads that replace the rows of their tables, and all of whose rows are among the changes."""
+    begins = marks.where("state = 'begin'").select("id", _position().alias("begin"))
+    ends = marks.where("state = 'end' AND replaces").select(*_TABLE, "id", _position().alias("end"), "rows")
+    loads = ends.join(begins, "id").distinct()
+    read = changes.where("op = 'r'").select(*_TABLE, _position().alias("position"))
+    found = (
+        read.join(F.broadcast(loads), _TABLE)
+        .where("position > begin AND position < end")
+        .groupBy("id")
+        .agg(F.count_distinct("position").alias("found"))
+    )
+    return loads.join(found, "id", "left").where("rows = coalesce(found, 0)")
+
+
 def _rows(lives: DataFrame, fields: Sequence[str]) -> DataFrame:
     cells = {name: F.col("cells").getField(name) for name in fields}
     unknown = (F.when(_is_unknown(name, cell), F.lit(name)) for name, cell in cells.items())
     texts = F.array(*(F.struct(F.lit(name), cell.getField("raw").alias("text")) for name, cell in cells.items()))
     return lives.select(
+        "row.schema",
+        "row.table",
         "key",
         F.struct(*(cell.getField("value").alias(name) for name, cell in cells.items())).alias("after"),
         F.array_compact(F.array(*unknown)).alias("unchanged"),

@@ -62,9 +62,16 @@ def value_reading(versions: Sequence[SchemaVersion]) -> Reading:
     return _reading(versions, [_envelope(version) for version in versions])
 
 
-def key_reading(versions: Sequence[SchemaVersion]) -> Reading:
-    """Return how keys are decoded; ``versions`` oldest first, at least one."""
+def record_reading(versions: Sequence[SchemaVersion]) -> Reading:
+    """Return how keys or cut records are decoded; ``versions`` oldest first, at least one."""
     return _reading(versions, [_record(version) for version in versions])
+
+
+def table_of(version: SchemaVersion) -> str:
+    """Return the table that a schema is of, such as ``public.orders``: the end of the schema's namespace."""
+    _record(version)  # raises an error if it is not a schema of ours
+    schema = json.loads(version.schema)
+    return ".".join(f"{schema.get('namespace')}.{schema.get('name')}".split(".")[-3:-1])
 
 
 def ambiguous_names(reading: Reading) -> list[str]:
@@ -86,7 +93,7 @@ def _reading(versions: Sequence[SchemaVersion], records: Sequence[Record]) -> Re
     try:
         reader = _merged(list(reversed(records)))
     except SchemaError as error:
-        raise SchemaError(f"subject {versions[0].subject}: {error}") from None
+        raise SchemaError(f"subject {versions[0].subject}: {error}{_advice(versions)}") from None
     texts = [_text(record) for record in records]
     branches = {text: number for number, text in enumerate(dict.fromkeys(texts))}
     return Reading(
@@ -95,6 +102,12 @@ def _reading(versions: Sequence[SchemaVersion], records: Sequence[Record]) -> Re
         branches={version.id: branches[text] for version, text in zip(versions, texts, strict=True)},
         fields={version.id: _row_names(record) for version, record in zip(versions, records, strict=True)},
     )
+
+
+def _advice(versions: Sequence[SchemaVersion]) -> str:
+    """Return what to do if schemas do not fit together; nothing if they are all of one table."""
+    tables = sorted({table_of(version) for version in versions})
+    return f". They are of several tables ({', '.join(tables)}): read one at a time" if len(tables) > 1 else ""
 
 
 def _row_names(record: Record) -> tuple[str, ...]:
@@ -194,6 +207,8 @@ def _widest(name: str, one: Schema, other: Schema) -> Schema:
         return ["null", _widest(name, one, other)]
     if _is_record(one) and _is_record(other):
         return _merged([one, other])
+    if _is_array(one) and _is_array(other) and _is_record(one["items"]) and _is_record(other["items"]):
+        return {"type": "array", "items": _merged([one["items"], other["items"]])}
     if _widens(other, one):
         return one
     if _widens(one, other):
@@ -214,6 +229,10 @@ def _widens(narrow: Schema, wide: Schema) -> bool:
 
 def _is_record(schema: Schema) -> TypeGuard[Record]:
     return isinstance(schema, dict) and schema["type"] == "record"
+
+
+def _is_array(schema: Schema) -> TypeGuard[dict[str, Any]]:
+    return isinstance(schema, dict) and schema["type"] == "array"
 
 
 def _split(schema: Schema) -> tuple[bool, Schema]:

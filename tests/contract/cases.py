@@ -287,7 +287,7 @@ def _loading() -> Cut:
 
 def _mark(state: State, place: int, rows: int) -> Mark:
     return Mark(
-        *("shop.public.orders", "6f1e3c0a5b7d4e2f9a8b7c6d5e4f3a2b", state),
+        *("shop.public.orders", "public", "orders", "6f1e3c0a5b7d4e2f9a8b7c6d5e4f3a2b", state),
         *(2, LOAD_LSN, FIRST_SEQ + place, rows),
         replaces=True,
     )

@@ -37,7 +37,8 @@ STALL_S: Final = 2.0
 HANG_S: Final = 60.0
 GROWTH_KIB: Final = 64 * 1024
 """What the process may grow by after the first tenth of the inputs."""
-BATCH: Final = 2_000
+BATCH: Final = 200
+"""Inputs that have to be answered within ``HANG_S``."""
 
 ALLOWED: Final = frozenset((200, 301, 400, 403, 404, 405, 408, 411, 413, 414, 415, 417, 421, 422, 431, 501, 503, 505))
 STATUS: Final = re.compile(rb"HTTP/\d\.\d (\d{3}) ")

@@ -1,8 +1,8 @@
 """Fuzzes what reads service topics: ``python -m tests.fuzz.topics --count 1000000 --seed 1``.
 
-Valid records are damaged, as JSON and as bytes, then taken for checkpoints, schemas, cut records and records with a
-change. Each must be refused with a documented error, or be of use; and none may take long. Outside the quick suite. The
-first input that breaks a rule is printed, and ends the run with exit code 1.
+Valid records are damaged, as JSON and as bytes, then taken for checkpoints, schemas, cut records, commands and records
+with a change. Each must be refused with a documented error, or be of use; and none may take long. Outside the quick
+suite. The first input that breaks a rule is printed, and ends the run with exit code 1.
 """
 
 import argparse
@@ -130,7 +130,14 @@ class Inputs:
         self._cuts = [_cut(self._random) for _ in range(CORPUS_COUNT)]
         self._changes = [_change(self._random) for _ in range(CORPUS_COUNT)]
         self._schema = json.loads(hostile.RECORD.value())
-        self._kinds = (self._a_checkpoint, self._a_schema, self._a_cut, self._a_cut_of, self._a_message)
+        self._kinds = (
+            self._a_checkpoint,
+            self._a_schema,
+            self._a_cut,
+            self._a_cut_of,
+            self._a_message,
+            self._a_command,
+        )
 
     def next(self) -> tuple[Callable[..., str], tuple[Any, ...]]:
         """Return a function of ``hostile_records``, and what to call it with."""
@@ -151,6 +158,10 @@ class Inputs:
     def _a_cut_of(self) -> tuple[Callable[..., str], tuple[Any, ...]]:
         schema, body = _changed(self._random, hostile.CUT), self._random.choice(self._cuts)[5:]
         return hostile.take_cut_of, (json.dumps(schema), _damaged(self._random, body, self._cuts))
+
+    def _a_command(self) -> tuple[Callable[..., str], tuple[Any, ...]]:
+        valid = self._random.choice((hostile.COMMAND, hostile.ANSWER))
+        return hostile.take_command, (_text(self._random, json.loads(valid.to_json())),)
 
     def _a_message(self) -> tuple[Callable[..., str], tuple[Any, ...]]:
         return hostile.take_message, (_damaged(self._random, self._random.choice(self._changes), self._changes),)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -14,6 +15,8 @@ from sandbox.postgres import DEFAULT_VERSION, Database, Postgres
 from tests.support.kafka import SecuredKafka
 from tests.support.weather import Pipeline, Start, configured, prepare
 
+HERE = Path(__file__).parent
+
 LONGEST = (
     *("kafka_weather", "at_least_once", "topics_behind_our_back", "replay", "metrics", "weather", "binary", "messages"),
     *("spill_disk", "snapshots", "start_rules", "poison", "exactly_once", "postgres_slots", "postgres_failover"),
@@ -22,8 +25,10 @@ LONGEST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort the files of this directory; those of another one, which run in one process, come before them."""
     begin_first = {f"test_{name}": place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: begin_first.get(item.path.stem, len(begin_first)))
+    otherwise = len(begin_first)
+    items.sort(key=lambda item: begin_first.get(item.path.stem, otherwise) if item.path.parent == HERE else -1)
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from pgsluice_spark.schema import SchemaVersion, key_reading, value_reading
+from pgsluice_spark.schema import SchemaVersion, record_reading, value_reading
 from sandbox.kafka import Kafka
 from sandbox.postgres import Postgres
 from tests.integration.scenarios.evolution import SCENARIOS, markdown
@@ -28,7 +28,7 @@ SETTINGS: Mapping[int, Mapping[str, Mapping[str, Any]]] = {18: {"postgres": {"bi
 """What changes how values come, and nothing of what consumers see."""
 GENERATED_COLUMNS = 12
 """The version since which there are columns that are not published."""
-READINGS = {"Envelope": value_reading, "Key": key_reading}
+READINGS = {"Envelope": value_reading, "Key": record_reading}
 STREAMING = 14
 """The version since which large transactions are streamed."""
 

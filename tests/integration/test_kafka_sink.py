@@ -271,6 +271,25 @@ class TestOwners:
         await owner.sink.close()
         assert len(await asyncio.to_thread(cut_records, kafka, prefix)) == 1
 
+    async def test_a_late_refusal_does_not_stop_a_newer_epoch(self, kafka: Kafka, prefix: str) -> None:
+        """The operator began it while the former owner was about to refuse the server."""
+        async with Session(kafka, prefix) as former:
+            await former.deliver()
+            async with Session(kafka, prefix) as session:
+                await session.sink.announce(replace(session.checkpoint, epoch=session.checkpoint.epoch + 1))
+            await former.sink.refuse(replace(former.checkpoint, refused="It was restored."))
+            found = await former.sink.present_checkpoint()
+        assert found is not None
+        assert (found.epoch, found.refused) == (former.checkpoint.epoch + 1, "")
+
+    async def test_a_refusal_of_the_present_epoch_is_recorded(self, kafka: Kafka, prefix: str) -> None:
+        async with Session(kafka, prefix) as session:
+            await session.deliver()
+            await session.sink.refuse(replace(session.checkpoint, refused="It was restored."))
+            found = await session.sink.present_checkpoint()
+        assert found is not None
+        assert found.refused == "It was restored."
+
     async def test_what_is_given_up_blocks_no_reader(self, kafka: Kafka, prefix: str, orders: Target) -> None:
         async with Session(kafka, prefix, timeout_s=900) as session:
             await session.sink.open_topic(policy(orders), keyed=True)

@@ -40,7 +40,7 @@ ROLE, PUBLICATION = blocks("PostgreSQL", "sql")
 (HBA,) = blocks("PostgreSQL", "text")
 DELIVERING, LIMITS, TOPICS = blocks("Kafka", "sh")
 (READING,) = blocks("Snapshots", "sql")
-LOADING, SNAPSHOTS = blocks("Snapshots", "sh")
+(COMMANDING,) = blocks("Snapshots", "sh")
 (REGISTRY,) = blocks("`pgsluice registry`", "sh")
 (CONSUMER,) = blocks("Consumers", "sh")
 
@@ -217,7 +217,7 @@ def scene(
     monkeypatch.setenv("PGSLUICE_BUFFER__SPILL_DIR", str(tmp_path / "spill"))
     yield Scene(secured_kafka, server, capsys, monkeypatch)
     port.release()
-    for user in ("pgsluice", "registry", "reports"):
+    for user in ("pgsluice", "registry", "reports", "operator"):
         forbid(secured_kafka, f"User:{user}")
 
 
@@ -249,15 +249,26 @@ class TestEnough:
 
     @pytest.mark.parametrize("version", [OLD, NEW])
     def test_to_read_the_rows_that_tables_have(self, version: int, scene: Scene) -> None:
-        """The topic of snapshots is made before by whoever has the right to Create."""
-        make_topics(scene.kafka, scene.named(SNAPSHOTS))
-        for commands in (DELIVERING, LOADING, CONSUMER):
+        for commands in (DELIVERING, CONSUMER):
             scene.grant(commands)
         scene.insert(version)
         with scene.reading(version), scene.daemon(version, snapshot="initial") as daemon:
             wait_until(lambda: daemon.log_text().count('"loaded"') == 2, "the tables to be loaded")
             scene.assert_delivered()
             assert "a table cannot be read now" not in daemon.log_text()
+
+    def test_to_give_commands(self, scene: Scene) -> None:
+        """The daemon's user may do so, and whoever has the rights of an operator."""
+        scene.grant(DELIVERING)
+        scene.grant(COMMANDING)
+        scene.insert()
+        with scene.reading(NEW), scene.daemon() as daemon:
+            for user in ("pgsluice", "operator"):
+                scene.configure(NEW, user)
+                code, said = scene.ends("snapshot", "start", "public.orders")
+                assert (code, said.splitlines()[-1]) == (0, "public.orders: loaded, 1 rows")
+            assert scene.ends("snapshot", "status")[0] == 0
+            assert daemon.alive
 
     def test_where_topics_are_made_before(self, scene: Scene) -> None:
         """A table that has no topic goes into quarantine: whoever may create tables stops nothing."""
@@ -287,13 +298,14 @@ MISSING = {
     "Read shop.checkpoint": "Looking for the mark in NAME.checkpoint: .*Topic authorization failed",
     "Read shop.transactions": "Looking for the mark in NAME.transactions: .*Topic authorization failed",
     "Read shop.schemas": "Reading topic NAME.schemas: .*Topic authorization failed",
+    "Read shop.commands": "Reading topic NAME.commands: .*Topic authorization failed",
     "Write pgsluice-shop-shop": "Registering the transactional producer: .*Transactional Id authorization failed",
 }
 """What pgsluice says without one of the rights to Kafka."""
 
 
 class TestNeeded:
-    @pytest.mark.parametrize("right", rights(DELIVERING), ids=str)
+    @pytest.mark.parametrize("right", [one for one in rights(DELIVERING) if str(one) in MISSING], ids=str)
     def test_to_kafka(self, right: Right, scene: Scene) -> None:
         scene.grant(DELIVERING, without=lambda one: str(one) == scene.named(str(right)))
         scene.configure(NEW)
@@ -301,7 +313,7 @@ class TestNeeded:
         assert code == 77
         assert re.search(MISSING[str(right)].replace("NAME", scene.name), said)
 
-    @pytest.mark.parametrize("topic", ["checkpoint", "transactions", "schemas"])
+    @pytest.mark.parametrize("topic", ["checkpoint", "transactions", "schemas", "snapshots", "commands"])
     def test_check_sees_what_is_missing_on_topics_that_are_there(self, topic: str, scene: Scene) -> None:
         make_topics(scene.kafka, scene.named(TOPICS))
         scene.grant(DELIVERING, without=lambda right: str(right) == f"Read {scene.name}.{topic}")
@@ -335,7 +347,7 @@ class TestNeeded:
 
     def test_to_read_the_tables_that_are_loaded(self, scene: Scene) -> None:
         """Without it, changes are delivered."""
-        for commands in (DELIVERING, LOADING, CONSUMER):
+        for commands in (DELIVERING, CONSUMER):
             scene.grant(commands)
         with scene.daemon(snapshot="initial") as daemon:
             wait_until(lambda: "permission denied for" in daemon.log_text(), "the refusal")
@@ -346,12 +358,11 @@ class TestNeeded:
     def test_to_read_the_topic_of_snapshots(self, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
         """It is needed from the second start on, when there is something to read."""
         scene.grant(DELIVERING)
-        scene.grant(LOADING)
         with scene.reading(NEW), scene.daemon(snapshot="initial") as daemon:
             wait_until(lambda: '"loaded"' in daemon.log_text(), "a table to be loaded")
             daemon.stop_well()
         forbid(scene.kafka, "User:pgsluice")
-        scene.grant(DELIVERING)
+        scene.grant(DELIVERING, without=lambda right: str(right) == f"Read {scene.name}.snapshots")
         monkeypatch.setenv("PGSLUICE_SNAPSHOT__MODE", "initial")
         code, said = scene.ends("run")
         assert code == 77

@@ -24,7 +24,7 @@ from sandbox.broker import Listener
 from sandbox.errors import ServerError
 from sandbox.installation import VERSIONS
 from sandbox.java import run_program
-from sandbox.kafka import Kafka
+from sandbox.kafka import Kafka, class_archive
 from sandbox.postgres import Database, Postgres, StopMode
 from sandbox.supervisor import descendants
 from tests.support.links import Links
@@ -227,6 +227,10 @@ def test_records_survive_stop_and_kill() -> None:
         produce(kafka, topic, b"3")
         assert consume(kafka, topic, 3) == [b"1", b"2", b"3"]
         assert kafka.log_text().count("Kafka Server started") == 3
+
+
+def test_a_broker_starts_with_its_classes_from_the_archive(kafka: Kafka) -> None:
+    assert str(class_archive()) in Path(f"/proc/{kafka.pid()}/maps").read_text()
 
 
 def test_a_topic_may_take_records_of_50_mb(kafka: Kafka) -> None:

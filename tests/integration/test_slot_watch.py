@@ -174,7 +174,7 @@ class TestAServerThatHangs:
             stalled_at = time.monotonic()
             await asyncio.sleep(2)
             assert watch.sample is not None
-            assert watch.sample.sampled_at < stalled_at + 0.2
+            assert watch.sample.sampled_at < stalled_at + 1
             proxy.cut()
             proxy.resume()
             await next_sample(watch)
@@ -185,15 +185,18 @@ class TestAServerThatHangs:
         while_connecting: bool,  # noqa: FBT001 - a parameter of the test
         database: Database,
         proxy: Proxy,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        async with asyncio.timeout(5):
-            async with watching(options_for(database), proxy) as watch:
-                if while_connecting:
-                    proxy.stall()
-                else:
-                    await next_sample(watch)
-                    proxy.stall()
-                await asyncio.sleep(0.5)
+        monkeypatch.setattr(module, "DEADLINE_S", 3600.0)
+        async with watching(options_for(database), proxy) as watch:
+            if while_connecting:
+                proxy.stall()
+            else:
+                await next_sample(watch)
+                proxy.stall()
+            await asyncio.sleep(0.5)
+            began = time.monotonic()
+        assert time.monotonic() - began < 20
 
     async def test_one_that_is_gone(self, database: Database, proxy: Proxy) -> None:
         async with watching(options_for(database), proxy) as watch:
@@ -216,13 +219,13 @@ async def test_only_while_it_is_wanted(database: Database) -> None:
     watch.follow(Address(database.server.host, "", database.server.port))
     await next_sample(watch)
     is_wanted = False
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while watch.sample is not None:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.01)
     assert watch._catalog is None
     is_wanted, is_streaming = True, False
     await next_sample(watch)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while watch._catalog is not None:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.001)
     task.cancel()

@@ -128,7 +128,7 @@ def test_whoever_wrote_before_the_table_joined_is_waited_for(follow: Follow, kaf
     with items.connect(autocommit=False) as writer, items.connect() as connection:
         writer.execute("INSERT INTO items VALUES (1000, 'early')")
         connection.execute("ALTER PUBLICATION pgsluice ADD TABLE items")
-        wait_for(daemon, "loading waits for transactions")
+        wait_for(daemon, "before it is read have not ended")
         assert '"event": "loaded"' not in daemon.log_text()
         writer.commit()
     wait_until_loaded(daemon)
@@ -149,7 +149,7 @@ def test_so_is_a_prepared_transaction(follow: Follow, kafka: Kafka, items: Datab
         connection.execute("INSERT INTO items VALUES (1001, 'early, too')")
         connection.execute("PREPARE TRANSACTION 'early'")
         connection.execute("ALTER PUBLICATION pgsluice ADD TABLE items")
-        wait_for(daemon, "loading waits for transactions")
+        wait_for(daemon, "before it is read have not ended")
         connection.execute("COMMIT PREPARED 'early'")
     wait_until_loaded(daemon)
     assert mirror(read(daemon, kafka, items)) == held(items)
@@ -256,3 +256,19 @@ def test_a_server_that_crashes(follow: Follow, kafka: Kafka) -> None:
         server.start()
         wait_until_loaded(daemon)
         assert mirror(read(daemon, kafka, database)) == held(database)
+
+
+def test_a_table_is_loaded_again_when_changes_were_missed(follow: Follow, kafka: Kafka, items: Database) -> None:
+    daemon = follow(items, snapshot={"mode": "when_needed", "chunk_rows": 50})
+    wait_until_loaded(daemon)
+    daemon.stop()
+    with items.connect() as connection:
+        connection.execute(
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = current_database()"
+        )
+        connection.execute("DELETE FROM items WHERE id % 3 = 0")
+        connection.execute("UPDATE items SET v = 'changed' WHERE id % 3 = 1")
+        connection.execute("INSERT INTO items SELECT n, 'new' FROM generate_series(5000, 5100) n")
+    daemon.start("--adopt-slot")
+    wait_until_loaded(daemon, 2)
+    assert mirror(read(daemon, kafka, items)) == held(items)

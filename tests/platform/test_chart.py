@@ -319,16 +319,28 @@ def test_the_registry_shares_the_secrets_of_kafka_unless_told_otherwise() -> Non
     assert "shop-postgres" not in json.dumps(spec["volumes"])
 
 
+def test_the_pod_of_helm_test_is_let_in_by_the_network_and_by_quotas() -> None:
+    found = manifests(*values_of("network-policy"))
+    pod = one(found, "Pod")
+    (rule,) = one(found, "NetworkPolicy")["spec"]["ingress"]
+    own = [peer["podSelector"]["matchLabels"] for peer in rule["from"] if peer.get("podSelector")]
+    assert any(labels.items() <= pod["metadata"]["labels"].items() for labels in own)
+    assert pod["spec"]["containers"][0]["resources"]["limits"]
+
+
 def test_maintenance_leaves_one_pod_that_waits() -> None:
     deployment = one(manifests(*values_of("maintenance")), "Deployment")
     waiting = container(deployment)
     assert deployment["spec"]["replicas"] == 1
     assert "readinessProbe" not in waiting
-    process = subprocess.Popen([sys.executable, *waiting["command"][1:]])
-    with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(timeout=0.5)
-    process.terminate()
-    assert process.wait(timeout=10) == 0
+    _, option, program = waiting["command"]
+    told = program.replace("; s.sigwait", "; print(flush=True); s.sigwait")  # from then on, SIGTERM waits for it
+    with subprocess.Popen([sys.executable, option, told], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "\n"
+        assert process.poll() is None
+        process.terminate()
+        assert process.wait(timeout=60) == 0
 
 
 # -- what is refused -----------------------------------------------------------------------------

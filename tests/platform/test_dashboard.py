@@ -14,7 +14,7 @@ from sandbox.postgres import Database, Postgres
 from sandbox.prometheus import Prometheus, missing
 from tests.support.container import ROOT
 from tests.support.prometheus import run_pipeline
-from tests.support.weather import Pipeline, configured, wait_until
+from tests.support.weather import Pipeline, wait_until
 
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "deploy" / "grafana" / "pgsluice.json").read_text())
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
@@ -54,13 +54,15 @@ def watched(kafka: Kafka) -> Iterator[Watched]:
         _fail_once(pipeline, server)
         stack.enter_context(pipeline.busy())
         found = Watched(pipeline, prometheus)
+        _make_old_rows(database)
         wait_until(lambda: found.ask('rate(pgsluice_events_total{op="c"}[10s]) > 0'), "events in Prometheus")
         wait_until(lambda: found.ask("pgsluice_slot_safe_bytes"), "the slot in Prometheus")
         yield found
 
 
 def _standby(pipeline: Pipeline, database: Database, kafka: Kafka) -> Daemon:
-    return Daemon(pipeline.daemon.name, database.conninfo(), kafka.bootstrap_servers, configured(None), wait_for="any")
+    settings, brokers = pipeline.daemon.settings, kafka.bootstrap_servers
+    return Daemon(pipeline.daemon.name, database.conninfo(), brokers, settings, wait_for="any")
 
 
 def _fail_once(pipeline: Pipeline, server: Postgres) -> None:
@@ -69,6 +71,12 @@ def _fail_once(pipeline: Pipeline, server: Postgres) -> None:
     pipeline.wait_for(state="waiting")
     server.start()
     pipeline.daemon.wait_until_ready("any")
+
+
+def _make_old_rows(database: Database) -> None:
+    """Give the pipeline a table to load, now that Prometheus is there to see it."""
+    with database.connect() as admin:
+        admin.execute("CREATE TABLE old AS SELECT generate_series(1, 1000) AS n")
 
 
 @pytest.mark.parametrize(("title", "expression"), QUERIES)

@@ -1,10 +1,11 @@
-"""The Dockerfile, as a linter sees it."""
+"""The Dockerfile as a linter sees it, and the version that it tells."""
 
 import platform
 import subprocess
 
 import pytest
 
+from pgsluice import __version__
 from sandbox.deployment import hadolint
 from tests.support.container import ROOT
 
@@ -16,3 +17,7 @@ def test_hadolint_finds_nothing() -> None:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (found.returncode, found.stdout) == (0, ""), found.stdout
+
+
+def test_the_image_has_the_version_of_pgsluice() -> None:
+    assert f"\nARG VERSION={__version__}\n" in (ROOT / "Dockerfile").read_text()

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from urllib.request import urlopen
 
 from sandbox.containers import BASES, Engine
+from sandbox.ports import ReservedPort
 from tests.support.container import IMAGE, Container
 from tests.support.weather import Pipeline, wait_until
 
@@ -20,6 +21,7 @@ def container(pipeline: Pipeline) -> Container:
 def test_the_line_of_the_readme_delivers_and_stops(pipeline: Pipeline) -> None:
     """It listens on the image's own port, so it has a test and a moment of its own."""
     daemon = container(pipeline)
+    port = wait_until(_reserved, "port 8080, which another run may have")
     daemon.start_as_documented()
     try:
         wait_until(lambda: _answers("http://127.0.0.1:8080/readyz?role=active"), "the container to be ready")
@@ -27,6 +29,7 @@ def test_the_line_of_the_readme_delivers_and_stops(pipeline: Pipeline) -> None:
         pipeline.wait_until_confirmed()
     finally:
         assert daemon.stop() == 0, daemon.log_text()
+        port.release()
     daemon.start()
     pipeline.assert_complete()
 
@@ -115,6 +118,13 @@ def test_what_is_in_it(engine: Engine) -> None:
     assert image["Labels"]["org.opencontainers.image.title"] == "pgsluice"
     programs = engine.podman("run", "--rm", "--entrypoint", "find", IMAGE, "/opt/pgsluice", "-name", "*spark*")
     assert not programs
+
+
+def _reserved() -> ReservedPort | None:
+    try:
+        return ReservedPort(8080)
+    except OSError:
+        return None
 
 
 def _answers(url: str) -> bool:

@@ -117,7 +117,7 @@ def test_a_release_is_installed_upgraded_rolled_back_and_removed(
     helm("rollback", "shop", "1")
     assert replicas() == 1
     assert kept(server, namespace) == {"ConfigMap", "Deployment", "Service", "ServiceAccount"}
-    notes = helm("upgrade", "shop", str(chart.CHART), "--reuse-values", "--set", "maintenance=true")
+    notes = helm("upgrade", "shop", str(chart.CHART), "--reset-then-reuse-values", "--set", "maintenance=true")
     assert "pgsluice slot drop" in notes
     helm("uninstall", "shop")
     assert kept(server, namespace) == set()

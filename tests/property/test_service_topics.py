@@ -53,6 +53,15 @@ def test_checkpoints(value: bytes) -> None:
 
 
 @settings(max_examples=300)
+@given(texts(json.loads(hostile.COMMAND.to_json())) | texts(json.loads(hostile.ANSWER.to_json())))
+@example(b"[" * DEEP)
+@example(hostile.COMMAND.to_json().replace(b"id > 7", b"\\ud800"))
+@example(hostile.COMMAND.to_json().replace(b"1700000000000", b"9" * 5_000))
+def test_commands(value: bytes) -> None:
+    hostile.take_command(value)
+
+
+@settings(max_examples=300)
 @given(texts(json.loads(hostile.RECORD.value())))
 @example(json.dumps({**json.loads(hostile.RECORD.value()), "version": 2**31 - 1}).encode())
 @example(json.dumps({**json.loads(hostile.RECORD.value()), "subject": "\ud800"}).encode())

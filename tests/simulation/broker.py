@@ -745,7 +745,7 @@ class ScriptedAdmin:
 
     def describe_configs(self, resources: list[ConfigResource], **_: object) -> dict[ConfigResource, _Answer]:
         def settings(name: str) -> dict[str, Any]:
-            policy = "compact" if name.endswith(".checkpoint") else "delete"
+            policy = "compact" if name.endswith((".checkpoint", ".snapshots")) else "delete"
             values = {"cleanup.policy": policy, "transaction.max.timeout.ms": str(MAX_TIMEOUT_MS)}
             return {setting: SimpleNamespace(value=value) for setting, value in values.items()}
 

@@ -16,14 +16,17 @@ import fastavro
 from pgsluice.avro.binary import POSTGRES_EPOCH_US
 from pgsluice.avro.wire import unframe
 from pgsluice.kafka.mark import is_mark
+from pgsluice.snapshot import FLUSH_PREFIX
 from tests.simulation.broker import Broker, Entry, Transaction
-from tests.simulation.wal import INT4, Change, Snapshot, Truth, Wal
+from tests.simulation.mirror import Mirror
+from tests.simulation.wal import INT4, Change, Snapshot, Truth, Values, Wal
 from tests.simulation.wal import Transaction as Prepared
 
 PREFIX = "sim"
 PARTITIONS = 2
 TRANSACTIONAL_ID = f"pgsluice-{PREFIX}-sim"
-SERVICE_TOPICS = (f"{PREFIX}.checkpoint", f"{PREFIX}.transactions")
+SNAPSHOTS_TOPIC = f"{PREFIX}.snapshots"
+SERVICE_TOPICS = (f"{PREFIX}.checkpoint", f"{PREFIX}.transactions", SNAPSHOTS_TOPIC)
 
 Row: TypeAlias = dict[str, int | str | None]
 
@@ -52,30 +55,33 @@ def _events(change: Change) -> list[Event]:
         return [Event("t", table.name, nothing, "none", nothing, []) for table in change.tables]
     table = change.table
     full = table.identity == "f"
-    new, old = _rows(change, change.new), _rows(change, change.old, key_only=not full)
+    new = _rows(change, change.new, without=frozenset() if full else change.unchanged)
+    old = _rows(change, change.old, key_only=not full)
     image = "full" if full else "key"
     if change.op == "insert":
         return [Event("c", table.name, nothing, "none", new, [])]
     if change.op == "delete":
         return [Event("d", table.name, old, image, nothing, [])]
-    if change.op == "update":
+    if change.op == "update" or not table.has_key:
         return [Event("u", table.name, old if full else nothing, image if full else "none", new, [])]
     flags = ["key_change"]
     return [Event("d", table.name, old, image, nothing, flags), Event("c", table.name, old, image, new, flags)]
 
 
-def _rows(change: Change, values: dict[str, bytes] | None, *, key_only: bool = False) -> list[Row | None]:
+def _rows(
+    change: Change, values: Values | None, *, key_only: bool = False, without: frozenset[str] = frozenset()
+) -> list[Row | None]:
+    """Return the row as it has to be published; ``without``: columns whose value was not sent."""
     if values is None:
         return [None]
     row: Row = {}
     for name, type_ in change.columns:
-        known = name == "id" or not key_only
-        row[name] = (int(values[name]) if type_ == INT4 and name != "v" else _text(values[name])) if known else None
+        value = values[name]
+        if value is None or name in without or (key_only and name != "id"):
+            row[name] = None
+        else:
+            row[name] = int(value) if type_ == INT4 and name != "v" else value.decode()
     return [row, {name: value for name, value in row.items() if name != "w"}]
-
-
-def _text(value: bytes) -> str:
-    return value.decode()
 
 
 def _copies(log: list[Entry], since: int) -> int:
@@ -88,6 +94,8 @@ class Model:
 
     def __init__(self, wal: Wal, schemas: dict[int, Any], violate: Callable[[str], None], *, messages: bool) -> None:
         self.broker: Broker
+        self.mirror: Mirror | None = None
+        """What a consumer makes of it, in worlds where tables are loaded."""
         self.two_phase_at: Callable[[], int | None] = lambda: None
         self.delivered = 0
         """The end LSN of the last committed checkpoint, on the server's present history."""
@@ -140,6 +148,8 @@ class Model:
         if truth.lsn in self._not_again and not truth.standalone:
             return []
         changes = truth.changes if self._messages else [one for one in truth.changes if one.op != "message"]
+        if self.mirror is not None:
+            changes = [one for one in changes if one.is_published and one.prefix != FLUSH_PREFIX]
         return [event for change in changes for event in _events(change)]
 
     # What happens to the server, and what the daemons say of it.
@@ -151,6 +161,11 @@ class Model:
             self.delivered = min(self.delivered, end)
         else:
             self._restored.append((self.broker.producer_epoch, end))
+
+    @property
+    def has_rows_behind(self) -> bool:
+        """Whether rows that were read of tables stand behind the position at which a timeline ended."""
+        return self.mirror is not None and any(self.mirror.placed_at > end for end in self._switches)
 
     def _on_this_history(self, end: int, timeline: int, producer_epoch: int | None = None) -> int:
         """Return how far ``end`` gets on the server's present history: what was on its way may tell of a former one."""
@@ -189,6 +204,7 @@ class Model:
             self._violate(f"a Kafka transaction with {len(checkpoints)} checkpoints was committed")
             return
         checkpoint = json.loads(checkpoints[0])
+        ended = [json.loads(value) for value in by_topic.pop(SNAPSHOTS_TOPIC, {}).get(0, [])]
         cuts = [json.loads(part) for part in by_topic.pop(f"{PREFIX}.transactions", {}).get(0, [])]
         if not cuts:
             self._on_announcement(checkpoint, by_topic)
@@ -198,7 +214,7 @@ class Model:
             return
         if cuts[0]["epoch"] > self.epoch:
             self._on_epoch(cuts[0], transaction)
-        self._on_cut(cuts[0], checkpoint, by_topic, transaction)
+        self._on_cut(cuts[0], checkpoint, ended, by_topic, transaction)
         self._check_offsets(cuts[0], transaction)
         self._check_topics(cuts[0], by_topic)
 
@@ -238,11 +254,14 @@ class Model:
         }
         self._next = next((at for at, one in enumerate(truth) if one.end > birth["end_lsn"]), len(truth))
         self.delivered = self.recorded = self.born_at = birth["end_lsn"]
+        if self.mirror is not None:
+            self.mirror.begin_epoch(truth[: self._next])
 
     def _on_cut(
         self,
         cut: dict[str, Any],
         checkpoint: dict[str, Any],
+        ended: list[dict[str, Any]],
         data: dict[str, dict[int, list[bytes]]],
         transaction: Transaction,
     ) -> None:
@@ -258,13 +277,20 @@ class Model:
         if cut["end_lsn"] < self.delivered:
             self._violate(f"cut {number} goes back from {self.delivered:X} to {end:X}")
         if self.cuts == 0:  # the birth: what was before the slot is not ours
-            while self._next < len(self._wal.truth) and self._wal.truth[self._next].end <= end:
-                self._next += 1
+            passed = self._take_until(end)
+            if self.mirror is not None:
+                self.mirror.pass_over(passed)
         expected = self._take_until(end)
         if any(self._events_of(one) for one in expected):
             self.born_at = 0
-        self._compare(number, expected, self._decode(data))
-        self._check_account(cut, expected)
+        found = self._decode(data)
+        rows = 0
+        if self.mirror is not None:
+            records = [one for at in found.values() for copies in at.values() for one in copies if "op" in one[1]]
+            self.mirror.on_cut(cut, checkpoint, ended, records, expected)
+            rows = self._take_rows(found)
+        self._compare(number, expected, found)
+        self._check_account(cut, expected, rows)
         self.cuts += 1
         self.cut, self.delivered, self.recorded = number, max(self.delivered, end), cut["end_lsn"]
 
@@ -290,6 +316,16 @@ class Model:
                     self._last[topic, partition] = place
                     found.setdefault(record["lsn"], {}).setdefault(record["seq"], []).append((topic, record))
         return found
+
+    def _take_rows(self, found: dict[int, dict[int, list[tuple[str, dict[str, Any]]]]]) -> int:
+        """Take out what was read of tables, which the mirror has looked at; return how much that was."""
+        rows = 0
+        for at in found.values():
+            for seq in [seq for seq in at if seq < -1]:
+                rows += len(at.pop(seq))
+        for lsn in [lsn for lsn, at in found.items() if not at]:
+            del found[lsn]
+        return rows
 
     def _read(self, value: bytes) -> dict[str, Any]:
         schema_id, body = unframe(value)
@@ -357,9 +393,9 @@ class Model:
         if found != wanted:
             self._violate(f"{where}: {found} instead of {wanted}")
 
-    def _check_account(self, cut: dict[str, Any], expected: list[Truth]) -> None:
+    def _check_account(self, cut: dict[str, Any], expected: list[Truth], rows: int) -> None:
         published = [truth for truth in expected if self._events_of(truth) and not truth.standalone]
-        events = sum(len(self._events_of(truth)) for truth in expected)
+        events = rows + sum(len(self._events_of(truth)) for truth in expected)
         if (cut["transactions"], cut["events"]) != (len(published), events):
             self._violate(f"cut {cut['cut']} counts {cut['transactions']} transactions, {cut['events']} events: wrong")
         if published and (cut["first_lsn"], cut["last_lsn"]) != (published[0].lsn, published[-1].lsn):
@@ -437,13 +473,19 @@ class Model:
         """Check a record that no transaction holds back."""
         if topic == f"{PREFIX}.checkpoint":
             self._on_checkpoint(json.loads(value))
+        elif topic == SNAPSHOTS_TOPIC:
+            assert self.mirror is not None, "no tables are loaded"
+            self.mirror.on_ended(json.loads(value))
         elif topic == f"{PREFIX}.transactions":
             number = json.loads(value)["cut"]
             if number not in (self.cut, self.cut + 1):
                 self._violate(f"cut {number} follows cut {self.cut}")
             self.cut = number
         else:
-            self._on_change(session, topic, partition, self._read(value))
+            record = self._read(value)
+            if self.mirror is not None and "op" in record:
+                self.mirror.on_record(topic, record)
+            self._on_change(session, topic, partition, record)
 
     def _on_change(self, session: int, topic: str, partition: int, record: dict[str, Any]) -> None:
         lsn, seq = record["lsn"], record["seq"]
@@ -454,6 +496,8 @@ class Model:
         if session == last_session and [lsn, seq] <= last:
             self._violate(f"{where}, goes back within a session")
         self._last_seen[topic, partition] = session, lsn, seq
+        if record.get("op") == "r":
+            return
         found = [one for one in self._wal.truth if one.lsn == lsn and one.standalone == (seq == -1)]
         events = self._events_of(found[0]) if found else []
         if seq >= len(events):
@@ -486,6 +530,8 @@ class Model:
                     self._violate(f"transaction {truth.xid} at {truth.lsn:X}, seq {seq}, was lost before {end:X}")
         self.cuts += 1
         self.delivered = end
+        if self.mirror is not None:
+            self.mirror.placed_at = checkpoint["place"]["lsn"]
 
     # What the server tells.
 
@@ -521,6 +567,8 @@ class Model:
 
     def _rows_of(self, transaction: Prepared) -> bool:
         return any(
-            change.subxid not in transaction.aborted and (self._messages or change.op != "message")
+            change.subxid not in transaction.aborted
+            and change.is_published
+            and (self._messages or change.op != "message")
             for change in transaction.changes
         )

@@ -6,13 +6,16 @@ one it says when that was wrong.
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from pgsluice.errors import SlotInUse, SourceUnavailable
 from pgsluice.history import ServerIdentity, TimelineSwitch
 from pgsluice.pgoutput.framing import Keepalive, XLogData
 from pgsluice.relation import Relation
+from pgsluice.snapshot import TableSize
+from tests.simulation.reader import Reader, relation_of
+from tests.simulation.tables import TableWal
 from tests.simulation.virtual import Process
 from tests.simulation.wal import Wal
 from tests.simulation.walsender import Options, Walsender
@@ -67,6 +70,9 @@ class Server:
         self.is_up = True
         self.active: Connection | None = None
         self.connections: list[Connection] = []
+        self.readers: list[Reader] = []
+        self.on_reading: Callable[[], None] = lambda: None
+        """What happens between two steps of a reader."""
         self._opened: list[Connection] = []
         self.last: dict[Process, Connection] = {}
         """By process, also when it was lost."""
@@ -140,6 +146,7 @@ class Server:
         for connection in self.connections:
             connection.break_off(why)
         self.connections.clear()
+        self._end_readers(self.readers)
         self.active = None
 
     def drop(self, process: Process, *, unnoticed: bool) -> None:
@@ -150,12 +157,18 @@ class Server:
             else:
                 self.forget(connection)
 
+    def _end_readers(self, readers: Iterable[Reader]) -> None:
+        for reader in list(readers):
+            reader.release()
+            self.readers.remove(reader)
+
     def forget(self, connection: "Connection") -> None:
         """Free what a connection held."""
+        self._end_readers([one for one in self.readers if one.session is connection])
         if connection in self.connections:
             self.connections.remove(connection)
         if self.active is connection:
-            connection.sent_until = len(self.wal.records)
+            connection.sent_until = self.wal.flushed
             self.active = None
             self.wake()
 
@@ -217,7 +230,19 @@ class Connection:
         return server.slot.confirmed
 
     async def published_relations(self) -> list[Relation]:
-        raise AssertionError("no types are chosen")
+        await self._ask()
+        assert isinstance(self._server.wal, TableWal), "no types are chosen"
+        return [relation_of(table) for table in self._server.wal.tables if table.is_published]
+
+    async def table_sizes(self, _oids: Sequence[int]) -> dict[int, TableSize]:
+        await self._ask()
+        return {}  # ANALYZE has not run yet
+
+    def reader(self) -> Reader:
+        assert isinstance(self._server.wal, TableWal), "tables of other worlds have no rows"
+        found = Reader(self._server, self._server.wal, self, self._dice)
+        self._server.readers.append(found)
+        return found
 
     async def flushed_lsn(self) -> int:
         await self._ask()
@@ -252,9 +277,13 @@ class Connection:
         self.stream = Stream(server, self, self._dice)
         return self.stream
 
-    async def primary_key(self, _relation_oid: int) -> tuple[str, ...] | None:
+    async def primary_key(self, relation_oid: int) -> tuple[str, ...] | None:
         await self._ask()
-        return ("id",)
+        wal = self._server.wal
+        if not isinstance(wal, TableWal):
+            return ("id",)
+        table = wal.table(relation_oid)
+        return None if table is None else (("id",) if table.has_key else ())
 
     async def close(self) -> None:
         if not self.process.alive:
@@ -276,6 +305,8 @@ class Stream:
         self._received = 0
         self._flushed = 0
         self._asked = False
+        self._owes_position = False
+        """Whether the client has asked how far the server has come."""
         self._told = 0
         self._waiting: list[XLogData | Keepalive] = []
         self._status_s = dice.choice((0.3, 1.0, 5.0))
@@ -321,9 +352,10 @@ class Stream:
         elif (
             limit is None
             and walsender.caught_up
-            and (self._asked or self._told < walsender.sent or self._server.shutting_down)
+            and (self._asked or self._owes_position or self._told < walsender.sent or self._server.shutting_down)
         ):
             asked, self._asked = self._asked or self._server.shutting_down, False
+            self._owes_position = False
             frames.append(self._keepalive(reply_requested=asked))
         return frames
 
@@ -332,6 +364,10 @@ class Stream:
         if reply_requested:
             asyncio.get_running_loop().call_later(0.01, self._send_once)
         return Keepalive(self._walsender.sent, 0, reply_requested)
+
+    def ask_position(self) -> None:
+        self._owes_position = True
+        self._server.wake()
 
     def report(self, received: int, flushed: int) -> None:
         connection = self._connection

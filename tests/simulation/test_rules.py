@@ -24,13 +24,22 @@ from pgsluice.kafka.producer import TransactionalProducer
 from pgsluice.kafka.sink import KafkaSink, Mode
 from pgsluice.kafka.tail import Tail
 from pgsluice.kafka.topics import Topics
+from pgsluice.loads import Place
 from pgsluice.pgoutput import messages
 from pgsluice.pipeline import Pipeline
 from pgsluice.pipeline import session as sessions
+from pgsluice.pipeline.begun import Begun
+from pgsluice.pipeline.inserter import Inserter
+from pgsluice.pipeline.loader import Loader
 from pgsluice.pipeline.outbox import Outbox
+from pgsluice.pipeline.rounds import Rounds
 from pgsluice.pipeline.session import Session
 from pgsluice.progress import Owed, Progress
+from pgsluice.round import Round
+from pgsluice.snapshot import Shape, Snapshot, Taken
 from pgsluice.transaction import Delivered, Transactions
+from tests.simulation import reader as readers
+from tests.simulation.reader import Reader
 from tests.simulation.virtual import PROCESS
 from tests.simulation.world import KEY, run
 
@@ -529,6 +538,106 @@ def without_transactions_an_owner_throws_away_what_it_has_not_sent(patch: pytest
     patch.setattr(IdempotentProducer, "close", lambda _self: None)
 
 
+def a_table_is_locked_before_the_snapshot_is_taken(patch: pytest.MonkeyPatch) -> None:
+    """A truncate between the two would leave no rows to read, and come only behind the snapshot."""
+    take = Reader.take
+    shapes: dict[Reader, Shape] = {}
+
+    async def begin(self: Reader, shape: Shape) -> None:
+        shapes[self] = shape
+
+    async def take_first(self: Reader) -> Taken:
+        taken = await take(self)
+        await self._lock(shapes[self])
+        return taken
+
+    patch.setattr(Reader, "begin", begin)
+    patch.setattr(Reader, "take", take_first)
+
+
+def rows_stand_behind_all_that_was_inserted(patch: pytest.MonkeyPatch) -> None:
+    """What commits asynchronously is visible before it is flushed."""
+    take = Reader.take
+
+    async def flushed(self: Reader) -> Taken:
+        taken, wal = await take(self), self._wal
+        return taken if wal.flushed == len(wal.records) else replace(taken, end_lsn=wal.records[wal.flushed].lsn)
+
+    patch.setattr(Reader, "take", flushed)
+
+
+def a_snapshot_sees_all_that_was_sent(patch: pytest.MonkeyPatch) -> None:
+    """With synchronous replication, commits are sent before they are visible."""
+
+    async def at_once(_self: Rounds) -> None:
+        pass
+
+    patch.setattr(Rounds, "_see_all", at_once)
+
+
+def what_a_snapshot_does_not_see_waits(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Round, "admits", lambda _self, _transaction: True)
+
+
+def what_a_snapshot_sees_behind_what_waits_makes_it_void(patch: pytest.MonkeyPatch) -> None:
+    hold = Round.hold
+
+    def blind(self: Round, transaction: Any) -> None:  # noqa: ANN401 - as the original
+        hold(self, transaction)
+        self.is_void = False
+
+    patch.setattr(Round, "hold", blind)
+
+
+def nothing_behind_what_waits_counts_as_received(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Progress, "hold_back", lambda _self, _lsn: None)
+
+
+def messages_behind_the_rows_wait(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Round, "admits_message", lambda _self, _lsn: True)
+
+
+def rows_that_moved_are_read_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Begun, "_on_incomplete", lambda _self, _relation, _new: None)
+
+
+def writers_of_a_table_are_waited_for(patch: pytest.MonkeyPatch) -> None:
+    """The table may have been published after they wrote."""
+
+    async def at_once(_self: Loader, _shape: Shape) -> None:
+        pass
+
+    patch.setattr(Loader, "_wait_for_writers", at_once)
+
+
+def rows_at_one_position_are_counted_over_sessions(patch: pytest.MonkeyPatch) -> None:
+    init = Inserter.__init__
+
+    def forgetful(self: Inserter, *args: Any, **options: Any) -> None:  # noqa: ANN401 - as the original
+        init(self, *args, **options)
+        self._place = Place()
+
+    patch.setattr(Inserter, "__init__", forgetful)
+
+
+def a_load_does_not_go_on_under_another_shape(patch: pytest.MonkeyPatch) -> None:
+    """A column that was added may have a value in the rows that were read before."""
+    patch.setattr(readers, "_digest", lambda _relation: "")
+
+
+def transaction_ids_have_64_bits(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Snapshot, "_widened", lambda _self, xid: xid)
+
+
+def rows_that_a_new_timeline_lacks_need_a_new_epoch(patch: pytest.MonkeyPatch) -> None:
+    check = history.check_timeline
+
+    def forgetful(checkpoint: Checkpoint, server: Any, switches: Any) -> Checkpoint:  # noqa: ANN401 - as the original
+        return check(replace(checkpoint, place=Place()), server, switches)
+
+    patch.setattr(history, "check_timeline", forgetful)
+
+
 RULES: list[Sabotage] = [
     nothing_is_acknowledged_beyond_what_was_received,
     a_prepare_is_outstanding_until_its_cut_is_committed,
@@ -591,14 +700,31 @@ WITHOUT_TRANSACTIONS: list[Sabotage] = [
 ]
 
 
-@pytest.mark.parametrize("rule", [*RULES, *WITHOUT_TRANSACTIONS], ids=lambda rule: str(rule.__name__))
+OF_LOADING: list[Sabotage] = [
+    a_table_is_locked_before_the_snapshot_is_taken,
+    rows_stand_behind_all_that_was_inserted,
+    a_snapshot_sees_all_that_was_sent,
+    what_a_snapshot_does_not_see_waits,
+    what_a_snapshot_sees_behind_what_waits_makes_it_void,
+    nothing_behind_what_waits_counts_as_received,
+    messages_behind_the_rows_wait,
+    rows_that_moved_are_read_again,
+    writers_of_a_table_are_waited_for,
+    rows_at_one_position_are_counted_over_sessions,
+    a_load_does_not_go_on_under_another_shape,
+    transaction_ids_have_64_bits,
+    rows_that_a_new_timeline_lacks_need_a_new_epoch,
+]
+
+
+@pytest.mark.parametrize("rule", [*RULES, *WITHOUT_TRANSACTIONS, *OF_LOADING], ids=lambda rule: str(rule.__name__))
 def test_without_it_some_world_goes_wrong(
     rule: Sabotage, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
 ) -> None:
     rule(monkeypatch)
     mode: Mode = "at_least_once" if rule in WITHOUT_TRANSACTIONS else "exactly_once"
     for seed in range(WORLDS):
-        if violation := run(seed, mode=mode):
+        if violation := run(seed, mode=mode, loads=rule in OF_LOADING):
             record_property("violation", f"seed {seed}: {violation}")
             return
     pytest.fail(f"{WORLDS} worlds did not need the rule")

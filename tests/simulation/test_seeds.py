@@ -44,6 +44,19 @@ def test_everything_that_can_happen_does(monkeypatch: pytest.MonkeyPatch) -> Non
     assert {trouble for trouble in troubles if told[trouble] < BATCH / 10} == set()
 
 
+def test_tables_are_loaded_in_every_way() -> None:
+    told: Counter[str] = Counter()
+
+    def note(line: str) -> None:
+        what, _, rows = line.rsplit("  ", maxsplit=1)[-1].partition(" table=")
+        told.update([what, f"{what} again"] if "rows_before=" in rows and "rows_before=0" not in rows else [what])
+
+    for seed in range(BATCH // 4):
+        run(seed, note, loads=True)
+    ways = ("loading", "loading again", "loaded", "a table cannot be read now")
+    assert {way for way in ways if told[way] < BATCH / 20} == set()
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_a_world_happens_again_exactly(seed: int) -> None:
     """In another process as well, where sets have another order."""

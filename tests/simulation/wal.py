@@ -28,11 +28,20 @@ class Table:
     hides: bool = False
     """Whether the publication leaves out the column "w"."""
     altered: int = 0
+    is_published: bool = True
+    has_key: bool = True
+
+
+Values: TypeAlias = dict[str, bytes | None]
+"""A row."""
 
 
 @dataclass(slots=True)
 class Change:
-    """A row change, a truncate (``tables``) or a transactional message (``prefix``)."""
+    """A row change, a truncate (``tables``) or a transactional message (``content``).
+
+    ``unchanged``: columns whose value in ``new`` is not sent. ``is_published``: whether the publication had the table.
+    """
 
     lsn: int
     xid: int
@@ -40,12 +49,15 @@ class Change:
     op: str
     table: Table | None
     columns: Columns = ()
-    old: dict[str, bytes] | None = None
-    new: dict[str, bytes] | None = None
+    old: Values | None = None
+    new: Values | None = None
     tables: tuple[Table, ...] = ()
     columns_of: dict[int, Columns] = field(default_factory=dict)
     content: bytes = b""
     end: int = 0
+    prefix: str = "sim"
+    unchanged: frozenset[str] = frozenset()
+    is_published: bool = True
 
 
 @dataclass(slots=True)
@@ -219,6 +231,11 @@ class Wal:
         kinds = ["d", "f", "d", "n"]
         self.tables = [Table(1000 + n, f"t{n}", kinds[n], base) for n in range(dice.choice((1, 2, 2, 4)))]
 
+    @property
+    def flushed(self) -> int:
+        """How many records are on disk, so that a walsender can send them."""
+        return len(self.records)
+
     # What a client can do; each adds to the WAL.
 
     def step(self) -> None:
@@ -323,11 +340,15 @@ class Wal:
         self.records.append(Altered(lsn, transaction.xid, transaction.xid, table, hides=table.hides))
         self._commit(transaction)
 
-    def _begin(self) -> Transaction:
+    def _new_xid(self) -> int:
         self._xid += 1
+        return self._xid
+
+    def _begin(self) -> Transaction:
+        xid = self._new_xid()
         origin = self._dice.choice((None, None, None, "elsewhere"))
-        transaction = Transaction(self._xid, origin, [[self._xid]])
-        self.origins[self._xid] = origin
+        transaction = Transaction(xid, origin, [[xid]])
+        self.origins[xid] = origin
         self.open.append(transaction)
         return transaction
 
@@ -351,8 +372,7 @@ class Wal:
     def _savepoint(self, transaction: Transaction) -> None:
         stack = transaction.stack
         if len(stack) == 1 or (len(stack) < 4 and self._dice.random() < 0.4):
-            self._xid += 1
-            stack.append([self._xid])
+            stack.append([self._new_xid()])
         elif self._dice.random() < 0.4:
             released = stack.pop()
             stack[-1] += released
@@ -377,7 +397,7 @@ class Wal:
     def _alter(self, transaction: Transaction) -> None:
         """Add or drop a column, if nobody else uses the table."""
         table = self._dice.choice(self.tables)
-        if table.owner not in (None, transaction.xid) or not table.users <= {transaction.xid}:
+        if not self._may_lock(transaction, table):
             return
         before, owner = table.columns, table.owner
 
@@ -394,6 +414,10 @@ class Wal:
             table.columns = (*before, (f"c{table.altered}", self._dice.choice((INT4, TEXT))))
         lsn, _ = self._take(self._room())
         self.records.append(Altered(lsn, transaction.xid, transaction.stack[-1][0], table))
+
+    def _may_lock(self, transaction: Transaction, table: Table) -> bool:
+        """Return whether nobody else uses the table."""
+        return table.owner in (None, transaction.xid) and table.users <= {transaction.xid}
 
     def _change(self, transaction: Transaction) -> None:
         dice = self._dice
@@ -431,7 +455,7 @@ class Wal:
         transaction.changes.append(change)
         self.records.append(change)
 
-    def _row(self, table: Table) -> dict[str, bytes]:
+    def _row(self, table: Table) -> Values:
         self._token += 1
         return {name: b"%d" % self._token if type_ == INT4 else b"x%d" % self._token for name, type_ in table.columns}
 

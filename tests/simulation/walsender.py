@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pgsluice.pgoutput import messages
 from pgsluice.pgoutput.framing import XLogData
 from tests.simulation import wal
-from tests.simulation.wal import Columns, Table, Wal
+from tests.simulation.wal import Columns, Table, Values, Wal
 from tests.support.pgoutput_encoder import encode, xlog_data
 
 
@@ -82,14 +82,15 @@ class Walsender:
 
     @property
     def caught_up(self) -> bool:
-        return self.decoded == len(self._wal.records)
+        return self.decoded == self._wal.flushed
 
     def decode_next(self) -> list[XLogData]:
         """Decode the next record and return what is sent of it."""
         record = self._wal.records[self.decoded]
         self.decoded += 1
         found = [xlog_data(encode(message), lsn) for lsn, message in self._decode(record)]
-        self.sent = self._wal.end if self.caught_up else self._wal.records[self.decoded].lsn
+        records = self._wal.records
+        self.sent = self._wal.end if self.decoded == len(records) else records[self.decoded].lsn
         return found
 
     def _decode(self, record: wal.Record) -> "Iterator[_Sent]":
@@ -277,8 +278,8 @@ class Walsender:
             elif change.op == "message":
                 if self._options.messages:
                     xid = transaction.xid if self._in_stream else None
-                    yield change.end, messages.LogicalMessage(xid, True, change.end, "sim", change.content)  # noqa: FBT003 - transactional
-            else:
+                    yield change.end, messages.LogicalMessage(xid, True, change.end, change.prefix, change.content)  # noqa: FBT003 - transactional
+            elif change.is_published:
                 yield from self._row(transaction.xid, change)
         self._invalidate(transaction.altered)
 
@@ -357,15 +358,24 @@ def _row_message(xid: int | None, change: wal.Change, columns: Columns) -> messa
     table = change.table
     assert table is not None
 
-    def image(row: dict[str, bytes] | None, *, key_only: bool = False) -> messages.TupleData:
+    def image(row: Values | None, *, key_only: bool = False) -> messages.TupleData:
         assert row is not None
         return [row[name] if not key_only or name == "id" else None for name, _ in columns]
 
+    def new_image() -> messages.TupleData:
+        values = image(change.new)
+        if not change.unchanged:
+            return values
+        return [
+            messages.UNCHANGED if name in change.unchanged else value
+            for (name, _), value in zip(columns, values, strict=True)
+        ]
+
     if change.op == "insert":
-        return messages.Insert(xid, table.oid, image(change.new))
+        return messages.Insert(xid, table.oid, new_image())
     full = table.identity == "f"
     old = image(change.old) if full else None
     key = None if full else image(change.old, key_only=True)
     if change.op == "delete":
         return messages.Delete(xid, table.oid, key, old)
-    return messages.Update(xid, table.oid, key if change.op == "move" else None, old, image(change.new))
+    return messages.Update(xid, table.oid, key if change.op == "move" else None, old, new_image())

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 from pgsluice.avro.types import TypeOptions
 from pgsluice.avro.wire import Schema
+from pgsluice.commands import CommandState
 from pgsluice.errors import Diverged, DrainTimeout, HistoryError, UnavailableError
 from pgsluice.history import Checkpoint
 from pgsluice.kafka.checkpoint import checkpoint_key
@@ -26,14 +27,17 @@ from pgsluice.kafka.topics import TopicSpec
 from pgsluice.librdkafka import ClientErrors
 from pgsluice.metrics import Metrics
 from pgsluice.pipeline import Pipeline, PipelineOptions, ends
+from pgsluice.pipeline.loader import LoadOptions
 from pgsluice.pipeline.outbox import Limits
 from pgsluice.pipeline.session import SessionOptions
 from pgsluice.spool import Spool, SpoolOptions
 from pgsluice.tables import Tables
 from tests.simulation.broker import Broker, Client, Entry, Partition, Transaction, Weather, client_options
 from tests.simulation.disk import ScriptedDisk
-from tests.simulation.model import PARTITIONS, PREFIX, TRANSACTIONAL_ID, Model
+from tests.simulation.mirror import Mirror
+from tests.simulation.model import PARTITIONS, PREFIX, SNAPSHOTS_TOPIC, TRANSACTIONAL_ID, Model
 from tests.simulation.server import Server
+from tests.simulation.tables import IDS, TableWal
 from tests.simulation.virtual import PROCESS, Loop, Process, Stuck, patched
 from tests.simulation.wal import Wal
 from tests.simulation.walsender import Options
@@ -43,6 +47,7 @@ METRICS = Metrics()
 """One for all worlds: nothing is read from it."""
 
 GONE_BACK = "The slot has gone back since"
+ROWS_BEHIND = "Rows that were read of tables are in Kafka"
 
 PIPELINE = "sim"
 
@@ -63,6 +68,10 @@ STEPS = 150
 """What clients do to the database in one world: some 30 transactions."""
 
 
+MEANWHILE = 0.2
+"""How often a client does something between two steps of a load."""
+
+
 class Schemas(MemoryRegistry):
     """The registry of all daemons, which takes its time."""
 
@@ -78,6 +87,26 @@ class Schemas(MemoryRegistry):
         return await super().register(subject, schema, postgres)
 
 
+class NoCommands:
+    """Reads the commands to a pipeline that nobody sends any to."""
+
+    async def open(self, state: CommandState) -> CommandState:
+        return state
+
+    async def read(self) -> list[tuple[int, bytes | None]]:
+        return await asyncio.Future()
+
+    async def close(self) -> None:
+        pass
+
+
+class Sink(KafkaSink):
+    """The product's, without commands."""
+
+    def commands(self) -> NoCommands:  # type: ignore[override]
+        return NoCommands()
+
+
 @dataclass(slots=True)
 class World:
     """One seed's world while it runs."""
@@ -86,6 +115,8 @@ class World:
     loop: Loop
     note: Callable[[str], None]
     mode: Mode | None = None
+    loads: bool = False
+    """Whether tables have rows that are loaded."""
     violation: str | None = None
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -108,7 +139,7 @@ class Simulation:
         self.dice = world.dice("faults")
         self.strangers = world.dice("strangers")
         """For what other programs write to the topic of checkpoints."""
-        self.wal = Wal(world.dice("wal"))
+        self.wal = TableWal(world.dice("wal")) if world.loads else Wal(world.dice("wal"))
         self.schemas = Schemas(world.dice("registry"))
         options = _server_options(world.dice("options"))
         self.model = Model(self.wal, self.schemas.by_id, world.violate, messages=options.messages)
@@ -119,8 +150,18 @@ class Simulation:
         self.broker.topics |= {topic: [Partition()] for topic in OWN_TOPICS}
         self.server = Server(self.wal, options, world.dice("server"), self.model.check_ack, world.violate)
         self.model.two_phase_at = lambda: self.server.slot.two_phase_at if self.server.slot else None
+        self.loading: LoadOptions | None = None
+        self._meanwhile = world.dice("meanwhile")
+        if isinstance(self.wal, TableWal):
+            self.loading = _load_options(world.dice("loads"))
+            self.model.mirror = Mirror(self.wal, PREFIX, world.violate, in_each_epoch=self.loading.in_each_epoch)
+            self.model.mirror.may_repeat = lambda: self.broker.leader_epoch > 0
+            self.broker.topics[SNAPSHOTS_TOPIC] = [Partition()]
+            self.server.on_reading = self._write_meanwhile
         self.is_quiet = False
         """Whether clients write nothing that is published."""
+        self.is_over = False
+        """Whether they have done all that they do in this world."""
         self.is_held = False
         """Whether daemons that have ended stay down."""
         self.epochs_due = 1
@@ -185,11 +226,24 @@ class Simulation:
         done = 0
         while done < STEPS:
             await asyncio.sleep(dice.choice((0.0, 0.01, 0.2, 2.0)))
-            if self.server.is_up and not self.server.shutting_down and not self.is_quiet:
+            if self._may_write:
                 for _ in range(dice.choice((1, 3, 8))):
                     self.wal.step()
                     done += 1
                 self.server.wake()
+
+        self.is_over = True
+
+    @property
+    def _may_write(self) -> bool:
+        return self.server.is_up and not self.server.shutting_down and not self.is_quiet
+
+    def _write_meanwhile(self) -> None:
+        """Let a client do something between two steps of a load, where it matters."""
+        if self._may_write and not self.is_over and self._meanwhile.random() < MEANWHILE:
+            for _ in range(self._meanwhile.choice((1, 1, 5))):
+                self.wal.step()
+            self.server.wake()
 
     async def _make_trouble(self) -> None:
         pause_s = self.dice.choice((0.5, 2.0, 6.0))
@@ -246,6 +300,8 @@ class Simulation:
                 self.world.violate(missing)
                 return
             await asyncio.sleep(1.0)
+        if self.model.mirror is not None and self.mode == "at_least_once":
+            self.model.mirror.check_all(self.wal.truth)
 
     def _missing(self) -> str | None:
         owed = self.model.owes
@@ -257,7 +313,23 @@ class Simulation:
         for name, partitions in self.broker.topics.items():
             if any(partition.stable < len(partition.log) for partition in partitions):
                 return f"what {name} holds can never be read: a transaction stays open"
+        never = set() if self.model.mirror is None else self._published() - self.model.mirror.loaded
+        if never:
+            return f"tables {never} are never loaded"
         return None
+
+    def _published(self) -> set[int]:
+        return {table.oid for table in self.wal.tables if table.is_published}
+
+
+def _load_options(dice: random.Random) -> LoadOptions:
+    return LoadOptions(
+        chunk_rows=dice.choice((1, 2, 100)),
+        chunk_bytes=dice.choice((40, 1 << 20)),
+        without_key_max=IDS,
+        replaces=True,
+        in_each_epoch=dice.random() < 0.5,
+    )
 
 
 def _server_options(dice: random.Random) -> Options:
@@ -324,7 +396,9 @@ class Daemon:
             return
         error = task.exception()
         self._world.note(f"{self.name} ended: {error!r}")
-        if isinstance(error, HistoryError) and GONE_BACK in str(error) and self._simulation.is_slot_before_epoch:
+        is_slot_before = GONE_BACK in str(error) and self._simulation.is_slot_before_epoch
+        is_left_before = ROWS_BEHIND in str(error) and self._simulation.model.has_rows_behind
+        if isinstance(error, HistoryError) and (is_slot_before or is_left_before):
             self._simulation.epochs_due = max(self._simulation.epochs_due, self._simulation.model.births + 1)
         if isinstance(error, HistoryError) and (self._may_adopt or self._simulation.is_new_epoch_due):
             # The operator may have a supervisor that tries again before he looks.
@@ -362,6 +436,7 @@ class Daemon:
             TopicSpec(f"{PREFIX}.checkpoint", 1),
             PIPELINE,
             simulation.mode,
+            snapshots_topic=None if simulation.loading is None else TopicSpec(SNAPSHOTS_TOPIC, 1),
         )
         cut_format = CutFormat(PREFIX.encode(), lambda part: json.dumps(part).encode(), json.loads)
 
@@ -370,7 +445,7 @@ class Daemon:
             return simulation.server.connect(process)
 
         async def sink() -> KafkaSink:
-            return KafkaSink(options, cut_format)
+            return Sink(options, cut_format)
 
         return Pipeline(self._options(), source, sink, simulation.schemas, self._spool_maker(), METRICS)
 
@@ -387,7 +462,7 @@ class Daemon:
             slot="sim",
             tables=Tables(PREFIX, partitions=PARTITIONS),
             types=TypeOptions(),
-            session=SessionOptions(self._simulation.limits),
+            session=SessionOptions(self._simulation.limits, loading=self._simulation.loading),
             create_slot=True,
             adopt_slot=self.adopts,
             drain_timeout_s=20.0,
@@ -459,6 +534,8 @@ async def _crash_server(simulation: Simulation) -> None:
 
 async def _promote(simulation: Simulation) -> None:
     """A standby takes over that lacks what was written last; nothing of that was published."""
+    if simulation.mode == "at_least_once" and simulation.loading is not None:
+        return  # rows that were read may need a new epoch, which the model does not follow without transactions
     await _go_back(simulation, promote=True)
 
 
@@ -724,8 +801,13 @@ TROUBLES: list[Trouble] = [
 ]
 
 
-def run(seed: int, note: Callable[[str], None] | None = None, mode: Mode | None = None) -> str | None:
-    """Run the world of ``seed``, delivering in its own mode or this one; return what went wrong first, or None."""
+def run(
+    seed: int, note: Callable[[str], None] | None = None, mode: Mode | None = None, *, loads: bool | None = None
+) -> str | None:
+    """Run the world of ``seed``, delivering in its own mode or this one; return what went wrong first, or None.
+
+    ``loads``: whether tables are loaded; None: in one world of four.
+    """
     loop = Loop()
     asyncio.set_event_loop(loop)
     loop.set_exception_handler(lambda _loop, _context: None)  # what killed processes leave behind
@@ -735,7 +817,7 @@ def run(seed: int, note: Callable[[str], None] | None = None, mode: Mode | None 
         if note is not None:
             note(f"{loop.now:10.3f}  {text}")
 
-    world = World(seed, loop, tell, mode)
+    world = World(seed, loop, tell, mode, seed % 4 == 3 if loads is None else loads)
     with patched(loop, world.dice("jitter"), tell if note is not None else None):
         try:
             with contextlib.ExitStack() as stack:

@@ -189,12 +189,37 @@ def test_names_that_differ_only_in_case(
     assert tuple(row) == ("one", 1)
 
 
+def of_table(schema: Json, table: str) -> Json:
+    found: Json = json.loads(json.dumps(schema).replace("shop.public.orders", f"shop.public.{table}"))
+    return found
+
+
+def test_one_table_of_a_topic_that_several_share(
+    spark: SparkSession, new_topic: Callable[[dict[int, Json], dict[int, Json]], Topic]
+) -> None:
+    other = of_table(envelope_schema([column("id", "string")]), "others")
+    topic = new_topic({1: OLD, 2: other}, {11: OLD_KEY, 12: of_table(key_schema({"id": "string"}), "others")})
+    with topic.cut():
+        topic.put(1, change("c", 1, after={"id": 1}), 11, {"id": 1})
+        topic.put(2, change("c", 1, 1, after={"id": "1"}, table="others"), 12, {"id": "1"})
+        topic.put(2, change("t", 1, 2, table="others"), None, None)
+        topic.put(2, None, 12, {"id": "1"})
+    with pytest.raises(SchemaError, match=r"several tables \(public\.orders, public\.others\): read one at a time"):
+        topic.read(spark, streaming=False)
+    (row,) = topic.read(spark, table="public.orders", streaming=False, tombstones=True).collect()
+    assert (row["key"]["id"], row["after"]["id"], row["table"]) == (1, 1, "orders")
+    rows = topic.read(spark, table="public.others", streaming=False, tombstones=True).orderBy("offset").collect()
+    assert [(row["op"], row["key"] and row["key"]["id"]) for row in rows] == [("c", "1"), ("t", None), (None, "1")]
+    with pytest.raises(SchemaError, match=r"has no table public\.none, only public\.orders, public\.others$"):
+        topic.read(spark, table="public.none")
+
+
 def test_what_it_refuses(spark: SparkSession, new_topic: Callable[[dict[int, Json], dict[int, Json]], Topic]) -> None:
     topic = new_topic({}, {})
     with pytest.raises(SchemaError, match=f"has no subject {topic.name}-value"):
         topic.read(spark)
     topic.values[1] = OLD
-    with pytest.raises(ValueError, match=r"read_changes sets kafka\.Isolation\.level itself"):
+    with pytest.raises(ValueError, match=r"pgsluice_spark sets kafka\.Isolation\.level itself"):
         topic.read(spark, kafka_options={"kafka.Isolation.level": "read_uncommitted"})
 
 

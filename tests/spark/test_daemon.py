@@ -1,7 +1,8 @@
 """The whole way: rows of PostgreSQL through the daemon and Kafka into Spark, where they are the table's rows again."""
 
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -13,7 +14,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
 from pyspark.sql.types import StructType, TimestampType
 
-from pgsluice_spark import RestRegistry, TopicRegistry, latest, read_changes
+from pgsluice_spark import RestRegistry, TopicRegistry, latest, read_changes, read_marks
 from sandbox.daemon import Daemon
 from sandbox.kafka import Kafka
 from sandbox.postgres import Database
@@ -72,6 +73,32 @@ AFTER = (
     "UPDATE samples SET id = 70, amount = -0.01 WHERE id = 7",  # nor here, under the new key
     "DELETE FROM samples WHERE id IN (4, 8)",
     "INSERT INTO samples (id, moment) VALUES (2, '1999-12-31 23:59:59.999999Z')",
+)
+
+
+LOADED = "loaded"
+LOADED_SETTINGS: dict[str, dict[str, Any]] = {
+    "kafka": {"topics": {"partitions": 2}},
+    "snapshot": {"mode": "initial", "chunk_rows": 30},
+    "tables": {"rules": [{"match": f"public.{table}", "topic": "{prefix}.{schema}"} for table in ("notes", "tags")]},
+}
+
+FILLED = (
+    "CREATE TABLE notes (id int PRIMARY KEY, value text)",
+    "CREATE TABLE tags (id int PRIMARY KEY, value text)",
+    "INSERT INTO notes SELECT n, 'note ' || n FROM generate_series(1, 100) AS n",
+    "INSERT INTO tags SELECT n, 'tag ' || n FROM generate_series(1, 50) AS n",
+    "CREATE PUBLICATION pgsluice FOR ALL TABLES",
+)
+CHANGED = (
+    "UPDATE notes SET value = 'changed' WHERE id < 10",
+    "DELETE FROM tags WHERE id = 1",
+    "UPDATE tags SET id = 1000 WHERE id = 2",
+)
+MADE_AGAIN = (  # nothing says that the rows of before are gone
+    "DROP TABLE notes",
+    "CREATE TABLE notes (id int PRIMARY KEY, value text)",
+    "INSERT INTO notes SELECT n, 'new note ' || n FROM generate_series(90, 110) AS n",
 )
 
 
@@ -192,3 +219,45 @@ def test_a_table_is_the_same_in_spark(
     batch = read_changes(spark, TOPIC, bootstrap_servers=servers, registry=by_topic, streaming=False)
     assert batch.schema.simpleString() == changes.schema.simpleString()
     assert as_json(batch) == as_json(written)
+
+
+def wait_until_loaded(daemon: Daemon, tables: int) -> None:
+    end = time.monotonic() + 120
+    while (text := daemon.log_text()).count('"event": "loaded"') < tables:
+        assert daemon.alive, text
+        assert time.monotonic() < end, text
+        time.sleep(0.1)
+
+
+def by_table(rows: DataFrame) -> list[tuple[str, int, str]]:
+    return sorted((row["table"], row["after"]["id"], row["after"]["value"]) for row in rows.collect())
+
+
+def test_rows_that_were_there_before(spark: SparkSession, new_database: Callable[[], Database], kafka: Kafka) -> None:
+    """Two tables in one topic, of which one is made again."""
+    database, servers = new_database(), kafka.bootstrap_servers
+    with database.connect() as connection, ExitStack() as stack:
+        for statement in FILLED:
+            connection.execute(statement.encode())
+        daemon = stack.enter_context(Daemon(LOADED, database.conninfo(), servers, LOADED_SETTINGS))
+        wait_until_loaded(daemon, 2)
+        reader = Reader(servers, daemon.url, LOADED)
+        stack.callback(reader.close)
+        table = Table(connection, reader)
+        table.run(CHANGED)
+        table.run(MADE_AGAIN)
+        wait_until_loaded(daemon, 3)
+        table.run(("INSERT INTO tags VALUES (0, 'last')",))
+        registry = RestRegistry(daemon.url)
+        marks = read_marks(
+            spark, f"{LOADED}.transactions", bootstrap_servers=servers, registry=registry, streaming=False
+        ).localCheckpoint()
+        changes = read_changes(
+            spark, f"{LOADED}.public", bootstrap_servers=servers, registry=registry, streaming=False
+        ).localCheckpoint()
+        expected = connection.execute(
+            "SELECT 'notes', id, value FROM notes UNION ALL SELECT 'tags', id, value FROM tags ORDER BY 1, 2"
+        ).fetchall()
+    assert marks.where("state = 'end' AND replaces").count() == 3
+    assert by_table(latest(changes, marks)) == expected
+    assert len(by_table(latest(changes))) == len(expected) + 89

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
 
 from pgsluice_spark.decode import Part, decoded, fields
-from pgsluice_spark.schema import Reading, key_reading, value_reading
+from pgsluice_spark.schema import Reading, record_reading, value_reading
 from tests.spark.events import (
     Json,
     change,
@@ -121,7 +121,7 @@ def test_each_record_is_read_with_the_schema_that_wrote_it(spark: SparkSession) 
 def test_keys_of_several_versions(spark: SparkSession) -> None:
     schemas = {1: key_schema({"id": "int"}), 2: key_schema({"id": "long", "tenant": logical("int", "date")})}
     framed = records(spark, "key", frame(1, schemas[1], {"id": 1}), frame(2, schemas[2], {"id": 2, "tenant": 0}), None)
-    keys = framed.select(decoded("key", key_reading(versions("t-key", schemas))).alias("key")).select("key.*")
+    keys = framed.select(decoded("key", record_reading(versions("t-key", schemas))).alias("key")).select("key.*")
     assert keys.schema.simpleString() == "struct<id:bigint,tenant:date>"
     assert [tuple(row) for row in keys.collect()] == [(1, None), (2, date(1970, 1, 1)), (None, None)]
 

@@ -14,9 +14,13 @@ from tests.spark.events import Json, change
 
 ROW = "struct<id: bigint, note: string, photo: string, amount: decimal(10,2), later: string>"
 CHANGES = (
-    f"op string, before {ROW}, after {ROW}, unchanged array<string>, raw map<string,string>, epoch int, lsn bigint,"
-    "seq bigint, ts timestamp, flags array<string>, fields array<string>, key struct<id: bigint>, topic string,"
-    "partition int, offset bigint"
+    f"op string, schema string, table string, before {ROW}, after {ROW}, unchanged array<string>,"
+    "raw map<string,string>, epoch int, lsn bigint, seq bigint, ts timestamp, flags array<string>,"
+    "fields array<string>, key struct<id: bigint>, topic string, partition int, offset bigint"
+)
+MARKS = (
+    "topic string, schema string, table string, id string, state string, epoch int, lsn bigint, seq bigint,"
+    "rows bigint, replaces boolean"
 )
 COLUMNS = ("id", "note", "photo", "amount", "later")
 TOASTED = ("note", "photo", "later")
@@ -34,14 +38,26 @@ def changes(spark: SparkSession, records: list[Json]) -> DataFrame:
     return spark.createDataFrame(records, CHANGES)
 
 
+def mark(state: str, lsn: int, seq: int, rows: int = 0, **fields: Any) -> Json:  # noqa: ANN401 - anything of a mark
+    """Return a mark with defaults for what a test does not care for."""
+    found = {"topic": "t", "schema": "public", "table": "orders", "id": "one", "epoch": 1, "replaces": True}
+    return found | {"state": state, "lsn": lsn, "seq": seq, "rows": rows} | fields
+
+
 @dataclass
 class Table:
-    """A table, the changes that random statements make to it, and what can be known of it from these."""
+    """A table, the changes that random statements make to it, and what can be known of it from these.
+
+    ``rows`` is what a reader has. Of these, ``gone`` are the keys whose rows were deleted where no change says so.
+    """
 
     random: random.Random
+    name: str = "orders"
     rows: dict[int, dict[str, Any]] = field(default_factory=dict)
     positions: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    gone: set[int] = field(default_factory=set)
     records: list[Json] = field(default_factory=list)
+    marks: list[Json] = field(default_factory=list)
     epoch: int = 1
     lsn: int = 100
     seq: int = 0
@@ -53,8 +69,9 @@ class Table:
 
     def statement(self) -> None:
         if self.random.random() < 0.6:
-            self.lsn, self.seq = self.lsn + self.random.randrange(1, 9), 0
-        used, free = list(self.rows), sorted(set(range(20)) - set(self.rows))
+            self.lsn, self.seq = self.lsn + 2 * self.random.randrange(1, 5), 0  # another table has the odd ones
+        used = sorted(self.rows.keys() - self.gone)
+        free = sorted(set(range(20)) - set(used))
         kind = self.random.choices(("insert", "snapshot", "update", "delete", "move"), (3, 0.5, 8, 1, 6))[0]
         if kind == "snapshot":
             self._put("r", self.random.randrange(20), self._values())
@@ -71,9 +88,35 @@ class Table:
             row = self._remove(old, "key_change")
             self._put("c", new, self._values(), self._some(0.8), row, "key_change")
 
+    def load(self, case: str) -> None:
+        """Read the table while it changes; by the ``case``, a reader may delete what was not read, or may not."""
+        self.gone |= set(self.random.sample(sorted(self.rows), min(4, len(self.rows))))
+        there, began = self.rows.keys() - self.gone, len(self.records)
+        load: Json = {"id": f"{self.name} {began}", "replaces": case != "does not replace"}
+        begin = self._mark("begin", **load)
+        if case != "begin is not known":
+            self.marks.append(begin)
+        for key in self.random.sample(sorted(there), len(there)):
+            if key in self.rows and key not in self.gone:
+                self._put("r", key, self._values())
+            self.run(1)
+        for key in sorted(self.rows.keys() - self.gone):  # also those that got their key without all of their values
+            self._put("r", key, self._values())
+        rows = sum(one["op"] == "r" for one in self.records[began:]) + (case == "a row is missing")
+        if case != "not ended":
+            self.marks.append(self._mark("end", rows, **load))
+        if case == "complete":
+            for key in self.gone & self.rows.keys():
+                del self.rows[key]
+            self.gone.clear()
+
+    def _mark(self, state: str, rows: int = 0, **fields: Any) -> Json:  # noqa: ANN401 - anything of a mark
+        return mark(state, self.lsn, self._next(), rows, epoch=self.epoch, table=self.name, **fields)
+
     def truncate(self) -> None:
         self.rows.clear()
-        event = change("t", self.lsn, self._next(), epoch=self.epoch)
+        self.gone.clear()
+        event = change("t", self.lsn, self._next(), epoch=self.epoch, table=self.name)
         self.records += [record(event, None), record(event, None)]
 
     def _put(
@@ -86,13 +129,15 @@ class Table:
             row[name] = UNKNOWN if old.get(name, UNKNOWN) is ABSENT else old.get(name, UNKNOWN)
         sent = {name: value for name, value in row.items() if name in self.columns and name not in unchanged}
         raw = {name: value for name, value in sent.items() if value == "NaN"}
-        event = change(op, self.lsn, self._next(), epoch=self.epoch, raw=raw, flags=list(flags))
+        event = change(op, self.lsn, self._next(), epoch=self.epoch, table=self.name, raw=raw, flags=list(flags))
         event |= {"after": {n: v for n, v in sent.items() if n not in raw}, "unchanged": unchanged}
         self.records.append(record(event, key, self.columns))
+        self.gone.discard(key)
         self.rows[key], self.positions[key] = row, (self.epoch, self.lsn, self.seq - 1)
 
     def _remove(self, key: int, *flags: str) -> Json:
-        event = change("d", self.lsn, self._next(), epoch=self.epoch, flags=list(flags), before={"id": key})
+        position = self.lsn, self._next()
+        event = change("d", *position, epoch=self.epoch, table=self.name, flags=list(flags), before={"id": key})
         self.records.append(record(event, key, self.columns))
         return self.rows.pop(key)
 
@@ -107,9 +152,9 @@ class Table:
         self.seq += 1
         return self.seq - 1
 
-    def expected(self) -> dict[int, tuple[Any, ...]]:
+    def expected(self) -> dict[tuple[str, int], tuple[Any, ...]]:
         return {
-            key: (
+            (self.name, key): (
                 {name: None if row[name] in (UNKNOWN, ABSENT, "NaN") else row[name] for name in COLUMNS},
                 [name for name in COLUMNS if row[name] is UNKNOWN],
                 {name: "NaN" for name in COLUMNS if row[name] == "NaN"},
@@ -119,9 +164,32 @@ class Table:
         }
 
 
+def known(rows: DataFrame) -> dict[tuple[str, int], tuple[Any, ...]]:
+    """Return rows of ``latest`` as ``Table.expected`` has them."""
+    found = rows.collect()
+    by_key = {
+        (row["table"], row["key"]["id"]): (
+            row["after"].asDict(),
+            row["unchanged"],
+            row["raw"],
+            (row["epoch"], row["lsn"], row["seq"]),
+        )
+        for row in found
+    }
+    assert len(by_key) == len(found)
+    return by_key
+
+
+def delivered(table: Table) -> list[Json]:
+    """Return the records of a table; some come twice."""
+    return table.records + table.random.sample(table.records, 50)
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 def test_random_histories(spark: SparkSession, seed: int) -> None:
     table = Table(random.Random(seed))
+    other = Table(table.random, "others", lsn=101)  # in the same topic
+    other.run(60)
     table.run(60)
     table.truncate()
     table.run(60)
@@ -129,22 +197,39 @@ def test_random_histories(spark: SparkSession, seed: int) -> None:
     table.run(20)
     table.epoch, table.lsn = 2, 50  # another history, whose LSNs may be lower
     table.run(20)
-    records = table.records + table.random.sample(table.records, 50)  # some delivered twice
+    records = delivered(table) + delivered(other)
     table.random.shuffle(records)
 
-    rows = latest(changes(spark, records)).collect()
-    found = {
-        row["key"]["id"]: (
-            row["after"].asDict(),
-            row["unchanged"],
-            row["raw"],
-            (row["epoch"], row["lsn"], row["seq"]),
-        )
-        for row in rows
-    }
-    assert found == table.expected()
-    assert len(rows) == len(found) > 5
+    found = known(latest(changes(spark, records)))
+    assert found == table.expected() | other.expected()
+    assert len(table.rows) > 5
     assert any(unchanged for _, unchanged, _, _ in found.values())
+
+
+CASES = ("complete", "begin is not known", "a row is missing", "does not replace", "not ended")
+
+
+@pytest.mark.parametrize(("seed", "last"), [(1, CASES[1:3]), (2, CASES[3:])])
+def test_random_loads(spark: SparkSession, seed: int, last: tuple[str, str]) -> None:
+    """A complete load hides what came before, so each other case comes last in one of the tables."""
+    tables = [Table(random.Random(seed)), Table(random.Random(seed + 100), "others", lsn=101)]
+    for table, last_case in zip(tables, last, strict=True):
+        table.run(60)
+        for case in table.random.sample(CASES, len(CASES)):
+            table.load(case)
+            table.run(5)
+            if table.random.random() < 0.2:
+                table.truncate()
+        table.epoch, table.lsn = 2, table.lsn - 48
+        table.load("complete")
+        table.run(30)
+        table.load(last_case)
+        assert table.gone
+    records = [one for table in tables for one in delivered(table)]
+    marks = [one for table in tables for one in table.marks]
+    tables[0].random.shuffle(records)
+    found = known(latest(changes(spark, records), spark.createDataFrame([*marks, *marks], MARKS)))
+    assert found == tables[0].expected() | tables[1].expected()
 
 
 def test_without_moves_nothing_runs_twice(spark: SparkSession) -> None:
@@ -169,3 +254,33 @@ def test_a_key_is_needed(spark: SparkSession) -> None:
     for lacking in (inserted | {"key": None}, inserted | {"key": {"id": None}}):
         with pytest.raises(PySparkException, match="topic t, partition 0, offset 1: the key lacks columns"):
             latest(changes(spark, [lacking])).collect()
+
+
+def test_the_end_of_an_empty_table(spark: SparkSession) -> None:
+    before = record(change("c", 1, after={"id": 1}), 1)
+    marks = [mark("begin", 5, 0), mark("end", 5, 1)]
+    assert latest(changes(spark, [before]), spark.createDataFrame(marks, MARKS)).collect() == []
+    (row,) = latest(changes(spark, [before]), spark.createDataFrame([], MARKS)).collect()
+    assert row["key"]["id"] == 1
+
+
+def test_tables_with_different_keys(spark: SparkSession) -> None:
+    """As several tables in one topic have them."""
+    schema = CHANGES.replace("key struct<id: bigint>", "key struct<id: bigint, code: string>")
+    first, second = record(change("c", 1, after={"id": 1}), 1), record(change("c", 2, after={"id": 1}, table="b"), None)
+    events = [first | {"key": {"id": 1, "code": None}}, second | {"key": {"id": None, "code": "x"}}]
+    rows = latest(spark.createDataFrame(events, schema)).collect()
+    assert sorted((row["table"], tuple(row["key"])) for row in rows) == [("b", (None, "x")), ("orders", (1, None))]
+
+
+def test_a_key_with_a_map(spark: SparkSession) -> None:
+    key = "key struct<id: bigint, tags: map<string, string>, sets: array<map<string, string>>>"
+    schema = CHANGES.replace("key struct<id: bigint>", key)
+    tags = {"a": "1", "b": None}
+    keys = [{"id": 1, "tags": some, "sets": [some]} for some in (tags, dict(reversed(tags.items())), {"a": "1"})]
+    events = [
+        record(change(op, lsn, after={"id": 1, "note": op}), 1) | {"key": one}
+        for lsn, (op, one) in enumerate(zip("cuc", keys, strict=True))
+    ]
+    rows = latest(spark.createDataFrame(events, schema)).collect()
+    assert sorted((row["after"]["note"], row["key"]["tags"]) for row in rows) == [("c", {"a": "1"}), ("u", tags)]

@@ -6,14 +6,15 @@ ordered per step (``world.faults``), and are raised once.
 
 import asyncio
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pgsluice.avro.schema import FieldHistory, KeyHistory
 from pgsluice.avro.sent.types import TypeDescription
 from pgsluice.avro.wire import Schema, normalise, schema_id
+from pgsluice.commands import CommandState
 from pgsluice.cut import Cut, Recorded
-from pgsluice.errors import PgsluiceError, SinkUnavailable, SlotInUse
+from pgsluice.errors import PgsluiceError, SinkUnavailable, SlotInUse, TableUnreadable
 from pgsluice.history import Checkpoint, ServerIdentity, TimelineSwitch
 from pgsluice.loads import Loaded
 from pgsluice.pgoutput import messages
@@ -21,7 +22,7 @@ from pgsluice.pgoutput.copy import insert_message
 from pgsluice.pgoutput.framing import Keepalive, XLogData
 from pgsluice.record import Record
 from pgsluice.relation import Relation
-from pgsluice.snapshot import Chunk, Shape, Snapshot, Taken
+from pgsluice.snapshot import Chunk, Shape, Snapshot, TableSize, Taken
 from pgsluice.tables import TablePolicy
 from tests.support.pgoutput_encoder import encode, xlog_data
 
@@ -73,17 +74,20 @@ class World:
     """What is visible, each time that somebody looks; the last one stays."""
     writers: list[set[str]] = field(default_factory=list)
     """Who is changing a table, each time that somebody looks."""
+    writers_of: dict[int, set[str]] = field(default_factory=dict)
+    """Who is changing a table all the time, by its oid."""
     read: asyncio.Event = field(default_factory=_is_set)
     """Rows are read while it is set."""
     loaded: dict[tuple[str, str], Loaded] = field(default_factory=dict)
+    commands: list[bytes | None] = field(default_factory=list)
     types: dict[int, TypeDescription] = field(default_factory=dict)
     published: list[Relation] = field(default_factory=list)
     """The tables of the publications, as they are now."""
     described: list[list[int]] = field(default_factory=list)
     """The types that were asked about."""
     schemas: dict[str, list[Any]] = field(default_factory=dict)
-    faults: dict[str, list[Exception]] = field(default_factory=dict)
-    """Step to the errors that its next calls raise."""
+    faults: dict[str, list[Exception | None]] = field(default_factory=dict)
+    """Step to the errors that its next calls raise; None: nothing."""
     steps: list[str] = field(default_factory=list)
     """All that were taken."""
     tells_position: bool = True
@@ -93,10 +97,11 @@ class World:
     streams: list["FakeStream"] = field(default_factory=list)
 
     def step(self, name: str) -> None:
-        """Note the step, and raise what was ordered for it."""
+        """Note the step, and raise what was ordered for it; None: nothing this time."""
         self.steps.append(name)
-        if self.faults.get(name):
-            raise self.faults[name].pop(0)
+        fault = self.faults[name].pop(0) if self.faults.get(name) else None
+        if fault is not None:
+            raise fault
 
     def commit(self, *numbers: int, relation: messages.Relation = TABLE, xid: int | None = None) -> int:
         """Commit a transaction that inserts ``numbers``; its end LSN."""
@@ -292,6 +297,9 @@ class FakeSource:
         self._world.step("published_relations")
         return self._world.published
 
+    async def table_sizes(self, oids: Sequence[int]) -> dict[int, TableSize]:
+        return {oid: TableSize(len(rows), 100 * len(rows)) for oid, rows in self._world.rows.items() if oid in oids}
+
     def reader(self) -> "FakeReader":
         return FakeReader(self._world)
 
@@ -314,14 +322,16 @@ class FakeReader:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self._rows: list[int] = []
         self.is_closed = False
 
     async def shape(self, relation: Relation) -> Shape | None:
         self._world.step("shape")
         return self._world.shapes.get(relation.oid)
 
-    async def writers(self, _shape: Shape) -> set[str]:
-        return self._world.writers.pop(0) if self._world.writers else set()
+    async def writers(self, shape: Shape) -> set[str]:
+        always = self._world.writers_of.get(shape.relation.oid, set())
+        return always | (self._world.writers.pop(0) if self._world.writers else set())
 
     async def begin(self, _shape: Shape) -> None:
         self._world.step("lock")
@@ -347,6 +357,24 @@ class FakeReader:
         rows = [row for row in self._world.rows[shape.relation.oid] if row in wanted]
         return Chunk([insert_message(shape.relation.oid, [str(row).encode()]) for row in rows], is_last=True)
 
+    async def size(self, shape: Shape) -> int:
+        return 8192 * len(self._world.rows[shape.relation.oid])
+
+    async def open_rows(self, shape: Shape) -> None:
+        self._world.step("open_rows")
+        self._rows = list(self._world.rows[shape.relation.oid])
+
+    async def next_rows(self, shape: Shape, limit: int) -> Chunk:
+        await self._world.read.wait()
+        self._world.step("next_rows")
+        rows, self._rows = self._rows[:limit], self._rows[limit:]
+        messages = [insert_message(shape.relation.oid, [str(row).encode()]) for row in rows]
+        return Chunk(messages, is_last=len(rows) < limit)
+
+    async def check_where(self, _shape: Shape, where: str) -> None:
+        if where == "nonsense":
+            raise TableUnreadable("nonsense is no condition")
+
     async def end(self) -> None:
         self._world.step("unlock")
 
@@ -355,6 +383,28 @@ class FakeReader:
 
     async def close(self) -> None:
         self.is_closed = True
+
+
+class FakeCommands:
+    """Reads ``world.commands``, again and again from the beginning, as through a broker whose view is outdated."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._position = 0
+
+    async def open(self, state: CommandState) -> CommandState:
+        self._world.step("commands opened")
+        self._position = 0 if state.topic_id else len(self._world.commands)
+        return replace(state, topic_id="topic", offset=max(state.offset, self._position))
+
+    async def read(self) -> list[tuple[int, bytes | None]]:
+        await asyncio.sleep(0.002)
+        found = list(enumerate(self._world.commands))[self._position :]
+        self._position = len(self._world.commands)
+        return found
+
+    async def close(self) -> None:
+        self._world.step("commands closed")
 
 
 class FakeSink:
@@ -396,6 +446,9 @@ class FakeSink:
 
     async def loaded(self) -> Mapping[tuple[str, str], Loaded]:
         return self._world.loaded
+
+    def commands(self) -> "FakeCommands":
+        return FakeCommands(self._world)
 
     async def open_topics(self, _cut: int, topics: Sequence[str], described: Collection[str]) -> None:
         self._world.described_topics = set(described)

@@ -5,6 +5,7 @@ what is documented: a ValueError of the parts, which their callers give topic an
 """
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ from pgsluice.avro.reading import record_reader
 from pgsluice.avro.schema import FieldHistory, KeyHistory, TableFields, cut_schema, envelope_schema, key_schema
 from pgsluice.avro.types import TypeOptions
 from pgsluice.avro.wire import header, normalise, schema_id
+from pgsluice.commands import TABLES_MAX, Answer, Command, read_answer, read_command
 from pgsluice.cut import Recorded
 from pgsluice.dead_letter import origin_of
 from pgsluice.errors import HistoryError, PgsluiceError
@@ -23,6 +25,7 @@ from pgsluice.registry.difference import difference
 from pgsluice.registry.record import Registered, parse
 from pgsluice.registry.store import SchemaStore
 from pgsluice.relation import CATALOG, Column, PgType, Relation
+from pgsluice.tables import TablePattern
 
 RELATION: Final = Relation(
     16_384,
@@ -52,6 +55,8 @@ DESCRIPTION: Final[dict[str, Any]] = {
     "columns": [{"name": "id", "type": "int4", "type_oid": 23, "typmod": -1}],
 }
 CHECKPOINT: Final = Checkpoint("shop", "slot", "7", timeline=1, epoch=2, cut=9, end_lsn=1000, last_end_lsn=900)
+COMMAND: Final = Command("5f3a", "start", 1_700_000_000_000, ("public.orders", "public.*"), "id > 7")
+ANSWER: Final = Answer("5f3a", "loaded", "", ("public.orders",), 1000)
 RECORD: Final = Registered("shop.public.orders-value", 1, 77, normalise(ENVELOPE), DESCRIPTION)
 
 _SERVER = ServerIdentity("7", 1, 5000)
@@ -127,6 +132,26 @@ def take_cut(value: bytes, schema: str = CUT_TEXT) -> str:
 def take_cut_of(schema: str, body: bytes) -> str:
     """Take ``body`` for a cut record that any schema describes."""
     return take_cut(header(CUT_ID) + body, schema)
+
+
+def take_command(value: bytes | None) -> str:
+    """Take it for a command, then for an answer, as the pipeline and the command line do."""
+    answer = read_answer(value)
+    if answer is not None:
+        answer.detail.encode()
+    try:
+        found = read_command(value)
+    except ValueError as error:
+        str(error).encode()
+        return "refused command"
+    if found is None:
+        return "answer"
+    assert read_command(found.to_json()) == found
+    for text in found.tables[:TABLES_MAX]:
+        with suppress(ValueError):
+            TablePattern.parse(text).matches("public", "orders")
+    Answer(found.id, "refused", found.where).to_json()
+    return "accepted command"
 
 
 def take_message(value: bytes) -> str:

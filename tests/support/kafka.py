@@ -37,7 +37,7 @@ from sandbox.kafka import Kafka
 TIMEOUT_S = 60
 
 LOGIN = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="admin" password="right"'
-USERS = ("reader", "pgsluice", "registry", "reports")
+USERS = ("reader", "pgsluice", "registry", "reports", "operator")
 CREDENTIALS = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "admin"}
 
 

@@ -23,6 +23,7 @@ def samples_of(registry: CollectorRegistry) -> set[str]:
 def run_pipeline(database: Database, kafka: Kafka) -> Iterator[Pipeline]:
     """Run a daemon that follows a table of numbers."""
     prepare(database)
-    daemon = Daemon(f"p{uuid4().hex[:10]}", database.conninfo(), kafka.bootstrap_servers, configured(None))
+    settings = configured({"snapshot": {"mode": "initial"}})
+    daemon = Daemon(f"p{uuid4().hex[:10]}", database.conninfo(), kafka.bootstrap_servers, settings)
     with daemon:
         yield Pipeline(database, kafka, daemon)

@@ -92,6 +92,22 @@ def test_usage_errors_exit_with_2() -> None:
     assert "unrecognized arguments: --adopt" in result.stderr
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("check", "--set", "postgres.password", "hunter2"),
+        ("check", "--password=hunter2"),
+        ("run", "postgres://u:hunter2@db"),
+        ("postgres://u:hunter2@db",),
+        ("status", "--url", "http://u:hunter2@[db"),
+    ],
+)
+def test_what_is_refused_is_not_repeated(arguments: tuple[str, ...]) -> None:
+    result = pgsluice(*arguments)
+    assert result.returncode == 2
+    assert "hunter2" not in result.stderr
+
+
 def test_help_names_commands_and_exit_codes() -> None:
     result = pgsluice("--help")
     assert result.returncode == 0
@@ -416,7 +432,7 @@ def test_errors_command_no_terminal(capsys: pytest.CaptureFixture[str], monkeypa
     assert cli.main(["version"]) == 69
     assert capsys.readouterr().err == f"pgsluice: PostgreSQL says {ESCAPED}\n"
     with pytest.raises(SystemExit):
-        cli.main(["version", EVIL])
+        cli.main(["version", f"--{EVIL}"])
     assert ESCAPED in capsys.readouterr().err
 
 

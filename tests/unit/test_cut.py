@@ -9,6 +9,7 @@ import pytest
 
 from pgsluice import cut as module
 from pgsluice.avro.schema import cut_schema
+from pgsluice.commands import Answer, CommandState
 from pgsluice.cut import Cut, cut_records
 from pgsluice.loads import FIRST_SEQ, Load, Loaded, Mark, Place, State
 from pgsluice.pgoutput.messages import LogicalMessage
@@ -25,7 +26,7 @@ def record(target: Target, op: str | None) -> Record:
 
 
 def mark(state: State, place: int, rows: int, *, replaces: bool = True) -> Mark:
-    return Mark(ORDERS.topic, "a load", state, 1, 90, FIRST_SEQ + place, rows, replaces)
+    return Mark(ORDERS.topic, "public", "orders", "a load", state, 1, 90, FIRST_SEQ + place, rows, replaces)
 
 
 def round_trip(part: dict[str, Any]) -> Any:  # noqa: ANN401 - what fastavro reads
@@ -78,6 +79,19 @@ def test_it_is_empty_without_records_and_marks() -> None:
 def test_it_is_not_empty_when_a_table_without_rows_was_read() -> None:
     cut = Cut()
     cut.add_load([], Place(90, 2), [mark("begin", 0, 0), mark("end", 1, 0)], ())
+    assert not cut.is_empty
+
+
+def test_what_commands_leave_behind_joins_it() -> None:
+    cut = Cut()
+    cut.add_commands(CommandState("topic", 7), [], [], [])
+    assert cut.is_empty  # a record that was no command can wait for the next cut
+    cut.opens_commands = True
+    assert not cut.is_empty
+    cut.opens_commands = False
+    cancelled, answer = Loaded("a load", "public", "orders", 7, 5, 1, state="cancelled"), Answer("a command", "done")
+    cut.add_commands(CommandState("topic", 8), [answer], [], [cancelled])
+    assert (cut.commands, cut.answers, cut.loads, cut.loaded) == (CommandState("topic", 8), [answer], [], [cancelled])
     assert not cut.is_empty
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pgsluice.commands import CommandState, Request
 from pgsluice.cut import Cut, Recorded, message_crc
 from pgsluice.errors import ConfigError, Diverged, HistoryError, SourceUnavailable
 from pgsluice.history import (
@@ -37,6 +38,7 @@ SERVER = ServerIdentity("7001", 1, 5000)
 CHECKPOINT = Checkpoint("shop", "s", "7001", 1, 2, 9, 1000, last_end_lsn=990, last_xid=700, last_commit_ts=55)
 SHOP = Identity("shop", "s", "", is_atomic=True, adopt=False)
 ADOPTING = replace(SHOP, adopt=True)
+COMMANDS = CommandState("topic", 12, requests=(Request("5f3b", "public", "orders"),))
 LOAD = Load("5f3a", "public", "orders", 16_400, "0a1b2c3d", ("id",), ("42",), 1000)
 
 
@@ -66,6 +68,7 @@ class TestCheckpoint:
             refused="Restored.",
             loads=(LOAD,),
             place=Place(950, 3),
+            commands=COMMANDS,
         )
         found = Checkpoint.from_json(whole.to_json())
         assert (found, found.asked, found.asked_lsn) == (whole, "p", 3)
@@ -113,6 +116,7 @@ class TestCheckpoint:
             ({"loads": [3]}, "a Load is not an object"),
             ({"loads": [{"id": "5f3a"}]}, "'schema' of a Load is missing"),
             ({"place": None}, "a Place is not an object"),
+            ({"commands": None}, "'commands' is not an object"),
             ({"place": {"lsn": -1}}, "'lsn' has a value that it cannot have"),
         ],
     )
@@ -137,6 +141,23 @@ class TestCheckpoint:
         del former["loads"], former["place"]
         found = Checkpoint.from_json(json.dumps(former).encode())
         assert (found, found.loads, found.place) == (CHECKPOINT, (), Place())
+
+    def test_one_of_a_version_without_commands_has_read_none(self) -> None:
+        former = json.loads(CHECKPOINT.to_json())
+        del former["commands"]
+        assert Checkpoint.from_json(json.dumps(former).encode()) == CHECKPOINT
+
+    def test_a_cut_says_which_commands_were_read(self) -> None:
+        advanced = CHECKPOINT.advanced(Cut(end_lsn=1200, commands=COMMANDS), 10)
+        assert advanced == replace(CHECKPOINT, cut=10, end_lsn=1200, commands=COMMANDS)
+        assert advanced.advanced(heartbeat(1300), 11).commands == COMMANDS
+
+    def test_commands_outlive_an_epoch(self) -> None:
+        """What they have asked for, they ask of the next one as well."""
+        last = replace(CHECKPOINT, commands=COMMANDS)
+        assert announcement(last, Recorded(), SHOP, SERVER).commands == COMMANDS
+        begun = resume(facts(last, slot_lsn=2000), ADOPTING).checkpoint
+        assert (begun.epoch, begun.loads, begun.commands) == (3, (), COMMANDS)
 
     def test_a_cut_says_how_far_loads_have_come(self) -> None:
         further = replace(LOAD, last=("50",), rows=1008)
@@ -595,6 +616,12 @@ class TestAnotherTimeline:
     def test_one_that_lacks_a_message(self) -> None:
         with pytest.raises(HistoryError, match="was left at 0/3E6"):
             check_timeline(replace(CHECKPOINT, last_message_lsn=999), self.PROMOTED, [TimelineSwitch(1, 998)])
+
+    def test_one_whose_next_changes_would_come_before_rows_that_were_read(self) -> None:
+        loading = replace(CHECKPOINT, end_lsn=1100, place=Place(1100, 3))
+        with pytest.raises(HistoryError, match="Rows that were read of tables are in Kafka at 0/44C on timeline 1"):
+            check_timeline(loading, self.PROMOTED, [TimelineSwitch(1, 1099)])
+        assert check_timeline(loading, self.PROMOTED, [TimelineSwitch(1, 1100)]).place == loading.place
 
     def test_one_that_lacks_only_heartbeats_goes_on_where_it_was_promoted(self) -> None:
         ahead = replace(CHECKPOINT, end_lsn=9000, asked_lsn=8000, held_lsn=7000)

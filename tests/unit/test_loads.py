@@ -177,9 +177,9 @@ class TestATableThatIsLoaded:
     @pytest.mark.parametrize(
         ("change", "complaint"),
         [
-            ({"version": 2}, "it is not a JSON object of version 1 and state 'end'"),
-            ({"version": None}, "it is not a JSON object of version 1 and state 'end'"),
-            ({"state": "begin"}, "it is not a JSON object of version 1 and state 'end'"),
+            ({"version": 2}, "it is not a JSON object of version 1 and state 'end' or 'cancelled'"),
+            ({"version": None}, "it is not a JSON object of version 1 and state 'end' or 'cancelled'"),
+            ({"state": "begin"}, "it is not a JSON object of version 1 and state 'end' or 'cancelled'"),
             ({"later": 1}, "a Loaded has fields that are not known"),
             ({"rows": -1}, "'rows' has a value that it cannot have"),
             ({"id": 1}, "'id' has a value that it cannot have"),

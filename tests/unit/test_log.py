@@ -129,6 +129,15 @@ def test_tracebacks_do_not_show_what_variables_hold(style: str) -> None:
     assert "hunter2" not in stream.getvalue()
 
 
+@pytest.mark.parametrize("style", ["json", "console"])
+def test_tracebacks_do_not_show_the_secrets_of_urls(style: str) -> None:
+    stream = io.StringIO()
+    log.configure("info", style, stream)
+    structlog.get_logger().error("bug", exc_info=ValueError("no answer from http://u:hunter2@db/x"))
+    assert "http://***@db/x" in stream.getvalue()
+    assert "hunter2" not in stream.getvalue()
+
+
 EVIL = "a\x1b[2J\u202eb\x9b\ud800\n2026-01-01 [info] forged"
 
 

@@ -92,6 +92,13 @@ def test_sql_that_can_be_copied_from_a_terminal(names: tuple[str, ...], sql: str
         ("at http://u:p@db:80/a now", "at http://***@db:80/a now"),
         ("http://u:p@ss@db", "http://***@db"),
         ("http://u:a?b@db/c?d=e", "http://***@db/c?***"),
+        ("http://db/#access_token=c?d", "http://db/#***"),
+        ("at http://u:p a ss@db/x now", "at http://***@db/x now"),
+        ("http://db/x is not that of a@b", "http://db/x is not that of a@b"),
+        ("http://db is not that of a@b", "http://db is not that of a@b"),
+        ("http://db/a b:c@d", "http://db/a b:c@d"),
+        ("://" + ":" * 100_000, "://" + ":" * 100_000),
+        ("://a " * 100_000, "://a " * 100_000),
         ("http://a:1,https://u:p@b:2", "http://***@b:2"),
         ("://" * 100_000, "://" * 100_000),  # takes no longer than its length asks for
     ],

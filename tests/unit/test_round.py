@@ -41,6 +41,10 @@ class TestATransaction:
         assert not found.admits(transaction(704, 900))
         assert not found.admits(transaction(711, 950))
 
+    @pytest.mark.parametrize(("lsn", "goes_on"), [(999, True), (1000, True), (1001, False)])
+    def test_does_not_hold_back_messages_before_the_rows(self, *, lsn: int, goes_on: bool) -> None:
+        assert fresh().admits_message(lsn) == goes_on
+
     def test_does_not_wait_behind_one_that_has_no_changes(self) -> None:
         """It was not admitted, and nothing was held of it."""
         found = fresh()

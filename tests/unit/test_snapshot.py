@@ -105,5 +105,5 @@ class TestATableAsItIsRead:
 
     @pytest.mark.parametrize(("key", "places"), [(("a",), (0,)), (("c", "a"), (2, 0)), ((), ())])
     def test_its_key_has_its_own_order(self, key: tuple[str, ...], places: tuple[int, ...]) -> None:
-        shape = Shape(self.RELATION, is_root=False, key=key, filter="", replaces=True, digest="d")
+        shape = Shape(self.RELATION, is_root=False, key=key, filter="", replaces=True, is_trusted=True, digest="d")
         assert shape.key_places == places

@@ -103,6 +103,7 @@ def test_the_first_rule_that_matches_wins() -> None:
                 config={"retention.ms": "2"},
                 tombstones=True,
                 truncate=False,
+                is_loaded=False,
             ),
             TableRule("*.*", partitions=99),
         ],
@@ -115,6 +116,7 @@ def test_the_first_rule_that_matches_wins() -> None:
         ("a", "b"),
         tombstones=True,
         truncate=False,
+        is_loaded=False,
     )
     other = tables.policy("public", "items")
     assert other is not None
@@ -338,3 +340,10 @@ def test_the_first_rule_that_matches_counts_with_and_without_wildcards() -> None
     expected = {"public.a": 1, "public.ab": 1, "public.b": 4, "public.c": 3, "z.b": 5, "x.a": None, "y.b": None}
     policies = {name: tables.policy(*name.split(".")) for name in expected}
     assert {name: policy and policy.partitions for name, policy in policies.items()} == expected
+
+
+def test_which_tables_the_settings_name() -> None:
+    tables = Tables("shop", include=["public.orders", "*.*"], rules=[TableRule("public.items"), TableRule("eu.*")])
+    names = [("public", "orders"), ("public", "items"), ("eu", "items"), ("public", "others")]
+    policies = [tables.policy(*name) for name in names]
+    assert [policy is not None and policy.named for policy in policies] == [True, True, False, False]

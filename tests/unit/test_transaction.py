@@ -512,16 +512,23 @@ class TestMessages:
 
 
 class Below:
-    """A gate for transactions with an id below ``xid``; it remembers whom it was asked about, and who waits."""
+    """A gate for transactions with an id below ``xid``; it remembers whom it was asked about, and who waits.
 
-    def __init__(self, xid: int) -> None:
+    Messages outside transactions go on below ``lsn``.
+    """
+
+    def __init__(self, xid: int, lsn: int = 1000) -> None:
         self.xid = xid
+        self.lsn = lsn
         self.asked: list[int] = []
         self.waiting: list[int] = []
 
     def admits(self, transaction: Transaction) -> bool:
         self.asked.append(transaction.xid)
         return transaction.xid < self.xid
+
+    def admits_message(self, lsn: int) -> bool:
+        return lsn < self.lsn
 
     def hold(self, transaction: Transaction) -> None:
         self.waiting.append(transaction.xid)
@@ -654,6 +661,12 @@ class TestTheGate:
         assert [type(event) for event in released] == [Change, Committed, Emitted, Change, Committed]
         assert released[2] == Emitted(None, behind)
         assert receive(found, behind) == [Emitted(None, behind)]
+
+    def test_a_message_that_the_gate_does_not_admit_waits(self) -> None:
+        message, behind = (emitted(None, lsn, b"x", transactional=False) for lsn in (1000, 1010))
+        found, _ = self.gated(700)
+        assert receive(found, message, behind) == []
+        assert list(found.release()) == [Emitted(None, message), Emitted(None, behind)]
 
     def test_it_is_asked_again_at_the_commit(self) -> None:
         """What was in the way of a transaction when it began may be gone by then."""

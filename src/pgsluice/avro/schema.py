@@ -407,6 +407,8 @@ def _cut_snapshot() -> dict[str, Any]:
         "Snapshot",
         [
             _field("topic", "string"),
+            _field("schema", "string", ""),
+            _field("table", "string", ""),
             _field("id", "string"),
             _field("state", "string"),
             _field("epoch", "int"),

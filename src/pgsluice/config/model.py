@@ -112,7 +112,15 @@ def _no_zero(factor: int) -> int:
 def _no_uri(host: str) -> str:
     if "://" in host:
         raise ValueError("is a URI: write it as postgres.dsn")
+    if any("@" in one.strip()[1:] for one in host.split(",")):  # in front it is an abstract name of a Unix socket
+        raise ValueError("has a user in it: write it as postgres.user and postgres.password")
     return host
+
+
+def _no_user(servers: str) -> str:
+    if "@" in servers:
+        raise ValueError('has a user in it: write it as "sasl.username" and "sasl.password" under kafka.client')
+    return servers
 
 
 def _not_empty(secret: SecretStr) -> SecretStr:
@@ -331,7 +339,7 @@ class Topics(Section):
 class Kafka(Section):
     """The Kafka cluster."""
 
-    bootstrap_servers: Text = Field(
+    bootstrap_servers: Annotated[Text, AfterValidator(_no_user)] = Field(
         description="Brokers to ask first, host:port, separated by commas.", examples=["127.0.0.1:9092"]
     )
     topic_prefix: TopicPrefix = Field(
@@ -419,16 +427,26 @@ class Buffer(Section):
 class Snapshot(Section):
     """Rows that were there before the slot: whether and how tables are read while their changes are followed."""
 
-    mode: Literal["never", "initial"] = Field(
+    mode: Literal["never", "initial", "when_needed"] = Field(
         default="never",
         description='"initial": the rows of every published table are read once, of one that is published later as '
-        'well. "never": changes only.',
+        'well. "when_needed": they are read again in each new epoch, which begins where changes may be missing. '
+        '"never": only what `pgsluice snapshot start` asks for.',
     )
-    chunk_rows: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
+    chunk_rows: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = Field(
         default=20_000, description="Rows that are read at once. Meanwhile changes wait, and ALTER TABLE does."
     )
     chunk_bytes: Annotated[Size, Within("64KiB", "1GiB")] = Field(
         default=Size.parse("8MiB"), description="Bytes that are read at once, in PostgreSQL's text format."
+    )
+    without_key_max: Annotated[Size, Within("0B", "1TiB")] = Field(
+        default=Size.parse("1GiB"),
+        description="Size of the largest table without a key that is read: in one piece, while all changes wait.",
+    )
+    max_rows_per_second: Count | None = Field(
+        default=None,
+        description="Rows of all tables that are read in a second, on average; if not set, as many as possible.",
+        examples=[10_000],
     )
 
 
@@ -455,6 +473,11 @@ class Rule(Section):
     )
     tombstones: Flag | None = Field(default=None, description="As tables.tombstones.", examples=[True])
     truncate: OnTruncate | None = Field(default=None, description="As tables.truncate.", examples=["skip"])
+    snapshot: Literal["skip"] | None = Field(
+        default=None,
+        description='"skip": the rows that the table already has are not read, whatever snapshot.mode says.',
+        examples=["skip"],
+    )
     types: ColumnTypes = Field(
         default={},
         description="Avro types of columns, by patterns of their names, in place of their own: see types.md.",

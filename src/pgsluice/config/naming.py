@@ -62,15 +62,21 @@ def check_topic_prefix(prefix: str) -> str:
     return prefix
 
 
+_NO_ADDRESS = "must be addresses like http://127.0.0.1:8081, separated by commas"
+
+
 def check_address(url: str) -> str:
     """Return the base of an HTTP API; ValueError, without any secret in it, for anything else."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # its text may quote the URL
+        raise ValueError(_NO_ADDRESS) from None
     if "@" in parts.netloc:
         raise ValueError("has a user in it: write it as username and password, which are kept out of logs")
     found = re.fullmatch(r"(?:\[[^\]]+\]|[^:]+)(?::([0-9]{1,5}))?", parts.netloc)
     is_usable = found is not None and int(found[1] or 0) <= MAX_PORT and url.isprintable() and " " not in url
     if parts.scheme not in {"http", "https"} or not is_usable or parts.query or parts.fragment:
-        raise ValueError("must be addresses like http://127.0.0.1:8081, separated by commas")
+        raise ValueError(_NO_ADDRESS)
     return url
 
 

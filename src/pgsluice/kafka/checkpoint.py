@@ -1,4 +1,4 @@
-"""The last committed checkpoints, read back from the compacted ``<prefix>.checkpoint`` topic.
+"""The last committed checkpoints, read back from the compacted ``<prefix>.checkpoint`` topic; and what is loaded.
 
 They decide where a session goes on, so the read has to be complete: see :mod:`.tail`.
 """
@@ -12,6 +12,7 @@ import structlog
 from pgsluice.errors import HistoryError
 from pgsluice.history import Checkpoint
 from pgsluice.kafka.tail import Tail
+from pgsluice.loads import Loaded
 
 log = structlog.get_logger(__name__)
 
@@ -59,6 +60,13 @@ def read_checkpoints(tail: Tail, pipeline: str, *, is_atomic: bool) -> Sequence[
     if others.count:
         others.say_ignored(tail.topic)
     return ours if is_atomic else sorted(ours, key=lambda one: (one.epoch, bool(one.refused), one.cut))
+
+
+def read_loaded(tail: Tail) -> dict[tuple[str, str], Loaded]:
+    """Return the tables that need not be loaded any more, by schema and name, as ``<prefix>.snapshots`` has them."""
+    *_, values = tail.windows()
+    found = [Loaded.from_json(value, f"Record {tail.offset} of topic {tail.topic}") for value in values if value]
+    return {(one.schema, one.table): one for one in found}
 
 
 @dataclass(slots=True)

@@ -81,8 +81,8 @@ def _looks(topics: Topics, options: SinkOptions) -> Iterator[tuple[str, Callable
         yield _TRANSACTIONAL_ID, lambda: _transactional_id(topics, options)
     prefix = options.transactions_topic.name.removesuffix("transactions")
     schemas = TopicSpec(f"{prefix}schemas", 1, config={"cleanup.policy": "compact"})
-    snapshots = [] if options.snapshots_topic is None else [options.snapshots_topic]
-    for spec in (options.transactions_topic, options.checkpoint_topic, schemas, *snapshots):
+    loading = [one for one in (options.snapshots_topic, options.commands_topic) if one is not None]
+    for spec in (options.transactions_topic, options.checkpoint_topic, schemas, *loading):
         yield f"topic {spec.name}", partial(_service_topic, topics, spec)
     yield "kafka may create topics", lambda: _creation(topics, options)
     yield "size of batches", lambda: _batches(topics, options)

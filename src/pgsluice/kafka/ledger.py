@@ -14,6 +14,7 @@ import structlog
 
 from pgsluice.cut import Cut
 from pgsluice.errors import HistoryError, SinkUnavailable
+from pgsluice.history import LOAD_AGAIN
 from pgsluice.kafka.account import Account, LastCuts, Place, TopicState, changes
 from pgsluice.kafka.tail import Tail
 from pgsluice.kafka.topics import Topics
@@ -36,8 +37,8 @@ AGAIN_S = 0.25
 _PARTITIONS_SHOWN = 10
 
 _REMEDY = (
-    'Reload the tables concerned, or see to the consumers; then start once with kafka.topics.changed = "accept": it '
-    "goes on with the topics as they are."
+    'See to the consumers, then start once with kafka.topics.changed = "accept": it goes on with the topics as they '
+    f"are. If the consumers lack rows, {LOAD_AGAIN}"
 )
 
 

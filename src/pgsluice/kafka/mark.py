@@ -81,10 +81,19 @@ class Mark:
                 found |= self._look(value, missing, fresh, look_s)
         self._ends |= found
 
+    def behind(self, value: bytes, topic: str, admin: Topics) -> int | None:
+        """Return the offset behind what this session has just written to ``topic``; None if a broker does not know it.
+
+        Readers of committed records may not see it yet.
+        """
+        return self._look(value, [topic], admin, LOOK_S).get(topic)
+
     def _look(self, value: bytes, topics: Iterable[str], admin: Topics, look_s: float) -> dict[str, int]:
-        """Return the offset behind the mark in those topics whose broker shows it."""
+        """Return the offset behind ``value`` in those topics whose broker shows it."""
         bounds = {topic: admin.bounds(topic, 0) for topic in topics}
-        starts = [TopicPartition(topic, 0, max(low, high - WINDOW)) for topic, (low, high) in bounds.items()]
+        starts = [
+            TopicPartition(topic, 0, max(low, high - WINDOW, self.end(topic))) for topic, (low, high) in bounds.items()
+        ]
         consumer = self._options.make(Consumer, _properties(self._options))
         try:
             consumer.assign(starts)

@@ -19,7 +19,8 @@ from pgsluice.dead_letter import Origin
 from pgsluice.errors import ConfigError, PermissionDenied, PgsluiceError, SinkUnavailable, TableRefused
 from pgsluice.history import Checkpoint, last_checkpoint
 from pgsluice.kafka.account import LastCuts, Place, TopicState
-from pgsluice.kafka.checkpoint import checkpoint_key, read_checkpoints
+from pgsluice.kafka.checkpoint import checkpoint_key, read_checkpoints, read_loaded
+from pgsluice.kafka.commands import CommandReader
 from pgsluice.kafka.idempotent import IdempotentProducer
 from pgsluice.kafka.ledger import AGAIN_S, CONFIRM_S, Foresight, Ledger, lost_cuts, read_last_cuts
 from pgsluice.kafka.mark import OUTDATED_S, Mark
@@ -49,7 +50,8 @@ _PRODUCERS: Mapping[Mode, type[CutProducer]] = {
 class SinkOptions:
     """The producer, the two service topics, how often a change may be seen, and what else there is to decide.
 
-    ``pipeline``: whose checkpoints are written and read. ``snapshots_topic``: None if no tables are loaded.
+    ``pipeline``: whose checkpoints are written and read. ``snapshots_topic``: None if no tables are
+    loaded. ``commands_topic``: None if no commands are taken.
     ``accept_changed_topics``: go on with topics that changed behind our back. ``foresight`` outlives the session.
     ``topics_max``: how many topics there may be beside the service topics before no more are created;
     ``reserved_topics`` count from the beginning.
@@ -62,6 +64,7 @@ class SinkOptions:
     mode: Mode = "exactly_once"
     dead_letters_topic: TopicSpec | None = None
     snapshots_topic: TopicSpec | None = None
+    commands_topic: TopicSpec | None = None
     accept_changed_topics: bool = False
     topics_max: int = 10_000
     reserved_topics: frozenset[str] = frozenset()
@@ -94,7 +97,6 @@ class KafkaSink:
         self._given_up = threading.Event()
         self._producer_options = options.producer
         self._mark = Mark(options.producer.client, self._given_up)
-        self._checkpoints_sent = 0
         """Since the mark was written."""
         self._admin: Topics | None = None
         self._producer: CutProducer | None = None
@@ -139,6 +141,11 @@ class KafkaSink:
     async def loaded(self) -> Mapping[tuple[str, str], Loaded]:
         """Return the tables whose rows have been read to the end, by schema and name; after :meth:`fence`."""
         return await self._run(self._loaded)
+
+    def commands(self) -> CommandReader | None:
+        """Return what reads the commands to this pipeline, with clients of its own; None if it takes none."""
+        topic = self._options.commands_topic
+        return None if topic is None else CommandReader(self._options.producer.client, topic.name)
 
     async def open_topics(self, cut: int, topics: Sequence[str], described: Collection[str]) -> None:
         """Account for what earlier sessions wrote to, and for ``topics`` if they exist: full cuts name them.
@@ -213,9 +220,10 @@ class KafkaSink:
 
     def _prepare(self) -> None:
         options = self._options
-        specs = [options.transactions_topic, options.checkpoint_topic]
-        if options.snapshots_topic is not None:
-            specs.insert(1, options.snapshots_topic)
+        compacted = [one for one in (options.snapshots_topic, options.checkpoint_topic) if one is not None]
+        specs = [options.transactions_topic, *compacted]
+        if options.commands_topic is not None:
+            specs.insert(0, options.commands_topic)
         others = [] if options.dead_letters_topic is None else [options.dead_letters_topic]
         states = self._topics.ensure(*specs, *others)[: len(specs)]
         settings = self._topics.settings_of(*(spec.name for spec in specs))
@@ -230,8 +238,9 @@ class KafkaSink:
         for spec, state in zip(specs, states, strict=True):
             self._ledger.watch(spec.name, state)
         self._ledger.rely_on(options.checkpoint_topic.name, states[-1])
-        for spec, one in zip(specs[1:], settings[1:], strict=True):
-            check_compacted(spec.name, one)
+        for spec, one in zip(specs, settings, strict=True):
+            if spec in compacted:
+                check_compacted(spec.name, one)
         allowed_ms, timeout_s = self._topics.max_transaction_timeout_ms(), options.producer.timeout_s
         if allowed_ms is not None and allowed_ms < timeout_s * 1000:
             timeout_s = allowed_ms / 1000
@@ -290,7 +299,6 @@ class KafkaSink:
             if self.is_atomic:
                 self._replace_producer()
             self._mark.find(value, topics, self._topics)
-        self._checkpoints_sent = 0
 
     def _replace_producer(self) -> None:
         """Go on with another producer than the one that has aborted a transaction.
@@ -337,11 +345,7 @@ class KafkaSink:
         if spec is None:
             return {}
         with self._tail(spec) as tail:
-            *_, values = tail.windows()
-            found = [
-                Loaded.from_json(value, f"Record {tail.offset} of topic {tail.topic}") for value in values if value
-            ]
-        return {(one.schema, one.table): one for one in found}
+            return read_loaded(tail)
 
     def _open_topics(self, cut: int, topics: Sequence[str], described: Collection[str]) -> None:
         dead_letters = self._options.dead_letters_topic
@@ -444,7 +448,7 @@ class KafkaSink:
             self._send_cut(cut, checkpoint, following, full=False)
             self._send_checkpoint(checkpoint)
             self._live.flush()
-            if (wrong := self._ledger.unlike(following)) is not None and not self._is_shown():
+            if (wrong := self._ledger.unlike(following)) is not None and not self._is_shown(checkpoint):
                 self._live.abort()  # says so if it is another owner who wrote
                 raise wrong
         else:
@@ -466,27 +470,28 @@ class KafkaSink:
             assert self._options.snapshots_topic is not None, "without it no rows are read"
             value = replace(one, cut=checkpoint.cut).to_json()
             self._live.send(self._options.snapshots_topic.name, 0, one.key, value)
+        for answer in cut.answers:
+            assert self._options.commands_topic is not None, "without it there are no commands"
+            self._live.send(self._options.commands_topic.name, 0, answer.key, answer.to_json())
 
     def _send_checkpoint(self, checkpoint: Checkpoint) -> None:
-        self._checkpoints_sent += 1
         key = checkpoint_key(self._options.pipeline)
         self._live.send(self._options.checkpoint_topic.name, 0, key, checkpoint.to_json())
 
-    def _is_shown(self) -> bool:
-        """Return whether readers see the checkpoint that was sent: a late marker of the former transaction shows it.
+    def _is_shown(self, checkpoint: Checkpoint) -> bool:
+        """Return whether readers see ``checkpoint``, which was sent: a late marker of the former transaction shows it.
 
         If we abandoned the cut then, readers would never see its remaining records. We therefore commit it, even though
         its offsets may be slightly too low. A broker that does not know of the checkpoint cannot tell.
         """
         place = (self._options.checkpoint_topic.name, 0)
-        # Behind the mark stand what ended it, the session's checkpoints, and what ended each of them but the last.
-        known = self._mark.end(place[0]) + 2 * self._checkpoints_sent
         end = time.monotonic() + CONFIRM_S
         while time.monotonic() < end and not self._given_up.is_set():
             with closing(self._topics.another()) as topics:
+                behind = self._mark.behind(checkpoint.to_json(), place[0], topics)
                 stable, following = topics.stable_offsets([place]), topics.next_offsets([place])
-            if following[place] >= known:
-                return stable == following
+            if behind is not None and following[place] >= behind:
+                return stable[place] >= behind
             self._given_up.wait(AGAIN_S)
         return False
 
@@ -498,7 +503,10 @@ class KafkaSink:
 
     def _refuse(self, checkpoint: Checkpoint) -> None:
         self._replace_producer()
-        self._announce(checkpoint)
+        last = last_checkpoint(self._checkpoints())
+        # A new epoch may have begun since: whether the server has that history is for its own starts to judge.
+        if last is None or last.epoch <= checkpoint.epoch:
+            self._announce(checkpoint)
 
     def _close(self) -> None:
         if self._producer is not None:

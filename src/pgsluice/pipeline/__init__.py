@@ -36,6 +36,7 @@ from pgsluice.errors import (
     UnavailableError,
 )
 from pgsluice.history import (
+    LOAD_AGAIN,
     Checkpoint,
     Facts,
     Identity,
@@ -267,7 +268,7 @@ class Pipeline:
                 f"{error} But it happened twice in a row, and nothing behind {format_lsn(delivered)} was delivered in "
                 "between: a single transaction there writes to so many, or those behind one that is prepared and has "
                 "not ended. End prepared transactions that are old (pg_prepared_xacts). If there are none, drop the "
-                "slot, reload the tables, and start a new history with --adopt-slot."
+                f"slot, start a new history with --adopt-slot, then {LOAD_AGAIN}"
             ) from error
         self._crowded = delivered
 
@@ -484,7 +485,7 @@ class Pipeline:
         raise HistoryError(
             f"Slot {slot!r} does not exist on this server, but changes before {format_lsn(last.end_lsn)} were "
             "delivered from it. If this is the wrong server, connect to the right one; if the slot was dropped, what "
-            "came after them is lost to this pipeline: reload the tables, then start a new history with --adopt-slot."
+            f"came after them is lost to this pipeline: start a new history with --adopt-slot, then {LOAD_AGAIN}"
         )
 
     async def _wait_if_standby(self, source: Source, but: str) -> None:

@@ -10,13 +10,14 @@ from pgsluice import transaction
 from pgsluice.avro.schema import FieldHistory, KeyHistory
 from pgsluice.avro.sent.types import TypeDescription
 from pgsluice.avro.wire import Schema
+from pgsluice.commands import CommandState
 from pgsluice.cut import Cut, Recorded
 from pgsluice.history import Checkpoint, ServerIdentity, TimelineSwitch
 from pgsluice.loads import Loaded
 from pgsluice.pgoutput.framing import Keepalive, XLogData
 from pgsluice.record import Record
 from pgsluice.relation import Relation
-from pgsluice.snapshot import Chunk, Shape, Snapshot, Taken
+from pgsluice.snapshot import Chunk, Shape, Snapshot, TableSize, Taken
 from pgsluice.tables import TablePolicy
 
 
@@ -75,6 +76,9 @@ class Source(Protocol):
         It waits for no table that somebody has locked.
         """
 
+    async def table_sizes(self, oids: Sequence[int]) -> Mapping[int, TableSize]:
+        """Return the sizes of tables as PostgreSQL has estimated them last, by oid; it waits for no lock."""
+
     async def primary_key(self, relation_oid: int) -> tuple[str, ...] | None:
         """Return the primary key's columns as of now; empty when there is none, None when the table is gone."""
 
@@ -115,6 +119,18 @@ class Reader(Protocol):
 
     async def rows_of(self, shape: Shape, keys: Sequence[Sequence[str]]) -> Chunk:
         """Return the rows that have these keys (see :func:`pgsluice.loads.moved_key`); as :meth:`rows`."""
+
+    async def size(self, shape: Shape) -> int:
+        """Return how many bytes the table takes on disk, without its indexes."""
+
+    async def open_rows(self, shape: Shape) -> None:
+        """Make ready to read all rows of the table, in any order; TableUnreadable as with :meth:`rows`."""
+
+    async def next_rows(self, shape: Shape, limit: int) -> Chunk:
+        """Return the next ``limit`` of them at most."""
+
+    async def check_where(self, shape: Shape, where: str) -> None:
+        """TableUnreadable if PostgreSQL cannot take ``where`` as a condition on the table's rows."""
 
     async def end(self) -> None:
         """End the transaction, if there is one."""
@@ -164,6 +180,9 @@ class Sink(Protocol):
     async def loaded(self) -> Mapping[tuple[str, str], Loaded]:
         """Return the tables whose rows have been read to the end, by schema and name; after :meth:`fence`."""
 
+    def commands(self) -> "CommandReader | None":
+        """Return what reads the commands to this pipeline, with clients of its own; None if it takes none."""
+
     async def open_topics(self, cut: int, topics: Sequence[str], described: Collection[str]) -> None:
         """Account for topics that were written in earlier sessions, so that full cuts name them.
 
@@ -188,6 +207,19 @@ class Sink(Protocol):
 
     async def close(self) -> None:
         """Give up what is not committed."""
+
+
+class CommandReader(Protocol):
+    """Reads the commands that somebody has sent to the pipeline; what is in the records, the caller finds out."""
+
+    async def open(self, state: CommandState) -> CommandState:
+        """Begin to read where ``state`` ends, or at the topic's end if that is not known; the state from there on."""
+
+    async def read(self) -> Sequence[tuple[int, bytes | None]]:
+        """Wait for records for a moment; return the offset and the value of each that has come."""
+
+    async def close(self) -> None:
+        """Close every connection."""
 
 
 class Spool(transaction.Spool, Protocol):

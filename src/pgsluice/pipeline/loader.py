@@ -9,28 +9,29 @@ What goes wrong here is logged, and tried again later: loading never stops the s
 
 import asyncio
 import time
-import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Final, NoReturn
 
 import structlog
 
-from pgsluice.envelope import Stamp
+from pgsluice.commands import CommandState
 from pgsluice.errors import PoisonError, SourceUnavailable, TableRefused, TableUnreadable
-from pgsluice.loads import FIRST_SEQ, Load, Loaded, Mark, Place, State, moved_key
-from pgsluice.pgoutput.decoder import Decoder
-from pgsluice.pgoutput.messages import Insert, TupleData
-from pgsluice.pipeline.encoders import Encoders, Rows
+from pgsluice.loads import Load, Loaded, Place
+from pgsluice.metrics import Metrics
+from pgsluice.pipeline.begun import Begun
+from pgsluice.pipeline.encoders import Encoders
 from pgsluice.pipeline.ends import Reader, Source, Stream
-from pgsluice.pipeline.outbox import Outbox
-from pgsluice.progress import Progress
+from pgsluice.pipeline.inserter import Inserter, Opened
+from pgsluice.pipeline.load_report import LoadReport, LoadWatch, TableReport, TableState
+from pgsluice.pipeline.pace import Pace
+from pgsluice.pipeline.requests import Requests
+from pgsluice.pipeline.rounds import Rounds, Seams
 from pgsluice.relation import Relation
-from pgsluice.round import Round
-from pgsluice.snapshot import Chunk, Shape, Taken
+from pgsluice.snapshot import Chunk, Shape, TableSize
 from pgsluice.tables import TablePolicy
-from pgsluice.transaction import Transaction, Transactions
+from pgsluice.transaction import Transaction
 
 log = structlog.get_logger(__name__)
 
@@ -41,58 +42,41 @@ AGAIN_S: Final = 2.0
 AGAIN_MAX_S: Final = 60.0
 """When a table that could not be read is tried again, at first and at most."""
 
-SEEN_S: Final = 0.1
-"""How long the stream waits for transactions that were sent before they became visible: with synchronous replication
-they do so once a standby has answered."""
-
-SEEN_AGAIN_S: Final = 0.002
-
-TAKE_S: Final = 2.0
-"""How long the stream waits for a server that does not answer."""
-
-PAUSE_S: Final = 5.0
-"""How long the table stays locked until no transaction is half done."""
+SHOWN_S: Final = 0.02
+"""How often it is looked whether the server has shown that it is the one that was followed."""
 
 VOIDS_MAX: Final = 8
 """How often in a row a chunk may turn out to fit nowhere. Each time, half as many rows are read."""
 
-ASK_S: Final = 0.02
-"""How often the server is asked how far the stream has come."""
-
-FLUSH_S: Final = 0.05
-"""When something is written to move the stream: what a transaction in progress has written may stay unflushed."""
-
-FLUSH_AGAIN_S: Final = 1.0
-
-ROUND_S: Final = 20.0
-"""How long a round may wait for the stream, while transactions wait for it."""
-
 WRITERS_S: Final = 0.1
 """How often it is looked whether those who were changing a table have ended."""
 
-WRITERS_SAY_S: Final = 10.0
-
-MOVED_MAX: Final = 1000
-MOVED_BYTES_MAX: Final = 64 * 1024
-"""Rows with a new key that are read again before the end, and what their keys may take in each checkpoint until then.
-If there are more, the load begins again."""
+WRITERS_MAX_S: Final = 2.0
+"""For how long other tables wait for them, too."""
 
 MOVED_AT_ONCE: Final = 500
 
-TURN: Final = 1000
-"""Rows after which everybody else on the event loop has a turn."""
+REPORT_S: Final = 1.0
+"""How often it is put together how far the loads have come: there may be thousands of tables."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How much is read at once. ``replaces``: rows that were not read, and are older, are gone.
+    """How much is read at once, and ``without_key_max``: the largest table that may be read without a key, in bytes.
 
-    That is not so where only a part of the changes is followed (postgres.origin).
+    ``max_rows_per_s``: how many rows are read by a key in a second; None: as many as possible.
+    ``replaces``: rows that were not read, and are older, are gone. That is not so where only a part of the changes is
+    followed (postgres.origin). ``in_each_epoch``: tables are loaded again once changes may be missing, which is why a
+    new epoch begins. ``is_initial``: every published table is loaded once, also if no command asks for it.
     """
 
     chunk_rows: int
     chunk_bytes: int
+    without_key_max: int
     replaces: bool
+    in_each_epoch: bool
+    is_initial: bool = True
+    max_rows_per_s: int | None = None
 
 
 @dataclass(slots=True)
@@ -100,10 +84,9 @@ class _Table:
     """A table that is being loaded, or is to be."""
 
     relation: Relation
-    load: Load | None = None
-    shape: Shape | None = None
-    rows: Rows | None = None
-    replaces: bool = False
+    size: TableSize | None = None
+    """As estimated; None until it is asked for."""
+    opened: Opened | None = None
     voids: int = 0
     """How many chunks in a row fitted nowhere."""
     is_out: bool = False
@@ -111,27 +94,14 @@ class _Table:
     due_at: float = 0.0
     failures: int = 0
     said: str | None = None
+    """Why it is not being read."""
+    writers: tuple[str, set[str]] | None = None
+    """While it is to be opened: the digest of its shape, and transactions that were changing it and have not ended."""
 
     @property
     def name(self) -> tuple[str, str]:
         """Schema and table."""
         return self.relation.namespace, self.relation.name
-
-
-@dataclass(slots=True)
-class Seams:
-    """What the loader needs of the session.
-
-    ``pause``: hold up the session's work while no transaction is half done. ``go_on``: take what was held, in a pause.
-    ``wake``: have the session look whether its cut is due.
-    """
-
-    transactions: Transactions
-    outbox: Outbox
-    progress: Progress
-    pause: Callable[[], AbstractAsyncContextManager[None]]
-    go_on: Callable[[], Awaitable[None]]
-    wake: Callable[[], None]
 
 
 class Loader:
@@ -144,136 +114,203 @@ class Loader:
         encoders: Encoders,
         seams: Seams,
         options: LoadOptions,
+        metrics: Metrics,
         *,
         epoch: int,
         commit_timestamps: bool,
         loads: Sequence[Load],
         place: Place,
         loaded: Mapping[tuple[str, str], Loaded],
+        commands: CommandState,
     ) -> None:
         self._source = source
         self._reader: Reader = source.reader()
-        self._stream = stream
         self._encoders = encoders
         self._seams = seams
         self._options = options
-        self._epoch = epoch
-        self._commit_timestamps = commit_timestamps
-        self._place = place
-        self._former = {load.name: load for load in loads}
-        """Those of the last session that have not been taken up again."""
-        self._loaded = dict(loaded)
-        self._tables: dict[tuple[str, str], _Table] = {}
-        self._round: Round | None = None
-        self._is_loading = False
-        """Whether there is any table to load. While there is none, nothing is noted of transactions: when the next one
-        is opened, those who are changing it are waited for."""
-        self._unseen: set[int] = set()
-        """Transactions that went on while it was so and may not be visible to others yet."""
-        self._has_moved = False
-        """Whether keys were kept that no cut has recorded yet."""
-        for load in loads:
-            encoders.watch(load.oid, self._on_incomplete)
+        if options.in_each_epoch:
+            loaded = {name: one for name, one in loaded.items() if one.epoch == epoch}
+        wanted = [one for one in loads if options.is_initial or commands.of(one.name) is not None]
+        self._begun = Begun(encoders, epoch, wanted, loaded)
+        self.requests = Requests(seams.outbox, self._begun, commands, seams.wake)
+        self._rounds = Rounds(self._reader, stream, seams, metrics.snapshot_held_seconds.inc)
+        self._inserter = Inserter(
+            *(seams.outbox, self._begun, self.requests, place), epoch=epoch, commit_timestamps=commit_timestamps
+        )
+        self._tables: dict[int, _Table] = {}
+        """By oid."""
+        self.looked = asyncio.Event()
+        """Set once it is known which tables are to be loaded."""
+        self.is_standby = False
+        self._wake = asyncio.Event()
+        self._pace = Pace(options.max_rows_per_s)
+        self._metrics = metrics
+        self._published: Sequence[Relation] = ()
+        self._watch = LoadWatch()
+        self._said_at = 0.0
+        self._trouble: str | None = None
+        """Why no table can be read, since the last one was."""
+        self.report: LoadReport | None = None
+        """How far the loads have come, as of a moment ago; None until the published tables are known."""
+
+    @property
+    def loading(self) -> Mapping[tuple[str, str], Relation]:
+        """The tables that are being loaded, or are going to be, by schema and name."""
+        return {one.name: one.relation for one in self._tables.values()}
+
+    def has_begun(self, relation: Relation) -> bool:
+        """Return whether rows of the table were read already, or a command has asked for them."""
+        return self._is_asked_for(relation) or self._begun.of(relation.oid) is not None
+
+    def take_up(self, relations: Iterable[Relation]) -> None:
+        """Begin with tables that commands ask for now; in a pause."""
+        for relation in relations:
+            self._tables[relation.oid] = _Table(relation)
+        self.wake()
+
+    def wake(self) -> None:
+        """Look at once what there is to load."""
+        self._wake.set()
+
+    def cancel(self, relation: Relation) -> None:
+        """End the load of a table, which does not begin again by itself; in a pause."""
+        name = relation.namespace, relation.name
+        self._tables.pop(relation.oid, None)
+        if self.requests.where(name):
+            self._begun.drop(relation.oid)
+            cancelled = None
+        else:
+            cancelled = self._begun.cancel(relation)
+        self.requests.become(self.requests.state, (), () if cancelled is None else (cancelled,))
+        self.requests.end(name, "ended", "It was cancelled.")
+        log.info("loading was cancelled", table=str(relation))
 
     def on_commit(self, transaction: Transaction) -> None:
-        """Take notice that ``transaction`` goes on: no snapshot that does not see it is of use.
+        """Take notice that ``transaction`` goes on.
 
         It is called before the transaction joins its cut: the keys of rows that it has moved are recorded there.
         """
-        if self._is_loading:
-            self._unseen.add(transaction.xid)
-        if self._has_moved:
-            self._has_moved = False
-            self._seams.outbox.note_loads(self._loads())
+        self._rounds.on_commit(transaction)
+        if self._begun.is_changed:
+            self._seams.outbox.note_loads(self._begun.all())
 
-    def _on_incomplete(self, relation: Relation, new: TupleData) -> None:
-        """Keep the key of a row that lacks values, if its table is being read."""
-        table = next((one for one in self._tables.values() if one.relation.oid == relation.oid), None)
-        name = (relation.namespace, relation.name) if table is None else table.name
-        load = self._former.get(name) if table is None else table.load
-        if load is None or load.oid != relation.oid or not load.last:
-            return  # whatever its key, it will be read
-        self._has_moved = True
-        names = [column.name for column in relation.columns]
-        key = moved_key([new[names.index(one)] for one in load.key]) if set(load.key) <= set(names) else None
-        moved = load.moved if key is None or key in load.moved else (*load.moved, key)
-        if key is None or len(moved) > MOVED_MAX or sum(len(part) for one in moved for part in one) > MOVED_BYTES_MAX:
-            log.info("loading begins again: too many rows have got another key", table=str(load))
-            self._keep(name, None)
-        else:
-            self._keep(name, replace(load, moved=moved))
-
-    def _keep(self, name: tuple[str, str], load: Load | None) -> None:
-        """Let the load of a table be ``load``; None: it begins again."""
-        table = self._tables.get(name)
-        if table is not None:
-            table.load = load
-        elif load is None:
-            del self._former[name]
-        else:
-            self._former[name] = load
-
-    def _loads(self) -> list[Load]:
-        """Return the loads in progress."""
-        present = [one.load for one in self._tables.values() if one.load is not None]
-        return [*present, *self._former.values()]
+    def on_held(self) -> None:
+        """Take notice that a transaction waits for rows to be read."""
+        self._rounds.on_held()
 
     def on_position(self, lsn: int) -> None:
         """Take notice that, between two transactions, the server says that it has come to ``lsn``."""
-        if self._round is not None:
-            self._round.reach(lsn)
+        self._rounds.on_position(lsn)
 
     async def run(self) -> NoReturn:
         """Load what is to be loaded, and look again and again whether there is more."""
         try:
             if await self._source.is_standby():
-                log.warning("tables cannot be loaded from a standby: connect to the primary")
+                if self._options.is_initial or self.requests.state.requests:
+                    log.warning("tables cannot be loaded from a standby: connect to the primary")
+                await self._until_shown()
+                self.is_standby = True
+                self.looked.set()
                 await asyncio.Future()
             while True:
                 try:
                     await self._look()
+                    self.looked.set()
+                    self._say()
                     await self._load_all()
-                    await self._prune()
-                    await asyncio.sleep(LOOK_S)
+                    self._say()
+                    await self._rounds.prune()
+                    await self._rest()
                 except SourceUnavailable as error:
-                    log.warning("tables cannot be read now", reason=str(error))
+                    self._trouble = str(error)
+                    log.warning("tables cannot be read now", reason=self._trouble)
+                    if self.report is not None:
+                        self._say()
                     await self._reader.close()
                     await asyncio.sleep(AGAIN_S)
         finally:
             await self._reader.close()
 
+    async def _rest(self) -> None:
+        """Wait until it is time to look again, or somebody says so."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_S):
+                await self._wake.wait()
+        self._wake.clear()
+
     async def _until_shown(self) -> None:
         """Wait until it is certain that this is the server that was followed."""
         while self._seams.progress.owes:  # noqa: ASYNC110 - nobody is told when that ends
-            await asyncio.sleep(ASK_S)
+            await asyncio.sleep(SHOWN_S)
 
     async def _look(self) -> None:
-        """Find the published tables that were never loaded."""
+        """Find the published tables that were never loaded, and those that commands ask for."""
         await self._until_shown()
-        found = {(one.namespace, one.name): one for one in await self._source.published_relations()}
-        for known in (self._tables, self._former):
-            for name in known.keys() - found.keys():
-                del known[name]
-        for name, relation in found.items():
-            loaded = self._loaded.get(name)
-            table = self._tables.get(name)
-            if loaded is not None and loaded.oid == relation.oid:
-                continue
-            if (table is None or table.relation != relation) and self._policy(relation) is not None:
-                self._tables[name] = _Table(relation)
-        self._note_if_loading()
+        if not (self._options.is_initial or self.requests.state.requests):
+            return
+        self._published = await self._source.published_relations()
+        found = {one.oid: one for one in self._published if self._may_load(one)}
+        self._begun.keep_only(found)
+        for oid in self._tables.keys() - found.keys():
+            del self._tables[oid]
+        for oid, relation in found.items():
+            table = self._tables.get(oid)
+            if (table is None or table.relation != relation) and self._is_wanted(relation):
+                self._tables[oid] = _Table(relation)
+        await self._ask_sizes()
+        names = {(one.namespace, one.name) for one in found.values()}
+        for request in self.requests.state.requests:
+            if request.name not in names:
+                async with self._seams.pause():
+                    self.requests.end(request.name, "ended", "It is not published any more.")
+        self._watch_if_needed()
 
-    def _note_if_loading(self) -> None:
-        self._is_loading = any(not one.is_out for one in self._tables.values())
+    async def _ask_sizes(self) -> None:
+        new = {oid: one for oid, one in self._tables.items() if one.size is None}
+        if new:
+            sizes = await self._source.table_sizes(list(new))
+            for oid, one in new.items():
+                one.size = sizes.get(oid, TableSize())
 
-    async def _prune(self) -> None:
-        """Forget the transactions that are visible by now, and all of them if no table is to be loaded."""
-        self._note_if_loading()
-        if not self._is_loading:
-            self._unseen.clear()
-        elif self._unseen:
-            snapshot = await self._reader.look()
-            self._unseen = {xid for xid in self._unseen if not snapshot.is_visible(xid)}
+    def _is_wanted(self, relation: Relation) -> bool:
+        """Return whether the table is to be loaded: because a command says so, or because it never was."""
+        return self._is_asked_for(relation) or (self._options.is_initial and not self._begun.is_loaded(relation))
+
+    def _may_load(self, relation: Relation) -> bool:
+        """Return whether the settings let the table be loaded, or a command does."""
+        policy = self._policy(relation)
+        return policy is not None and (policy.is_loaded or self._is_asked_for(relation))
+
+    def _is_asked_for(self, relation: Relation) -> bool:
+        return self.requests.of((relation.namespace, relation.name)) is not None
+
+    def _say(self) -> None:
+        """Let the status and the log know how far the loads have come, where tables are known that may be loaded."""
+        if not self._published:
+            return
+        now = self._said_at = time.monotonic()
+        self.report = self._watch.report(map(self._report_of, self._published), now)
+        self._watch.say(self.report, now)
+
+    def _say_if_due(self) -> None:
+        if time.monotonic() - self._said_at > REPORT_S:
+            self._say()
+
+    def _report_of(self, relation: Relation) -> TableReport:
+        table, loaded = self._tables.get(relation.oid), self._begun.loaded(relation)
+        if table is None:
+            if loaded is not None and loaded.state == "end":
+                return TableReport(str(relation), "loaded", loaded.rows)
+            return TableReport(str(relation), "skipped")
+        load, reason = self._begun.of(relation.oid), table.said or self._trouble
+        state: TableState = "waiting" if load is None else "loading"
+        if table.is_out or reason is not None:
+            state = "left_out" if table.is_out else "blocked"
+        estimated = 0 if table.size is None else table.size.rows
+        return TableReport(str(relation), state, 0 if load is None else load.rows, estimated, reason)
+
+    def _watch_if_needed(self) -> None:
+        self._rounds.watch(on=any(not one.is_out for one in self._tables.values()))
 
     def _policy(self, relation: Relation) -> TablePolicy | None:
         """Return how the table is published; None if it is not, or cannot be."""
@@ -288,235 +325,202 @@ class Loader:
         while time.monotonic() < look_at:
             now = time.monotonic()
             ready = [one for one in self._tables.values() if not one.is_out and one.due_at <= now]
-            if not ready:
+            if not ready or self.requests.state.is_paused:
                 return
-            # One after the other: every checkpoint has those that are begun.
-            await self._advance(min(ready, key=lambda one: one.load is None))
+            await asyncio.sleep(self._pace.wait_s(now))
+            await self._advance(min(ready, key=self._place_in_line))
+            self._watch_if_needed()
+            self._say_if_due()
+
+    def _place_in_line(self, table: _Table) -> tuple[bool, float, int]:
+        """Return what tables are ordered by: one after the other, as every checkpoint has those that have begun.
+
+        Those that had to wait come last, and small ones first, so that many are finished early.
+        """
+        size = 0 if table.size is None else table.size.bytes
+        return self._begun.of(table.relation.oid) is None, table.due_at, size
 
     async def _advance(self, table: _Table) -> None:
         try:
-            if table.shape is None:
-                await self._open(table)
-            if not table.is_out:
-                await self._read(table)
-                table.failures, table.said = 0, None
+            if table.opened is None:
+                table.opened = await self._open(table)
+            if table.opened is None:
+                table.is_out = True
+                return
+            if table.opened.shape.key:
+                await self._read_chunk(table, table.opened)
+            else:
+                await self._read_whole(table, table.opened)
+            table.failures, table.said, self._trouble = 0, None, None
         except TableUnreadable as error:
-            table.shape = None
+            table.opened = None
             table.due_at = time.monotonic() + min(AGAIN_S * 2**table.failures, AGAIN_MAX_S)
             table.failures = min(table.failures + 1, 10)
             if str(error) != table.said:
                 table.said = str(error)
                 log.warning("a table cannot be read now", table=str(table.relation), reason=table.said)
+                async with self._seams.pause():
+                    self.requests.note(table.name, table.said)
 
-    async def _open(self, table: _Table) -> None:
-        """Find out how the table is read, and wait for those who are changing it.
+    async def _open(self, table: _Table) -> Opened | None:
+        """Find out how the table is read, and wait for those who are changing it; None if it cannot be loaded.
 
         Whoever has changed it already and has not ended may be neither in the snapshot nor in the stream: the table may
         have been published, or this session begun, after he wrote.
         """
         shape = await self._reader.shape(table.relation)
         if shape is None:
-            table.is_out = True  # it is gone, which the next look will show
-            return
+            return None  # it is gone, which the next look will show
+        policy = self._policy(shape.relation)
+        check_trusted(shape, is_named=policy is not None and policy.named)
         if not shape.key:
-            raise TableUnreadable(
-                f"Table {shape.relation} is left out until it has a primary key, or another unique index over "
-                "published columns that are NOT NULL: its rows cannot be read in an order."
-            )
-        load = self._former.pop(table.name, table.load)
-        table.load = load if load is not None and (load.oid, load.shape) == (table.relation.oid, shape.digest) else None
-        await self._wait_for_writers(shape)
+            await self._check_size(shape)
+        load = self._begun.of(shape.relation.oid)
+        # Without a key, nobody knows which rows were read.
+        if load is not None and not (shape.key and load.shape == shape.digest):
+            self._begun.drop(load.oid)
+            load = None
+        await self._wait_for_writers(table, shape)
         async with self._seams.pause():
             try:
-                table.rows = await self._encoders.of_loaded(shape.relation)
+                rows = await self._encoders.of_loaded(shape.relation)
             except (TableRefused, PoisonError) as error:
-                table.is_out = True
+                table.said = str(error)
                 log.error(  # noqa: TRY400 - it is no defect
-                    "a table cannot be loaded", table=str(shape.relation), reason=str(error)
+                    "a table cannot be loaded", table=str(shape.relation), reason=table.said
                 )
-                return
-            self._encoders.watch(shape.relation.oid, self._on_incomplete)
-        policy = self._policy(shape.relation)
-        # In a shared topic, the mark's rows cannot be told from those of other tables.
-        table.replaces = (self._options.replaces and shape.replaces) and (
-            policy is not None and policy.truncate and not policy.shared
-        )
-        table.shape = shape
-        log.info("loading", table=str(shape.relation), rows_before=table.load.rows if table.load else 0)
+                self.requests.end(table.name, "ended", table.said)
+                return None
+        where = self.requests.where(table.name)
+        replaces = (self._options.replaces and shape.replaces and not where) and policy is not None and policy.truncate
+        log.info("loading", table=str(shape.relation), rows_before=load.rows if load else 0)
+        return Opened(replace(shape, where=where), rows, replaces)
 
-    async def _wait_for_writers(self, shape: Shape) -> None:
-        writers = set(await self._reader.writers(shape))
-        say_at = time.monotonic() + WRITERS_SAY_S
+    async def _check_size(self, shape: Shape) -> None:
+        """Raise if the table is too large to be read in one piece, while all changes wait."""
+        size, limit = await self._reader.size(shape), self._options.without_key_max
+        if size > limit:
+            raise TableUnreadable(
+                f"Table {shape.relation} is left out: it takes {size:,} bytes, and without a key it would be read in "
+                f"one piece while all changes wait. Give it a primary key, or another unique index over published "
+                f"columns that are NOT NULL; or raise snapshot.without_key_max, which is {limit:,}."
+            )
+
+    async def _wait_for_writers(self, table: _Table, shape: Shape) -> None:
+        """Wait for those who are changing the table; TableUnreadable if it takes long, so that others have their turn.
+
+        Whoever begins later writes what the stream has, so that is not begun anew each time, unless the table changes.
+        """
+        if table.writers is None or table.writers[0] != shape.digest:
+            table.writers = shape.digest, set(await self._reader.writers(shape))
+        _, writers = table.writers
+        give_up_at = time.monotonic() + WRITERS_MAX_S
         while writers:
-            await asyncio.sleep(WRITERS_S)
-            writers &= set(await self._reader.writers(shape))
-            if time.monotonic() > say_at:
-                say_at += 6 * WRITERS_SAY_S
-                log.info(
-                    "loading waits for transactions that are changing the table",
-                    table=str(shape.relation),
-                    transactions=len(writers),
+            if time.monotonic() > give_up_at:
+                raise TableUnreadable(
+                    f"Transactions that were changing table {shape.relation} before it is read have not ended."
                 )
+            await asyncio.sleep(WRITERS_S)
+            writers.intersection_update(await self._reader.writers(shape))
+        table.writers = None
 
-    async def _read(self, table: _Table) -> None:
+    async def _read_chunk(self, table: _Table, opened: Opened) -> None:
         """Read one chunk, and put it where it belongs."""
-        shape = table.shape
-        assert shape is not None, "_open() has found it"
+        async with self._round(opened.shape) as timestamp:
+            load = self._begun.of(opened.oid)
+            moved = load.moved[:MOVED_AT_ONCE] if load is not None and load.is_read else ()
+            chunk = await self._rows(table, opened.shape, load, moved)
+            self._pace.on_read(len(chunk.messages), time.monotonic())
+            await self._reader.end()
+            lsn = await self._rounds.wait_complete()
+            if lsn is not None:
+                await self._insert(opened, load, chunk, lsn, timestamp, moved)
+        self._note_fit(table, fits=lsn is not None)
+
+    async def _read_whole(self, table: _Table, opened: Opened) -> None:
+        """Read all rows at one snapshot, in portions, while everything that it does not see waits."""
+        self._begun.drop(opened.oid)
+        options, limit = self._options, 1
+        async with self._round(opened.shape) as timestamp:
+            await self._reader.open_rows(opened.shape)
+            lsn = await self._rounds.wait_complete()
+            is_last = lsn is None
+            while lsn is not None and not is_last:
+                chunk = await self._reader.next_rows(opened.shape, limit)
+                await self._insert(opened, self._begun.of(opened.oid), chunk, lsn, timestamp)
+                is_last = chunk.is_last or not self._is_current(opened)
+                size = 1 + sum(map(len, chunk.messages)) // limit
+                limit = max(1, min(options.chunk_rows, options.chunk_bytes // size, 10 * limit))
+        self._note_fit(table, fits=lsn is not None)
+
+    @asynccontextmanager
+    async def _round(self, shape: Shape) -> AsyncIterator[int]:
+        """Lock the table and take a snapshot; until the end, what it does not see waits. Return the snapshot's time."""
+        began = time.monotonic()
         try:
             await self._reader.begin(shape)
-            taken = await self._take()
-            load = table.load
-            moved = load.moved[:MOVED_AT_ONCE] if load is not None and load.is_read else ()
+            taken = await self._rounds.take()
             try:
-                chunk = await self._rows(table, shape, moved)
-                await self._reader.end()
-                await self._wait_complete()
+                yield taken.timestamp
             except (TableUnreadable, SourceUnavailable):
-                async with self._seams.pause():
-                    await self._end_round()
-                raise
-            async with self._seams.pause():
-                round_ = self._round
-                assert round_ is not None, "_take() has begun it"
-                # Meanwhile so many rows may have moved that the load begins again.
-                if not round_.is_void and (load is None) == (table.load is None):
-                    await self._insert(table, chunk, moved, taken, round_.lsn)
                 await self._end_round()
-            table.voids = table.voids + 1 if round_.is_void else 0
-            if table.voids > VOIDS_MAX:
-                raise TableUnreadable("Its transactions become visible in another order than they commit in.")
+                raise
+            await self._end_round()
+            self._metrics.snapshot_round_seconds.observe(time.monotonic() - began)
+        except (TableUnreadable, SourceUnavailable):
+            self._metrics.snapshot_rounds.labels("failed").inc()
+            raise
         finally:
             await self._reader.end()
 
-    async def _rows(self, table: _Table, shape: Shape, moved: Sequence[tuple[str, ...]]) -> Chunk:
+    async def _end_round(self) -> None:
+        async with self._seams.pause():
+            await self._rounds.end()
+
+    async def _insert(
+        self,
+        opened: Opened,
+        load: Load | None,
+        chunk: Chunk,
+        lsn: int,
+        timestamp: int,
+        moved: Sequence[tuple[str, ...]] = (),
+    ) -> None:
+        """Put the chunk into the open cut; ``load``: as it was when the chunk was read."""
+        async with self._seams.pause():
+            # Meanwhile the load may have been cancelled, or so many rows may have moved that it begins again.
+            if self._is_current(opened) and (load is None) == (self._begun.of(opened.oid) is None):
+                self._seams.progress.on_received(lsn)
+                await self._inserter.insert(opened, chunk, lsn, timestamp, moved)
+                if self._begun.of(opened.oid) is None:
+                    del self._tables[opened.oid]
+        self._say_if_due()
+
+    def _is_current(self, opened: Opened) -> bool:
+        """Return whether the table is still being loaded, and not once more since a command has cancelled that."""
+        table = self._tables.get(opened.oid)
+        return table is not None and table.opened is opened
+
+    def _note_fit(self, table: _Table, *, fits: bool) -> None:
+        self._metrics.snapshot_rounds.labels("placed" if fits else "no_place").inc()
+        table.voids = 0 if fits else table.voids + 1
+        if table.voids > VOIDS_MAX:
+            raise TableUnreadable("Its transactions become visible in another order than they commit in.")
+
+    async def _rows(self, table: _Table, shape: Shape, load: Load | None, moved: Sequence[tuple[str, ...]]) -> Chunk:
         """Read the next rows of the table; once all have been read, those that have ``moved``."""
-        load, options = table.load, self._options
+        options = self._options
         if load is not None and load.is_read:
             return await self._reader.rows_of(shape, moved)
         after = load.last if load is not None else ()
-        return await self._reader.rows(shape, after, max(1, options.chunk_rows >> table.voids), options.chunk_bytes)
+        limit = self._pace.at_once(max(1, options.chunk_rows >> table.voids))
+        return await self._reader.rows(shape, after, limit, options.chunk_bytes)
 
-    async def _take(self) -> Taken:
-        """Take the snapshot between two transactions; from now on the round decides which go on."""
-        seams = self._seams
-        async with AsyncExitStack() as stack:
-            try:
-                async with asyncio.timeout(PAUSE_S):
-                    await stack.enter_async_context(seams.pause())
-            except TimeoutError:
-                raise TableUnreadable(f"A transaction takes more than {PAUSE_S:g} s to be received.") from None
-            try:
-                async with asyncio.timeout(TAKE_S):
-                    await self._see_all()
-                    taken = await self._reader.take()
-            except TimeoutError:
-                await self._reader.close()
-                raise SourceUnavailable(f"PostgreSQL took no snapshot within {TAKE_S:g} s.") from None
-            self._round = seams.transactions.gate = Round(taken.snapshot, taken.end_lsn)
-            seams.progress.hold_back(taken.end_lsn)
-            return taken
 
-    async def _see_all(self) -> None:
-        """Wait until everything that went on is visible to others."""
-        give_up_at = time.monotonic() + SEEN_S
-        await self._prune()
-        while self._unseen:
-            if time.monotonic() > give_up_at:
-                raise TableUnreadable("Transactions that PostgreSQL has sent are not visible to others yet.")
-            await asyncio.sleep(SEEN_AGAIN_S)
-            await self._prune()
-
-    async def _wait_complete(self) -> None:
-        """Wait until the stream has come to where the chunk belongs, and see to it that it does."""
-        round_ = self._round
-        assert round_ is not None, "_take() has begun it"
-        began = time.monotonic()
-        flush_at = began + FLUSH_S
-        while not (round_.is_complete or round_.is_void):
-            now = time.monotonic()
-            if now - began > ROUND_S:
-                raise TableUnreadable(f"The stream has not come to the snapshot within {ROUND_S:g} s.")
-            if now >= flush_at:
-                await self._reader.flush()
-                flush_at = now + FLUSH_AGAIN_S
-            self._stream.ask_position()
-            await asyncio.sleep(ASK_S)
-
-    async def _end_round(self) -> None:
-        """Let go on what has waited; in a pause."""
-        seams = self._seams
-        self._round = seams.transactions.gate = None
-        beyond = seams.progress.let_go()
-        await seams.go_on()
-        seams.progress.on_received(beyond)
-        seams.wake()
-
-    async def _insert(
-        self, table: _Table, chunk: Chunk, moved: Sequence[tuple[str, ...]], taken: Taken, lsn: int
-    ) -> None:
-        """Put the rows of the chunk into the open cut, at ``lsn``; ``moved``: the keys by which they were read."""
-        shape, rows = table.shape, table.rows
-        assert shape is not None, "_open() has found it"
-        assert rows is not None, "and made its encoder"
-        self._seams.progress.on_received(lsn)
-        self._place = self._place.at(lsn)
-        if table.load is None:
-            relation = shape.relation
-            table.load = Load(
-                uuid.uuid4().hex, relation.namespace, relation.name, relation.oid, shape.digest, shape.key
-            )
-            await self._join(table, "begin")
-        at = 0
-        while at < len(chunk.messages):
-            at = await self._insert_some(table, chunk.messages, at, taken.timestamp)
-        rest = table.load.moved[len(moved) :]
-        table.load = replace(table.load, is_read=table.load.is_read or chunk.is_last, moved=rest)
-        if table.load.is_read and not rest:
-            await self._join(table, "end")
-
-    async def _insert_some(self, table: _Table, messages: Sequence[bytes], at: int, timestamp: int) -> int:
-        """Put rows from ``messages[at]`` on into the open cut until it is full; where that ended."""
-        rows, pending, load, place = table.rows, self._seams.outbox.pending, table.load, self._place
-        assert rows is not None, "_open() has made it"
-        assert load is not None, "_insert() has begun it"
-        transaction = Transaction(0, place.lsn, timestamp)
-        stamp = Stamp(transaction, self._epoch, commit_timestamps=self._commit_timestamps)
-        stamp.next_seq = place.seq
-        began = at
-        while at < len(messages) and not pending.full:
-            rows.add(messages[at], stamp, pending, is_streamed=False)
-            at += 1
-            if at % TURN == 0:
-                await asyncio.sleep(0)
-        self._place = Place(place.lsn, stamp.next_seq - FIRST_SEQ)
-        last = load.last if load.is_read else self._key(table, messages[at - 1])
-        table.load = replace(load, last=last, rows=load.rows + at - began)
-        await self._join(table, "rows")
-        return at
-
-    async def _join(self, table: _Table, state: State) -> None:
-        """Let what was added join the open cut, with a mark of how far the load has come."""
-        load, rows, place = table.load, table.rows, self._place
-        assert load is not None, "_insert() has begun it"
-        assert rows is not None, "_open() has made it"
-        assert rows.encoder is not None, "the table is published"
-        topic = rows.encoder.target.topic
-        mark = Mark(topic, load.id, state, self._epoch, place.lsn, place.seq, load.rows, table.replaces)
-        self._place = place.behind(1)
-        ended = []
-        if state == "end":
-            del self._tables[load.name]
-            self._encoders.watch(load.oid, None)
-            self._loaded[load.name] = Loaded(load.id, load.schema, load.table, load.oid, load.rows, self._epoch)
-            ended.append(self._loaded[load.name])
-            log.info("loaded", table=str(load), topic=topic, rows=load.rows)
-        self._has_moved = False
-        await self._seams.outbox.join_load(self._loads(), self._place, [mark], ended)
-
-    def _key(self, table: _Table, message: bytes) -> tuple[str, ...]:
-        """Return the values of the row's key, as text."""
-        assert table.shape is not None, "_open() has found it"
-        decoded = Decoder().decode(message)
-        assert isinstance(decoded, Insert), "insert_message() has made it"
-        values = [decoded.new[place] for place in table.shape.key_places]
-        return tuple(value.decode() for value in values if isinstance(value, bytes))
+def check_trusted(shape: Shape, *, is_named: bool) -> None:
+    """Raise TableUnreadable if reading the table could run functions of somebody whom nobody has chosen to trust."""
+    if not (shape.is_trusted or is_named):
+        raise TableUnreadable(
+            f"Table {shape.relation} is left out until tables.include or a publication names it, or its owner is that "
+            "of the database: whoever owns a table can have functions run with the rights of who reads it."
+        )

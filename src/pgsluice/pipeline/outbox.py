@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from pgsluice.commands import Answer, CommandState
 from pgsluice.cut import Cut
 from pgsluice.history import Checkpoint
 from pgsluice.loads import Load, Loaded, Mark, Place
@@ -162,6 +163,18 @@ class Outbox:
     def note_loads(self, loads: Sequence[Load]) -> None:
         """Record with the transaction that is about to be committed how far the loads have come."""
         (self._own or self._open).loads = loads
+
+    def note_commands(
+        self, commands: CommandState, answers: Sequence[Answer], loads: Sequence[Load], loaded: Sequence[Loaded]
+    ) -> None:
+        """Let what commands have left behind join the open cut, with ``answers`` to them and what became of loads.
+
+        The caller has seen to it that no transaction is in progress.
+        """
+        if self._open.is_empty:
+            self._opened_at = time.monotonic()
+        self._open.add_commands(commands, answers, loads, loaded)
+        self._open.opens_commands |= commands.topic_id != self.checkpoint.commands.topic_id
 
     async def _commit_own(self, transaction: Transaction, end_lsn: int) -> None:
         await self.overflow(transaction)

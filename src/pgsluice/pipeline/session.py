@@ -22,10 +22,13 @@ from pgsluice.loads import Loaded
 from pgsluice.metrics import Metrics
 from pgsluice.pgoutput import messages
 from pgsluice.pgoutput.framing import MESSAGE_AT, Keepalive, XLogData, wal_end
+from pgsluice.pipeline.commands import Commands
 from pgsluice.pipeline.encoders import Encoders, add_run
 from pgsluice.pipeline.ends import Sink, Source, Spool, Stream
-from pgsluice.pipeline.loader import Loader, LoadOptions, Seams
+from pgsluice.pipeline.load_report import LoadReport
+from pgsluice.pipeline.loader import Loader, LoadOptions
 from pgsluice.pipeline.outbox import Limits, Outbox
+from pgsluice.pipeline.rounds import Seams
 from pgsluice.pipeline.vitals import Vitals
 from pgsluice.progress import Progress
 from pgsluice.rows import is_row
@@ -156,18 +159,28 @@ class Session:
         """Held by whoever works on what was received."""
         self._nudge = asyncio.Event()
         self._loader: Loader | None = None
+        self._commands: Commands | None = None
         if options.loading is not None:
             seams = Seams(
                 self._transactions, self._outbox, progress, self._paused, self._take_released, self._nudge.set
             )
             self._loader = Loader(
-                *(ends.source, ends.stream, ends.encoders, seams, options.loading),
+                *(ends.source, ends.stream, ends.encoders, seams, options.loading, metrics),
                 epoch=checkpoint.epoch,
                 commit_timestamps=options.commit_timestamps,
                 loads=checkpoint.loads,
                 place=checkpoint.place,
                 loaded=loaded or {},
+                commands=checkpoint.commands,
             )
+            reader = ends.sink.commands()
+            if reader is not None:
+                self._commands = Commands(ends.source, reader, ends.encoders, seams, self._loader)
+
+    @property
+    def load_report(self) -> LoadReport | None:
+        """How far loads have come; None where that is not known yet, and where tables are not loaded."""
+        return None if self._loader is None else self._loader.report
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -227,6 +240,8 @@ class Session:
         ]
         if self._loader is not None:
             tasks.append(asyncio.create_task(self._loader.run(), name="load"))
+        if self._commands is not None:
+            tasks.append(asyncio.create_task(self._commands.run(), name="commands"))
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             next(task for task in tasks if task.done()).result()
@@ -413,7 +428,7 @@ class Session:
                     self._loader.on_commit(transaction)
                 await self._outbox.commit(transaction, end_lsn)
             case Held(transaction):
-                self.progress.hold_back(transaction.commit_lsn)
+                self._hold_back(transaction)
             case Emitted() if _is_ours(event):
                 pass
             case Emitted(transaction, message):
@@ -436,6 +451,11 @@ class Session:
             case Paused():
                 self._vitals.beat()
                 await self._spool.load()
+
+    def _hold_back(self, transaction: Transaction) -> None:
+        assert self._loader is not None, "transactions wait for rows that it reads"
+        self.progress.hold_back(transaction.commit_lsn)
+        self._loader.on_held()
 
     def _ended(self, transaction: Transaction, end_lsn: int) -> None:
         self.progress.on_received(end_lsn)

@@ -24,6 +24,7 @@ from pgsluice.postgres.slot import SlotState, parse_slot, slot_query
 from pgsluice.postgres.wire import answered_within, break_off
 from pgsluice.printable import quoted
 from pgsluice.relation import Column, PgType, Relation
+from pgsluice.snapshot import TableSize
 
 STATEMENT_TIMEOUT_MS = 10_000
 """For one query. They take milliseconds, unless somebody locks system tables."""
@@ -87,6 +88,23 @@ class PublishedTable:
     """Whether rows can be told apart by it: without, updates and deletes of a published table are refused."""
     publishes_old_rows: bool
     """Whether updates or deletes are published, which need the identity."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadableTable:
+    """One published table, and whether the role can read its rows.
+
+    ``is_hidden``: row security would hide rows from the role. ``is_trusted``: as in :class:`pgsluice.snapshot.Shape`.
+    ``key``: the columns that put the rows into an order.
+    """
+
+    oid: int
+    schema: str
+    name: str
+    is_readable: bool
+    is_hidden: bool
+    is_trusted: bool
+    key: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +242,18 @@ class Catalog:
             )
             relations.append(Relation(oid, schema, table, identity, described))
         return relations
+
+    async def loadable_tables(self, publications: Sequence[str]) -> list[LoadableTable]:
+        """Return the tables under whose names rows are published, and whether their rows can be read."""
+        rows = await self._rows(queries.loadable_tables(await self._version()), [list(publications)] * 2)
+        return [
+            LoadableTable(oid, schema, name, is_readable, is_hidden, is_trusted, tuple(key or ()))
+            for oid, schema, name, is_readable, is_hidden, is_trusted, key in rows
+        ]
+
+    async def table_sizes(self, oids: Sequence[int]) -> dict[int, TableSize]:
+        """Return the sizes of tables by their oids; a root has what its partitions have."""
+        return {oid: TableSize(rows, size) for oid, rows, size in await self._rows(queries.TABLE_SIZES, [list(oids)])}
 
     async def primary_key(self, relation_oid: int) -> tuple[str, ...] | None:
         """Return the primary key's columns in key order; empty when there is none, None without such a table."""

@@ -183,7 +183,7 @@ async def _free_slots(around: _Surroundings) -> Finding:
 async def _prepared_transactions(around: _Surroundings) -> list[Finding]:
     if not (prepared := await around.catalog.prepared_transactions()):
         return []
-    detail = f"a new slot waits for the end of {_listed(prepared)}"
+    detail = f"a new slot waits for the end of {listed(prepared)}"
     remedy = "COMMIT PREPARED or ROLLBACK PREPARED those that were left behind."
     return [Finding("prepared transactions", Verdict.WARN, detail, remedy)]
 
@@ -227,7 +227,7 @@ def _identities(tables: Sequence[PublishedTable]) -> Finding:
     if not lacking:
         return Finding(name, Verdict.OK, "every table whose updates or deletes are published has one")
     names = [quoted(table.schema, table.name) for table in lacking]
-    detail = f"missing, so that PostgreSQL refuses UPDATE and DELETE: {_listed(names)}"
+    detail = f"missing, so that PostgreSQL refuses UPDATE and DELETE: {listed(names)}"
     identifiers = [sql_identifier(table.schema, table.name) for table in lacking[:TABLES_NAMED_MAX]]
     statements = [f"ALTER TABLE {identifier} REPLICA IDENTITY FULL;" for identifier in identifiers]
     return Finding(name, Verdict.WARN, detail, f"Add primary keys, or: {' '.join(statements)}")
@@ -237,12 +237,12 @@ async def _column_conflicts(around: _Surroundings) -> list[Finding]:
     findings = []
     if conflicts := await around.catalog.identity_conflicts(around.publications):
         tables = [f"{quoted(one.schema, one.name)} in publication {quoted(one.publication)}" for one in conflicts]
-        detail = f"PostgreSQL refuses UPDATE and DELETE of {_listed(tables)}"
+        detail = f"PostgreSQL refuses UPDATE and DELETE of {listed(tables)}"
         remedy = "Let row filters use columns of the replica identity only, and column lists contain all of them."
         findings.append(Finding("row filters and column lists", Verdict.WARN, detail, remedy))
     if differing := await around.catalog.differing_columns(around.publications):
         tables = [quoted(schema, name) for schema, name in differing]
-        detail = f"the publications disagree about the columns of {_listed(tables)}: the stream would end there"
+        detail = f"the publications disagree about the columns of {listed(tables)}: the stream would end there"
         remedy = "Give a table the same columns in all publications of a pipeline, or use one pipeline for each."
         findings.append(Finding("column lists", Verdict.FAIL, detail, remedy))
     return findings
@@ -282,6 +282,7 @@ _LOOKS: dict[str, _Look] = {
 }
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """Return names as a finding has them: some of them, and how many more there are."""
     more = len(names) - TABLES_NAMED_MAX
     return ", ".join(names[:TABLES_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")

@@ -12,6 +12,7 @@ import json
 import sys
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final
 
 import psycopg
@@ -35,6 +36,11 @@ LOCK_TIMEOUT_MS: Final = 2_000
 
 IDLE_TIMEOUT_MS: Final = 30_000
 """After which the server ends a transaction of ours that nobody goes on with: it holds up VACUUM, and ALTER TABLE."""
+
+WHOLE_IDLE_TIMEOUT_MS: Final = 300_000
+"""The same while a table is read in one piece, portion by portion."""
+
+_CURSOR: Final = "pgsluice_rows"
 
 _SESSION_SETTINGS: Final = {
     "statement_timeout": str(STATEMENT_TIMEOUT_MS),
@@ -116,8 +122,34 @@ class ChunkReader:
         messages, _ = await connection.copy(_copy_those(shape, found), shape.relation, _NO_LIMIT)
         return Chunk(messages, is_last=True)
 
+    async def size(self, shape: Shape) -> int:
+        """Return how many bytes the table takes on disk, with its partitions and without indexes."""
+        connection = await self._reading()
+        ((size,),) = await connection.query(queries.SIZE.format(oid=shape.relation.oid), shape.relation)
+        return int(str(size))
+
+    async def open_rows(self, shape: Shape) -> None:
+        """Make ready to read all rows, in any order; TableUnreadable if the table is not of that ``shape`` any more."""
+        await self._check_shape(shape)
+        connection = await self._reading()
+        # Between two portions the rows find room in Kafka, which may take long.
+        await connection.query(f"SET LOCAL idle_in_transaction_session_timeout = {WHOLE_IDLE_TIMEOUT_MS}")
+        await connection.run_one(f"DECLARE {_CURSOR} NO SCROLL CURSOR FOR {_select(shape)}", shape.relation)
+
+    async def next_rows(self, shape: Shape, limit: int) -> Chunk:
+        """Return the next ``limit`` rows at most."""
+        connection = await self._reading()
+        rows = await connection.fetch(f"FETCH FORWARD {limit} FROM {_CURSOR}", shape.relation)
+        messages = [insert_message(shape.relation.oid, row) for row in rows]
+        return Chunk(messages, is_last=len(messages) < limit)
+
+    async def check_where(self, shape: Shape, where: str) -> None:
+        """TableUnreadable if PostgreSQL cannot take ``where`` as a condition on the table's rows."""
+        connection = await self._reading()
+        await connection.run_one(f"{_select(replace(shape, where=where))} LIMIT 0", shape.relation)
+
     async def _check_shape(self, shape: Shape) -> None:
-        if await self.shape(shape.relation) != shape:
+        if await self.shape(shape.relation) != replace(shape, where=""):
             raise TableUnreadable(f"Table {shape.relation} was altered, so its rows are read again from the beginning.")
 
     async def end(self) -> None:
@@ -171,11 +203,12 @@ class _Connection:
 
     async def query(self, sql: str, about: Relation | None = None) -> list[tuple[str | None, ...]]:
         """Return the rows of ``sql``, as text; TableUnreadable for what the server refuses ``about`` a table."""
+        return [tuple(map(_text, row)) for row in await self.fetch(sql, about)]
+
+    async def fetch(self, sql: str, about: Relation | None) -> list[list[bytes | None]]:
+        """Return the rows of ``sql``; as :meth:`query`."""
         result = (await self._run(sql, about))[-1]
-        return [
-            tuple(_text(result.get_value(row, column)) for column in range(result.nfields))
-            for row in range(result.ntuples)
-        ]
+        return [[result.get_value(row, column) for column in range(result.nfields)] for row in range(result.ntuples)]
 
     async def texts(self, keys: Sequence[Sequence[str]], oids: Sequence[int]) -> list[tuple[str, ...]]:
         """Return the keys as PostgreSQL's text, whatever their format (see :func:`pgsluice.loads.moved_key`)."""
@@ -183,7 +216,8 @@ class _Connection:
         if not values:
             return [tuple(value[1:] for value in key) for key in keys]
         types = [oid for key in keys for value, oid in zip(key, oids, strict=True) if value.startswith("b")]
-        listed = ", ".join(f"(${place}::text)" for place in range(1, len(values) + 1))
+        # A cast may be a function of the type's owner, which this role would run.
+        listed = ", ".join(f"(concat(${place}))" for place in range(1, len(values) + 1))
         pgconn = self._wire.pgconn
         pgconn.send_query_params(f"VALUES {listed}".encode(), values, types, [1] * len(values))
         try:
@@ -200,7 +234,7 @@ class _Connection:
         """Return the rows of a COPY as Insert messages, and whether it was cancelled when they had ``size`` bytes."""
         columns, oid = len(about.columns), about.oid
         found: list[bytes] = []
-        await self._run(sql, about)
+        await self.run_one(sql, about)
         try:
             with answered_within(self._wire.pgconn, STATEMENT_TIMEOUT_MS / 1000):
                 while row := await self._next_row():
@@ -230,6 +264,22 @@ class _Connection:
                 return b""
             await self._wire.readable()
             pgconn.consume_input()
+
+    async def run_one(self, sql: str, about: Relation) -> None:
+        """Begin to run ``sql``, which holds somebody's condition: only the extended protocol refuses a second command.
+
+        TableUnreadable for what the server refuses.
+        """
+        pgconn = self._wire.pgconn
+        try:
+            pgconn.send_query_params(sql.encode(), None)
+            with answered_within(pgconn, STATEMENT_TIMEOUT_MS / 1000):
+                results = await self._wire.results()
+        except psycopg.OperationalError as error:
+            raise failures.connection_lost(error) from error
+        for result in results:
+            if result.status == pq.ExecStatus.FATAL_ERROR:
+                raise _refused(ServerError.of(result), about)
 
     async def _run(self, sql: str, about: Relation | None) -> list[pq.abc.PGresult]:
         try:
@@ -270,6 +320,7 @@ def _shape(relation: Relation, text: str) -> Shape:
         key=tuple(found["key"] or ()),
         filter=found["filter"] or "",
         replaces=bool(found["replaces"]),
+        is_trusted=found["trusted"],
         digest=digest,
     )
 
@@ -286,11 +337,16 @@ def _copy_those(shape: Shape, keys: Sequence[Sequence[str]]) -> str:
 
 
 def _copy(shape: Shape, condition: str, rest: str = "") -> str:
-    # All names are quoted, and all values.
+    return f"COPY ({_select(shape, condition)}{rest}) TO STDOUT"
+
+
+def _select(shape: Shape, condition: str = "") -> str:
+    # All names are quoted, and all values. Only shape.where is somebody's SQL; a line break ends a comment in it.
     columns = ", ".join(f"r.{queries.identifier(column.name)}" for column in shape.relation.columns)
-    conditions = " AND ".join(f"({one})" for one in (shape.filter, condition) if one)
+    own = f"{shape.where}\n" if shape.where else ""
+    conditions = " AND ".join(f"({one})" for one in (shape.filter, condition, own) if one)
     where = f" WHERE {conditions}" if conditions else ""
-    return f"COPY (SELECT {columns} FROM {_table(shape)} AS r{where}{rest}) TO STDOUT"  # noqa: S608 - as said
+    return f"SELECT {columns} FROM {_table(shape)} AS r{where}"  # noqa: S608 - as said
 
 
 def _key(shape: Shape) -> str:

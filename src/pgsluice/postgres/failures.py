@@ -220,16 +220,16 @@ def unusable(
 def _slot_missing(name: str) -> ConfigError:
     return ConfigError(
         f"replication slot {name!r} does not exist. If it existed before, changes made since it was dropped "
-        "cannot be had from a new one: create it with 'pgsluice slot create' and start a new history "
-        "with 'pgsluice run --adopt-slot'"
+        "cannot be had from a new one: create it with 'pgsluice slot create', start a new history "
+        "with 'pgsluice run --adopt-slot', then load the tables again with 'pgsluice snapshot start TABLE...'"
     )
 
 
 def _slot_invalidated(name: str, reason: str) -> HistoryError:
     return HistoryError(
         f"PostgreSQL has invalidated replication slot {name!r} ({reason}): changes that were not delivered "
-        "are gone. Drop the slot, create it again, start a new history with 'pgsluice run --adopt-slot', and "
-        "fill the gap from the tables. Higher values of max_slot_wal_keep_size and "
+        "are gone. Drop the slot, create it again, start a new history with 'pgsluice run --adopt-slot', then load "
+        "the tables again with 'pgsluice snapshot start TABLE...'. Higher values of max_slot_wal_keep_size and "
         "idle_replication_slot_timeout let slots live longer"
     )
 

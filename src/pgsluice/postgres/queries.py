@@ -127,6 +127,45 @@ HAVING count(DISTINCT columns) > 1
 ORDER BY 1, 2"""
 
 
+# What decides whether the rows of the published tables can be read, of the catalog's own tables alone, as above. The
+# right to a partition root is the right to its partitions, since there are publications that go via the root.
+_LOADABLE_TABLES = """
+SELECT c.oid, n.nspname::text, c.relname::text,
+       has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT'),
+       row_security_active(c.oid), {trusted}, {key}
+FROM (SELECT oid, array_agg(DISTINCT attname::text) AS columns FROM sent GROUP BY oid) sent
+JOIN pg_class c ON c.oid = sent.oid
+JOIN pg_namespace n ON n.oid = c.relnamespace
+ORDER BY 2, 3"""
+
+# As VACUUM and ANALYZE have left it in the catalog: what asks for a table's present size waits for its locks. A root
+# has what its partitions have.
+TABLE_SIZES = """
+WITH RECURSIVE part AS (
+    SELECT c.oid AS root, c.oid FROM pg_class c WHERE c.oid = ANY (%s::oid[])
+    UNION
+    SELECT part.root, i.inhrelid
+    FROM part
+    JOIN pg_class c ON c.oid = part.oid AND c.relkind = 'p'
+    JOIN pg_inherits i ON i.inhparent = part.oid
+)
+SELECT part.root, sum(greatest(c.reltuples, 0))::int8,
+       (sum(c.relpages + coalesce(toast.relpages, 0)) * current_setting('block_size')::int8)::int8
+FROM part
+JOIN pg_class c ON c.oid = part.oid AND c.relkind <> 'p'
+LEFT JOIN pg_class toast ON toast.oid = c.reltoastrelid
+GROUP BY part.root"""
+
+
+def loadable_tables(server_version: int) -> str:
+    """Return the query for what decides whether the rows of the published tables can be read.
+
+    It takes the publications twice.
+    """
+    found = _LOADABLE_TABLES.format(trusted=_TRUSTED.format(publications="%s"), key=_KEY.format(columns="sent.columns"))
+    return _carried(server_version) + _sent(server_version) + found
+
+
 def published_tables(server_version: int) -> str:
     """Return the query for the tables whose rows the publications carry."""
     return _carried(server_version) + _PUBLISHED_TABLES
@@ -232,10 +271,53 @@ WHERE waiter.pid = %s AND waiter.locktype = 'transactionid' AND NOT waiter.grant
 PREPARED_TRANSACTIONS = """
 SELECT gid, owner::text, database::text, prepared::text FROM pg_prepared_xacts ORDER BY prepared"""
 
-# A table as its rows are read, as one JSON text: any difference in it shows. Its key is that of a unique index by which
-# all rows can be told apart and put into an order with the operators that a query uses by itself: whole, immediate, of
-# columns that are not null, with the collations and operator classes that the columns have. indclass has one entry for
-# each column of the key, and none for those of INCLUDE.
+# The key by which the rows of a table can be read: that of a unique index by which all rows can be told apart and put
+# into an order with the operators that a query uses by itself: whole, immediate, of columns that are not null, with the
+# collations and operator classes that the columns have. indclass has one entry for each column of the key, and none for
+# those of INCLUDE. A value in quotes cannot be compared with a composite type, nor with a domain over an enum or a
+# range (their categories are C, E and R; a domain has that of its base type).
+_KEY = """(
+        SELECT json_agg(a.attname ORDER BY k.place)
+        FROM pg_index i
+        JOIN pg_class ic ON ic.oid = i.indexrelid
+        JOIN pg_am am ON am.oid = ic.relam AND am.amname = 'btree'
+        CROSS JOIN LATERAL unnest(i.indkey::int2[], i.indclass::oid[], i.indcollation::oid[])
+            WITH ORDINALITY AS k (attnum, operators, sorting, place)
+        JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.attnum
+        JOIN pg_opclass o ON o.oid = k.operators
+        JOIN pg_type y ON y.oid = a.atttypid
+        WHERE i.indrelid = c.oid AND i.indisunique AND i.indisvalid AND i.indimmediate
+          AND i.indpred IS NULL AND k.operators IS NOT NULL
+        GROUP BY i.indexrelid, i.indclass, i.indisprimary, i.indisreplident
+        HAVING count(*) = cardinality(i.indclass::oid[])
+           AND NOT bool_or(y.typcategory = 'C' OR y.typtype = 'd' AND y.typcategory IN ('E', 'R'))
+           AND bool_and(a.attnotnull AND o.opcdefault AND k.sorting = a.attcollation
+                        AND a.attname = ANY ({columns}::text[]))
+        ORDER BY i.indisprimary DESC, i.indisreplident DESC, i.indexrelid
+        LIMIT 1)"""
+
+# Whoever owns a table can have functions run when it is read, with the rights of the reader: the planner evaluates
+# those in indexes and in statistics. So this is whether a superuser or the database's owner owns the table, or a
+# publication names it or a table that it is a partition of.
+_TRUSTED = """(EXISTS (
+        SELECT FROM pg_roles o
+        WHERE o.oid = c.relowner
+          AND (o.rolsuper OR o.oid = (SELECT datdba FROM pg_database WHERE datname = current_database()))
+    ) OR EXISTS (
+        WITH RECURSIVE whole AS (
+            SELECT c.oid
+            UNION
+            SELECT i.inhparent
+            FROM whole
+            JOIN pg_inherits i ON i.inhrelid = whole.oid
+            JOIN pg_class r ON r.oid = i.inhparent AND r.relkind = 'p'
+        )
+        SELECT FROM pg_publication_rel m
+        JOIN pg_publication p ON p.oid = m.prpubid
+        WHERE m.prrelid IN (SELECT oid FROM whole) AND p.pubname = ANY ({publications}::text[])
+    ))"""
+
+# A table as its rows are read, as one JSON text: any difference in it shows.
 _SHAPE = """
 SELECT json_build_object(
     'kind', c.relkind, 'schema', n.nspname, 'table', c.relname, 'identity', c.relreplident,
@@ -253,24 +335,9 @@ SELECT json_build_object(
               WHEN 'i' THEN i.indisreplident
               ELSE false
           END),
-    'key', (
-        SELECT json_agg(a.attname ORDER BY k.place)
-        FROM pg_index i
-        JOIN pg_class ic ON ic.oid = i.indexrelid
-        JOIN pg_am am ON am.oid = ic.relam AND am.amname = 'btree'
-        CROSS JOIN LATERAL unnest(i.indkey::int2[], i.indclass::oid[], i.indcollation::oid[])
-            WITH ORDINALITY AS k (attnum, operators, sorting, place)
-        JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.attnum
-        JOIN pg_opclass o ON o.oid = k.operators
-        WHERE i.indrelid = c.oid AND i.indisunique AND i.indisvalid AND i.indimmediate
-          AND i.indpred IS NULL AND k.operators IS NOT NULL
-        GROUP BY i.indexrelid, i.indclass, i.indisprimary, i.indisreplident
-        HAVING count(*) = cardinality(i.indclass::oid[])
-           AND bool_and(a.attnotnull AND o.opcdefault AND k.sorting = a.attcollation
-                        AND a.attname = ANY ({columns}::text[]))
-        ORDER BY i.indisprimary DESC, i.indisreplident DESC, i.indexrelid
-        LIMIT 1),
+    'key', {key},
     'filter', {filter},
+    'trusted', {trusted},
     'replaces', (
         SELECT bool_and(p.pubdelete AND coalesce((to_jsonb(p) ->> 'pubtruncate')::boolean, true))
         FROM pg_publication p
@@ -291,7 +358,9 @@ def shape(server_version: int, oid: int, columns: str, publications: str) -> str
     """Return the query for a table as its rows are read; ``columns`` and ``publications`` are literals of arrays."""
     has_filters = server_version >= ROW_FILTERS_SINCE
     found = _FILTER_SINCE_15.format(publications=publications) if has_filters else "NULL::text"
-    return _SHAPE.format(oid=oid, columns=columns, filter=found, publications=publications)
+    key = _KEY.format(columns=columns)
+    trusted = _TRUSTED.format(publications=publications)
+    return _SHAPE.format(oid=oid, columns=columns, key=key, filter=found, trusted=trusted, publications=publications)
 
 
 # Who may have changed a table, or one of its partitions, and has not ended: whoever changes rows holds the lock of such
@@ -314,3 +383,12 @@ WHERE locktype = 'relation' AND relation IN (SELECT oid FROM part) AND granted
 SNAPSHOT = """
 SELECT txid_current_snapshot()::text, pg_current_wal_insert_lsn()::text,
        ((extract(epoch FROM now()) - 946684800) * 1000000)::int8, pg_size_bytes(current_setting('wal_segment_size'))"""
+
+# Of a table that others inherit from it counts those, too, though they are not read: it is a bound.
+SIZE = """
+WITH RECURSIVE part AS (
+    SELECT {oid}::oid AS oid
+    UNION
+    SELECT i.inhrelid FROM part JOIN pg_inherits i ON i.inhparent = part.oid
+)
+SELECT sum(pg_table_size(oid)) FROM part"""

@@ -16,6 +16,7 @@ from pgsluice.postgres.connection import ReplicationConnection
 from pgsluice.postgres.options import Address, ConnectionOptions, StreamOptions
 from pgsluice.postgres.stream import ReplicationStream
 from pgsluice.relation import Relation
+from pgsluice.snapshot import TableSize
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +156,10 @@ class PostgresSource:
     async def published_relations(self) -> list[Relation]:
         """Return the published tables as Relation messages would describe them now, but for their keys."""
         return await self._catalog.published_relations(self._options.publications)
+
+    async def table_sizes(self, oids: Sequence[int]) -> dict[int, TableSize]:
+        """Return the sizes of tables as PostgreSQL has estimated them last, by oid; it waits for no lock."""
+        return await self._catalog.table_sizes(oids)
 
     async def primary_key(self, relation_oid: int) -> tuple[str, ...] | None:
         """Return the primary key's columns as of now; empty when there is none, None when the table is gone."""

@@ -14,6 +14,8 @@ CUT = cut_schema("shop")
 OFFSETS = {"partition": 0, "first": 3, "next": 7}
 MARK = {
     "topic": "t",
+    "schema": "s",
+    "table": "u",
     "id": "y",
     "state": "end",
     "epoch": 2,
@@ -79,6 +81,13 @@ def test_each_writer_is_looked_up_once() -> None:
 @pytest.mark.parametrize(("name", "default"), [("full", False), ("snapshots", [])])
 def test_an_earlier_version_lacks_fields_that_have_a_default(name: str, default: object) -> None:
     assert read(written(RECORD, without(name)), without(name)) == {**RECORD, name: default}
+
+
+def test_marks_of_an_earlier_version_do_not_name_the_table() -> None:
+    mark = next(field for field in CUT["fields"] if field["name"] == "snapshots")["type"]["items"]
+    fields = [field for field in mark["fields"] if field["name"] not in ("schema", "table")]
+    earlier = changed("snapshots", {"type": "array", "items": {**mark, "fields": fields}})
+    assert read(written(RECORD, earlier), earlier) == {**RECORD, "snapshots": [{**MARK, "schema": "", "table": ""}]}
 
 
 def test_a_later_version_has_more_fields() -> None:

@@ -246,15 +246,42 @@ def test_what_depends_on_a_table_that_is_wrong_is_not_checked() -> None:
         ("tables", "include", "a.b", "list_type"),
         ("tables", "streaming", "on", "extra_forbidden"),
         ("schema_registry", "type", "karapace", "literal_error"),
+        ("snapshot", "mode", "always", "literal_error"),
+        ("snapshot", "chunk_rows", "many", "int_type"),
+        ("snapshot", "max_rows_per_second", 0, "greater_than_equal"),
     ],
 )
 def test_values_that_are_refused(table: str, key: str, value: object, kind: str) -> None:
     assert problems(**{table: {key: value}}) == [((table, key), kind)]
 
 
+def test_a_rule_can_only_skip_a_table() -> None:
+    rules = [{"match": "a.b", "snapshot": "skip"}, {"match": "c.d", "snapshot": "never"}]
+    assert problems(tables={"rules": rules}) == [(("tables", "rules", 1, "snapshot"), "literal_error")]
+
+
 @pytest.mark.parametrize("host", ["postgresql://u:hunter2@db/shop", "db1,postgres://db2"])
 def test_a_uri_is_no_host(host: str) -> None:
     assert problems(postgres={"host": host}) == [(("postgres", "host"), "is a URI: write it as postgres.dsn")]
+
+
+def test_a_user_stands_in_no_address() -> None:
+    assert problems(postgres={"host": "db1,u:hunter2@db2"}) == [
+        (("postgres", "host"), "has a user in it: write it as postgres.user and postgres.password")
+    ]
+    assert settings(postgres={"host": "db1,@abstract"}).postgres.host == "db1,@abstract"
+    assert problems(kafka={"bootstrap_servers": "u:hunter2@kafka:9092"}) == [
+        (
+            ("kafka", "bootstrap_servers"),
+            'has a user in it: write it as "sasl.username" and "sasl.password" under kafka.client',
+        )
+    ]
+
+
+@pytest.mark.parametrize("url", ["http://u:hunter2\u2100@db", "http://u:hunter2@[db"])
+def test_an_address_of_a_registry_that_cannot_be_taken_apart_is_not_quoted(url: str) -> None:
+    ((_, problem),) = problems(schema_registry={"type": "confluent", "url": url})
+    assert "hunter2" not in problem
 
 
 def test_replication_factors() -> None:

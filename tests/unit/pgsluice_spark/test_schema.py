@@ -8,8 +8,26 @@ from typing import Any
 import fastavro
 import pytest
 
-from pgsluice_spark.schema import Reading, SchemaError, SchemaVersion, ambiguous_names, key_reading, value_reading
-from tests.spark.events import change, column, decimal, encode, envelope_schema, key_schema, logical, versions
+from pgsluice_spark.schema import (
+    Reading,
+    SchemaError,
+    SchemaVersion,
+    ambiguous_names,
+    record_reading,
+    table_of,
+    value_reading,
+)
+from tests.spark.events import (
+    CONTRACT,
+    change,
+    column,
+    decimal,
+    encode,
+    envelope_schema,
+    key_schema,
+    logical,
+    versions,
+)
 
 SUBJECT = "shop.public.orders-value"
 
@@ -112,10 +130,46 @@ def test_records_inside_arrays_are_defined_once() -> None:
 
 def test_keys_that_changed() -> None:
     schemas = {1: key_schema({"id": "int", "tenant": "string"}), 2: key_schema({"id": "long"})}
-    read = key_reading(versions("shop.public.orders-key", schemas))
+    read = record_reading(versions("shop.public.orders-key", schemas))
     assert decode(read, 1, encode(schemas[1], {"id": 1, "tenant": "t"})) == {"id": 1, "tenant": "t"}
     assert decode(read, 2, encode(schemas[2], {"id": 2})) == {"id": 2, "tenant": None}
     assert read.fields == {1: (), 2: ()}
+
+
+def test_cut_records_that_changed() -> None:
+    new = json.loads((CONTRACT / "cut.avsc").read_text())
+    old = json.loads((CONTRACT / "cut.avsc").read_text())
+    marks = next(field for field in old["fields"] if field["name"] == "snapshots")["type"]["items"]
+    marks["fields"] = [field for field in marks["fields"] if field["name"] not in ("schema", "table")]
+    first = {**new, "fields": [field for field in new["fields"] if field["name"] != "snapshots"]}
+    read = record_reading(versions("shop.transactions-value", {1: first, 2: old, 3: new}))
+    cut = {"pipeline": "shop", "cut": 1, "epoch": 1, "end_lsn": 5}
+    mark = {"topic": "t", "id": "x", "state": "end", "epoch": 1, "lsn": 5, "seq": 0, "rows": 3, "replaces": True}
+    named = mark | {"schema": "public", "table": "orders"}
+    assert decode(read, 1, encode(first, cut))["snapshots"] == []
+    assert decode(read, 2, encode(old, cut | {"snapshots": [mark]}))["snapshots"] == [
+        mark | {"schema": "", "table": ""}
+    ]
+    assert decode(read, 3, encode(new, cut | {"snapshots": [named]}))["snapshots"] == [named]
+
+
+def test_the_table_of_a_schema() -> None:
+    (version,) = versions(SUBJECT, {1: key_schema({"id": "int"})})
+    assert table_of(version) == "public.orders"
+    full_name = {"type": "record", "name": "my.shop.public.order_x0020_lines.Key", "fields": []}
+    (version,) = versions(SUBJECT, {1: full_name})
+    assert table_of(version) == "public.order_x0020_lines"
+    with pytest.raises(SchemaError, match="is not a record"):
+        table_of(SchemaVersion(SUBJECT, 1, 1, '"string"'))
+
+
+def test_schemas_of_several_tables_that_do_not_fit_together() -> None:
+    one, other = envelope_schema([column("x", "int")]), envelope_schema([column("x", "string")])
+    other["namespace"] = "shop.public.invoices"
+    with pytest.raises(
+        SchemaError, match=r"of several tables \(public\.invoices, public\.orders\): read one at a time$"
+    ):
+        reading(one, other)
 
 
 def test_names_that_differ_only_in_case() -> None:
@@ -123,7 +177,7 @@ def test_names_that_differ_only_in_case() -> None:
     schemas = envelope_schema([column("total", "int")]), envelope_schema([column("Total", "string")])
     assert ambiguous_names(reading(*schemas)) == ["Total", "total"]
     keys = versions("shop.public.orders-key", {1: key_schema({"ID": "int", "id": "int"})})
-    assert ambiguous_names(key_reading(keys)) == ["ID", "id"]
+    assert ambiguous_names(record_reading(keys)) == ["ID", "id"]
 
 
 @pytest.mark.parametrize(

@@ -4,18 +4,22 @@ Both ends are scripted; the rows of a table are read when ``world.read`` is set.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from pgsluice.avro.types import TypeOptions
+from pgsluice.commands import CommandState
 from pgsluice.errors import SourceUnavailable, TableUnreadable
 from pgsluice.history import Checkpoint
 from pgsluice.loads import FIRST_SEQ, Load, Loaded, Mark, Place
 from pgsluice.metrics import Metrics
 from pgsluice.pgoutput import messages
+from pgsluice.pipeline import begun, rounds
 from pgsluice.pipeline import loader as module
 from pgsluice.pipeline.encoders import Encoders
 from pgsluice.pipeline.loader import LoadOptions
@@ -25,13 +29,14 @@ from pgsluice.progress import Progress
 from pgsluice.record import Record
 from pgsluice.relation import Column, PgType, Relation
 from pgsluice.snapshot import Shape, Snapshot
-from pgsluice.tables import Tables
+from pgsluice.tables import TableRule, Tables
 from tests.support.ends import FakeRegistry, FakeSink, FakeSource, FakeStream, MemorySpool, World, data
 
 NUMBERS = Relation(7, "public", "numbers", "d", (Column("n", PgType(23, "pg_catalog", "int4"), -1, is_key=True),))
-SHAPE = Shape(NUMBERS, is_root=False, key=("n",), filter="", replaces=True, digest="one")
-CHECKPOINT = Checkpoint("shop", "s", "7001", 1, 3, 4, 10_000)
+SHAPE = Shape(NUMBERS, is_root=False, key=("n",), filter="", replaces=True, is_trusted=True, digest="one")
+CHECKPOINT = Checkpoint("shop", "s", "7001", 1, 3, 4, 10_000, commands=CommandState("topic"))
 TOPIC = "shop.public.numbers"
+TABLES = Tables("shop", exclude=["public.left*"], rules=[TableRule("public.skipped", is_loaded=False)])
 VISIBLE = 700
 """The id of a transaction that the snapshots here see. They do not see those that ``World.commit`` numbers itself."""
 
@@ -39,24 +44,26 @@ VISIBLE = 700
 class Running:
     """A session that loads tables."""
 
-    def __init__(self, world: World, checkpoint: Checkpoint, chunk_rows: int, chunk_bytes: int, cut_bytes: int) -> None:
+    def __init__(
+        self, world: World, checkpoint: Checkpoint, include: Sequence[str], cut_bytes: int, options: LoadOptions
+    ) -> None:
+        self.metrics = Metrics()
         self.world = world
+        self.tables = replace(TABLES, include=include)
         self.checkpoint = checkpoint
         self.spool = MemorySpool()
         self.stop = asyncio.Event()
-        self.options = SessionOptions(
-            Limits(0.01, cut_bytes, 1 << 20, 60.0), loading=LoadOptions(chunk_rows, chunk_bytes, replaces=True)
-        )
+        self.options = SessionOptions(Limits(0.01, cut_bytes, 1 << 20, 60.0), loading=options)
 
     async def start(self) -> None:
         world = self.world
         source, sink = FakeSource(world), FakeSink(world)
         self.stream: FakeStream = await source.start()
         await sink.fence()
-        encoders = Encoders(source, sink, FakeRegistry(world), Tables("shop", exclude=["public.left*"]), TypeOptions())
+        encoders = Encoders(source, sink, FakeRegistry(world), self.tables, TypeOptions())
         ends = Ends(source, self.stream, sink, encoders, self.spool)
         progress = Progress(self.checkpoint.end_lsn)
-        self.session = Session(ends, self.checkpoint, self.options, Metrics(), progress, loaded=world.loaded)
+        self.session = Session(ends, self.checkpoint, self.options, self.metrics, progress, loaded=world.loaded)
         self.task = asyncio.create_task(self.session.run(self.stop))
 
     async def finish(self) -> None:
@@ -76,11 +83,12 @@ async def loading(
     world: World,
     *,
     checkpoint: Checkpoint = CHECKPOINT,
-    chunk_rows: int = 100,
-    chunk_bytes: int = 1 << 20,
+    include: Sequence[str] = ("*.*",),
     cut_bytes: int = 1 << 20,
+    **options: Any,  # noqa: ANN401 - those of LoadOptions
 ) -> AsyncIterator[Running]:
-    found = Running(world, checkpoint, chunk_rows, chunk_bytes, cut_bytes)
+    usual = LoadOptions(100, 1 << 20, 1 << 20, replaces=True, in_each_epoch=False)
+    found = Running(world, checkpoint, include, cut_bytes, replace(usual, **options))
     await found.start()
     try:
         yield found
@@ -122,11 +130,13 @@ async def fit_nowhere(found: Running) -> None:
     """Let the rows of the first round be read between a transaction that they do not have and one that they have."""
     world = found.world
     world.server = replace(world.server, xlogpos=10_500)
+    world.tells_position = False
     await until(lambda: found.session._transactions.gate)
     world.server = replace(world.server, xlogpos=10_000)
     world.commit(5)
     world.commit(6, xid=VISIBLE)
     await until(lambda: len(found.session._transactions._held) == 2)
+    world.tells_position = True
     world.seen = [Snapshot(20_000, 20_000, frozenset())]
     world.read.set()
 
@@ -146,8 +156,9 @@ def marks(world: World) -> list[Mark]:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("LOOK_S", "AGAIN_S", "AGAIN_MAX_S", "ASK_S", "WRITERS_S"):
+    for name in ("LOOK_S", "AGAIN_S", "AGAIN_MAX_S", "WRITERS_S"):
         monkeypatch.setattr(module, name, 0.01)
+    monkeypatch.setattr(rounds, "ASK_S", 0.01)
 
 
 async def test_the_rows_stand_between_two_marks() -> None:
@@ -156,9 +167,9 @@ async def test_the_rows_stand_between_two_marks() -> None:
         await found.finish()
     assert arrived(world) == [("r", 1), ("r", 2), ("r", 3)]
     begin, rows, end = marks(world)
-    assert begin == Mark(TOPIC, begin.id, "begin", 3, 10_000, FIRST_SEQ, 0, replaces=True)
-    assert rows == Mark(TOPIC, begin.id, "rows", 3, 10_000, FIRST_SEQ + 4, 3, replaces=True)
-    assert end == Mark(TOPIC, begin.id, "end", 3, 10_000, FIRST_SEQ + 5, 3, replaces=True)
+    assert begin == Mark(TOPIC, "public", "numbers", begin.id, "begin", 3, 10_000, FIRST_SEQ, 0, replaces=True)
+    assert rows == Mark(TOPIC, "public", "numbers", begin.id, "rows", 3, 10_000, FIRST_SEQ + 4, 3, replaces=True)
+    assert end == Mark(TOPIC, "public", "numbers", begin.id, "end", 3, 10_000, FIRST_SEQ + 5, 3, replaces=True)
 
 
 async def test_the_end_is_recorded_with_the_cut_that_has_it() -> None:
@@ -187,6 +198,17 @@ async def test_a_table_that_was_loaded_is_left_alone() -> None:
         assert not marks(world)
 
 
+@pytest.mark.parametrize(("epoch", "again"), [(2, True), (3, False)])
+async def test_a_table_is_loaded_again_in_each_epoch_if_that_is_wanted(epoch: int, *, again: bool) -> None:
+    world = world_of(1)
+    world.loaded = {("public", "numbers"): Loaded("x", "public", "numbers", 7, 1, epoch)}
+    async with loading(world, in_each_epoch=True):
+        if again:
+            await until(lambda: marks(world))
+        await asyncio.sleep(0.05)
+        assert bool(marks(world)) == again
+
+
 async def test_another_table_of_the_same_name_is_loaded() -> None:
     world = world_of(1)
     world.loaded = {("public", "numbers"): Loaded("x", "public", "numbers", 6, 1, 1)}
@@ -195,12 +217,27 @@ async def test_another_table_of_the_same_name_is_loaded() -> None:
     assert arrived(world) == [("r", 1)]
 
 
-async def test_a_table_that_is_not_included_is_left_alone() -> None:
+@pytest.mark.parametrize("name", ["left_out", "skipped"])
+async def test_a_table_that_the_settings_leave_out_is_left_alone(name: str) -> None:
     world = world_of(1)
-    world.published = [replace(NUMBERS, name="left_out")]
-    async with loading(world):
-        await asyncio.sleep(0.05)
+    world.published = [replace(NUMBERS, name=name)]
+    begun = Load("l", "public", name, 7, "one", ("n",), ("1",), 1)
+    async with loading(world, checkpoint=replace(CHECKPOINT, loads=(begun,))) as found:
+        world.commit(5)
+        await until(lambda: world.cuts)
         assert not marks(world)
+        loader = found.session._loader
+        assert loader is not None
+        assert loader._begun.all() == []
+
+
+async def test_a_pace_is_kept() -> None:
+    world = world_of(*range(30))
+    began = time.monotonic()
+    async with loading(world, max_rows_per_s=20) as found:
+        await found.finish()
+    assert time.monotonic() - began > 0.9, "20 rows take a second, after which the others are read"
+    assert [mark.rows for mark in marks(world) if mark.state == "rows"] == [20, 30]
 
 
 async def test_a_transaction_that_the_snapshot_does_not_see_comes_behind_the_rows() -> None:
@@ -210,7 +247,7 @@ async def test_a_transaction_that_the_snapshot_does_not_see_comes_behind_the_row
         await until(lambda: found.session._transactions.gate)
         world.commit(5)
         await until(lambda: found.session._transactions._held)
-        assert not world.cuts
+        assert not arrived(world)
         world.read.set()
         await found.finish()
     assert arrived(world) == [("r", 1), ("r", 2), ("c", 5)]
@@ -282,7 +319,7 @@ async def test_no_snapshot_is_taken_before_it_sees_what_went_on() -> None:
 
 
 async def test_and_the_stream_waits_for_that_only_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SEEN_S", 0.01)
+    monkeypatch.setattr(rounds, "SEEN_S", 0.01)
     world = world_of(1, 2)
     async with loading(world, chunk_rows=1) as found:
         await until(lambda: found.session._transactions.gate)
@@ -302,6 +339,25 @@ async def test_those_who_are_changing_the_table_have_to_end_first() -> None:
     async with loading(world) as found:
         await found.finish()
     assert not world.writers
+
+
+async def test_but_nobody_keeps_other_tables_waiting_by_changing_one_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second table has rows of its own."""
+    monkeypatch.setattr(module, "WRITERS_MAX_S", 0.03)
+    world = world_of(1)
+    other = replace(NUMBERS, oid=8, name="others")
+    world.published.append(other)
+    world.shapes[8] = replace(SHAPE, relation=other)
+    world.rows[8] = [2]
+    world.writers_of[7] = {"3/1"}
+    async with loading(world) as found:
+        await until(lambda: [mark.topic for mark in marks(world) if mark.state == "end"] == ["shop.public.others"])
+        world.writers_of[7] = {"4/2"}  # begins later, so nobody waits for it
+        await until(lambda: len([mark for mark in marks(world) if mark.state == "end"]) == 2)
+        found.stop.set()
+        await found.task
 
 
 async def test_a_load_goes_on_in_the_next_session() -> None:
@@ -379,18 +435,93 @@ async def test_what_waited_goes_on_when_the_rows_cannot_be_read() -> None:
     assert arrived(world) == [("c", 5), ("r", 1)]
 
 
-async def test_a_table_without_key_is_left_out_until_it_has_one() -> None:
-    world = world_of(1)
-    world.shapes = {7: replace(SHAPE, key=())}
+WITHOUT_KEY = replace(SHAPE, key=())
+
+
+async def test_a_table_without_key_is_read_in_one_round() -> None:
+    """Its portions may lie in several cuts; what the snapshot does not see waits for all of them."""
+    world = world_of(*range(30))
+    world.shapes = {7: WITHOUT_KEY}
+    world.server = replace(world.server, xlogpos=10_500)
+    world.tells_position = False
+    async with loading(world, chunk_rows=7, cut_bytes=64) as found:
+        await until(lambda: found.session._transactions.gate)
+        world.server = replace(world.server, xlogpos=10_400)
+        world.commit(50)
+        await until(lambda: found.session._transactions._held)
+        world.tells_position = True
+        await found.finish()
+    assert arrived(world) == [*[("r", number) for number in range(30)], ("c", 50)]
+    assert sum(bool(records) for _, records, _ in world.cuts) > 1
+    assert {mark.lsn for mark in marks(world)} == {10_450}
+    assert [mark.rows for mark in marks(world) if mark.state == "end"] == [30]
+
+
+async def test_an_empty_table_without_key_is_loaded_too() -> None:
+    world = world_of()
+    world.shapes = {7: WITHOUT_KEY}
     async with loading(world) as found:
-        world.commit(5)
+        await found.finish()
+    assert [(mark.state, mark.rows) for mark in marks(world)] == [("begin", 0), ("end", 0)]
+
+
+@pytest.mark.parametrize("failure", [SourceUnavailable("gone"), TableUnreadable("altered")])
+async def test_a_table_without_key_is_read_from_the_beginning_after_a_failure(failure: Exception) -> None:
+    world = world_of(*range(100))
+    world.shapes = {7: WITHOUT_KEY}
+    world.faults = {"next_rows": [None, None, failure]}
+    async with loading(world, chunk_rows=1, cut_bytes=64) as found:
+        await found.finish()
+    first, *_, last = marks(world)
+    assert (last.state, last.rows) == ("end", 100)
+    assert first.id != last.id
+
+
+async def test_and_after_a_restart() -> None:
+    world = world_of(1, 2)
+    world.shapes = {7: WITHOUT_KEY}
+    load = Load("x", "public", "numbers", 7, "one", rows=1)
+    async with loading(world, checkpoint=replace(CHECKPOINT, loads=(load,))) as found:
+        await found.finish()
+    assert [mark.state for mark in marks(world)] == ["begin", "rows", "rows", "end"]
+    assert "x" not in {mark.id for mark in marks(world)}
+
+
+async def test_a_chunk_without_key_that_fits_nowhere_is_read_again() -> None:
+    world = world_of(1)
+    world.shapes = {7: WITHOUT_KEY}
+    world.read.clear()
+    async with loading(world) as found:
+        await fit_nowhere(found)
+        await found.finish()
+    assert [(op, n) for op, n in arrived(world) if op == "r"] == [("r", 1)]
+
+
+async def test_a_large_table_without_key_is_left_out_until_it_has_one() -> None:
+    world = world_of(*range(200))
+    world.shapes = {7: WITHOUT_KEY}
+    async with loading(world) as found:
+        world.commit(300)
         await until(lambda: world.cuts)
-        assert arrived(world) == [("c", 5)]
         assert not marks(world)
         world.seen = [Snapshot(20_000, 20_000, frozenset())]
         world.shapes = {7: SHAPE}
         await found.finish()
-    assert arrived(world) == [("c", 5), ("r", 1)]
+    assert [mark.rows for mark in marks(world) if mark.state == "end"] == [200]
+
+
+async def test_a_table_of_somebody_who_may_only_make_tables_is_left_out_unless_the_settings_name_it() -> None:
+    world = world_of(1)
+    world.shapes = {7: replace(SHAPE, is_trusted=False)}
+    async with loading(world) as found:
+        world.commit(5)
+        await until(lambda: world.cuts)
+        assert not marks(world)
+    world = world_of(1)
+    world.shapes = {7: replace(SHAPE, is_trusted=False)}
+    async with loading(world, include=("public.numbers", "*.*")) as found:
+        await found.finish()
+    assert arrived(world) == [("r", 1)]
 
 
 async def test_a_row_that_got_its_key_while_the_table_was_read_is_read_again() -> None:
@@ -424,7 +555,7 @@ async def test_rows_that_move_before_any_was_read_are_of_no_interest() -> None:
 
 @pytest.mark.parametrize("limit", ["MOVED_MAX", "MOVED_BYTES_MAX"])
 async def test_too_many_of_them_make_the_load_begin_again(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, limit, 0)
+    monkeypatch.setattr(begun, limit, 0)
     world = world_of(1, 3)
     async with loading(world, chunk_rows=1) as found:
         await until(lambda: world.checkpoint and world.checkpoint.loads)
@@ -459,7 +590,7 @@ async def test_transactions_are_noted_only_while_there_is_something_to_load() ->
             world.commit(number)
         await until(lambda: len(arrived(world)) == 5)
         assert found.session._loader is not None
-        assert not found.session._loader._unseen
+        assert not found.session._loader._rounds._unseen
 
 
 async def test_a_table_that_is_gone_is_forgotten() -> None:
@@ -475,7 +606,7 @@ async def test_a_table_that_is_gone_is_forgotten() -> None:
 async def test_the_server_is_made_to_write_something_if_it_does_not_come_further(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "FLUSH_S", 0.0)
+    monkeypatch.setattr(rounds, "FLUSH_S", 0.0)
     world = world_of(1)
     world.tells_position = False
     async with loading(world) as found:
@@ -494,7 +625,7 @@ async def test_what_it_writes_for_that_is_not_published() -> None:
 
 
 async def test_a_stream_that_does_not_come_to_the_snapshot_gives_the_table_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ROUND_S", 0.02)
+    monkeypatch.setattr(rounds, "ROUND_S", 0.02)
     world = world_of(1)
     world.tells_position = False
     async with loading(world) as found:
@@ -504,7 +635,7 @@ async def test_a_stream_that_does_not_come_to_the_snapshot_gives_the_table_up(mo
 
 
 async def test_a_transaction_that_is_half_received_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PAUSE_S", 0.02)
+    monkeypatch.setattr(rounds, "PAUSE_S", 0.02)
     world = world_of(1)
     world.read.clear()
     async with loading(world) as found:
@@ -525,3 +656,73 @@ async def test_nothing_is_loaded_from_a_standby() -> None:
         await until(lambda: world.cuts)
         assert arrived(world) == [("c", 5)]
         assert not found.task.done()
+
+
+async def test_the_report_says_how_far_the_tables_have_come() -> None:
+    world = world_of(*range(30))
+    world.published = [NUMBERS, replace(NUMBERS, oid=8, name="done"), replace(NUMBERS, oid=9, name="skipped")]
+    world.loaded = {("public", "done"): Loaded("x", "public", "done", 8, 12, 1)}
+    async with loading(world, chunk_rows=10) as found:
+        await until(lambda: found.session.load_report)
+        begun = found.session.load_report
+        await until(lambda: marks(world) and marks(world)[-1].state == "end")
+        await until(lambda: found.session.load_report is not None and not found.session.load_report.unfinished)
+    ended = found.session.load_report
+    assert begun is not None
+    assert ended is not None
+    assert {state: number for state, number in begun.tables.items() if number} == {
+        "waiting": 1,
+        "skipped": 1,
+        "loaded": 1,
+    }
+    assert (begun.rows, begun.estimated_rows) == (12, 42)
+    assert ended.tables["loaded"] == 2
+    assert (ended.rows, ended.estimated_rows, ended.named) == (42, 42, [])
+    assert found.metrics.snapshot_rounds.labels("placed")._value.get() == 3
+    assert found.metrics.registry.get_sample_value("pgsluice_snapshot_round_seconds_count") == 3
+    assert (found.metrics.registry.get_sample_value("pgsluice_snapshot_held_seconds_total") or 0) > 0
+
+
+async def test_tables_are_blocked_while_the_server_cannot_be_reached() -> None:
+    world = world_of(1)
+    world.faults = {"lock": [SourceUnavailable("too many connections")] * 20}
+    async with loading(world) as found:
+        await until(lambda: found.session.load_report and found.session.load_report.tables["blocked"])
+        assert found.session.load_report is not None
+        assert [one.reason for one in found.session.load_report.named] == ["too many connections"]
+        await until(lambda: found.session.load_report and found.session.load_report.tables["loaded"])
+
+
+async def test_a_table_that_waits_for_writers_is_blocked_until_they_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WRITERS_MAX_S", 0.01)
+    world = world_of(1)
+    world.writers = [{"3/7"}] * 30
+    async with loading(world) as found:
+        await until(lambda: found.session.load_report and found.session.load_report.tables["blocked"])
+        assert found.session.load_report is not None
+        assert "were changing table public.numbers before it is read" in str(found.session.load_report.named[0].reason)
+        await until(lambda: found.session.load_report and found.session.load_report.tables["loaded"])
+
+
+async def test_small_tables_come_first() -> None:
+    world = world_of(*range(30))
+    small = replace(NUMBERS, oid=8, name="small")
+    world.published = [NUMBERS, small]
+    world.shapes[8] = replace(SHAPE, relation=small)
+    world.rows[8] = [1]
+    async with loading(world):
+        await until(lambda: len([mark for mark in marks(world) if mark.state == "end"]) == 2)
+    assert [mark.topic for mark in marks(world) if mark.state == "begin"] == ["shop.public.small", TOPIC]
+
+
+async def test_a_table_that_cannot_be_read_is_blocked_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOK_S", 0.01)
+    world = world_of(1)
+    world.faults = {"lock": [TableUnreadable("no right")] * 100}
+    async with loading(world) as found:
+        await until(lambda: found.session.load_report and found.session.load_report.tables["blocked"])
+        report = found.session.load_report
+    assert report is not None
+    (table,) = report.named
+    assert (table.table, table.state, table.reason) == ("public.numbers", "blocked", "no right")
+    assert found.metrics.snapshot_rounds.labels("failed")._value.get() >= 1

@@ -728,7 +728,7 @@ class TestChosenTypes:
 
     async def test_a_catalog_that_takes_too_long_keeps_nobody_waiting(self) -> None:
         """Whoever may create tables decides how long it takes."""
-        faults: dict[str, list[Exception]] = {"published_relations": [SourceUnavailable("statement timeout")]}
+        faults: dict[str, list[Exception | None]] = {"published_relations": [SourceUnavailable("statement timeout")]}
         world = World(position=8_000, checkpoint=CHECKPOINT, faults=faults)
         tables = replace(OPTIONS.tables, rules=[TableRule("public.*", types={"other": Choice.parse("uuid")})])
         async with running(world, tables=tables) as found:

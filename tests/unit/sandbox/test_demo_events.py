@@ -37,6 +37,12 @@ def test_a_line_says_what_where_and_when() -> None:
     assert (line.topic, line.operation, line.key, line.position) == (TOPIC, "insert", "sku=LAMP", "0/1000A #3")
 
 
+def test_a_row_that_was_read_belongs_to_no_transaction() -> None:
+    line = Describer().describe(event("r", {"sku": "LAMP"}, LAMP, seq=-(2**62)))
+
+    assert (line.operation, line.position) == ("read", "0/1000A")
+
+
 def test_an_insert_shows_what_is_not_null_and_not_the_key() -> None:
     assert changes(event("c", {"sku": "LAMP"}, LAMP)) == ["price=39.90, manual=(1,000 characters)"]
 

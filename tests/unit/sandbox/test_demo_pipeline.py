@@ -12,5 +12,6 @@ def test_pgsluice_takes_the_configuration(tmp_path: Path) -> None:
 
     assert settings.postgres.port == 5432
     assert settings.slot_name == "pgsluice_shop"
+    assert settings.snapshot.mode == "initial"
     assert settings.kafka.bootstrap_servers == "127.0.0.1:9092"
     assert str(settings.http.listen) == "127.0.0.1:8080"

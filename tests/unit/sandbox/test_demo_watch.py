@@ -43,6 +43,17 @@ def test_shows_until_the_transaction_has_come(capsys: pytest.CaptureFixture[str]
     assert watch.tally.events == 2
 
 
+def test_shows_until_tables_are_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    cuts = [cut(1, 7), cut(2, 8), cut(3, 9)]
+    for one, state in zip(cuts, ("begin", "end", "end"), strict=True):
+        one.record["snapshots"] = [{"id": f"{one.record['cut']}", "state": state}]
+    watch = Watch(Screen(), Cuts(*cuts))
+
+    watch.until_loaded(1, lines=6)
+
+    assert shown(capsys)[-1] == "cut 2: 1 transaction, 1 event, up to 0/2"
+
+
 @pytest.mark.parametrize(("events", "left_out"), [(4, 0), (5, 0), (6, 1), (100, 95)])
 def test_of_many_lines_the_beginning_and_the_end(
     events: int, left_out: int, capsys: pytest.CaptureFixture[str]

@@ -1,9 +1,10 @@
+import re
 from pathlib import Path
 
 import pytest
 
 from sandbox.errors import ServerError
-from sandbox.java import class_path, run_program
+from sandbox.java import build_id, class_path, run_program
 
 ECHO = """
 public class Echo {
@@ -16,6 +17,11 @@ public class Echo {
 
 def test_a_class_path_names_all_jars_of_a_directory() -> None:
     assert class_path(Path("/libraries")) == "/libraries/*"
+
+
+def test_a_build_of_java_has_a_word_of_its_own() -> None:
+    assert re.fullmatch("[0-9a-f]{16}", build_id())
+    assert build_id() == build_id()
 
 
 def test_a_program_gets_arguments_and_input(tmp_path: Path) -> None:

@@ -35,8 +35,10 @@ def test_the_api_server_is_made_by_command_only(own_cache: Path) -> None:
 def test_the_others_need_go_until_they_are_made(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(own_cache))
     assert "Go is not on the PATH" in str(tools.missing("helm"))
+    assert "Go is not on the PATH" in str(tools.lacking("kube-apiserver"))
     make(own_cache, "helm")
     assert tools.missing("helm") is None
+    assert tools.lacking("helm") is None
     assert tools.program("helm") == tools.directory("helm") / "helm"
 
 

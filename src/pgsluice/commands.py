@@ -1,0 +1,177 @@
+"""Commands to a running pipeline and its answers: the records of ``<prefix>.commands``; and what commands leave behind.
+
+Anybody with the right to write to the topic may have written a record, so it may hold anything. What follows from the
+commands that were read is part of the checkpoint, with the offset behind them: each is applied exactly once.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final, Literal, get_args
+
+from pgsluice.avro.wire import read_json
+from pgsluice.loads import from_fields
+from pgsluice.printable import quoted
+
+COMMAND_BYTES_MAX: Final = 64 * 1024
+"""The size of a command's record."""
+
+WHERE_MAX: Final = 4096
+"""Characters of the condition of a load."""
+
+TABLES_MAX: Final = 100
+"""Patterns of tables that a command may name."""
+
+REQUESTS_BYTES_MAX: Final = 64 * 1024
+"""What the requests that wait may take in a checkpoint: some hundred tables. Each checkpoint repeats them."""
+
+ID_MAX: Final = 64
+"""Characters of a command's id, which is a UUID's 32 digits if pgsluice has written it."""
+
+_VERSION: Final = 1
+
+Verb = Literal["start", "cancel", "pause", "resume"]
+VERBS: Final[tuple[Verb, ...]] = get_args(Verb)
+
+Outcome = Literal["refused", "done", "accepted", "waiting", "loaded", "ended"]
+"""What an answer says.
+
+``refused``: nothing was done. ``done``: everything was. ``accepted``: the tables are going to be loaded, and there will
+be more answers about each of them: ``waiting`` (it cannot be read now), then ``loaded`` or ``ended`` (it was not loaded
+to its end).
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What a pipeline is told to do: ``expires_ms``, in milliseconds since 1970, is when it must not be done any more.
+
+    ``tables``: patterns of schema and table, as in the settings. ``where``: which of their rows are read, as SQL.
+    """
+
+    id: str
+    verb: str
+    expires_ms: int
+    tables: tuple[str, ...] = ()
+    where: str = ""
+
+    def to_json(self) -> bytes:
+        """Return the value of its record."""
+        return json.dumps({"version": _VERSION, "command": asdict(self)}).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of a command, or of these ``tables`` that it has named; ``rows``: how many were loaded."""
+
+    id: str
+    outcome: str
+    detail: str = ""
+    tables: tuple[str, ...] = ()
+    rows: int = 0
+
+    @property
+    def key(self) -> bytes:
+        """The key of its record."""
+        return self.id.encode()
+
+    def to_json(self) -> bytes:
+        """Return the value of its record."""
+        return json.dumps({"version": _VERSION, "answer": asdict(self)}).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A table that the command with this id wants to be loaded; ``where``: only these of its rows."""
+
+    command: str
+    schema: str
+    table: str
+    where: str = ""
+
+    @property
+    def name(self) -> tuple[str, str]:
+        """Schema and table."""
+        return self.schema, self.table
+
+    def answer(self, outcome: Outcome, detail: str = "", rows: int = 0) -> Answer:
+        """Return what to tell of the table."""
+        return Answer(self.command, outcome, detail, (quoted(self.schema, self.table),), rows)
+
+
+@dataclass(frozen=True, slots=True)
+class CommandState:
+    """What the commands that were read have left behind: a part of the checkpoint.
+
+    ``topic_id``, ``offset``: the next command to read is this one of this topic; empty if none was ever looked for.
+    """
+
+    topic_id: str = ""
+    offset: int = 0
+    is_paused: bool = False
+    requests: tuple[Request, ...] = ()
+
+    def of(self, name: tuple[str, str]) -> Request | None:
+        """Return the request to load a table, if there is one."""
+        return next((one for one in self.requests if one.name == name), None)
+
+    def without(self, name: tuple[str, str]) -> "CommandState":
+        """Return the state without the request to load a table."""
+        return replace(self, requests=tuple(one for one in self.requests if one.name != name))
+
+    def requesting(self, requests: tuple[Request, ...]) -> "CommandState":
+        """Return the state with these requests as well; ValueError if they are too many."""
+        found = replace(self, requests=(*self.requests, *requests))
+        if len(json.dumps([asdict(one) for one in found.requests])) > REQUESTS_BYTES_MAX:
+            raise ValueError(f"too many tables wait to be loaded: {len(self.requests)} do already")
+        return found
+
+
+def read_command_state(found: object) -> CommandState:
+    """Return the state that a checkpoint has; ValueError when they are none."""
+    if not isinstance(found, Mapping):
+        raise ValueError("'commands' is not an object")  # noqa: TRY004 - wrong data, not a wrong argument
+    requests = found.get("requests", [])
+    if not isinstance(requests, list):
+        raise ValueError("'requests' is not an array")  # noqa: TRY004 - as above
+    state = from_fields(CommandState, {name: value for name, value in found.items() if name != "requests"})
+    return replace(state, requests=tuple(from_fields(Request, one) for one in requests))
+
+
+def read_command(value: bytes | None) -> Command | None:
+    """Return the command in a record, None if it is an answer; ValueError, saying why, when it is neither."""
+    kind, found = _read(value)
+    if kind == "answer":
+        return None
+    command = from_fields(Command, found)
+    if command.verb not in VERBS:
+        raise ValueError(f"its verb is not one of {', '.join(VERBS)}")
+    if not 0 < len(command.id) <= ID_MAX or not command.id.isascii() or not command.id.isalnum():
+        raise ValueError(f"its id is not one of up to {ID_MAX} letters and digits")
+    return command
+
+
+def read_answer(value: bytes | None) -> Answer | None:
+    """Return the answer in a record, None if it holds anything else."""
+    try:
+        kind, found = _read(value)
+        if kind != "answer" or found.get("outcome") not in get_args(Outcome):
+            return None
+        return from_fields(Answer, found)
+    except ValueError:
+        return None
+
+
+def _read(value: bytes | None) -> tuple[str, dict[str, Any]]:
+    """Return which of the two a record is, and its fields; ValueError if it is neither."""
+    if value is None:
+        raise ValueError("it has no value")
+    if len(value) > COMMAND_BYTES_MAX:
+        raise ValueError(f"it is larger than {COMMAND_BYTES_MAX} bytes")
+    found = read_json(value.decode())
+    if not isinstance(found, dict) or found.pop("version", None) != _VERSION or len(found) != 1:
+        raise ValueError(f"it is not a JSON object of version {_VERSION}")
+    ((kind, content),) = found.items()
+    if kind not in ("command", "answer") or not isinstance(content, dict):
+        raise ValueError("it is neither a command nor an answer")
+    return kind, content

@@ -1,0 +1,243 @@
+"""The commands topic, as the pipeline reads it and as the command line does: ``<prefix>.commands``, one partition.
+
+Its answers are sent by the sink, with the checkpoint to which they belong. Answers stand beside the commands because
+retention deletes both, whereas ``<prefix>.snapshots`` is compacted and would keep each of them for ever.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Final, Self, TypeVar
+
+import structlog
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+
+from pgsluice.commands import COMMAND_BYTES_MAX, Answer, Command, CommandState, read_answer
+from pgsluice.errors import SinkUnavailable, UnavailableError
+from pgsluice.history import Checkpoint, last_checkpoint
+from pgsluice.kafka.account import TopicState
+from pgsluice.kafka.checkpoint import read_checkpoints, read_loaded
+from pgsluice.kafka.tail import Tail
+from pgsluice.kafka.topics import Topics
+from pgsluice.librdkafka import ClientOptions, failure
+from pgsluice.loads import Loaded
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+POLL_S: Final = 0.25
+"""How long the reading thread waits for a record; closing waits for that thread."""
+
+BATCH: Final = 16
+"""Records that are read at once, whatever their size."""
+
+SEND_S: Final = 30.0
+"""How long Kafka may take to accept a command, or to show the checkpoint."""
+
+_FETCH_BYTES: Final = 2 * COMMAND_BYTES_MAX
+_QUEUED_KIB: Final = 1024
+
+
+class CommandReader:
+    """Reads the commands to one pipeline, in a thread of its own; every method but ``close`` raises PgsluiceErrors."""
+
+    def __init__(self, options: ClientOptions, topic: str) -> None:
+        self._options = options
+        self._topic = topic
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="pgsluice-commands")
+        self._given_up = threading.Event()
+        self._consumer: Consumer | None = None
+
+    async def open(self, state: CommandState) -> CommandState:
+        """Begin to read where ``state`` ends, or at the topic's end if that is not known; the state from there on.
+
+        A topic that was made anew holds nothing that is known, so reading begins at its end as well.
+        """
+        return await self._run(lambda: self._open(state))
+
+    async def read(self) -> Sequence[tuple[int, bytes | None]]:
+        """Wait for records for a moment; return the offset and the value of each that has come."""
+        return await self._run(self._read)
+
+    async def close(self) -> None:
+        """Close every connection."""
+        self._given_up.set()
+        await self._run(self._close)
+        self._thread.shutdown(wait=False)
+
+    async def _run(self, call: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+    # Everything below runs in the thread.
+
+    def _open(self, state: CommandState) -> CommandState:
+        with closing(Topics(self._options, self._given_up)) as topics:
+            (found,) = _described(topics, self._topic)
+            low, high = topics.bounds(self._topic, 0)
+        is_known = found.id == state.topic_id != ""
+        if is_known and state.offset > high:
+            # Perhaps only this broker does not know the last records. They must not be taken a second time.
+            log.warning(
+                "the topic of commands ends before the last one that was read: new ones are ignored until it has grown "
+                "that far. If Kafka lost its records, delete the topic",
+                topic=self._topic,
+                end=high,
+                offset=state.offset,
+            )
+        offset = max(state.offset, low) if is_known else high
+        self._consumer = self._options.make(Consumer, _reading(self._options, "read_uncommitted"))
+        self._consumer.assign([TopicPartition(self._topic, 0, min(offset, high))])
+        return replace(state, topic_id=found.id, offset=offset)
+
+    def _read(self) -> list[tuple[int, bytes | None]]:
+        assert self._consumer is not None, "open() comes first"
+        found = self._consumer.consume(BATCH, POLL_S)
+        return [(one.offset(), one.value()) for one in found if _is_record(one, self._topic)]
+
+    def _close(self) -> None:
+        if self._consumer is not None:
+            self._consumer.close()
+
+
+@dataclass(frozen=True, slots=True)
+class CommandTopics:
+    """Where a pipeline is told what to do, and where what it has done stands. ``is_atomic``: in transactions."""
+
+    pipeline: str
+    commands: str
+    checkpoint: str
+    snapshots: str
+    is_atomic: bool
+
+
+class CommandClient:
+    """Sends commands and reads what came of them, without a pipeline; every method blocks."""
+
+    def __init__(self, options: ClientOptions, topics: CommandTopics) -> None:
+        self._options = options
+        self._names = topics
+        self._given_up = threading.Event()
+        self._topics = Topics(options, self._given_up)
+        self._consumer: Consumer | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._consumer is not None:
+            self._consumer.close()
+        self._topics.close()
+
+    def send(self, command: Command) -> None:
+        """Send ``command``, whose answers can be read from now on: it is durable when this returns.
+
+        UnavailableError if no pipeline has begun to read commands, because none would begin before this one.
+        """
+        topic, value = self._names.commands, command.to_json()
+        self._wait_until_read()
+        _, high = self._topics.bounds(topic, 0)
+        self._consumer = self._options.make(Consumer, _reading(self._options, "read_committed"))
+        self._consumer.assign([TopicPartition(topic, 0, high)])
+        refused: list[KafkaError] = []
+        producer = self._options.make(
+            Producer,
+            {
+                "enable.idempotence": True,  # Kafka must not have it twice
+                "message.timeout.ms": int(SEND_S * 1000),
+                "allow.auto.create.topics": False,
+            },
+        )
+        producer.produce(
+            topic,
+            value,
+            command.id.encode(),
+            0,
+            on_delivery=lambda error, _message: refused.append(error) if error is not None else None,
+        )
+        left = producer.flush(SEND_S + 1)
+        doing = f"Sending the command to topic {topic}"
+        if refused:
+            raise failure(refused[0], doing, self._options.errors)
+        if left:
+            raise SinkUnavailable(f"{doing}: Kafka did not answer in time.")
+
+    def _wait_until_read(self) -> None:
+        give_up_at = time.monotonic() + SEND_S
+        while True:
+            (state,) = _described(self._topics, self._names.commands)
+            checkpoint = self.checkpoint()
+            if checkpoint is not None and checkpoint.commands.topic_id == state.id:
+                return
+            if time.monotonic() > give_up_at:
+                raise UnavailableError(
+                    f"No pipeline has read topic {self._names.commands} yet. The command was not sent. Start `pgsluice "
+                    "run`, or see in its log why it does not stream."
+                )
+            time.sleep(POLL_S)
+
+    def answer(self, identifier: str, timeout_s: float) -> Answer | None:
+        """Wait for the next answer to a command; None if none has come within the time."""
+        assert self._consumer is not None, "send() comes first"
+        give_up_at = time.monotonic() + timeout_s
+        while (left_s := give_up_at - time.monotonic()) > 0:
+            message = self._consumer.poll(left_s)
+            if message is not None and _is_record(message, self._names.commands):
+                answer = read_answer(message.value())
+                if answer is not None and answer.id == identifier:
+                    return answer
+        return None
+
+    def checkpoint(self) -> Checkpoint | None:
+        """Return the last checkpoint that can be read at once."""
+        _described(self._topics, self._names.checkpoint)
+        with self._tail(self._names.checkpoint) as tail:
+            return last_checkpoint(read_checkpoints(tail, self._names.pipeline, is_atomic=self._names.is_atomic))
+
+    def loaded(self) -> list[Loaded]:
+        """Return the tables that have been loaded, or whose load was cancelled, by schema and name."""
+        topic = self._names.snapshots
+        if not self._topics.describe([topic]):
+            return []
+        with self._tail(topic) as tail:
+            found = read_loaded(tail)
+        return [found[name] for name in sorted(found)]
+
+    def _tail(self, topic: str) -> Tail:
+        return Tail(self._options, self._topics, topic, patience_s=SEND_S, given_up=self._given_up, complete=False)
+
+
+def _described(topics: Topics, topic: str) -> list[TopicState]:
+    found = topics.describe([topic])
+    if topic not in found:
+        raise UnavailableError(
+            f"There is no topic {topic}. `pgsluice run` makes it at its start; check kafka.topic_prefix."
+        )
+    return [found[topic]]
+
+
+def _reading(options: ClientOptions, isolation: str) -> dict[str, object]:
+    """Return the properties of a consumer. Only one that reads uncommitted records is never held up by others."""
+    return {
+        "group.id": options.client_id,  # required by the constructor; nothing is ever committed under it
+        "isolation.level": isolation,
+        "enable.auto.commit": False,
+        "auto.offset.reset": "latest",
+        "allow.auto.create.topics": False,
+        "max.partition.fetch.bytes": _FETCH_BYTES,
+        "queued.max.messages.kbytes": _QUEUED_KIB,
+    }
+
+
+def _is_record(message: Message, topic: str) -> bool:
+    """Return whether this is a record. The client goes on after most errors; raises for a right that is missing."""
+    error = message.error()
+    if error is None:
+        return True
+    if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+        raise failure(error, f"Reading topic {topic}")
+    return False

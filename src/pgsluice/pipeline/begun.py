@@ -1,0 +1,117 @@
+"""The loads that have begun: how far each has come, and the rows that have to be read again before its end."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Final
+
+import structlog
+
+from pgsluice.loads import Load, Loaded, moved_key
+from pgsluice.pgoutput.messages import TupleData
+from pgsluice.pipeline.encoders import Encoders
+from pgsluice.relation import Relation
+
+log = structlog.get_logger(__name__)
+
+MOVED_MAX: Final = 1000
+MOVED_BYTES_MAX: Final = 64 * 1024
+"""Rows with a new key that are read again before the end, and what their keys may take in each checkpoint until then.
+If there are more, the load begins again."""
+
+
+class Begun:
+    """The loads in progress, those of former sessions included, and the tables that have been loaded.
+
+    A row that comes under a new key without all its values is noted here while its table is being read.
+    """
+
+    def __init__(
+        self,
+        encoders: Encoders,
+        epoch: int,
+        loads: Iterable[Load],
+        loaded: Mapping[tuple[str, str], Loaded],
+    ) -> None:
+        """Go on from these; what is finished from now on belongs to ``epoch``."""
+        self.is_changed = False
+        """Whether loads have changed in a way that the next cut with changes has to record."""
+        self._encoders = encoders
+        self._epoch = epoch
+        self._loads: dict[int, Load] = {}
+        self._loaded = dict(loaded)
+        for load in loads:
+            self.put(load)
+
+    def of(self, oid: int) -> Load | None:
+        """Return the load of the table with this oid; None if it has not begun, or begins again."""
+        return self._loads.get(oid)
+
+    def put(self, load: Load) -> None:
+        """Note how far the load has come, or that it begins."""
+        if load.oid not in self._loads:
+            self._encoders.watch(load.oid, self._on_incomplete)
+        self._loads[load.oid] = load
+
+    def drop(self, oid: int) -> None:
+        """Forget the load of the table with this oid, if there is one: it is finished, or is to begin again.
+
+        From here on no keys are noted, so no later session may go on with it: its shape may come back.
+        """
+        if self._loads.pop(oid, None) is not None:
+            self.is_changed = True
+            self._encoders.watch(oid, None)
+
+    def keep_only(self, oids: Iterable[int]) -> None:
+        """Forget the loads of all tables but these."""
+        for oid in self._loads.keys() - set(oids):
+            self.drop(oid)
+
+    def finish(self, load: Load) -> Loaded:
+        """Note that all rows are in the stream, and return the table's record."""
+        self.drop(load.oid)
+        loaded = Loaded(load.id, load.schema, load.table, load.oid, load.rows, self._epoch)
+        self._loaded[load.name] = loaded
+        return loaded
+
+    def cancel(self, relation: Relation) -> Loaded | None:
+        """Note that a command has ended the load; return the table's record, None if the present one stays.
+
+        A table that was loaded before is loaded still, although some of its rows have come once more.
+        """
+        load = self._loads.get(relation.oid)
+        self.drop(relation.oid)
+        if self.is_loaded(relation):
+            return None
+        name = relation.namespace, relation.name
+        identifier, rows = ("", 0) if load is None else (load.id, load.rows)
+        self._loaded[name] = Loaded(identifier, *name, relation.oid, rows, self._epoch, state="cancelled")
+        return self._loaded[name]
+
+    def is_loaded(self, relation: Relation) -> bool:
+        """Return whether the rows of this very table need not be read: they were, or a command has cancelled that."""
+        return self.loaded(relation) is not None
+
+    def loaded(self, relation: Relation) -> Loaded | None:
+        """Return the record of this very table, if its rows need not be read."""
+        loaded = self._loaded.get((relation.namespace, relation.name))
+        return loaded if loaded is not None and loaded.oid == relation.oid else None
+
+    def all(self) -> list[Load]:
+        """Return the loads in progress: what the next checkpoint has."""
+        self.is_changed = False
+        return list(self._loads.values())
+
+    def _on_incomplete(self, relation: Relation, new: TupleData) -> None:
+        """Note the key of a row that lacks values, if its table is being read."""
+        load = self._loads[relation.oid]
+        if not load.last:
+            return  # whatever its key, it will be read
+        self.is_changed = True
+        names = [column.name for column in relation.columns]
+        key = moved_key([new[names.index(one)] for one in load.key]) if set(load.key) <= set(names) else None
+        moved = load.moved if key is None or key in load.moved else (*load.moved, key)
+        if key is None or len(moved) > MOVED_MAX or sum(len(part) for one in moved for part in one) > MOVED_BYTES_MAX:
+            log.info("loading begins again: too many rows have got another key", table=str(load))
+            self.drop(load.oid)
+        else:
+            self.put(replace(load, moved=moved))

@@ -1,0 +1,182 @@
+"""Carries out commands: reads them, decides what follows from each, and has that join the open cut with the answer.
+
+Runs beside the session's work. The offset behind a command is in the same checkpoint as what follows from it, so each
+is applied exactly once. What is wrong with a command, its answer says; nothing stops because of it.
+"""
+
+import asyncio
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import NoReturn
+
+import structlog
+
+from pgsluice.commands import TABLES_MAX, WHERE_MAX, Answer, Command, CommandState, Request, read_command
+from pgsluice.errors import TableRefused, TableUnreadable
+from pgsluice.pipeline.encoders import Encoders
+from pgsluice.pipeline.ends import CommandReader, Reader, Source
+from pgsluice.pipeline.loader import Loader, check_trusted
+from pgsluice.pipeline.rounds import Seams
+from pgsluice.printable import quoted
+from pgsluice.relation import Relation
+from pgsluice.tables import TablePattern
+
+log = structlog.get_logger(__name__)
+
+
+class _Refusal(Exception):
+    """Why nothing follows from a command: a sentence for its answer."""
+
+
+class Commands:
+    """The commands of one session."""
+
+    def __init__(
+        self, source: Source, commands: CommandReader, encoders: Encoders, seams: Seams, loader: Loader
+    ) -> None:
+        self._source = source
+        self._commands = commands
+        self._reader: Reader = source.reader()
+        self._encoders = encoders
+        self._pause = seams.pause
+        self._loader = loader
+        self._requests = loader.requests
+
+    async def run(self) -> NoReturn:
+        """Take commands as they come."""
+        try:
+            await self._loader.looked.wait()
+            state = await self._commands.open(self._requests.state)
+            await self._go_on(state.topic_id, state.offset)
+            while True:
+                for offset, value in await self._commands.read():
+                    # A broker whose view is outdated shows again what was taken.
+                    if offset >= self._requests.state.offset:
+                        await self._take(offset, value)
+                await self._reader.close()
+        finally:
+            await self._commands.close()
+            await self._reader.close()
+
+    async def _go_on(self, topic_id: str, offset: int, *answers: Answer) -> None:
+        """Have it join the open cut that everything before this offset was taken."""
+        async with self._pause():
+            state = replace(self._requests.state, topic_id=topic_id, offset=offset)
+            if answers or state != self._requests.state:
+                self._requests.become(state, answers)
+
+    async def _take(self, offset: int, value: bytes | None) -> None:
+        topic_id, command = self._requests.state.topic_id, None
+        try:
+            command = read_command(value)
+        except ValueError as error:
+            log.warning("a record in the topic of commands is passed over", offset=offset, reason=str(error))
+        if command is None:
+            await self._go_on(topic_id, offset + 1)
+            return
+        try:
+            answer = await self._carry_out(command, offset)
+        except (_Refusal, TableUnreadable, TableRefused) as error:
+            answer = Answer(command.id, "refused", str(error))
+            await self._go_on(topic_id, offset + 1, answer)
+        log.info(
+            "command",
+            verb=command.verb,
+            tables=list(command.tables[:TABLES_MAX]),
+            id=command.id,
+            outcome=answer.outcome,
+            detail=answer.detail,
+        )
+
+    async def _carry_out(self, command: Command, offset: int) -> Answer:
+        """Have what follows from the command join the open cut; _Refusal, or what is wrong with a table."""
+        if command.expires_ms < time.time() * 1000:
+            raise _Refusal("It came too late: it had expired.")
+        patterns = _patterns(command)
+        found = await self._found(patterns) if command.verb == "start" else {}
+        await self._check_loadable(found, command.where)
+        async with self._pause():
+            state = replace(self._requests.state, offset=offset + 1)
+            if command.verb == "start":
+                return self._start(command, state, found)
+            if command.verb == "cancel":
+                return self._cancel(command, state, patterns)
+            answer = Answer(command.id, "done")
+            self._requests.become(replace(state, is_paused=command.verb == "pause"), [answer])
+            self._loader.wake()
+            return answer
+
+    async def _found(self, patterns: Sequence[TablePattern]) -> dict[tuple[str, str], Relation]:
+        """Return the published tables that match, each pattern one at least."""
+        if self._loader.is_standby:
+            raise _Refusal("Tables cannot be loaded from a standby. Connect pgsluice to the primary.")
+        relations = {(one.namespace, one.name): one for one in await self._source.published_relations()}
+        found: dict[tuple[str, str], Relation] = {}
+        for pattern in patterns:
+            await asyncio.sleep(0)  # there may be thousands of tables
+            matching = [name for name in _matching(pattern, relations) if self._is_published(relations[name])]
+            if not matching:
+                raise _Refusal(
+                    f"No published table matches {pattern}. Add it to the publication, or correct its name: schema and "
+                    "table, as in public.orders."
+                )
+            found |= {name: relations[name] for name in matching}
+        return found
+
+    def _is_published(self, relation: Relation) -> bool:
+        return self._encoders.policy(relation) is not None
+
+    async def _check_loadable(self, found: Mapping[tuple[str, str], Relation], where: str) -> None:
+        """Raise what keeps one of the tables from being read with this condition."""
+        if len(where) > WHERE_MAX:
+            raise _Refusal(f"The condition has more than {WHERE_MAX} characters.")
+        for relation in found.values():
+            shape = await self._reader.shape(relation)
+            if shape is None:
+                raise _Refusal(f"Table {relation} does not exist any more.")
+            policy = self._encoders.policy(relation)
+            check_trusted(shape, is_named=policy is not None and policy.named)
+            if where:
+                await self._reader.check_where(shape, where)
+
+    def _start(self, command: Command, state: CommandState, found: Mapping[tuple[str, str], Relation]) -> Answer:
+        if busy := [str(one) for one in found.values() if self._loader.has_begun(one)]:
+            raise _Refusal(f"{busy[0]} is being loaded already. Wait for its end, or cancel that first.")
+        requests = tuple(Request(command.id, *name, command.where) for name in found)
+        try:
+            state = state.requesting(requests)
+        except ValueError as error:
+            raise _Refusal(f"Nothing was begun: {error}.") from None
+        note = "Loads are paused." if state.is_paused else ""
+        answer = Answer(command.id, "accepted", note, tuple(quoted(*name) for name in found))
+        self._requests.become(state, [answer])
+        self._loader.take_up(found.values())
+        return answer
+
+    def _cancel(self, command: Command, state: CommandState, patterns: Iterable[TablePattern]) -> Answer:
+        loading = self._loader.loading
+        names = dict.fromkeys(name for pattern in patterns for name in _matching(pattern, loading))
+        if not names:
+            raise _Refusal("None of these tables is being loaded.")
+        answer = Answer(command.id, "done", f"{len(names)} cancelled")
+        self._requests.become(state, [answer])
+        for name in names:
+            self._loader.cancel(loading[name])
+        return answer
+
+
+def _patterns(command: Command) -> list[TablePattern]:
+    """Return which tables the command means."""
+    if command.verb in ("pause", "resume"):
+        return []
+    if not 0 < len(command.tables) <= TABLES_MAX:
+        raise _Refusal(f"It names {len(command.tables)} tables, but needs one at least, and {TABLES_MAX} at most.")
+    try:
+        return [TablePattern.parse(text) for text in command.tables]
+    except ValueError as error:
+        raise _Refusal(f"{error}.") from None
+
+
+def _matching(pattern: TablePattern, names: Collection[tuple[str, str]]) -> list[tuple[str, str]]:
+    return [name for name in names if pattern.matches(*name)]

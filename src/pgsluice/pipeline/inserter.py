@@ -1,0 +1,136 @@
+"""Puts rows that were read into the open cut, between the marks of their load."""
+
+import asyncio
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import structlog
+
+from pgsluice.envelope import Stamp
+from pgsluice.loads import FIRST_SEQ, Load, Mark, Place, State
+from pgsluice.pgoutput.decoder import Decoder
+from pgsluice.pgoutput.messages import Insert
+from pgsluice.pipeline.begun import Begun
+from pgsluice.pipeline.encoders import Rows
+from pgsluice.pipeline.outbox import Outbox
+from pgsluice.pipeline.requests import Requests
+from pgsluice.snapshot import Chunk, Shape
+from pgsluice.transaction import Transaction
+
+log = structlog.get_logger(__name__)
+
+TURN: Final = 1000
+"""Rows after which everybody else on the event loop has a turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A table whose rows are read, and what encodes them.
+
+    ``replaces``: at the end, rows that are older and were not read are gone.
+    """
+
+    shape: Shape
+    rows: Rows
+    replaces: bool
+
+    @property
+    def oid(self) -> int:
+        """The table's oid."""
+        return self.shape.relation.oid
+
+    @property
+    def topic(self) -> str:
+        """Where its rows go."""
+        assert self.rows.encoder is not None, "the table is published"
+        return self.rows.encoder.target.topic
+
+
+class Inserter:
+    """The rows of one session; all of it takes place in a pause of the session's work."""
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        begun: Begun,
+        requests: Requests,
+        place: Place,
+        *,
+        epoch: int,
+        commit_timestamps: bool,
+    ) -> None:
+        self._outbox = outbox
+        self._begun = begun
+        self._requests = requests
+        self._place = place
+        self._epoch = epoch
+        self._commit_timestamps = commit_timestamps
+
+    async def insert(
+        self, table: Opened, chunk: Chunk, lsn: int, timestamp: int, moved: Sequence[tuple[str, ...]] = ()
+    ) -> None:
+        """Put the rows of the chunk into the open cut, at ``lsn``; ``moved``: the keys by which they were read."""
+        self._place = self._place.at(lsn)
+        load = self._begun.of(table.oid)
+        if load is None:
+            relation = table.shape.relation
+            load = Load(
+                uuid.uuid4().hex, relation.namespace, relation.name, relation.oid, table.shape.digest, table.shape.key
+            )
+            await self._join(table, load, "begin")
+        at = 0
+        while at < len(chunk.messages):
+            load, at = await self._insert_some(table, load, chunk.messages, at, timestamp)
+        rest = load.moved[len(moved) :]
+        load = replace(load, is_read=load.is_read or chunk.is_last, moved=rest)
+        self._begun.put(load)
+        if load.is_read and not rest:
+            await self._join(table, load, "end")
+            log.info("loaded", table=str(load), topic=table.topic, rows=load.rows)
+
+    async def _insert_some(
+        self, table: Opened, load: Load, messages: Sequence[bytes], at: int, timestamp: int
+    ) -> tuple[Load, int]:
+        """Put rows from ``messages[at]`` on into the open cut until it is full; return the load, and where that was."""
+        pending, place, began = self._outbox.pending, self._place, at
+        transaction = Transaction(0, place.lsn, timestamp)
+        stamp = Stamp(transaction, self._epoch, commit_timestamps=self._commit_timestamps)
+        stamp.next_seq = place.seq
+        while at < len(messages) and not pending.full:
+            table.rows.add(messages[at], stamp, pending, is_streamed=False)
+            at += 1
+            if at % TURN == 0:
+                await asyncio.sleep(0)
+        self._place = Place(place.lsn, stamp.next_seq - FIRST_SEQ)
+        last = load.last if load.is_read else _key(table.shape, messages[at - 1])
+        load = replace(load, last=last, rows=load.rows + at - began)
+        await self._join(table, load, "rows")
+        return load, at
+
+    async def _join(self, table: Opened, load: Load, state: State) -> None:
+        """Let what was added join the open cut, with a mark of how far the load has come."""
+        place = self._place
+        mark = Mark(
+            table.topic, *load.name, load.id, state, self._epoch, place.lsn, place.seq, load.rows, table.replaces
+        )
+        self._place = place.behind(1)
+        ended = []
+        if state != "end":
+            self._begun.put(load)
+        elif table.shape.where:
+            self._begun.drop(load.oid)  # some of its rows say nothing of the others
+        else:
+            ended.append(self._begun.finish(load))
+        if state == "end":
+            self._requests.end(load.name, "loaded", rows=load.rows)
+        await self._outbox.join_load(self._begun.all(), self._place, [mark], ended)
+
+
+def _key(shape: Shape, message: bytes) -> tuple[str, ...]:
+    """Return the values of the row's key, as text."""
+    decoded = Decoder().decode(message)
+    assert isinstance(decoded, Insert), "insert_message() has made it"
+    values = [decoded.new[place] for place in shape.key_places]
+    return tuple(value.decode() for value in values if isinstance(value, bytes))

@@ -1,0 +1,124 @@
+"""How far the loads of a session have come: what the status and the metrics show, and the log says.
+
+Pure but for the log: the caller has the clock.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+import structlog
+
+log = structlog.get_logger(__name__)
+
+TableState = Literal["waiting", "loading", "blocked", "left_out", "skipped", "loaded"]
+"""``blocked``: it could not be read the last time, or waits for transactions of others. ``left_out``: it cannot be
+loaded as it is. ``skipped``: the settings say that it is not to be loaded."""
+
+STATES: Final[Sequence[TableState]] = get_args(TableState)
+
+UNFINISHED: Final = ("loading", "blocked", "waiting")
+
+SAY_S: Final = 60.0
+"""How often the log says how far the loads have come."""
+
+SHOWN_MAX: Final = 20
+"""Tables that the status names, of which there may be thousands."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableReport:
+    """A published table, the rows that were read, and those that it has as PostgreSQL estimates them.
+
+    ``reason``: why it is not read.
+    """
+
+    table: str
+    state: TableState
+    rows: int = 0
+    estimated_rows: int = 0
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """How far all loads have come.
+
+    ``rows``: those that were read of the tables that are to be loaded, or are. ``estimated_rows``: how many that will
+    be at the end. ``tables``: how many there are by state. ``named``: some that are not loaded, those being read first.
+    """
+
+    tables: Mapping[str, int]
+    rows: int
+    estimated_rows: int
+    rows_per_s: float
+    named: Sequence[TableReport]
+
+    @property
+    def unfinished(self) -> int:
+        """How many tables are to be loaded yet."""
+        return sum(self.tables[state] for state in UNFINISHED)
+
+    @property
+    def seconds_left(self) -> int | None:
+        """How long it takes to read the other rows at the present rate; None if none are being read."""
+        return round((self.estimated_rows - self.rows) / self.rows_per_s) if self.rows_per_s > 0 else None
+
+
+class LoadWatch:
+    """Sees how fast loads go, and says so in the log: when they begin, every minute, and when they have ended."""
+
+    def __init__(self) -> None:
+        self._began_at: float | None = None
+        """When there was something to load; None while there is nothing."""
+        self._marks: tuple[tuple[float, int], tuple[float, int]] = ((0.0, 0), (0.0, 0))
+        """Two times in the past, and how many rows had been read by then: a minute apart, once there was one."""
+
+    def report(self, tables: Iterable[TableReport], now: float) -> LoadReport:
+        """Return how far ``tables`` have come."""
+        found = list(tables)
+        states = Counter(one.state for one in found)
+        counted = [one for one in found if one.state in UNFINISHED or one.state == "loaded"]
+        rows = sum(one.rows for one in counted)
+        estimated = sum(one.rows if one.state == "loaded" else max(one.rows, one.estimated_rows) for one in counted)
+        unfinished = sorted((one for one in found if one.state in _NAMED), key=lambda one: _NAMED.index(one.state))
+        rate = self._rate(rows, now)
+        return LoadReport({state: states[state] for state in STATES}, rows, estimated, rate, unfinished[:SHOWN_MAX])
+
+    def _rate(self, rows: int, now: float) -> float:
+        (since, before), _ = self._marks
+        if self._began_at is None or now <= since:
+            return 0.0
+        return max(0, rows - before) / (now - since)
+
+    def say(self, report: LoadReport, now: float) -> None:
+        """Log how far the loads have come, if it is time."""
+        if self._began_at is None:
+            if report.unfinished:
+                self._began_at = now
+                self._marks = ((now, report.rows), (now, report.rows))
+                log.info("tables are to be loaded", tables=report.unfinished, estimated_rows=report.estimated_rows)
+        elif not report.unfinished:
+            log.info(
+                "tables are loaded",
+                tables=report.tables["loaded"],
+                left_out=report.tables["left_out"],
+                rows=report.rows,
+                seconds=round(now - self._began_at),
+            )
+            self._began_at = None
+        elif now - self._marks[1][0] >= SAY_S:
+            log.info(
+                "tables are being loaded",
+                tables=report.unfinished,
+                blocked=report.tables["blocked"],
+                rows=report.rows,
+                estimated_rows=report.estimated_rows,
+                rows_per_second=round(report.rows_per_s),
+                seconds_left=report.seconds_left,
+            )
+            self._marks = (self._marks[1], (now, report.rows))
+
+
+_NAMED: Final = (*UNFINISHED, "left_out")

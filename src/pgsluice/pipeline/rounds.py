@@ -1,0 +1,176 @@
+"""Rounds: takes a database snapshot between two transactions, and waits until the stream has come to it.
+
+From the snapshot on, :class:`pgsluice.round.Round` decides which transactions go on; the others wait for the end of the
+round. What was read at the snapshot can join the open cut once the stream has passed all that the snapshot sees.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass
+from typing import Final
+
+from pgsluice.errors import SourceUnavailable, TableUnreadable
+from pgsluice.pipeline.ends import Reader, Stream
+from pgsluice.pipeline.outbox import Outbox
+from pgsluice.progress import Progress
+from pgsluice.round import Round
+from pgsluice.snapshot import Taken
+from pgsluice.transaction import Transaction, Transactions
+
+SEEN_S: Final = 0.1
+"""How long the stream waits for transactions that were sent before they became visible: with synchronous replication
+they do so once a standby has answered."""
+
+SEEN_AGAIN_S: Final = 0.002
+
+TAKE_S: Final = 2.0
+"""How long the stream waits for a server that does not answer."""
+
+PAUSE_S: Final = 5.0
+"""How long the table stays locked until no transaction is half done."""
+
+ASK_S: Final = 0.02
+"""How often the server is asked how far the stream has come."""
+
+FLUSH_S: Final = 0.05
+"""When something is written to move the stream: what a transaction in progress has written may stay unflushed."""
+
+FLUSH_AGAIN_S: Final = 1.0
+
+ROUND_S: Final = 20.0
+"""How long a round may wait for the stream, while transactions wait for it."""
+
+
+@dataclass(slots=True)
+class Seams:
+    """What loading needs of the session.
+
+    ``pause``: hold up the session's work while no transaction is half done. ``go_on``: take what was held, in a pause.
+    ``wake``: have the session look whether its cut is due.
+    """
+
+    transactions: Transactions
+    outbox: Outbox
+    progress: Progress
+    pause: Callable[[], AbstractAsyncContextManager[None]]
+    go_on: Callable[[], Awaitable[None]]
+    wake: Callable[[], None]
+
+
+class Rounds:
+    """The rounds of one session, one after the other."""
+
+    def __init__(self, reader: Reader, stream: Stream, seams: Seams, count_held: Callable[[float], None]) -> None:
+        """``count_held`` is told for how many seconds changes have waited for rows to be read."""
+        self._reader = reader
+        self._stream = stream
+        self._seams = seams
+        self._count_held = count_held
+        self._held_at: float | None = None
+        """Since when a transaction has waited for the end of the round."""
+        self._round: Round | None = None
+        self._is_watching = False
+        self._unseen: set[int] = set()
+        """Transactions that went on while it was so and may not be visible to others yet."""
+
+    def watch(self, *, on: bool) -> None:
+        """Note which transactions go on, or nothing while no table is to be loaded.
+
+        That misses none which matters: before the next table is read, those who are changing it are waited for.
+        """
+        self._is_watching = on
+        if not on:
+            self._unseen.clear()
+
+    def on_commit(self, transaction: Transaction) -> None:
+        """Take notice that ``transaction`` goes on: no snapshot that does not see it is of use."""
+        if self._is_watching:
+            self._unseen.add(transaction.xid)
+
+    def on_held(self) -> None:
+        """Take notice that a transaction waits for the end of the round."""
+        if self._held_at is None:
+            self._held_at = time.monotonic()
+
+    def on_position(self, lsn: int) -> None:
+        """Take notice that, between two transactions, the server says that it has come to ``lsn``."""
+        if self._round is not None:
+            self._round.reach(lsn)
+
+    async def prune(self) -> None:
+        """Forget the transactions that are visible by now."""
+        if self._unseen:
+            snapshot = await self._reader.look()
+            self._unseen = {xid for xid in self._unseen if not snapshot.is_visible(xid)}
+
+    async def take(self) -> Taken:
+        """Take the snapshot between two transactions; from now on the round decides which go on."""
+        seams = self._seams
+        async with AsyncExitStack() as stack:
+            try:
+                async with asyncio.timeout(PAUSE_S):
+                    await stack.enter_async_context(seams.pause())
+            except TimeoutError:
+                raise TableUnreadable(f"A transaction takes more than {PAUSE_S:g} s to be received.") from None
+            stack.callback(self._end_hold, time.monotonic())
+            try:
+                async with asyncio.timeout(TAKE_S):
+                    await self._see_all()
+                    taken = await self._reader.take()
+            except TimeoutError:
+                await self._reader.close()
+                raise SourceUnavailable(f"PostgreSQL took no snapshot within {TAKE_S:g} s.") from None
+            self._round = seams.transactions.gate = Round(taken.snapshot, taken.end_lsn)
+            seams.progress.hold_back(taken.end_lsn)
+            return taken
+
+    def _end_hold(self, since: float) -> None:
+        self._count_held(time.monotonic() - since)
+
+    async def _see_all(self) -> None:
+        """Wait until everything that went on is visible to others."""
+        give_up_at = time.monotonic() + SEEN_S
+        await self.prune()
+        while self._unseen:
+            if time.monotonic() > give_up_at:
+                raise TableUnreadable("Transactions that PostgreSQL has sent are not visible to others yet.")
+            await asyncio.sleep(SEEN_AGAIN_S)
+            await self.prune()
+
+    async def wait_complete(self) -> int | None:
+        """Wait until the stream has come to where the rows belong, and see to it that it does.
+
+        Return that position. None: no position fits them, because a transaction that the snapshot sees came behind one
+        that it does not see.
+        """
+        began = time.monotonic()
+        flush_at = began + FLUSH_S
+        while not (self._current.is_complete or self._current.is_void):
+            now = time.monotonic()
+            if now - began > ROUND_S:
+                raise TableUnreadable(f"The stream has not come to the snapshot within {ROUND_S:g} s.")
+            if now >= flush_at:
+                await self._reader.flush()
+                flush_at = now + FLUSH_AGAIN_S
+            self._stream.ask_position()
+            await asyncio.sleep(ASK_S)
+        return None if self._current.is_void else self._current.lsn
+
+    async def end(self) -> None:
+        """Let go on what has waited; in a pause."""
+        seams = self._seams
+        self._round = seams.transactions.gate = None
+        beyond = seams.progress.let_go()
+        await seams.go_on()
+        if self._held_at is not None:
+            self._end_hold(self._held_at)
+            self._held_at = None
+        seams.progress.on_received(beyond)
+        seams.wake()
+
+    @property
+    def _current(self) -> Round:
+        assert self._round is not None, "take() has begun it"
+        return self._round

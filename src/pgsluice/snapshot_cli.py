@@ -1,0 +1,129 @@
+"""``pgsluice snapshot``: commands to a running pipeline, and what it shows of their progress.
+
+Used by ``cli``. How far loads have come stands in the checkpoint; how they ended, in the answers to the command.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Final
+from uuid import uuid4
+
+from pgsluice.commands import Answer, Command, Verb
+from pgsluice.errors import CommandRefused, UnavailableError
+from pgsluice.kafka.commands import CommandClient
+from pgsluice.printable import quoted
+
+EXPIRES_S: Final = 600.0
+"""After that, no pipeline carries out a command any more: whoever has given it may have found another way."""
+
+LATE_S: Final = 30.0
+"""How much longer an answer is waited for: it comes with the next cut."""
+
+PROGRESS_S: Final = 5.0
+"""How often the progress of loads is shown."""
+
+POLL_S: Final = 0.5
+
+Say = Callable[[str], object]
+
+
+def new_command(verb: Verb, tables: tuple[str, ...], where: str) -> Command:
+    """Return a command that expires in ten minutes."""
+    return Command(uuid4().hex, verb, int((time.time() + EXPIRES_S) * 1000), tables, where)
+
+
+def follow(client: CommandClient, command: Command, say: Say) -> int:
+    """Show what comes of a command that was sent until nothing more will; the exit code of success.
+
+    CommandRefused if it was not done in full; UnavailableError if no pipeline answers.
+    """
+    answer = _first_answer(client, command)
+    if answer.outcome == "refused":
+        raise CommandRefused(answer.detail)
+    if answer.outcome == "done":
+        say(answer.detail or "done")
+        return 0
+    say(" ".join([f"{len(answer.tables)} tables are going to be loaded.", answer.detail]).rstrip())
+    try:
+        return _follow_loads(client, command, answer, say)
+    except KeyboardInterrupt:
+        say("The load goes on. `pgsluice snapshot status` shows how far it is, `pgsluice snapshot cancel` ends it.")
+        raise
+
+
+def status(client: CommandClient) -> list[str]:
+    """Return lines about all loads, as the last checkpoint has them."""
+    checkpoint = client.checkpoint()
+    if checkpoint is None:
+        raise UnavailableError("There is no checkpoint of this pipeline yet: `pgsluice run` writes the first one.")
+    lines = {quoted(one.schema, one.table): (one.state, one.rows) for one in client.loaded()}
+    lines |= {quoted(one.schema, one.table): ("waiting", 0) for one in checkpoint.commands.requests}
+    lines |= {str(one): ("loading", one.rows) for one in checkpoint.loads}
+    width = max((len(name) for name in lines), default=0)
+    states = {"end": "loaded"}
+    return [
+        f"loads are {'paused' if checkpoint.commands.is_paused else 'not paused'}",
+        *(f"{name:<{width}}  {states.get(state, state):<9}  {rows} rows" for name, (state, rows) in lines.items()),
+    ]
+
+
+def _first_answer(client: CommandClient, command: Command) -> Answer:
+    while time.time() < command.expires_ms / 1000 + LATE_S:
+        answer = client.answer(command.id, POLL_S)
+        if answer is not None:
+            return answer
+    raise UnavailableError(
+        "No pipeline has answered. The command has expired, so nothing will come of it. Start `pgsluice run`, or see "
+        "in its log why it takes no commands, then give the command again."
+    )
+
+
+def _follow_loads(client: CommandClient, command: Command, accepted: Answer, say: Say) -> int:
+    """Show how the loads of the tables go on until each has ended."""
+    left, progress = set(accepted.tables), _Progress(client, say)
+    failed: list[str] = []
+    while left:
+        answer = client.answer(command.id, POLL_S)
+        if answer is None:
+            progress.show(left)
+        elif answer.outcome != "accepted":  # which comes a second time after a crash, at least once
+            say(_sentence(answer))
+            if answer.outcome == "ended":
+                failed += answer.tables
+            if answer.outcome != "waiting":
+                left -= set(answer.tables)
+    if failed:
+        raise CommandRefused(f"{len(failed)} of {len(accepted.tables)} tables were not loaded to their end.")
+    return 0
+
+
+def _sentence(answer: Answer) -> str:
+    name = ", ".join(answer.tables)
+    if answer.outcome == "loaded":
+        return f"{name}: loaded, {answer.rows} rows"
+    state = "it is tried again" if answer.outcome == "waiting" else "it is not loaded any more"
+    return f"{name}: {answer.detail} ({state})"
+
+
+class _Progress:
+    """Shows how many rows have been read, and how fast, every few seconds."""
+
+    def __init__(self, client: CommandClient, say: Say) -> None:
+        self._client = client
+        self._say = say
+        self._rows: dict[str, int] = {}
+        self._at = time.monotonic()
+
+    def show(self, tables: set[str]) -> None:
+        """Show it for these tables, if it is time."""
+        now = time.monotonic()
+        if now - self._at < PROGRESS_S:
+            return
+        checkpoint = self._client.checkpoint()
+        for load in () if checkpoint is None else checkpoint.loads:
+            name = str(load)
+            if name in tables:
+                rate = (load.rows - self._rows.get(name, 0)) / (now - self._at)
+                self._say(f"{name}: {load.rows} rows, {rate:.0f} rows/s")
+                self._rows[name] = load.rows
+        self._at = now

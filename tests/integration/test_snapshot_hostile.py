@@ -1,0 +1,132 @@
+"""Tables whose owner may do nothing but make tables: reading them runs no code of his."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import ExitStack
+from uuid import uuid4
+
+import pytest
+
+from pgsluice.postgres.chunks import ChunkReader
+from pgsluice.postgres.options import ConnectionOptions
+from pgsluice.relation import Column, PgType, Relation
+from pgsluice.snapshot import Chunk, Shape
+from sandbox.daemon import Daemon
+from sandbox.kafka import Kafka
+from sandbox.postgres import Database
+from tests.integration.test_snapshot_tables import wait_until_loaded
+from tests.support.weather import wait_until
+
+TRAP = """
+CREATE TABLE {schema}.{table} (id int PRIMARY KEY);
+INSERT INTO {schema}.{table} VALUES (1);
+CREATE FUNCTION {schema}.{table}_ran(n int) RETURNS int LANGUAGE plpgsql IMMUTABLE AS
+$$ BEGIN PERFORM pg_create_physical_replication_slot('{slot}'); RETURN n; EXCEPTION WHEN OTHERS THEN RETURN n; END $$;
+CREATE INDEX ON {schema}.{table} ((id + {schema}.{table}_ran(0)));
+GRANT SELECT ON {schema}.{table} TO public
+"""
+"""A table that has the reader make a replication slot: PostgreSQL runs the function when it plans a query."""
+
+
+@pytest.mark.parametrize("version", [10, 18])
+def test_reading_runs_no_function_of_somebody_who_may_only_make_tables(
+    version: int, new_database: Callable[..., Database], kafka: Kafka
+) -> None:
+    database = new_database(version)
+    owner = f"hostile{uuid4().hex[:8]}"
+    slot = f"stolen{uuid4().hex[:8]}"
+    with database.connect() as connection:
+        connection.execute(f"CREATE ROLE {owner}")
+        connection.execute(f"CREATE SCHEMA hostile AUTHORIZATION {owner}")
+        connection.execute("CREATE TABLE mine (id int PRIMARY KEY)")
+        connection.execute("INSERT INTO mine VALUES (1)")
+        connection.execute("CREATE PUBLICATION pgsluice FOR ALL TABLES")
+        connection.execute(f"SET ROLE {owner}")
+        connection.execute(TRAP.format(schema="hostile", table="trap", slot=slot))
+        connection.execute("RESET ROLE")
+    settings = {"snapshot": {"mode": "initial"}, "delivery": {"heartbeat": "500ms"}}
+    with ExitStack() as stack:
+        name = f"k{uuid4().hex[:10]}"
+        daemon = stack.enter_context(Daemon(name, database.conninfo(), kafka.bootstrap_servers, settings))
+        wait_until_loaded(daemon, 1)
+        wait_until(lambda: "Table hostile.trap is left out until" in daemon.log_text(), "the table to be left out")
+        with database.connect() as connection:
+            assert not connection.execute("SELECT FROM pg_replication_slots WHERE slot_name = %s", [slot]).fetchone()
+
+
+@pytest.mark.parametrize(("member", "is_trusted"), [("ALL TABLES", False), ("TABLE whole", True), ("TABLE part", True)])
+@pytest.mark.parametrize("owner", ["somebody", "the database's owner"])
+def test_whose_tables_are_read(
+    member: str, *, is_trusted: bool, owner: str, new_database: Callable[..., Database]
+) -> None:
+    """Partitions as well, where what was published is what they are partitions of."""
+    role = f"owner{uuid4().hex[:8]}"
+    database = new_database(17)
+    with database.connect() as connection:
+        connection.execute(f"CREATE ROLE {role}")
+        connection.execute(f"GRANT CREATE ON SCHEMA public TO {role}")
+        if owner != "somebody":
+            connection.execute(f'ALTER DATABASE "{connection.info.dbname}" OWNER TO {role}')
+        connection.execute(f"SET ROLE {role}")
+        connection.execute("CREATE TABLE whole (id int PRIMARY KEY) PARTITION BY RANGE (id)")
+        connection.execute("CREATE TABLE part PARTITION OF whole FOR VALUES FROM (0) TO (9)")
+        connection.execute("RESET ROLE")
+        connection.execute(f"CREATE PUBLICATION pgsluice FOR {member}")
+    shape = asyncio.run(shape_of(database, "part"))
+    assert shape.is_trusted == (is_trusted or owner != "somebody")
+
+
+async def shape_of(database: Database, table: str) -> Shape:
+    """Return a table with one column, its key, as it is read."""
+    with database.connect() as connection:
+        found = connection.execute(
+            "SELECT attrelid, attname, atttypid FROM pg_attribute WHERE attrelid = %s::regclass AND attnum = 1", [table]
+        ).fetchone()
+    assert found is not None
+    oid, name, type_oid = found
+    relation = Relation(oid, "public", table, "d", (Column(name, PgType(type_oid, "public", "t"), -1, is_key=True),))
+    reader = ChunkReader(ConnectionOptions({"dsn": database.conninfo()}), ["pgsluice"])
+    try:
+        shape = await reader.shape(relation)
+    finally:
+        await reader.close()
+    assert shape is not None
+    return shape
+
+
+def test_a_key_in_binary_format_is_read_without_the_casts_of_its_type(new_database: Callable[..., Database]) -> None:
+    database = new_database(17)
+    with database.connect() as connection:
+        connection.execute("CREATE TYPE mood AS ENUM ('good', 'bad')")
+        connection.execute("CREATE FUNCTION lie(mood) RETURNS text LANGUAGE sql IMMUTABLE AS $$ SELECT 'bad' $$")
+        connection.execute("CREATE CAST (mood AS text) WITH FUNCTION lie(mood)")
+        connection.execute("CREATE TABLE moods (m mood PRIMARY KEY)")
+        connection.execute("INSERT INTO moods VALUES ('good'), ('bad')")
+        connection.execute("CREATE PUBLICATION pgsluice FOR TABLE moods")
+
+    async def read() -> Chunk:
+        shape = await shape_of(database, "moods")
+        reader = ChunkReader(ConnectionOptions({"dsn": database.conninfo()}), ["pgsluice"])
+        try:
+            await reader.begin(shape)
+            return await reader.rows_of(shape, [(f"b{b'good'.hex()}",)])
+        finally:
+            await reader.close()
+
+    (message,) = asyncio.run(read()).messages
+    assert b"good" in message
+
+
+@pytest.mark.parametrize(
+    "type_", ["CREATE TYPE t AS (n int)", "CREATE DOMAIN t AS mood", "CREATE DOMAIN t AS int4range"]
+)
+def test_values_of_some_types_cannot_be_compared_so_they_are_no_key(
+    type_: str, new_database: Callable[..., Database]
+) -> None:
+    database = new_database(17)
+    with database.connect() as connection:
+        connection.execute("CREATE TYPE mood AS ENUM ('good', 'bad')")
+        connection.execute(type_)
+        connection.execute("CREATE TABLE odd (key t PRIMARY KEY)")
+        connection.execute("CREATE PUBLICATION pgsluice FOR TABLE odd")
+    assert asyncio.run(shape_of(database, "odd")).key == ()

@@ -1,0 +1,221 @@
+"""A consumer's copies of tables, made as docs/events.md says, and compared with the tables after every cut."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from tests.simulation.tables import RECREATED, State, TableWal, apply
+from tests.simulation.wal import Truth, Values
+
+Position = tuple[int, int, int]
+"""Epoch, LSN, seq."""
+
+Row = dict[str, str | None]
+
+UNKNOWN = "(unknown)"
+"""The value of a column that did not change since before the copy began."""
+
+
+@dataclass(slots=True)
+class Load:
+    """A load that has begun, as its marks and events tell it."""
+
+    id: str
+    begin: Position
+    rows: int = 0
+
+
+class Mirror:
+    """The copies, by topic, and the tables themselves at the position that the last cut has come to."""
+
+    def __init__(self, wal: TableWal, prefix: str, violate: Callable[[str], None], *, in_each_epoch: bool) -> None:
+        """``in_each_epoch``: whether tables have to be loaded again in each epoch."""
+        self.may_repeat: Callable[[], bool] = lambda: False
+        """Whether a daemon may have been told that a table was not loaded yet, by a broker that lost touch."""
+        self.loaded: set[int] = set()
+        """The tables (OIDs) that have been loaded."""
+        self.placed_at = 0
+        """The LSN of the last rows and marks of loads."""
+        self._in_each_epoch = in_each_epoch
+        self._wal = wal
+        self._prefix = prefix
+        self._violate = violate
+        self._tables: State = {}
+        self._copies: dict[str, dict[str, tuple[Position, Row]]] = {}
+        self._left: dict[str, Row] = {}
+        """The row that got another key last, by topic."""
+        self._loads: dict[str, Load] = {}
+        self._oids: dict[str, int] = {}
+        """What each load reads."""
+        self._complete: dict[str, int] = {}
+        """The table (OID) of which the copy has to be exact."""
+        self._filled: dict[int, set[str]] = {}
+        """Columns that were added with a default since a table (OID) was loaded last."""
+        self._last: Position = (0, 0, 0)
+        self._seen: dict[tuple[str, Position], dict[str, Any]] = {}
+        """By topic and position, all events, where no transactions hold them together."""
+
+    def pass_over(self, truths: Iterable[Truth]) -> None:
+        """Note what happened before the slot was made."""
+        apply(self._tables, truths)
+
+    def begin_epoch(self, truths: Iterable[Truth]) -> None:
+        """Begin where ``truths`` have happened. Changes may be missing, so only new loads make copies complete."""
+        self._tables.clear()
+        apply(self._tables, truths)
+        self._loads.clear()
+        self._complete.clear()
+        if self._in_each_epoch:
+            self.loaded.clear()
+
+    def on_cut(
+        self,
+        cut: dict[str, Any],
+        checkpoint: dict[str, Any],
+        ended: Iterable[dict[str, Any]],
+        events: Iterable[tuple[str, dict[str, Any]]],
+        truths: Iterable[Truth],
+    ) -> None:
+        """Take the events and marks of a cut in order, and compare what comes of them."""
+        self.placed_at = checkpoint["place"]["lsn"]
+        self._oids |= {one["id"]: one["oid"] for one in (*checkpoint["loads"], *ended)}
+        things = [(_position(event), topic, event) for topic, event in events]
+        things += [(_position(mark), mark["topic"], mark) for mark in cut["snapshots"]]
+        left = list(truths)
+        for position, topic, thing in sorted(things, key=lambda one: one[0]):
+            while left and left[0].lsn < position[1]:
+                self._apply(left.pop(0))
+            self._check_order(position, thing)
+            if "state" in thing:
+                self._on_mark(topic, position, thing)
+            elif thing["op"] == "r":
+                self._on_row(topic, position, thing)
+            else:
+                self._on_change(topic, position, thing)
+        for truth in left:
+            self._apply(truth)
+        for topic, oid in list(self._complete.items()):
+            self._compare(f"at the end of cut {cut['cut']}, {topic}", topic, oid)
+
+    def _apply(self, truth: Truth) -> None:
+        apply(self._tables, [truth])
+        for change in truth.changes:
+            if change.op == "fill" and change.table is not None and change.new is not None:
+                self._filled.setdefault(change.table.oid, set()).update(change.new)
+
+    # At least once: records are seen one by one, and some of them again.
+
+    def on_record(self, topic: str, event: dict[str, Any]) -> None:
+        """Keep an event; the same one may come again."""
+        former = self._seen.setdefault((topic, _position(event)), event)
+        if (former["op"], former["after"]) != (event["op"], event["after"]):
+            self._violate(f"{topic}: {event} and {former} have the same position")
+
+    def on_ended(self, ended: dict[str, Any]) -> None:
+        """Note that a table was loaded."""
+        self.loaded.add(ended["oid"])
+        self._complete[f"{self._prefix}.{ended['schema']}.{ended['table']}"] = ended["oid"]
+
+    def check_all(self, truths: Iterable[Truth]) -> None:
+        """Compare what all events together make of the tables that were loaded, and were not made again."""
+        self._tables.clear()
+        for truth in truths:
+            self._apply(truth)
+        for (topic, position), event in sorted(self._seen.items(), key=lambda one: one[0][1]):
+            if event["op"] == "r":
+                row = _row(event["after"])
+                self._copies.setdefault(topic, {})[str(row["id"])] = position, row
+            else:
+                self._on_change(topic, position, event)
+        for topic, oid in list(self._complete.items()):
+            if oid < RECREATED:
+                self._copies.setdefault(topic, {})
+                self._compare(f"at the end, {topic}", topic, oid)
+
+    def _check_order(self, position: Position, thing: dict[str, Any]) -> None:
+        if position < self._last or (position == self._last and thing.get("op") != "t"):
+            self._violate(f"{thing} follows {self._last}")
+        self._last = position
+
+    def _on_mark(self, topic: str, position: Position, mark: dict[str, Any]) -> None:
+        load, state = self._loads.get(topic), mark["state"]
+        if state == "begin":
+            self._loads[topic] = load = Load(mark["id"], position)
+        if load is None or load.id != mark["id"] or load.rows != mark["rows"]:
+            self._violate(f"{mark} of {load}")
+        elif state == "end":
+            oid = self._oids[load.id]
+            if oid in self._complete.values() and not self.may_repeat():
+                self._violate(f"{topic} is loaded twice")
+            del self._loads[topic]
+            self._complete[topic] = oid
+            self._filled.pop(oid, None)
+            self.loaded.add(oid)
+            copy = self._copies.setdefault(topic, {})
+            self._copies[topic] = {key: one for key, one in copy.items() if one[0] >= load.begin}
+            self._compare(f"at the end of load {load}, {topic}", topic, oid)
+
+    def _on_row(self, topic: str, position: Position, event: dict[str, Any]) -> None:
+        load = self._loads.get(topic)
+        if load is None:
+            self._violate(f"{topic} has a row that no load has read: {event}")
+            return
+        load.rows += 1
+        row = _row(event["after"])
+        key = str(row["id"])
+        self._copies.setdefault(topic, {})[key] = position, row
+        oid = self._oids[load.id]
+        there = self._tables.get(oid, {}).get(key.encode())
+        if there is None or not self._is_same(oid, there, row):
+            self._violate(f"{topic}: {row} was read for {position[1]:X}, where the table has {there}")
+
+    def _on_change(self, topic: str, position: Position, event: dict[str, Any]) -> None:
+        copy, op = self._copies.setdefault(topic, {}), event["op"]
+        if op == "t":
+            copy.clear()
+        elif op == "d":
+            _, self._left[topic] = copy.pop(str(event["before"]["id"]), (position, {}))
+        else:
+            row = _row(event["after"])
+            key = str(row["id"])
+            former = self._left[topic] if "key_change" in event["flags"] else copy.get(key, (position, {}))[1]
+            if event["before_image"] == "full":
+                copy.pop(str(event["before"]["id"]), None)
+            row |= {name: former.get(name, UNKNOWN) for name in event["unchanged"]}
+            copy[key] = position, row
+
+    def _compare(self, where: str, topic: str, oid: int) -> None:
+        table, copy = self._tables.get(oid), self._copies[topic]
+        if table is None:
+            del self._complete[topic]  # it was dropped
+            return
+        if {key.decode() for key in table} != copy.keys():
+            self._violate(f"{where} has the rows {sorted(copy)}, and the table {sorted(table)}")
+            return
+        for key, row in table.items():
+            found = copy[key.decode()][1]
+            if not self._is_same(oid, row, found):
+                self._violate(f"{where} has {found}, and the table {row}")
+
+    def _is_same(self, oid: int, row: Values, found: Row) -> bool:
+        """Compare the columns that the table still has, and that the publication never left out."""
+        table = self._wal.table(oid)
+        if table is None:
+            return True
+        left_out = {"w"} if table.was_hidden else set()
+        if oid in self._complete.values():
+            left_out |= self._filled.get(oid, set())
+        names = {name for name, _ in table.columns} - left_out
+        return all(_plain(row.get(name)) == found.get(name) for name in names)
+
+
+def _position(thing: dict[str, Any]) -> Position:
+    return thing["epoch"], thing["lsn"], thing["seq"]
+
+
+def _row(after: dict[str, Any]) -> Row:
+    return {name: None if value is None else str(value) for name, value in after.items()}
+
+
+def _plain(value: bytes | None) -> str | None:
+    return None if value is None else value.decode()

@@ -1,0 +1,118 @@
+"""The loads in progress, and the rows that are read again before their end."""
+
+from dataclasses import replace
+
+import pytest
+
+from pgsluice.envelope import OnIncomplete
+from pgsluice.loads import Load, Loaded
+from pgsluice.pgoutput.messages import UNCHANGED, ColumnValue
+from pgsluice.pipeline import begun as module
+from pgsluice.pipeline.begun import Begun
+from pgsluice.pipeline.encoders import Encoders
+from pgsluice.relation import Column, PgType, Relation
+
+INT4, TEXT = PgType(23, "pg_catalog", "int4"), PgType(25, "pg_catalog", "text")
+NOTES = Relation(7, "public", "notes", "d", (Column("n", INT4, -1, is_key=True), Column("t", TEXT, -1, is_key=False)))
+LOAD = Load("x", "public", "notes", 7, "shape", ("n",), ("5",), 5)
+
+
+class Watched(Encoders):
+    """Whom the encoders would tell of rows that lack values."""
+
+    def __init__(self) -> None:
+        self.told: dict[int, OnIncomplete] = {}
+
+    def watch(self, oid: int, tell: OnIncomplete | None) -> None:
+        if tell is None:
+            del self.told[oid]
+        else:
+            self.told[oid] = tell
+
+    def incomplete(self, *row: ColumnValue) -> None:
+        self.told[7](NOTES, list(row))
+
+
+@pytest.fixture
+def encoders() -> Watched:
+    return Watched()
+
+
+@pytest.fixture
+def begun(encoders: Watched) -> Begun:
+    return Begun(encoders, 3, [LOAD], {})
+
+
+def test_the_loads_of_former_sessions_are_in_progress(begun: Begun, encoders: Watched) -> None:
+    assert begun.of(7) == LOAD
+    assert begun.of(8) is None
+    assert begun.all() == [LOAD]
+    assert list(encoders.told) == [7]
+
+
+def test_a_load_comes_further(begun: Begun) -> None:
+    further = replace(LOAD, last=("6",), rows=6)
+    begun.put(further)
+    assert begun.all() == [further]
+
+
+def test_a_finished_table_has_a_record(begun: Begun, encoders: Watched) -> None:
+    assert not begun.is_loaded(NOTES)
+    assert begun.finish(LOAD) == Loaded("x", "public", "notes", 7, 5, epoch=3)
+    assert begun.is_loaded(NOTES)
+    assert not begun.is_loaded(replace(NOTES, oid=8))
+    assert not begun.all()
+    assert not encoders.told
+
+
+def test_a_load_that_begins_again_is_forgotten(begun: Begun, encoders: Watched) -> None:
+    begun.drop(7)
+    begun.drop(7)
+    assert begun.is_changed
+    assert begun.of(7) is None
+    assert not encoders.told
+
+
+def test_tables_that_are_gone_are_forgotten(begun: Begun) -> None:
+    other = replace(LOAD, oid=8, table="other")
+    begun.put(other)
+    begun.keep_only([8, 9])
+    assert begun.all() == [other]
+
+
+def test_the_key_of_a_row_without_all_its_values_is_kept(begun: Begun, encoders: Watched) -> None:
+    encoders.incomplete(b"3", UNCHANGED)
+    encoders.incomplete(b"4", UNCHANGED)
+    encoders.incomplete(b"3", UNCHANGED)
+    assert begun.is_changed
+    assert begun.all() == [replace(LOAD, moved=(("t3",), ("t4",)))]
+    assert not begun.is_changed
+
+
+def test_not_before_the_first_row_was_read(begun: Begun, encoders: Watched) -> None:
+    begun.put(replace(LOAD, last=()))
+    encoders.incomplete(b"3", UNCHANGED)
+    assert not begun.is_changed
+
+
+def test_a_load_begins_again_when_the_key_is_not_known(begun: Begun, encoders: Watched) -> None:
+    encoders.incomplete(UNCHANGED, b"note")
+    assert begun.of(7) is None
+
+
+def test_or_when_the_table_has_lost_a_column_of_it(begun: Begun, encoders: Watched) -> None:
+    begun.put(replace(LOAD, key=("n", "m")))
+    encoders.incomplete(b"3", UNCHANGED)
+    assert begun.of(7) is None
+
+
+@pytest.mark.parametrize(("limit", "largest"), [("MOVED_MAX", 2), ("MOVED_BYTES_MAX", 4)])
+def test_or_when_there_are_too_many(
+    limit: str, largest: int, begun: Begun, encoders: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, limit, largest)
+    encoders.incomplete(b"1", UNCHANGED)
+    encoders.incomplete(b"2", UNCHANGED)
+    assert begun.of(7) is not None
+    encoders.incomplete(b"3", UNCHANGED)
+    assert begun.of(7) is None

@@ -1,0 +1,310 @@
+"""Commands to a session between scripted ends: what follows from each, and which checkpoint it is part of."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from pgsluice.avro.types import TypeOptions
+from pgsluice.commands import REQUESTS_BYTES_MAX, TABLES_MAX, WHERE_MAX, Answer, Command, CommandState, Request
+from pgsluice.errors import TableUnreadable
+from pgsluice.history import Checkpoint
+from pgsluice.loads import Load, Loaded
+from pgsluice.metrics import Metrics
+from pgsluice.pipeline import loader as loader_module
+from pgsluice.pipeline.encoders import Encoders
+from pgsluice.pipeline.loader import LoadOptions
+from pgsluice.pipeline.outbox import Limits
+from pgsluice.pipeline.session import Ends, Session, SessionOptions
+from pgsluice.progress import Progress
+from pgsluice.relation import Column, PgType, Relation
+from pgsluice.snapshot import Shape
+from pgsluice.tables import Tables
+from tests.support.ends import FakeRegistry, FakeSink, FakeSource, MemorySpool, World
+
+NUMBERS = Relation(7, "public", "numbers", "d", (Column("n", PgType(23, "pg_catalog", "int4"), -1, is_key=True),))
+OTHERS = replace(NUMBERS, oid=8, name="others")
+LEFT = replace(NUMBERS, oid=9, name="left_out")
+STRANGE = replace(NUMBERS, oid=11, name="strange")
+GONE = replace(NUMBERS, oid=10, name="gone")
+CHECKPOINT = Checkpoint("shop", "s", "7001", 1, 3, 4, 10_000, commands=CommandState("topic", 0))
+PAUSED = replace(CHECKPOINT, commands=CommandState("topic", 0, is_paused=True))
+
+
+def shape(relation: Relation) -> Shape:
+    return Shape(
+        relation, is_root=False, key=("n",), filter="", replaces=True, is_trusted=relation is not STRANGE, digest="one"
+    )
+
+
+def world_of(*commands: Command | bytes | None) -> World:
+    """Return a world with two tables that have rows, and these records in the topic of commands."""
+    records = [one.to_json() if isinstance(one, Command) else one for one in commands]
+    return World(
+        position=10_000,
+        published=[NUMBERS, OTHERS, LEFT, GONE, STRANGE],
+        shapes={7: shape(NUMBERS), 8: shape(OTHERS), 11: shape(STRANGE)},
+        rows={7: [1, 2, 3], 8: [4]},
+        commands=records,
+    )
+
+
+def command(verb: str, *tables: str, identifier: str = "a", where: str = "", seconds: float = 86_400) -> Command:
+    return Command(identifier, verb, int((time.time() + seconds) * 1000), tables, where)
+
+
+@asynccontextmanager
+async def running(
+    world: World, checkpoint: Checkpoint = CHECKPOINT, *, is_initial: bool = False, chunk_rows: int = 100
+) -> AsyncIterator[Session]:
+    source, sink = FakeSource(world), FakeSink(world)
+    stream = await source.start()
+    await sink.fence()
+    encoders = Encoders(source, sink, FakeRegistry(world), Tables("shop", exclude=["public.left*"]), TypeOptions())
+    options = SessionOptions(
+        Limits(0.01, 1 << 20, 1 << 20, 60.0),
+        loading=LoadOptions(chunk_rows, 1 << 20, 1 << 20, replaces=True, in_each_epoch=False, is_initial=is_initial),
+    )
+    ends = Ends(source, stream, sink, encoders, MemorySpool())
+    session = Session(ends, checkpoint, options, Metrics(), Progress(checkpoint.end_lsn), loaded=world.loaded)
+    task = asyncio.create_task(session.run(asyncio.Event()))
+    try:
+        yield session
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def answers(world: World) -> list[Answer]:
+    return [answer for cut, _, _ in world.cuts for answer in cut.answers]
+
+
+def outcomes(world: World) -> list[str]:
+    return [one.outcome for one in answers(world)]
+
+
+def rows(world: World) -> list[str]:
+    """Return the topics of the rows that were read."""
+    return [record.target.topic.rpartition(".")[2] for _, records, _ in world.cuts for record in records]
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 - the condition is whatever a test looks at
+            await asyncio.sleep(0.002)
+
+
+async def test_a_table_is_loaded_although_nothing_is_by_itself() -> None:
+    world = world_of(command("start", "public.numbers"))
+    async with running(world):
+        await until(lambda: "loaded" in outcomes(world))
+    assert answers(world) == [
+        Answer("a", "accepted", "", ("public.numbers",)),
+        Answer("a", "loaded", "", ("public.numbers",), 3),
+    ]
+    assert rows(world) == ["numbers"] * 3
+    (loaded,) = [one for cut, _, _ in world.cuts for one in cut.loaded]
+    assert (loaded.state, loaded.rows) == ("end", 3)
+    _, _, checkpoint = world.cuts[-1]
+    assert checkpoint.commands == CommandState("topic", 1)
+
+
+async def test_what_a_command_asks_for_is_in_the_checkpoint_that_has_read_it() -> None:
+    world = world_of(command("start", "public.numbers"))
+    async with running(world, PAUSED):
+        await until(lambda: outcomes(world))
+    (answer,) = answers(world)
+    assert (answer.outcome, answer.detail) == ("accepted", "Loads are paused.")
+    checkpoints = [checkpoint for _, _, checkpoint in world.cuts]
+    assert {one.commands.offset for one in checkpoints if not one.commands.requests} <= {0}
+    asked = checkpoints[-1].commands
+    assert asked == CommandState("topic", 1, is_paused=True, requests=(Request("a", "public", "numbers"),))
+
+
+async def test_the_next_session_goes_on_with_it() -> None:
+    request = Request("a", "public", "numbers")
+    world = world_of()
+    world.loaded = {("public", "numbers"): Loaded("old", "public", "numbers", 7, 3, 1)}
+    last = replace(
+        CHECKPOINT,
+        commands=CommandState("topic", 0, requests=(request,)),
+        loads=(Load("new", "public", "numbers", 7, "one", ("n",), ("1",), 1),),
+    )
+    async with running(world, last):
+        await until(lambda: "loaded" in outcomes(world))
+    assert rows(world) == ["numbers"] * 2
+    assert answers(world) == [request.answer("loaded", rows=3)]
+
+
+async def test_a_table_that_was_loaded_is_loaded_again_in_several_chunks() -> None:
+    world = world_of(command("start", "public.numbers"))
+    world.loaded = {("public", "numbers"): Loaded("old", "public", "numbers", 7, 3, 1)}
+    async with running(world, chunk_rows=1):
+        await until(lambda: "loaded" in outcomes(world))
+    assert rows(world) == ["numbers"] * 3
+
+
+async def test_some_rows_make_no_table_loaded() -> None:
+    world = world_of(command("start", "public.numbers", where="n > 1"))
+    async with running(world):
+        await until(lambda: "loaded" in outcomes(world))
+    assert [one for cut, _, _ in world.cuts for one in cut.loaded] == []
+    assert {mark.replaces for cut, _, _ in world.cuts for mark in cut.marks} == {False}
+
+
+async def test_loads_that_no_command_asks_for_end_where_nothing_is_loaded_by_itself() -> None:
+    world = world_of(command("resume"))
+    last = replace(CHECKPOINT, loads=(Load("one", "public", "numbers", 7, "one", ("n",), ("1",), 1),))
+    async with running(world, last):
+        await until(lambda: outcomes(world))
+    _, _, checkpoint = world.cuts[-1]
+    assert checkpoint.loads == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        (command("start", "public.numbers", seconds=-1), "It came too late"),
+        (command("start"), "It names 0 tables"),
+        (command("start", *["public.numbers"] * (TABLES_MAX + 1)), f"and {TABLES_MAX} at most"),
+        (command("start", "numbers"), "'numbers' must be a pattern of schema and table"),
+        (command("start", "public.none"), "No published table matches public.none."),
+        (command("start", "public.left_out"), "No published table matches public.left_out."),
+        (command("start", "public.gone"), "Table public.gone does not exist any more."),
+        (command("start", "public.strange"), "public.strange"),
+        (command("start", "public.numbers", where="nonsense"), "nonsense is no condition"),
+        (command("start", "public.numbers", where="x" * (WHERE_MAX + 1)), f"more than {WHERE_MAX} characters"),
+        (command("cancel", "public.numbers"), "None of these tables is being loaded."),
+    ],
+)
+async def test_what_cannot_be_done_is_refused_with_a_sentence(given: Command, complaint: str) -> None:
+    world = world_of(given)
+    async with running(world):
+        await until(lambda: outcomes(world))
+    (answer,) = answers(world)
+    assert answer.outcome == "refused"
+    assert complaint in answer.detail
+    _, _, checkpoint = world.cuts[-1]
+    assert checkpoint.commands == CommandState("topic", 1)
+
+
+async def test_a_table_is_asked_for_once_at_a_time() -> None:
+    world = world_of(command("start", "public.numbers"), command("start", "public.*s", identifier="b"))
+    async with running(world, PAUSED):
+        await until(lambda: len(outcomes(world)) == 2)
+    assert outcomes(world) == ["accepted", "refused"]
+    assert "public.numbers is being loaded already" in answers(world)[1].detail
+
+
+async def test_more_than_a_checkpoint_can_hold_is_refused() -> None:
+    large = Request("z", "public", "others", "x" * REQUESTS_BYTES_MAX)
+    world = world_of(command("start", "public.numbers"))
+    async with running(world, replace(PAUSED, commands=replace(PAUSED.commands, requests=(large,)))):
+        await until(lambda: "refused" in outcomes(world))
+    assert "Nothing was begun: too many tables wait" in answers(world)[-1].detail
+
+
+async def test_on_a_standby_nothing_is_loaded() -> None:
+    world = world_of(command("start", "public.numbers"), command("pause", identifier="b"))
+    world.standby = True
+    async with running(world):
+        await until(lambda: len(outcomes(world)) == 2)
+    assert outcomes(world) == ["refused", "done"]
+    assert "from a standby" in answers(world)[0].detail
+
+
+async def test_records_that_are_no_commands_are_passed_over() -> None:
+    world = world_of(b"garbage", None, Answer("x", "done").to_json(), command("resume"))
+    async with running(world):
+        await until(lambda: outcomes(world))
+    _, _, checkpoint = world.cuts[-1]
+    assert checkpoint.commands == CommandState("topic", 4)
+
+
+async def test_what_was_read_before_is_passed_over() -> None:
+    """A broker whose view is outdated shows it once more."""
+    world = world_of(command("pause"), command("resume", identifier="b"))
+    last = replace(CHECKPOINT, commands=CommandState("topic", 1))
+    async with running(world, last):
+        await until(lambda: outcomes(world))
+    assert answers(world) == [Answer("b", "done")]
+
+
+async def test_without_a_known_offset_reading_begins_at_the_end() -> None:
+    world = world_of(command("start", "public.numbers"))
+    async with running(world, replace(CHECKPOINT, commands=CommandState())):
+        await until(lambda: "commands opened" in world.steps)
+        world.commands.append(command("resume", identifier="b").to_json())
+        await until(lambda: outcomes(world))
+    assert answers(world) == [Answer("b", "done")]
+
+
+async def test_a_pause_ends_with_resume() -> None:
+    world = world_of(command("pause"), command("start", "public.numbers", identifier="b"))
+    async with running(world):
+        await until(lambda: len(outcomes(world)) == 2)
+        assert rows(world) == []
+        world.commands.append(command("resume", identifier="c").to_json())
+        await until(lambda: "loaded" in outcomes(world))
+    assert outcomes(world) == ["done", "accepted", "done", "loaded"]
+
+
+async def test_a_load_is_cancelled_before_it_begins() -> None:
+    world = world_of(command("start", "public.numbers"), command("cancel", "public.*", identifier="b"))
+    async with running(world, PAUSED):
+        await until(lambda: len(outcomes(world)) == 3)
+    assert [(one.id, one.outcome) for one in answers(world)] == [("a", "accepted"), ("b", "done"), ("a", "ended")]
+    (cancelled,) = [one for cut, _, _ in world.cuts for one in cut.loaded]
+    assert (cancelled.id, cancelled.state, cancelled.rows) == ("", "cancelled", 0)
+
+
+async def test_a_load_is_cancelled_while_its_rows_are_read() -> None:
+    world = world_of(command("start", "public.numbers"))
+    world.read.clear()
+    async with running(world):
+        await until(lambda: "take" in world.steps)
+        world.commands.append(command("cancel", "public.numbers", identifier="b").to_json())
+        await until(lambda: "ended" in outcomes(world))
+        world.read.set()
+        world.commands.append(command("start", "public.others", identifier="c").to_json())
+        await until(lambda: "loaded" in outcomes(world))
+    assert rows(world) == ["others"]
+
+
+async def test_a_first_load_that_is_cancelled_does_not_begin_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader_module, "LOOK_S", 0.01)
+    world = world_of(command("cancel", "public.numbers"), command("resume", identifier="b"))
+    async with running(world, PAUSED, is_initial=True):
+        await until(lambda: [one for cut, _, _ in world.cuts for one in cut.loaded if one.state == "end"])
+        await asyncio.sleep(0.05)
+    assert set(rows(world)) == {"others"}
+
+
+async def test_some_rows_that_are_cancelled_say_nothing_of_the_table() -> None:
+    world = world_of(
+        command("start", "public.numbers", where="n > 1"), command("cancel", "public.numbers", identifier="b")
+    )
+    async with running(world, PAUSED):
+        await until(lambda: "ended" in outcomes(world))
+    assert [one for cut, _, _ in world.cuts for one in cut.loaded] == []
+
+
+async def test_whoever_asked_hears_that_the_table_is_not_published_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader_module, "LOOK_S", 0.01)
+    world = world_of(command("start", "public.numbers"))
+    async with running(world, PAUSED):
+        await until(lambda: outcomes(world))
+        world.published = [OTHERS]
+        await until(lambda: "ended" in outcomes(world))
+    assert answers(world)[-1].detail == "It is not published any more."
+
+
+async def test_whoever_asked_hears_why_a_table_waits() -> None:
+    world = world_of(command("start", "public.numbers"))
+    world.faults["take"] = [TableUnreadable("Permission denied.")]
+    async with running(world):
+        await until(lambda: "waiting" in outcomes(world))
+    assert answers(world)[-1] == Answer("a", "waiting", "Permission denied.", ("public.numbers",))

@@ -1,0 +1,132 @@
+"""Commands and answers as records, and what commands leave behind in a checkpoint."""
+
+import json
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+
+from pgsluice.commands import (
+    COMMAND_BYTES_MAX,
+    ID_MAX,
+    REQUESTS_BYTES_MAX,
+    Answer,
+    Command,
+    CommandState,
+    Request,
+    read_answer,
+    read_command,
+    read_command_state,
+)
+
+COMMAND = Command("5f3a", "start", 1_700_000_000_000, ("public.orders", 'public."a.b"'), "id > 7")
+ANSWER = Answer("5f3a", "loaded", "", ("public.orders",), 1000)
+REQUEST = Request("5f3a", "public", "orders", "id > 7")
+STATE = CommandState("topic", 12, is_paused=True, requests=(REQUEST, Request("5f3b", "public", "customers")))
+
+
+def as_json(value: object) -> Any:  # noqa: ANN401 - any JSON
+    """Return ``value`` after its way through a record of Kafka."""
+    return json.loads(json.dumps(value))
+
+
+def record(**changes: object) -> bytes:
+    return json.dumps({"version": 1, "command": {**asdict(COMMAND), **changes}}).encode()
+
+
+class TestARecord:
+    def test_holds_a_command(self) -> None:
+        assert read_command(COMMAND.to_json()) == COMMAND
+        assert read_answer(COMMAND.to_json()) is None
+
+    def test_or_an_answer(self) -> None:
+        assert read_answer(ANSWER.to_json()) == ANSWER
+        assert read_command(ANSWER.to_json()) is None
+        assert ANSWER.key == b"5f3a"
+
+    def test_of_a_command_tables_and_condition_may_be_missing(self) -> None:
+        found = json.dumps({"version": 1, "command": {"id": "x", "verb": "pause", "expires_ms": 1}}).encode()
+        assert read_command(found) == Command("x", "pause", 1)
+
+    @pytest.mark.parametrize(
+        ("value", "complaint"),
+        [
+            (None, "it has no value"),
+            (bytes(COMMAND_BYTES_MAX + 1), f"it is larger than {COMMAND_BYTES_MAX} bytes"),
+            (b"", "Expecting value"),
+            (b"\xff", "can't decode"),
+            (b"[]", "it is not a JSON object of version 1"),
+            (b'{"version": 1}', "it is not a JSON object of version 1"),
+            (b'{"version": 2, "command": {}}', "it is not a JSON object of version 1"),
+            (b'{"version": 1, "command": []}', "it is neither a command nor an answer"),
+            (b'{"version": 1, "order": {}}', "it is neither a command nor an answer"),
+            (b'{"version": 1, "command": {}}', "'id' of a Command is missing"),
+            (record(later=1), "a Command has fields that are not known"),
+            (record(verb="drop"), "its verb is not one of start, cancel, pause, resume"),
+            (record(verb=["start"]), "'verb' has a value that it cannot have"),
+            (record(tables="public.orders"), "'tables' has a value that it cannot have"),
+            (record(expires_ms=-1), "'expires_ms' has a value that it cannot have"),
+            (record(id=""), f"its id is not one of up to {ID_MAX} letters and digits"),
+            (record(id="é"), f"its id is not one of up to {ID_MAX} letters and digits"),
+            (record(id="a\n"), f"its id is not one of up to {ID_MAX} letters and digits"),
+            (record(id="a" * (ID_MAX + 1)), f"its id is not one of up to {ID_MAX} letters and digits"),
+        ],
+    )
+    def test_of_somebody_else_may_hold_anything(self, value: bytes | None, complaint: str) -> None:
+        with pytest.raises(ValueError, match=complaint):
+            read_command(value)
+        assert read_answer(value) is None
+
+    @pytest.mark.parametrize("changes", [{"outcome": "forgotten"}, {"outcome": []}, {"rows": "1"}, {"later": 1}])
+    def test_an_answer_that_is_not_understood_is_none(self, changes: dict[str, object]) -> None:
+        found = json.dumps({"version": 1, "answer": {**asdict(ANSWER), **changes}}).encode()
+        assert read_answer(found) is None
+
+
+class TestARequest:
+    def test_is_named_by_its_table(self) -> None:
+        assert REQUEST.name == ("public", "orders")
+
+    def test_is_answered_under_the_id_of_its_command(self) -> None:
+        assert replace(REQUEST, table="a.b").answer("ended", "gone") == Answer(
+            "5f3a", "ended", "gone", ('public."a.b"',)
+        )
+        assert REQUEST.answer("loaded", rows=1000) == ANSWER
+
+
+class TestWhatCommandsLeaveBehind:
+    def test_survives_the_way_through_a_checkpoint(self) -> None:
+        assert read_command_state(as_json(asdict(STATE))) == STATE
+        assert read_command_state(as_json(asdict(CommandState()))) == CommandState()
+
+    def test_is_nothing_in_a_checkpoint_of_an_earlier_version(self) -> None:
+        assert read_command_state({}) == CommandState()
+
+    @pytest.mark.parametrize(
+        ("found", "complaint"),
+        [
+            ([], "'commands' is not an object"),
+            ({"requests": {}}, "'requests' is not an array"),
+            ({"requests": [1]}, "a Request is not an object"),
+            ({"requests": [{"command": "a", "schema": "b"}]}, "'table' of a Request is missing"),
+            ({"is_paused": 1}, "'is_paused' has a value that it cannot have"),
+            ({"later": 1}, "a CommandState has fields that are not known"),
+        ],
+    )
+    def test_that_is_damaged_is_refused(self, found: object, complaint: str) -> None:
+        with pytest.raises(ValueError, match=complaint):
+            read_command_state(found)
+
+    def test_has_requests_by_table(self) -> None:
+        assert STATE.of(("public", "orders")) == REQUEST
+        assert STATE.of(("public", "gone")) is None
+        assert STATE.without(("public", "orders")).requests == STATE.requests[1:]
+
+    def test_takes_further_requests(self) -> None:
+        more = Request("5f3c", "public", "more")
+        assert STATE.requesting((more,)) == replace(STATE, requests=(*STATE.requests, more))
+
+    def test_up_to_what_a_checkpoint_can_hold(self) -> None:
+        many = tuple(Request("5f3c", "public", f"t{number}") for number in range(REQUESTS_BYTES_MAX // 50))
+        with pytest.raises(ValueError, match="too many tables wait to be loaded: 2 do already"):
+            STATE.requesting(many)
