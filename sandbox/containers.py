@@ -10,6 +10,7 @@ import os
 import platform
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -50,6 +51,10 @@ CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 
 START_S = 20.0
 
+PARENT = Path("/tmp")  # noqa: S108 - see there
+"""Where engines have their directories. The path has to be short: with more than some fifty bytes, those who wait for a
+container are not told that it ended, because the paths of its sockets do not fit into a socket's address."""
+
 
 def missing() -> str | None:
     """Return why there can be no containers here, or None."""
@@ -86,12 +91,12 @@ def prepare() -> Path:
 
 
 class Engine:
-    """podman with images and containers of its own below ``directory``, and Docker's API on a socket there."""
+    """podman with images and containers of its own, and Docker's API on a socket."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self.socket = directory / "docker.sock"
-        self._variables = _configure(directory, tools(), network_tools())
+    def __init__(self) -> None:
+        self._directory = Path(tempfile.mkdtemp(prefix="engine-", dir=PARENT))
+        self.socket = self._directory / "docker.sock"
+        self._variables = _configure(self._directory, tools(), network_tools())
         self._service: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -101,10 +106,7 @@ class Engine:
         self._service = self._serve(self.socket)
 
     def stop(self) -> None:
-        """Remove all containers and end. The directory can be removed then, because nothing is mounted there.
-
-        A build that was interrupted leaves mounts.
-        """
+        """Remove all containers and images, and end. A build that was interrupted leaves mounts."""
         self.podman("rm", "--all", "--force", "--time", "0")
         if self._service is not None:
             self._service.terminate()
@@ -112,6 +114,7 @@ class Engine:
         places = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
         for place in reversed([place for place in places if Path(place).is_relative_to(self._directory)]):
             _run(["umount", "--lazy", place])
+        shutil.rmtree(self._directory)
 
     @contextmanager
     def isolated(self) -> Iterator["Isolated"]:
@@ -137,6 +140,19 @@ class Engine:
                 raise ServerError("podman does not answer")
             time.sleep(0.05)
         return service
+
+    def why_not(self) -> str | None:
+        """Return why a container cannot run to its end here, or None: one was started, which takes a second."""
+        command = ["docker", "run", "--network", "host", next(iter(BASES)), "sleep", "1"]
+        variables = {**os.environ, **self.client_variables}
+        try:
+            client = subprocess.run(
+                command, env=variables, capture_output=True, text=True, timeout=START_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            states = self.podman("ps", "--all", "--format", "{{.Status}}").strip()
+            return f"docker run still waits after {START_S:g} s for a container that is: {states}"
+        return f"docker run failed: {client.stderr.strip()}" if client.returncode != 0 else None
 
     def build(self, directory: Path, image: str) -> None:
         """Build the Dockerfile in ``directory``."""
@@ -215,6 +231,8 @@ def _configure(directory: Path, programs: Path, networks: Path) -> dict[str, str
         '[containers]\nlog_driver = "k8s-file"\nnetns = "host"\n'
         'default_ulimits = ["nofile=20000:20000", "nproc=4096:4096"]\n'
         '[engine]\nruntime = "runc"\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\n'
+        # Engines side by side have nothing in common: neither locks nor what they know of containers that ended.
+        f'tmp_dir = "{directory}/libpod"\nlock_type = "file"\n'
         f'conmon_path = ["{programs}/usr/bin/conmon"]\nconmon_env_vars = [{inherited}]\n'
         f'helper_binaries_dir = ["{networks}/usr/lib/podman"]\n'
         f'[engine.runtimes]\nrunc = ["{runc}"]\n'

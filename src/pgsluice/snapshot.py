@@ -53,9 +53,12 @@ class Snapshot:
         return full < self.xmin or (full < self.xmax and full not in self.running)
 
     def _widened(self, xid: int) -> int:
-        """Return the 64-bit id next to ``xmax`` that ends with these 32 bits; ids in use lie within 2^31 of it."""
+        """Return the 64-bit id next to ``xmax`` that ends with these 32 bits; ids in use lie within 2^31 of it.
+
+        One that is 2^31 away is the older one, as in TransactionIdPrecedes.
+        """
         full = self.xmax - self.xmax % _EPOCH + xid
-        if full > self.xmax + _EPOCH // 2:
+        if full >= self.xmax + _EPOCH // 2:
             return full - _EPOCH
         return full + _EPOCH if full < self.xmax - _EPOCH // 2 else full
 

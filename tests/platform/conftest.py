@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -15,15 +14,16 @@ from tests.support.weather import Pipeline, configured, prepare
 
 
 @pytest.fixture(scope="session")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+def engine() -> Iterator[Engine]:
     """Give a container engine that has the image."""
     reason = missing()
     if reason is not None:
         pytest.skip(f"no containers here: {reason}")
-    directory: Path = tmp_path_factory.mktemp("engine")
-    found = Engine(directory)
+    found = Engine()
     found.start()
     try:
+        if reason := found.why_not():
+            pytest.skip(f"no containers here: {reason}")
         found.build(ROOT, IMAGE)
         yield found
     finally:

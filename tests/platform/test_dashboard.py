@@ -24,6 +24,9 @@ QUERIES = [(panel["title"], target["expr"]) for panel in PANELS for target in pa
 SERVER = {"max_slot_wal_keep_size": "1GB"}
 """Without a limit, there is nothing to say of what is left."""
 
+WINDOW = "10m"
+"""Long enough that what happened once, before the first test, is still in it when the last test asks."""
+
 
 class Watched:
     """A pipeline at work and its standby, and the Prometheus that scrapes both."""
@@ -34,7 +37,7 @@ class Watched:
 
     def ask(self, expression: str) -> list[dict[str, Any]]:
         """Return what a panel would show, with the variables as Grafana sets them."""
-        values = {"pipeline": self._pipeline.daemon.name, "instance": ".*", "__rate_interval": "10s"}
+        values = {"pipeline": self._pipeline.daemon.name, "instance": ".*", "__rate_interval": WINDOW}
         for name, value in values.items():
             expression = expression.replace(f"${name}", value)
         assert "$" not in expression, "a variable that the dashboard does not have"
@@ -54,8 +57,8 @@ def watched(kafka: Kafka) -> Iterator[Watched]:
         _fail_once(pipeline, server)
         stack.enter_context(pipeline.busy())
         found = Watched(pipeline, prometheus)
-        _make_old_rows(database)
         wait_until(lambda: found.ask('rate(pgsluice_events_total{op="c"}[10s]) > 0'), "events in Prometheus")
+        _make_old_rows(database)
         wait_until(lambda: found.ask("pgsluice_slot_safe_bytes"), "the slot in Prometheus")
         yield found
 
@@ -74,7 +77,7 @@ def _fail_once(pipeline: Pipeline, server: Postgres) -> None:
 
 
 def _make_old_rows(database: Database) -> None:
-    """Give the pipeline a table to load, now that Prometheus is there to see it."""
+    """Give the pipeline a table to load, now that Prometheus has seen it at work without one."""
     with database.connect() as admin:
         admin.execute("CREATE TABLE old AS SELECT generate_series(1, 1000) AS n")
 

@@ -1,7 +1,7 @@
 """Which transactions a snapshot sees, where the stream has passed it, and how a table is read."""
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from pgsluice.relation import CATALOG, Column, PgType, Relation
@@ -70,6 +70,8 @@ class TestWhatIsVisible:
         assert found == [EPOCH - 11, EPOCH - 9]
 
     @given(xmax=XMAX, distance=DISTANCE, age=AGE, runs=st.booleans())
+    @example(xmax=EPOCH, distance=-HALF, age=0, runs=False)
+    @example(xmax=EPOCH, distance=HALF - 1, age=0, runs=False)
     def test_ids_within_half_an_epoch_are_told_apart(self, xmax: int, distance: int, age: int, *, runs: bool) -> None:
         """PostgreSQL itself never has ids that lie further apart."""
         full = xmax + distance
