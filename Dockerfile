@@ -6,8 +6,8 @@ WORKDIR /build
 # The environment gets no pip of its own: nothing is installed at run time.
 RUN python3 -m venv --without-pip /opt/pgsluice && python3 -m venv tools
 COPY deploy/image/build.lock deploy/image/runtime.lock ./
-RUN tools/bin/pip install --no-cache-dir --quiet --require-hashes -r build.lock \
-    && tools/bin/pip --python /opt/pgsluice/bin/python3 install --no-cache-dir --quiet --require-hashes -r runtime.lock
+RUN tools/bin/pip install --no-cache-dir --quiet --no-deps --require-hashes -r build.lock \
+    && tools/bin/pip --python /opt/pgsluice/bin/python3 install --no-cache-dir --quiet --no-deps --require-hashes -r runtime.lock
 COPY LICENSE README.md pyproject.toml setup.py ./
 COPY src/pgsluice src/pgsluice
 # Without a compiler the package would be built, too, and be slow.

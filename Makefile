@@ -15,7 +15,7 @@ setup: $(VENV)/.installed ## Make the virtual environment from requirements.lock
 $(VENV)/.installed: requirements.lock pyproject.toml setup.py $(wildcard src/pgsluice/*.pyx src/pgsluice/*/*.pyx)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r requirements.lock  # the lock is complete: nothing is left to resolve
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 

@@ -444,10 +444,10 @@ class TestOutages:
         self, own_kafka: Kafka, topic: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Or everything would seem to have been read."""
-        monkeypatch.setattr(topic_module, "_REQUEST_S", 1.0)
         create_topic(own_kafka, topic)
         admin = TopicAdmin(client_options(own_kafka))
         assert await admin.end(topic) == 0
+        monkeypatch.setattr(topic_module, "_REQUEST_S", 1.0)
         with paused(own_kafka), pytest.raises(SinkUnavailable, match=f"Asking for the end of topic {topic}"):
             await admin.end(topic)
 

@@ -180,7 +180,7 @@ def test_it_delivers_without_any_rights(pipeline: Pipeline, unit: Unit) -> None:
 def test_it_comes_back_after_kill_9(pipeline: Pipeline, unit: Unit) -> None:
     with pipeline.busy():
         unit.host.run("systemctl", "kill", "--signal", "KILL", UNIT.name)
-        wait_until(lambda: unit.state("NRestarts") == "1", "systemd to start it again")
+        wait_until(lambda: int(unit.state("NRestarts")) > 0, "systemd to start it again")
         wait_until(lambda: unit.readiness("active") == HTTP_OK, "the unit to follow the slot")
     pipeline.assert_complete()
 
