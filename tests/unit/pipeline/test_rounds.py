@@ -1,0 +1,255 @@
+"""A round by itself: when its snapshot may be taken, what waits meanwhile, and when the rows have their place.
+
+Both ends are scripted; the gate, the transactions and the progress are those of a session.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from pgsluice.errors import SourceUnavailable, TableUnreadable
+from pgsluice.history import Checkpoint
+from pgsluice.pipeline import rounds as module
+from pgsluice.pipeline.outbox import Limits, Outbox
+from pgsluice.pipeline.rounds import Rounds, Seams
+from pgsluice.pipeline.vitals import Vitals
+from pgsluice.progress import Progress
+from pgsluice.snapshot import Snapshot, Taken
+from pgsluice.transaction import Delivered, Transaction, Transactions
+from tests.support.ends import FakeReader, FakeSink, FakeStream, MemorySpool, World
+
+END = 10_000
+"""Where the server stands, and so where the rows of a round belong."""
+
+VISIBLE, INVISIBLE = 900, 1100
+SEES_ALL = Snapshot(2000, 2000, frozenset())
+
+
+class Reader(FakeReader):
+    """Counts what is written to move the stream, and may hang."""
+
+    flushes = 0
+    hangs = False
+
+    async def take(self) -> Taken:
+        if self.hangs:
+            await asyncio.Event().wait()
+        return await super().take()
+
+    async def flush(self) -> None:
+        self.flushes += 1
+
+
+class Stage:
+    """Rounds with the seams of a session in which nothing happens by itself."""
+
+    def __init__(self) -> None:
+        self.world = World()
+        self.reader = Reader(self.world)
+        self.transactions = Transactions(Delivered(0, 0, 0), MemorySpool())
+        self.progress = Progress(0)
+        self.told: list[str] = []
+        self.held: list[float] = []
+        self.may_pause = asyncio.Event()
+        self.may_pause.set()
+        limits, checkpoint = Limits(1.0, 1 << 20, 1 << 20, 60.0), Checkpoint("shop", "s", "7001", 1, 1, 0, 0)
+        outbox = Outbox(FakeSink(self.world), checkpoint, self.progress, limits, lambda *_: None, Vitals())
+        seams = Seams(
+            self.transactions, outbox, self.progress, self.pause, self.go_on, lambda: self.told.append("wake")
+        )
+        self.rounds = Rounds(self.reader, FakeStream(self.world), self.seams(outbox), self.held.append)
+
+    def seams(self, outbox: Outbox) -> Seams:
+        def wake() -> None:
+            self.told.append("wake")
+
+        return Seams(self.transactions, outbox, self.progress, self.pause, self.go_on, wake)
+
+    @asynccontextmanager
+    async def pause(self) -> AsyncIterator[None]:
+        await self.may_pause.wait()
+        self.told.append("pause")
+        try:
+            yield
+        finally:
+            self.told.append("resume")
+
+    async def go_on(self) -> None:
+        assert self.transactions.gate is None, "nothing waits any more when this is called"
+        self.told.append("go on")
+
+    def hold(self, xid: int, commit_lsn: int) -> None:
+        """Let a transaction with changes arrive that the gate does not admit."""
+        gate = self.transactions.gate
+        assert gate is not None
+        transaction = Transaction(xid, commit_lsn, 0)
+        assert not gate.admits(transaction)
+        gate.hold(transaction)
+        self.rounds.on_held()
+
+
+@pytest.fixture
+async def stage() -> Stage:
+    return Stage()
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SEEN_AGAIN_S", "ASK_S", "FLUSH_S"):
+        monkeypatch.setattr(module, name, 0.001)
+
+
+class TestTakingASnapshot:
+    async def test_the_round_decides_from_then_on(self, stage: Stage) -> None:
+        taken = await stage.rounds.take()
+        assert (taken.snapshot, taken.end_lsn) == (stage.world.seen[0], END)
+        gate = stage.transactions.gate
+        assert gate is not None
+        assert gate.admits(Transaction(VISIBLE, 100, 0))
+        assert not gate.admits(Transaction(INVISIBLE, 200, 0))
+
+    async def test_nothing_behind_it_counts_as_received(self, stage: Stage) -> None:
+        await stage.rounds.take()
+        stage.progress.on_received(END + 500)
+        assert stage.progress.received <= END
+
+    async def test_the_session_stands_still_meanwhile_and_that_is_counted(self, stage: Stage) -> None:
+        await stage.rounds.take()
+        assert stage.told == ["pause", "resume"]
+        assert len(stage.held) == 1
+
+    async def test_a_transaction_that_does_not_end_puts_the_table_off(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(module, "PAUSE_S", 0.01)
+        stage.may_pause.clear()
+        with pytest.raises(TableUnreadable, match="takes more than"):
+            await stage.rounds.take()
+        assert stage.transactions.gate is None
+        assert stage.held == []
+
+    async def test_a_server_that_does_not_answer_holds_nobody_up(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(module, "TAKE_S", 0.01)
+        stage.reader.hangs = True
+        with pytest.raises(SourceUnavailable, match="no snapshot within"):
+            await stage.rounds.take()
+        assert stage.reader.is_closed
+        assert stage.transactions.gate is None
+        assert stage.told == ["pause", "resume"]
+
+
+class TestWhatWentOn:
+    async def test_it_has_to_be_visible_first(self, stage: Stage) -> None:
+        stage.world.seen = [stage.world.seen[0], stage.world.seen[0], SEES_ALL]
+        stage.rounds.watch(on=True)
+        stage.rounds.on_commit(Transaction(INVISIBLE, 100, 0))
+        assert (await stage.rounds.take()).snapshot == SEES_ALL
+
+    async def test_not_for_ever(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "SEEN_S", 0.01)
+        stage.rounds.watch(on=True)
+        stage.rounds.on_commit(Transaction(INVISIBLE, 100, 0))
+        with pytest.raises(TableUnreadable, match="not visible to others yet"):
+            await stage.rounds.take()
+        assert stage.transactions.gate is None
+
+    @pytest.mark.parametrize("was_on", [False, True])
+    async def test_it_is_not_noted_while_no_table_is_to_be_loaded(self, stage: Stage, *, was_on: bool) -> None:
+        stage.rounds.watch(on=was_on)
+        if was_on:
+            stage.rounds.on_commit(Transaction(INVISIBLE, 100, 0))
+        stage.rounds.watch(on=False)
+        stage.rounds.on_commit(Transaction(INVISIBLE + 1, 200, 0))
+        assert (await stage.rounds.take()).end_lsn == END
+
+    async def test_it_is_forgotten_once_it_is_visible(self, stage: Stage) -> None:
+        stage.rounds.watch(on=True)
+        stage.rounds.on_commit(Transaction(VISIBLE, 100, 0))
+        await stage.rounds.prune()
+        stage.world.seen = [Snapshot(1, 1, frozenset())]
+        assert (await stage.rounds.take()).end_lsn == END
+
+
+class TestThePlaceOfTheRows:
+    async def test_where_the_server_was_if_nothing_waits(self, stage: Stage) -> None:
+        await stage.rounds.take()
+        stage.rounds.on_position(END)
+        assert await stage.rounds.wait_complete() == END
+
+    async def test_before_the_first_that_waits(self, stage: Stage) -> None:
+        await stage.rounds.take()
+        stage.hold(INVISIBLE, END - 300)
+        stage.hold(INVISIBLE + 1, END - 200)
+        stage.rounds.on_position(END)
+        assert await stage.rounds.wait_complete() == END - 300
+
+    async def test_none_if_one_that_is_seen_waits_behind_one_that_is_not(self, stage: Stage) -> None:
+        await stage.rounds.take()
+        stage.hold(INVISIBLE, END - 300)
+        stage.hold(VISIBLE, END - 200)
+        assert await stage.rounds.wait_complete() is None
+
+    async def test_something_is_written_so_that_the_stream_comes_there(self, stage: Stage) -> None:
+        await stage.rounds.take()
+        waiting = asyncio.create_task(stage.rounds.wait_complete())
+        await until(lambda: stage.reader.flushes)
+        stage.rounds.on_position(END)
+        assert await waiting == END
+
+    async def test_a_stream_that_does_not_come_puts_the_table_off(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(module, "ROUND_S", 0.01)
+        await stage.rounds.take()
+        with pytest.raises(TableUnreadable, match="has not come to the snapshot"):
+            await stage.rounds.wait_complete()
+
+    async def test_positions_before_and_after_a_round_are_nobodys(self, stage: Stage) -> None:
+        stage.rounds.on_position(END)
+        stage.world.server = replace(stage.world.server, xlogpos=END + 100)
+        await stage.rounds.take()
+        waiting = asyncio.create_task(stage.rounds.wait_complete())
+        await until(lambda: stage.reader.flushes)
+        assert not waiting.done()
+        stage.rounds.on_position(END + 100)
+        assert await waiting == END + 100
+
+
+class TestTheEnd:
+    async def test_what_has_waited_goes_on_and_counts_as_received(self, stage: Stage) -> None:
+        await stage.rounds.take()
+        stage.hold(INVISIBLE, END + 100)
+        stage.progress.on_received(END + 500)
+        stage.told.clear()
+        await stage.rounds.end()
+        assert stage.told == ["go on", "wake"]
+        assert stage.progress.received == END + 500
+
+    @pytest.mark.parametrize("waits", [False, True])
+    async def test_the_time_that_changes_waited_is_counted(self, stage: Stage, *, waits: bool) -> None:
+        await stage.rounds.take()
+        if waits:
+            stage.hold(INVISIBLE, END + 100)
+        await stage.rounds.end()
+        assert len(stage.held) == 1 + waits
+        await stage.rounds.end()
+        assert len(stage.held) == 1 + waits, "once"
+
+    async def test_the_next_round_knows_nothing_of_it(self, stage: Stage) -> None:
+        await stage.rounds.take()
+        stage.hold(INVISIBLE, END - 300)
+        await stage.rounds.end()
+        await stage.rounds.take()
+        stage.rounds.on_position(END)
+        assert await stage.rounds.wait_complete() == END
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 - the condition is whatever a test looks at
+            await asyncio.sleep(0.001)
