@@ -57,9 +57,6 @@ class Stage:
         self.may_pause.set()
         limits, checkpoint = Limits(1.0, 1 << 20, 1 << 20, 60.0), Checkpoint("shop", "s", "7001", 1, 1, 0, 0)
         outbox = Outbox(FakeSink(self.world), checkpoint, self.progress, limits, lambda *_: None, Vitals())
-        seams = Seams(
-            self.transactions, outbox, self.progress, self.pause, self.go_on, lambda: self.told.append("wake")
-        )
         self.rounds = Rounds(self.reader, FakeStream(self.world), self.seams(outbox), self.held.append)
 
     def seams(self, outbox: Outbox) -> Seams:
