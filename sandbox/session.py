@@ -6,6 +6,7 @@ Unix socket, so what is said about the sandbox comes from the sandbox, and no fi
 https://man7.org/linux/man-pages/man7/unix.7.html
 """
 
+import hashlib
 import json
 import os
 import select
@@ -117,7 +118,9 @@ def _bound_socket() -> socket.socket:
 
 
 def _address() -> str:
-    return f"\0pgsluice-sandbox-{os.geteuid()}-{cache_root()}"
+    # a path may be longer than an address
+    cache = hashlib.sha256(str(cache_root()).encode()).hexdigest()[:32]
+    return f"\0pgsluice-sandbox-{os.geteuid()}-{cache}"
 
 
 def _exit(*_: object) -> NoReturn:
