@@ -2,10 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PYTEST := $(BIN)/python -m pytest
+PYTEST := $(BIN)/python -m pytest --durations=20
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format quick unit simulation simulate integration faults faults-quick spark test-platform servers manifests test demo bench bench-report bench-pipelines types fuzz memory-safety coverage lock clean
+.PHONY: help setup lint format quick unit simulation simulate integration faults faults-quick spark test-platform servers manifests test test-all demo bench bench-report bench-pipelines types fuzz memory-safety coverage lock clean
 
 help: ## List the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -44,7 +44,7 @@ simulation: setup ## Three thousand worlds of a scripted PostgreSQL and a script
 simulate: setup ## More of these worlds (SEEDS=1000000), or others (SEED=3000)
 	$(BIN)/python -m tests.simulation --seed $(or $(SEED),0) --seeds $(or $(SEEDS),10000) --workers 2
 
-integration: setup ## Tests on real PostgreSQL 10 to 18 and a real Kafka
+integration: setup ## Tests on a real PostgreSQL and a real Kafka
 	$(BIN)/python -m sandbox fetch
 	$(call SIDE_BY_SIDE,tests/integration)
 
@@ -77,7 +77,10 @@ servers: setup # What integration and test-platform do, side by side
 	$(BIN)/python -m sandbox tools
 	$(call SIDE_BY_SIDE,tests/platform tests/integration)
 
-test: lint coverage simulation servers faults-quick spark ## Everything that has to pass
+test: lint coverage simulation servers faults-quick spark ## Everything that has to pass, on PostgreSQL 10, 14, 16 and 18
+
+test-all: export PGSLUICE_TEST_VERSIONS := all
+test-all: test ## The same on every version of PostgreSQL from 10 to 18
 
 demo: setup ## PostgreSQL to Kafka to Spark, compared table by table (KEEP=1 leaves it running)
 	$(BIN)/python -m sandbox.demo $(if $(KEEP),--keep)

@@ -14,8 +14,9 @@ from pgsluice.postgres.options import ConnectionOptions
 from pgsluice.relation import Relation
 from sandbox.postgres import Database, Postgres
 from tests.support.replication import PUBLICATION, SLOT, options_for, replication, streaming
+from tests.support.versions import covered
 
-VERSIONS = (10, 11, 12, 13, 14, 15, 16, 17, 18)
+VERSIONS = covered()
 
 
 @pytest.fixture
@@ -123,7 +124,7 @@ async def test_a_primary_key_leaves_out_included_columns(
             assert await catalog.primary_key(oid(admin, "t")) == ("id",)
 
 
-@pytest.mark.parametrize("version", [13, 18])
+@pytest.mark.parametrize("version", covered([13, 14, 18]))
 async def test_partitions(version: int, poor_role: Callable[..., tuple[Database, ConnectionOptions]]) -> None:
     database, options = poor_role(version)
     with database.connect() as admin:
@@ -218,7 +219,7 @@ def named(relations: Sequence[Relation]) -> dict[str, list[str]]:
     return {f"{one.namespace}.{one.name}": [column.name for column in one.columns] for one in relations}
 
 
-@pytest.mark.parametrize("version", [15, 16, 18])
+@pytest.mark.parametrize("version", covered([15, 16, 18]))
 async def test_row_filters_and_column_lists(
     version: int, poor_role: Callable[..., tuple[Database, ConnectionOptions]]
 ) -> None:
@@ -306,7 +307,7 @@ async def test_types_that_consist_of_too_many_others(database: Database, monkeyp
             await catalog.describe_types([oid])
 
 
-@pytest.mark.parametrize("version", [10, 13, 14, 15, 16, 17, 18])
+@pytest.mark.parametrize("version", covered())
 async def test_a_server_as_it_should_be(
     version: int, poor_role: Callable[..., tuple[Database, ConnectionOptions]]
 ) -> None:

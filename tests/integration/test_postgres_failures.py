@@ -11,9 +11,10 @@ from pgsluice.postgres.connection import ReplicationConnection
 from pgsluice.postgres.options import ConnectionOptions, StreamOptions
 from sandbox.postgres import Database, Postgres
 from tests.support.replication import PUBLICATION, SLOT, options_for, replication, streaming
+from tests.support.versions import covered
 
 # oldest and newest; 16 changed many of the words
-VERSIONS = (10, 15, 16, 18)
+VERSIONS = covered((10, 15, 16, 18))
 
 
 @pytest.fixture(scope="module", params=VERSIONS)
@@ -132,7 +133,7 @@ async def test_slots_that_are_not_ours(version: int, new_database: Callable[...,
         admin.execute("SELECT pg_drop_replication_slot('physical')")
 
 
-@pytest.mark.parametrize("version", [16, 17, 18])
+@pytest.mark.parametrize("version", covered([16, 17, 18]))
 async def test_without_foreign_origins_a_two_phase_slot_is_refused_with_the_way_out(
     version: int, new_database: Callable[..., Database]
 ) -> None:

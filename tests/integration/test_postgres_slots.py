@@ -10,12 +10,13 @@ from psycopg import Connection
 
 from sandbox.kafka import Kafka
 from sandbox.postgres import Database, Postgres
+from tests.support.versions import covered
 from tests.support.weather import Pipeline, Start, fails, wait_until
 
 TIGHT: dict[str, dict[str, Any]] = {"delivery": {"cut_bytes": "64KiB", "inflight_max": "256KiB"}}
 
 
-@pytest.fixture(scope="module", params=(13, 18))
+@pytest.fixture(scope="module", params=covered((13, 14, 18)))
 def limited(request: pytest.FixtureRequest) -> Iterator[Postgres]:
     """Give a server that keeps little WAL for slots: 13 is the first that can."""
     with Postgres(request.param, {"max_slot_wal_keep_size": "1MB", "min_wal_size": "32MB"}) as server:

@@ -26,6 +26,7 @@ from tests.support.replication import (
     replication,
     streaming,
 )
+from tests.support.versions import covered
 
 
 @pytest.fixture
@@ -261,7 +262,7 @@ async def test_a_silent_server_that_answers_is_not_given_up(published: Database)
             await asyncio.wait_for(read_for_ever(stream), 5)
 
 
-@pytest.mark.parametrize("version", [10, 13, 15, 17, 18])
+@pytest.mark.parametrize("version", covered())
 async def test_a_missing_publication_stops(version: int, new_database: Callable[..., Database]) -> None:
     database = publish(new_database(version))
     with database.connect() as admin:
@@ -306,7 +307,7 @@ async def test_text_that_is_not_utf8_is_poison(postgres_server: Callable[..., Po
         server.drop_database("ascii")
 
 
-@pytest.mark.parametrize("version", [13, 16, 18])
+@pytest.mark.parametrize("version", covered([13, 16, 18]))
 async def test_an_invalidated_slot_is_a_broken_history(version: int) -> None:
     settings = {"max_slot_wal_keep_size": "1MB", "min_wal_size": "32MB", "max_wal_size": "32MB"}
     with Postgres(version, settings) as server:

@@ -30,8 +30,9 @@ from tests.integration.scenarios import (
 from tests.support.compatibility import Pair, fastavro_problems, java_problems
 from tests.support.run import Followed, Verdict
 from tests.support.scenario import Scenario
+from tests.support.versions import covered
 
-VERSIONS = (10, 13, 14, 15, 16, 17, 18)
+VERSIONS = covered((10, 13, 14, 15, 16, 17, 18))
 
 OPTIONS: Mapping[int, Mapping[str, Any]] = {
     15: {"two_phase": True},

@@ -22,12 +22,12 @@ from sandbox import artifacts, prompt, spark
 from sandbox.artifacts import CACHE_VARIABLE, cache_root, fetch
 from sandbox.broker import Listener
 from sandbox.errors import ServerError
-from sandbox.installation import VERSIONS
 from sandbox.java import run_program
 from sandbox.kafka import Kafka, class_archive
 from sandbox.postgres import Database, Postgres, StopMode
 from sandbox.supervisor import descendants
 from tests.support.links import Links
+from tests.support.versions import covered
 
 REPOSITORY = Path(artifacts.__file__).parents[1]
 WAIT_S = 60
@@ -50,7 +50,7 @@ def wait_until(condition: Callable[[], object]) -> None:
 # ---------------------------------------------------------------- PostgreSQL
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", covered())
 def test_every_version_serves_logical_replication_and_survives_kill(version: int) -> None:
     with Postgres(version) as server:
         with server.connect() as connection:

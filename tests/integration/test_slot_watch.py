@@ -14,8 +14,9 @@ from pgsluice.postgres.slot_watch import SlotSample, SlotWatch
 from sandbox.postgres import Database, Postgres
 from tests.support.proxy import Proxy
 from tests.support.replication import SLOT, options_for, streaming
+from tests.support.versions import covered
 
-VERSIONS = (10, 11, 12, 13, 14, 15, 16, 17, 18)
+VERSIONS = covered()
 WAL_STATUS_SINCE = 13
 
 

@@ -19,10 +19,11 @@ from sandbox.kafka import Kafka
 from sandbox.postgres import Database, Postgres
 from tests.support.log import restored_logging  # noqa: F401 - a fixture
 from tests.support.replication import PUBLICATION, options_for
+from tests.support.versions import covered
 
 pytestmark = pytest.mark.usefixtures("restored_logging")
 
-VERSIONS = (10, 12, 13, 14, 18)
+VERSIONS = covered((10, 12, 13, 14, 18))
 
 TABLES = """
 CREATE TABLE good (id int PRIMARY KEY, v text);

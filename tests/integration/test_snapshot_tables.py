@@ -14,6 +14,7 @@ from sandbox.kafka import Kafka
 from sandbox.postgres import Database
 from tests.support.reader import Cut, Reader
 from tests.support.replay import Replay, contents, differences
+from tests.support.versions import covered
 
 PATIENCE_S = 60
 
@@ -129,7 +130,7 @@ KINDS = [
     ),
 ]
 
-VERSIONS = (10, 12, 14, 18)
+VERSIONS = covered((10, 12, 14, 18))
 
 
 def wait_until_loaded(daemon: Daemon, tables: int) -> None:

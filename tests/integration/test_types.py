@@ -21,10 +21,11 @@ from pgsluice.relation import BUILTIN_TYPES, Relation, RelationCache
 from sandbox.postgres import Database, Postgres
 from tests.support.avro_oracle import read, same
 from tests.support.replication import PUBLICATION, SLOT, options_for, read_transactions, replication
+from tests.support.versions import covered
 
 NewDatabase = Callable[[int], Database]
 
-VERSIONS = range(10, 19)
+VERSIONS = covered()
 COMMON = TypeOptions()
 FULL = TypeOptions(time_range="full")
 
