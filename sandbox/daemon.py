@@ -37,6 +37,8 @@ class Daemon(Program):
     ) -> None:
         """Choose the pipeline's name, which is the topics' prefix too; ``settings``, by section, override.
 
+        Rows that were there before are not read unless they say so, so that exactly what is written comes out. A key
+        that is None is left out, for the default to hold.
         ``wait_for`` None: ``start`` does not wait, as for a daemon that is expected to fail. ``at_once``: entering
         the context starts it.
         """
@@ -99,6 +101,7 @@ class Daemon(Program):
             "postgres": {"dsn": self._conninfo},
             "kafka": {"bootstrap_servers": self._bootstrap_servers, "topic_prefix": self.name},
             "buffer": {"spill_dir": str(self.directory / "spill")},
+            "snapshot": {"mode": "never"},
             "http": {"listen": f"{HOST}:{self._port.number}"},
         }
         sections = {name: {**given.get(name, {}), **self.settings.get(name, {})} for name in given | self.settings}
@@ -119,7 +122,7 @@ def _toml(settings: Mapping[str, Any]) -> str:
 def _pairs(table: Mapping[str, Any]) -> list[str]:
     bare = re.compile("[A-Za-z0-9_-]+")
     names = {name: name if bare.fullmatch(name) else _inline(name) for name in table}
-    return [f"{names[name]} = {_inline(value)}" for name, value in table.items()]
+    return [f"{names[name]} = {_inline(value)}" for name, value in table.items() if value is not None]
 
 
 def _inline(value: object) -> str:

@@ -36,9 +36,6 @@ publications = ["{PUBLICATION}"]
 bootstrap_servers = "{bootstrap_servers}"
 topic_prefix = "{PREFIX}"
 
-[snapshot]
-mode = "initial"
-
 [http]
 listen = "{HOST}:{http_port}"
 """

@@ -77,7 +77,9 @@ class Cut:
     """The last place at which it has rows that were read; None: it has none."""
     marks: list[Mark] = field(default_factory=list)
     loaded: list[Loaded] = field(default_factory=list)
-    """The tables whose load ends in it."""
+    """The tables whose load ends in it, or that count as loaded from it on."""
+    tracks_loads: bool = False
+    """Whether ``loaded`` has what counts as loaded because an earlier version has delivered its changes."""
     commands: CommandState | None = None
     """What commands have left behind at its end; None: as in the cut before it."""
     answers: list[Answer] = field(default_factory=list)
@@ -86,8 +88,8 @@ class Cut:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has nothing that anybody waits for: no records, no marks, and nothing new about commands."""
-        return not (self.records or self.marks or self.answers or self.opens_commands)
+        """Whether it has nothing that anybody waits for: no records, no marks, no news of tables or commands."""
+        return not (self.records or self.marks or self.loaded or self.answers or self.opens_commands)
 
     def add_records(self, records: Iterable[Record], size: int, events: int) -> None:
         """Join records that belong to no transaction, or to the one that :meth:`add` names."""
@@ -119,6 +121,11 @@ class Cut:
         self.commands, self.loads = commands, loads
         self.answers.extend(answers)
         self.loaded.extend(loaded)
+
+    def add_assumed(self, assumed: Iterable[Loaded]) -> None:
+        """Join the tables that count as loaded because an earlier version has delivered their changes."""
+        self.loaded.extend(assumed)
+        self.tracks_loads = True
 
     def produced(self) -> dict[tuple[str, int], int]:
         """Return how many records went to each topic's partition."""

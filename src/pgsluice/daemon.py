@@ -546,6 +546,7 @@ def _load_options(settings: Settings) -> LoadOptions:
         replaces=settings.postgres.origin == "any",
         in_each_epoch=snapshot.mode == "when_needed",
         is_initial=snapshot.mode != "never",
+        assumes="mode" not in snapshot.model_fields_set,
     )
 
 

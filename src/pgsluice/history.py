@@ -64,6 +64,9 @@ class Checkpoint:
     """Where the last rows that were read stand. More rows at the same position are numbered from there on."""
     commands: CommandState = field(default_factory=CommandState)
     """Which commands were read, and what they have left behind."""
+    tracks_loads: bool = False
+    """Whether a published table that has no record in ``<prefix>.snapshots`` was never loaded. Earlier versions loaded
+    no table by default, so what they delivered counts as loaded (:func:`pgsluice.loads.assumed`)."""
 
     def advanced(self, cut: Cut, number: int, held_lsn: int = INVALID_LSN) -> "Checkpoint":
         """Return the checkpoint that belongs to ``cut``, which gets this ``number``."""
@@ -75,6 +78,7 @@ class Checkpoint:
             loads=self.loads if cut.loads is None else tuple(cut.loads),
             place=cut.place or self.place,
             commands=cut.commands or self.commands,
+            tracks_loads=self.tracks_loads or cut.tracks_loads,
         )
         if cut.last_message is not None:
             message_lsn, message_crc = cut.last_message
@@ -153,9 +157,12 @@ _BOUNDS: Final = {
 """Of the numbers in a checkpoint; all others are LSNs."""
 
 
+_KINDS: Final[Mapping[object, str]] = {str: "a string", int: "an integer", bool: "true or false"}
+
+
 def _check_field(name: str, value: object, kind: object) -> None:
     if type(value) is not kind:
-        raise ValueError(f"{name!r} is not {'a string' if kind is str else 'an integer'}")
+        raise ValueError(f"{name!r} is not {_KINDS[kind]}")
     lowest, highest = _BOUNDS.get(name, (INVALID_LSN, MAX_LSN))
     if isinstance(value, int) and not lowest <= value <= highest:
         raise ValueError(f"{name!r} is outside {lowest} to {highest}")
@@ -293,7 +300,9 @@ def announcement(last: Checkpoint | None, recorded: Recorded, identity: Identity
     if identity.is_atomic and cut == recorded.cut + 1:
         cut = recorded.cut  # as in _committed
     begun = Checkpoint(identity.pipeline, identity.slot, server.systemid, server.timeline, epoch, cut, INVALID_LSN)
-    return _with_room(begun if last is None else replace(begun, commands=last.commands))
+    if last is None:
+        return _with_room(begun)
+    return _with_room(replace(begun, commands=last.commands, tracks_loads=last.tracks_loads))
 
 
 def _with_room(checkpoint: Checkpoint) -> Checkpoint:
@@ -326,6 +335,7 @@ def _begun(last: Checkpoint | None, facts: Facts, identity: Identity) -> Checkpo
         end_lsn=facts.slot_lsn,
         asked=identity.asked,
         commands=CommandState() if last is None else last.commands,
+        tracks_loads=last is None or last.tracks_loads,
     )
 
 
@@ -344,6 +354,7 @@ def _born(announced: Checkpoint, facts: Facts, identity: Identity) -> Checkpoint
         end_lsn=facts.slot_lsn,
         asked=identity.asked,
         asked_lsn=facts.slot_lsn,
+        tracks_loads=announced.tracks_loads or announced.epoch == 1,  # nothing was delivered before the first epoch
     )
 
 

@@ -4,7 +4,7 @@ Loads in progress are part of the checkpoint. Tables that are finished are in ``
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, Final, Literal, Self, TypeVar
 
@@ -24,8 +24,8 @@ _NUMBER_MAX: Final = 2**62
 
 State = Literal["begin", "rows", "end"]
 
-ENDS: Final = ("end", "cancelled")
-"""How the load of a table can have ended."""
+ENDS: Final = ("end", "cancelled", "assumed")
+"""Why the rows of a table need not be read."""
 
 T = TypeVar("T")
 
@@ -107,8 +107,9 @@ class Mark:
 class Loaded:
     """A table whose rows need not be read any more: the value of its record in ``<prefix>.snapshots``.
 
-    ``state``: they have been read to the ``end``, or a command has ``cancelled`` that. It counts only if ``cut``, which
-    the sink fills in, was committed.
+    ``state``: they have been read to the ``end``, a command has ``cancelled`` that, or it is ``assumed``, because an
+    earlier version has delivered the table's changes. It counts only if ``cut``, which the sink fills in, was
+    committed.
     """
 
     id: str
@@ -156,6 +157,23 @@ def moved_key(values: Sequence[ColumnValue]) -> tuple[str, ...] | None:
         else:
             return None
     return tuple(found)
+
+
+def assumed(
+    tables: Mapping[tuple[str, str], int], loads: Iterable[Load], loaded: Mapping[tuple[str, str], Loaded], epoch: int
+) -> list[Loaded]:
+    """Return the records of the ``tables`` (oids by name) that count as loaded although they never were.
+
+    They are those whose changes an earlier version has delivered, which loaded no table by default: its user has filled
+    the targets in another way, or has started without the rows. A table that is being loaded does not count as loaded.
+    """
+    loading = {one.oid for one in loads}
+    found = []
+    for name, oid in tables.items():
+        former = loaded.get(name)
+        if oid not in loading and (former is None or former.oid != oid):
+            found.append(Loaded("", *name, oid, 0, epoch, state="assumed"))
+    return found
 
 
 def table_key(schema: str, table: str) -> bytes:

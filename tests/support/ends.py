@@ -371,8 +371,9 @@ class FakeReader:
         messages = [insert_message(shape.relation.oid, [str(row).encode()]) for row in rows]
         return Chunk(messages, is_last=len(rows) < limit)
 
-    async def check_where(self, _shape: Shape, where: str) -> None:
-        if where == "nonsense":
+    async def check_readable(self, shape: Shape) -> None:
+        self._world.step("check_readable")
+        if shape.where == "nonsense":
             raise TableUnreadable("nonsense is no condition")
 
     async def end(self) -> None:

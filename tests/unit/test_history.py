@@ -68,6 +68,7 @@ class TestCheckpoint:
             refused="Restored.",
             loads=(LOAD,),
             place=Place(950, 3),
+            tracks_loads=True,
             commands=COMMANDS,
         )
         found = Checkpoint.from_json(whole.to_json())
@@ -146,6 +147,19 @@ class TestCheckpoint:
         former = json.loads(CHECKPOINT.to_json())
         del former["commands"]
         assert Checkpoint.from_json(json.dumps(former).encode()) == CHECKPOINT
+
+    def test_one_of_a_version_that_loaded_nothing_by_default_does_not_track_loads(self) -> None:
+        found = json.loads(replace(CHECKPOINT, tracks_loads=True).to_json())
+        del found["tracks_loads"]
+        assert not Checkpoint.from_json(json.dumps(found).encode()).tracks_loads
+
+    def test_until_a_cut_has_what_counts_as_loaded(self) -> None:
+        cut = heartbeat(2000)
+        assert not CHECKPOINT.advanced(cut, 10).tracks_loads
+        cut.add_assumed([])
+        tracking = CHECKPOINT.advanced(cut, 10)
+        assert tracking.tracks_loads
+        assert tracking.advanced(heartbeat(3000), 11).tracks_loads
 
     def test_a_cut_says_which_commands_were_read(self) -> None:
         advanced = CHECKPOINT.advanced(Cut(end_lsn=1200, commands=COMMANDS), 10)
@@ -255,7 +269,7 @@ class TestGoingOn:
     def test_a_slot_that_was_announced_begins_its_epoch(self) -> None:
         announced = Checkpoint("shop", "s", "7001", 1, 1, 0, 0)
         found = resume(facts(announced, server=replace(SERVER, timeline=2)), replace(SHOP, asked="p"))
-        assert found == Resumption(Checkpoint("shop", "s", "7001", 2, 1, 1, 1000), 0)
+        assert found == Resumption(Checkpoint("shop", "s", "7001", 2, 1, 1, 1000, tracks_loads=True), 0)
         assert (found.checkpoint.asked, found.checkpoint.asked_lsn) == ("p", 1000)
 
     def test_also_where_its_first_cut_is_recorded_and_the_checkpoint_of_that_is_not_committed(self) -> None:
@@ -289,6 +303,28 @@ class TestGoingOn:
         announced = Checkpoint("shop", "s", "7001", 1, 1, 0, 0)
         found = resume(facts(announced, cut=41), ADOPTING).checkpoint
         assert (found.epoch, found.cut) == (3, 42)
+
+
+class TestWhetherLoadsAreTracked:
+    def test_from_the_first_record_with_a_position_on(self) -> None:
+        announced = announcement(None, Recorded(), SHOP, SERVER)
+        assert announced.is_announcement
+        assert resume(facts(announced), SHOP).checkpoint.tracks_loads
+
+    def test_also_if_an_earlier_version_has_announced_the_first_slot_and_delivered_nothing(self) -> None:
+        announced = replace(announcement(None, Recorded(), SHOP, SERVER), tracks_loads=False)
+        assert resume(facts(announced), SHOP).checkpoint.tracks_loads
+
+    def test_where_nothing_is_left_of_a_former_history(self) -> None:
+        assert resume(facts(), ADOPTING).checkpoint.tracks_loads
+
+    @pytest.mark.parametrize("tracks_loads", [False, True])
+    def test_otherwise_as_before(self, tracks_loads: bool) -> None:  # noqa: FBT001 - a parameter
+        last = replace(CHECKPOINT, tracks_loads=tracks_loads)
+        assert resume(facts(last), SHOP).checkpoint.tracks_loads == tracks_loads
+        assert resume(facts(last, slot_lsn=1500), ADOPTING).checkpoint.tracks_loads == tracks_loads
+        announced = announcement(last, Recorded(), SHOP, SERVER)
+        assert resume(facts(announced), SHOP).checkpoint.tracks_loads == tracks_loads
 
 
 class TestStopping:
@@ -482,7 +518,7 @@ class TestACheckpointWithoutItsCutRecord:
 
     def test_an_epoch_whose_first_cut_has_no_record_begins_again(self) -> None:
         announced = Checkpoint("shop", "s", "7001", 1, 1, 0, 0)
-        born = Checkpoint("shop", "s", "7001", 1, 1, 1, 1000)
+        born = Checkpoint("shop", "s", "7001", 1, 1, 1, 1000, tracks_loads=True)
         assert resume(facts(announced, born, cut=0), SHOP) == Resumption(born, 0)
         assert resume(facts(announced, born, cut=1), SHOP) == Resumption(born, born.cut)
         with pytest.raises(HistoryError, match="somebody else advanced"):

@@ -9,7 +9,18 @@ from typing import Any
 import pytest
 
 from pgsluice.errors import HistoryError
-from pgsluice.loads import FIRST_SEQ, Load, Loaded, Mark, Place, moved_key, read_loads, read_place, table_key
+from pgsluice.loads import (
+    FIRST_SEQ,
+    Load,
+    Loaded,
+    Mark,
+    Place,
+    assumed,
+    moved_key,
+    read_loads,
+    read_place,
+    table_key,
+)
 from pgsluice.pgoutput.messages import UNCHANGED, BinaryValue, ColumnValue
 
 CUT = json.loads((Path(__file__).parents[2] / "contract" / "cut.avsc").read_text())
@@ -202,3 +213,24 @@ class TestATableThatIsLoaded:
         del found["rows"]
         with pytest.raises(HistoryError, match="'rows' of a Loaded is missing"):
             Loaded.from_json(json.dumps(found).encode(), "It")
+
+
+class TestWhatAnEarlierVersionHasDelivered:
+    NOTES = ("public", "notes")
+
+    def test_counts_as_loaded_from_now_on(self) -> None:
+        (found,) = assumed({self.NOTES: 7}, [LOAD], {}, 2)
+        assert found == Loaded("", "public", "notes", 7, rows=0, epoch=2, state="assumed")
+        assert Loaded.from_json(found.to_json(), "Record 5") == found
+
+    def test_unless_it_was_loaded_or_that_was_cancelled(self) -> None:
+        done = replace(LOADED, schema="public", table="notes", oid=7)
+        assert assumed({self.NOTES: 7}, [], {self.NOTES: done}, 2) == []
+        assert assumed({self.NOTES: 7}, [], {self.NOTES: replace(done, state="cancelled")}, 2) == []
+
+    def test_unless_it_is_being_loaded(self) -> None:
+        assert assumed({LOAD.name: LOAD.oid}, [LOAD], {}, 2) == []
+
+    def test_also_where_a_former_table_of_that_name_was_loaded(self) -> None:
+        former = replace(LOADED, schema="public", table="notes", oid=6)
+        assert [one.oid for one in assumed({self.NOTES: 7}, [], {self.NOTES: former}, 2)] == [7]

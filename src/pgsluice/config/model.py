@@ -428,10 +428,11 @@ class Snapshot(Section):
     """Rows that were there before the slot: whether and how tables are read while their changes are followed."""
 
     mode: Literal["never", "initial", "when_needed"] = Field(
-        default="never",
+        default="initial",
         description='"initial": the rows of every published table are read once, of one that is published later as '
         'well. "when_needed": they are read again in each new epoch, which begins where changes may be missing. '
-        '"never": only what `pgsluice snapshot start` asks for.',
+        '"never": only what `pgsluice snapshot start` asks for. If it is not set, what a version without this default '
+        "has delivered counts as loaded.",
     )
     chunk_rows: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = Field(
         default=20_000, description="Rows that are read at once. Meanwhile changes wait, and ALTER TABLE does."

@@ -6,7 +6,7 @@ from typing import Final
 
 import structlog
 
-from pgsluice.loads import Load, Loaded, moved_key
+from pgsluice.loads import Load, Loaded, assumed, moved_key
 from pgsluice.pgoutput.messages import TupleData
 from pgsluice.pipeline.encoders import Encoders
 from pgsluice.relation import Relation
@@ -86,6 +86,13 @@ class Begun:
         identifier, rows = ("", 0) if load is None else (load.id, load.rows)
         self._loaded[name] = Loaded(identifier, *name, relation.oid, rows, self._epoch, state="cancelled")
         return self._loaded[name]
+
+    def assume(self, relations: Iterable[Relation]) -> list[Loaded]:
+        """Let the tables that were never loaded count as loaded; return their records."""
+        tables = {(one.namespace, one.name): one.oid for one in relations}
+        found = assumed(tables, self._loads.values(), self._loaded, self._epoch)
+        self._loaded |= {(one.schema, one.table): one for one in found}
+        return found
 
     def is_loaded(self, relation: Relation) -> bool:
         """Return whether the rows of this very table need not be read: they were, or a command has cancelled that."""

@@ -109,8 +109,8 @@ class Commands:
 
     async def _found(self, patterns: Sequence[TablePattern]) -> dict[tuple[str, str], Relation]:
         """Return the published tables that match, each pattern one at least."""
-        if self._loader.is_standby:
-            raise _Refusal("Tables cannot be loaded from a standby. Connect pgsluice to the primary.")
+        if self._loader.obstacle is not None:
+            raise _Refusal(self._loader.obstacle)
         relations = {(one.namespace, one.name): one for one in await self._source.published_relations()}
         found: dict[tuple[str, str], Relation] = {}
         for pattern in patterns:
@@ -138,7 +138,7 @@ class Commands:
             policy = self._encoders.policy(relation)
             check_trusted(shape, is_named=policy is not None and policy.named)
             if where:
-                await self._reader.check_where(shape, where)
+                await self._reader.check_readable(replace(shape, where=where))
 
     def _start(self, command: Command, state: CommandState, found: Mapping[tuple[str, str], Relation]) -> Answer:
         if busy := [str(one) for one in found.values() if self._loader.has_begun(one)]:

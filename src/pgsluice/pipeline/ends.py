@@ -129,8 +129,8 @@ class Reader(Protocol):
     async def next_rows(self, shape: Shape, limit: int) -> Chunk:
         """Return the next ``limit`` of them at most."""
 
-    async def check_where(self, shape: Shape, where: str) -> None:
-        """TableUnreadable if PostgreSQL cannot take ``where`` as a condition on the table's rows."""
+    async def check_readable(self, shape: Shape) -> None:
+        """TableUnreadable if no row may be read, or PostgreSQL cannot take ``shape.where`` as a condition on them."""
 
     async def end(self) -> None:
         """End the transaction, if there is one."""

@@ -12,9 +12,10 @@ import structlog
 
 log = structlog.get_logger(__name__)
 
-TableState = Literal["waiting", "loading", "blocked", "left_out", "skipped", "loaded"]
+TableState = Literal["waiting", "loading", "blocked", "left_out", "skipped", "assumed", "loaded"]
 """``blocked``: it could not be read the last time, or waits for transactions of others. ``left_out``: it cannot be
-loaded as it is. ``skipped``: the settings say that it is not to be loaded."""
+loaded as it is. ``skipped``: the settings say that it is not to be loaded. ``assumed``: it counts as loaded, because an
+earlier version has delivered its changes."""
 
 STATES: Final[Sequence[TableState]] = get_args(TableState)
 
@@ -61,13 +62,21 @@ class LoadReport:
         return sum(self.tables[state] for state in UNFINISHED)
 
     @property
+    def is_stuck(self) -> bool:
+        """Whether there is something to load, and all of it is blocked."""
+        return self.unfinished == self.tables["blocked"] > 0
+
+    @property
     def seconds_left(self) -> int | None:
         """How long it takes to read the other rows at the present rate; None if none are being read."""
         return round((self.estimated_rows - self.rows) / self.rows_per_s) if self.rows_per_s > 0 else None
 
 
 class LoadWatch:
-    """Sees how fast loads go, and says so in the log: when they begin, every minute, and when they have ended."""
+    """Sees how fast loads go, and says so in the log: when they begin, every minute, and when they have ended.
+
+    Nothing is said while all tables are blocked: the log has the reason once.
+    """
 
     def __init__(self) -> None:
         self._began_at: float | None = None
@@ -95,7 +104,7 @@ class LoadWatch:
     def say(self, report: LoadReport, now: float) -> None:
         """Log how far the loads have come, if it is time."""
         if self._began_at is None:
-            if report.unfinished:
+            if report.unfinished and not report.is_stuck:
                 self._began_at = now
                 self._marks = ((now, report.rows), (now, report.rows))
                 log.info("tables are to be loaded", tables=report.unfinished, estimated_rows=report.estimated_rows)
@@ -108,7 +117,7 @@ class LoadWatch:
                 seconds=round(now - self._began_at),
             )
             self._began_at = None
-        elif now - self._marks[1][0] >= SAY_S:
+        elif now - self._marks[1][0] >= SAY_S and not (report.is_stuck and report.rows == self._marks[1][1]):
             log.info(
                 "tables are being loaded",
                 tables=report.unfinished,

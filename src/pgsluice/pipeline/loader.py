@@ -56,6 +56,8 @@ WRITERS_MAX_S: Final = 2.0
 
 MOVED_AT_ONCE: Final = 500
 
+STANDBY: Final = "Tables cannot be loaded from a standby. Connect pgsluice to the primary."
+
 REPORT_S: Final = 1.0
 """How often it is put together how far the loads have come: there may be thousands of tables."""
 
@@ -67,7 +69,8 @@ class LoadOptions:
     ``max_rows_per_s``: how many rows are read by a key in a second; None: as many as possible.
     ``replaces``: rows that were not read, and are older, are gone. That is not so where only a part of the changes is
     followed (postgres.origin). ``in_each_epoch``: tables are loaded again once changes may be missing, which is why a
-    new epoch begins. ``is_initial``: every published table is loaded once, also if no command asks for it.
+    new epoch begins. ``is_initial``: every published table is loaded once, also if no command asks for it. ``assumes``:
+    what an earlier version has delivered counts as loaded, as nobody has chosen whether tables are to be.
     """
 
     chunk_rows: int
@@ -76,6 +79,7 @@ class LoadOptions:
     replaces: bool
     in_each_epoch: bool
     is_initial: bool = True
+    assumes: bool = False
     max_rows_per_s: int | None = None
 
 
@@ -122,6 +126,7 @@ class Loader:
         place: Place,
         loaded: Mapping[tuple[str, str], Loaded],
         commands: CommandState,
+        tracks_loads: bool,
     ) -> None:
         self._source = source
         self._reader: Reader = source.reader()
@@ -137,11 +142,13 @@ class Loader:
         self._inserter = Inserter(
             *(seams.outbox, self._begun, self.requests, place), epoch=epoch, commit_timestamps=commit_timestamps
         )
+        self._tracks_loads = tracks_loads
         self._tables: dict[int, _Table] = {}
         """By oid."""
         self.looked = asyncio.Event()
         """Set once it is known which tables are to be loaded."""
-        self.is_standby = False
+        self.obstacle: str | None = None
+        """Why this server lets no table be loaded at all."""
         self._wake = asyncio.Event()
         self._pace = Pace(options.max_rows_per_s)
         self._metrics = metrics
@@ -206,24 +213,25 @@ class Loader:
         """Load what is to be loaded, and look again and again whether there is more."""
         try:
             if await self._source.is_standby():
-                if self._options.is_initial or self.requests.state.requests:
-                    log.warning("tables cannot be loaded from a standby: connect to the primary")
-                await self._until_shown()
-                self.is_standby = True
-                self.looked.set()
-                await asyncio.Future()
+                self.obstacle = STANDBY
+            is_said = False
             while True:
                 try:
                     await self._look()
                     self.looked.set()
                     self._say()
-                    await self._load_all()
-                    self._say()
-                    await self._rounds.prune()
+                    if self.obstacle is None:
+                        await self._load_all()
+                        self._say()
+                        await self._rounds.prune()
+                    elif self._tables and not is_said:
+                        is_said = True
+                        log.warning("no table can be loaded", reason=self.obstacle)
                     await self._rest()
                 except SourceUnavailable as error:
-                    self._trouble = str(error)
-                    log.warning("tables cannot be read now", reason=self._trouble)
+                    if str(error) != self._trouble:
+                        self._trouble = str(error)
+                        log.warning("tables cannot be read now", reason=self._trouble)
                     if self.report is not None:
                         self._say()
                     await self._reader.close()
@@ -246,9 +254,13 @@ class Loader:
     async def _look(self) -> None:
         """Find the published tables that were never loaded, and those that commands ask for."""
         await self._until_shown()
-        if not (self._options.is_initial or self.requests.state.requests):
+        is_needed = self._options.is_initial or bool(self.requests.state.requests)
+        if is_needed:
+            self._published = await self._source.published_relations()
+        if not self._tracks_loads:
+            await self._assume()
+        if not is_needed:
             return
-        self._published = await self._source.published_relations()
         found = {one.oid: one for one in self._published if self._may_load(one)}
         self._begun.keep_only(found)
         for oid in self._tables.keys() - found.keys():
@@ -264,6 +276,21 @@ class Loader:
                 async with self._seams.pause():
                     self.requests.end(request.name, "ended", "It is not published any more.")
         self._watch_if_needed()
+
+    async def _assume(self) -> None:
+        """Record, once, which tables count as loaded because an earlier version has delivered their changes."""
+        delivered = [one for one in self._published if self._options.assumes and self._policy(one) is not None]
+        async with self._seams.pause():
+            found = self._begun.assume(delivered)
+            self._seams.outbox.note_assumed(found)
+            self._seams.wake()
+        self._tracks_loads = True
+        if found:
+            log.warning(
+                "tables count as loaded, because an earlier version has delivered their changes: the rows that were "
+                "there before are read if `pgsluice snapshot start` asks for that",
+                tables=len(found),
+            )
 
     async def _ask_sizes(self) -> None:
         new = {oid: one for oid, one in self._tables.items() if one.size is None}
@@ -299,18 +326,17 @@ class Loader:
     def _report_of(self, relation: Relation) -> TableReport:
         table, loaded = self._tables.get(relation.oid), self._begun.loaded(relation)
         if table is None:
-            if loaded is not None and loaded.state == "end":
-                return TableReport(str(relation), "loaded", loaded.rows)
-            return TableReport(str(relation), "skipped")
-        load, reason = self._begun.of(relation.oid), table.said or self._trouble
-        state: TableState = "waiting" if load is None else "loading"
+            state = _REPORTED.get(loaded.state, "skipped") if loaded is not None else "skipped"
+            return TableReport(str(relation), state, loaded.rows if loaded is not None and state == "loaded" else 0)
+        load, reason = self._begun.of(relation.oid), table.said or self.obstacle or self._trouble
+        state = "waiting" if load is None else "loading"
         if table.is_out or reason is not None:
             state = "left_out" if table.is_out else "blocked"
         estimated = 0 if table.size is None else table.size.rows
         return TableReport(str(relation), state, 0 if load is None else load.rows, estimated, reason)
 
     def _watch_if_needed(self) -> None:
-        self._rounds.watch(on=any(not one.is_out for one in self._tables.values()))
+        self._rounds.watch(on=self.obstacle is None and any(not one.is_out for one in self._tables.values()))
 
     def _policy(self, relation: Relation) -> TablePolicy | None:
         """Return how the table is published; None if it is not, or cannot be."""
@@ -380,6 +406,8 @@ class Loader:
         if load is not None and not (shape.key and load.shape == shape.digest):
             self._begun.drop(load.oid)
             load = None
+        shape = replace(shape, where=self.requests.where(table.name))
+        await self._reader.check_readable(shape)
         await self._wait_for_writers(table, shape)
         async with self._seams.pause():
             try:
@@ -391,10 +419,9 @@ class Loader:
                 )
                 self.requests.end(table.name, "ended", table.said)
                 return None
-        where = self.requests.where(table.name)
-        replaces = (self._options.replaces and shape.replaces and not where) and policy is not None and policy.truncate
+        is_whole = self._options.replaces and shape.replaces and not shape.where
         log.info("loading", table=str(shape.relation), rows_before=load.rows if load else 0)
-        return Opened(replace(shape, where=where), rows, replaces)
+        return Opened(shape, rows, replaces=is_whole and policy is not None and policy.truncate)
 
     async def _check_size(self, shape: Shape) -> None:
         """Raise if the table is too large to be read in one piece, while all changes wait."""
@@ -515,6 +542,10 @@ class Loader:
         after = load.last if load is not None else ()
         limit = self._pace.at_once(max(1, options.chunk_rows >> table.voids))
         return await self._reader.rows(shape, after, limit, options.chunk_bytes)
+
+
+_REPORTED: Final[Mapping[str, TableState]] = {"end": "loaded", "assumed": "assumed"}
+"""How the report calls what the record of a table says; other tables are skipped."""
 
 
 def check_trusted(shape: Shape, *, is_named: bool) -> None:

@@ -176,6 +176,12 @@ class Outbox:
         self._open.add_commands(commands, answers, loads, loaded)
         self._open.opens_commands |= commands.topic_id != self.checkpoint.commands.topic_id
 
+    def note_assumed(self, assumed: Sequence[Loaded]) -> None:
+        """Let it join the open cut that these tables count as loaded; the caller is in a pause."""
+        if self._open.is_empty:
+            self._opened_at = time.monotonic()
+        self._open.add_assumed(assumed)
+
     async def _commit_own(self, transaction: Transaction, end_lsn: int) -> None:
         await self.overflow(transaction)
         cut = self._own

@@ -172,6 +172,7 @@ class Session:
                 place=checkpoint.place,
                 loaded=loaded or {},
                 commands=checkpoint.commands,
+                tracks_loads=checkpoint.tracks_loads,
             )
             reader = ends.sink.commands()
             if reader is not None:

@@ -143,10 +143,10 @@ class ChunkReader:
         messages = [insert_message(shape.relation.oid, row) for row in rows]
         return Chunk(messages, is_last=len(messages) < limit)
 
-    async def check_where(self, shape: Shape, where: str) -> None:
-        """TableUnreadable if PostgreSQL cannot take ``where`` as a condition on the table's rows."""
+    async def check_readable(self, shape: Shape) -> None:
+        """TableUnreadable if no row may be read, or PostgreSQL cannot take ``shape.where`` as a condition on them."""
         connection = await self._reading()
-        await connection.run_one(f"{_select(replace(shape, where=where))} LIMIT 0", shape.relation)
+        await connection.run_one(f"{_select(shape)} LIMIT 0", shape.relation)
 
     async def _check_shape(self, shape: Shape) -> None:
         if await self.shape(shape.relation) != replace(shape, where=""):

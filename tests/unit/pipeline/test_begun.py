@@ -56,6 +56,14 @@ def test_a_load_comes_further(begun: Begun) -> None:
     assert begun.all() == [further]
 
 
+def test_tables_that_were_never_loaded_count_as_loaded(begun: Begun) -> None:
+    others = replace(NOTES, oid=8, name="others")
+    (found,) = begun.assume([NOTES, others])
+    assert (found.table, found.oid, found.epoch, found.state) == ("others", 8, 3, "assumed")
+    assert begun.loaded(others) == found
+    assert begun.of(7) == LOAD
+
+
 def test_a_finished_table_has_a_record(begun: Begun, encoders: Watched) -> None:
     assert not begun.is_loaded(NOTES)
     assert begun.finish(LOAD) == Loaded("x", "public", "notes", 7, 5, epoch=3)

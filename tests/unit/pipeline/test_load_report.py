@@ -13,12 +13,14 @@ TABLES = [
     TableReport("public.locked", "blocked", 0, 50, "lock timeout"),
     TableReport("public.odd", "left_out", 0, 70, "no key"),
     TableReport("public.audit", "skipped", 0, 80),
+    TableReport("public.former", "assumed"),
 ]
 
 
 def test_what_is_to_be_read_is_counted_and_the_rest_is_not() -> None:
     report = LoadWatch().report(TABLES, 5.0)
-    assert report.tables == {"waiting": 1, "loading": 2, "blocked": 1, "left_out": 1, "skipped": 1, "loaded": 1}
+    states = {"waiting": 1, "loading": 2, "blocked": 1, "left_out": 1, "skipped": 1, "assumed": 1, "loaded": 1}
+    assert report.tables == states
     assert report.rows == 100 + 300 + 20
     assert report.estimated_rows == 100 + 1000 + 400 + 20 + 50
     assert report.unfinished == 4
@@ -57,6 +59,16 @@ def test_the_log_says_it_at_the_beginning_every_minute_and_at_the_end() -> None:
     (end,) = look(watch, loading(2000, is_loaded=True), 100.0)[1]
     assert (end["event"], end["rows"], end["seconds"]) == ("tables are loaded", 2000, 90)
     assert look(watch, loading(2000, is_loaded=True), 200.0)[1] == []
+
+
+def test_it_says_nothing_while_all_tables_are_blocked() -> None:
+    watch, blocked = LoadWatch(), [TableReport("t", "blocked", 0, 10_000, "no right")]
+    assert look(watch, blocked, 1.0)[1] == []
+    (begin,) = look(watch, loading(0), 10.0)[1]
+    assert begin["event"] == "tables are to be loaded"
+    assert look(watch, blocked, 10.0 + SAY_S)[1] == []
+    (later,) = look(watch, [TableReport("t", "blocked", 5, 10_000, "cut off")], 11.0 + SAY_S)[1]
+    assert (later["event"], later["rows"]) == ("tables are being loaded", 5)
 
 
 def test_the_rate_is_that_of_the_last_minutes() -> None:

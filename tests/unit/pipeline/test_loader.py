@@ -11,10 +11,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import structlog
 
 from pgsluice.avro.types import TypeOptions
 from pgsluice.commands import CommandState
-from pgsluice.errors import SourceUnavailable, TableUnreadable
+from pgsluice.errors import SinkUnavailable, SourceUnavailable, TableUnreadable
 from pgsluice.history import Checkpoint
 from pgsluice.loads import FIRST_SEQ, Load, Loaded, Mark, Place
 from pgsluice.metrics import Metrics
@@ -35,6 +36,7 @@ from tests.support.ends import FakeRegistry, FakeSink, FakeSource, FakeStream, M
 NUMBERS = Relation(7, "public", "numbers", "d", (Column("n", PgType(23, "pg_catalog", "int4"), -1, is_key=True),))
 SHAPE = Shape(NUMBERS, is_root=False, key=("n",), filter="", replaces=True, is_trusted=True, digest="one")
 CHECKPOINT = Checkpoint("shop", "s", "7001", 1, 3, 4, 10_000, commands=CommandState("topic"))
+TRACKING = replace(CHECKPOINT, tracks_loads=True)
 TOPIC = "shop.public.numbers"
 TABLES = Tables("shop", exclude=["public.left*"], rules=[TableRule("public.skipped", is_loaded=False)])
 VISIBLE = 700
@@ -648,14 +650,86 @@ async def test_a_transaction_that_is_half_received_is_waited_for(monkeypatch: py
         await found.finish()
 
 
-async def test_nothing_is_loaded_from_a_standby() -> None:
+@pytest.mark.parametrize("is_initial", [False, True])
+async def test_nothing_is_loaded_from_a_standby(is_initial: bool) -> None:  # noqa: FBT001 - a parameter
     world = world_of(1)
     world.standby = True
+    with structlog.testing.capture_logs() as said:
+        async with loading(world, checkpoint=TRACKING, is_initial=is_initial) as found:
+            world.commit(5)
+            await until(lambda: world.cuts)
+            assert arrived(world) == [("c", 5)]
+            if is_initial:
+                await until(lambda: found.session.load_report and found.session.load_report.tables["blocked"])
+                assert found.session.load_report is not None
+                (table,) = found.session.load_report.named
+                assert "from a standby" in str(table.reason)
+            assert not found.task.done()
+    assert [one["reason"] for one in said if one["event"] == "no table can be loaded"] == [module.STANDBY] * is_initial
+
+
+def assumed(world: World) -> list[Loaded]:
+    return [one for cut, _, _ in world.cuts for one in cut.loaded if one.state == "assumed"]
+
+
+async def test_what_an_earlier_version_has_delivered_counts_as_loaded() -> None:
+    world = world_of(1)
+    world.published = [NUMBERS, replace(NUMBERS, oid=8, name="left_out")]
+    async with loading(world, assumes=True) as found:
+        await until(lambda: assumed(world))
+        await until(lambda: found.session.load_report)
+        assert found.session.load_report is not None
+        assert found.session.load_report.tables["assumed"] == 1
+        assert found.session.checkpoint.tracks_loads
+    assert [(one.table, one.oid, one.rows) for one in assumed(world)] == [("numbers", 7, 0)]
+    assert arrived(world) == []
+
+
+async def test_also_if_it_was_a_standby() -> None:
+    world = world_of(1)
+    world.standby = True
+    with structlog.testing.capture_logs() as said:
+        async with loading(world, assumes=True) as found:
+            await until(lambda: found.session.load_report)
+    assert [one.table for one in assumed(world)] == ["numbers"]
+    assert not any(one["event"] == "no table can be loaded" for one in said)
+
+
+async def test_unless_somebody_has_chosen_a_mode() -> None:
+    world = world_of(1)
     async with loading(world) as found:
-        world.commit(5)
-        await until(lambda: world.cuts)
-        assert arrived(world) == [("c", 5)]
-        assert not found.task.done()
+        await found.finish()
+        assert found.session.checkpoint.tracks_loads
+    assert arrived(world) == [("r", 1)]
+    assert assumed(world) == []
+
+
+async def test_nor_in_a_pipeline_that_is_new_or_has_recorded_it() -> None:
+    world = world_of(1)
+    async with loading(world, assumes=True, checkpoint=TRACKING) as found:
+        await found.finish()
+    assert arrived(world) == [("r", 1)]
+    assert assumed(world) == []
+
+
+async def test_it_is_recorded_again_if_the_session_ended_before_it_was() -> None:
+    world = world_of(1)
+    world.faults = {"commit": [SinkUnavailable("killed")]}
+    async with loading(world, assumes=True) as found:
+        await until(found.task.done)
+        assert not found.session.checkpoint.tracks_loads
+    assert world.cuts == []
+    async with loading(world, assumes=True):
+        await until(lambda: assumed(world))
+    assert arrived(world) == []
+
+
+async def test_a_table_that_must_not_be_read_has_no_topic_because_of_that() -> None:
+    world = world_of(1)
+    world.faults = {"check_readable": [TableUnreadable("permission denied")] * 20}
+    async with loading(world) as found:
+        await until(lambda: found.session.load_report and found.session.load_report.tables["blocked"])
+    assert "open_topic" not in world.steps
 
 
 async def test_the_report_says_how_far_the_tables_have_come() -> None:

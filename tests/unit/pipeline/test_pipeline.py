@@ -110,7 +110,7 @@ class TestTheFirstStart:
             await streaming(found)
         ((cut, records, checkpoint),) = world.cuts
         assert (cut.end_lsn, records) == (10_000, [])
-        assert checkpoint == Checkpoint("shop", "s", "7001", 1, 1, 1, 10_000)
+        assert checkpoint == Checkpoint("shop", "s", "7001", 1, 1, 1, 10_000, tracks_loads=True)
 
     async def test_a_crash_after_the_announcement_does_not_look_like_a_lost_checkpoint(self) -> None:
         world = World(faults={"start": [SourceUnavailable("crash")]})

@@ -22,6 +22,7 @@ def refused() -> Iterator[Daemon]:
 def test_configuration_file_has_addresses_and_settings() -> None:
     settings: dict[str, dict[str, Any]] = {
         "kafka": {"topic_prefix": "other", "topics": {"partitions": 2, "config": {"retention.ms": "-1"}}},
+        "snapshot": {"mode": None, "chunk_rows": 5},
         "tables": {"exclude": ['*.ü"\\'], "tombstones": True, "rules": [{"match": "a.b", "config": {}}]},
         "nonsense": {},
     }
@@ -35,6 +36,7 @@ def test_configuration_file_has_addresses_and_settings() -> None:
         "kafka": {"bootstrap_servers": NOWHERE, **settings["kafka"]},
         "buffer": {"spill_dir": str(daemon.config_file.parent / "spill")},
         "http": {"listen": daemon.url.removeprefix("http://")},
+        "snapshot": {"chunk_rows": 5},
         "tables": settings["tables"],
         "nonsense": {},
     }
