@@ -1,11 +1,12 @@
 """What a read_committed consumer saw, compared with what PostgreSQL committed: nothing here is pgsluice's.
 
 The mirror of ``tests.support.replay`` applies each cut and complains of the cut itself; this looks at whole
-transactions, by their lines in the ledger, and at the sum of all balances after each cut.
+transactions, by their lines in the ledger, and at the sum of all balances after each cut. Rows that were read, and the
+copies of tables that are complete, are compared with what the witness says of the tables at that position.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple, Self
@@ -13,9 +14,10 @@ from typing import Any, NamedTuple, Self
 import psycopg
 
 from tests.faults.script import Options
+from tests.faults.witness import KEY, Key, Row, TableContents, Truth
 from tests.faults.workload import TABLES, TOTAL, VISITED, WORKER_NUMBERS
 from tests.support.reader import Cut, Event
-from tests.support.replay import Replay, contents, differences
+from tests.support.replay import Replay, Table, contents, differences
 
 Position = tuple[int, int, int]
 
@@ -38,12 +40,20 @@ class Tally:
     sums: int = 0
     positions: int = 0
     """Of the slot, compared with the checkpoints."""
+    loads: int = 0
+    """That have come to their end."""
+    rows_read: int = 0
+    compared: int = 0
+    """Rows of copies, with those of tables at the end of a cut."""
+    commands: int = 0
     repeated: int = 0
     """Records that came more than once, as they may at least once, and at the beginning of a new epoch."""
     lost: int = 0
     doubled: int = 0
     torn: int = 0
     out_of_order: int = 0
+    untrue: int = 0
+    """Rows that were read, and copies of tables, which are not what the table was at that position."""
     other: int = 0
     problems: list[str] = field(default_factory=list)
 
@@ -78,13 +88,13 @@ class Contents:
     tables: Mapping[str, Rows]
 
     @classmethod
-    def of(cls, connection: psycopg.Connection, options: Options) -> Self:
-        """Look into the database."""
+    def of(cls, connection: psycopg.Connection, options: Options, made: Sequence[str] = ()) -> Self:
+        """Look into the database, where tables were ``made`` later."""
         some = " WHERE origin IS NULL" if options.origin == "none" else ""
         committed = connection.execute(f"SELECT id FROM ledger{some}").fetchall()
         asides = connection.execute(f"SELECT id, (lsn - '0/0')::bigint FROM aside{some}").fetchall()
         ((last_aside,),) = connection.execute("SELECT last_value FROM aside_id_seq").fetchall()
-        queries = {name: f"SELECT * FROM public.{name}{some if name in VISITED else ''}" for name in TABLES}
+        queries = {name: f"SELECT * FROM public.{name}{some if name in VISITED else ''}" for name in (*TABLES, *made)}
         return cls(
             frozenset(number for (number,) in committed),
             dict(asides) if options.messages else {},
@@ -97,13 +107,22 @@ class Checker:
     """Judges one pipeline, cut by cut and then as a whole."""
 
     def __init__(
-        self, replay: Replay, options: Options, adoptions: Sequence[int] = (), prepares: Mapping[int, int] | None = None
+        self,
+        replay: Replay,
+        options: Options,
+        adoptions: Sequence[int] = (),
+        prepares: Mapping[int, int] | None = None,
+        truth: Truth | None = None,
     ) -> None:
         """Choose the mirror; ``adoptions`` are the slot's positions each time that a new epoch was asked for.
 
-        ``prepares`` tells where the WAL ended before each PREPARE TRANSACTION, by the transaction's number.
+        ``prepares`` tells where the WAL ended before each PREPARE TRANSACTION, by the transaction's number. ``truth``
+        says what the tables hold at each position, where cuts are read.
         """
         self.tally = Tally()
+        self._truth = truth
+        self._untrue: set[str] = set()
+        """Tables of which it was said already that their copies are not true."""
         self._adoptions = deque(adoptions)
         self._prepares = (prepares or {}) if options.two_phase else {}
         self._epoch = FIRST_EPOCH
@@ -135,9 +154,74 @@ class Checker:
 
         self._replay.apply([cut], is_new)
         self.tally.cuts += 1
-        self._check_events(filter(is_new, cut.events))
+        self._check_events(filter(is_new, _changes(cut)))
+        if self._truth is not None:
+            self._check_copies(cut, is_new, self._truth)
         if self._seen:
             self._check_sum(cut)
+
+    # --- loads
+
+    def _check_copies(self, cut: Cut, is_new: Callable[[Event], bool], truth: Truth) -> None:
+        """Compare the rows that were read, and then the copies of tables that are complete, as far as they changed."""
+        touched = self._check_rows_read(cut, truth)
+        touched |= truth.advance(cut.record["epoch"], cut.record["end_lsn"])
+        touched |= {_touched(event) for event in _changes(cut) if event.op != "m" and is_new(event)}
+        ended = [mark["table"] for mark in cut.record["snapshots"] if mark["state"] == "end"]
+        self.tally.loads += len(ended)
+        whole = {*ended, *(table for table, key in touched if key is None)}
+        touched = {one for one in touched if one[0] not in whole} | {(table, None) for table in whole}
+        for table, key in touched:
+            if not self._replay.table(f"public.{table}").is_partial:
+                self._check_copy(cut, table, key, truth.table(table))
+
+    def _check_rows_read(self, cut: Cut, truth: Truth) -> set[tuple[str, Key]]:
+        """Compare each row that was read with the table at its position; return what changed, and what was read."""
+        touched: set[tuple[str, Key]] = set()
+        for event in sorted((event for event in cut.events if event.op == "r"), key=_order):
+            self.tally.rows_read += 1
+            touched |= truth.advance(event["epoch"], event["lsn"]) | {_touched(event)}
+            row, table = self._replay.row(event), truth.table(event["table"])
+            assert row is not None, "it was read"
+            there = table.rows.get(str(row[KEY])) if KEY in row else row
+            if there != row or (KEY not in row and not table.keyless[frozenset(row.items())]):
+                self._complain_of_copy(event["table"], f"{event} was read, where the table has {there}")
+        return touched
+
+    def _check_copy(self, cut: Cut, table: str, key: Key, truth: TableContents) -> None:
+        """Compare one row of a copy, or all of them, with the table."""
+        copy = self._replay.table(f"public.{table}").rows
+        where = f"at the end of cut {cut.record['cut']}, the copy of {table}"
+        if key is None and copy and all(KEY not in row for row in copy.values()):
+            self.tally.compared += len(copy)
+            there = Counter(frozenset(row.items()) for row in copy.values())
+            if there != +truth.keyless:
+                self._complain_of_copy(table, f"{where} has {there - truth.keyless}, lacks {truth.keyless - there}")
+            return
+        keys = {key} if key is not None else {*truth.rows, *(str(row[KEY]) for row in copy.values())}
+        for one in keys:
+            self.tally.compared += 1
+            found, expected = self._seen_row(table, copy.get((one,))), self._seen_row(table, truth.rows.get(one))
+            if found != expected:
+                self._complain_of_copy(table, f"{where} has {found}, and the table {expected}")
+
+    def _seen_row(self, table: str, row: Row | None) -> Row | None:
+        """Return the row, if the options do not leave out what becomes of it."""
+        return None if row is None or (table in VISITED and self._is_left_out(row["origin"])) else row
+
+    def _complain_of_copy(self, table: str, what: str) -> None:
+        """Complain once of each table: more follows from that."""
+        if table not in self._untrue:
+            self._untrue.add(table)
+            self.tally.complain("untrue", what)
+
+    def check_loaded(self) -> None:
+        """Complain of tables that have not been loaded to the end."""
+        for name, table in self._replay.tables.items():
+            if table.is_partial:
+                self.tally.complain("lost", f"the rows of {name}, which were there before: there is no end of a load")
+
+    # --- epochs
 
     def _check_epoch(self, cut: Cut) -> None:
         """An epoch begins where the slot stood when it was adopted, and never by itself.
@@ -159,7 +243,7 @@ class Checker:
 
     def _take_repeated(self, cut: Cut) -> Iterator[list[Event]]:
         """Yield what comes again, which is the same as in the last epoch, and comes before anything else."""
-        for _, group in groupby(sorted(cut.events, key=_order), _beginning):
+        for _, group in groupby(sorted(_changes(cut), key=_order), _beginning):
             found = list(group)
             self._delivered.append(found)
             place = _beginning(found[0])[1:]
@@ -195,7 +279,10 @@ class Checker:
         self._due.clear()
 
     def _check_sum(self, cut: Cut) -> None:
-        rows = [row for name in ("debit", "credit") for row in self._replay.table(f"public.{name}").rows.values()]
+        tables = [self._replay.table(f"public.{name}") for name in ("debit", "credit")]
+        if any(table.is_partial for table in tables):
+            return
+        rows = [row for table in tables for row in table.rows.values()]
         total = sum(int(row["balance"] or 0) for row in rows)
         self.tally.sums += 1
         changed, self._last_total = total != self._last_total, total
@@ -299,7 +386,7 @@ class Checker:
                 self.tally.complain("other", f"{record} was {former} before")
         self._check_order(records)
         self._replay.apply_changes(known.values())
-        self._check_events(known.values())
+        self._check_events(record for record in known.values() if record.op != "r")
 
     def _check_order(self, records: Iterable[Event]) -> None:
         """In each partition, records that are new come in order."""
@@ -327,10 +414,15 @@ class Checker:
             tally.complain("other", f"outside of all cuts: {event}")
         for name, rows in there.tables.items():
             table = self._replay.table(f"public.{name}")
+            self._leave_out(name, table)
             for problem in (*table.problems, *differences(table, *rows)):
                 tally.complain("other", f"{name}: {problem}")
         for problem in self._replay.problems:
             tally.complain("other", problem)
+
+    def _leave_out(self, name: str, table: Table) -> None:
+        """Forget rows that were read, and of which the options leave out the changes."""
+        table.rows = {key: row for key, row in table.rows.items() if self._seen_row(name, row) is not None}
 
     def _check_all_asides(self, there: Contents) -> None:
         """A message outside of transactions is there if it was followed by a commit: PostgreSQL had flushed it."""
@@ -358,6 +450,15 @@ def check_positions(samples: Iterable[tuple[float, int]], checkpoints: Iterable[
         tally.positions += 1
         if reached and position > reached:
             tally.complain("other", f"the slot stood at {position:X}, the last checkpoint at {reached:X}")
+
+
+def _changes(cut: Cut) -> list[Event]:
+    """Return the records of a cut but for rows that were read, which belong to no transaction."""
+    return [event for event in cut.events if event.op != "r"]
+
+
+def _touched(event: Event) -> tuple[str, Key]:
+    return event["table"], None if event.key is None else str(event.key[KEY])
 
 
 def _beginning(event: Event) -> Position:

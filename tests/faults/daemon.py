@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -23,14 +23,23 @@ from typing import Any
 from confluent_kafka import KafkaException
 
 from pgsluice import cli
+from pgsluice.commands import Answer, CommandState
 from pgsluice.kafka.ledger import Ledger
 from pgsluice.kafka.producer import CutProducer, TransactionalProducer
 from pgsluice.kafka.sink import KafkaSink
+from pgsluice.pipeline.begun import Begun
+from pgsluice.pipeline.commands import Commands
+from pgsluice.pipeline.loader import Loader
+from pgsluice.pipeline.outbox import Outbox
+from pgsluice.pipeline.requests import Requests
 from pgsluice.pipeline.session import Session
+from pgsluice.postgres import queries
+from pgsluice.postgres.chunks import ChunkReader
 from pgsluice.postgres.options import StreamOptions
 from pgsluice.postgres.source import PostgresSource
 from pgsluice.postgres.stream import ReplicationStream
 from pgsluice.progress import Progress
+from pgsluice.round import Round
 from pgsluice.spool import SpooledRows
 from pgsluice.transaction import Delivered, Transaction, Transactions
 
@@ -84,6 +93,44 @@ def _the_server_never_went_back() -> None:
     Session._judge = lambda *_: None  # type: ignore[method-assign]
 
 
+def _all_go_on() -> None:
+    admits = Round.admits
+    Round.admits = lambda self, transaction: admits(self, transaction) or True  # type: ignore[method-assign]
+
+
+def _void_rounds_count() -> None:
+    Round.is_void = property(lambda _: False, lambda *_: None)  # type: ignore[assignment]
+
+
+def _snapshots_end_where_the_wal_is_flushed() -> None:
+    queries.SNAPSHOT = queries.SNAPSHOT.replace("insert_lsn", "flush_lsn")
+
+
+def _moved_rows_are_forgotten() -> None:
+    Begun._on_incomplete = lambda *_: None  # type: ignore[method-assign]
+
+
+def _loads_are_not_in_the_checkpoint() -> None:
+    Begun.all = lambda _: []  # type: ignore[assignment, method-assign]
+
+
+def _commands_are_taken_again() -> None:
+    become = Requests.become
+
+    def without_offset(self: Requests, state: CommandState, *others: Any) -> None:  # noqa: ANN401 - what becomes of it
+        become(self, replace(state, offset=max(0, state.offset - 1)), *others)
+        self.state = state
+
+    Requests.become = without_offset  # type: ignore[assignment, method-assign]
+
+
+def _nobody_is_waited_for() -> None:
+    async def wait(*_: object) -> None:
+        pass
+
+    Loader._wait_for_writers = wait  # type: ignore[assignment, method-assign]
+
+
 RULES: Mapping[str, Callable[[], None]] = {
     "nothing is confirmed that was not received": _received_does_not_matter,
     "a prepare is outstanding until its cut is committed": _released_at_once,
@@ -93,6 +140,13 @@ RULES: Mapping[str, Callable[[], None]] = {
     "with messages nothing is streamed": _messages_are_streamed,
     "a refusal is recorded": _refusals_are_forgotten,
     "nothing published comes where there was nothing": _the_server_never_went_back,
+    "what a snapshot does not see waits": _all_go_on,
+    "what fits nowhere is read again": _void_rounds_count,
+    "a snapshot ends where the WAL does": _snapshots_end_where_the_wal_is_flushed,
+    "rows that have moved are read again": _moved_rows_are_forgotten,
+    "a checkpoint has the loads": _loads_are_not_in_the_checkpoint,
+    "a checkpoint has the offset of commands": _commands_are_taken_again,
+    "writers are waited for": _nobody_is_waited_for,
 }
 """What can be taken out."""
 
@@ -108,6 +162,8 @@ class Step:
     """Brings about the state that the step is named after; gets what the method gets."""
     wait_s: float = 0.0
     """Before each call of a coroutine."""
+    counts: Callable[..., bool] = lambda *_: True
+    """Whether a call is one; gets what the method gets."""
     armed: Callable[[], threading.Event] | None = None
     """Makes what a call waits for: it counts only when that has happened since the last count."""
 
@@ -154,6 +210,15 @@ def _release_of_the_oldest() -> threading.Event:
     return happened
 
 
+def _of_load(state: str) -> Callable[..., bool]:
+    """Return whether what joins the open cut has such a mark."""
+    return lambda _outbox, _loads, _place, marks, *_: any(mark.state == state for mark in marks)
+
+
+def _has_answer(_: Requests, __: CommandState, answers: Sequence[Answer] = (), *___: object) -> bool:
+    return bool(answers)
+
+
 SILENCE_S = 3.0
 """As of a server that has to decode for long before it has something to send; a session comes round every two."""
 
@@ -187,8 +252,19 @@ STEPS: Mapping[str, Step] = {
     "commit sent": Step(TransactionalProducer, "commit", before=True, first=_send_commit),
     "committed": Step(TransactionalProducer, "commit"),
     "reported": Step(ReplicationStream, "_send"),
+    "command read": Step(Commands, "_take", before=True),
+    "command carried out": Step(Requests, "become", counts=_has_answer),
+    "table locked": Step(ChunkReader, "begin"),
+    "snapshot taken": Step(ChunkReader, "take"),
+    "chunk read": Step(ChunkReader, "rows"),
+    "chunk in the open cut": Step(Outbox, "join_load", counts=_of_load("rows")),
+    "load about to end": Step(Outbox, "join_load", before=True, counts=_of_load("end")),
+    "load ended": Step(Outbox, "join_load", counts=_of_load("end")),
 }
 """All steps by name, in the order of a session."""
+
+LOAD_STEPS = [name for name, step in STEPS.items() if step.owner in (Commands, Requests, ChunkReader, Outbox)]
+"""Those that are passed when a command has asked for a table."""
 
 
 def install(step: Step, passes: int) -> None:
@@ -225,6 +301,8 @@ class _Passing:
         self._armed = step.armed() if step.armed is not None else None
 
     def __call__(self, *arguments: object) -> None:
+        if not self._step.counts(*arguments):
+            return
         if self._armed is not None:
             if not self._armed.is_set():
                 return

@@ -50,6 +50,8 @@ class Restoration:
         self._note = note
         self._lost_end = 0
         """Where the WAL ended that is gone."""
+        self.kept_until = 0
+        """Where the WAL ended when the snapshot was taken."""
 
     def run(self, restore: Restore) -> int | None:
         """Return where the slot stood when it was adopted; None if the daemon went on, which it must not."""
@@ -74,8 +76,9 @@ class Restoration:
         self._wait_until_confirmed()
         if restore.saves_slot:
             self._save_slot()
+        self.kept_until = self._end_of_wal()
         server.take_snapshot()
-        self._note(f"snapshot taken at {self._end_of_wal():X}")
+        self._note(f"snapshot taken at {self.kept_until:X}")
         self._write_scratch(restore.scratch)
         self._wait_until_confirmed()
         if restore.notice is not Notice.RUNNING:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from sandbox.postgres import Postgres
 from tests.faults import script
-from tests.faults.storm import SERVER_SETTINGS, Cluster, Manner, Report, Storm
+from tests.faults.storm import SERVER_SETTINGS, Cluster, Fate, Manner, Report, Storm
 
 VERSIONS = (14, 16, 18)
 
@@ -26,6 +26,9 @@ KILLS_PER_RESTORE = 2
 
 OTHER_FAULTS = 6
 """Of a pipeline, in a round."""
+
+ORDERS = 5
+"""Commands to a pipeline, in a round, beside those that make it pass a step."""
 
 
 class StormError(AssertionError):
@@ -43,6 +46,9 @@ class Plan:
     restores: Mapping[int, script.Restore]
     """By server version, as far as servers are restored: one of them in each round."""
     brokers: Sequence[script.Fault]
+    loading: Mapping[int, script.Loading]
+    """By server version, as are ``orders``."""
+    orders: Mapping[int, Sequence[script.Order]]
 
     @classmethod
     def draw(cls, seed: str, kills: int, versions: Sequence[int], mode: script.Mode) -> "Plan":
@@ -70,7 +76,9 @@ class Plan:
             for version, rng in rngs.items()
         }
         restores = {} if restored is None else {restored: script.Restore.draw(rng, len(deaths[restored]))}
-        return cls(options, deaths, weather, restores, cluster)
+        loading = {version: script.Loading.draw(rng) for version, rng in rngs.items()}
+        orders = {version: script.orders(rng, options[version], ORDERS) for version, rng in rngs.items()}
+        return cls(options, deaths, weather, restores, cluster, loading, orders)
 
 
 @dataclass(frozen=True)
@@ -109,7 +117,7 @@ def _round(seed: str, kills: int, servers: Mapping[int, Postgres], cluster: Clus
                 cluster,
                 f"PG{version}",
                 f"{seed} {version}",
-                Manner(plan.options[version], subject.mode, subject.without),
+                Manner(plan.options[version], subject.mode, plan.loading[version], subject.without),
             )
             for version, server in servers.items()
         }
@@ -128,7 +136,8 @@ def _together(storms: Mapping[int, Storm], plan: Plan, cluster: Cluster, report:
 
     def storm(version: int) -> None:
         try:
-            storms[version].run(plan.deaths[version], plan.weather[version], plan.restores.get(version), calm)
+            fate = Fate(plan.deaths[version], plan.weather[version], plan.restores.get(version), plan.orders[version])
+            storms[version].run(fate, calm)
         except BaseException as failure:  # noqa: BLE001 - told with all the rest
             failures[version] = failure
             stop.set()
@@ -156,6 +165,7 @@ def _story(
         lines += ["  the daemon dies:", *(f"    {death}" for death in plan.deaths[version])]
         lines += ["  around it:", *(f"    {fault}" for fault in plan.weather[version])]
         lines += [f"    {plan.restores[version]}"] if version in plan.restores else []
+        lines += [f"  {plan.loading[version]}, commands:", *(f"    {order}" for order in plan.orders[version])]
         lines += ["  what happened:", *(f"    {line}" for line in storm.log)]
         lines += ["  what is wrong:", *(f"    {problem[:1000]}" for problem in storm.report.tally.problems[:20])]
         if version in failures:

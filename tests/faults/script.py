@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Literal, Self
 
+from pgsluice.commands import Verb
 from pgsluice.kafka.producer import TransactionalProducer
 from tests.faults.daemon import COMMIT_PREPARED, CUT_RECORD, SILENCE, STEPS
 
@@ -22,6 +23,10 @@ PASSES = {
     "stream aborted": 5,
     "spilled": 5,
     "read back": 3,
+    "command read": 1,
+    "command carried out": 1,
+    "load about to end": 1,
+    "load ended": 1,
 }
 """How often a step is passed at most before the daemon dies there, where it is not ``USUAL_PASSES``."""
 USUAL_PASSES = 15
@@ -65,8 +70,45 @@ LIFE_MAX_S = 4.0
 """Of a daemon that dies at a moment, its start included."""
 
 
+CHUNK_ROWS = (15, 80)
+
+ORDERED = (*["goods"] * 4, "loose", "debit", "credit", "document", "shape", "note", "aside", "made_1", "made_2")
+"""Tables that commands ask for; the others are so large that they would take most of the time."""
+
+ORDER_PAUSE_S = (1.0, 5.0)
+PAUSED_S = (0.5, 2.0)
+
 PARALLEL_VERSION = 16
 ORIGIN_VERSION = 16
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How tables are loaded; the keys are those of ``[snapshot]``."""
+
+    mode: str = "initial"
+    chunk_rows: int = 40
+
+    @classmethod
+    def draw(cls, rng: random.Random) -> Self:
+        """Draw small chunks, so that loads last."""
+        return cls(rng.choice(("initial", "when_needed")), rng.randint(*CHUNK_ROWS))
+
+    def __str__(self) -> str:
+        return f"snapshot {self.mode}"
+
+
+@dataclass(frozen=True)
+class Order:
+    """A command that is given after a ``pause``."""
+
+    verb: Verb
+    pause: float
+    table: str = ""
+    where: str = ""
+
+    def __str__(self) -> str:
+        return f"{' '.join(filter(None, (self.verb, self.table, self.where)))} after {self.pause:.2f} s"
 
 
 @dataclass(frozen=True)
@@ -94,6 +136,20 @@ class Options:
 
     def __str__(self) -> str:
         return ", ".join(f"{name} {str(value).lower()}" for name, value in asdict(self).items())
+
+
+def orders(rng: random.Random, options: Options, count: int) -> list[Order]:
+    """Draw ``count`` commands, with a pause of all loads among them, which ends soon."""
+    found: list[Order] = []
+    while len(found) < count:
+        verb: Verb = rng.choices(("start", "cancel"), (4, 1))[0]
+        # some rows alone replace nothing, and neither does anything without all origins: marks could not tell which
+        where = "id % 3 = 0" if verb == "start" and options.origin == "any" and rng.random() < 1 / 5 else ""
+        table = "goods" if where else rng.choice(ORDERED)
+        found.append(Order(verb, rng.uniform(*ORDER_PAUSE_S), table, where))
+    at = rng.randrange(len(found) + 1)
+    found[at:at] = [Order("pause", rng.uniform(*ORDER_PAUSE_S)), Order("resume", rng.uniform(*PAUSED_S))]
+    return found
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 import psycopg
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
+from pgsluice.pipeline.load_report import UNFINISHED
 from sandbox.broker import Listener
 from sandbox.daemon import Daemon
 from sandbox.errors import ServerError
@@ -24,21 +25,28 @@ from sandbox.kafka import Kafka
 from sandbox.postgres import Database
 from sandbox.program import HTTP_OK
 from tests.faults.checker import Checker, Checkpoint, Contents, Tally, check_positions
+from tests.faults.commander import Commander
+from tests.faults.daemon import LOAD_STEPS
 from tests.faults.restoration import Restoration
 from tests.faults.script import (
+    AT_A_MOMENT,
     BROKER_ISOLATED,
     BROKER_KILLED,
     BROKERS,
     FIRST_STEPS,
     FOREIGN_TRANSACTION,
+    LIFE_MAX_S,
     Death,
     Fault,
+    Loading,
     Mode,
     Options,
+    Order,
     Restore,
 )
 from tests.faults.victim import Victim
-from tests.faults.workload import PUBLICATION, Workload
+from tests.faults.witness import Truth, committed
+from tests.faults.workload import FILLED, PUBLICATION, Workload
 from tests.support.links import Links
 from tests.support.proxy import BOTH, Direction, Proxy
 from tests.support.reader import CONSUMER, Reader
@@ -48,6 +56,9 @@ CALM_S = 120.0
 """How long the daemon may take to be ready once nothing goes wrong any more."""
 
 PARTITIONS = 2
+
+LOADED_S = 180.0
+"""How long the daemon may take to load what is to be loaded: tables that were published a moment ago are found late."""
 
 POLL_S = 0.02
 SAMPLE_S = 0.05
@@ -74,7 +85,18 @@ class Manner:
 
     options: Options
     mode: Mode
+    loading: Loading
     without: str = ""
+
+
+@dataclass(frozen=True)
+class Fate:
+    """What happens to a pipeline."""
+
+    deaths: Sequence[Death]
+    weather: Sequence[Fault]
+    restore: Restore | None
+    orders: Sequence[Order]
 
 
 def settings(manner: Manner) -> dict[str, dict[str, Any]]:
@@ -84,6 +106,7 @@ def settings(manner: Manner) -> dict[str, dict[str, Any]]:
         "kafka": {"topics": {"partitions": PARTITIONS}},
         "delivery": {"mode": manner.mode, "heartbeat": "200ms", "cut_bytes": "128KiB", "cut_interval": "10ms"},
         "buffer": {"memory_max": "1MiB"},
+        "snapshot": asdict(manner.loading),
     }
 
 
@@ -217,7 +240,7 @@ class Storm:
 
     def __init__(self, database: Database, cluster: Cluster, listener: str, seed: str, manner: Manner) -> None:
         """Choose the database, which stays empty until ``run``, and the cluster's listener."""
-        self.report = Report(Counter(str(manner.options).split(", ")))
+        self.report = Report(Counter([*str(manner.options).split(", "), str(manner.loading)]))
         self.log: list[str] = []
         """What happened, with the seconds since the beginning."""
         self._name = f"storm_{database.name.removeprefix('test_')}"
@@ -227,17 +250,20 @@ class Storm:
         self._brokers = cluster.proxies[listener]
         self._bootstrap_servers = cluster.bootstrap_servers(listener)
         self._workload = Workload(database, seed)
+        self._commander = Commander(
+            cluster.kafka.bootstrap_servers, self._name, self._note, is_atomic=manner.mode == "exactly_once"
+        )
         self._adoptions: list[int] = []
         """Where the slot stood each time that a new epoch began."""
+        self._lost_from: list[int] = []
+        """From which LSN on the WAL was lost each time."""
         self._undisturbed = threading.Lock()
         """One thing at a time happens to the server, its network and the daemon, beside the daemon's deaths."""
         self._began = time.monotonic()
         self._failed = threading.Event()
         self._failures: list[BaseException] = []
 
-    def run(
-        self, deaths: Sequence[Death], weather: Sequence[Fault], restore: Restore | None, calm: threading.Event
-    ) -> None:
+    def run(self, fate: Fate, calm: threading.Event) -> None:
         """Let everything happen, then judge; ``calm`` is set once the brokers are left alone."""
         server = self._database.server
         self._workload.prepare()
@@ -249,12 +275,12 @@ class Storm:
             )
             self._victim = Victim(self._daemon, self.report.kills, self._note, self._manner.without)
             self._positions = Positions(self._database, self._slot)
-            first = [death for death in deaths if death.step in FIRST_STEPS]
+            first = [death for death in fate.deaths if death.step in FIRST_STEPS]
             self._die(first)
             self._daemon.wait_until_ready(timeout_s=CALM_S)
             self._workload.populate()
             with self._positions:
-                self._suffer([death for death in deaths if death not in first], weather, restore, calm)
+                self._suffer(replace(fate, deaths=[death for death in fate.deaths if death not in first]), calm)
                 with self._accounted_for():
                     self._judge()
 
@@ -267,20 +293,23 @@ class Storm:
 
     # --- faults
 
-    def _suffer(
-        self, deaths: Sequence[Death], weather: Sequence[Fault], restore: Restore | None, calm: threading.Event
-    ) -> None:
+    def _suffer(self, fate: Fate, calm: threading.Event) -> None:
         self._workload.start()
-        others = threading.Thread(target=self._guarded, args=(lambda: self._weather(weather),), daemon=True)
-        others.start()
-        self._guarded(lambda: self._die_around(restore, deaths))
-        others.join()
+        bodies = (lambda: self._weather(fate.weather), lambda: self._command(fate.orders))
+        others = [threading.Thread(target=self._guarded, args=(body,), daemon=True) for body in bodies]
+        for other in others:
+            other.start()
+        self._guarded(lambda: self._die_around(fate.restore, fate.deaths))
+        for other in others:
+            other.join()
         calm.wait()
         for failure in self._failures:
             raise failure
         self._note("calm")
         self._daemon.wait_until_ready(timeout_s=CALM_S)
         self._workload.stop()
+        with self._accounted_for():
+            self._finish_loads()
 
     def _guarded(self, body: Callable[[], None]) -> None:
         try:
@@ -310,7 +339,10 @@ class Storm:
     def _die(self, deaths: Sequence[Death]) -> None:
         """See the daemon die, as often as the script says; afterwards a new one runs."""
         for death in deaths:
-            self._victim.die(death)
+            if death.step in LOAD_STEPS and not self._provoke():
+                self._victim.die(Death(AT_A_MOMENT, seconds=LIFE_MAX_S))
+            else:
+                self._victim.die(death)
         self._victim.start(None)
 
     def _restore(self, restore: Restore) -> None:
@@ -318,6 +350,7 @@ class Storm:
             self._note(str(restore))
             restoration = Restoration(self._database, self._workload, self._victim, self._slot, self._note)
             position = restoration.run(restore)
+            self._lost_from.append(restoration.kept_until)
         self.report.kills["PostgreSQL killed"] += 1
         self.report.faults[f"PostgreSQL restored {restore.notice}"] += 1
         self._note(f"restored, and {'not refused' if position is None else f'adopted at {position:X}'}")
@@ -325,6 +358,50 @@ class Storm:
             self.report.tally.complain("other", "the daemon went on with a server that was restored from a snapshot")
         else:
             self._adoptions.append(position)
+
+    # --- commands
+
+    def _command(self, orders: Sequence[Order]) -> None:
+        for order in orders:
+            if self._failures:
+                return
+            time.sleep(order.pause)
+            self._commander.give(order.verb, [order.table] if order.table else [], order.where)
+
+    def _provoke(self) -> bool:
+        """Have the next daemon read a table; whether it is going to, as far as is known."""
+        return self._commander.give("resume") and self._commander.give("start", [FILLED[0]])
+
+    def _finish_loads(self) -> None:
+        """Return when every table is loaded; a table that somebody kept from being read would wait for long."""
+        self._commander.give("resume")
+        self._daemon.stop()
+        self._victim.start(None)
+        self._daemon.wait_until_ready(timeout_s=CALM_S)
+        self._wait_until_loaded()
+        cancelled = self._commander.cancelled()
+        if cancelled:
+            self._commander.give("start", cancelled)
+            self._wait_until_loaded()
+        self._note("all is loaded")
+
+    def _wait_until_loaded(self) -> None:
+        """Return when no table is to be loaded, and no command is left to be carried out; TimeoutError."""
+        end = time.monotonic() + LOADED_S
+        while not (self._has_loaded() and self._commander.is_done()):
+            if not self._daemon.alive:
+                self._victim.expect_end()
+            if time.monotonic() > end:
+                raise TimeoutError(f"tables have not been loaded for {LOADED_S:g} s")
+            time.sleep(SAMPLE_S)
+
+    def _has_loaded(self) -> bool:
+        """Return whether the daemon knows of no table that is to be loaded."""
+        try:
+            snapshot = self._daemon.status()["snapshot"]
+        except ServerError:
+            return False
+        return snapshot is not None and not any(snapshot["tables"].get(state) for state in UNFINISHED)
 
     def _weather(self, faults: Sequence[Fault]) -> None:
         for fault in faults:
@@ -440,21 +517,40 @@ class Storm:
         reader = Reader(self._cluster.kafka.bootstrap_servers, self._daemon.url, self._name, is_alive)
         try:
             options = self._manner.options
-            replay = Replay(tombstones=lambda _: False, partitions=reader.partitions)
-            checker = Checker(replay, options, self._adoptions, self._workload.prepares)
+            checker = Checker(
+                self._replay(reader),
+                options,
+                self._adoptions,
+                self._workload.prepares,
+                Truth(committed(connection), self._lost_from),
+            )
             checker.tally = self.report.tally
             is_exact = self._manner.mode == "exactly_once"
             if is_exact:
                 checker.check_cuts(reader.read_until(lsn))
+                checker.check_loaded()
                 self._note("checked, cut by cut")
             else:
                 self._victim.wait_until_confirmed(lsn, lambda: confirmed_lsn(connection, self._slot))
                 checker.check_repeated(
                     reader.read_rest(), checkpoints(self._cluster.kafka.bootstrap_servers, self._name)
                 )
-            checker.check_whole(Contents.of(connection, options), reader.read_rest() if is_exact else [])
+            there = Contents.of(connection, options, self._workload.made)
+            checker.check_whole(there, reader.read_rest() if is_exact else [])
+            self._commander.check(self.report.tally)
         finally:
             reader.close()
+
+    def _replay(self, reader: Reader) -> Replay:
+        """Return a consumer, who begins his copy of a table with every other load of it."""
+        is_whole = self._manner.options.origin == "none"
+        return Replay(
+            tombstones=lambda _: False,
+            partitions=reader.partitions,
+            partial=[f"public.{name}" for name in (*FILLED, *self._workload.made)],
+            completes=lambda mark: mark["replaces"] or is_whole,
+            forgets=lambda identifier: int(identifier, 16) % 2 == 0,
+        )
 
 
 def confirmed_lsn(connection: psycopg.Connection, slot: str) -> int | None:

@@ -6,18 +6,23 @@ as those of a daemon would that had made the mistake.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any, TypeAlias
 
 import pytest
 
+from pgsluice.commands import Answer
+from pgsluice.loads import FIRST_SEQ
 from tests.faults.checker import Checker, Checkpoint, Contents, Tally, check_positions
+from tests.faults.commander import check_answers
 from tests.faults.script import Options
+from tests.faults.witness import Change, Committed, Truth
 from tests.faults.workload import ORIGIN, TOTAL, WORKER_NUMBERS
+from tests.support.marks import position_of
 from tests.support.reader import Cut, Event
-from tests.support.replay import Replay
+from tests.support.replay import Replay, Table
 
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "ledger": ("id", "changes", "ticket", "follows", "origin"),
@@ -25,11 +30,15 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "credit": ("id", "balance"),
     "note": ("id", "place", "origin"),
     "aside": ("id", "lsn", "origin"),
+    "goods": ("id", "n"),
 }
 STRINGS = ("origin", "lsn")
 
 History: TypeAlias = list[list[Event]]
 """The records of each cut, without their offsets."""
+
+Marks: TypeAlias = Mapping[int, Sequence[dict[str, Any]]]
+"""By the number of their cut."""
 
 Spoil: TypeAlias = Callable[[History], object]
 
@@ -122,7 +131,7 @@ def history() -> History:
     return [[event for found in cut for event in found] for cut in cuts]
 
 
-def laid_out(spoilt: History, slot_lsn: int = SLOT_LSN) -> list[Cut]:
+def laid_out(spoilt: History, slot_lsn: int = SLOT_LSN, marks: Marks | None = None) -> list[Cut]:
     """Give the records their offsets, in their order, and each cut its record; one without records begins an epoch."""
     ends: Counter[str] = Counter()
     cuts: list[Cut] = []
@@ -133,7 +142,8 @@ def laid_out(spoilt: History, slot_lsn: int = SLOT_LSN) -> list[Cut]:
             placed.append(replace(event, offset=ends[event.topic]))
             ends[event.topic] += 1
         begun = None if placed else birth(number, cuts[-1].record["epoch"] + 1, slot_lsn)
-        cuts.append(Cut(begun or cut_record(number, placed, firsts, dict(ends)), placed))
+        record = begun or cut_record(number, placed, firsts, dict(ends))
+        cuts.append(Cut({**record, "snapshots": [*(marks or {}).get(number, ())]}, placed))
     return cuts
 
 
@@ -174,13 +184,15 @@ def cut_record(number: int, records: list[Event], firsts: dict[str, int], ends: 
     }
 
 
-def contents(options: Options) -> Contents:
+def contents(options: Options, cuts: History | None = None) -> Contents:
     """Return what the database holds after all of the history, as far as the options let it be seen."""
-    events = [event for cut in history() for event in cut if event.op != "m"]
-    seen = [event for event in events if options.origin == "any" or event["after"].get("origin") is None]
+    events = [event for cut in cuts or history() for event in cut if event.op != "m"]
     rows: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in COLUMNS}
-    for event in seen:
-        rows[event["table"]][event["after"]["id"]] = event["after"]
+    for event in events:
+        if event["after"] is None:
+            del rows[event["table"]][event["before"]["id"]]
+        elif options.origin == "any" or event["after"].get("origin") is None:
+            rows[event["table"]][event["after"]["id"]] = event["after"]
     asides = {number: 100 * number - 50 for number in rows["aside"]}
     return Contents(
         frozenset(rows["ledger"]),
@@ -496,6 +508,215 @@ class TestNewEpoch:
 def of_epoch_2(lsn: int) -> list[Event]:
     """Return what was at an LSN, as it would be in the second epoch."""
     return [change(event, epoch=2) for cut in history() for event in cut if event["lsn"] == lsn]
+
+
+class Scene:
+    """A history with a table of which three rows were there before: a load reads them, in two cuts."""
+
+    def __init__(self) -> None:
+        """Have a row change before it is read, another one behind that, and one more be deleted in the end."""
+        self.cuts = history()
+        self._change(400, row("goods", "u", 400, 0, 2, 21))
+        self._change(500, deleted(500, 3))
+        self._change(500, row("goods", "u", 500, 0, 1, 11))
+        self.cuts[0] += [read(220, 1, 1, 10)]
+        self.cuts[1] += [read(420, 0, 2, 21), read(420, 1, 3, 30)]
+        self.marks: dict[int, list[dict[str, Any]]] = {
+            1: [mark("begin", 220, 0, 0), mark("rows", 220, 2, 1)],
+            2: [mark("rows", 420, 2, 3), mark("end", 420, 3, 3)],
+        }
+        self.forgets = False
+
+    def _change(self, lsn: int, event: Event) -> None:
+        """Add a change to a transaction, in front of its line in the ledger."""
+        ((cut, line),) = found(self.cuts, lsn, "ledger")
+        cut.insert(cut.index(line), event)
+        with_other_row(lsn, "ledger", changes=line["after"]["changes"] + 1)(self.cuts)
+        self.cuts = [numbered(one) for one in self.cuts]
+
+    def truth(self) -> Truth:
+        """Return what PostgreSQL would tell of it."""
+        told = [Committed(5, [Change("goods", None, goods(number, 10 * number)) for number in (1, 2, 3)])]
+        events = sorted((event for cut in Scene().cuts for event in cut if event.op not in "mr"), key=position_of)
+        for lsn, found in groupby(events, lambda event: event["lsn"]):
+            told.append(Committed(lsn, [_told(event) for event in found]))
+        return Truth(told)
+
+    def judged(self) -> Tally:
+        """Return what the checker says."""
+        replay = Replay(
+            tombstones=lambda _: False,
+            partitions=lambda _: 1,
+            partial=["public.goods"],
+            forgets=lambda _: self.forgets,
+        )
+        checker = Checker(replay, MESSAGES, truth=self.truth())
+        checker.check_cuts(laid_out(self.cuts, marks=self.marks))
+        checker.check_loaded()
+        checker.check_whole(contents(MESSAGES, Scene().cuts), [])
+        return checker.tally
+
+    def take_row(self, number: int) -> None:
+        """Leave out a row that was read."""
+        for cut in self.cuts:
+            cut[:] = [event for event in cut if not (event.op == "r" and event["after"]["id"] == number)]
+
+    def put_row(self, number: int, **fields: object) -> None:
+        """Have a row that was read say something else."""
+        for cut in self.cuts:
+            for place, event in enumerate(cut):
+                if event.op == "r" and event["after"]["id"] == number:
+                    cut[place] = change(event, **fields)
+
+    def count(self, rows: int) -> None:
+        """Have the marks of the second cut tell of so many rows."""
+        for one in self.marks[2]:
+            one["rows"] = rows
+
+
+def deleted(lsn: int, number: int) -> Event:
+    """Return the event of a row that is gone."""
+    before = {"id": number, "n": None}
+    return change(row("goods", "d", lsn, 0, number, 0), after=None, before=before, before_image="key")
+
+
+def _told(event: Event) -> Change:
+    """Return a change as PostgreSQL tells it."""
+    before, after = event["before"], event["after"]
+    return Change(event["table"], before and goods(before["id"], 0), after and _texts(after))
+
+
+def _texts(row: Mapping[str, object]) -> dict[str, str | None]:
+    return {name: None if value is None else str(value) for name, value in row.items()}
+
+
+def goods(number: int, n: int) -> dict[str, str | None]:
+    """Return a row of the table that is loaded."""
+    return _texts({"id": number, "n": n})
+
+
+def read(lsn: int, count: int, *values: object) -> Event:
+    """Return a row that was read, behind ``count`` other rows and marks of its position."""
+    return change(row("goods", "r", lsn, FIRST_SEQ + count, *values), xid=0)
+
+
+def mark(state: str, lsn: int, count: int, rows: int) -> dict[str, Any]:
+    """Return a mark behind ``count`` rows and marks of its position."""
+    names = {"topic": "p.public.goods", "schema": "public", "table": "goods", "id": "load", "state": state}
+    return names | {"epoch": 1, "lsn": lsn, "seq": FIRST_SEQ + count, "rows": rows, "replaces": True}
+
+
+class TestLoads:
+    """Rows that were read are true where they stand, and a copy is the table from the end of its load on."""
+
+    def test_nothing_is_wrong_with_what_is_right(self) -> None:
+        for forgets in (False, True):
+            scene = Scene()
+            scene.forgets = forgets
+            tally = scene.judged()
+            assert tally.problems == []
+            assert (tally.loads, tally.rows_read, tally.transactions) == (1, 3, 7)
+            assert tally.compared > 0
+
+    @staticmethod
+    def _without_row(scene: Scene) -> None:
+        scene.take_row(3)
+
+    @staticmethod
+    def _without_row_that_is_counted(scene: Scene) -> None:
+        scene.take_row(3)
+        scene.count(2)
+
+    @staticmethod
+    def _too_early(scene: Scene) -> None:
+        """Have the second row stand where it had not changed yet."""
+        scene.take_row(2)
+        scene.cuts[0].append(read(220, 2, 2, 21))
+        scene.marks[1][1] |= {"rows": 2, "seq": FIRST_SEQ + 3}
+
+    @staticmethod
+    def _not_there(scene: Scene) -> None:
+        scene.cuts[1].append(read(420, 2, 4, 40))
+        scene.marks[2] = [mark("end", 420, 3, 4)]
+
+    @staticmethod
+    def _twice(scene: Scene) -> None:
+        scene.cuts[1].append(read(420, 2, 3, 30))
+        scene.marks[2] = [mark("end", 420, 3, 3)]
+
+    @staticmethod
+    def _behind_the_end(scene: Scene) -> None:
+        scene.cuts[2].insert(0, read(430, 0, 3, 30))
+
+    @staticmethod
+    def _begins_twice(scene: Scene) -> None:
+        scene.marks[2].insert(0, mark("begin", 410, 0, 1))
+
+    @staticmethod
+    def _of_another_load(scene: Scene) -> None:
+        scene.marks[2][1]["id"] = "another"
+
+    SPOILT: Mapping[str, tuple[str, Callable[[Scene], object]]] = {
+        "a row is missing": ("other", _without_row),
+        "a row is missing, and the total is the lower one": ("untrue", _without_row_that_is_counted),
+        "a row is stale": ("untrue", lambda scene: scene.put_row(2, after={"id": 2, "n": 20})),
+        "a row has another value": ("untrue", lambda scene: scene.put_row(3, after={"id": 3, "n": 31})),
+        "a row stands where it was another one": ("untrue", _too_early),
+        "a row is read that is not there": ("untrue", _not_there),
+        "a row comes twice": ("other", _twice),
+        "a row comes behind the end": ("other", _behind_the_end),
+        "the total is wrong": ("other", lambda scene: scene.count(4)),
+        "an end without begin": ("other", lambda scene: scene.marks[1].pop(0)),
+        "no end": ("lost", lambda scene: scene.marks[2].pop()),
+        "the end is of another load": ("other", _of_another_load),
+        "a load begins twice": ("other", _begins_twice),
+        "a change behind the end is missing": ("untrue", lambda scene: without(500, "goods")(scene.cuts)),
+    }
+
+    @pytest.mark.parametrize("name", SPOILT)
+    def test_it_complains(self, name: str) -> None:
+        kind, spoil = self.SPOILT[name]
+        scene = Scene()
+        spoil(scene)
+        assert getattr(scene.judged(), kind) > 0
+
+    def test_rows_that_are_older_than_the_load_are_gone_at_its_end(self) -> None:
+        """A consumer may have them from before changes were missing."""
+        table = Table("public.goods", ("id",), {("9",): {"id": "9", "n": "1"}}, places={("9",): (1, 1, 0)})
+        table.drop_before((1, 220, FIRST_SEQ))
+        assert table.rows == {}
+
+
+class TestAnswers:
+    """Each command is answered once, and so is each table that it has named."""
+
+    @staticmethod
+    def judged(*answers: Answer, is_atomic: bool = True) -> Tally:
+        tally = Tally()
+        check_answers(["7"], {"7": [asdict(one) for one in answers]}, tally, is_atomic=is_atomic)
+        return tally
+
+    DONE = Answer("7", "done")
+    ACCEPTED = Answer("7", "accepted", tables=("a", "b"))
+    ENDS = (Answer("7", "loaded", tables=("a",)), Answer("7", "ended", tables=("b",)))
+
+    def test_nothing_is_wrong_with_what_is_right(self) -> None:
+        waiting = Answer("7", "waiting", tables=("a",))
+        for answers in ([self.DONE], [Answer("7", "refused")], [self.ACCEPTED, waiting, waiting, *self.ENDS]):
+            tally = self.judged(*answers)
+            assert (tally.problems, tally.commands) == ([], 1)
+
+    def test_it_complains(self) -> None:
+        assert self.judged().lost == 1
+        assert self.judged(self.DONE, self.DONE).doubled == 1
+        assert self.judged(self.DONE, self.ACCEPTED, *self.ENDS).doubled == 1
+        assert self.judged(self.ACCEPTED, self.ACCEPTED, *self.ENDS).doubled == 1
+        assert self.judged(self.ACCEPTED, *self.ENDS, self.ENDS[0]).doubled == 1
+        assert self.judged(self.ACCEPTED, self.ENDS[0]).doubled == 1
+
+    def test_at_least_once_answers_may_come_again(self) -> None:
+        assert self.judged(self.DONE, self.DONE, is_atomic=False).problems == []
+        assert self.judged(is_atomic=False).lost == 1
 
 
 def test_a_slot_ahead_of_its_checkpoint_is_seen() -> None:

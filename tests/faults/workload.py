@@ -3,7 +3,8 @@
 Every transaction that changes published tables inserts a row into ``ledger``: its number, and how many changes
 it makes beside that row. So PostgreSQL's own contents tell which transactions were committed, also when the
 answer to a COMMIT was lost. One worker is a visitor: it works under a replication origin, as what applies another
-server's changes does. Nothing here knows of the daemon, nor which options it runs with.
+server's changes does. Some tables have rows before the daemon is there, and others join the publication later.
+Nothing here knows of the daemon, nor which options it runs with.
 """
 
 import random
@@ -12,23 +13,30 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from itertools import count
 from typing import TypeAlias
 
 import psycopg
 from psycopg import sql
 
 from sandbox.postgres import Database
+from tests.faults import witness
 
 PUBLICATION = "everything"
 
 VISITED = ("ledger", "batch", "note", "aside")
 """Tables that the visitor writes to, each row with its origin."""
 
-TABLES = (*VISITED, "debit", "credit", "document", "shape")
-"""Published, and compared in the end."""
+FILLED = ("goods", "loose")
+"""Tables that have rows before anybody follows them; ``loose`` has no key."""
+
+TABLES = (*VISITED, "debit", "credit", "document", "shape", *FILLED)
+"""Published, and compared in the end, with those that are made later."""
 
 WORKERS = 4
 VISITOR = WORKERS + 1
+HASTY = VISITOR + 1
+"""Changes rows of the tables that are loaded, in bursts, so that each chunk meets some of these transactions."""
 ORIGIN = "elsewhere"
 """Of what the visitor does; origins are the whole server's, and one session has one at a time."""
 
@@ -44,8 +52,28 @@ BIG_BYTES = 12_000
 BATCH_ROWS = (50, 200)
 """Of a step of a large transaction: more than logical_decoding_work_mem holds."""
 
+GOODS = 400
+LOOSE = 120
+"""Rows that are there before."""
+
+GOODS_BYTES = 2_400
+"""Of some of their texts, which are stored out of line."""
+
+MADE_ROWS = 150
+MADE_MAX = 3
+MAKING_S = (2.0, 8.0)
+"""Between two tables that are made and join the publication."""
+
+ASYNCHRONOUS = 0.3
+"""How many transactions are visible before they are on disk."""
+
 PAUSE_S = 0.2
 """At most, between two transactions of a worker."""
+
+HASTY_PAUSE_S = 0.02
+BURST = 60
+"""Transactions that follow each other in haste."""
+REST_S = 2.0
 
 CONNECT_TIMEOUT_S = 5
 RETRY_S = 0.1
@@ -79,14 +107,27 @@ CREATE TABLE batch (id bigserial PRIMARY KEY, worker int NOT NULL, filler text, 
 CREATE TABLE note (id bigserial PRIMARY KEY, place int NOT NULL, origin text DEFAULT {HERE});
 CREATE TABLE aside (id bigserial PRIMARY KEY, lsn pg_lsn, origin text DEFAULT {HERE});
 CREATE TABLE shape (id int PRIMARY KEY, n int NOT NULL);
+CREATE TABLE goods (id int PRIMARY KEY, n int NOT NULL, big text);
+ALTER TABLE goods ALTER COLUMN big SET STORAGE EXTERNAL;
+CREATE TABLE loose (a int, b text);
+ALTER TABLE loose REPLICA IDENTITY FULL;
 CREATE TABLE scratch (n int);
 CREATE TABLE ticket (n bigint NOT NULL);
 INSERT INTO ticket VALUES (0);
 SELECT pg_replication_origin_create('{ORIGIN}')
 WHERE NOT EXISTS (SELECT FROM pg_replication_origin WHERE roname = '{ORIGIN}');
 CREATE PUBLICATION {PUBLICATION} FOR TABLE {", ".join(TABLES)};
+CREATE PUBLICATION {witness.PUBLICATION} FOR TABLE {", ".join(TABLES)};
 """
 """``scratch`` and ``ticket`` are not published. Tickets are held over the commit, so they are in commit order."""
+
+FILL = f"""
+INSERT INTO goods
+SELECT 10 * id, 0, repeat('x', CASE WHEN id % 3 = 0 THEN {GOODS_BYTES} ELSE 5 END)
+FROM generate_series(1, {GOODS}) AS id;
+INSERT INTO loose SELECT n % 100, 'row ' || n % 50 FROM generate_series(1, {LOOSE}) AS n;
+"""
+"""Before anybody follows the tables, but for the witness."""
 
 POPULATE = f"""
 INSERT INTO debit SELECT id, {BALANCE} FROM generate_series(1, {ACCOUNTS + HELD}) AS id;
@@ -184,6 +225,52 @@ WHERE attrelid = 'shape'::regclass AND attnum > 0 AND NOT attisdropped AND attna
 """
 
 
+def stir(connection: psycopg.Connection, rng: random.Random) -> int:
+    """Change rows that were there before: some get keys before or behind all others, and their texts are not sent."""
+    own = 10 * rng.randint(1, GOODS)
+    kind = rng.randrange(6)
+    if kind == 0:
+        text = f"repeat('y', {rng.choice((5, GOODS_BYTES))})"
+        insert = f"INSERT INTO goods VALUES (%s, 1, {text}) ON CONFLICT DO NOTHING"
+        return connection.execute(insert, [own + rng.randint(1, 9)]).rowcount
+    if kind == 1:
+        return connection.execute("DELETE FROM goods WHERE id = %s", [own]).rowcount
+    if kind in (2, 3):  # a change of the key is two events: one that deletes, one that inserts
+        there = rng.choice((-own, own + 100 * GOODS, own - 10))
+        move = "UPDATE goods SET id = %s WHERE id = %s AND NOT EXISTS (SELECT FROM goods WHERE id = %s)"
+        return 2 * connection.execute(move, [there, own, there]).rowcount
+    some = "UPDATE goods SET n = n + 1 WHERE id BETWEEN %s AND %s"
+    return connection.execute(some, [own, own + rng.choice((0, 30))]).rowcount
+
+
+def shuffle(connection: psycopg.Connection, rng: random.Random) -> int:
+    """Change rows of a table without key, where several can be the same."""
+    number, kind = rng.randrange(100), rng.randrange(3)
+    if kind == 0:
+        insert = "INSERT INTO loose SELECT %s, 'row ' || n FROM generate_series(1, 3) AS n"
+        return connection.execute(insert, [number]).rowcount
+    if kind == 1:
+        return connection.execute("DELETE FROM loose WHERE a = %s", [number]).rowcount
+    return connection.execute("UPDATE loose SET b = b || '.' WHERE a = %s", [number]).rowcount
+
+
+def touch_made(names: Sequence[str]) -> Work:
+    """Return work on one of the tables that were made later; none without any."""
+
+    def change(connection: psycopg.Connection, rng: random.Random) -> int:
+        if not names:
+            return 0
+        table, first = sql.Identifier(rng.choice(names)), rng.randint(1, MADE_ROWS)
+        delete = sql.SQL("DELETE FROM {} WHERE id = %s").format(table)
+        insert = sql.SQL("INSERT INTO {} VALUES (%s, 0) ON CONFLICT DO NOTHING").format(table)
+        update = sql.SQL("UPDATE {} SET n = n + 1 WHERE id BETWEEN %s AND %s").format(table)
+        changes = connection.execute(delete, [rng.randint(1, MADE_ROWS)]).rowcount
+        changes += connection.execute(insert, [rng.randint(1, 2 * MADE_ROWS)]).rowcount
+        return changes + connection.execute(update, [first, first + 5]).rowcount
+
+    return change
+
+
 def remark(connection: psycopg.Connection, rng: random.Random) -> int:
     """Write a note, and a message of its number just before or behind it."""
     place = rng.choice((-1, 1))
@@ -209,7 +296,7 @@ def say_aside(connection: psycopg.Connection, _: random.Random) -> int:
 
 def mixed(connection: psycopg.Connection, rng: random.Random) -> int:
     """Do several things, some of them inside savepoints that are rolled back."""
-    works = transfer, edit_documents, remark, say_aside
+    works = transfer, edit_documents, remark, say_aside, stir, shuffle
     return sum(tentatively(connection, rng, rng.choice(works)) for _ in range(rng.randint(1, 4)))
 
 
@@ -247,6 +334,8 @@ KINDS: Sequence[tuple[Work, int]] = (
     (change_shape, 2),
     (remark, 4),
     (say_aside, 3),
+    (stir, 12),
+    (shuffle, 5),
 )
 """With how often they are chosen."""
 
@@ -259,19 +348,28 @@ class Workload:
         self.failures: list[BaseException] = []
         """What ended a worker before its time: there should be none."""
         self._stop = threading.Event()
-        self._turns = [threading.Lock() for _ in range(VISITOR + 1)]
-        """Each worker, and whoever prepares transactions, holds its own while it is at work."""
+        self.made: list[str] = []
+        """Tables that have joined the publication since."""
+        self._turns = [threading.Lock() for _ in range(HASTY + 2)]
+        """Each worker, and whoever prepares transactions or makes tables, holds its own while it is at work."""
         self._preparer = Preparer(0, random.Random(f"{seed} prepared"))
-        rngs = {number: random.Random(f"{seed} {number}") for number in range(1, VISITOR + 1)}
+        rngs = {number: random.Random(f"{seed} {number}") for number in range(1, HASTY + 1)}
         works = [partial(self._work, number, rng, self._turns[number]) for number, rng in rngs.items()]
+        self._maker = Maker(self.made, random.Random(f"{seed} made"))
+        touch = touch_made(self.made)
+        self._kinds = {VISITOR: ((visit, 1),), HASTY: ((stir, 4), (shuffle, 1), (touch, 2))}
+        self._usual_kinds = (*KINDS, (touch, 8))
         self._threads = [
-            threading.Thread(target=self._guarded, args=(work,), daemon=True) for work in (*works, self._prepare)
+            threading.Thread(target=self._guarded, args=(work,), daemon=True)
+            for work in (*works, self._prepare, self._make)
         ]
 
     def prepare(self) -> None:
-        """Make tables and publication."""
+        """Make tables and publication, and the rows of some tables, which only the witness sees."""
         with self.database.connect() as connection:
             connection.execute(SETUP)
+            connection.execute(witness.CREATE, [witness.SLOT])
+            connection.execute(FILL)
 
     @property
     def prepares(self) -> Mapping[int, int]:
@@ -305,6 +403,8 @@ class Workload:
             for turn in self._turns:
                 context.enter_context(turn)
             self._end_prepared()
+            with self.database.connect() as connection:
+                connection.execute("INSERT INTO scratch VALUES (1)")  # all before is on disk then
             yield
 
     def _end_prepared(self) -> None:
@@ -319,7 +419,7 @@ class Workload:
             self.failures.append(failure)
 
     def _work(self, worker: int, rng: random.Random, turn: threading.Lock) -> None:
-        works, weights = zip(*(((visit, 1),) if worker == VISITOR else KINDS), strict=True)
+        works, weights = zip(*self._kinds.get(worker, self._usual_kinds), strict=True)
         number = worker * WORKER_NUMBERS
         with connections(self.database, self._stop) as connect:
             while not self._stop.is_set():
@@ -330,7 +430,13 @@ class Workload:
                     if worker == VISITOR:
                         connection.execute(VISIT)
                     one_transaction(connection, rng, number, work)
-                self._stop.wait(rng.uniform(0, PAUSE_S))
+                self._stop.wait(_pause_s(worker, number, rng))
+
+    def _make(self) -> None:
+        with connections(self.database, self._stop) as connect:
+            while len(self.made) < MADE_MAX and not self._stop.wait(self._maker.rng.uniform(*MAKING_S)):
+                with self._turns[-1], suppress(psycopg.Error):
+                    self._maker.make(connect())
 
     def _prepare(self) -> None:
         with connections(self.database, self._stop) as connect:
@@ -338,6 +444,34 @@ class Workload:
                 with self._turns[0], suppress(psycopg.Error):
                     self._preparer.step(connect())
                 self._stop.wait(self._preparer.rng.uniform(0, PREPARED_PAUSE_S))
+
+
+class Maker:
+    """Makes tables, fills them, and then has them join the publication; workers know of them when they have."""
+
+    def __init__(self, made: list[str], rng: random.Random) -> None:
+        self.rng = rng
+        self._made = made
+        self._names = (f"made_{number}" for number in count(1))
+        self._unpublished: str | None = None
+        """A table that is filled, and may have been published: the answer was lost."""
+
+    def make(self, connection: psycopg.Connection) -> None:
+        """Make one table, or publish the last one."""
+        if self._unpublished is None:
+            name = next(self._names)
+            table = sql.Identifier(name)
+            with connection.transaction():
+                connection.execute(sql.SQL("CREATE TABLE {} (id int PRIMARY KEY, n int NOT NULL)").format(table))
+                connection.execute(sql.SQL(f"ALTER PUBLICATION {witness.PUBLICATION} ADD TABLE {{}}").format(table))
+            fill = "INSERT INTO {} SELECT id, 0 FROM generate_series(1, %s) AS id"
+            connection.execute(sql.SQL(fill).format(table), [MADE_ROWS])
+            self._unpublished = name
+        with suppress(psycopg.errors.DuplicateObject):
+            add = sql.SQL(f"ALTER PUBLICATION {PUBLICATION} ADD TABLE {{}}").format(sql.Identifier(self._unpublished))
+            connection.execute(add)
+        self._made.append(self._unpublished)
+        self._unpublished = None
 
 
 class Preparer:
@@ -403,6 +537,12 @@ class Preparer:
         return True
 
 
+def _pause_s(worker: int, number: int, rng: random.Random) -> float:
+    if worker != HASTY:
+        return rng.uniform(0, PAUSE_S)
+    return rng.uniform(0, HASTY_PAUSE_S) if number % BURST else REST_S
+
+
 def _prepared(connection: psycopg.Connection) -> list[str]:
     query = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database() ORDER BY gid"
     return [gid for (gid,) in connection.execute(query).fetchall()]
@@ -417,6 +557,8 @@ def _enter(connection: psycopg.Connection, number: int, changes: int, follows: i
 def one_transaction(connection: psycopg.Connection, rng: random.Random, number: int, work: Work) -> None:
     """Do ``work`` as a transaction of its own, with its line in the ledger; one in eight is rolled back."""
     with suppress(RolledBack), connection.transaction():
+        if rng.random() < ASYNCHRONOUS:
+            connection.execute("SET LOCAL synchronous_commit = off")
         changes = work(connection, rng)
         if rng.random() < 0.125:
             raise RolledBack

@@ -29,7 +29,7 @@ BATCH = 2000
 TIMEOUT_S = 120
 METADATA_TIMEOUT_S = 15
 
-SERVICE_TOPICS = ("transactions", "checkpoint", "schemas")
+SERVICE_TOPICS = ("transactions", "checkpoint", "schemas", "snapshots", "commands")
 
 CONSUMER = {
     "group.id": "reader",  # never used: partitions are assigned, offsets never committed

@@ -6,15 +6,16 @@ trouble is not all tables' trouble; what is wrong with the cuts themselves is co
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import count, groupby, pairwise
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import psycopg
 from psycopg import sql
 
+from tests.support.marks import Loads, Position, position_of
 from tests.support.pg_text import SESSION, canonical_floats, converter
 from tests.support.reader import Cut, Event
 
@@ -44,14 +45,43 @@ class Table:
     problems: list[str] = field(default_factory=list)
     moving: Row | None = None
     """A row whose key is being changed, between its two records."""
+    places: dict[Any, Position] = field(default_factory=dict)
+    """Of the last event of each row, under the row's key."""
+    is_partial: bool = False
+    """Whether it had rows that have not all been read yet."""
+
+    def drop_before(self, position: Position) -> None:
+        """Forget the rows whose last event is older."""
+        for key in [key for key, place in self.places.items() if place < position]:
+            del self.rows[key], self.places[key]
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        self.rows.clear()
+        self.places.clear()
 
 
 class Replay:
     """All tables of one pipeline."""
 
-    def __init__(self, *, tombstones: Callable[[str], bool], partitions: Callable[[str], int]) -> None:
-        """``tombstones`` tells by ``schema.table``, ``partitions`` by topic, what to expect."""
-        self.tables: dict[str, Table] = {}
+    def __init__(
+        self,
+        *,
+        tombstones: Callable[[str], bool],
+        partitions: Callable[[str], int],
+        partial: Collection[str] = (),
+        completes: Callable[[dict[str, Any]], bool] = itemgetter("replaces"),
+        forgets: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        """``tombstones`` tells by ``schema.table``, ``partitions`` by topic, what to expect.
+
+        ``partial`` are tables that had rows before. ``completes`` tells by a mark whether its load reads all rows of
+        the table. ``forgets`` tells by the id of such a load whether the copy of the table is to begin with it.
+        """
+        self.loads = Loads(self._complain_of_load)
+        self._completes = completes
+        self._forgets = forgets
+        self.tables: dict[str, Table] = {name: Table(name, is_partial=True) for name in partial}
         self.events: dict[str, list[Event]] = defaultdict(list)
         """By table, one of the copies of each truncate, without tombstones."""
         self.problems: list[str] = []
@@ -74,8 +104,38 @@ class Replay:
             self._check_cut(cut)
             self._check_offsets(cut)
             self.cuts.append(cut)
-            self.apply_changes(event for event in cut.events if event.value is not None and is_new(event))
+            self._apply_all([event for event in cut.events if event.value is not None and is_new(event)], cut.record)
             self._check_tombstones(cut)
+
+    def _apply_all(self, events: list[Event], record: dict[str, Any]) -> None:
+        """Apply the changes, the rows that were read, and the marks of a cut, in their order."""
+        for mark in record["snapshots"]:
+            place = position_of(mark)
+            self._apply_some([event for event in events if event.position < place])
+            events = [event for event in events if event.position >= place]
+            self._on_mark(mark)
+        self._apply_some(events)
+
+    def _apply_some(self, events: list[Event]) -> None:
+        """Apply changes and rows that were read, with no mark between them."""
+        for event in _distinct(event for event in events if event.op == "r"):
+            self.loads.on_row((event["schema"], event["table"]))
+        self.apply_changes(events)
+
+    def _on_mark(self, mark: dict[str, Any]) -> None:
+        table, load = self.table(f"{mark['schema']}.{mark['table']}"), self.loads.on_mark(mark)
+        if load is None or not self._completes(mark):
+            return
+        if mark["state"] == "begin" and self._forgets(load.id):
+            table.clear()
+            table.is_partial = True
+        elif mark["state"] == "end":
+            if mark["replaces"]:
+                table.drop_before(load.begin)
+            table.is_partial = False
+
+    def _complain_of_load(self, what: str) -> None:
+        self.problems.append(what)
 
     def apply_changes(self, events: Iterable[Event]) -> None:
         """Apply changes of whole transactions, which no cut record describes; messages change nothing."""
@@ -221,7 +281,7 @@ class Replay:
     def _change(self, table: Table, event: Event) -> None:
         if event["op"] == "t":
             assert event.key is None, "a truncate has no key"
-            table.rows.clear()
+            table.clear()
             return
         columns = self._columns_of(event)
         key = None if event.key is None else self._key(event)
@@ -233,15 +293,15 @@ class Replay:
             self._delete(table, event, key, before)
         elif event["op"] == "r":
             table.rows.pop(key, None)  # it may be there already, from a change that came before it
-            self._put(table, key, self._merged(after, None, event, columns))
+            self._put(table, key, self._merged(after, None, event, columns), event)
         elif event["op"] == "u":
             old = self._take(table, key, before)
             self._check_before(event, old, before)
-            self._put(table, key, self._merged(after, old, event, columns))
+            self._put(table, key, self._merged(after, old, event, columns), event)
         else:
             former = self._arriving(table, event, key)
             self._check_before(event, former, before)
-            self._put(table, key, self._merged(after, former, event, columns))
+            self._put(table, key, self._merged(after, former, event, columns), event)
 
     def _check_shape(self, event: Event, before: Row | None, after: Row | None) -> None:
         """Which images there are follows from the kind of change."""
@@ -271,15 +331,23 @@ class Replay:
         return old
 
     def _take(self, table: Table, key: Any, before: Row | None) -> Row:  # noqa: ANN401 - hashable
-        """Remove and return the row that the event changes."""
+        """Remove and return the row that the event changes; empty if it is not known yet."""
         if key is None:
             assert before is not None, "a row without key is found by its old values"
             key = next((key for key, row in table.rows.items() if _agree(row, before)), None)
+        if table.is_partial and key not in table.rows:
+            return {}
         assert key in table.rows, "no such row"
+        del table.places[key]
         return table.rows.pop(key)
 
-    def _put(self, table: Table, key: Any, row: Row) -> None:  # noqa: ANN401 - hashable
-        table.rows[next(self._numbers) if key is None else key] = row
+    def _put(self, table: Table, key: Any, row: Row, event: Event) -> None:  # noqa: ANN401 - hashable
+        key = next(self._numbers) if key is None else key
+        table.rows[key], table.places[key] = row, event.position
+
+    def row(self, event: Event) -> Row | None:
+        """Return the row as it is behind the event, as far as the event has it; None where that deletes it."""
+        return self._image(event, "after", self._columns_of(event))
 
     def _merged(self, after: Row | None, old: Row | None, event: Event, columns: Columns) -> Row:
         """Fill what was not sent from the old row."""
@@ -306,13 +374,14 @@ class Replay:
         names = None if schema is None else tuple(_column_of(entry) for entry in schema["fields"])
         if names == table.key:
             return
-        rows, table.rows = table.rows, {}
+        rows, places, table.rows, table.places = table.rows, table.places, {}, {}
         renamed = names is not None and table.key is not None and len(names) == len(table.key)
         for key, row in rows.items():
             if names is not None and all(name in row for name in names):
-                table.rows[tuple(row[name] for name in names)] = row
+                now: Any = tuple(row[name] for name in names)
             else:
-                table.rows[key if renamed else next(self._numbers)] = row
+                now = key if renamed else next(self._numbers)
+            table.rows[now], table.places[now] = row, places[key]
         table.key = names
 
     def _columns_of(self, event: Event) -> Columns:
