@@ -1,0 +1,138 @@
+"""What ``pgsluice snapshot`` says of commands and loads; the topics are scripted."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from pgsluice import snapshot_cli as module
+from pgsluice.commands import Answer, Command, CommandState, Request
+from pgsluice.errors import CommandRefused, UnavailableError
+from pgsluice.history import Checkpoint
+from pgsluice.kafka.commands import CommandClient
+from pgsluice.loads import Load, Loaded
+from pgsluice.snapshot_cli import follow, new_command, status
+
+CHECKPOINT = Checkpoint("shop", "s", "7001", 1, 3, 4, 100)
+COMMAND = Command("7", "start", int((time.time() + 60) * 1000), ("public.*",))
+ACCEPTED = Answer("7", "accepted", tables=("public.a", "public.b"))
+LOADED = Answer("7", "loaded", tables=("public.a",), rows=3), Answer("7", "loaded", tables=("public.b",), rows=4)
+
+
+class Client(CommandClient):
+    """Has these answers, one after the other; None: none has come in time."""
+
+    def __init__(self, *answers: Answer | None, rows: Sequence[int] = ()) -> None:
+        self._scripted = list(answers)
+        self._rows = list(rows)
+        self.finished: list[Loaded] = []
+        self.last: Checkpoint | None = CHECKPOINT
+
+    def answer(self, identifier: str, timeout_s: float) -> Answer | None:
+        assert (identifier, timeout_s) == ("7", module.POLL_S)
+        if not self._scripted:
+            raise KeyboardInterrupt
+        return self._scripted.pop(0)
+
+    def checkpoint(self) -> Checkpoint | None:
+        if not self._rows or self.last is None:
+            return self.last
+        load = Load("x", "public", "a", 7, "shape", rows=self._rows.pop(0))
+        return replace(self.last, loads=(load, Load("y", "public", "other", 8, "shape")))
+
+    def loaded(self) -> list[Loaded]:
+        return self.finished
+
+
+class TestFollowing:
+    def test_what_is_done_is_done(self) -> None:
+        said: list[str] = []
+        assert follow(Client(None, Answer("7", "done", "1 cancelled")), COMMAND, said.append) == 0
+        assert follow(Client(Answer("7", "done")), COMMAND, said.append) == 0
+        assert said == ["1 cancelled", "done"]
+
+    def test_a_refusal_says_why(self) -> None:
+        with pytest.raises(CommandRefused, match="No published table"):
+            follow(Client(Answer("7", "refused", "No published table.")), COMMAND, str)
+
+    def test_loads_are_followed_to_their_end(self) -> None:
+        said: list[str] = []
+        waiting = Answer("7", "waiting", "It is locked.", ("public.a",))
+        client = Client(ACCEPTED, waiting, None, ACCEPTED, *LOADED)
+        assert follow(client, COMMAND, said.append) == 0
+        assert said == [
+            "2 tables are going to be loaded.",
+            "public.a: It is locked. (it is tried again)",
+            "public.a: loaded, 3 rows",
+            "public.b: loaded, 4 rows",
+        ]
+
+    def test_a_table_that_is_not_loaded_to_its_end(self) -> None:
+        said: list[str] = []
+        ended = Answer("7", "ended", "It was cancelled.", ("public.a",))
+        with pytest.raises(CommandRefused, match="1 of 2 tables"):
+            follow(Client(replace(ACCEPTED, detail="Loads are paused."), ended, LOADED[1]), COMMAND, said.append)
+        assert said[0] == "2 tables are going to be loaded. Loads are paused."
+        assert said[1] == "public.a: It was cancelled. (it is not loaded any more)"
+
+    def test_progress_is_shown_now_and_then(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        moments = iter((0.0, 1.0, 6.0, 12.0, 13.0))
+        monkeypatch.setattr(time, "monotonic", lambda: next(moments))
+        said: list[str] = []
+        follow(Client(ACCEPTED, None, None, None, *LOADED, rows=[60, 120]), COMMAND, said.append)
+        assert said[1:3] == ["public.a: 60 rows, 10 rows/s", "public.a: 120 rows, 10 rows/s"]
+
+    def test_before_the_first_checkpoint_nothing_is_shown(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "PROGRESS_S", 0.0)
+        client, said = Client(ACCEPTED, None, *LOADED), list[str]()
+        client.last = None
+        assert follow(client, COMMAND, said.append) == 0
+        assert len(said) == 3
+
+    def test_an_interruption_says_that_the_load_goes_on(self) -> None:
+        said: list[str] = []
+        with pytest.raises(KeyboardInterrupt):
+            follow(Client(ACCEPTED), COMMAND, said.append)
+        assert said[-1].startswith("The load goes on.")
+
+    def test_nobody_answers(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "LATE_S", -120.0)
+        with pytest.raises(UnavailableError, match="No pipeline has answered"):
+            follow(Client(), COMMAND, str)
+
+
+class TestStatus:
+    def test_every_table_has_a_line(self) -> None:
+        client = Client(rows=[5])
+        client.last = replace(CHECKPOINT, commands=CommandState(requests=(Request("7", "public", "wanted"),)))
+        client.finished = [
+            Loaded("x", "public", "done", 1, 9, 3),
+            Loaded("y", "public", "c", 2, 1, 3, state="cancelled"),
+        ]
+        assert status(client) == [
+            "loads are not paused",
+            "public.done    loaded     9 rows",
+            "public.c       cancelled  1 rows",
+            "public.wanted  waiting    0 rows",
+            "public.a       loading    5 rows",
+            "public.other   loading    0 rows",
+        ]
+
+    def test_loads_are_paused(self) -> None:
+        client = Client()
+        client.last = replace(CHECKPOINT, commands=CommandState(is_paused=True))
+        assert status(client) == ["loads are paused"]
+
+    def test_before_the_first_start(self) -> None:
+        client = Client()
+        client.last = None
+        with pytest.raises(UnavailableError, match="no checkpoint"):
+            status(client)
+
+
+def test_a_command_expires() -> None:
+    command = new_command("start", ("public.a",), "n > 1")
+    assert (command.verb, command.tables, command.where) == ("start", ("public.a",), "n > 1")
+    assert command.expires_ms > time.time() * 1000
+    assert command.id != new_command("pause", (), "").id
