@@ -88,8 +88,8 @@ demo: setup ## PostgreSQL to Kafka to Spark, compared table by table (KEEP=1 lea
 bench: setup ## Events per second, beside a bare drain of the same WAL: minutes
 	$(BIN)/python -m bench
 
-bench-report: setup ## All that docs/performance.md tells, which it writes: fifty minutes (ONLY="orders-20 latency memory", RUNS=5)
-	$(BIN)/python -m bench --report $(if $(ONLY),--only $(ONLY)) $(if $(RUNS),--runs $(RUNS))
+bench-report: setup ## All that docs/performance.md tells, which it writes: fifty minutes (ONLY="orders-20 latency memory", RUNS=5, SCALE=0.1)
+	$(BIN)/python -m bench --report $(if $(ONLY),--only $(ONLY)) $(if $(RUNS),--runs $(RUNS)) $(if $(SCALE),--scale $(SCALE))
 
 bench-pipelines: setup ## One pipeline beside two, each of half the tables
 	$(BIN)/python -m bench.pipelines

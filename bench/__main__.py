@@ -19,7 +19,7 @@ from bench.contenders import (
 )
 from bench.loads import LOADS, Load
 from bench.processes import ROOT
-from bench.results import DRAIN, LatencyResult, MemoryResult, Results, StartsResult
+from bench.results import DRAIN, LOADING, LatencyResult, LoadingLatencyResult, MemoryResult, Results, StartsResult
 from bench.rounds import course, race
 from bench.servers import BROKER, SERVER
 from sandbox.installation import VERSIONS
@@ -29,13 +29,15 @@ from sandbox.postgres import DEFAULT_VERSION, Postgres
 RESULTS = ROOT / "bench" / "results.json"
 DOCUMENT = ROOT / "docs" / "performance.md"
 
-SUBJECTS = (*LOADS, "latency", "starts", "memory")
+SUBJECTS = (*LOADS, "latency", "snapshot-latency", "starts", "memory")
 
-KINDS = (DRAIN, PATIENT_DRAIN, RECV_LOGICAL, *(kind for kind, _, _ in DAEMONS))
+KINDS = (DRAIN, PATIENT_DRAIN, RECV_LOGICAL, *(kind for kind, _, _ in DAEMONS), LOADING)
 FEW_KINDS = (DRAIN, "exactly once")
 """For loads that take long, or differ from others in a number only; those have the fastest encoder only."""
 TABLES_KINDS = (*FEW_KINDS, "discard")
 """By the number of tables, it matters what is ours and what is Kafka's."""
+LOADED_KINDS = (*FEW_KINDS, LOADING)
+"""Whether the tables are loaded or streamed."""
 
 SHORT = ("orders-20", "orders-1")
 SHORT_KINDS = (DRAIN, PATIENT_DRAIN, "exactly once", "discard")
@@ -72,6 +74,8 @@ class Bench:
         match subject:
             case "latency":
                 self._results.latency = self._latency()
+            case "snapshot-latency":
+                self._results.loading_latency = self._loading_latency()
             case "starts":
                 self._results.starts = self._starts()
             case "memory":
@@ -107,6 +111,13 @@ class Bench:
         print("a bare transaction:", ", ".join(f"{step} {taken:.2f} ms" for step, taken in steps.items()), flush=True)
         return LatencyResult(name, machine.end(moment), found, steps)
 
+    def _loading_latency(self) -> LoadingLatencyResult:
+        name, variables = self._fastest
+        moment = machine.begin()
+        found, loaded_per_s = latency.measure_loading(self._postgres, self._kafka, variables, self._options.scale)
+        print(f"{report.latency_line(found)}, while {loaded_per_s:,.0f} rows/s were loaded", flush=True)
+        return LoadingLatencyResult(name, machine.end(moment), found, loaded_per_s)
+
     def _starts(self) -> StartsResult:
         name, variables = self._fastest
         moment = machine.begin()
@@ -125,9 +136,12 @@ class Bench:
 
 def field(load: Load, kinds: Sequence[str], variants: Mapping[str, Mapping[str, str]]) -> list[Contender]:
     """Return who runs a load, of some kinds and with some encoders, fastest first."""
+    fastest = dict([next(iter(variants.items()))])
+    if load.loaded:
+        return contenders([kind for kind in kinds if kind in LOADED_KINDS], fastest)
+    kinds = [kind for kind in kinds if kind != LOADING]
     if load.series or load.per_transaction == load.rows:
         kinds = [kind for kind in kinds if kind in (TABLES_KINDS if load.opened else FEW_KINDS)]
-    fastest = dict([next(iter(variants.items()))])
     return contenders(kinds, fastest if load.series else variants)
 
 

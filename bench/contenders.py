@@ -16,9 +16,9 @@ from typing import Protocol
 import psycopg
 
 from bench.loads import PUBLICATION
-from bench.processes import ROOT, Child, Meter, peak_mib
-from bench.results import DRAIN, Part, Run
-from bench.servers import TIMEOUT_S, Mode, copied_slot, daemon, delete_topics, new_name, walsender
+from bench.processes import ROOT, Child, Meter, cpu_seconds, peak_mib
+from bench.results import DRAIN, LOADING, Part, Run
+from bench.servers import TIMEOUT_S, Mode, backends, copied_slot, daemon, delete_topics, drop_slot, new_name, walsender
 from pgsluice.lsn import format_lsn, parse_lsn
 from sandbox.daemon import Daemon
 from sandbox.kafka import Kafka
@@ -190,6 +190,50 @@ class Pgsluice:
         return Part(now - started, course.rows_at(reached), meter.read())
 
 
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """The daemon with a slot that begins behind all rows, so that it reads them from the tables instead."""
+
+    name: str
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    def run(self, course: Course) -> Run:
+        """Load it all, once; RuntimeError if the daemon delivered more than is there."""
+        made = daemon(new_name(), course.database, course.kafka, "exactly_once", self.variables)
+        made.settings["snapshot"] = {"mode": "initial"}
+        with made as process:
+            process.start()
+            run = self._measure(course, process)
+            process.stop_well()
+        drop_slot(course.connection, f"pgsluice_{made.name}")
+        delete_topics(course.kafka, made.name)
+        return run
+
+    def _measure(self, course: Course, process: Daemon) -> Run:
+        sender, started = walsender(course.connection, f"pgsluice_{process.name}")
+        meter = Meter({"client": process.pid, "walsender": sender, "broker": course.kafka.pid()})
+        opening = self._until(course, process, started, meter, 1)
+        whole = self._until(course, process, started, meter, course.rows + course.extra_rows)
+        return Run(whole, opening, peak_mib(process.pid))
+
+    def _until(self, course: Course, process: Daemon, started: float, meter: Meter, rows: int) -> Part:
+        """Wait until the daemon has delivered this many rows; what was delivered by then."""
+        while True:
+            found, now = count_events(process.metrics()), time.monotonic()
+            if found >= rows:
+                break
+            if not process.alive or now - started > TIMEOUT_S:
+                raise RuntimeError(f"the daemon has not loaded all rows:\n{process.log_text()[-2000:]}")
+            time.sleep(pause_s(now - started, found, rows))
+        if found > course.rows + course.extra_rows:
+            raise RuntimeError(f"the tables have {course.rows + course.extra_rows} rows, and the daemon counts {found}")
+        cpu = meter.read()
+        used = sum(map(cpu_seconds, backends(course.connection)))  # they began with the daemon
+        cpu["walsender"] += used
+        cpu["others"] -= used
+        return Part(now - started, min(found, course.rows), cpu)
+
+
 def wait_delivered(process: Daemon, started: float, start_lsn: int, lsn: int) -> tuple[float, int]:
     """Return when the daemon said that it has delivered up to ``lsn``, and how far it had come by then."""
     while True:
@@ -249,7 +293,11 @@ def contenders(kinds: Sequence[str], variants: Mapping[str, Mapping[str, str]]) 
         kind: [Pgsluice(f"{kind}, {name}", mode, chosen, discard) for name, chosen in variants.items()]
         for kind, mode, discard in DAEMONS
     }
-    others: dict[str, list[Contender]] = {DRAIN: [Drain()], PATIENT_DRAIN: [Drain(PATIENT_DRAIN, PATIENCE_S)]}
+    others: dict[str, list[Contender]] = {
+        DRAIN: [Drain()],
+        PATIENT_DRAIN: [Drain(PATIENT_DRAIN, PATIENCE_S)],
+        LOADING: [Loading(f"{LOADING}, {name}", chosen) for name, chosen in variants.items()],
+    }
     if RecvLogical.version() is not None:
         others[RECV_LOGICAL] = [RecvLogical()]
     return [one for kind in kinds for one in [*others.get(kind, []), *daemons.get(kind, [])]]

@@ -3,9 +3,12 @@
 Writer and reader are processes of their own; their clock, CLOCK_MONOTONIC, is that of the whole machine.
 """
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
+from bench.contenders import count_events
 from bench.figures import percentile
 from bench.loads import MARK_ID, ORDERS_COLUMNS, Load, columns
 from bench.processes import Child, Meter
@@ -24,41 +27,92 @@ WARM_UP_S = 2
 
 ORDERS = Load("latency", "", 1, 1, columns(ORDERS_COLUMNS))
 
+LOADING_RATE = 100
+BESIDE = replace(ORDERS, tables=2)
+LOADED_TABLE = "orders_1"
+LOADED_PER_S = 200_000
+"""More rows than are loaded in a second, so that the load lasts until all latencies have been measured."""
+START_S = 3
+"""How long a load may go on before the first row is written."""
+
 
 def measure(
     postgres: Postgres, kafka: Kafka, mode: Mode, variables: Mapping[str, str], seconds_at: Mapping[int, int]
 ) -> Iterator[Latency]:
     """Give the latency at each rate, one after the other; one daemon for all of them."""
     with pipeline(postgres, kafka, ORDERS, mode, variables) as (database, daemon):
-        daemon.start()
-        daemon.wait_until_ready()
-        with database.connect() as connection, reader(kafka, daemon, MARK_ID, 1) as first:
-            slot = daemon.status()["slot"]
-            pids = {"client": daemon.pid, "walsender": walsender(connection, slot)[0], "broker": kafka.pid()}
-            connection.execute(ORDERS.mark())
-            first.read()  # the topic is there
+        pids = _start(kafka, database, daemon)
         begin = 1
         for rate, seconds in seconds_at.items():
-            count = rate * (WARM_UP_S + seconds)
-            with reader(kafka, daemon, begin, count) as reading, writer(database, rate, begin, count) as writing:
-                meter = Meter(pids)
-                writing.tell()
-                written, seen = writing.read(), reading.read()
-                taken = _milliseconds(mode, begin, written["times"], seen)[rate * WARM_UP_S :]
-                lasted = max(seen["times"]) - written["begin"]
-                cores = {role: used / lasted for role, used in meter.read().items()}
-            yield Latency(
-                mode,
-                rate,
-                written["rate"],
-                len(taken),
-                percentile(taken, 50),
-                percentile(taken, 95),
-                percentile(taken, 99),
-                max(taken),
-                cores,
-            )
-            begin += count
+            yield _at_rate(kafka, database, daemon, pids, mode, rate, seconds, begin)
+            begin += rate * (WARM_UP_S + seconds)
+
+
+def measure_loading(
+    postgres: Postgres, kafka: Kafka, variables: Mapping[str, str], scale: float
+) -> tuple[Latency, float]:
+    """Return the latency while another table is loaded, and the rows a second of that one.
+
+    RuntimeError if its load has ended before, so that not all latencies are those of loading.
+    """
+    seconds = max(1, round(SECONDS_AT[LOADING_RATE] * scale))
+    rows = LOADED_PER_S * (START_S + WARM_UP_S + seconds)
+    with pipeline(postgres, kafka, BESIDE, "exactly_once", variables) as (database, daemon):
+        daemon.settings["snapshot"] = {"mode": "initial"}
+        with database.connect() as connection:
+            connection.execute(BESIDE.fill(LOADED_TABLE, rows))
+        pids = _start(kafka, database, daemon)
+        before, started = count_events(daemon.metrics()), time.monotonic()
+        found = _at_rate(kafka, database, daemon, pids, "exactly_once", LOADING_RATE, seconds, 1)
+        loaded = count_events(daemon.metrics()) - before - found.rows
+        lasted = time.monotonic() - started
+        if daemon.status()["snapshot"]["tables"]["loaded"] > 1:
+            raise RuntimeError(f"{rows:,} rows were loaded before all latencies were measured: raise LOADED_PER_S")
+    return found, loaded / lasted
+
+
+def _start(kafka: Kafka, database: Database, daemon: Daemon) -> Mapping[str, int]:
+    """Start the daemon, and wait until it delivers; return the processes by role."""
+    daemon.start()
+    daemon.wait_until_ready()
+    with database.connect() as connection, reader(kafka, daemon, MARK_ID, 1) as first:
+        slot = daemon.status()["slot"]
+        pids = {"client": daemon.pid, "walsender": walsender(connection, slot)[0], "broker": kafka.pid()}
+        connection.execute(ORDERS.mark())
+        first.read()  # the topic is there
+    return pids
+
+
+def _at_rate(  # noqa: PLR0913, PLR0917 - who takes part, and how much is written
+    kafka: Kafka,
+    database: Database,
+    daemon: Daemon,
+    pids: Mapping[str, int],
+    mode: Mode,
+    rate: int,
+    seconds: int,
+    begin: int,
+) -> Latency:
+    """Return the latency of rows that are written at this rate, for so many seconds, with ids from ``begin`` on."""
+    count = rate * (WARM_UP_S + seconds)
+    with reader(kafka, daemon, begin, count) as reading, writer(database, rate, begin, count) as writing:
+        meter = Meter(pids)
+        writing.tell()
+        written, seen = writing.read(), reading.read()
+        taken = _milliseconds(mode, begin, written["times"], seen)[rate * WARM_UP_S :]
+        lasted = max(seen["times"]) - written["begin"]
+        cores = {role: used / lasted for role, used in meter.read().items()}
+    return Latency(
+        mode,
+        rate,
+        written["rate"],
+        len(taken),
+        percentile(taken, 50),
+        percentile(taken, 95),
+        percentile(taken, 99),
+        max(taken),
+        cores,
+    )
 
 
 def reader(kafka: Kafka, daemon: Daemon, first: int, count: int) -> Child:

@@ -37,7 +37,8 @@ class Load:
     """``rows`` row changes in transactions of ``per_transaction``, in turn over the ``tables``.
 
     ``columns`` are names, types and values as in VALUES. ``updates``: the rows are there before, and each is updated.
-    ``opened``: what is measured begins when the first row of each table was delivered.
+    ``opened``: what is measured begins when the first row of each table was delivered. ``loaded``: the tables are also
+    loaded, that is, the same rows are read as rows that were there before.
     """
 
     key: str
@@ -48,6 +49,7 @@ class Load:
     tables: int = 1
     updates: bool = False
     opened: bool = False
+    loaded: bool = False
     series: str = ""
     """What it is one of, with others that differ in a number."""
 
@@ -90,6 +92,10 @@ class Load:
     @property
     def _tables(self) -> list[str]:
         return ["orders", *(f"orders_{number}" for number in range(1, self.tables))]
+
+    def fill(self, table: str, rows: int) -> str:
+        """Return what writes this many rows into a table at once."""
+        return self._insert(table, 1, rows)
 
     def _insert(self, table: str, first: int | str, last: int | str) -> str:
         values = ", ".join(value for _, _, value in self.columns)
@@ -157,7 +163,19 @@ def _loads() -> list[Load]:
         )
         for count, rows in ((5, 300_000), (20, 200_000), (50, 120_000), (100, 80_000), (200, 50_000))
     ]
-    return [*named, *tables, *widths]
+    loaded = [
+        Load("snapshot", "Orders, 10 columns, loaded and streamed", 1_000_000, 20, orders, loaded=True),
+        Load(
+            "snapshot-tables",
+            "Orders in 1,000 tables, 100 rows each, loaded and streamed",
+            100_000,
+            20,
+            orders,
+            tables=1_000,
+            loaded=True,
+        ),
+    ]
+    return [*named, *tables, *widths, *loaded]
 
 
 LOADS = {load.key: load for load in _loads()}

@@ -6,7 +6,7 @@ https://www.w3.org/TR/SVG2/
 from collections.abc import Iterator
 from xml.sax.saxutils import escape
 
-from bench.results import DRAIN, LoadResult, Results
+from bench.results import DRAIN, LOADING, LoadResult, Results
 
 TITLE = "Events a second, measured by the bare drain of the same WAL"
 
@@ -26,6 +26,7 @@ COLOURS = {
     "exactly once": "#1b6ca8",
     "at least once": "#5aa469",
     "discard": "#d08c3f",
+    LOADING: "#7a5ea8",
 }
 """By the kind of contender; encoders that are not compiled are paler."""
 

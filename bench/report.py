@@ -5,7 +5,7 @@ What is good enough (``goals``) is judged by the fastest encoder that was measur
 
 from collections.abc import Iterator, Sequence
 
-from bench.results import DRAIN, Latency, LoadResult, Moment, Results, Spread
+from bench.results import DRAIN, LOADING, Latency, LoadResult, Moment, Results, Spread
 
 ROLES = ("client", "walsender", "broker", "others")
 
@@ -86,6 +86,7 @@ def markdown(results: Results | None) -> str:
             *(["![Throughput, measured by the bare drain](performance.svg)\n"] if results.loads else []),
             *_loads(results),
             *_latency(results),
+            *_loading_latency(results),
             *_starts(results),
             *_memory(results),
         ]
@@ -114,6 +115,7 @@ def goals(results: Results) -> Iterator[tuple[str, str, str]]:
         cpu = _number(load.cpu_us(name, "client"), ".1f")
         yield f"{load.title}: {name}, CPU of the daemon", "6 µs an event", f"{cpu} µs"
     yield from _goals_of_latency(results)
+    yield from _goals_of_loading(results)
     if (found := results.starts) is not None:
         yield "First start, topics are created, to the first event", "1.5 s", f"{max(found.starts.first):.2f} s at most"
         yield "Later start to the first event", "1.5 s", f"{max(found.starts.again):.2f} s at most"
@@ -137,6 +139,26 @@ def _goals_of_latency(results: Results) -> Iterator[tuple[str, str, str]]:
             yield f"{name}: p50, p95, p99", "10, 20, 50 ms", found
         else:
             yield f"{name}: p50", "5 ms", f"{one.p50:.1f} ms"
+
+
+def _goals_of_loading(results: Results) -> Iterator[tuple[str, str, str]]:
+    peaks = []
+    for key, load in results.loads.items():
+        name, streaming = fastest(load, LOADING), fastest(load)
+        if name is None:
+            continue
+        peaks.append(load.peak_mib(name) or 0.0)
+        if key == "snapshot" and streaming:
+            ratio = load.rate(name).median / load.rate(streaming).median
+            yield f"{load.rows:,} rows of 10 columns: {name}, measured by {streaming}", "0.8", f"{ratio:.2f}"
+        elif key == "snapshot-tables":
+            seconds = max(part.seconds for part in load.parts(name))
+            yield f"1,000 tables of {load.rows // 1000:,} rows: {name}", "120 s", f"{seconds:.0f} s at most"
+    if (found := results.loading_latency) is not None:
+        name = f"Latency at {found.latency.rate} transactions a second while a table is loaded: p95"
+        yield name, "250 ms", f"{found.latency.p95:.0f} ms"
+    if peaks:
+        yield "Memory of the daemon while it loads tables", "200 MiB", f"{max(peaks):.0f} MiB at most"
 
 
 def _goals_of_tables(results: Results) -> Iterator[tuple[str, str, str]]:
@@ -215,6 +237,26 @@ def _latency(results: Results) -> Iterator[str]:
     yield "A bare Kafka transaction of three records through confluent-kafka, median milliseconds:\n"
     steps = found.transaction
     yield _table(tuple(steps), [tuple(f"{value:.2f}" for value in steps.values())])
+
+
+def _loading_latency(results: Results) -> Iterator[str]:
+    found = results.loading_latency
+    if found is None:
+        return
+    yield "### Latency while a table is loaded\n"
+    one = found.latency
+    yield _table(
+        ("transactions/s", "loaded rows/s", "p50 ms", "p95", "p99", "greatest", "cores: daemon", *ROLES[1:]),
+        [
+            (
+                f"{one.rate:,}",
+                f"{found.loaded_per_s:,.0f}",
+                *(f"{value:.1f}" for value in (one.p50, one.p95, one.p99, one.greatest)),
+                *(f"{one.cores[role]:.2f}" for role in ROLES),
+            )
+        ],
+    )
+    yield f"Exactly once. Encoder: {found.encoder}. {_said(found.moment)}"
 
 
 def _starts(results: Results) -> Iterator[str]:

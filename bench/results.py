@@ -14,6 +14,9 @@ OPENED_MAX = 0.9
 DRAIN = "drain"
 """The contender that all others are measured by."""
 
+LOADING = "loading"
+"""The daemon, reading the rows from the tables."""
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -162,6 +165,16 @@ class LatencyResult:
 
 
 @dataclass(slots=True)
+class LoadingLatencyResult:
+    """The latency of changes while another table was loaded, and rows of that one in a second."""
+
+    encoder: str
+    moment: Moment
+    latency: Latency
+    loaded_per_s: float
+
+
+@dataclass(slots=True)
 class StartsResult:
     """Starts of one encoder."""
 
@@ -196,6 +209,7 @@ class Results:
     machine: dict[str, str]
     loads: dict[str, LoadResult] = field(default_factory=dict)
     latency: LatencyResult | None = None
+    loading_latency: LoadingLatencyResult | None = None
     starts: StartsResult | None = None
     memory: MemoryResult | None = None
     left_out: list[str] = field(default_factory=list)

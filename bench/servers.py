@@ -57,6 +57,7 @@ def daemon(
     settings: dict[str, dict[str, Any]] = {
         "postgres": {"publications": [PUBLICATION], **({"slot": slot} if slot else {})},
         "delivery": {"mode": mode},
+        "snapshot": {"mode": "never"},
     }
     servers = kafka.bootstrap_servers
     made = Daemon(name, database.conninfo(), servers, settings, wait_for=None, at_once=False)
@@ -87,8 +88,13 @@ def copied_slot(connection: psycopg.Connection) -> Iterator[str]:
     try:
         yield name
     finally:
-        wait_until(lambda: _is_free(connection, name))
-        connection.execute("SELECT pg_drop_replication_slot(%s)", [name])
+        drop_slot(connection, name)
+
+
+def drop_slot(connection: psycopg.Connection, slot: str) -> None:
+    """Drop a slot that nobody streams from any more."""
+    wait_until(lambda: _is_free(connection, slot))
+    connection.execute("SELECT pg_drop_replication_slot(%s)", [slot])
 
 
 def _is_free(connection: psycopg.Connection, slot: str) -> bool:
@@ -106,6 +112,15 @@ def walsender(connection: psycopg.Connection, slot: str) -> tuple[int, float]:
             return int(row[0]), time.monotonic()
         time.sleep(POLL_S)
     raise TimeoutError(f"nobody streams from slot {slot}")
+
+
+def backends(connection: psycopg.Connection) -> list[int]:
+    """Return the server's processes behind the ordinary connections of others to this database."""
+    sql = (
+        "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend' "
+        "AND pid <> pg_backend_pid()"
+    )
+    return [int(pid) for (pid,) in connection.execute(sql)]
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

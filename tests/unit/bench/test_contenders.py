@@ -29,7 +29,7 @@ def test_the_daemon_takes_part_once_with_each_encoder() -> None:
     found = [one.name for one in contenders(KINDS, {"compiled": {}, "Python": {}})]
     assert found[0] == "drain"
     assert ("pg_recvlogical" in found) == (RecvLogical.version() is not None)
-    kinds = ("exactly once", "at least once", "discard")
+    kinds = ("exactly once", "at least once", "discard", "loading")
     assert [name for name in found if "," in name] == [
         f"{kind}, {encoder}" for kind in kinds for encoder in ("compiled", "Python")
     ]

@@ -50,5 +50,10 @@ def test_updates_have_their_rows_before_and_full_identity() -> None:
     assert LOADS["update-full"].write().count("UPDATE orders") == 1
 
 
+def test_a_table_is_filled_at_once() -> None:
+    load = LOADS["orders-20"]
+    assert load.fill("orders", 5) == load.row(1).replace("generate_series(1, 1)", "generate_series(1, 5)")
+
+
 def test_long_texts_are_stored_as_long_as_they_are() -> None:
     assert "ALTER TABLE orders ALTER body SET STORAGE EXTERNAL" in LOADS["text-100k"].setup()

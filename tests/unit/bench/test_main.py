@@ -22,6 +22,10 @@ def test_of_a_series_one_encoder_is_enough() -> None:
     assert names("tables-100") == ["drain", "exactly once, compiled", "discard, compiled"]
 
 
+def test_tables_are_loaded_beside_streaming_their_rows() -> None:
+    assert names("snapshot") == names("snapshot-tables") == ["drain", "exactly once, compiled", "loading, compiled"]
+
+
 def test_the_largest_transaction_is_not_for_all() -> None:
     assert names("million") == ["drain", "exactly once, compiled", "exactly once, Python"]
 

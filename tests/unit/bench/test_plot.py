@@ -17,7 +17,7 @@ def drawn(found: Results) -> ET.Element:
 def test_a_bar_for_each_contender_as_long_as_its_ratio() -> None:
     bars = [float(bar.attrib["width"]) for bar in drawn(results()).iter(f"{SVG}rect")][1:]
     assert bars[:3] == [plot.SCALE, 0.8 * plot.SCALE, 0.2 * plot.SCALE]
-    assert len(bars) == 11
+    assert len(bars) == 17
 
 
 def test_everything_lies_inside_the_picture() -> None:
