@@ -111,7 +111,7 @@ memory-safety: setup ## The same for the compiled modules under AddressSanitizer
 	LD_PRELOAD=$$(cc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \
 		PGSLUICE_SPEEDUPS=require PYTHONPATH=build/safety/src $(BIN)/python -m tests.fuzz.rows --count $(or $(COUNT),200000)
 	LD_PRELOAD=$$(cc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \
-		PGSLUICE_SPEEDUPS=require PYTHONPATH=build/safety/src $(PYTEST) tests/unit/test_rows.py tests/unit/kafka/test_runs.py -q
+		PGSLUICE_SPEEDUPS=require PYTHONPATH=build/safety/src $(PYTEST) tests/unit/test_rows.py tests/unit/kafka/test_runs.py tests/unit/pgoutput/test_copy.py -q
 
 COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras --no-emit-index-url --no-emit-trusted-host --no-emit-find-links
 

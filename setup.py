@@ -8,6 +8,6 @@ from setuptools import Extension, setup
 setup(
     ext_modules=[
         Extension(name, [f"src/{name.replace('.', '/')}.pyx"], optional=True)
-        for name in ("pgsluice._rows", "pgsluice.kafka._runs")
+        for name in ("pgsluice._rows", "pgsluice.kafka._runs", "pgsluice.pgoutput._copy")
     ]
 )

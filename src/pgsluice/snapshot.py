@@ -7,10 +7,10 @@ https://www.postgresql.org/docs/current/functions-info.html#FUNCTIONS-PG-SNAPSHO
 """
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
+from pgsluice.pgoutput.framing import XLogData
 from pgsluice.relation import Relation
 
 _TEXT: Final = re.compile(r"(\d{1,20}):(\d{1,20}):((?:\d{1,20}(?:,\d{1,20})*)?)", re.ASCII)
@@ -74,10 +74,15 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Rows of a table as Insert messages; ``is_last``: none follow."""
+    """Rows of a table as frames with Insert messages; ``is_last``: none follow."""
 
-    messages: Sequence[bytes]
+    frames: list[XLogData]
     is_last: bool
+
+    @property
+    def bytes(self) -> int:
+        """What the frames take."""
+        return sum(map(len, self.frames))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Final
 from pgsluice.errors import ConfigError
 
 VARIABLE: Final = "PGSLUICE_SPEEDUPS"
-_MODULES: Final = ("pgsluice._rows", "pgsluice.kafka._runs")
+_MODULES: Final = ("pgsluice._rows", "pgsluice.kafka._runs", "pgsluice.pgoutput._copy")
 
 CHOICES: Final = ("auto", "require", "off")
 

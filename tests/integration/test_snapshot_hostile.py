@@ -113,8 +113,8 @@ def test_a_key_in_binary_format_is_read_without_the_casts_of_its_type(new_databa
         finally:
             await reader.close()
 
-    (message,) = asyncio.run(read()).messages
-    assert b"good" in message
+    (frame,) = asyncio.run(read()).frames
+    assert b"good" in frame
 
 
 @pytest.mark.parametrize(

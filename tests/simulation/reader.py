@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pgsluice.errors import SourceUnavailable, TableUnreadable
-from pgsluice.pgoutput.copy import insert_message
+from pgsluice.pgoutput.copy import insert_frame
 from pgsluice.relation import BUILTIN_TYPES, Column, Relation
 from pgsluice.snapshot import Chunk, Shape, Snapshot, Taken
 from tests.simulation.tables import Table, TableWal, Visible
@@ -186,4 +186,4 @@ def _snapshot(visible: Visible) -> Snapshot:
 
 def _message(shape: Shape, row: Values) -> bytes:
     relation = shape.relation
-    return insert_message(relation.oid, [row.get(column.name) for column in relation.columns])
+    return insert_frame(relation.oid, [row.get(column.name) for column in relation.columns])

@@ -18,7 +18,7 @@ from pgsluice.errors import PgsluiceError, SinkUnavailable, SlotInUse, TableUnre
 from pgsluice.history import Checkpoint, ServerIdentity, TimelineSwitch
 from pgsluice.loads import Loaded
 from pgsluice.pgoutput import messages
-from pgsluice.pgoutput.copy import insert_message
+from pgsluice.pgoutput.copy import insert_frame
 from pgsluice.pgoutput.framing import Keepalive, XLogData
 from pgsluice.record import Record
 from pgsluice.relation import Relation
@@ -347,7 +347,7 @@ class FakeReader:
         await self._world.read.wait()
         self._world.step("rows")
         rows = [row for row in self._world.rows[shape.relation.oid] if not after or row > int(after[0])]
-        messages = [insert_message(shape.relation.oid, [str(row).encode()]) for row in rows[:limit]]
+        messages = [insert_frame(shape.relation.oid, [str(row).encode()]) for row in rows[:limit]]
         kept = [message for place, message in enumerate(messages) if place * len(message) < size]
         return Chunk(kept, is_last=len(kept) == len(rows))
 
@@ -355,7 +355,7 @@ class FakeReader:
         self._world.step("rows_of")
         wanted = {int(value[1:]) for (value,) in keys}
         rows = [row for row in self._world.rows[shape.relation.oid] if row in wanted]
-        return Chunk([insert_message(shape.relation.oid, [str(row).encode()]) for row in rows], is_last=True)
+        return Chunk([insert_frame(shape.relation.oid, [str(row).encode()]) for row in rows], is_last=True)
 
     async def size(self, shape: Shape) -> int:
         return 8192 * len(self._world.rows[shape.relation.oid])
@@ -368,7 +368,7 @@ class FakeReader:
         await self._world.read.wait()
         self._world.step("next_rows")
         rows, self._rows = self._rows[:limit], self._rows[limit:]
-        messages = [insert_message(shape.relation.oid, [str(row).encode()]) for row in rows]
+        messages = [insert_frame(shape.relation.oid, [str(row).encode()]) for row in rows]
         return Chunk(messages, is_last=len(rows) < limit)
 
     async def check_readable(self, shape: Shape) -> None:

@@ -9,6 +9,7 @@ from pgsluice import speedups
 from pgsluice.envelope import ChangeEncoder, Stamp
 from pgsluice.errors import PgsluiceError
 from pgsluice.kafka import runs as runs_in_python
+from pgsluice.pgoutput import copy as copy_in_python
 from pgsluice.record import Pending, Record
 from pgsluice.relation import Relation
 from pgsluice.transaction import Transaction
@@ -16,11 +17,13 @@ from pgsluice.transaction import Transaction
 if speedups.COMPILED:
     from pgsluice import _rows as compiled
     from pgsluice.kafka import _runs as runs_compiled
+    from pgsluice.pgoutput import _copy as copy_compiled
 
     TWINS: list[ModuleType] = [in_python, compiled]
     RUNS: list[ModuleType] = [runs_in_python, runs_compiled]
+    COPIES: list[ModuleType] = [copy_in_python, copy_compiled]
 else:
-    TWINS, RUNS = [in_python], [runs_in_python]
+    TWINS, RUNS, COPIES = [in_python], [runs_in_python], [copy_in_python]
 
 needs_compiled = pytest.mark.skipif(not speedups.COMPILED, reason="the compiled modules were not built here")
 

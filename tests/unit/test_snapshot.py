@@ -5,7 +5,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from pgsluice.relation import CATALOG, Column, PgType, Relation
-from pgsluice.snapshot import Shape, Snapshot, reached_at
+from pgsluice.snapshot import Chunk, Shape, Snapshot, reached_at
 
 EPOCH = 2**32
 HALF = 2**31
@@ -109,3 +109,7 @@ class TestATableAsItIsRead:
     def test_its_key_has_its_own_order(self, key: tuple[str, ...], places: tuple[int, ...]) -> None:
         shape = Shape(self.RELATION, is_root=False, key=key, filter="", replaces=True, is_trusted=True, digest="d")
         assert shape.key_places == places
+
+
+def test_the_bytes_of_a_chunk() -> None:
+    assert Chunk([b"abc", b"de"], is_last=True).bytes == 5

@@ -11,9 +11,10 @@ import structlog
 from pgsluice.envelope import Stamp
 from pgsluice.loads import FIRST_SEQ, Load, Mark, Place, State
 from pgsluice.pgoutput.decoder import Decoder
+from pgsluice.pgoutput.framing import MESSAGE_AT, XLogData
 from pgsluice.pgoutput.messages import Insert
 from pgsluice.pipeline.begun import Begun
-from pgsluice.pipeline.encoders import Rows
+from pgsluice.pipeline.encoders import Rows, add_run
 from pgsluice.pipeline.outbox import Outbox
 from pgsluice.pipeline.requests import Requests
 from pgsluice.snapshot import Chunk, Shape
@@ -81,8 +82,8 @@ class Inserter:
             )
             await self._join(table, load, "begin")
         at = 0
-        while at < len(chunk.messages):
-            load, at = await self._insert_some(table, load, chunk.messages, at, timestamp)
+        while at < len(chunk.frames):
+            load, at = await self._insert_some(table, load, chunk.frames, at, timestamp)
         rest = load.moved[len(moved) :]
         load = replace(load, is_read=load.is_read or chunk.is_last, moved=rest)
         self._begun.put(load)
@@ -91,20 +92,21 @@ class Inserter:
             log.info("loaded", table=str(load), topic=table.topic, rows=load.rows)
 
     async def _insert_some(
-        self, table: Opened, load: Load, messages: Sequence[bytes], at: int, timestamp: int
+        self, table: Opened, load: Load, frames: list[XLogData], at: int, timestamp: int
     ) -> tuple[Load, int]:
-        """Put rows from ``messages[at]`` on into the open cut until it is full; return the load, and where that was."""
+        """Put rows from ``frames[at]`` on into the open cut until it is full; return the load, and where that was."""
         pending, place, began = self._outbox.pending, self._place, at
         transaction = Transaction(0, place.lsn, timestamp)
         stamp = Stamp(transaction, self._epoch, commit_timestamps=self._commit_timestamps)
         stamp.next_seq = place.seq
-        while at < len(messages) and not pending.full:
-            table.rows.add(messages[at], stamp, pending, is_streamed=False)
-            at += 1
-            if at % TURN == 0:
-                await asyncio.sleep(0)
+        relations, ready = {table.oid: table.rows.relation}, {table.oid: table.rows}
+        while at < len(frames) and not pending.full:
+            added = add_run(frames[at : at + TURN], 0, relations, ready, stamp, pending)
+            assert added, "they are rows of the table"
+            at += added
+            await asyncio.sleep(0)
         self._place = Place(place.lsn, stamp.next_seq - FIRST_SEQ)
-        last = load.last if load.is_read else _key(table.shape, messages[at - 1])
+        last = load.last if load.is_read else _key(table.shape, frames[at - 1])
         load = replace(load, last=last, rows=load.rows + at - began)
         await self._join(table, load, "rows")
         return load, at
@@ -128,9 +130,9 @@ class Inserter:
         await self._outbox.join_load(self._begun.all(), self._place, [mark], ended)
 
 
-def _key(shape: Shape, message: bytes) -> tuple[str, ...]:
+def _key(shape: Shape, frame: XLogData) -> tuple[str, ...]:
     """Return the values of the row's key, as text."""
-    decoded = Decoder().decode(message)
-    assert isinstance(decoded, Insert), "insert_message() has made it"
+    decoded = Decoder().decode(frame[MESSAGE_AT:])
+    assert isinstance(decoded, Insert), "insert_frame() has made it"
     values = [decoded.new[place] for place in shape.key_places]
     return tuple(value.decode() for value in values if isinstance(value, bytes))

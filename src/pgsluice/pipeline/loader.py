@@ -457,7 +457,7 @@ class Loader:
             load = self._begun.of(opened.oid)
             moved = load.moved[:MOVED_AT_ONCE] if load is not None and load.is_read else ()
             chunk = await self._rows(table, opened.shape, load, moved)
-            self._pace.on_read(len(chunk.messages), time.monotonic())
+            self._pace.on_read(len(chunk.frames), time.monotonic())
             await self._reader.end()
             lsn = await self._rounds.wait_complete()
             if lsn is not None:
@@ -476,7 +476,7 @@ class Loader:
                 chunk = await self._reader.next_rows(opened.shape, limit)
                 await self._insert(opened, self._begun.of(opened.oid), chunk, lsn, timestamp)
                 is_last = chunk.is_last or not self._is_current(opened)
-                size = 1 + sum(map(len, chunk.messages)) // limit
+                size = 1 + chunk.bytes // limit
                 limit = max(1, min(options.chunk_rows, options.chunk_bytes // size, 10 * limit))
         self._note_fit(table, fits=lsn is not None)
 

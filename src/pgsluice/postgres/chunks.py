@@ -13,20 +13,27 @@ import sys
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 from psycopg import AsyncConnection, pq
 
 from pgsluice.errors import SourceUnavailable, TableUnreadable
 from pgsluice.lsn import parse_lsn
-from pgsluice.pgoutput.copy import insert_message, row_values
+from pgsluice.pgoutput.copy import insert_frame
+from pgsluice.pgoutput.framing import XLogData
 from pgsluice.postgres import failures, queries
 from pgsluice.postgres.failures import ServerError
 from pgsluice.postgres.options import ConnectionOptions
 from pgsluice.postgres.wire import Wire, answered_within
 from pgsluice.relation import Column, Relation
 from pgsluice.snapshot import FLUSH_PREFIX, Chunk, Shape, Snapshot, Taken, reached_at
+from pgsluice.speedups import COMPILED
+
+if TYPE_CHECKING or not COMPILED:
+    from pgsluice.pgoutput.copy import row_frame
+else:
+    from pgsluice.pgoutput._copy import row_frame
 
 STATEMENT_TIMEOUT_MS: Final = 30_000
 """For one chunk; it takes some ten milliseconds."""
@@ -109,8 +116,8 @@ class ChunkReader:
         """
         await self._check_shape(shape)
         connection = await self._reading()
-        messages, is_cut = await connection.copy(_copy_next(shape, after, limit), shape.relation, size)
-        return Chunk(messages, is_last=not is_cut and len(messages) < limit)
+        frames, is_cut = await connection.copy(_copy_next(shape, after, limit), shape.relation, size)
+        return Chunk(frames, is_last=not is_cut and len(frames) < limit)
 
     async def rows_of(self, shape: Shape, keys: Sequence[Sequence[str]]) -> Chunk:
         """Return the rows that have these keys (see :func:`pgsluice.loads.moved_key`); as :meth:`rows`."""
@@ -119,8 +126,8 @@ class ChunkReader:
         columns = {column.name: column for column in shape.relation.columns}
         oids = [columns[name].type.oid for name in shape.key]
         found = await connection.texts(keys, oids)
-        messages, _ = await connection.copy(_copy_those(shape, found), shape.relation, _NO_LIMIT)
-        return Chunk(messages, is_last=True)
+        frames, _ = await connection.copy(_copy_those(shape, found), shape.relation, _NO_LIMIT)
+        return Chunk(frames, is_last=True)
 
     async def size(self, shape: Shape) -> int:
         """Return how many bytes the table takes on disk, with its partitions and without indexes."""
@@ -140,8 +147,7 @@ class ChunkReader:
         """Return the next ``limit`` rows at most."""
         connection = await self._reading()
         rows = await connection.fetch(f"FETCH FORWARD {limit} FROM {_CURSOR}", shape.relation)
-        messages = [insert_message(shape.relation.oid, row) for row in rows]
-        return Chunk(messages, is_last=len(messages) < limit)
+        return Chunk([insert_frame(shape.relation.oid, row) for row in rows], is_last=len(rows) < limit)
 
     async def check_readable(self, shape: Shape) -> None:
         """TableUnreadable if no row may be read, or PostgreSQL cannot take ``shape.where`` as a condition on them."""
@@ -230,16 +236,16 @@ class _Connection:
         found = iter([(result.get_value(row, 0) or b"").decode() for row in range(result.ntuples)])
         return [tuple(next(found) if value.startswith("b") else value[1:] for value in key) for key in keys]
 
-    async def copy(self, sql: str, about: Relation, size: int) -> tuple[list[bytes], bool]:
-        """Return the rows of a COPY as Insert messages, and whether it was cancelled when they had ``size`` bytes."""
+    async def copy(self, sql: str, about: Relation, size: int) -> tuple[list[XLogData], bool]:
+        """Return the rows of a COPY in frames, and whether it was cancelled when they had ``size`` bytes."""
         columns, oid = len(about.columns), about.oid
-        found: list[bytes] = []
+        found: list[XLogData] = []
         await self.run_one(sql, about)
         try:
             with answered_within(self._wire.pgconn, STATEMENT_TIMEOUT_MS / 1000):
                 while row := await self._next_row():
                     if size > 0:
-                        found.append(insert_message(oid, row_values(row, columns)))
+                        found.append(row_frame(row, oid, columns))
                         size -= len(row)
                         if size <= 0:
                             await self._connection.cancel_safe()

@@ -1,14 +1,21 @@
-"""Unit tests of pgsluice.pgoutput.copy. The escapes are those of the manual's table of COPY's text format."""
+"""Unit tests of pgsluice.pgoutput.copy, and of its compiled twin.
+
+The escapes are those of the manual's table of COPY's text format.
+"""
+
+from types import ModuleType
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pgsluice.errors import ProtocolError
-from pgsluice.pgoutput.copy import insert_message, row_values
+from pgsluice.pgoutput.copy import insert_frame, row_values
 from pgsluice.pgoutput.decoder import Decoder
+from pgsluice.pgoutput.framing import MESSAGE_AT
 from pgsluice.pgoutput.messages import Insert
-from tests.support.pgoutput_encoder import encode
+from tests.support.pgoutput_encoder import encode, xlog_data
+from tests.support.twins import COPIES
 
 ESCAPES = {
     b"\\": rb"\\",
@@ -83,10 +90,52 @@ def test_an_escape_that_postgresql_does_not_write_is_refused(data: bytes) -> Non
 
 
 @pytest.mark.parametrize("values", [[], [None], [b""], [b"1", None, b"\x00\xff"], [b"x" * 100_000]])
-def test_an_insert_message_is_the_one_of_the_walsender(values: list[bytes | None]) -> None:
-    assert insert_message(2**32 - 1, values) == encode(Insert(None, 2**32 - 1, list(values)))
+def test_a_frame_has_the_insert_message_of_the_walsender(values: list[bytes | None]) -> None:
+    assert insert_frame(2**32 - 1, values)[MESSAGE_AT:] == encode(Insert(None, 2**32 - 1, list(values)))
+
+
+def test_a_frame_is_an_xlog_data_without_positions() -> None:
+    assert insert_frame(7, [b"1"]) == xlog_data(encode(Insert(None, 7, [b"1"])), start=0, wal_end=0, send_time=0)
 
 
 @given(st.integers(0, 2**32 - 1), st.lists(VALUE, max_size=6))
 def test_the_decoder_reads_any_values_from_it(oid: int, values: list[bytes | None]) -> None:
-    assert Decoder().decode(insert_message(oid, values)) == Insert(None, oid, list(values))
+    assert Decoder().decode(insert_frame(oid, values)[MESSAGE_AT:]) == Insert(None, oid, list(values))
+
+
+@pytest.fixture(params=COPIES, ids=lambda twin: str(twin.__name__))
+def twin(request: pytest.FixtureRequest) -> ModuleType:
+    found: ModuleType = request.param
+    return found
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [None],
+        [b""],
+        [b"1", None, b"", b"x" * 100_000],
+        [b"N", b"\\N", b"\\", b"\b\f\n\r\t\v", None, None],
+        [b"\0\xff"] * 1600,
+        [],
+    ],
+)
+def test_a_row_becomes_the_frame_of_its_values(twin: ModuleType, values: list[bytes | None]) -> None:
+    assert twin.row_frame(line(values), 2**32 - 1, len(values)) == insert_frame(2**32 - 1, values)
+
+
+PIECES = st.sampled_from([b"\\", b"N", b"n", b"t", b"x", b"\t", b"\n", b"", b"ab"])
+
+
+@given(st.lists(PIECES, max_size=10).map(b"".join) | st.binary(max_size=12), st.integers(0, 4))
+def test_both_twins_make_the_same_of_any_line(data: bytes, columns: int) -> None:
+    found = [made(twin, data, columns) for twin in COPIES]
+    assert found == found[:1] * len(COPIES)
+
+
+def made(twin: ModuleType, data: bytes, columns: int) -> bytes | str:
+    try:
+        frame: bytes = twin.row_frame(data, 7, columns)
+    except ProtocolError as error:
+        return str(error)
+    return frame

@@ -1,0 +1,3 @@
+from pgsluice.pgoutput.framing import XLogData
+
+def row_frame(line: bytes, oid: int, columns: int) -> XLogData: ...
