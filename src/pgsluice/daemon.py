@@ -547,6 +547,7 @@ def _load_options(settings: Settings) -> LoadOptions:
         in_each_epoch=snapshot.mode == "when_needed",
         is_initial=snapshot.mode != "never",
         assumes="mode" not in snapshot.model_fields_set,
+        is_altered=snapshot.on_alter == "load",
     )
 
 

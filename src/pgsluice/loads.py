@@ -5,11 +5,12 @@ Loads in progress are part of the checkpoint. Tables that are finished are in ``
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import Any, Final, Literal, Self, TypeVar
 
 from pgsluice.avro.wire import read_json
 from pgsluice.errors import HistoryError
+from pgsluice.layout import Layout, read_layout
 from pgsluice.lsn import INVALID_LSN
 from pgsluice.pgoutput.messages import BinaryValue, ColumnValue
 from pgsluice.printable import quoted
@@ -22,10 +23,10 @@ _VERSION: Final = 1
 _NUMBER_MAX: Final = 2**62
 """The largest number that is read back. An Avro long has room for what is added to it, and no LSN comes near."""
 
-State = Literal["begin", "rows", "end"]
+State = Literal["begin", "rows", "end", "stale"]
 
-ENDS: Final = ("end", "cancelled", "assumed")
-"""Why the rows of a table need not be read."""
+ENDS: Final = ("end", "cancelled", "assumed", "stale")
+"""What can have become of the rows of a table."""
 
 T = TypeVar("T")
 
@@ -88,7 +89,8 @@ class Mark:
     """What a cut record says of one load; its fields are those of ``contract/cut.avsc``.
 
     ``rows``: how many are in the stream so far; at the ``end``, all. ``replaces``: at the ``end``, rows of the table
-    that are older than the ``begin`` and did not come again are gone.
+    that are older than the ``begin`` and did not come again are gone. ``stale``: DDL has changed rows since they were
+    read, and the stream does not have what they are now; ``id`` is the load that has read them.
     """
 
     topic: str
@@ -105,11 +107,12 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A table whose rows need not be read any more: the value of its record in ``<prefix>.snapshots``.
+    """A table whose rows have been read: the value of its record in ``<prefix>.snapshots``.
 
-    ``state``: they have been read to the ``end``, a command has ``cancelled`` that, or it is ``assumed``, because an
-    earlier version has delivered the table's changes. It counts only if ``cut``, which the sink fills in, was
-    committed.
+    ``state``: they have been read to the ``end``, a command has ``cancelled`` that, they are ``assumed`` to be there,
+    because an earlier version has delivered the table's changes, or they are ``stale``, because DDL has changed them
+    since. It counts only if ``cut``, which the sink fills in, was committed. ``layout``: that of the table when the
+    rows were read, or later, as long as DDL had not changed them; None if it is not known.
     """
 
     id: str
@@ -120,6 +123,7 @@ class Loaded:
     epoch: int
     cut: int = 0
     state: str = "end"
+    layout: Layout | None = None
 
     @property
     def key(self) -> bytes:
@@ -136,9 +140,10 @@ class Loaded:
         try:
             found = read_json(data.decode())
             if not isinstance(found, dict) or found.pop("version", None) != _VERSION or found.get("state") not in ENDS:
-                states = " or ".join(map(repr, ENDS))
-                raise ValueError(f"it is not a JSON object of version {_VERSION} and state {states}")  # noqa: TRY301
-            return from_fields(cls, found)
+                states = ", ".join(map(repr, ENDS))
+                raise ValueError(f"it is not a JSON object of version {_VERSION} with one of the states {states}")  # noqa: TRY301
+            layout = found.pop("layout", None)
+            return replace(from_fields(cls, found), layout=None if layout is None else read_layout(layout))
         except ValueError as error:
             raise HistoryError(
                 f"{where} is not one that this version of pgsluice can read: {error}. Was it written by a newer "

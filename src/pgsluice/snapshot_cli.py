@@ -57,13 +57,14 @@ def status(client: CommandClient) -> list[str]:
     if checkpoint is None:
         raise UnavailableError("There is no checkpoint of this pipeline yet: `pgsluice run` writes the first one.")
     lines = {quoted(one.schema, one.table): (one.state, one.rows) for one in client.loaded()}
+    stale = {name for name, (state, _) in lines.items() if state == "stale"}
     lines |= {quoted(one.schema, one.table): ("waiting", 0) for one in checkpoint.commands.requests}
-    lines |= {str(one): ("loading", one.rows) for one in checkpoint.loads}
+    lines |= {str(one): ("stale, loading" if str(one) in stale else "loading", one.rows) for one in checkpoint.loads}
     width = max((len(name) for name in lines), default=0)
     states = {"end": "loaded"}
     return [
         f"loads are {'paused' if checkpoint.commands.is_paused else 'not paused'}",
-        *(f"{name:<{width}}  {states.get(state, state):<9}  {rows} rows" for name, (state, rows) in lines.items()),
+        *(f"{name:<{width}}  {states.get(state, state):<14}  {rows} rows" for name, (state, rows) in lines.items()),
     ]
 
 

@@ -4,7 +4,7 @@ Used by ``python -m tests.contract``, which writes the files of ``contract/``, a
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from typing import Any
 
@@ -285,6 +285,13 @@ def _loading() -> Cut:
     return cut
 
 
+def _altered() -> Cut:
+    """Return a cut that says that an ALTER TABLE has changed the rows of a table."""
+    cut = Cut(end_lsn=LOAD_LSN)
+    cut.add_load((), Place(LOAD_LSN, 5), [replace(_mark("stale", 4, 1), replaces=False)], ())
+    return cut
+
+
 def _mark(state: State, place: int, rows: int) -> Mark:
     return Mark(
         *("shop.public.orders", "public", "orders", "6f1e3c0a5b7d4e2f9a8b7c6d5e4f3a2b", state),
@@ -307,6 +314,7 @@ def cut_parts() -> dict[str, list[dict[str, Any]]]:
         "cut with rows that were read": cut_records(
             _loading(), identity, {("shop.public.orders", 1): (23, 24)}, TOPIC_IDS, full=False
         ),
+        "cut with rows that are stale": cut_records(_altered(), identity, {}, {}, full=False),
     }
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from pgsluice.errors import SlotInUse, SourceUnavailable
 from pgsluice.history import ServerIdentity, TimelineSwitch
+from pgsluice.layout import Layout
 from pgsluice.pgoutput.framing import Keepalive, XLogData
 from pgsluice.relation import Relation
 from pgsluice.snapshot import TableSize
@@ -233,6 +234,10 @@ class Connection:
         await self._ask()
         assert isinstance(self._server.wal, TableWal), "no types are chosen"
         return [relation_of(table) for table in self._server.wal.tables if table.is_published]
+
+    async def layouts(self, oids: Sequence[int]) -> dict[int, Layout]:
+        await self._ask()
+        return {oid: Layout((), 0, "") for oid in oids}
 
     async def table_sizes(self, _oids: Sequence[int]) -> dict[int, TableSize]:
         await self._ask()

@@ -16,6 +16,7 @@ from pgsluice.commands import CommandState
 from pgsluice.cut import Cut, Recorded
 from pgsluice.errors import PgsluiceError, SinkUnavailable, SlotInUse, TableUnreadable
 from pgsluice.history import Checkpoint, ServerIdentity, TimelineSwitch
+from pgsluice.layout import Layout
 from pgsluice.loads import Loaded
 from pgsluice.pgoutput import messages
 from pgsluice.pgoutput.copy import insert_frame
@@ -83,6 +84,8 @@ class World:
     types: dict[int, TypeDescription] = field(default_factory=dict)
     published: list[Relation] = field(default_factory=list)
     """The tables of the publications, as they are now."""
+    layouts: dict[int, Layout] = field(default_factory=dict)
+    """What the catalog says of the columns of tables now, by oid."""
     described: list[list[int]] = field(default_factory=list)
     """The types that were asked about."""
     schemas: dict[str, list[Any]] = field(default_factory=dict)
@@ -296,6 +299,10 @@ class FakeSource:
     async def published_relations(self) -> list[Relation]:
         self._world.step("published_relations")
         return self._world.published
+
+    async def layouts(self, oids: Sequence[int]) -> dict[int, Layout]:
+        self._world.step("layouts")
+        return {oid: self._world.layouts.get(oid, Layout((), 0, "")) for oid in oids}
 
     async def table_sizes(self, oids: Sequence[int]) -> dict[int, TableSize]:
         return {oid: TableSize(len(rows), 100 * len(rows)) for oid, rows in self._world.rows.items() if oid in oids}

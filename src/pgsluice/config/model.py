@@ -434,6 +434,12 @@ class Snapshot(Section):
         '"never": only what `pgsluice snapshot start` asks for. If it is not set, what a version without this default '
         "has delivered counts as loaded.",
     )
+    on_alter: Literal["load", "warn"] = Field(
+        default="load",
+        description="What follows when a table that was loaded is altered so that its rows have values that were not "
+        'sent, as by a new column with a default. "load": it is loaded again, unless mode is "never". "warn": log and '
+        "status say so.",
+    )
     chunk_rows: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = Field(
         default=20_000, description="Rows that are read at once. Meanwhile changes wait, and ALTER TABLE does."
     )

@@ -6,6 +6,7 @@ from typing import Final
 
 import structlog
 
+from pgsluice.layout import Layout
 from pgsluice.loads import Load, Loaded, assumed, moved_key
 from pgsluice.pgoutput.messages import TupleData
 from pgsluice.pipeline.encoders import Encoders
@@ -66,11 +67,15 @@ class Begun:
         for oid in self._loads.keys() - set(oids):
             self.drop(oid)
 
-    def finish(self, load: Load) -> Loaded:
-        """Note that all rows are in the stream, and return the table's record."""
+    def finish(self, load: Load, layout: Layout | None) -> Loaded:
+        """Note that all rows of a table of this layout are in the stream, and return the table's record."""
         self.drop(load.oid)
-        loaded = Loaded(load.id, load.schema, load.table, load.oid, load.rows, self._epoch)
-        self._loaded[load.name] = loaded
+        loaded = Loaded(load.id, load.schema, load.table, load.oid, load.rows, self._epoch, layout=layout)
+        return self.replace(loaded)
+
+    def replace(self, loaded: Loaded) -> Loaded:
+        """Let this be the table's record."""
+        self._loaded[loaded.schema, loaded.table] = loaded
         return loaded
 
     def cancel(self, relation: Relation) -> Loaded | None:
@@ -84,8 +89,7 @@ class Begun:
             return None
         name = relation.namespace, relation.name
         identifier, rows = ("", 0) if load is None else (load.id, load.rows)
-        self._loaded[name] = Loaded(identifier, *name, relation.oid, rows, self._epoch, state="cancelled")
-        return self._loaded[name]
+        return self.replace(Loaded(identifier, *name, relation.oid, rows, self._epoch, state="cancelled"))
 
     def assume(self, relations: Iterable[Relation]) -> list[Loaded]:
         """Let the tables that were never loaded count as loaded; return their records."""
@@ -96,10 +100,15 @@ class Begun:
 
     def is_loaded(self, relation: Relation) -> bool:
         """Return whether the rows of this very table need not be read: they were, or a command has cancelled that."""
-        return self.loaded(relation) is not None
+        loaded = self.loaded(relation)
+        return loaded is not None and loaded.state != "stale"
+
+    def complete(self) -> list[Loaded]:
+        """Return the records of the tables whose rows and changes are in the stream, as far as that is known."""
+        return [one for one in self._loaded.values() if one.state not in ("cancelled", "stale")]
 
     def loaded(self, relation: Relation) -> Loaded | None:
-        """Return the record of this very table, if its rows need not be read."""
+        """Return the record of this very table, if it has one."""
         loaded = self._loaded.get((relation.namespace, relation.name))
         return loaded if loaded is not None and loaded.oid == relation.oid else None
 

@@ -24,11 +24,12 @@ from pgsluice.avro.sent.types import TypeDescription, conversions, elements, unk
 from pgsluice.avro.types import TypeOptions, check_choices
 from pgsluice.envelope import ChangeEncoder, DeadLetters, InsertOp, MessageEncoder, OnIncomplete
 from pgsluice.errors import PoisonError, TableRefused
+from pgsluice.layout import Layout
 from pgsluice.pipeline.ends import Registry, Sink, Source
 from pgsluice.pipeline.quarantine import Quarantine, RefusedRows, open_dead_letters
 from pgsluice.printable import quoted
 from pgsluice.record import Target
-from pgsluice.relation import Relation, size_of
+from pgsluice.relation import Column, Relation, size_of
 from pgsluice.speedups import COMPILED
 from pgsluice.tables import TablePolicy, Tables
 from pgsluice.transaction import Change
@@ -151,6 +152,10 @@ class Encoders:
         if known is not None and known.encoder is not None:
             known.encoder.on_incomplete = tell
 
+    def forget(self, oid: int) -> None:
+        """Make the table's encoder again at its next row: what the catalog says of its columns has changed."""
+        self._drop(oid)
+
     async def of_loaded(self, relation: Relation) -> Rows:
         """Return an encoder of rows that are read, as Insert messages; TableRefused, PoisonError if there can be none.
 
@@ -241,7 +246,8 @@ class Encoders:
         fields = TableFields(options, former).assign(relation)
         key = await self._key(relation, policy, key_subject, space)
         await self._sink.open_topic(policy, keyed=bool(key))
-        description = _description(relation, key)
+        layout = (await self._source.layouts([relation.oid])).get(relation.oid)
+        description = _description(relation, key, layout)
         value_id = await self._registry.register(value_subject, envelope_schema(space, fields), description)
         sent = conversions(relation, described) if self._types.binary else None
         key_encoder, key_id = None, None
@@ -329,21 +335,27 @@ def _check_past(relation: Relation, policy: TablePolicy, former: FieldHistory) -
         )
 
 
-def _description(relation: Relation, key: Sequence[str]) -> dict[str, Any]:
-    """Return what PostgreSQL said of the table, which stands beside the schema in the registry."""
+def _description(relation: Relation, key: Sequence[str], layout: Layout | None) -> dict[str, Any]:
+    """Return what PostgreSQL said of the table, which stands beside the schema in the registry.
+
+    The ``layout`` is of now, the relation of then: a column that is not there any more has no number.
+    """
     return {
         "oid": relation.oid,
         "schema": relation.namespace,
         "table": relation.name,
         "replica_identity": relation.replica_identity,
         "key": list(key),
-        "columns": [
-            {
-                "name": column.name,
-                "type": column.type.name,
-                "type_oid": column.type.oid,
-                "typmod": column.typmod,
-            }
-            for column in relation.columns
-        ],
+        "columns": [_column_description(column, layout) for column in relation.columns],
+    }
+
+
+def _column_description(column: Column, layout: Layout | None) -> dict[str, Any]:
+    attnum = None if layout is None else layout.attnum(column.name, column.type.oid)
+    return {
+        "name": column.name,
+        "type": column.type.name,
+        "type_oid": column.type.oid,
+        "typmod": column.typmod,
+        **({} if attnum is None else {"attnum": attnum}),
     }

@@ -13,6 +13,7 @@ from pgsluice.avro.wire import Schema
 from pgsluice.commands import CommandState
 from pgsluice.cut import Cut, Recorded
 from pgsluice.history import Checkpoint, ServerIdentity, TimelineSwitch
+from pgsluice.layout import Layout
 from pgsluice.loads import Loaded
 from pgsluice.pgoutput.framing import Keepalive, XLogData
 from pgsluice.record import Record
@@ -78,6 +79,9 @@ class Source(Protocol):
 
     async def table_sizes(self, oids: Sequence[int]) -> Mapping[int, TableSize]:
         """Return the sizes of tables as PostgreSQL has estimated them last, by oid; it waits for no lock."""
+
+    async def layouts(self, oids: Sequence[int]) -> Mapping[int, Layout]:
+        """Return the layouts of these tables as of now, by oid; those that are gone have none. It waits for no lock."""
 
     async def primary_key(self, relation_oid: int) -> tuple[str, ...] | None:
         """Return the primary key's columns as of now; empty when there is none, None when the table is gone."""

@@ -9,7 +9,8 @@ from typing import Final
 import structlog
 
 from pgsluice.envelope import Stamp
-from pgsluice.loads import FIRST_SEQ, Load, Mark, Place, State
+from pgsluice.layout import Layout
+from pgsluice.loads import FIRST_SEQ, Load, Loaded, Mark, Place, State
 from pgsluice.pgoutput.decoder import Decoder
 from pgsluice.pgoutput.framing import MESSAGE_AT, XLogData
 from pgsluice.pgoutput.messages import Insert
@@ -30,12 +31,14 @@ TURN: Final = 1000
 class Opened:
     """A table whose rows are read, and what encodes them.
 
-    ``replaces``: at the end, rows that are older and were not read are gone.
+    ``replaces``: at the end, rows that are older and were not read are gone. ``layout``: that of the table when it was
+    opened; None if it is not known.
     """
 
     shape: Shape
     rows: Rows
     replaces: bool
+    layout: Layout | None = None
 
     @property
     def oid(self) -> int:
@@ -91,6 +94,14 @@ class Inserter:
             await self._join(table, load, "end")
             log.info("loaded", table=str(load), topic=table.topic, rows=load.rows)
 
+    async def note(self, loaded: Loaded, lsn: int, topic: str | None = None) -> None:
+        """Let the table's record join the open cut; with the ``topic``, also the mark that its rows are stale."""
+        marks = []
+        if topic is not None:
+            self._place = self._place.at(max(lsn, self._place.lsn))
+            marks.append(self._mark(topic, loaded, "stale", replaces=False))
+        await self._outbox.join_load(self._begun.all(), self._place, marks, [self._begun.replace(loaded)])
+
     async def _insert_some(
         self, table: Opened, load: Load, frames: list[XLogData], at: int, timestamp: int
     ) -> tuple[Load, int]:
@@ -111,20 +122,22 @@ class Inserter:
         await self._join(table, load, "rows")
         return load, at
 
+    def _mark(self, topic: str, load: Load | Loaded, state: State, *, replaces: bool) -> Mark:
+        """Return a mark of how far the load has come, and let what follows stand behind it."""
+        place, name = self._place, (load.schema, load.table)
+        self._place = place.behind(1)
+        return Mark(topic, *name, load.id, state, self._epoch, place.lsn, place.seq, load.rows, replaces)
+
     async def _join(self, table: Opened, load: Load, state: State) -> None:
         """Let what was added join the open cut, with a mark of how far the load has come."""
-        place = self._place
-        mark = Mark(
-            table.topic, *load.name, load.id, state, self._epoch, place.lsn, place.seq, load.rows, table.replaces
-        )
-        self._place = place.behind(1)
+        mark = self._mark(table.topic, load, state, replaces=table.replaces)
         ended = []
         if state != "end":
             self._begun.put(load)
         elif table.shape.where:
             self._begun.drop(load.oid)  # some of its rows say nothing of the others
         else:
-            ended.append(self._begun.finish(load))
+            ended.append(self._begun.finish(load, table.layout))
         if state == "end":
             self._requests.end(load.name, "loaded", rows=load.rows)
         await self._outbox.join_load(self._begun.all(), self._place, [mark], ended)

@@ -12,10 +12,11 @@ import structlog
 
 log = structlog.get_logger(__name__)
 
-TableState = Literal["waiting", "loading", "blocked", "left_out", "skipped", "assumed", "loaded"]
+TableState = Literal["waiting", "loading", "blocked", "left_out", "stale", "skipped", "assumed", "loaded"]
 """``blocked``: it could not be read the last time, or waits for transactions of others. ``left_out``: it cannot be
-loaded as it is. ``skipped``: the settings say that it is not to be loaded. ``assumed``: it counts as loaded, because an
-earlier version has delivered its changes."""
+loaded as it is. ``stale``: it was altered after it was loaded, and is not loaded again by itself. ``skipped``: the
+settings say that it is not to be loaded. ``assumed``: it counts as loaded, because an earlier version has delivered its
+changes."""
 
 STATES: Final[Sequence[TableState]] = get_args(TableState)
 
@@ -32,7 +33,7 @@ SHOWN_MAX: Final = 20
 class TableReport:
     """A published table, the rows that were read, and those that it has as PostgreSQL estimates them.
 
-    ``reason``: why it is not read.
+    ``reason``: why it is not read. ``is_stale``: it was loaded before, and then altered.
     """
 
     table: str
@@ -40,6 +41,7 @@ class TableReport:
     rows: int = 0
     estimated_rows: int = 0
     reason: str | None = None
+    is_stale: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,4 +132,4 @@ class LoadWatch:
             self._marks = (self._marks[1], (now, report.rows))
 
 
-_NAMED: Final = (*UNFINISHED, "left_out")
+_NAMED: Final = (*UNFINISHED, "left_out", "stale")

@@ -20,6 +20,7 @@ from pgsluice.commands import CommandState
 from pgsluice.errors import PoisonError, SourceUnavailable, TableRefused, TableUnreadable
 from pgsluice.loads import Load, Loaded, Place
 from pgsluice.metrics import Metrics
+from pgsluice.pipeline.alterations import Alterations
 from pgsluice.pipeline.begun import Begun
 from pgsluice.pipeline.encoders import Encoders
 from pgsluice.pipeline.ends import Reader, Source, Stream
@@ -69,8 +70,9 @@ class LoadOptions:
     ``max_rows_per_s``: how many rows are read by a key in a second; None: as many as possible.
     ``replaces``: rows that were not read, and are older, are gone. That is not so where only a part of the changes is
     followed (postgres.origin). ``in_each_epoch``: tables are loaded again once changes may be missing, which is why a
-    new epoch begins. ``is_initial``: every published table is loaded once, also if no command asks for it. ``assumes``:
-    what an earlier version has delivered counts as loaded, as nobody has chosen whether tables are to be.
+    new epoch begins. ``is_initial``: every published table is loaded once, also if no command asks for it; and
+    ``is_altered``: again when it was altered so that rows have values that the stream did not send. ``assumes``: what
+    an earlier version has delivered counts as loaded, as nobody has chosen whether tables are to be.
     """
 
     chunk_rows: int
@@ -79,6 +81,7 @@ class LoadOptions:
     replaces: bool
     in_each_epoch: bool
     is_initial: bool = True
+    is_altered: bool = True
     assumes: bool = False
     max_rows_per_s: int | None = None
 
@@ -143,6 +146,8 @@ class Loader:
             *(seams.outbox, self._begun, self.requests, place), epoch=epoch, commit_timestamps=commit_timestamps
         )
         self._tracks_loads = tracks_loads
+        loads_again = options.is_initial and options.is_altered
+        self._alterations = Alterations(source, encoders, self._begun, self._inserter, seams, loads_again=loads_again)
         self._tables: dict[int, _Table] = {}
         """By oid."""
         self.looked = asyncio.Event()
@@ -254,9 +259,9 @@ class Loader:
     async def _look(self) -> None:
         """Find the published tables that were never loaded, and those that commands ask for."""
         await self._until_shown()
-        is_needed = self._options.is_initial or bool(self.requests.state.requests)
+        is_needed = self._options.is_initial or bool(self.requests.state.requests or self._begun.complete())
         if is_needed:
-            self._published = await self._source.published_relations()
+            self._published = await self._alterations.look()
         if not self._tracks_loads:
             await self._assume()
         if not is_needed:
@@ -300,8 +305,14 @@ class Loader:
                 one.size = sizes.get(oid, TableSize())
 
     def _is_wanted(self, relation: Relation) -> bool:
-        """Return whether the table is to be loaded: because a command says so, or because it never was."""
-        return self._is_asked_for(relation) or (self._options.is_initial and not self._begun.is_loaded(relation))
+        """Return whether the table is to be loaded: because a command says so, it never was, or it was altered."""
+        if self._is_asked_for(relation) or not self._options.is_initial:
+            return self._is_asked_for(relation)
+        return not (self._begun.is_loaded(relation) or (self._is_stale(relation) and not self._options.is_altered))
+
+    def _is_stale(self, relation: Relation) -> bool:
+        loaded = self._begun.loaded(relation)
+        return loaded is not None and loaded.state == "stale"
 
     def _may_load(self, relation: Relation) -> bool:
         """Return whether the settings let the table be loaded, or a command does."""
@@ -327,13 +338,15 @@ class Loader:
         table, loaded = self._tables.get(relation.oid), self._begun.loaded(relation)
         if table is None:
             state = _REPORTED.get(loaded.state, "skipped") if loaded is not None else "skipped"
-            return TableReport(str(relation), state, loaded.rows if loaded is not None and state == "loaded" else 0)
+            rows = loaded.rows if loaded is not None and state in ("loaded", "stale") else 0
+            return TableReport(str(relation), state, rows, is_stale=state == "stale")
         load, reason = self._begun.of(relation.oid), table.said or self.obstacle or self._trouble
         state = "waiting" if load is None else "loading"
         if table.is_out or reason is not None:
             state = "left_out" if table.is_out else "blocked"
         estimated = 0 if table.size is None else table.size.rows
-        return TableReport(str(relation), state, 0 if load is None else load.rows, estimated, reason)
+        rows = 0 if load is None else load.rows
+        return TableReport(str(relation), state, rows, estimated, reason, is_stale=self._is_stale(relation))
 
     def _watch_if_needed(self) -> None:
         self._rounds.watch(on=self.obstacle is None and any(not one.is_out for one in self._tables.values()))
@@ -394,8 +407,10 @@ class Loader:
         Whoever has changed it already and has not ended may be neither in the snapshot nor in the stream: the table may
         have been published, or this session begun, after he wrote.
         """
+        # The layout is no newer than what is read, so that no change remains unnoticed.
+        layout = (await self._source.layouts([table.relation.oid])).get(table.relation.oid)
         shape = await self._reader.shape(table.relation)
-        if shape is None:
+        if shape is None or layout is None:
             return None  # it is gone, which the next look will show
         policy = self._policy(shape.relation)
         check_trusted(shape, is_named=policy is not None and policy.named)
@@ -421,7 +436,8 @@ class Loader:
                 return None
         is_whole = self._options.replaces and shape.replaces and not shape.where
         log.info("loading", table=str(shape.relation), rows_before=load.rows if load else 0)
-        return Opened(shape, rows, replaces=is_whole and policy is not None and policy.truncate)
+        layout = layout.only([one.name for one in shape.relation.columns])
+        return Opened(shape, rows, is_whole and policy is not None and policy.truncate, layout)
 
     async def _check_size(self, shape: Shape) -> None:
         """Raise if the table is too large to be read in one piece, while all changes wait."""
@@ -544,7 +560,7 @@ class Loader:
         return await self._reader.rows(shape, after, limit, options.chunk_bytes)
 
 
-_REPORTED: Final[Mapping[str, TableState]] = {"end": "loaded", "assumed": "assumed"}
+_REPORTED: Final[Mapping[str, TableState]] = {"end": "loaded", "assumed": "assumed", "stale": "stale"}
 """How the report calls what the record of a table says; other tables are skipped."""
 
 

@@ -8,7 +8,7 @@ https://www.postgresql.org/docs/current/catalogs.html
 
 import asyncio
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -17,6 +17,7 @@ from psycopg import AsyncConnection
 
 from pgsluice.avro.sent.types import LEVELS_MAX, TypeDescription, is_built_in
 from pgsluice.errors import SourceUnavailable, TableRefused
+from pgsluice.layout import ColumnLayout, Layout
 from pgsluice.lsn import parse_lsn
 from pgsluice.postgres import failures, queries
 from pgsluice.postgres.options import ConnectionOptions
@@ -37,6 +38,8 @@ TYPES_AT_ONCE = 50
 
 PARTS_MAX = 100_000
 """Parts of types, and parts of those, that one table's columns may have: whoever may create types makes any number."""
+
+Parameters = Sequence[object] | Mapping[str, object]
 
 _SESSION_SETTINGS = {"default_transaction_read_only": "on", "statement_timeout": str(STATEMENT_TIMEOUT_MS)}
 
@@ -243,6 +246,15 @@ class Catalog:
             relations.append(Relation(oid, schema, table, identity, described))
         return relations
 
+    async def layouts(self, oids: Sequence[int], publications: Sequence[str]) -> dict[int, Layout]:
+        """Return the layouts of these tables by oid, with all their columns; those that are gone have none."""
+        asked = {"oids": list(oids), "publications": list(publications)}
+        rows = await self._rows(queries.layouts(await self._version()), asked)
+        return {
+            oid: Layout(tuple(map(_column_layout, columns or ())), attnums, storage or "", filter_ or "")
+            for oid, columns, attnums, storage, filter_ in rows
+        }
+
     async def loadable_tables(self, publications: Sequence[str]) -> list[LoadableTable]:
         """Return the tables under whose names rows are published, and whether their rows can be read."""
         rows = await self._rows(queries.loadable_tables(await self._version()), [list(publications)] * 2)
@@ -287,7 +299,7 @@ class Catalog:
         async with self._lock:
             return (await self._connected()).info.server_version
 
-    async def _rows(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+    async def _rows(self, sql: str, parameters: Parameters = ()) -> list[tuple[Any, ...]]:
         """Run a query; once more on a new connection if the old one turns out to be lost."""
         async with self._lock:
             was_open = self._is_open()
@@ -298,7 +310,7 @@ class Catalog:
                     raise
                 return await self._execute(sql, parameters)
 
-    async def _execute(self, sql: str, parameters: Sequence[object]) -> list[tuple[Any, ...]]:
+    async def _execute(self, sql: str, parameters: Parameters) -> list[tuple[Any, ...]]:
         connection = await self._connected()
         try:
             with answered_within(connection.pgconn, ANSWER_TIMEOUT_S):
@@ -318,6 +330,11 @@ class Catalog:
 
     def _is_open(self) -> bool:
         return self._connection is not None and not self._connection.closed
+
+
+def _column_layout(found: Sequence[str]) -> ColumnLayout:
+    attnum, name, type_oid, typmod, xmin, is_filled = found
+    return ColumnLayout(int(attnum), name, int(type_oid), int(typmod), int(xmin), is_filled=is_filled == "1")
 
 
 def _check_number(described: Collection[TypeDescription]) -> None:

@@ -316,7 +316,7 @@ def _shape(relation: Relation, text: str) -> Shape:
     known = {column.name: column for column in relation.columns}
     columns = tuple(
         Column(name, known[name].type, typmod, is_key=identity == "f" or name in names)
-        for _, name, _, typmod in found["columns"] or []
+        for _, name, _, typmod, _ in found["columns"] or []
     )
     described = Relation(relation.oid, found["schema"], found["table"], identity, columns)
     digest = hashlib.sha256(text.encode()).hexdigest()[:_SHAPE_DIGITS]

@@ -6,6 +6,7 @@ https://www.postgresql.org/docs/current/catalogs.html
 """
 
 GENERATED_COLUMNS_SINCE = 12_00_00
+MISSING_VALUES_SINCE = 11_00_00
 MULTIRANGES_SINCE = 14_00_00
 ROW_FILTERS_SINCE = 15_00_00
 
@@ -155,6 +156,58 @@ FROM part
 JOIN pg_class c ON c.oid = part.oid AND c.relkind <> 'p'
 LEFT JOIN pg_class toast ON toast.oid = c.reltoastrelid
 GROUP BY part.root"""
+
+
+# What pgsluice.layout.Layout has, of the catalog's own tables alone, as above. A root has no rows: its partitions tell
+# whether rows were written anew, and whether those that were there have a value of a new column, which they have under
+# the same name. A row filter is compared as the catalog has it, because deparsing it waits for locks.
+_LAYOUTS = """
+WITH RECURSIVE part AS (
+    SELECT c.oid AS root, c.oid FROM pg_class c WHERE c.oid = ANY (%(oids)s::oid[])
+    UNION
+    SELECT part.root, i.inhrelid
+    FROM part
+    JOIN pg_class c ON c.oid = part.oid AND c.relkind = 'p'
+    JOIN pg_inherits i ON i.inhparent = part.oid
+), stored AS (
+    SELECT part.root, c.oid, c.relfilenode
+    FROM part
+    JOIN pg_class c ON c.oid = part.oid AND c.relkind <> 'p'
+), filled AS (
+    SELECT DISTINCT stored.root, a.attname
+    FROM stored
+    JOIN pg_attribute a ON a.attrelid = stored.oid AND {missing}
+)
+SELECT c.oid,
+       (SELECT array_agg(ARRAY[a.attnum::text, a.attname::text, a.atttypid::text, a.atttypmod::text, a.xmin::text,
+                               (f.attname IS NOT NULL)::int::text] ORDER BY a.attnum)
+        FROM pg_attribute a
+        LEFT JOIN filled f ON f.root = c.oid AND f.attname = a.attname
+        WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
+       c.relnatts,
+       (SELECT left(md5(string_agg(stored.oid || ':' || stored.relfilenode, ' ' ORDER BY stored.oid)), 16)
+        FROM stored WHERE stored.root = c.oid),
+       {filter}
+FROM pg_class c
+WHERE c.oid = ANY (%(oids)s::oid[])"""
+
+# A publication without a filter lets all rows pass.
+_LAYOUT_FILTER_SINCE_15 = """(
+        SELECT CASE WHEN bool_and(r.prqual IS NOT NULL)
+                    THEN left(md5(string_agg(r.prqual::text, ' ' ORDER BY r.prqual::text)), 16) END
+        FROM pg_publication p
+        LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = c.oid
+        WHERE p.pubname = ANY (%(publications)s::text[])
+          AND (r.oid IS NOT NULL OR p.puballtables OR EXISTS (
+              SELECT FROM pg_publication_namespace s WHERE s.pnpubid = p.oid AND s.pnnspid = c.relnamespace)))"""
+
+
+def layouts(server_version: int) -> str:
+    """Return the query for the layouts of tables, by their oids."""
+    return _LAYOUTS.format(
+        missing="a.atthasmissing" if server_version >= MISSING_VALUES_SINCE else "false",
+        filter=_LAYOUT_FILTER_SINCE_15 if server_version >= ROW_FILTERS_SINCE else "NULL::text",
+    )
 
 
 def loadable_tables(server_version: int) -> str:
@@ -322,7 +375,7 @@ _SHAPE = """
 SELECT json_build_object(
     'kind', c.relkind, 'schema', n.nspname, 'table', c.relname, 'identity', c.relreplident,
     'columns', (
-        SELECT json_agg(json_build_array(a.attnum, a.attname, a.atttypid, a.atttypmod) ORDER BY a.attnum)
+        SELECT json_agg(json_build_array(a.attnum, a.attname, a.atttypid, a.atttypmod, a.xmin::text) ORDER BY a.attnum)
         FROM pg_attribute a
         WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attname = ANY ({columns}::text[])),
     'identity_columns', (

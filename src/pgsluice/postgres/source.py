@@ -10,6 +10,7 @@ from functools import partial
 from pgsluice.avro.sent.types import TypeDescription
 from pgsluice.errors import ConfigError, SlotInUse, SourceUnavailable
 from pgsluice.history import ServerIdentity, TimelineSwitch
+from pgsluice.layout import Layout
 from pgsluice.postgres.catalog import Catalog
 from pgsluice.postgres.chunks import ChunkReader
 from pgsluice.postgres.connection import ReplicationConnection
@@ -160,6 +161,10 @@ class PostgresSource:
     async def table_sizes(self, oids: Sequence[int]) -> dict[int, TableSize]:
         """Return the sizes of tables as PostgreSQL has estimated them last, by oid; it waits for no lock."""
         return await self._catalog.table_sizes(oids)
+
+    async def layouts(self, oids: Sequence[int]) -> dict[int, Layout]:
+        """Return the layouts of these tables as of now, by oid; those that are gone have none. It waits for no lock."""
+        return await self._catalog.layouts(oids, self._options.publications)
 
     async def primary_key(self, relation_oid: int) -> tuple[str, ...] | None:
         """Return the primary key's columns as of now; empty when there is none, None when the table is gone."""

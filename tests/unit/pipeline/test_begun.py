@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pgsluice.envelope import OnIncomplete
+from pgsluice.layout import ColumnLayout, Layout
 from pgsluice.loads import Load, Loaded
 from pgsluice.pgoutput.messages import UNCHANGED, ColumnValue
 from pgsluice.pipeline import begun as module
@@ -14,6 +15,7 @@ from pgsluice.relation import Column, PgType, Relation
 
 INT4, TEXT = PgType(23, "pg_catalog", "int4"), PgType(25, "pg_catalog", "text")
 NOTES = Relation(7, "public", "notes", "d", (Column("n", INT4, -1, is_key=True), Column("t", TEXT, -1, is_key=False)))
+LAYOUT = Layout((ColumnLayout(1, "n", 23, -1, 700), ColumnLayout(2, "t", 25, -1, 700)), 2, "0a1b")
 LOAD = Load("x", "public", "notes", 7, "shape", ("n",), ("5",), 5)
 
 
@@ -66,7 +68,7 @@ def test_tables_that_were_never_loaded_count_as_loaded(begun: Begun) -> None:
 
 def test_a_finished_table_has_a_record(begun: Begun, encoders: Watched) -> None:
     assert not begun.is_loaded(NOTES)
-    assert begun.finish(LOAD) == Loaded("x", "public", "notes", 7, 5, epoch=3)
+    assert begun.finish(LOAD, LAYOUT) == Loaded("x", "public", "notes", 7, 5, epoch=3, layout=LAYOUT)
     assert begun.is_loaded(NOTES)
     assert not begun.is_loaded(replace(NOTES, oid=8))
     assert not begun.all()

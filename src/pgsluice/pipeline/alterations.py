@@ -1,0 +1,87 @@
+"""Finds tables that were altered after they were loaded, where that has changed rows: the stream does not send it.
+
+Used by ``loader``, each time that it looks at the publications. Their rows are stale from then on: a mark says so, and
+they are loaded again unless the settings keep that from happening.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import structlog
+
+from pgsluice.errors import TableRefused
+from pgsluice.layout import Layout, unsent
+from pgsluice.loads import Loaded
+from pgsluice.pipeline.begun import Begun
+from pgsluice.pipeline.encoders import Encoders
+from pgsluice.pipeline.ends import Source
+from pgsluice.pipeline.inserter import Inserter
+from pgsluice.pipeline.rounds import Seams
+from pgsluice.relation import Relation
+from pgsluice.tables import TablePolicy
+
+log = structlog.get_logger(__name__)
+
+
+class Alterations:
+    """The tables that are loaded, and what has become of their columns."""
+
+    def __init__(
+        self, source: Source, encoders: Encoders, begun: Begun, inserter: Inserter, seams: Seams, *, loads_again: bool
+    ) -> None:
+        """``loads_again``: whether the loader reads altered tables again by itself."""
+        self._source = source
+        self._encoders = encoders
+        self._begun = begun
+        self._inserter = inserter
+        self._seams = seams
+        self._loads_again = loads_again
+
+    async def look(self) -> Sequence[Relation]:
+        """Compare the tables that are loaded with what they were; return the published tables as they are now."""
+        # The layouts are no newer than the relations, so all columns that a layout counts are known there.
+        complete = self._begun.complete()
+        layouts = await self._source.layouts([one.oid for one in complete]) if complete else {}
+        published = await self._source.published_relations()
+        for relation in published:
+            loaded, layout = self._begun.loaded(relation), layouts.get(relation.oid)
+            if loaded in complete and layout is not None:
+                await self._compare(relation, loaded, layout.only([one.name for one in relation.columns]))
+        return published
+
+    async def _compare(self, relation: Relation, loaded: Loaded, layout: Layout) -> None:
+        reason = None
+        if loaded.layout is not None:
+            layout = layout.after(loaded.layout)
+            if layout == loaded.layout:
+                return
+            reason = unsent(loaded.layout, layout)
+        policy = self._policy(relation)
+        if policy is None:
+            return
+        async with self._seams.pause():
+            self._encoders.forget(relation.oid)
+            if reason is None:
+                await self._inserter.note(replace(loaded, layout=layout), 0)
+            else:
+                progress = self._seams.progress
+                lsn = max(progress.received, progress.delivered)
+                await self._inserter.note(replace(loaded, state="stale"), lsn, policy.topic)
+                self._seams.wake()
+        if reason is not None:
+            self._warn(relation, policy, reason)
+
+    def _warn(self, relation: Relation, policy: TablePolicy, reason: str) -> None:
+        is_loaded_again = self._loads_again and policy.is_loaded
+        log.warning(
+            "a table was altered, and rows that were there have values that the stream did not send",
+            table=str(relation),
+            reason=reason,
+            next="it is loaded again" if is_loaded_again else f"load it again: pgsluice snapshot start {relation}",
+        )
+
+    def _policy(self, relation: Relation) -> TablePolicy | None:
+        try:
+            return self._encoders.policy(relation)
+        except TableRefused:
+            return None
