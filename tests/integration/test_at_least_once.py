@@ -29,6 +29,8 @@ from tests.support.weather import Pipeline, Start, configured, wait_until
 AT_LEAST_ONCE = {"delivery": {"mode": "at_least_once"}}
 SMALL_CUTS = {"delivery": {"mode": "at_least_once", "cut_bytes": "8KiB"}}
 
+WRITING_INTERVAL_S = 0.4
+
 LARGE = 100_000
 """Rows of a transaction that takes seconds."""
 
@@ -99,15 +101,17 @@ def assert_at_least_once(pipeline: Pipeline, last: int) -> int:
 
 @contextmanager
 def writing(pipeline: Pipeline) -> Iterator[list[int]]:
-    """Write in the background, small transactions and large ones; in the end the list has the last number."""
+    """Write in the background, small transactions and large ones; in the end the list has the last number.
+
+    It pauses between them, because a daemon starts slowly on a busy machine, and all rows are decoded in the end.
+    """
     stop, last = threading.Event(), [0]
 
     def work() -> None:
-        while not stop.is_set():
+        while not stop.wait(WRITING_INTERVAL_S):
             pipeline.write(5)
             pipeline.write_at_once(500)
             last[0] += 505
-            time.sleep(0.1)
 
     writer = threading.Thread(target=work)
     writer.start()

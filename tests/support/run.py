@@ -31,6 +31,7 @@ PARTITIONS = 2
 """Of a topic, where no rule says otherwise: enough to see that order holds by key only."""
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "postgres": {"status_interval": "200ms"},
     "buffer": {"memory_max": "1MiB"},
     "kafka": {"topics": {"partitions": PARTITIONS}},
     "delivery": {"heartbeat": "500ms", "cut_bytes": "256KiB"},

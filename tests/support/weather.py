@@ -24,7 +24,11 @@ from sandbox.kafka import Kafka
 from sandbox.postgres import DEFAULT_VERSION, Database, Postgres
 from tests.support.kafka import properties
 
-SETTINGS: dict[str, dict[str, Any]] = {"delivery": {"heartbeat": "500ms"}, "kafka": {"topics": {"partitions": 1}}}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "postgres": {"status_interval": "200ms"},  # tests wait for the slot to move, which it does with the next status
+    "delivery": {"heartbeat": "500ms"},
+    "kafka": {"topics": {"partitions": 1}},
+}
 PATIENCE_S = 60
 
 BUSY_INTERVAL_S = 0.003
