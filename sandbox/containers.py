@@ -271,6 +271,9 @@ def _make_base(image: str, entry: Path) -> None:
     left_out = [f"--dpkgopt=path-exclude=/usr/share/{what}/*" for what in ("doc", "man", "locale", "info")]
     _debootstrap(BASES[image], entry, left_out)
     _link_python(entry)
+    # The official images have the standard library as source code only.
+    for compiled in [*(entry / "usr/lib").rglob("__pycache__")]:
+        shutil.rmtree(compiled)
     shutil.copyfile(CERTIFICATES, entry / CERTIFICATES.relative_to("/"))
     (entry / "etc/pip.conf").write_text(f"[global]\ncert = {CERTIFICATES}\n")
 

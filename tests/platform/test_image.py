@@ -12,6 +12,15 @@ from tests.support.weather import Pipeline, wait_until
 OWN_LAYERS_MAX = 80_000_000
 """Bytes on top of python:3.13-slim, so that the image stays below 200 MB."""
 
+_NOT_COMPILED = """
+import os, sys
+import pgsluice.cli, pgsluice.daemon
+
+found = [module.__spec__ for module in list(sys.modules.values()) if module.__spec__ and module.__spec__.has_location]
+print(*(one.name for one in found if one.origin.endswith(".py") and not os.path.exists(one.cached)))
+"""
+"""Prints the imported modules that Python has to compile each time."""
+
 
 def container(pipeline: Pipeline) -> Container:
     assert isinstance(pipeline.daemon, Container)
@@ -118,6 +127,11 @@ def test_what_is_in_it(engine: Engine) -> None:
     assert image["Labels"]["org.opencontainers.image.title"] == "pgsluice"
     programs = engine.podman("run", "--rm", "--entrypoint", "find", IMAGE, "/opt/pgsluice", "-name", "*spark*")
     assert not programs
+
+
+def test_nothing_is_compiled_when_it_starts(engine: Engine) -> None:
+    found = engine.podman("run", "--rm", "--entrypoint", "python3", IMAGE, "-c", _NOT_COMPILED)
+    assert found.split() == []
 
 
 def _reserved() -> ReservedPort | None:
