@@ -52,9 +52,9 @@ class Commander:
 
     def is_done(self) -> bool:
         """Return whether every command was answered, and no load is under way, as the last checkpoint has it."""
+        answered = self._answers().keys()  # first: what follows from a command is in the checkpoint then
         with self._client() as client:
             checkpoint = client.checkpoint()
-        answered = self._answers().keys()
         return checkpoint is not None and not (
             checkpoint.loads or checkpoint.commands.requests or self._sent - answered
         )

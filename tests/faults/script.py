@@ -70,9 +70,21 @@ LIFE_MAX_S = 4.0
 """Of a daemon that dies at a moment, its start included."""
 
 
-CHUNK_ROWS = (15, 80)
+CHUNK_ROWS = (20, 100)
 
-ORDERED = (*["goods"] * 4, "loose", "debit", "credit", "document", "shape", "note", "aside", "made_1", "made_2")
+ORDERED = (
+    *["goods"] * 5,
+    "loose",
+    "loose",
+    "debit",
+    "credit",
+    "document",
+    "shape",
+    "note",
+    "aside",
+    "made_1",
+    "made_2",
+)
 """Tables that commands ask for; the others are so large that they would take most of the time."""
 
 ORDER_PAUSE_S = (1.0, 5.0)

@@ -30,6 +30,9 @@ VISITED = ("ledger", "batch", "note", "aside")
 FILLED = ("goods", "loose")
 """Tables that have rows before anybody follows them; ``loose`` has no key."""
 
+SKIPPED = (*VISITED, "debit", "credit")
+"""Tables that prepared transactions hold for long, so that they cannot be read: only commands have them loaded."""
+
 TABLES = (*VISITED, "debit", "credit", "document", "shape", *FILLED)
 """Published, and compared in the end, with those that are made later."""
 

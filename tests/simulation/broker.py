@@ -675,6 +675,15 @@ class ScriptedConsumer:
             virtual.sleep(0.05)
         return SimpleNamespace(error=lambda: error, offset=lambda: position)
 
+    def consume(self, count: int, timeout: float) -> list[Any]:
+        """Return up to ``count`` records; none have come if there are none when the time is over."""
+        if self._client.broker.weather.is_away:
+            virtual.sleep(timeout)
+            return []
+        found = [one for place in self._positions for _ in range(count) if (one := self._next(place)) is not None]
+        virtual.sleep(0.001 if found else timeout)
+        return found
+
     def _next(self, place: tuple[str, int]) -> Any:  # noqa: ANN401 - as above
         """Return the next record of a partition that may be seen, if there is one."""
         partition = self._client.broker.partition(place)

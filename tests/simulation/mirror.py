@@ -33,7 +33,9 @@ class Mirror:
         self.may_repeat: Callable[[], bool] = lambda: False
         """Whether a daemon may have been told that a table was not loaded yet, by a broker that lost touch."""
         self.loaded: set[int] = set()
-        """The tables (OIDs) that have been loaded."""
+        """The tables (OIDs) that have been loaded, or need not be because of a command."""
+        self.asked_for: set[str] = set()
+        """The tables, by schema and name, that commands have had loaded in this cut."""
         self.placed_at = 0
         """The LSN of the last rows and marks of loads."""
         self._in_each_epoch = in_each_epoch
@@ -78,6 +80,8 @@ class Mirror:
     ) -> None:
         """Take the events and marks of a cut in order, and compare what comes of them."""
         self.placed_at = checkpoint["place"]["lsn"]
+        ended = list(ended)
+        self.loaded |= {one["oid"] for one in ended if one["state"] == "cancelled"}
         self._oids |= {one["id"]: one["oid"] for one in (*checkpoint["loads"], *ended)}
         things = [(_position(event), topic, event) for topic, event in events]
         things += [(_position(mark), mark["topic"], mark) for mark in cut["snapshots"]]
@@ -114,6 +118,8 @@ class Mirror:
     def on_ended(self, ended: dict[str, Any]) -> None:
         """Note that a table was loaded."""
         self.loaded.add(ended["oid"])
+        if ended["state"] == "cancelled":
+            return
         self._complete[f"{self._prefix}.{ended['schema']}.{ended['table']}"] = ended["oid"]
 
     def check_all(self, truths: Iterable[Truth]) -> None:
@@ -144,16 +150,20 @@ class Mirror:
         if load is None or load.id != mark["id"] or load.rows != mark["rows"]:
             self._violate(f"{mark} of {load}")
         elif state == "end":
-            oid = self._oids[load.id]
-            if oid in self._complete.values() and not self.may_repeat():
-                self._violate(f"{topic} is loaded twice")
             del self._loads[topic]
-            self._complete[topic] = oid
-            self._filled.pop(oid, None)
-            self.loaded.add(oid)
-            copy = self._copies.setdefault(topic, {})
-            self._copies[topic] = {key: one for key, one in copy.items() if one[0] >= load.begin}
-            self._compare(f"at the end of load {load}, {topic}", topic, oid)
+            if mark["replaces"]:  # not only some of its rows
+                self._on_end(topic, load, is_asked_for=f"{mark['schema']}.{mark['table']}" in self.asked_for)
+
+    def _on_end(self, topic: str, load: Load, *, is_asked_for: bool) -> None:
+        oid = self._oids[load.id]
+        if oid in self._complete.values() and not (is_asked_for or self.may_repeat()):
+            self._violate(f"{topic} is loaded twice")
+        self._complete[topic] = oid
+        self._filled.pop(oid, None)
+        self.loaded.add(oid)
+        copy = self._copies.setdefault(topic, {})
+        self._copies[topic] = {key: one for key, one in copy.items() if one[0] >= load.begin}
+        self._compare(f"at the end of load {load}, {topic}", topic, oid)
 
     def _on_row(self, topic: str, position: Position, event: dict[str, Any]) -> None:
         load = self._loads.get(topic)
@@ -164,7 +174,9 @@ class Mirror:
         row = _row(event["after"])
         key = str(row["id"])
         self._copies.setdefault(topic, {})[key] = position, row
-        oid = self._oids[load.id]
+        oid = self._oids.get(load.id)
+        if oid is None:
+            return  # some rows of a table, which began and ended in this cut: there is no record of it
         there = self._tables.get(oid, {}).get(key.encode())
         if there is None or not self._is_same(oid, there, row):
             self._violate(f"{topic}: {row} was read for {position[1]:X}, where the table has {there}")

@@ -19,6 +19,7 @@ from pgsluice.kafka.mark import is_mark
 from pgsluice.snapshot import FLUSH_PREFIX
 from tests.simulation.broker import Broker, Entry, Transaction
 from tests.simulation.mirror import Mirror
+from tests.simulation.orders import Orders, loaded_by
 from tests.simulation.wal import INT4, Change, Snapshot, Truth, Values, Wal
 from tests.simulation.wal import Transaction as Prepared
 
@@ -26,7 +27,8 @@ PREFIX = "sim"
 PARTITIONS = 2
 TRANSACTIONAL_ID = f"pgsluice-{PREFIX}-sim"
 SNAPSHOTS_TOPIC = f"{PREFIX}.snapshots"
-SERVICE_TOPICS = (f"{PREFIX}.checkpoint", f"{PREFIX}.transactions", SNAPSHOTS_TOPIC)
+COMMANDS_TOPIC = f"{PREFIX}.commands"
+SERVICE_TOPICS = (f"{PREFIX}.checkpoint", f"{PREFIX}.transactions", SNAPSHOTS_TOPIC, COMMANDS_TOPIC)
 
 Row: TypeAlias = dict[str, int | str | None]
 
@@ -96,6 +98,8 @@ class Model:
         self.broker: Broker
         self.mirror: Mirror | None = None
         """What a consumer makes of it, in worlds where tables are loaded."""
+        self.orders: Orders | None = None
+        """In worlds where commands are given."""
         self.two_phase_at: Callable[[], int | None] = lambda: None
         self.delivered = 0
         """The end LSN of the last committed checkpoint, on the server's present history."""
@@ -205,6 +209,7 @@ class Model:
             return
         checkpoint = json.loads(checkpoints[0])
         ended = [json.loads(value) for value in by_topic.pop(SNAPSHOTS_TOPIC, {}).get(0, [])]
+        answers = by_topic.pop(COMMANDS_TOPIC, {}).get(0, [])
         cuts = [json.loads(part) for part in by_topic.pop(f"{PREFIX}.transactions", {}).get(0, [])]
         if not cuts:
             self._on_announcement(checkpoint, by_topic)
@@ -214,6 +219,9 @@ class Model:
             return
         if cuts[0]["epoch"] > self.epoch:
             self._on_epoch(cuts[0], transaction)
+        if self.orders is not None and self.mirror is not None:
+            self.mirror.asked_for = loaded_by(answers)
+            self.orders.on_cut(checkpoint, answers, cuts[0]["snapshots"])
         self._on_cut(cuts[0], checkpoint, ended, by_topic, transaction)
         self._check_offsets(cuts[0], transaction)
         self._check_topics(cuts[0], by_topic)
@@ -473,6 +481,9 @@ class Model:
         """Check a record that no transaction holds back."""
         if topic == f"{PREFIX}.checkpoint":
             self._on_checkpoint(json.loads(value))
+        elif topic == COMMANDS_TOPIC:
+            assert self.orders is not None, "no commands are given"
+            self.orders.on_answer(value)
         elif topic == SNAPSHOTS_TOPIC:
             assert self.mirror is not None, "no tables are loaded"
             self.mirror.on_ended(json.loads(value))
@@ -530,8 +541,13 @@ class Model:
                     self._violate(f"transaction {truth.xid} at {truth.lsn:X}, seq {seq}, was lost before {end:X}")
         self.cuts += 1
         self.delivered = end
+        self._look_at_loads(checkpoint)
+
+    def _look_at_loads(self, checkpoint: dict[str, Any]) -> None:
         if self.mirror is not None:
             self.mirror.placed_at = checkpoint["place"]["lsn"]
+        if self.orders is not None:
+            self.orders.on_checkpoint(checkpoint)
 
     # What the server tells.
 

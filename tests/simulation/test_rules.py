@@ -4,7 +4,7 @@ A sabotage that no world notices means that the simulation is too weak there.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +15,10 @@ from confluent_kafka.admin import OffsetSpec
 from pgsluice import disk, history
 from pgsluice import pipeline as pipelines
 from pgsluice import transaction as transactions
+from pgsluice.commands import Answer, CommandState
 from pgsluice.errors import HistoryError, PgsluiceError, ProtocolError
 from pgsluice.history import Checkpoint, Facts, Identity, Resumption, resume
+from pgsluice.kafka.commands import CommandReader
 from pgsluice.kafka.idempotent import IdempotentProducer
 from pgsluice.kafka.ledger import Ledger
 from pgsluice.kafka.mark import Mark
@@ -24,7 +26,7 @@ from pgsluice.kafka.producer import TransactionalProducer
 from pgsluice.kafka.sink import KafkaSink, Mode
 from pgsluice.kafka.tail import Tail
 from pgsluice.kafka.topics import Topics
-from pgsluice.loads import Place
+from pgsluice.loads import Loaded, Place
 from pgsluice.pgoutput import messages
 from pgsluice.pipeline import Pipeline
 from pgsluice.pipeline import session as sessions
@@ -32,6 +34,7 @@ from pgsluice.pipeline.begun import Begun
 from pgsluice.pipeline.inserter import Inserter
 from pgsluice.pipeline.loader import Loader
 from pgsluice.pipeline.outbox import Outbox
+from pgsluice.pipeline.requests import Requests
 from pgsluice.pipeline.rounds import Rounds
 from pgsluice.pipeline.session import Session
 from pgsluice.progress import Owed, Progress
@@ -638,6 +641,64 @@ def rows_that_a_new_timeline_lacks_need_a_new_epoch(patch: pytest.MonkeyPatch) -
     patch.setattr(history, "check_timeline", forgetful)
 
 
+def forgetting(patch: pytest.MonkeyPatch, **fields: Any) -> None:  # noqa: ANN401 - those of CommandState
+    """Have sessions begin without some of what the checkpoint says of commands."""
+    init = Requests.__init__
+
+    def begin(self: Requests, outbox: Outbox, begun: Begun, state: CommandState, wake: Callable[[], None]) -> None:
+        init(self, outbox, begun, replace(state, **fields), wake)
+
+    patch.setattr(Requests, "__init__", begin)
+
+
+def commands_that_were_taken_are_not_taken_again(patch: pytest.MonkeyPatch) -> None:
+    forgetting(patch, offset=0)
+
+
+def commands_are_read_from_where_the_last_session_ended(patch: pytest.MonkeyPatch) -> None:
+    forgetting(patch, topic_id="")
+
+
+def what_commands_ask_for_outlives_a_session(patch: pytest.MonkeyPatch) -> None:
+    forgetting(patch, requests=())
+
+
+def a_pause_outlives_a_session(patch: pytest.MonkeyPatch) -> None:
+    forgetting(patch, is_paused=False)
+
+
+def an_outdated_end_does_not_take_commands_back(patch: pytest.MonkeyPatch) -> None:
+    """A broker that lost touch tells of an end before the last command that was taken."""
+    opened = CommandReader._open
+
+    def believing(self: CommandReader, state: CommandState) -> CommandState:
+        found = opened(self, state)
+        with contextlib.closing(Topics(self._options, self._given_up)) as topics:
+            _, high = topics.bounds(self._topic, 0)
+        return replace(found, offset=min(found.offset, high))
+
+    patch.setattr(CommandReader, "_open", believing)
+
+
+def an_answer_is_in_the_cut_of_what_follows(patch: pytest.MonkeyPatch) -> None:
+    """Before the next cut with something else in it, the command has been carried out, and nobody knows."""
+    become = Requests.become
+    late: dict[Requests, list[Answer]] = {}
+
+    def later(
+        self: Requests, state: CommandState, answers: Sequence[Answer] = (), loaded: Sequence[Loaded] = ()
+    ) -> None:
+        due, late[self] = late.get(self, []), list(answers)
+        become(self, state, due, loaded)
+
+    patch.setattr(Requests, "become", later)
+
+
+def a_load_that_was_cancelled_does_not_go_on(patch: pytest.MonkeyPatch) -> None:
+    """A chunk may have been read when the command is carried out."""
+    patch.setattr(Loader, "_is_current", lambda _self, _opened: True)
+
+
 RULES: list[Sabotage] = [
     nothing_is_acknowledged_beyond_what_was_received,
     a_prepare_is_outstanding_until_its_cut_is_committed,
@@ -717,14 +778,28 @@ OF_LOADING: list[Sabotage] = [
 ]
 
 
-@pytest.mark.parametrize("rule", [*RULES, *WITHOUT_TRANSACTIONS, *OF_LOADING], ids=lambda rule: str(rule.__name__))
+OF_COMMANDS: list[Sabotage] = [
+    commands_that_were_taken_are_not_taken_again,
+    commands_are_read_from_where_the_last_session_ended,
+    what_commands_ask_for_outlives_a_session,
+    a_pause_outlives_a_session,
+    an_outdated_end_does_not_take_commands_back,
+    an_answer_is_in_the_cut_of_what_follows,
+    a_load_that_was_cancelled_does_not_go_on,
+]
+
+
+@pytest.mark.parametrize(
+    "rule", [*RULES, *WITHOUT_TRANSACTIONS, *OF_LOADING, *OF_COMMANDS], ids=lambda rule: str(rule.__name__)
+)
 def test_without_it_some_world_goes_wrong(
     rule: Sabotage, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
 ) -> None:
     rule(monkeypatch)
     mode: Mode = "at_least_once" if rule in WITHOUT_TRANSACTIONS else "exactly_once"
     for seed in range(WORLDS):
-        if violation := run(seed, mode=mode, loads=rule in OF_LOADING):
+        commands = rule in OF_COMMANDS
+        if violation := run(seed, mode=mode, loads=commands or rule in OF_LOADING, commands=commands):
             record_property("violation", f"seed {seed}: {violation}")
             return
     pytest.fail(f"{WORLDS} worlds did not need the rule")

@@ -16,7 +16,6 @@ from typing import Any, TypeAlias
 
 from pgsluice.avro.types import TypeOptions
 from pgsluice.avro.wire import Schema
-from pgsluice.commands import CommandState
 from pgsluice.errors import Diverged, DrainTimeout, HistoryError, UnavailableError
 from pgsluice.history import Checkpoint
 from pgsluice.kafka.checkpoint import checkpoint_key
@@ -35,7 +34,8 @@ from pgsluice.tables import Tables
 from tests.simulation.broker import Broker, Client, Entry, Partition, Transaction, Weather, client_options
 from tests.simulation.disk import ScriptedDisk
 from tests.simulation.mirror import Mirror
-from tests.simulation.model import PARTITIONS, PREFIX, SNAPSHOTS_TOPIC, TRANSACTIONAL_ID, Model
+from tests.simulation.model import COMMANDS_TOPIC, PARTITIONS, PREFIX, SNAPSHOTS_TOPIC, TRANSACTIONAL_ID, Model
+from tests.simulation.orders import Orders
 from tests.simulation.server import Server
 from tests.simulation.tables import IDS, TableWal
 from tests.simulation.virtual import PROCESS, Loop, Process, Stuck, patched
@@ -68,6 +68,12 @@ STEPS = 150
 """What clients do to the database in one world: some 30 transactions."""
 
 
+COMMANDED = 0.5
+"""In how many of the worlds where tables are loaded commands are given."""
+
+ORDER_S = (0.3, 2.0, 6.0)
+"""Between two commands, at one of these rates."""
+
 MEANWHILE = 0.2
 """How often a client does something between two steps of a load."""
 
@@ -87,26 +93,6 @@ class Schemas(MemoryRegistry):
         return await super().register(subject, schema, postgres)
 
 
-class NoCommands:
-    """Reads the commands to a pipeline that nobody sends any to."""
-
-    async def open(self, state: CommandState) -> CommandState:
-        return state
-
-    async def read(self) -> list[tuple[int, bytes | None]]:
-        return await asyncio.Future()
-
-    async def close(self) -> None:
-        pass
-
-
-class Sink(KafkaSink):
-    """The product's, without commands."""
-
-    def commands(self) -> NoCommands:  # type: ignore[override]
-        return NoCommands()
-
-
 @dataclass(slots=True)
 class World:
     """One seed's world while it runs."""
@@ -117,6 +103,8 @@ class World:
     mode: Mode | None = None
     loads: bool = False
     """Whether tables have rows that are loaded."""
+    commands: bool | None = None
+    """Whether commands are given where tables are loaded; None: in some of these worlds."""
     violation: str | None = None
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -158,6 +146,10 @@ class Simulation:
             self.model.mirror.may_repeat = lambda: self.broker.leader_epoch > 0
             self.broker.topics[SNAPSHOTS_TOPIC] = [Partition()]
             self.server.on_reading = self._write_meanwhile
+            orders = world.dice("orders")
+            if world.commands if world.commands is not None else orders.random() < COMMANDED:
+                self.model.orders = Orders(self.broker, COMMANDS_TOPIC, orders, world.violate)
+                self.broker.topics[COMMANDS_TOPIC] = [Partition()]
         self.is_quiet = False
         """Whether clients write nothing that is published."""
         self.is_over = False
@@ -214,10 +206,11 @@ class Simulation:
                 raise result
 
     async def _happen(self) -> None:
-        trouble = asyncio.create_task(self._make_trouble())
+        others = [asyncio.create_task(self._make_trouble()), asyncio.create_task(self._give_orders())]
         await self._work()
-        trouble.cancel()
-        await asyncio.gather(trouble, *self._happening, return_exceptions=True)
+        for other in others:
+            other.cancel()
+        await asyncio.gather(*others, *self._happening, return_exceptions=True)
         await self._calm_down()
         await self._check_arrival()
 
@@ -252,6 +245,16 @@ class Simulation:
             trouble = self.dice.choice(self.troubles)
             self.world.note(f"-- {trouble.__name__}")
             self._happening.add(asyncio.create_task(trouble(self)))
+
+    async def _give_orders(self) -> None:
+        orders, dice = self.model.orders, self.world.dice("when orders are given")
+        if orders is None:
+            return
+        orders.may_go_back = _lose_checkpoints in self.troubles
+        pause_s = dice.choice(ORDER_S)
+        while True:
+            await asyncio.sleep(dice.expovariate(1 / pause_s))
+            orders.give([table.name for table in self.wal.tables])
 
     def _check_fence(self, process: Process) -> None:
         """A standby leaves the owner alone; who streamed, or found no slot, may not know yet that it is one."""
@@ -291,6 +294,8 @@ class Simulation:
             # writes more.
             self.wal.write_elsewhere()
         self.server.wake()
+        if self.model.orders is not None:
+            self.model.orders.resume()
 
     async def _check_arrival(self) -> None:
         """What is committed arrives, and is acknowledged, once nothing goes wrong any more."""
@@ -316,7 +321,7 @@ class Simulation:
         never = set() if self.model.mirror is None else self._published() - self.model.mirror.loaded
         if never:
             return f"tables {never} are never loaded"
-        return None
+        return None if self.model.orders is None else self.model.orders.missing()
 
     def _published(self) -> set[int]:
         return {table.oid for table in self.wal.tables if table.is_published}
@@ -437,6 +442,7 @@ class Daemon:
             PIPELINE,
             simulation.mode,
             snapshots_topic=None if simulation.loading is None else TopicSpec(SNAPSHOTS_TOPIC, 1),
+            commands_topic=None if simulation.model.orders is None else TopicSpec(COMMANDS_TOPIC, 1),
         )
         cut_format = CutFormat(PREFIX.encode(), lambda part: json.dumps(part).encode(), json.loads)
 
@@ -445,7 +451,7 @@ class Daemon:
             return simulation.server.connect(process)
 
         async def sink() -> KafkaSink:
-            return Sink(options, cut_format)
+            return KafkaSink(options, cut_format)
 
         return Pipeline(self._options(), source, sink, simulation.schemas, self._spool_maker(), METRICS)
 
@@ -802,11 +808,17 @@ TROUBLES: list[Trouble] = [
 
 
 def run(
-    seed: int, note: Callable[[str], None] | None = None, mode: Mode | None = None, *, loads: bool | None = None
+    seed: int,
+    note: Callable[[str], None] | None = None,
+    mode: Mode | None = None,
+    *,
+    loads: bool | None = None,
+    commands: bool | None = None,
 ) -> str | None:
     """Run the world of ``seed``, delivering in its own mode or this one; return what went wrong first, or None.
 
-    ``loads``: whether tables are loaded; None: in one world of four.
+    ``loads``: whether tables are loaded; None: in one world of four. ``commands``: whether commands are given there;
+    None: in some of these worlds.
     """
     loop = Loop()
     asyncio.set_event_loop(loop)
@@ -817,7 +829,7 @@ def run(
         if note is not None:
             note(f"{loop.now:10.3f}  {text}")
 
-    world = World(seed, loop, tell, mode, seed % 4 == 3 if loads is None else loads)
+    world = World(seed, loop, tell, mode, seed % 4 == 3 if loads is None else loads, commands)
     with patched(loop, world.dice("jitter"), tell if note is not None else None):
         try:
             with contextlib.ExitStack() as stack:

@@ -1,0 +1,140 @@
+"""Commands to the pipeline of a world, and what has to come of each of them: exactly once, whatever happens."""
+
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from pgsluice.commands import Command
+from tests.simulation.broker import Broker, Entry
+
+NEVER_MS = 2**60
+"""When commands expire."""
+
+FIRST = ("refused", "done", "accepted")
+"""What the first answer to a command says."""
+
+SOME = "even"
+"""The condition of loads that read only some rows."""
+
+
+class Orders:
+    """What was given, and what the cuts say of it."""
+
+    def __init__(self, broker: Broker, topic: str, dice: random.Random, violate: Callable[[str], None]) -> None:
+        self.topic = topic
+        self.may_go_back = False
+        """Whether Kafka loses checkpoints in this world, with what they say of commands."""
+        self._broker = broker
+        self._dice = dice
+        self._violate = violate
+        self._commands: dict[int, Command] = {}
+        """By offset."""
+        self._offset: int | None = None
+        """Behind the last command that was taken; None before it is known from where on they are."""
+        self._is_paused = False
+        self._wanted: dict[str, str] = {}
+        """The tables that commands ask for, each with the command's id."""
+        self._answered: set[str] = set()
+        self._accepted: Counter[tuple[str, str]] = Counter()
+        """Commands and tables of which the end has not been told."""
+
+    def give(self, tables: Sequence[str]) -> None:
+        """Let somebody give a command about one of these tables."""
+        verb = self._dice.choices(("start", "cancel", "pause", "resume"), (5, 2, 1, 2))[0]
+        concerned = [self._dice.choice([*tables, "*", "unknown"])] if verb in ("start", "cancel") else []
+        where = SOME if verb == "start" and self._dice.random() < 0.2 else ""
+        self._send(verb, [f"public.{name}" for name in concerned], where)
+
+    def resume(self) -> None:
+        """Let loads go on."""
+        self._send("resume", [], "")
+
+    def _send(self, verb: str, tables: Sequence[str], where: str) -> None:
+        if self._offset is None:
+            return  # the command line waits until somebody reads
+        log = self._broker.partition((self.topic, 0)).log
+        command = Command(f"c{len(log)}", verb, NEVER_MS, tuple(tables), where)
+        self._commands[len(log)] = command
+        log.append(Entry(None, command.id.encode(), command.to_json()))
+
+    def on_cut(
+        self, checkpoint: Mapping[str, Any], values: Iterable[bytes], marks: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Check that what a cut says of commands follows from those that it has taken, and from nothing else."""
+        state, answers = checkpoint["commands"], [json.loads(value)["answer"] for value in values]
+        self._take_answers(answers)
+        if self._offset is None or self.may_go_back:
+            self._offset = state["offset"] if state["topic_id"] else None
+            return
+        taken = [one for at, one in sorted(self._commands.items()) if self._offset <= at < state["offset"]]
+        first = [one for one in answers if one["outcome"] in FIRST]
+        if [one.id for one in taken] != [one["id"] for one in first]:
+            self._violate(f"commands {taken} were taken, and {first} was answered")
+            return
+        self._offset = max(self._offset, state["offset"])
+        given = iter(taken)
+        for answer in answers:
+            if answer["outcome"] in FIRST:
+                self._follow(next(given), answer)
+            else:
+                self._follow_end(answer, marks)
+        self._check_state(state)
+
+    def _follow(self, command: Command, answer: Mapping[str, Any]) -> None:
+        if answer["outcome"] == "done" and command.verb in ("pause", "resume"):
+            self._is_paused = command.verb == "pause"
+        if answer["outcome"] == "accepted":
+            self._wanted |= dict.fromkeys(answer["tables"], command.id)
+
+    def _follow_end(self, answer: Mapping[str, Any], marks: Sequence[Mapping[str, Any]]) -> None:
+        if answer["outcome"] == "waiting":
+            return
+        for table in answer["tables"]:
+            if self._wanted.pop(table, None) != answer["id"]:
+                self._violate(f"{answer} is about what nobody has asked for")
+            ends = [one for one in marks if f"{one['schema']}.{one['table']}" == table and one["state"] == "end"]
+            if answer["outcome"] == "loaded" and answer["rows"] not in [one["rows"] for one in ends]:
+                self._violate(f"{answer} comes without its end: {ends}")
+
+    def _check_state(self, state: Mapping[str, Any]) -> None:
+        wanted = {f"{one['schema']}.{one['table']}": one["command"] for one in state["requests"]}
+        if (state["is_paused"], wanted) != (self._is_paused, self._wanted):
+            self._violate(f"the checkpoint has {state}, but {self._wanted} are wanted, paused: {self._is_paused}")
+
+    # At least once.
+
+    def on_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
+        """Take notice of how far commands were taken."""
+        state = checkpoint["commands"]
+        self._offset = state["offset"] if state["topic_id"] else None
+
+    def on_answer(self, value: bytes) -> None:
+        """Take notice of an answer, which may come again."""
+        self._take_answers([json.loads(value)["answer"]])
+
+    def _take_answers(self, answers: Iterable[Mapping[str, Any]]) -> None:
+        for one in answers:
+            places = [(one["id"], table) for table in one["tables"]]
+            if one["outcome"] in FIRST:
+                self._answered.add(one["id"])
+                self._accepted.update(places)
+            elif one["outcome"] != "waiting":
+                for place in places:
+                    del self._accepted[place]
+
+    def missing(self) -> str | None:
+        """Return in words which command has not come to its end; None if all have."""
+        if self.may_go_back:
+            return None
+        unanswered = [one for one in self._commands.values() if one.id not in self._answered]
+        if unanswered:
+            return f"command {unanswered[0]} is never answered"
+        return f"the end of {list(self._accepted)} is never told" if self._accepted else None
+
+
+def loaded_by(values: Iterable[bytes]) -> set[str]:
+    """Return the tables that were loaded because a command has asked for it, as these answers say."""
+    answers = [json.loads(value)["answer"] for value in values]
+    return {table for one in answers if one["outcome"] == "loaded" for table in one["tables"]}
