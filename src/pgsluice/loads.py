@@ -140,8 +140,8 @@ class Loaded:
         try:
             found = read_json(data.decode())
             if not isinstance(found, dict) or found.pop("version", None) != _VERSION or found.get("state") not in ENDS:
-                states = ", ".join(map(repr, ENDS))
-                raise ValueError(f"it is not a JSON object of version {_VERSION} with one of the states {states}")  # noqa: TRY301
+                states = " or ".join(map(repr, ENDS))
+                raise ValueError(f"it is not a JSON object of version {_VERSION} and state {states}")  # noqa: TRY301
             layout = found.pop("layout", None)
             return replace(from_fields(cls, found), layout=None if layout is None else read_layout(layout))
         except ValueError as error:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pgsluice.errors import HistoryError
+from pgsluice.layout import ColumnLayout, Layout
 from pgsluice.loads import (
     FIRST_SEQ,
     Load,
@@ -27,7 +28,8 @@ CUT = json.loads((Path(__file__).parents[2] / "contract" / "cut.avsc").read_text
 
 LOAD = Load("5f3a", "public", "orders", 16_400, "0a1b2c3d", ("id", "name"), ("42", "Grüße"), 1000)
 BEGUN = Load("5f3a", "public", "orders", 16_400, "0a1b2c3d")
-LOADED = Loaded("5f3a", "public", "orders", 16_400, rows=1000, epoch=2, cut=17)
+LAYOUT = Layout((ColumnLayout(1, "id", 23, -1, 700),), 1, "0a1b")
+LOADED = Loaded("5f3a", "public", "orders", 16_400, rows=1000, epoch=2, cut=17, layout=LAYOUT)
 
 
 def as_json(value: object) -> Any:  # noqa: ANN401 - any JSON
@@ -178,7 +180,22 @@ class TestATableThatIsLoaded:
             "rows": 1000,
             "epoch": 2,
             "cut": 17,
+            "layout": {
+                "columns": [
+                    {"attnum": 1, "name": "id", "type_oid": 23, "typmod": -1, "xmin": 700, "is_filled": False},
+                ],
+                "attnums": 1,
+                "storage": "0a1b",
+                "filter": "",
+                "former": [],
+            },
         }
+
+    def test_of_a_former_version_has_no_layout(self) -> None:
+        found = json.loads(LOADED.to_json())
+        del found["layout"]
+        assert Loaded.from_json(json.dumps(found).encode(), "It") == replace(LOADED, layout=None)
+        assert Loaded.from_json(replace(LOADED, layout=None).to_json(), "It") == replace(LOADED, layout=None)
 
     @pytest.mark.parametrize("data", [b"", b"{", b"\xff", b"[]", b"3", b"null", b"[" * 100_000, b'{"a": "\\ud800"}'])
     def test_what_is_no_json_object_is_refused_with_the_way_out(self, data: bytes) -> None:
@@ -194,6 +211,7 @@ class TestATableThatIsLoaded:
             ({"later": 1}, "a Loaded has fields that are not known"),
             ({"rows": -1}, "'rows' has a value that it cannot have"),
             ({"id": 1}, "'id' has a value that it cannot have"),
+            ({"layout": []}, "a Layout is not an object with the fields attnums, columns, filter, former, storage"),
         ],
     )
     def test_what_is_wrong_is_said_and_where(self, change: dict[str, object], complaint: str) -> None:

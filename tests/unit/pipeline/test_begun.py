@@ -75,6 +75,23 @@ def test_a_finished_table_has_a_record(begun: Begun, encoders: Watched) -> None:
     assert not encoders.told
 
 
+def test_a_table_whose_rows_are_stale_is_not_loaded(begun: Begun) -> None:
+    loaded = begun.finish(LOAD, LAYOUT)
+    assert begun.complete() == [loaded]
+    assert begun.replace(replace(loaded, state="stale")) == begun.loaded(NOTES)
+    assert not begun.is_loaded(NOTES)
+    assert begun.complete() == []
+
+
+def test_unless_a_command_has_cancelled_that(begun: Begun) -> None:
+    begun.replace(replace(begun.finish(LOAD, LAYOUT), state="stale"))
+    cancelled = begun.cancel(NOTES)
+    assert cancelled is not None
+    assert cancelled.state == "cancelled"
+    assert begun.is_loaded(NOTES)
+    assert begun.complete() == []
+
+
 def test_a_load_that_begins_again_is_forgotten(begun: Begun, encoders: Watched) -> None:
     begun.drop(7)
     begun.drop(7)

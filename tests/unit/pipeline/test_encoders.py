@@ -1,5 +1,6 @@
 """Which key, topic and schemas the rows of a table get. Both ends are scripted."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from io import BytesIO
 from typing import Any
@@ -11,9 +12,10 @@ from pgsluice.avro.choices import Choice
 from pgsluice.avro.schema import message_schema
 from pgsluice.avro.sent.types import TypeDescription
 from pgsluice.avro.types import TypeOptions
-from pgsluice.avro.wire import unframe
+from pgsluice.avro.wire import Schema, unframe
 from pgsluice.envelope import Stamp
 from pgsluice.errors import ConfigError, IncompatibleSchema, PoisonError
+from pgsluice.layout import ColumnLayout, Layout
 from pgsluice.metrics import Metrics
 from pgsluice.pgoutput import messages
 from pgsluice.pgoutput.messages import BinaryValue, TupleData
@@ -27,6 +29,17 @@ from tests.support.ends import FakeRegistry, FakeSink, FakeSource, World
 from tests.support.pgoutput_encoder import encode
 
 INT4 = PgType(23, "pg_catalog", "int4")
+
+
+class Described(FakeRegistry):
+    """Keeps what stands beside the last schema."""
+
+    described: Mapping[str, Any]
+
+    async def register(self, subject: str, schema: Schema, postgres: Mapping[str, Any] | None = None) -> int:
+        assert postgres is not None
+        self.described = postgres
+        return await super().register(subject, schema, postgres)
 
 
 def table(identity: str, *keys: str, columns: tuple[str, ...] = ("a", "b", "c")) -> Relation:
@@ -71,6 +84,26 @@ async def test_keys_of_a_rule_come_first() -> None:
 async def test_keys_must_be_among_the_old_values_that_are_sent() -> None:
     with pytest.raises(ConfigError, match="REPLICA IDENTITY FULL"):
         await key_of(table("d", "a"), keys=("b",))
+
+
+async def test_columns_have_their_numbers_if_the_catalog_knows_them() -> None:
+    world = World(layouts={7: Layout((ColumnLayout(3, "a", 23, -1, 700), ColumnLayout(5, "b", 25, -1, 700)), 5, "")})
+    registry = Described(world)
+    made = Encoders(FakeSource(world), FakeSink(world), registry, Tables("shop"), TypeOptions())
+    await made.of(table("d", "a", columns=("a", "b")))
+    a, b = registry.described["columns"]
+    assert a == {"name": "a", "type": "int4", "type_oid": 23, "typmod": -1, "attnum": 3}
+    assert b == {"name": "b", "type": "int4", "type_oid": 23, "typmod": -1}, "it has another type by now"
+
+
+async def test_an_encoder_that_is_forgotten_is_made_again() -> None:
+    world, relation = World(), table("d", "a")
+    made = encoders(world)
+    first = await made.of(relation)
+    assert await made.of(relation) is first
+    made.forget(7)
+    made.forget(8)
+    assert await made.of(relation) is not first
 
 
 async def test_when_the_catalog_has_moved_on_the_key_registered_last_holds() -> None:

@@ -12,6 +12,7 @@ TABLES = [
     TableReport("public.larger", "loading", 20, 10),
     TableReport("public.locked", "blocked", 0, 50, "lock timeout"),
     TableReport("public.odd", "left_out", 0, 70, "no key"),
+    TableReport("public.altered", "stale", 30, is_stale=True),
     TableReport("public.audit", "skipped", 0, 80),
     TableReport("public.former", "assumed"),
 ]
@@ -19,13 +20,22 @@ TABLES = [
 
 def test_what_is_to_be_read_is_counted_and_the_rest_is_not() -> None:
     report = LoadWatch().report(TABLES, 5.0)
-    states = {"waiting": 1, "loading": 2, "blocked": 1, "left_out": 1, "skipped": 1, "assumed": 1, "loaded": 1}
+    states = {
+        "waiting": 1,
+        "loading": 2,
+        "blocked": 1,
+        "left_out": 1,
+        "stale": 1,
+        "skipped": 1,
+        "assumed": 1,
+        "loaded": 1,
+    }
     assert report.tables == states
     assert report.rows == 100 + 300 + 20
     assert report.estimated_rows == 100 + 1000 + 400 + 20 + 50
     assert report.unfinished == 4
     assert [one.table for one in report.named] == [
-        f"public.{name}" for name in ("at_work", "larger", "locked", "queued", "odd")
+        f"public.{name}" for name in ("at_work", "larger", "locked", "queued", "odd", "altered")
     ]
     assert (report.rows_per_s, report.seconds_left) == (0, None)
 

@@ -17,6 +17,7 @@ from pgsluice.avro.types import TypeOptions
 from pgsluice.commands import CommandState
 from pgsluice.errors import SinkUnavailable, SourceUnavailable, TableUnreadable
 from pgsluice.history import Checkpoint
+from pgsluice.layout import ColumnLayout, Layout
 from pgsluice.loads import FIRST_SEQ, Load, Loaded, Mark, Place
 from pgsluice.metrics import Metrics
 from pgsluice.pgoutput import messages
@@ -35,6 +36,7 @@ from tests.support.ends import FakeRegistry, FakeSink, FakeSource, FakeStream, M
 
 NUMBERS = Relation(7, "public", "numbers", "d", (Column("n", PgType(23, "pg_catalog", "int4"), -1, is_key=True),))
 SHAPE = Shape(NUMBERS, is_root=False, key=("n",), filter="", replaces=True, is_trusted=True, digest="one")
+LAYOUT = Layout((ColumnLayout(1, "n", 23, -1, 700),), 1, "0a1b")
 CHECKPOINT = Checkpoint("shop", "s", "7001", 1, 3, 4, 10_000, commands=CommandState("topic"))
 TRACKING = replace(CHECKPOINT, tracks_loads=True)
 TOPIC = "shop.public.numbers"
@@ -77,7 +79,7 @@ class Running:
 
 def world_of(*rows: int) -> World:
     """Return a world in which the table has these rows, and the slot stands at the checkpoint."""
-    return World(position=10_000, published=[NUMBERS], shapes={7: SHAPE}, rows={7: list(rows)})
+    return World(position=10_000, published=[NUMBERS], shapes={7: SHAPE}, layouts={7: LAYOUT}, rows={7: list(rows)})
 
 
 @asynccontextmanager
@@ -179,7 +181,7 @@ async def test_the_end_is_recorded_with_the_cut_that_has_it() -> None:
     async with loading(world) as found:
         await found.finish()
     (loaded,) = [one for cut, _, _ in world.cuts for one in cut.loaded]
-    assert loaded == Loaded(loaded.id, "public", "numbers", 7, 1, 3)
+    assert loaded == Loaded(loaded.id, "public", "numbers", 7, 1, 3, layout=LAYOUT)
     assert world.checkpoint is not None
     assert world.checkpoint.loads == ()
     assert world.checkpoint.place == Place(10_000, 4)
@@ -209,6 +211,42 @@ async def test_a_table_is_loaded_again_in_each_epoch_if_that_is_wanted(epoch: in
             await until(lambda: marks(world))
         await asyncio.sleep(0.05)
         assert bool(marks(world)) == again
+
+
+WIDER = replace(LAYOUT, columns=(replace(LAYOUT.columns[0], type_oid=20),))
+
+
+@pytest.mark.parametrize(
+    ("options", "again", "state"),
+    [({}, True, "loaded"), ({"is_altered": False}, False, "stale"), ({"is_initial": False}, False, "stale")],
+)
+async def test_a_table_that_was_altered_is_loaded_again_if_that_is_wanted(
+    options: dict[str, Any],
+    again: bool,  # noqa: FBT001 - a parameter
+    state: str,
+) -> None:
+    world = world_of(1)
+    world.loaded = {("public", "numbers"): Loaded("x", "public", "numbers", 7, 1, 3, layout=LAYOUT)}
+    world.layouts = {7: WIDER}
+    async with loading(world, **options) as found:
+        await until(lambda: marks(world))
+        if again:
+            await until(lambda: marks(world)[-1].state == "end")
+        await until(lambda: found.session.load_report and found.session.load_report.tables[state])
+        assert [mark.state for mark in marks(world)] == ["stale", *(["begin", "rows", "end"] if again else [])]
+    *_, last = [one for cut, _, _ in world.cuts for one in cut.loaded]
+    assert (last.state, last.layout) == (("end", WIDER) if again else ("stale", LAYOUT))
+
+
+async def test_a_table_that_is_loaded_again_is_stale_until_then() -> None:
+    world = world_of(1)
+    world.loaded = {("public", "numbers"): Loaded("x", "public", "numbers", 7, 1, 3, state="stale")}
+    world.read.clear()
+    async with loading(world) as found:
+        await until(lambda: found.session.load_report)
+        assert found.session.load_report is not None
+        (told,) = found.session.load_report.named
+        assert (told.state, told.is_stale) == ("waiting", True)
 
 
 async def test_another_table_of_the_same_name_is_loaded() -> None:

@@ -1,0 +1,182 @@
+"""Tables that were altered after they were loaded: what is recorded of them, and who is told.
+
+Both ends are scripted; the cuts are those of a session.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import structlog
+
+from pgsluice.avro.types import TypeOptions
+from pgsluice.commands import CommandState
+from pgsluice.history import Checkpoint
+from pgsluice.layout import ColumnLayout, Layout
+from pgsluice.loads import FIRST_SEQ, Loaded, Mark, Place
+from pgsluice.pipeline.alterations import Alterations
+from pgsluice.pipeline.begun import Begun
+from pgsluice.pipeline.encoders import Encoders
+from pgsluice.pipeline.inserter import Inserter
+from pgsluice.pipeline.outbox import Limits, Outbox
+from pgsluice.pipeline.requests import Requests
+from pgsluice.pipeline.rounds import Seams
+from pgsluice.pipeline.vitals import Vitals
+from pgsluice.progress import Progress
+from pgsluice.relation import Column, PgType, Relation
+from pgsluice.tables import TableRule, Tables
+from pgsluice.transaction import Delivered, Transactions
+from tests.support.ends import FakeRegistry, FakeSink, FakeSource, MemorySpool, World
+
+INT4 = PgType(23, "pg_catalog", "int4")
+NUMBERS = Relation(7, "public", "numbers", "d", (Column("n", INT4, -1, is_key=True),))
+BEFORE = Layout((ColumnLayout(1, "n", 23, -1, 700),), 1, "0a1b")
+ADDED = replace(BEFORE, columns=(*BEFORE.columns, ColumnLayout(2, "m", 23, -1, 800, is_filled=True)), attnums=2)
+WIDE = replace(NUMBERS, columns=(*NUMBERS.columns, Column("m", INT4, -1, is_key=False)))
+LOADED = Loaded("load", "public", "numbers", 7, 12, 3, layout=BEFORE)
+DELIVERED, RECEIVED = 900, 1000
+
+
+class Scene:
+    """A session in which nothing happens by itself."""
+
+    def __init__(self, *loaded: Loaded, loads_again: bool = True, place: Place = Place()) -> None:  # noqa: B008 - frozen
+        self.world = World(published=[WIDE], layouts={7: ADDED})
+        self.woken = 0
+        source, sink = FakeSource(self.world), FakeSink(self.world)
+        self.progress = Progress(DELIVERED)
+        self.progress.on_received(RECEIVED)
+        checkpoint = Checkpoint("shop", "s", "7001", 1, 3, 4, DELIVERED)
+        limits = Limits(1.0, 1 << 20, 1 << 20, 60.0)
+        self.outbox = Outbox(sink, checkpoint, self.progress, limits, lambda *_: None, Vitals())
+        rules = [TableRule("public.skipped", is_loaded=False), TableRule("public.a", topic="shop.public.taken")]
+        tables = Tables("shop", exclude=["public.out"], rules=rules)
+        self.encoders = Encoders(source, sink, FakeRegistry(self.world), tables, TypeOptions())
+        self.begun = Begun(self.encoders, 3, [], {(one.schema, one.table): one for one in loaded})
+        requests = Requests(self.outbox, self.begun, CommandState(), self.wake)
+        inserter = Inserter(self.outbox, self.begun, requests, place, epoch=3, commit_timestamps=False)
+        transactions = Transactions(Delivered(0, 0, 0), MemorySpool())
+        seams = Seams(transactions, self.outbox, self.progress, self.pause, self.go_on, self.wake)
+        self.alterations = Alterations(source, self.encoders, self.begun, inserter, seams, loads_again=loads_again)
+
+    def wake(self) -> None:
+        self.woken += 1
+
+    async def go_on(self) -> None:
+        raise AssertionError("nothing was held")
+
+    @asynccontextmanager
+    async def pause(self) -> AsyncIterator[None]:
+        yield
+
+    async def look(self) -> list[dict[str, Any]]:
+        """Look, and return the warnings."""
+        with structlog.testing.capture_logs() as said:
+            assert await self.alterations.look() == self.world.published
+        return [dict(one) for one in said]
+
+    @property
+    def marks(self) -> list[Mark]:
+        return self.outbox._open.marks
+
+    @property
+    def records(self) -> list[Loaded]:
+        return self.outbox._open.loaded
+
+
+async def test_a_table_whose_rows_ddl_has_changed_is_stale() -> None:
+    scene = Scene(LOADED)
+    (warning,) = await scene.look()
+    assert (warning["table"], warning["reason"]) == ("public.numbers", "column m was added with values")
+    assert warning["next"] == "it is loaded again"
+    position = (3, RECEIVED, FIRST_SEQ)
+    assert scene.marks == [Mark("shop.public.numbers", "public", "numbers", "load", "stale", *position, 12, False)]  # noqa: FBT003 - asterisks
+    assert scene.records == [replace(LOADED, state="stale")] == [scene.begun.loaded(WIDE)]
+    assert scene.woken == 1
+
+
+async def test_that_is_said_once() -> None:
+    scene = Scene(LOADED)
+    await scene.look()
+    assert await scene.look() == []
+    assert len(scene.marks) == 1
+
+
+async def test_the_mark_is_not_before_what_was_delivered_or_read() -> None:
+    scene = Scene(LOADED, place=Place(2000, 5))
+    await scene.look()
+    assert [(one.lsn, one.seq) for one in scene.marks] == [(2000, FIRST_SEQ + 5)]
+    scene = Scene(LOADED)
+    scene.progress.on_delivered(3000)
+    await scene.look()
+    assert [(one.lsn, one.seq) for one in scene.marks] == [(3000, FIRST_SEQ)]
+
+
+async def test_where_nothing_loads_it_again_the_warning_names_the_command() -> None:
+    (warning,) = await Scene(LOADED, loads_again=False).look()
+    assert warning["next"] == "load it again: pgsluice snapshot start public.numbers"
+
+
+async def test_so_it_is_with_a_table_that_the_settings_skip() -> None:
+    scene = Scene(replace(LOADED, table="skipped"))
+    scene.world.published = [replace(WIDE, name="skipped")]
+    (warning,) = await scene.look()
+    assert warning["next"] == "load it again: pgsluice snapshot start public.skipped"
+
+
+async def test_a_table_that_is_as_it_was_is_left_alone() -> None:
+    scene = Scene(LOADED)
+    scene.world.layouts = {7: BEFORE}
+    assert await scene.look() == []
+    assert (scene.marks, scene.records, scene.woken) == ([], [], 0)
+
+
+async def test_a_change_that_concerns_no_row_is_recorded() -> None:
+    scene = Scene(LOADED)
+    scene.world.layouts = {7: replace(BEFORE, storage="2c3d")}
+    assert await scene.look() == []
+    assert (scene.marks, scene.woken) == ([], 0)
+    assert scene.records == [replace(LOADED, layout=replace(BEFORE, storage="2c3d"))] == [scene.begun.loaded(WIDE)]
+
+
+async def test_columns_that_are_not_published_concern_nobody() -> None:
+    scene = Scene(LOADED)
+    scene.world.published = [NUMBERS]
+    assert await scene.look() == []
+    assert scene.marks == []
+
+
+async def test_what_a_table_was_that_has_no_layout_is_not_known() -> None:
+    scene = Scene(replace(LOADED, layout=None, state="assumed"))
+    assert await scene.look() == []
+    assert (scene.marks, scene.records) == ([], [replace(LOADED, layout=ADDED, state="assumed")])
+
+
+async def test_the_encoder_is_made_again_as_columns_may_have_other_numbers() -> None:
+    scene = Scene(LOADED)
+    await scene.encoders.of(WIDE)
+    assert scene.encoders.known(WIDE) is not None
+    await scene.look()
+    assert scene.encoders.known(WIDE) is None
+
+
+async def test_loads_that_were_cancelled_and_tables_that_are_gone_are_of_no_interest() -> None:
+    scene = Scene(replace(LOADED, state="cancelled"), replace(LOADED, table="gone", oid=8))
+    assert await scene.look() == []
+    assert (scene.marks, scene.records) == ([], [])
+
+
+async def test_so_are_tables_that_are_not_published_or_cannot_be() -> None:
+    names = {8: "out", 9: "taken"}
+    scene = Scene(*(replace(LOADED, table=name, oid=oid) for oid, name in names.items()))
+    scene.world.published = [replace(WIDE, name=name, oid=oid) for oid, name in names.items()]
+    scene.world.layouts = dict.fromkeys(names, ADDED)
+    assert await scene.look() == []
+    assert (scene.marks, scene.records) == ([], [])
+
+
+async def test_without_tables_that_are_loaded_the_catalog_is_not_asked() -> None:
+    scene = Scene()
+    await scene.look()
+    assert scene.world.steps == ["published_relations"]
