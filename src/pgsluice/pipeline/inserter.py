@@ -130,17 +130,19 @@ class Inserter:
 
     async def _join(self, table: Opened, load: Load, state: State) -> None:
         """Let what was added join the open cut, with a mark of how far the load has come."""
-        mark = self._mark(table.topic, load, state, replaces=table.replaces)
-        ended = []
+        marks, ended = [self._mark(table.topic, load, state, replaces=table.replaces)], []
         if state != "end":
             self._begun.put(load)
         elif table.shape.where:
             self._begun.drop(load.oid)  # some of its rows say nothing of the others
+            former = self._begun.loaded(table.shape.relation)
+            if former is not None and former.state == "stale":
+                marks.append(self._mark(table.topic, former, "stale", replaces=False))
         else:
             ended.append(self._begun.finish(load, table.layout))
         if state == "end":
             self._requests.end(load.name, "loaded", rows=load.rows)
-        await self._outbox.join_load(self._begun.all(), self._place, [mark], ended)
+        await self._outbox.join_load(self._begun.all(), self._place, marks, ended)
 
 
 def _key(shape: Shape, frame: XLogData) -> tuple[str, ...]:

@@ -155,6 +155,16 @@ async def test_some_rows_make_no_table_loaded() -> None:
     assert {mark.replaces for cut, _, _ in world.cuts for mark in cut.marks} == {False}
 
 
+async def test_nor_are_its_other_rows_less_stale() -> None:
+    world = world_of(command("start", "public.numbers", where="n > 1"))
+    world.loaded = {("public", "numbers"): Loaded("old", "public", "numbers", 7, 3, 1, state="stale")}
+    async with running(world):
+        await until(lambda: "loaded" in outcomes(world))
+    *_, end, stale = [mark for cut, _, _ in world.cuts for mark in cut.marks]
+    assert (end.state, stale.state, stale.id, stale.rows) == ("end", "stale", "old", 3)
+    assert (stale.lsn, stale.seq) == (end.lsn, end.seq + 1)
+
+
 async def test_loads_that_no_command_asks_for_end_where_nothing_is_loaded_by_itself() -> None:
     world = world_of(command("resume"))
     last = replace(CHECKPOINT, loads=(Load("one", "public", "numbers", 7, "one", ("n",), ("1",), 1),))
