@@ -107,6 +107,11 @@ class Begun:
         """Return the records of the tables whose rows and changes are in the stream, as far as that is known."""
         return [one for one in self._loaded.values() if one.state not in ("cancelled", "stale")]
 
+    @property
+    def has_loaded(self) -> bool:
+        """Whether any table is complete, or was before it was altered."""
+        return any(one.state != "cancelled" for one in self._loaded.values())
+
     def loaded(self, relation: Relation) -> Loaded | None:
         """Return the record of this very table, if it has one."""
         loaded = self._loaded.get((relation.namespace, relation.name))

@@ -259,7 +259,7 @@ class Loader:
     async def _look(self) -> None:
         """Find the published tables that were never loaded, and those that commands ask for."""
         await self._until_shown()
-        is_needed = self._options.is_initial or bool(self.requests.state.requests or self._begun.complete())
+        is_needed = self._options.is_initial or bool(self.requests.state.requests) or self._begun.has_loaded
         if is_needed:
             self._published = await self._alterations.look()
         if not self._tracks_loads:

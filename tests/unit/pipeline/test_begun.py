@@ -78,9 +78,11 @@ def test_a_finished_table_has_a_record(begun: Begun, encoders: Watched) -> None:
 def test_a_table_whose_rows_are_stale_is_not_loaded(begun: Begun) -> None:
     loaded = begun.finish(LOAD, LAYOUT)
     assert begun.complete() == [loaded]
+    assert begun.has_loaded
     assert begun.replace(replace(loaded, state="stale")) == begun.loaded(NOTES)
     assert not begun.is_loaded(NOTES)
     assert begun.complete() == []
+    assert begun.has_loaded
 
 
 def test_unless_a_command_has_cancelled_that(begun: Begun) -> None:
@@ -90,6 +92,7 @@ def test_unless_a_command_has_cancelled_that(begun: Begun) -> None:
     assert cancelled.state == "cancelled"
     assert begun.is_loaded(NOTES)
     assert begun.complete() == []
+    assert not begun.has_loaded
 
 
 def test_a_load_that_begins_again_is_forgotten(begun: Begun, encoders: Watched) -> None:

@@ -238,6 +238,13 @@ async def test_a_table_that_was_altered_is_loaded_again_if_that_is_wanted(
     assert (last.state, last.layout) == (("end", WIDER) if again else ("stale", LAYOUT))
 
 
+async def test_the_report_has_tables_that_are_stale_also_where_nothing_is_loaded() -> None:
+    world = world_of(1)
+    world.loaded = {("public", "numbers"): Loaded("x", "public", "numbers", 7, 1, 3, state="stale")}
+    async with loading(world, is_initial=False) as found:
+        await until(lambda: found.session.load_report and found.session.load_report.tables["stale"])
+
+
 async def test_a_table_that_is_loaded_again_is_stale_until_then() -> None:
     world = world_of(1)
     world.loaded = {("public", "numbers"): Loaded("x", "public", "numbers", 7, 1, 3, state="stale")}
