@@ -367,6 +367,7 @@ class Loader:
             if not ready or self.requests.state.is_paused:
                 return
             await asyncio.sleep(self._pace.wait_s(now))
+            await self._seams.outbox.until_closed()
             await self._advance(min(ready, key=self._place_in_line))
             self._watch_if_needed()
             self._say_if_due()
@@ -472,12 +473,15 @@ class Loader:
         async with self._round(opened.shape) as timestamp:
             load = self._begun.of(opened.oid)
             moved = load.moved[:MOVED_AT_ONCE] if load is not None and load.is_read else ()
+            began = time.monotonic()
             chunk = await self._rows(table, opened.shape, load, moved)
-            self._pace.on_read(len(chunk.frames), time.monotonic())
+            read = time.monotonic()
+            self._pace.on_read(len(chunk.frames), read)
             await self._reader.end()
             lsn = await self._rounds.wait_complete()
             if lsn is not None:
                 await self._insert(opened, load, chunk, lsn, timestamp, moved)
+        self._pace.on_round(self._rounds.held_s, read - began)
         self._note_fit(table, fits=lsn is not None)
 
     async def _read_whole(self, table: _Table, opened: Opened) -> None:

@@ -24,6 +24,8 @@ from pgsluice.transaction import Transaction
 CHUNK_BYTES = 1024 * 1024
 """A large transaction is handed to the producer in pieces of this size: one switch of threads each."""
 
+CLOSING_S = 0.001
+"""The time that the session gets to begin with the next cut."""
 
 QUIET_S = 60.0
 """How often a cut is written though nothing happens: with every cut Kafka is asked what became of the topics."""
@@ -102,6 +104,17 @@ class Outbox:
     def full(self) -> bool:
         """Whether nothing more may be read until something is delivered."""
         return self.size >= self._limits.inflight_max and self.committing is not None
+
+    async def until_closed(self) -> None:
+        """Return when the records of the open cut do not wait for the end of another commit any more.
+
+        Whoever adds records that nobody waits for waits here before: a cut that has grown while another was committed
+        takes long, and changes wait with it.
+        """
+        cut = self._open
+        while self.committing is not None and self._open is cut and not cut.is_empty:
+            await asyncio.wait([self.committing])
+            await asyncio.sleep(CLOSING_S)
 
     async def overflow(self, transaction: Transaction) -> None:
         """Give the transaction in progress a Kafka transaction of its own, and produce what is there of it."""

@@ -7,7 +7,7 @@ round. What was read at the snapshot can join the open cut once the stream has p
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,7 +32,7 @@ PAUSE_S: Final = 5.0
 """How long the table stays locked until no transaction is half done."""
 
 ASK_S: Final = 0.02
-"""How often the server is asked how far the stream has come."""
+"""How often the server is asked how far the stream has come, until its answer ends the wait."""
 
 FLUSH_S: Final = 0.05
 """When something is written to move the stream: what a transaction in progress has written may stay unflushed."""
@@ -70,6 +70,10 @@ class Rounds:
         self._count_held = count_held
         self._held_at: float | None = None
         """Since when a transaction has waited for the end of the round."""
+        self.held_s = 0.0
+        """How long a transaction has waited for the end of the last round."""
+        self._decided = asyncio.Event()
+        """Set when it is certain where the rows belong, or that no position fits them."""
         self._round: Round | None = None
         self._is_watching = False
         self._unseen: set[int] = set()
@@ -88,16 +92,23 @@ class Rounds:
         """Take notice that ``transaction`` goes on: no snapshot that does not see it is of use."""
         if self._is_watching:
             self._unseen.add(transaction.xid)
+        self._note()
 
     def on_held(self) -> None:
         """Take notice that a transaction waits for the end of the round."""
         if self._held_at is None:
             self._held_at = time.monotonic()
+        self._note()
 
     def on_position(self, lsn: int) -> None:
         """Take notice that, between two transactions, the server says that it has come to ``lsn``."""
         if self._round is not None:
             self._round.reach(lsn)
+            self._note()
+
+    def _note(self) -> None:
+        if self._round is not None and (self._round.is_complete or self._round.is_void):
+            self._decided.set()
 
     async def prune(self) -> None:
         """Forget the transactions that are visible by now."""
@@ -123,7 +134,9 @@ class Rounds:
                 await self._reader.close()
                 raise SourceUnavailable(f"PostgreSQL took no snapshot within {TAKE_S:g} s.") from None
             self._round = seams.transactions.gate = Round(taken.snapshot, taken.end_lsn)
+            self._decided.clear()
             seams.progress.hold_back(taken.end_lsn)
+            self._stream.ask_position()  # the answer comes while the rows are read
             return taken
 
     def _end_hold(self, since: float) -> None:
@@ -154,8 +167,11 @@ class Rounds:
             if now >= flush_at:
                 await self._reader.flush()
                 flush_at = now + FLUSH_AGAIN_S
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ASK_S):
+                    await self._decided.wait()
+                    continue
             self._stream.ask_position()
-            await asyncio.sleep(ASK_S)
         return None if self._current.is_void else self._current.lsn
 
     async def end(self) -> None:
@@ -164,8 +180,9 @@ class Rounds:
         self._round = seams.transactions.gate = None
         beyond = seams.progress.let_go()
         await seams.go_on()
+        self.held_s = 0.0 if self._held_at is None else time.monotonic() - self._held_at
         if self._held_at is not None:
-            self._end_hold(self._held_at)
+            self._count_held(self.held_s)
             self._held_at = None
         seams.progress.on_received(beyond)
         seams.wake()

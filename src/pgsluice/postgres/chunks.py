@@ -97,8 +97,8 @@ class ChunkReader:
     async def begin(self, shape: Shape) -> None:
         """Begin a transaction and lock the table: neither takes a snapshot, so none misses what the lock waited for."""
         connection = await self._reading()
-        await connection.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", shape.relation)
-        await connection.query(f"LOCK TABLE {_table(shape)} IN ACCESS SHARE MODE", shape.relation)
+        begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+        await connection.query(f"{begin}; LOCK TABLE {_table(shape)} IN ACCESS SHARE MODE", shape.relation)
 
     async def look(self) -> Snapshot:
         """Return what is visible at this moment."""

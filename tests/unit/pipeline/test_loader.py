@@ -139,7 +139,7 @@ async def fit_nowhere(found: Running) -> None:
     world.server = replace(world.server, xlogpos=10_000)
     world.commit(5)
     world.commit(6, xid=VISIBLE)
-    await until(lambda: len(found.session._transactions._held) == 2)
+    await until(lambda: len(found.session._transactions._held) == 2 or not found.session._transactions.gate)
     world.tells_position = True
     world.seen = [Snapshot(20_000, 20_000, frozenset())]
     world.read.set()
@@ -365,12 +365,26 @@ async def test_no_snapshot_is_taken_before_it_sees_what_went_on() -> None:
     assert arrived(world) == [("r", 1), ("c", 5), ("r", 2)]
 
 
+async def test_no_more_is_read_than_one_chunk_while_another_is_committed() -> None:
+    world = world_of(1, 2, 3, 4)
+    world.commit_gate = asyncio.Event()
+    async with loading(world, chunk_rows=1) as found:
+        await until(lambda: world.steps.count("rows") == 2)
+        await asyncio.sleep(0.05)
+        assert world.steps.count("rows") == 2
+        world.commit_gate.set()
+        await found.finish()
+    assert [len(cut.marks) for cut, _, _ in world.cuts if cut.marks][:2] == [2, 1]
+
+
 async def test_and_the_stream_waits_for_that_only_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "SEEN_S", 0.01)
     world = world_of(1, 2)
+    world.read.clear()
     async with loading(world, chunk_rows=1) as found:
         await until(lambda: found.session._transactions.gate)
         world.commit(5)
+        world.read.set()
         await until(lambda: ("c", 5) in arrived(world))
         world.commit(6)
         await until(lambda: ("c", 6) in arrived(world))
@@ -574,7 +588,7 @@ async def test_a_table_of_somebody_who_may_only_make_tables_is_left_out_unless_t
 async def test_a_row_that_got_its_key_while_the_table_was_read_is_read_again() -> None:
     """Its unchanged value may be that of a row that had not been read."""
     world = world_of(1, 3)
-    async with loading(world, chunk_rows=1) as found:
+    async with loading(world, chunk_rows=1, max_rows_per_s=5) as found:
         await until(lambda: world.checkpoint and world.checkpoint.loads)
         world.read.clear()
         await until(lambda: not found.session._transactions.gate)
@@ -604,7 +618,7 @@ async def test_rows_that_move_before_any_was_read_are_of_no_interest() -> None:
 async def test_too_many_of_them_make_the_load_begin_again(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(begun, limit, 0)
     world = world_of(1, 3)
-    async with loading(world, chunk_rows=1) as found:
+    async with loading(world, chunk_rows=1, max_rows_per_s=5) as found:
         await until(lambda: world.checkpoint and world.checkpoint.loads)
         world.read.clear()
         await until(lambda: not found.session._transactions.gate)

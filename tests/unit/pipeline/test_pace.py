@@ -1,6 +1,6 @@
 import pytest
 
-from pgsluice.pipeline.pace import Pace
+from pgsluice.pipeline.pace import LEAST_ROWS, Pace
 
 
 def test_without_a_limit_nobody_waits() -> None:
@@ -28,3 +28,36 @@ def test_what_was_not_used_is_not_made_up_for() -> None:
 def test_no_more_is_read_at_once_than_in_a_second() -> None:
     assert Pace(100).at_once(20_000) == 100
     assert Pace(100).at_once(7) == 7
+
+
+@pytest.mark.parametrize(
+    ("held_s", "read_s", "rows"),
+    [
+        (0.30, 0.25, 10_000),  # reading alone takes too long
+        (0.06, 0.04, 20_000),  # it does not
+        (1.00, 0.45, 20_000),  # the rest takes longer, which fewer rows would not change
+        (0.00, 0.50, 20_000),  # nobody has waited
+        (0.02, 0.50, 20_000),  # only at the end
+    ],
+)
+def test_fewer_are_read_at_once_where_changes_wait_for_them(held_s: float, read_s: float, rows: int) -> None:
+    pace = Pace(None)
+    pace.on_round(held_s, read_s)
+    assert pace.at_once(20_000) == rows
+
+
+def test_a_thousand_are_always_read_if_so_many_are_asked_for() -> None:
+    pace = Pace(None)
+    for _ in range(100):
+        pace.on_round(9.0, 8.0)
+    assert pace.at_once(20_000) == LEAST_ROWS
+    assert pace.at_once(7) == 7
+
+
+@pytest.mark.parametrize(("held_s", "read_s"), [(0.03, 0.01), (0.0, 8.0)])
+def test_more_are_read_again_where_that_is_quick_or_nobody_waits(held_s: float, read_s: float) -> None:
+    pace = Pace(None)
+    pace.on_round(9.0, 8.0)
+    for _ in range(3):
+        pace.on_round(held_s, read_s)
+    assert pace.at_once(20_000) == 20_000

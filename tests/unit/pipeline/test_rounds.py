@@ -12,6 +12,7 @@ import pytest
 
 from pgsluice.errors import SourceUnavailable, TableUnreadable
 from pgsluice.history import Checkpoint
+from pgsluice.pgoutput.framing import Keepalive
 from pgsluice.pipeline import rounds as module
 from pgsluice.pipeline.outbox import Limits, Outbox
 from pgsluice.pipeline.rounds import Rounds, Seams
@@ -57,7 +58,8 @@ class Stage:
         self.may_pause.set()
         limits, checkpoint = Limits(1.0, 1 << 20, 1 << 20, 60.0), Checkpoint("shop", "s", "7001", 1, 1, 0, 0)
         outbox = Outbox(FakeSink(self.world), checkpoint, self.progress, limits, lambda *_: None, Vitals())
-        self.rounds = Rounds(self.reader, FakeStream(self.world), self.seams(outbox), self.held.append)
+        self.stream = FakeStream(self.world)
+        self.rounds = Rounds(self.reader, self.stream, self.seams(outbox), self.held.append)
 
     def seams(self, outbox: Outbox) -> Seams:
         def wake() -> None:
@@ -190,6 +192,31 @@ class TestThePlaceOfTheRows:
         stage.hold(INVISIBLE, END - 300)
         stage.hold(VISIBLE, END - 200)
         assert await stage.rounds.wait_complete() is None
+
+    async def test_the_server_is_asked_at_once_so_the_answer_ends_the_wait(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(module, "ASK_S", 3600.0)
+        await stage.rounds.take()
+        waiting = asyncio.create_task(stage.rounds.wait_complete())
+        await asyncio.sleep(0)
+        (answer,) = await stage.stream.read()
+        assert isinstance(answer, Keepalive)
+        stage.rounds.on_position(answer.wal_end)
+        assert await waiting == END
+
+    async def test_a_transaction_behind_the_snapshot_ends_the_wait(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(module, "ASK_S", 3600.0)
+        await stage.rounds.take()
+        waiting = asyncio.create_task(stage.rounds.wait_complete())
+        await asyncio.sleep(0)
+        transaction, gate = Transaction(VISIBLE, END, 0), stage.transactions.gate
+        assert gate is not None
+        assert gate.admits(transaction)
+        stage.rounds.on_commit(transaction)
+        assert await waiting == END
 
     async def test_something_is_written_so_that_the_stream_comes_there(self, stage: Stage) -> None:
         await stage.rounds.take()
