@@ -750,6 +750,7 @@ async def test_also_if_it_was_a_standby() -> None:
     with structlog.testing.capture_logs() as said:
         async with loading(world, assumes=True) as found:
             await until(lambda: found.session.load_report)
+            await until(lambda: assumed(world))
     assert [one.table for one in assumed(world)] == ["numbers"]
     assert not any(one["event"] == "no table can be loaded" for one in said)
 
