@@ -357,6 +357,7 @@ async def test_no_snapshot_is_taken_before_it_sees_what_went_on() -> None:
         world.rows[7].append(2)
         await until(lambda: found.session._transactions.gate)
         world.commit(5)
+        await until(lambda: found.session._transactions._held)
         world.read.set()
         await until(lambda: ("c", 5) in arrived(world))
         await until(lambda: len(world.seen) == 1)
@@ -384,6 +385,7 @@ async def test_and_the_stream_waits_for_that_only_so_long(monkeypatch: pytest.Mo
     async with loading(world, chunk_rows=1) as found:
         await until(lambda: found.session._transactions.gate)
         world.commit(5)
+        await until(lambda: found.session._transactions._held)
         world.read.set()
         await until(lambda: ("c", 5) in arrived(world))
         world.commit(6)
