@@ -136,6 +136,9 @@ class Reader:
         self._check()
         return dict(sorted(found.items(), key=lambda one: int(one[0])))
 
+    async def check_readable(self, _shape: Shape) -> None:
+        await self._ask()
+
     async def end(self) -> None:
         self.release()
         self._process.step()
