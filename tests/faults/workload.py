@@ -55,14 +55,14 @@ BIG_BYTES = 12_000
 BATCH_ROWS = (50, 200)
 """Of a step of a large transaction: more than logical_decoding_work_mem holds."""
 
-GOODS = 400
+GOODS = 300
 LOOSE = 120
 """Rows that are there before."""
 
 GOODS_BYTES = 2_400
 """Of some of their texts, which are stored out of line."""
 
-MADE_ROWS = 150
+MADE_ROWS = 80
 MADE_MAX = 3
 MAKING_S = (2.0, 8.0)
 """Between two tables that are made and join the publication."""
@@ -76,7 +76,7 @@ PAUSE_S = 0.2
 HASTY_PAUSE_S = 0.02
 BURST = 60
 """Transactions that follow each other in haste."""
-REST_S = 2.0
+REST_S = 1.0
 
 CONNECT_TIMEOUT_S = 5
 RETRY_S = 0.1

@@ -1,28 +1,17 @@
 """A consumer's copies of tables, made as docs/events.md says, and compared with the tables after every cut."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from tests.simulation.tables import RECREATED, State, TableWal, apply
 from tests.simulation.wal import Truth, Values
-
-Position = tuple[int, int, int]
-"""Epoch, LSN, seq."""
+from tests.support.marks import Load, Loads, Position
+from tests.support.marks import position_of as _position
 
 Row = dict[str, str | None]
 
 UNKNOWN = "(unknown)"
 """The value of a column that did not change since before the copy began."""
-
-
-@dataclass(slots=True)
-class Load:
-    """A load that has begun, as its marks and events tell it."""
-
-    id: str
-    begin: Position
-    rows: int = 0
 
 
 class Mirror:
@@ -46,7 +35,7 @@ class Mirror:
         self._copies: dict[str, dict[str, tuple[Position, Row]]] = {}
         self._left: dict[str, Row] = {}
         """The row that got another key last, by topic."""
-        self._loads: dict[str, Load] = {}
+        self._loads = Loads(violate)
         self._oids: dict[str, int] = {}
         """What each load reads."""
         self._complete: dict[str, int] = {}
@@ -65,7 +54,7 @@ class Mirror:
         """Begin where ``truths`` have happened. Changes may be missing, so only new loads make copies complete."""
         self._tables.clear()
         apply(self._tables, truths)
-        self._loads.clear()
+        self._loads.under_way.clear()
         self._complete.clear()
         if self._in_each_epoch:
             self.loaded.clear()
@@ -91,7 +80,7 @@ class Mirror:
                 self._apply(left.pop(0))
             self._check_order(position, thing)
             if "state" in thing:
-                self._on_mark(topic, position, thing)
+                self._on_mark(topic, thing)
             elif thing["op"] == "r":
                 self._on_row(topic, position, thing)
             else:
@@ -143,16 +132,10 @@ class Mirror:
             self._violate(f"{thing} follows {self._last}")
         self._last = position
 
-    def _on_mark(self, topic: str, position: Position, mark: dict[str, Any]) -> None:
-        load, state = self._loads.get(topic), mark["state"]
-        if state == "begin":
-            self._loads[topic] = load = Load(mark["id"], position)
-        if load is None or load.id != mark["id"] or load.rows != mark["rows"]:
-            self._violate(f"{mark} of {load}")
-        elif state == "end":
-            del self._loads[topic]
-            if mark["replaces"]:  # not only some of its rows
-                self._on_end(topic, load, is_asked_for=f"{mark['schema']}.{mark['table']}" in self.asked_for)
+    def _on_mark(self, topic: str, mark: dict[str, Any]) -> None:
+        load = self._loads.on_mark(mark)
+        if load is not None and mark["state"] == "end" and mark["replaces"]:  # not only some of its rows
+            self._on_end(topic, load, is_asked_for=f"{mark['schema']}.{mark['table']}" in self.asked_for)
 
     def _on_end(self, topic: str, load: Load, *, is_asked_for: bool) -> None:
         oid = self._oids[load.id]
@@ -166,11 +149,9 @@ class Mirror:
         self._compare(f"at the end of load {load}, {topic}", topic, oid)
 
     def _on_row(self, topic: str, position: Position, event: dict[str, Any]) -> None:
-        load = self._loads.get(topic)
+        load = self._loads.on_row((event["schema"], event["table"]))
         if load is None:
-            self._violate(f"{topic} has a row that no load has read: {event}")
             return
-        load.rows += 1
         row = _row(event["after"])
         key = str(row["id"])
         self._copies.setdefault(topic, {})[key] = position, row
@@ -219,10 +200,6 @@ class Mirror:
             left_out |= self._filled.get(oid, set())
         names = {name for name, _ in table.columns} - left_out
         return all(_plain(row.get(name)) == found.get(name) for name in names)
-
-
-def _position(thing: dict[str, Any]) -> Position:
-    return thing["epoch"], thing["lsn"], thing["seq"]
 
 
 def _row(after: dict[str, Any]) -> Row:
