@@ -513,6 +513,7 @@ async def test_a_table_without_key_is_read_in_one_round() -> None:
         world.commit(50)
         await until(lambda: found.session._transactions._held)
         world.tells_position = True
+        await until(lambda: ("c", 50) in arrived(world))
         await found.finish()
     assert arrived(world) == [*[("r", number) for number in range(30)], ("c", 50)]
     assert sum(bool(records) for _, records, _ in world.cuts) > 1
