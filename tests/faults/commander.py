@@ -59,10 +59,10 @@ class Commander:
             checkpoint.loads or checkpoint.commands.requests or self._sent - answered
         )
 
-    def cancelled(self) -> list[str]:
-        """Return the tables that are not loaded because of a command."""
+    def loaded(self) -> dict[str, str]:
+        """Return how the loads of tables have ended: the state of each in its record."""
         with self._client() as client:
-            return [one.table for one in client.loaded() if one.state == "cancelled"]
+            return {one.table: one.state for one in client.loaded()}
 
     def check(self, tally: Tally) -> None:
         """Complain of what is wrong with the answers to the commands that were sent for certain."""

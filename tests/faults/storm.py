@@ -384,7 +384,7 @@ class Storm:
         self._victim.start(None)
         self._daemon.wait_until_ready(timeout_s=CALM_S)
         are_loaded = self._wait_until_loaded(LOADED_S)
-        cancelled = self._commander.cancelled()
+        cancelled = [table for table, state in self._commander.loaded().items() if state == "cancelled"]
         if cancelled:
             self._commander.give("start", cancelled)
             are_loaded = self._wait_until_loaded(LOADED_S)
@@ -395,7 +395,9 @@ class Storm:
     def _wait_until_loaded(self, timeout_s: float) -> bool:
         """Return whether there comes a time when nothing is to be loaded, and no command to be carried out."""
         end = time.monotonic() + timeout_s
-        while not (self._has_loaded() and self._commander.is_done()):
+        # the rest of a table of which a command has had some rows loaded is found only when the daemon looks again
+        wanted = {*FILLED, *self._workload.made}
+        while not (self._has_loaded() and self._commander.is_done() and wanted <= self._commander.loaded().keys()):
             if not self._daemon.alive:
                 self._victim.expect_end()
             if time.monotonic() > end:

@@ -76,7 +76,7 @@ PAUSE_S = 0.2
 HASTY_PAUSE_S = 0.02
 BURST = 60
 """Transactions that follow each other in haste."""
-REST_S = 1.0
+REST_S = 2.0
 
 CONNECT_TIMEOUT_S = 5
 RETRY_S = 0.1

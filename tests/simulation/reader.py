@@ -136,9 +136,6 @@ class Reader:
         self._check()
         return dict(sorted(found.items(), key=lambda one: int(one[0])))
 
-    async def check_readable(self, _shape: Shape) -> None:
-        await self._ask()
-
     async def end(self) -> None:
         self.release()
         self._process.step()

@@ -41,12 +41,14 @@ class Loads:
         return load
 
     def on_mark(self, mark: dict[str, Any]) -> Load | None:
-        """Take notice of a mark; return the load of which it is, None if the mark is wrong.
+        """Take notice of a mark; return the load that it tells of, None if there is none.
 
         At the ``end`` of a load that is returned, and whose mark says ``replaces``, the rows whose last event is older
         than its ``begin`` are gone.
         """
         name, state = (mark["schema"], mark["table"]), mark["state"]
+        if state == "stale":
+            return None  # it is of no load that is under way
         if state == "begin":
             self._begin(name, mark)
         load = self.under_way.get(name)
