@@ -441,7 +441,9 @@ class Snapshot(Section):
         "status say so.",
     )
     chunk_rows: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = Field(
-        default=20_000, description="Rows that are read at once. Meanwhile changes wait, and ALTER TABLE does."
+        default=20_000,
+        description="Rows that are read at once, at most. Meanwhile changes wait, and ALTER TABLE does; where changes "
+        "wait for more than 50 ms while rows are read, fewer are read at once, but no fewer than 1,000.",
     )
     chunk_bytes: Annotated[Size, Within("64KiB", "1GiB")] = Field(
         default=Size.parse("8MiB"), description="Bytes that are read at once, in PostgreSQL's text format."
