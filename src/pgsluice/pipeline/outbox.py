@@ -24,6 +24,9 @@ from pgsluice.transaction import Transaction
 CHUNK_BYTES = 1024 * 1024
 """A large transaction is handed to the producer in pieces of this size: one switch of threads each."""
 
+MANY_EVENTS = 1000
+"""A cut with fewer is committed nearly as quickly as one with a single event."""
+
 CLOSING_S = 0.001
 """The time that the session gets to begin with the next cut."""
 
@@ -106,13 +109,13 @@ class Outbox:
         return self.size >= self._limits.inflight_max and self.committing is not None
 
     async def until_closed(self) -> None:
-        """Return when the records of the open cut do not wait for the end of another commit any more.
+        """Return when the records of the open cut do not wait for the end of another commit any more, or are few.
 
         Whoever adds records that nobody waits for waits here before: a cut that has grown while another was committed
         takes long, and changes wait with it.
         """
         cut = self._open
-        while self.committing is not None and self._open is cut and not cut.is_empty:
+        while self.committing is not None and self._open is cut and cut.events >= MANY_EVENTS:
             await asyncio.wait([self.committing])
             await asyncio.sleep(CLOSING_S)
 

@@ -21,7 +21,7 @@ from pgsluice.layout import ColumnLayout, Layout
 from pgsluice.loads import FIRST_SEQ, Load, Loaded, Mark, Place
 from pgsluice.metrics import Metrics
 from pgsluice.pgoutput import messages
-from pgsluice.pipeline import begun, rounds
+from pgsluice.pipeline import begun, outbox, rounds
 from pgsluice.pipeline import loader as module
 from pgsluice.pipeline.encoders import Encoders
 from pgsluice.pipeline.loader import LoadOptions
@@ -366,7 +366,8 @@ async def test_no_snapshot_is_taken_before_it_sees_what_went_on() -> None:
     assert arrived(world) == [("r", 1), ("c", 5), ("r", 2)]
 
 
-async def test_no_more_is_read_than_one_chunk_while_another_is_committed() -> None:
+async def test_no_more_is_read_than_one_large_chunk_while_another_is_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "MANY_EVENTS", 1)
     world = world_of(1, 2, 3, 4)
     world.commit_gate = asyncio.Event()
     async with loading(world, chunk_rows=1) as found:
@@ -376,6 +377,17 @@ async def test_no_more_is_read_than_one_chunk_while_another_is_committed() -> No
         world.commit_gate.set()
         await found.finish()
     assert [len(cut.marks) for cut, _, _ in world.cuts if cut.marks][:2] == [2, 1]
+
+
+async def test_small_chunks_become_one_cut_while_another_is_committed() -> None:
+    world = world_of(1, 2, 3, 4)
+    world.commit_gate = asyncio.Event()
+    async with loading(world, chunk_rows=1) as found:
+        await until(lambda: world.steps.count("rows") == 4)
+        await until(lambda: not found.session._loader._tables)  # type: ignore[union-attr]
+        world.commit_gate.set()
+        await found.finish()
+    assert [len(cut.marks) for cut, _, _ in world.cuts if cut.marks] == [2, 4]
 
 
 async def test_and_the_stream_waits_for_that_only_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
