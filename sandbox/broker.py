@@ -19,7 +19,7 @@ from sandbox.process import Server, make_directory
 
 HOST = "127.0.0.1"
 
-START_TIMEOUT_S = 90
+START_TIMEOUT_S = 180
 STOP_TIMEOUT_S = 15
 
 CLUSTER_ID = "c2x1aWNlLXNhbmRib3gtMQ"

@@ -49,7 +49,7 @@ _OTHERS = {
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 """The certificates that this machine trusts. The images get them too: there may be a proxy before the package index."""
 
-START_S = 20.0
+START_S = 120.0
 
 PARENT = Path("/tmp")  # noqa: S108 - see there
 """Where engines have their directories. The path has to be short: with more than some fifty bytes, those who wait for a

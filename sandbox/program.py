@@ -19,7 +19,7 @@ from sandbox.process import Server
 
 HOST = "127.0.0.1"
 
-START_TIMEOUT_S = 60
+START_TIMEOUT_S = 180
 STOP_TIMEOUT_S = 60
 HTTP_TIMEOUT_S = 10
 HTTP_OK = 200

@@ -28,7 +28,7 @@ from sandbox.process import Server, make_directory
 PACKAGE = "prometheus"
 
 HOST = "127.0.0.1"
-START_TIMEOUT_S = 30
+START_TIMEOUT_S = 120
 HTTP_TIMEOUT_S = 10
 HTTP_OK = 200
 INTERVAL_S = 1

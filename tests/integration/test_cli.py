@@ -68,7 +68,7 @@ def running(settings: str, *arguments: str) -> Iterator[None]:
                 time.sleep(0.1)
             yield
             process.send_signal(signal.SIGTERM)
-            assert process.wait(30) == 0
+            assert process.wait(180) == 0
         finally:
             process.kill()
 

@@ -18,7 +18,7 @@ from sandbox.kafka import Kafka
 from sandbox.postgres import Postgres
 from tests.support.kafka import end_of, read_committed, transaction
 from tests.support.kafka_proxy import ADD_PARTITIONS_TO_TXN, END_TXN, INIT_PRODUCER_ID, PRODUCE, KafkaProxy, Request
-from tests.support.weather import Pipeline, Start, fails, wait_until
+from tests.support.weather import PATIENCE_S, Pipeline, Start, fails, wait_until
 
 SEEN = "SEEN"
 """The listener behind the proxy."""
@@ -173,7 +173,7 @@ class TestSomebodyElsesTransaction:
             pipeline.wait_for(state="starting")
             sleep(1)
             pipeline.wait_for(state="starting")
-            stranger.abort_transaction(TIMEOUT_S)
+            stranger.abort_transaction(PATIENCE_S)
         pipeline.daemon.wait_until_ready()
         pipeline.write()
         pipeline.assert_complete()
@@ -186,7 +186,7 @@ class TestSomebodyElsesTransaction:
             pipeline.wait_until_confirmed()
             pipeline.daemon.stop()
             code, log = fails(pipeline)
-            stranger.abort_transaction(TIMEOUT_S)
+            stranger.abort_transaction(PATIENCE_S)
         assert code == 69
         assert f"{topic} cannot be read beyond offset" in log
         assert "another producer keeps a transaction open on it" in log
@@ -268,7 +268,7 @@ def foreign(kafka: Kafka, pipeline: Pipeline) -> Producer:
     """Return a producer that has fenced the pipeline, as another of the same name does that follows a copy."""
     name = pipeline.daemon.name
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": f"pgsluice-{name}-{name}"})
-    producer.init_transactions(TIMEOUT_S)
+    producer.init_transactions(PATIENCE_S)
     return producer
 
 
@@ -326,7 +326,7 @@ class Gate:
 
     def wait(self) -> None:
         """Return once something is held."""
-        assert self._holding.wait(TIMEOUT_S), "nothing came"
+        assert self._holding.wait(PATIENCE_S), "nothing came"
 
     def open(self) -> None:
         """Let all pass."""

@@ -35,7 +35,7 @@ from tests.support.kafka import (
     wait_for_end,
 )
 
-PATIENCE_S = 60
+PATIENCE_S = 180
 
 
 def checkpoint(cut: int) -> Checkpoint:

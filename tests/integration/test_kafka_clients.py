@@ -19,7 +19,7 @@ from tests.support.sink import Session, insert, policy
 
 SESSIONS = 3
 
-PATIENCE_S = 10.0
+PATIENCE_S = 180.0
 """How long the worker threads of a session may take to notice that they are not needed any more."""
 
 

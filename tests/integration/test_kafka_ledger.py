@@ -287,7 +287,7 @@ class TestDuringASession:
             if mischief is raise_partitions:
                 await session.deliver(*(insert(orders, n) for n in range(10)))
                 return
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(180):
                 with pytest.raises(SinkUnavailable, match=sentence.format(orders.topic) + LOOKS_AGAIN):
                     await session.deliver(*(insert(orders, n) for n in range(10)))
         await refuses_to_start(kafka, prefix, sentence.format(orders.topic) + REMEDY)
@@ -314,7 +314,7 @@ class TestDuringASession:
             await session.sink.open_topic(policy(orders), keyed=True)
             await session.deliver(insert(orders, 1))
             await asyncio.to_thread(delete, kafka, orders.topic)
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(180):
                 with pytest.raises(SinkUnavailable, match=f"Topic {orders.topic} was deleted" + LOOKS_AGAIN):
                     await session.deliver(*(insert(orders, n, 1000) for n in range(1000)))
         await refuses_to_start(kafka, prefix, f"Topic {orders.topic} was deleted" + REMEDY)
@@ -325,7 +325,7 @@ class TestDuringASession:
         async with Session(kafka, prefix, timeout_s=600) as session:
             await session.deliver()
             await asyncio.to_thread(delete, kafka, f"{prefix}.{topic}")
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(180):
                 with pytest.raises(SinkUnavailable):
                     await session.deliver()
         if topic == "transactions":

@@ -37,7 +37,7 @@ from tests.support.kafka import SecuredKafka, admin, client_options, create_topi
 
 T = TypeVar("T")
 SUBJECT = "shop.public.orders-value"
-PATIENCE_S = 60
+PATIENCE_S = 180
 
 
 def record_schema(number: int, name: str = "Value") -> dict[str, Any]:

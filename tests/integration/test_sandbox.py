@@ -30,7 +30,7 @@ from tests.support.links import Links
 from tests.support.versions import covered
 
 REPOSITORY = Path(artifacts.__file__).parents[1]
-WAIT_S = 60
+WAIT_S = 180
 MIB = 1024 * 1024
 
 

@@ -16,7 +16,7 @@ from tests.support.reader import Cut, Reader
 from tests.support.replay import Replay, contents, differences
 from tests.support.versions import covered
 
-PATIENCE_S = 60
+PATIENCE_S = 180
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from sandbox.kafka import Kafka
 from sandbox.postgres import Database, Postgres
 from tests.support.reader import Cut, Event, Reader
 
-PATIENCE_S = 60
+PATIENCE_S = 180
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "snapshot": {"mode": "initial", "chunk_rows": 50},

@@ -34,7 +34,7 @@ from confluent_kafka.admin import (
 from pgsluice.librdkafka import ClientOptions
 from sandbox.kafka import Kafka
 
-TIMEOUT_S = 60
+TIMEOUT_S = 180
 
 LOGIN = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="admin" password="right"'
 USERS = ("reader", "pgsluice", "registry", "reports", "operator")

@@ -30,7 +30,7 @@ _SIZE = struct.Struct(">i")
 _HEAD = struct.Struct(">hhi")
 """Key, version, correlation id."""
 
-WAIT_S = 30
+WAIT_S = 180
 
 
 class Request:

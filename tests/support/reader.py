@@ -26,7 +26,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 POLL_S = 0.1
 """How long to gather messages: a call returns no earlier unless it has as many as it wants."""
 BATCH = 2000
-TIMEOUT_S = 120
+TIMEOUT_S = 180
 METADATA_TIMEOUT_S = 15
 
 SERVICE_TOPICS = ("transactions", "checkpoint", "schemas", "snapshots", "commands")

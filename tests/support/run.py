@@ -21,7 +21,7 @@ from tests.support.reader import Reader
 from tests.support.replay import Replay, contents, differences
 from tests.support.scenario import Found, Scenario
 
-TIMEOUT_S = 60
+TIMEOUT_S = 180
 POLL_S = 0.1
 
 LOG_CHARACTERS = 5000

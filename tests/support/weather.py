@@ -29,7 +29,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "delivery": {"heartbeat": "500ms"},
     "kafka": {"topics": {"partitions": 1}},
 }
-PATIENCE_S = 60
+PATIENCE_S = 180
+"""Far more than anything takes, also beside other work: only a test that fails waits for so long."""
 
 BUSY_INTERVAL_S = 0.003
 """Between two transactions of a busy server: what is written has to be read and compared, too."""
