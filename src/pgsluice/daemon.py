@@ -404,6 +404,12 @@ def _connection_options(settings: Settings) -> ConnectionOptions:
     )
 
 
+def _primary_options(settings: Settings) -> ConnectionOptions | None:
+    """Return how to reach the server where rows are read; None: it is the one that is streamed from."""
+    parameters = settings.primary_parameters()
+    return None if parameters is None else replace(_connection_options(settings), parameters=parameters)
+
+
 def _type_options(settings: Settings) -> TypeOptions:
     tables = settings.tables
     return TypeOptions(tables.numeric.decimal or "string", tables.time_range, binary=settings.postgres.binary)
@@ -421,7 +427,12 @@ def _source_options(settings: Settings) -> SourceOptions:
     if postgres.messages and postgres.streaming != "off":
         log.info("streaming is off, because messages are published: those of a rolled-back savepoint would be, too")
     return SourceOptions(
-        _connection_options(settings), settings.slot_name, postgres.publications, stream, postgres.failover
+        _connection_options(settings),
+        settings.slot_name,
+        postgres.publications,
+        stream,
+        postgres.failover,
+        _primary_options(settings),
     )
 
 
@@ -681,8 +692,11 @@ async def _check_snapshots(settings: Settings) -> list[Finding]:
             return tables.policy(schema, table)
         return None
 
+    stream, primary = _connection_options(settings), _primary_options(settings)
     try:
-        async with Catalog(_connection_options(settings)) as catalog:
+        if primary is not None and (found := await snapshot_checks.check_primary(stream, primary)):
+            return found
+        async with Catalog(primary or stream) as catalog:
             return await snapshot_checks.check(
                 catalog,
                 settings.postgres.publications,

@@ -5,6 +5,7 @@
     PgsluiceError
     ├── RetryableError              the session ends; a new one starts after a back-off
     │   ├── SourceUnavailable       PostgreSQL is down, restarting, or the connection broke
+    │   │   └── PrimaryUnavailable  no rows can be read on snapshot.primary: tried again while streaming goes on
     │   ├── SlotInUse               another process streams from the slot: wait as its hot standby
     │   ├── NotInBinary             a value cannot be sent or read in binary format: the next session asks for text
     │   ├── TypeChanged             a composite has gained an attribute since the catalog was asked about it
@@ -55,6 +56,10 @@ class RetryableError(PgsluiceError):
 
 class SourceUnavailable(RetryableError):
     """PostgreSQL cannot be reached now, or it ended the connection."""
+
+
+class PrimaryUnavailable(SourceUnavailable):
+    """The server that ``snapshot.primary`` names cannot be reached, or it is not the primary of the stream's server."""
 
 
 class SlotInUse(RetryableError):

@@ -120,7 +120,7 @@ class Scene:
         """Run commands of SECURITY.md, but for some of the rights."""
         allow(self.kafka, *(right for right in rights(self.named(commands)) if not without(right)))
 
-    def configure(self, version: int, user: str = "pgsluice") -> None:
+    def configure(self, version: int, user: str = "pgsluice", snapshot: str = "never") -> None:
         """Set the variables from which commands in this process take their settings."""
         settings = {
             "NAME": self.name,
@@ -129,6 +129,7 @@ class Scene:
             "KAFKA__BOOTSTRAP_SERVERS": self.kafka.bootstrap_servers,
             "KAFKA__CLIENT": json.dumps({**CREDENTIALS, "sasl.username": user}),
             "KAFKA__TOPICS__PARTITIONS": "1",
+            "SNAPSHOT__MODE": snapshot,
         }
         for variable, value in ({f"PGSLUICE_{key}": value for key, value in settings.items()} | SECRETS).items():
             self._set(variable, value)
@@ -256,6 +257,18 @@ class TestEnough:
             wait_until(lambda: daemon.log_text().count('"loaded"') == 2, "the tables to be loaded")
             scene.assert_delivered()
             assert "a table cannot be read now" not in daemon.log_text()
+
+    def test_without_the_right_to_read_changes_are_delivered(self, scene: Scene) -> None:
+        for commands in (DELIVERING, LIMITS, CONSUMER):
+            scene.grant(commands)
+        with scene.daemon(snapshot="initial") as daemon:
+            wait_until(lambda: daemon.log_text().count("permission denied") == 2, "two tables that cannot be read")
+            scene.insert()
+            scene.assert_delivered()
+            assert daemon.metric("pgsluice_snapshot_tables", state="blocked") == 2
+            scene.configure(NEW, snapshot="initial")
+            code, problems = scene.problems()
+            assert (code, list(problems)) == (0, ["snapshot rights"])
 
     def test_to_give_commands(self, scene: Scene) -> None:
         """The daemon's user may do so, and whoever has the rights of an operator."""

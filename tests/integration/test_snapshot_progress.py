@@ -92,7 +92,6 @@ def test_everything_tells_how_far_it_has_come(
     assert daemon.metric("pgsluice_snapshot_tables", state="blocked") == 1
     assert daemon.metric("pgsluice_snapshot_rows") == daemon.metric("pgsluice_snapshot_estimated_rows") == ROWS + 1
     assert (daemon.metric("pgsluice_snapshot_rounds_total", result="placed") or 0) >= 1 + ROWS // ROWS_PER_S
-    assert (daemon.metric("pgsluice_snapshot_rounds_total", result="failed") or 0) >= 1
 
     allow()
     wait_until(lambda: logged(daemon, "tables are loaded"), "the end")

@@ -63,6 +63,11 @@ class Reader:
         table = self._wal.table(shape.relation.oid)
         return set() if table is None else {str(xid) for xid in table.users}
 
+    async def check_readable(self, shape: Shape) -> None:
+        await self._ask()
+        await self._lock(shape)
+        self.release()
+
     async def begin(self, shape: Shape) -> None:
         """Begin a transaction, and lock the table."""
         await self._ask()
@@ -135,6 +140,9 @@ class Reader:
         await asyncio.sleep(self._dice.choice((0.0, 0.01, 0.3)))
         self._check()
         return dict(sorted(found.items(), key=lambda one: int(one[0])))
+
+    async def confirm(self) -> None:
+        self._check()
 
     async def end(self) -> None:
         self.release()

@@ -259,6 +259,9 @@ class Connection:
         await self._ask()
         return False
 
+    async def can_read_rows(self) -> bool:
+        return not await self.is_standby()
+
     async def create_slot(self) -> int:
         await self._ask()
         server = self._server

@@ -307,6 +307,9 @@ class FakeSource:
     async def table_sizes(self, oids: Sequence[int]) -> dict[int, TableSize]:
         return {oid: TableSize(len(rows), 100 * len(rows)) for oid, rows in self._world.rows.items() if oid in oids}
 
+    async def can_read_rows(self) -> bool:
+        return not self._world.standby
+
     def reader(self) -> "FakeReader":
         return FakeReader(self._world)
 
@@ -382,6 +385,9 @@ class FakeReader:
         self._world.step("check_readable")
         if shape.where == "nonsense":
             raise TableUnreadable("nonsense is no condition")
+
+    async def confirm(self) -> None:
+        self._world.step("confirm")
 
     async def end(self) -> None:
         self._world.step("unlock")

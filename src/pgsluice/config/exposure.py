@@ -22,7 +22,7 @@ from pgsluice.config.sources import Layer
 from pgsluice.config.transport import is_loopback
 from pgsluice.finding import Finding, Verdict
 
-_DSN = ("postgres", "dsn")
+_DSNS = (("postgres", "dsn"), ("snapshot", "primary"))
 
 _KEY_FILES = ("ssl.key.location", "ssl.keystore.location", "sasl.kerberos.keytab")
 """Properties of librdkafka that name files with keys."""
@@ -96,7 +96,7 @@ def _secrets(layer: Layer) -> Iterator[Path]:
         value = layer.get(path)
         if key.kind is Kind.TABLE and isinstance(value, dict):
             yield from ((*path, name) for name in value if is_secret(name))
-        elif key.kind is Kind.SECRET and value is not None and (path != _DSN or _has_password(str(value))):
+        elif key.kind is Kind.SECRET and value is not None and (path not in _DSNS or _has_password(str(value))):
             yield path
 
 

@@ -22,6 +22,8 @@ _OURS = {
     "fallback_application_name": "connections are named after the pipeline: set name instead",
 }
 
+_WHICH_SERVER = ("host", "hostaddr", "port", "target_session_attrs", "load_balance_hosts")
+
 _PASSWORD_BYTES_MAX = 64 * 1024
 """Longer than any password (a cloud's token has a few KiB), shorter than a file named by mistake."""
 
@@ -44,6 +46,22 @@ def parse_dsn(dsn: str) -> dict[str, str]:
         raise ValueError(
             "is neither a connection string of libpq (host=db dbname=shop) nor a URI (postgresql://db/shop)"
         ) from None
+
+
+def check_primary(dsn: str) -> None:
+    """Refuse a connection string of a primary that names no server, or that :func:`check_dsn` refuses."""
+    check_dsn(dsn)
+    if not parse_dsn(dsn).keys() & {"host", "hostaddr", "service"}:
+        raise ValueError("names no host: write it as host=db-primary or postgresql://db-primary")
+
+
+def of_primary(parameters: Mapping[str, str], dsn: str) -> dict[str, str]:
+    """Return how to reach the primary that ``dsn`` names.
+
+    What ``dsn`` leaves out is as in ``parameters``, those of its standby, unless it says which server that is.
+    """
+    shared = {name: value for name, value in parameters.items() if name not in _WHICH_SERVER}
+    return shared | parse_dsn(dsn)
 
 
 def in_effect(parameters: Mapping[str, str]) -> dict[str, str]:

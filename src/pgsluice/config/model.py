@@ -457,6 +457,19 @@ class Snapshot(Section):
         description="Rows of all tables that are read in a second, on average; if not set, as many as possible.",
         examples=[10_000],
     )
+    primary: Secret | None = Field(
+        default=None,
+        description="Where rows are read if [postgres] is a standby: connection string or URI of libpq that names its "
+        "primary. Parameters that are not in it, other than host and port, are those of [postgres].",
+        examples=["host=db-primary.example.com"],
+    )
+
+    @field_validator("primary")
+    @classmethod
+    def _check_primary(cls, primary: SecretStr | None) -> SecretStr | None:
+        if primary is not None:
+            libpq.check_primary(primary.get_secret_value())
+        return primary
 
 
 class Rule(Section):
@@ -723,6 +736,13 @@ class Settings(BaseSettings):
     def slot_name(self) -> str:
         """The slot: ``postgres.slot``, by default named after the pipeline."""
         return self.postgres.slot or f"{SLOT_PREFIX}{self.name}"
+
+    def primary_parameters(self) -> dict[str, str] | None:
+        """Return what to connect with where rows are read, if that is another server; as Postgres.libpq_parameters."""
+        primary = self.snapshot.primary
+        if primary is None:
+            return None
+        return libpq.of_primary(self.postgres.libpq_parameters(), primary.get_secret_value())
 
     @classmethod
     def settings_customise_sources(

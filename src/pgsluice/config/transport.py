@@ -41,13 +41,17 @@ def findings(settings: Settings) -> list[Finding]:
     ConfigError when the password file of PostgreSQL cannot be read.
     """
     return [
-        *_postgres(libpq.in_effect(settings.postgres.libpq_parameters())),
+        *_postgres("postgres transport", settings.postgres.libpq_parameters()),
+        *_postgres("primary transport", settings.primary_parameters()),
         *_kafka(settings.kafka.librdkafka_properties()),
         *_registry(settings.schema_registry),
     ]
 
 
-def _postgres(parameters: Mapping[str, str]) -> Iterator[Finding]:
+def _postgres(name: str, given: Mapping[str, str] | None) -> Iterator[Finding]:
+    if given is None:
+        return
+    parameters = libpq.in_effect(given)
     mode = parameters.get("sslmode", "prefer")
     # Kerberos encrypts by itself. With channel binding, a server that does not know the password's hash cannot
     # answer, and nobody in between can pass its answer on.
@@ -56,7 +60,7 @@ def _postgres(parameters: Mapping[str, str]) -> Iterator[Finding]:
     if hosts and not proven and mode not in _VERIFYING:
         detail = _SSLMODES.get(mode, _SSLMODES["prefer"]).format(hosts=hosts)
         remedy = 'Set postgres.sslmode = "verify-full", and postgres.sslrootcert to the file of the authority.'
-        yield Finding("postgres transport", Verdict.WARN, f"sslmode is {mode}: {detail}", remedy)
+        yield Finding(name, Verdict.WARN, f"sslmode is {mode}: {detail}", remedy)
 
 
 def _postgres_hosts(parameters: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -13,7 +13,7 @@ from typing import NoReturn
 import structlog
 
 from pgsluice.commands import TABLES_MAX, WHERE_MAX, Answer, Command, CommandState, Request, read_command
-from pgsluice.errors import TableRefused, TableUnreadable
+from pgsluice.errors import PrimaryUnavailable, TableRefused, TableUnreadable
 from pgsluice.pipeline.encoders import Encoders
 from pgsluice.pipeline.ends import CommandReader, Reader, Source
 from pgsluice.pipeline.loader import Loader, check_trusted
@@ -77,7 +77,7 @@ class Commands:
             return
         try:
             answer = await self._carry_out(command, offset)
-        except (_Refusal, TableUnreadable, TableRefused) as error:
+        except (_Refusal, TableUnreadable, TableRefused, PrimaryUnavailable) as error:
             answer = Answer(command.id, "refused", str(error))
             await self._go_on(topic_id, offset + 1, answer)
         log.info(

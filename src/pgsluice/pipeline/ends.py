@@ -65,6 +65,9 @@ class Source(Protocol):
     async def is_standby(self) -> bool:
         """Return whether the server is in recovery; SourceUnavailable when it was promoted since :meth:`identify`."""
 
+    async def can_read_rows(self) -> bool:
+        """Return whether :meth:`reader` can read rows, which takes a primary; raises as :meth:`is_standby`."""
+
     async def create_slot(self) -> int:
         """Create the slot and return its consistent point: everything committed later will be streamed."""
 
@@ -90,7 +93,7 @@ class Source(Protocol):
         """Return these types and all that they consist of, as of now; without those that are gone or built in."""
 
     def reader(self) -> "Reader":
-        """Return what reads the rows of tables, on connections of its own to the same server; not connected yet."""
+        """Return what reads the rows of tables, on connections of its own to the primary; not connected yet."""
 
     async def close(self) -> None:
         """Close every connection."""
@@ -135,6 +138,12 @@ class Reader(Protocol):
 
     async def check_readable(self, shape: Shape) -> None:
         """TableUnreadable if no row may be read, or PostgreSQL cannot take ``shape.where`` as a condition on them."""
+
+    async def confirm(self) -> None:
+        """Make sure that what the snapshot saw is still there, once the stream has come to it; else SourceUnavailable.
+
+        A primary that has crashed can have lost it, and the stream of its standby does not end then.
+        """
 
     async def end(self) -> None:
         """End the transaction, if there is one."""

@@ -57,7 +57,9 @@ WRITERS_MAX_S: Final = 2.0
 
 MOVED_AT_ONCE: Final = 500
 
-STANDBY: Final = "Tables cannot be loaded from a standby. Connect pgsluice to the primary."
+STANDBY: Final = (
+    "Tables cannot be loaded from a standby. Let snapshot.primary name the primary, or connect pgsluice to it."
+)
 
 REPORT_S: Final = 1.0
 """How often it is put together how far the loads have come: there may be thousands of tables."""
@@ -217,7 +219,7 @@ class Loader:
     async def run(self) -> NoReturn:
         """Load what is to be loaded, and look again and again whether there is more."""
         try:
-            if await self._source.is_standby():
+            if not await self._source.can_read_rows():
                 self.obstacle = STANDBY
             is_said = False
             while True:
@@ -479,6 +481,7 @@ class Loader:
             self._pace.on_read(len(chunk.frames), read)
             await self._reader.end()
             lsn = await self._rounds.wait_complete()
+            await self._reader.confirm()
             if lsn is not None:
                 await self._insert(opened, load, chunk, lsn, timestamp, moved)
         self._pace.on_round(self._rounds.held_s, read - began)
@@ -491,6 +494,7 @@ class Loader:
         async with self._round(opened.shape) as timestamp:
             await self._reader.open_rows(opened.shape)
             lsn = await self._rounds.wait_complete()
+            await self._reader.confirm()
             is_last = lsn is None
             while lsn is not None and not is_last:
                 chunk = await self._reader.next_rows(opened.shape, limit)

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 from psycopg import AsyncConnection, pq
 
-from pgsluice.errors import SourceUnavailable, TableUnreadable
+from pgsluice.errors import PgsluiceError, PrimaryUnavailable, SourceUnavailable, TableUnreadable
 from pgsluice.lsn import parse_lsn
 from pgsluice.pgoutput.copy import insert_frame
 from pgsluice.pgoutput.framing import XLogData
 from pgsluice.postgres import failures, queries
 from pgsluice.postgres.failures import ServerError
 from pgsluice.postgres.options import ConnectionOptions
+from pgsluice.postgres.primary import Primary
 from pgsluice.postgres.wire import Wire, answered_within
 from pgsluice.relation import Column, Relation
 from pgsluice.snapshot import FLUSH_PREFIX, Chunk, Shape, Snapshot, Taken, reached_at
@@ -69,9 +70,11 @@ _CANCELLED: Final = "57014"
 class ChunkReader:
     """Connections for reading and for moving the stream, made when they are first needed."""
 
-    def __init__(self, options: ConnectionOptions, publications: Sequence[str]) -> None:
+    def __init__(self, options: ConnectionOptions, publications: Sequence[str], primary: Primary | None = None) -> None:
+        """``primary``: what the server has to be; None: it is the one that is streamed from."""
         self._options = options
         self._publications = publications
+        self._primary = primary
         self._connection: _Connection | None = None
         self._side: _Connection | None = None
         """For what is asked while the other one reads."""
@@ -158,6 +161,18 @@ class ChunkReader:
         if await self.shape(shape.relation) != replace(shape, where=""):
             raise TableUnreadable(f"Table {shape.relation} was altered, so its rows are read again from the beginning.")
 
+    async def confirm(self) -> None:
+        """Make sure that the primary has not crashed, been promoted or stopped since it was connected to.
+
+        A crash can lose a transaction that the snapshot saw, and then the primary writes something else in its place.
+        It ends all connections, so the one with the snapshot shows it.
+        """
+        if self._primary is None:
+            return  # the stream has ended as well
+        if self._connection is None:
+            raise PrimaryUnavailable("The connection to the primary was lost.")
+        await self._primary.check(self._connection.query)
+
     async def end(self) -> None:
         """End the transaction, if there is one; a connection that does not answer is closed."""
         if self._connection is not None:
@@ -182,13 +197,27 @@ class ChunkReader:
 
     async def _reading(self) -> "_Connection":
         if self._connection is None:
-            self._connection = await _Connection.open(self._options)
+            self._connection = await self._open()
         return self._connection
 
     async def _beside(self) -> "_Connection":
         if self._side is None:
-            self._side = await _Connection.open(self._options)
+            self._side = await self._open()
         return self._side
+
+    async def _open(self) -> "_Connection":
+        if self._primary is None:
+            return await _Connection.open(self._options)
+        try:
+            connection = await _Connection.open(self._options)
+        except PgsluiceError as error:  # a refused password as well: changes go on
+            raise self._primary.unreachable(error) from error
+        try:
+            await self._primary.check(connection.query)
+        except BaseException:
+            await connection.close()
+            raise
+        return connection
 
 
 class _Connection:

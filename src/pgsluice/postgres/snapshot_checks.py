@@ -10,9 +10,14 @@ https://www.postgresql.org/docs/current/ddl-rowsecurity.html
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from pgsluice.errors import PrimaryUnavailable
 from pgsluice.finding import Finding, Verdict
 from pgsluice.postgres.catalog import Catalog, LoadableTable
 from pgsluice.postgres.checks import TABLES_NAMED_MAX, listed
+from pgsluice.postgres.chunks import ChunkReader
+from pgsluice.postgres.connection import ReplicationConnection
+from pgsluice.postgres.options import ConnectionOptions
+from pgsluice.postgres.primary import Primary
 from pgsluice.printable import quoted, sql_identifier
 from pgsluice.snapshot import TableSize
 from pgsluice.tables import TablePolicy
@@ -24,6 +29,26 @@ TABLE_S: Final = 0.25
 ten columns were read in a second, or 22 MB of large rows, or four small tables."""
 
 _NAME: Final = "snapshot"
+
+
+async def check_primary(stream: ConnectionOptions, primary: ConnectionOptions) -> list[Finding]:
+    """Return what is wrong with the server where rows are read, if it is not the one that is streamed from.
+
+    It is compared as a session does it.
+    """
+    replication = await ReplicationConnection.open(stream)
+    try:
+        server = await replication.identify_system()
+    finally:
+        await replication.close()
+    reader = ChunkReader(primary, (), Primary(server.systemid, server.timeline))
+    try:
+        await reader.look()
+    except PrimaryUnavailable as error:
+        return [Finding(_NAME, Verdict.WARN, f"no table can be loaded: {error}")]
+    finally:
+        await reader.close()
+    return []
 
 
 async def check(
@@ -42,7 +67,7 @@ async def check(
     """
     server = await catalog.server()
     if server.in_recovery:
-        remedy = "Connect to the primary."
+        remedy = "Let snapshot.primary name the primary, or connect to it."
         return [Finding(_NAME, Verdict.WARN, "the server is a standby, from which no table can be loaded", remedy)]
     found = await catalog.loadable_tables(publications)
     policies = {table.oid: policy_of(table.schema, table.name) for table in found}

@@ -15,6 +15,7 @@ from pgsluice.postgres.catalog import Catalog
 from pgsluice.postgres.chunks import ChunkReader
 from pgsluice.postgres.connection import ReplicationConnection
 from pgsluice.postgres.options import Address, ConnectionOptions, StreamOptions
+from pgsluice.postgres.primary import Primary
 from pgsluice.postgres.stream import ReplicationStream
 from pgsluice.relation import Relation
 from pgsluice.snapshot import TableSize
@@ -30,6 +31,8 @@ class SourceOptions:
     stream: StreamOptions = field(default_factory=StreamOptions)
     failover: bool = False
     """Whether a slot that is created is to survive a failover."""
+    primary: ConnectionOptions | None = None
+    """How to reach the primary of a standby that is streamed from, to read rows there; None: the server itself."""
 
 
 class PostgresSource:
@@ -40,7 +43,7 @@ class PostgresSource:
         self._replication = replication
         self._catalog = catalog
         self._started = False
-        self._timeline = 0
+        self._systemid, self._timeline = "", 0
         self._witness: ReplicationConnection | None = None
         """On a standby, a second one: an ordinary connection is not told which timeline is being replayed."""
 
@@ -71,7 +74,7 @@ class PostgresSource:
     async def identify(self) -> ServerIdentity:
         """Return who the server is; before :meth:`start`."""
         server = await self._replication.identify_system()
-        self._timeline = server.timeline
+        self._systemid, self._timeline = server.systemid, server.timeline
         if await self.is_standby():
             self._witness = await ReplicationConnection.open(self._replication.same_server)
         return server
@@ -109,6 +112,10 @@ class PostgresSource:
                 "The standby was promoted while this session was starting. A new session looks at its timeline."
             )
         return in_recovery
+
+    async def can_read_rows(self) -> bool:
+        """Return whether :meth:`reader` can read rows, which takes a primary; raises as :meth:`is_standby`."""
+        return self._options.primary is not None or not await self.is_standby()
 
     async def flushed_lsn(self) -> int:
         """Return the end of the server's WAL; SourceUnavailable when the server waits for the stream's end.
@@ -175,8 +182,12 @@ class PostgresSource:
         return await self._catalog.describe_types(oids)
 
     def reader(self) -> ChunkReader:
-        """Return what reads the rows of tables, on connections of its own to the same server; not connected yet."""
-        return ChunkReader(self._replication.same_server, self._options.publications)
+        """Return what reads the rows of tables, on connections of its own to the primary; not connected yet."""
+        options = self._options
+        if options.primary is None:
+            return ChunkReader(self._replication.same_server, options.publications)
+        primary = Primary(self._systemid, self._timeline)
+        return ChunkReader(options.primary, options.publications, primary)
 
     async def close(self) -> None:
         """Close the connections; the server frees the slot."""

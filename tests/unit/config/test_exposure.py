@@ -45,7 +45,12 @@ def test_a_file_with_a_secret_is_for_its_owner_only(tmp_path: Path, secret: str)
 
 
 @pytest.mark.parametrize(
-    "text", ["", 'postgres.dsn = "postgresql://pgsluice@db/shop"\n', 'kafka.client.debug = "all"\n']
+    "text",
+    [
+        "",
+        'postgres.dsn = "postgresql://pgsluice@db/shop"\nsnapshot.primary = "host=db"\n',
+        'kafka.client.debug = "all"\n',
+    ],
 )
 def test_a_file_without_a_secret_may_be_read_by_everybody(tmp_path: Path, text: str) -> None:
     assert findings(write(tmp_path / "a.toml", REST + text)) == []

@@ -24,6 +24,21 @@ def test_a_dsn_may_not_set_what_is_not_the_users() -> None:
     libpq.check_dsn("host=db")
 
 
+def test_a_primary_is_named_by_its_host() -> None:
+    libpq.check_primary("postgresql://primary")
+    libpq.check_primary("service=primary")
+    with pytest.raises(ValueError, match=r"^names no host"):
+        libpq.check_primary("port=5433")
+    with pytest.raises(ValueError, match="may not set replication"):
+        libpq.check_primary("host=primary replication=database")
+
+
+def test_what_a_primary_leaves_out_is_as_at_its_standby_but_not_where_that_is() -> None:
+    standby = {"host": "a,b", "port": "5433,5434", "target_session_attrs": "standby", "user": "u", "password": "p"}
+    assert libpq.of_primary(standby, "host=c user=v") == {"host": "c", "user": "v", "password": "p"}
+    assert standby["host"] == "a,b"
+
+
 def test_what_is_in_effect_comes_from_libpq(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "services").write_text("[shop]\nhost=db\nport=6432\nsslmode=verify-full\n")
     monkeypatch.setenv("PGSERVICEFILE", str(tmp_path / "services"))

@@ -104,6 +104,16 @@ def test_a_password_file_must_be_readable_and_alone(tmp_path: Path) -> None:
     ]
 
 
+def test_a_primary_has_what_is_not_said_from_its_standby() -> None:
+    assert settings().primary_parameters() is None
+    found = settings(postgres={"host": "standby", "dbname": "shop"}, snapshot={"primary": "host=primary password=x"})
+    assert found.primary_parameters() == {"host": "primary", "dbname": "shop", "password": "x"}
+    assert "password=x" not in repr(found)
+    (((*path,), sentence),) = problems(snapshot={"primary": "dbname=shop"})
+    assert path == ["snapshot", "primary"]
+    assert "names no host" in sentence
+
+
 def test_a_dsn_is_checked() -> None:
     (((*path,), sentence),) = problems(postgres={"dsn": "hunter2"})
     assert path == ["postgres", "dsn"]

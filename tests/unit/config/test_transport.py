@@ -46,6 +46,12 @@ def test_modes_of_tls_that_protect_from_nobody_in_between(mode: str) -> None:
     assert 'postgres.sslmode = "verify-full"' in finding.remedy
 
 
+def test_the_primary_where_rows_are_read_is_a_server_as_well() -> None:
+    (finding,) = findings(postgres__host="localhost", snapshot__primary="host=db.example.com")
+    assert finding.name == "primary transport"
+    assert findings(postgres__sslmode="verify-full", snapshot__primary="host=db.example.com") == []
+
+
 def test_a_mode_that_is_not_set_is_that_of_libpq(monkeypatch: pytest.MonkeyPatch) -> None:
     (finding,) = findings(postgres__host="db")
     assert finding.detail.startswith("sslmode is prefer: ")

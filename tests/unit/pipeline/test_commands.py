@@ -10,7 +10,7 @@ import pytest
 
 from pgsluice.avro.types import TypeOptions
 from pgsluice.commands import REQUESTS_BYTES_MAX, TABLES_MAX, WHERE_MAX, Answer, Command, CommandState, Request
-from pgsluice.errors import TableUnreadable
+from pgsluice.errors import PrimaryUnavailable, TableUnreadable
 from pgsluice.history import Checkpoint
 from pgsluice.loads import Load, Loaded
 from pgsluice.metrics import Metrics
@@ -199,6 +199,14 @@ async def test_what_cannot_be_done_is_refused_with_a_sentence(given: Command, co
     assert complaint in answer.detail
     _, _, checkpoint = world.cuts[-1]
     assert checkpoint.commands == CommandState("topic", 1)
+
+
+async def test_a_primary_that_cannot_be_reached_refuses_and_ends_no_session() -> None:
+    world = world_of(command("start", "public.numbers"), command("start", "public.numbers", identifier="b"))
+    world.faults = {"shape": [PrimaryUnavailable("snapshot.primary: no route")]}
+    async with running(world):
+        await until(lambda: "loaded" in outcomes(world))
+    assert (answers(world)[0].outcome, answers(world)[0].detail) == ("refused", "snapshot.primary: no route")
 
 
 async def test_a_table_is_asked_for_once_at_a_time() -> None:

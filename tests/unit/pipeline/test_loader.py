@@ -15,7 +15,7 @@ import structlog
 
 from pgsluice.avro.types import TypeOptions
 from pgsluice.commands import CommandState
-from pgsluice.errors import SinkUnavailable, SourceUnavailable, TableUnreadable
+from pgsluice.errors import PrimaryUnavailable, SinkUnavailable, SourceUnavailable, TableUnreadable
 from pgsluice.history import Checkpoint
 from pgsluice.layout import ColumnLayout, Layout
 from pgsluice.loads import FIRST_SEQ, Load, Loaded, Mark, Place
@@ -797,6 +797,16 @@ async def test_it_is_recorded_again_if_the_session_ended_before_it_was() -> None
     async with loading(world, assumes=True):
         await until(lambda: assumed(world))
     assert arrived(world) == []
+
+
+async def test_rows_that_the_primary_may_have_lost_go_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "AGAIN_S", 0.01)
+    world = world_of(1, 2)
+    world.faults = {"confirm": [PrimaryUnavailable("it has crashed")]}
+    async with loading(world) as found:
+        await found.finish()
+    assert arrived(world) == [("r", 1), ("r", 2)]
+    assert world.steps.count("confirm") == world.steps.count("rows") == 2
 
 
 async def test_a_table_that_must_not_be_read_has_no_topic_because_of_that() -> None:

@@ -1,0 +1,59 @@
+"""The primary of a standby that is streamed from. Rows are read there (``snapshot.primary``).
+
+A standby lets no snapshot be compared with its stream: it does not tell which transactions are in progress on the
+primary. Transaction ids and positions are the same on both, as long as they belong to one cluster and one timeline.
+
+https://www.postgresql.org/docs/current/functions-info.html#FUNCTIONS-INFO-CONTROLDATA
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pgsluice.errors import PgsluiceError, PrimaryUnavailable
+
+# The name of a WAL file begins with the timeline. Before it is written in the control file, it is in force already.
+_IDENTITY: Final = """
+SELECT pg_is_in_recovery()::text, (SELECT system_identifier::text FROM pg_control_system()),
+       CASE WHEN NOT pg_is_in_recovery() THEN left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END"""
+
+_AFTER_PROMOTION: Final = (
+    "If pgsluice is connected to the primary by now, remove the setting; otherwise let it name the present primary."
+)
+
+Query = Callable[[str], Awaitable[Sequence[tuple[str | None, ...]]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Primary:
+    """What the server has to be: the primary of this cluster, on the timeline of the stream."""
+
+    systemid: str
+    timeline: int
+
+    async def check(self, query: Query) -> None:
+        """Raise PrimaryUnavailable, with what to do, if the server is another one."""
+        ((in_recovery, systemid, timeline),) = await query(_IDENTITY)
+        if systemid != self.systemid:
+            raise _refused(
+                f"belongs to the cluster with system identifier {systemid}, and the stream comes from that with "
+                f"{self.systemid}",
+                "Let it name the primary of the server that is streamed from.",
+            )
+        if timeline is None or in_recovery == "true":
+            raise _refused("is a standby", "Let it name the primary.")
+        if int(timeline, 16) != self.timeline:
+            raise _refused(
+                f"is on timeline {int(timeline, 16)}, and the stream on timeline {self.timeline}: a standby was "
+                "promoted, so the two have different histories",
+                _AFTER_PROMOTION,
+            )
+
+    def unreachable(self, error: PgsluiceError) -> PrimaryUnavailable:
+        """Return what follows from ``error``, for which the server cannot be connected to."""
+        words = str(error).removesuffix(".")
+        return PrimaryUnavailable(f"snapshot.primary: {words}. No rows are read meanwhile. {_AFTER_PROMOTION}")
+
+
+def _refused(reason: str, remedy: str) -> PrimaryUnavailable:
+    return PrimaryUnavailable(f"The server that snapshot.primary names {reason}. No rows are read. {remedy}")
