@@ -600,6 +600,7 @@ def _tables(settings: Settings) -> Tables:
                 tombstones=rule.tombstones,
                 truncate=None if rule.truncate is None else rule.truncate == "emit",
                 is_loaded=rule.snapshot is None,
+                where=rule.where or "",
                 types=rule.types,
             )
             for rule in tables.rules

@@ -8,6 +8,7 @@ https://www.postgresql.org/docs/current/functions-info.html#FUNCTIONS-PG-SNAPSHO
 
 import re
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Final, Self
 
 from pgsluice.pgoutput.framing import XLogData
@@ -93,8 +94,8 @@ class Shape:
     ``key`` the columns that put the rows into an order and tell them apart (empty: there are none), and ``filter`` the
     SQL condition that the publications set, empty if there is none. ``replaces``: all deletes and truncates are
     published, so rows that are not among those read are gone. ``is_trusted``: functions that its owner made may run
-    when it is read. ``digest`` changes when anything of this does. ``where``: a further condition, of whoever wants
-    only some of the rows.
+    when it is read. ``digest`` changes when anything of this does. ``where``: a further condition, of a command or a
+    rule that wants only some of the rows.
     """
 
     relation: Relation
@@ -105,6 +106,11 @@ class Shape:
     is_trusted: bool
     digest: str
     where: str = ""
+
+    @property
+    def read_digest(self) -> str:
+        """What decides which rows and columns are read, and in which order: if it changes, a load begins again."""
+        return f"{self.digest}-{sha256(self.where.encode()).hexdigest()[:16]}" if self.where else self.digest
 
     @property
     def key_places(self) -> tuple[int, ...]:

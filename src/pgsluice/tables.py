@@ -118,6 +118,7 @@ class TableRule:
     tombstones: bool | None = None
     truncate: bool | None = None
     is_loaded: bool = True
+    where: str = ""
     types: Mapping[str, Choice] = field(default_factory=dict)
 
 
@@ -127,7 +128,8 @@ class TablePolicy:
 
     ``shared``: the topic is named without the table's own name, so other tables may be meant to go there as well.
     ``named``: the settings name the table without wildcards, so it is not just anybody's.
-    ``is_loaded``: the rows that it already has are read, where snapshots are on.
+    ``is_loaded``: the rows that it already has are read, where snapshots are on. ``where``: only those that fulfil this
+    condition in SQL; empty: all.
     """
 
     topic: str
@@ -141,6 +143,7 @@ class TablePolicy:
     shared: bool = False
     named: bool = False
     is_loaded: bool = True
+    where: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +190,7 @@ class Tables:
             shared="{table}" not in template,
             named=any(_patterns(texts).has(schema, table) for texts in (tuple(self.include), self._matches())),
             is_loaded=rule.is_loaded,
+            where=rule.where,
         )
 
     @property

@@ -104,6 +104,7 @@ def test_the_first_rule_that_matches_wins() -> None:
                 tombstones=True,
                 truncate=False,
                 is_loaded=False,
+                where="a > 1",
             ),
             TableRule("*.*", partitions=99),
         ],
@@ -117,6 +118,7 @@ def test_the_first_rule_that_matches_wins() -> None:
         tombstones=True,
         truncate=False,
         is_loaded=False,
+        where="a > 1",
     )
     other = tables.policy("public", "items")
     assert other is not None

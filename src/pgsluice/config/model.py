@@ -24,6 +24,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from pgsluice.avro.choices import Choice
+from pgsluice.commands import WHERE_MAX
 from pgsluice.config import libpq, librdkafka
 from pgsluice.config.naming import (
     SLOT_PREFIX,
@@ -500,11 +501,24 @@ class Rule(Section):
         description='"skip": the rows that the table already has are not read, whatever snapshot.mode says.',
         examples=["skip"],
     )
+    where: Annotated[Text, Field(max_length=WHERE_MAX)] | None = Field(
+        default=None,
+        description="Condition in SQL on the table's columns: of the rows that it already has, only those that fulfil "
+        "it are read. It has nothing to do with changes, which are all delivered.",
+        examples=["placed_at >= '2026-01-01'"],
+    )
     types: ColumnTypes = Field(
         default={},
         description="Avro types of columns, by patterns of their names, in place of their own: see types.md.",
         examples=[{"amount": "decimal(38,9)", "*_at": "timestamp-millis"}],
     )
+
+    @field_validator("where")
+    @classmethod
+    def _check_where(cls, where: str | None, info: ValidationInfo) -> str | None:
+        if where is not None and info.data.get("snapshot") == "skip":
+            raise ValueError('stands beside snapshot = "skip", with which no row is read: keep one of the two')
+        return where
 
     @field_validator("topic")
     @classmethod

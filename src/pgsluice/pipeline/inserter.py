@@ -80,9 +80,8 @@ class Inserter:
         load = self._begun.of(table.oid)
         if load is None:
             relation = table.shape.relation
-            load = Load(
-                uuid.uuid4().hex, relation.namespace, relation.name, relation.oid, table.shape.digest, table.shape.key
-            )
+            name, digest = (relation.namespace, relation.name), table.shape.read_digest
+            load = Load(uuid.uuid4().hex, *name, relation.oid, digest, table.shape.key)
             await self._join(table, load, "begin")
         at = 0
         while at < len(chunk.frames):
@@ -133,8 +132,8 @@ class Inserter:
         marks, ended = [self._mark(table.topic, load, state, replaces=table.replaces)], []
         if state != "end":
             self._begun.put(load)
-        elif table.shape.where:
-            self._begun.drop(load.oid)  # some of its rows say nothing of the others
+        elif self._requests.where(load.name):
+            self._begun.drop(load.oid)  # the rows that a command wants say nothing of those that a load has
             former = self._begun.loaded(table.shape.relation)
             if former is not None and former.state == "stale":
                 marks.append(self._mark(table.topic, former, "stale", replaces=False))

@@ -419,12 +419,12 @@ class Loader:
         check_trusted(shape, is_named=policy is not None and policy.named)
         if not shape.key:
             await self._check_size(shape)
+        shape = replace(shape, where=self.requests.where(table.name) or ("" if policy is None else policy.where))
         load = self._begun.of(shape.relation.oid)
         # Without a key, nobody knows which rows were read.
-        if load is not None and not (shape.key and load.shape == shape.digest):
+        if load is not None and not (shape.key and load.shape == shape.read_digest):
             self._begun.drop(load.oid)
             load = None
-        shape = replace(shape, where=self.requests.where(table.name))
         await self._reader.check_readable(shape)
         await self._wait_for_writers(table, shape)
         async with self._seams.pause():

@@ -265,6 +265,14 @@ def test_values_that_are_refused(table: str, key: str, value: object, kind: str)
     assert problems(**{table: {key: value}}) == [((table, key), kind)]
 
 
+def test_a_rule_reads_some_of_the_rows_or_none() -> None:
+    rules = [{"match": "a.b", "snapshot": "skip", "where": "n > 1"}]
+    (((*path,), sentence),) = problems(tables={"rules": rules})
+    assert path == ["tables", "rules", 0, "where"]
+    assert 'stands beside snapshot = "skip"' in sentence
+    assert settings(tables={"rules": [{"match": "a.b", "where": "n > 1"}]}).tables.rules[0].where == "n > 1"
+
+
 def test_a_rule_can_only_skip_a_table() -> None:
     rules = [{"match": "a.b", "snapshot": "skip"}, {"match": "c.d", "snapshot": "never"}]
     assert problems(tables={"rules": rules}) == [(("tables", "rules", 1, "snapshot"), "literal_error")]

@@ -40,7 +40,8 @@ LAYOUT = Layout((ColumnLayout(1, "n", 23, -1, 700),), 1, "0a1b")
 CHECKPOINT = Checkpoint("shop", "s", "7001", 1, 3, 4, 10_000, commands=CommandState("topic"))
 TRACKING = replace(CHECKPOINT, tracks_loads=True)
 TOPIC = "shop.public.numbers"
-TABLES = Tables("shop", exclude=["public.left*"], rules=[TableRule("public.skipped", is_loaded=False)])
+RULES = [TableRule("public.skipped", is_loaded=False), TableRule("public.some*", where="n > 1")]
+TABLES = Tables("shop", exclude=["public.left*"], rules=RULES)
 VISIBLE = 700
 """The id of a transaction that the snapshots here see. They do not see those that ``World.commit`` numbers itself."""
 
@@ -863,6 +864,31 @@ async def test_a_table_that_waits_for_writers_is_blocked_until_they_have_ended(m
         assert found.session.load_report is not None
         assert "were changing table public.numbers before it is read" in str(found.session.load_report.named[0].reason)
         await until(lambda: found.session.load_report and found.session.load_report.tables["loaded"])
+
+
+def world_of_some(name: str) -> World:
+    """Return a world whose table has a rule that wants some of its rows."""
+    world, relation = world_of(1), replace(NUMBERS, name=name)
+    world.published, world.shapes = [relation], {7: replace(SHAPE, relation=relation)}
+    return world
+
+
+async def test_a_table_of_which_a_rule_wants_some_rows_counts_as_loaded() -> None:
+    world = world_of_some("some")
+    async with loading(world) as found:
+        await found.finish()
+    assert [one.state for cut, _, _ in world.cuts for one in cut.loaded] == ["end"]
+    assert {mark.replaces for mark in marks(world)} == {False}
+
+
+async def test_with_another_condition_a_load_begins_again() -> None:
+    wanted = replace(SHAPE, where="n > 1").read_digest
+    for shape, is_same in ((wanted, True), (SHAPE.digest, False), (replace(SHAPE, where="n > 2").read_digest, False)):
+        world = world_of_some("some")
+        former = Load("former", "public", "some", 7, shape, ("n",), ("0",), 1)
+        async with loading(world, checkpoint=replace(CHECKPOINT, loads=(former,))) as found:
+            await found.finish()
+        assert (marks(world)[-1].id == "former") is is_same
 
 
 async def test_small_tables_come_first() -> None:

@@ -1,0 +1,75 @@
+"""Rules that want only some of the rows that a table has."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from pgsluice import cli
+from sandbox.daemon import Daemon
+from sandbox.kafka import Kafka
+from sandbox.postgres import DEFAULT_VERSION, Database
+from tests.support.log import restored_logging  # noqa: F401 - a fixture
+from tests.support.weather import Pipeline, configured, prepare, wait_until
+
+pytestmark = pytest.mark.usefixtures("restored_logging")
+
+ROWS = 10
+
+
+@pytest.fixture
+def filled(new_database: Callable[..., Database], kafka: Kafka) -> Iterator[Pipeline]:
+    """Give a pipeline that was never started, on a table that has rows."""
+    database = new_database(DEFAULT_VERSION)
+    prepare(database)
+    with Daemon(f"r{uuid4().hex[:10]}", database.conninfo(), kafka.bootstrap_servers, at_once=False) as daemon:
+        pipeline = Pipeline(database, kafka, daemon)
+        pipeline.write(ROWS)
+        yield pipeline
+
+
+def choose(pipeline: Pipeline, where: str) -> None:
+    rules = {"rules": [{"match": "public.numbers", "where": where}]}
+    pipeline.daemon.settings |= configured({"snapshot": {"mode": "initial", "chunk_rows": 2}, "tables": rules})
+
+
+def snapshot(pipeline: Pipeline) -> dict[str, Any]:
+    found: dict[str, Any] = pipeline.daemon.status()["snapshot"] or {"tables": {"loaded": 0, "blocked": 0}}
+    return found
+
+
+def numbers(pipeline: Pipeline, op: str, count: int) -> list[int]:
+    return [change["after"]["n"] for change in pipeline.changes(count) if change["op"] == op]
+
+
+def test_those_are_read_and_all_changes_delivered(filled: Pipeline) -> None:
+    choose(filled, "n % 3 = 0 -- every third\n OR filler IS NOT NULL")
+    filled.daemon.start()
+    wait_until(lambda: snapshot(filled)["tables"]["loaded"] == 1, "the table to be loaded")
+    filled.write(2)
+    assert numbers(filled, "r", 5) == [3, 6, 9]
+    filled.daemon.restart()
+    wait_until(lambda: snapshot(filled)["tables"]["loaded"] == 1, "the same after a restart")
+    assert numbers(filled, "c", 5) == [11, 12]
+
+
+def test_a_command_without_a_condition_of_its_own_reads_the_same(filled: Pipeline) -> None:
+    choose(filled, "n <= 2")
+    filled.daemon.start()
+    wait_until(lambda: snapshot(filled)["tables"]["loaded"] == 1, "the table to be loaded")
+    start = ["snapshot", "start", "-c", str(filled.daemon.config_file), "public.numbers"]
+    assert cli.main(start) == 0
+    assert numbers(filled, "r", 4) == [1, 2, 1, 2]
+    assert cli.main([*start, "--where", "n > 8"]) == 0
+    assert numbers(filled, "r", 6) == [1, 2, 1, 2, 9, 10]
+
+
+def test_a_condition_that_postgresql_does_not_take_blocks_its_table(filled: Pipeline) -> None:
+    choose(filled, "m = 0")
+    filled.daemon.start()
+    wait_until(lambda: snapshot(filled)["tables"]["blocked"] == 1, "the table to be blocked")
+    (table,) = snapshot(filled)["not_loaded"]
+    assert 'column "m" does not exist' in table["reason"]
+    filled.write(1)
+    assert numbers(filled, "c", 1) == [11]
