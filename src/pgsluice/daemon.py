@@ -697,14 +697,16 @@ async def _check_snapshots(settings: Settings) -> list[Finding]:
     try:
         if primary is not None and (found := await snapshot_checks.check_primary(stream, primary)):
             return found
+        publications = settings.postgres.publications
         async with Catalog(primary or stream) as catalog:
-            return await snapshot_checks.check(
+            found = await snapshot_checks.check(
                 catalog,
-                settings.postgres.publications,
+                publications,
                 policy_of,
                 without_key_max=settings.snapshot.without_key_max.bytes,
                 rows_per_s=settings.snapshot.max_rows_per_second,
             )
+        return [*found, *await snapshot_checks.check_conditions(primary or stream, publications, policy_of)]
     except PgsluiceError:
         return []  # what keeps us from looking is among the findings on PostgreSQL
 

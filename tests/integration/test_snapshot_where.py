@@ -65,7 +65,9 @@ def test_a_command_without_a_condition_of_its_own_reads_the_same(filled: Pipelin
     assert numbers(filled, "r", 6) == [1, 2, 1, 2, 9, 10]
 
 
-def test_a_condition_that_postgresql_does_not_take_blocks_its_table(filled: Pipeline) -> None:
+def test_a_condition_that_postgresql_does_not_take_blocks_its_table(
+    filled: Pipeline, capsys: pytest.CaptureFixture[str]
+) -> None:
     choose(filled, "m = 0")
     filled.daemon.start()
     wait_until(lambda: snapshot(filled)["tables"]["blocked"] == 1, "the table to be blocked")
@@ -73,3 +75,8 @@ def test_a_condition_that_postgresql_does_not_take_blocks_its_table(filled: Pipe
     assert 'column "m" does not exist' in table["reason"]
     filled.write(1)
     assert numbers(filled, "c", 1) == [11]
+    for where, is_found in (("m = 0", True), ("n = 0", False)):
+        choose(filled, where)
+        filled.daemon.config_file.write_text(filled.daemon.configuration())
+        assert cli.main(["check", "-c", str(filled.daemon.config_file)]) == 0
+        assert ('column "m" does not exist' in capsys.readouterr().out) is is_found

@@ -8,9 +8,10 @@ https://www.postgresql.org/docs/current/ddl-rowsecurity.html
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
-from pgsluice.errors import PrimaryUnavailable
+from pgsluice.errors import PrimaryUnavailable, TableUnreadable
 from pgsluice.finding import Finding, Verdict
 from pgsluice.postgres.catalog import Catalog, LoadableTable
 from pgsluice.postgres.checks import TABLES_NAMED_MAX, listed
@@ -19,6 +20,7 @@ from pgsluice.postgres.connection import ReplicationConnection
 from pgsluice.postgres.options import ConnectionOptions
 from pgsluice.postgres.primary import Primary
 from pgsluice.printable import quoted, sql_identifier
+from pgsluice.relation import Relation
 from pgsluice.snapshot import TableSize
 from pgsluice.tables import TablePolicy
 
@@ -85,6 +87,40 @@ async def check(
         *_keyless([table for table in loaded if not table.key], large, sizes),
         _summary(loaded, len(found) - len(wanted), sizes, rows_per_s),
     ]
+
+
+async def check_conditions(
+    options: ConnectionOptions, publications: Sequence[str], policy_of: Callable[[str, str], TablePolicy | None]
+) -> list[Finding]:
+    """Return a finding on the tables of which rules want some rows, if PostgreSQL does not take the condition.
+
+    ``options``: how to reach the server where rows are read.
+    """
+    reader, refused = ChunkReader(options, publications), list[str]()
+    try:
+        async with Catalog(options) as catalog:
+            for relation in await catalog.published_relations(publications):
+                policy = policy_of(relation.namespace, relation.name)
+                if policy is not None and policy.where:
+                    refused += await _refused_condition(reader, relation, policy)
+    finally:
+        await reader.close()
+    if not refused:
+        return []
+    more = f" (and {len(refused) - 1} more tables)" if len(refused) > 1 else ""
+    remedy = "Correct `where` in [[tables.rules]], or what the reason says."
+    return [Finding("snapshot conditions", Verdict.WARN, f"some rows cannot be read: {refused[0]}{more}", remedy)]
+
+
+async def _refused_condition(reader: ChunkReader, relation: Relation, policy: TablePolicy) -> list[str]:
+    """Return why PostgreSQL does not take the condition of a table that is read; empty if it does."""
+    shape = await reader.shape(relation)
+    if shape is not None and (shape.is_trusted or policy.named):
+        try:
+            await reader.check_readable(replace(shape, where=policy.where))
+        except TableUnreadable as error:
+            return [str(error)]
+    return []
 
 
 def _problems(tables: Sequence[LoadableTable], role: str) -> list[Finding]:
