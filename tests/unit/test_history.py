@@ -118,6 +118,7 @@ class TestCheckpoint:
             ({"loads": [{"id": "5f3a"}]}, "'schema' of a Load is missing"),
             ({"place": None}, "a Place is not an object"),
             ({"commands": None}, "'commands' is not an object"),
+            ({"tracks_loads": 1}, "'tracks_loads' is not true or false"),
             ({"place": {"lsn": -1}}, "'lsn' has a value that it cannot have"),
         ],
     )

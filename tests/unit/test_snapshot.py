@@ -1,5 +1,7 @@
 """Which transactions a snapshot sees, where the stream has passed it, and how a table is read."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
@@ -109,6 +111,12 @@ class TestATableAsItIsRead:
     def test_its_key_has_its_own_order(self, key: tuple[str, ...], places: tuple[int, ...]) -> None:
         shape = Shape(self.RELATION, is_root=False, key=key, filter="", replaces=True, is_trusted=True, digest="d")
         assert shape.key_places == places
+
+    def test_a_condition_is_part_of_what_is_read(self) -> None:
+        shape = Shape(self.RELATION, is_root=False, key=(), filter="", replaces=True, is_trusted=True, digest="d")
+        assert shape.read_digest == "d"
+        some, others = replace(shape, where="a > 1").read_digest, replace(shape, where="a > 2").read_digest
+        assert len({"d", some, others}) == 3
 
 
 def test_the_bytes_of_a_chunk() -> None:
