@@ -119,9 +119,6 @@ class Reader:
     async def open_rows(self, shape: Shape) -> None:
         self._unread = [_message(shape, row) for row in (await self._rows(shape)).values()]
 
-    async def check_readable(self, _shape: Shape) -> None:
-        await self._ask()
-
     async def next_rows(self, _shape: Shape, limit: int) -> Chunk:
         await self._ask()
         found, self._unread = self._unread[:limit], self._unread[limit:]
