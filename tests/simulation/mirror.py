@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tests.simulation.tables import RECREATED, State, TableWal, apply
+from tests.simulation.tables import RECREATED, State, Table, TableWal, apply
 from tests.simulation.wal import Truth, Values
 from tests.support.marks import Load, Loads, Position
 from tests.support.marks import position_of as _position
@@ -50,6 +50,12 @@ class Mirror:
         """Note what happened before the slot was made."""
         apply(self._tables, truths)
 
+    def unnoticed(self) -> dict[int, set[str]]:
+        """Return the columns that were added with a default to tables that count as complete, by oid."""
+        tables = {oid: self._wal.table(oid) for oid in self._complete.values()}
+        found = {oid: _names(table) & self._filled.get(oid, set()) for oid, table in tables.items() if table}
+        return {oid: names for oid, names in found.items() if names}
+
     def begin_epoch(self, truths: Iterable[Truth]) -> None:
         """Begin where ``truths`` have happened. Changes may be missing, so only new loads make copies complete."""
         self._tables.clear()
@@ -70,7 +76,6 @@ class Mirror:
         """Take the events and marks of a cut in order, and compare what comes of them."""
         self.placed_at = checkpoint["place"]["lsn"]
         ended = list(ended)
-        self.loaded |= {one["oid"] for one in ended if one["state"] == "cancelled"}
         self._oids |= {one["id"]: one["oid"] for one in (*checkpoint["loads"], *ended)}
         things = [(_position(event), topic, event) for topic, event in events]
         things += [(_position(mark), mark["topic"], mark) for mark in cut["snapshots"]]
@@ -87,6 +92,7 @@ class Mirror:
                 self._on_change(topic, position, thing)
         for truth in left:
             self._apply(truth)
+        self.loaded |= {one["oid"] for one in ended if one["state"] == "cancelled"}
         for topic, oid in list(self._complete.items()):
             self._compare(f"at the end of cut {cut['cut']}, {topic}", topic, oid)
 
@@ -105,7 +111,10 @@ class Mirror:
             self._violate(f"{topic}: {event} and {former} have the same position")
 
     def on_ended(self, ended: dict[str, Any]) -> None:
-        """Note that a table was loaded."""
+        """Note that a table was loaded, or that its rows are stale."""
+        if ended["state"] == "stale":
+            self.loaded.discard(ended["oid"])
+            return
         self.loaded.add(ended["oid"])
         if ended["state"] == "cancelled":
             return
@@ -133,6 +142,9 @@ class Mirror:
         self._last = position
 
     def _on_mark(self, topic: str, mark: dict[str, Any]) -> None:
+        if mark["state"] == "stale":
+            self._complete.pop(topic, None)
+            self.loaded.discard(self._oids[mark["id"]])
         load = self._loads.on_mark(mark)
         if load is not None and mark["state"] == "end" and mark["replaces"]:  # not only some of its rows
             self._on_end(topic, load, is_asked_for=f"{mark['schema']}.{mark['table']}" in self.asked_for)
@@ -198,8 +210,12 @@ class Mirror:
         left_out = {"w"} if table.was_hidden else set()
         if oid in self._complete.values():
             left_out |= self._filled.get(oid, set())
-        names = {name for name, _ in table.columns} - left_out
+        names = _names(table) - left_out
         return all(_plain(row.get(name)) == found.get(name) for name in names)
+
+
+def _names(table: Table) -> set[str]:
+    return {name for name, _ in table.columns}
 
 
 def _row(after: dict[str, Any]) -> Row:

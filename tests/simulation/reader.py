@@ -10,11 +10,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pgsluice.errors import SourceUnavailable, TableUnreadable
+from pgsluice.layout import ColumnLayout, Layout
 from pgsluice.pgoutput.copy import insert_frame
 from pgsluice.relation import BUILTIN_TYPES, Column, Relation
 from pgsluice.snapshot import Chunk, Shape, Snapshot, Taken
 from tests.simulation.orders import SOME
-from tests.simulation.tables import Table, TableWal, Visible
+from tests.simulation.tables import Table, TableWal, Visible, attnum
 from tests.simulation.wal import Values
 
 if TYPE_CHECKING:
@@ -38,6 +39,14 @@ def relation_of(table: Table) -> Relation:
         if not (table.hides and name == "w")
     )
     return Relation(table.oid, "public", table.name, table.identity, columns)
+
+
+def layout_of(table: Table) -> Layout:
+    """Return the columns of the table as the catalog shows them to everybody; they are added and dropped, no more."""
+    columns = tuple(
+        ColumnLayout(attnum(name), name, type_, -1, 0, is_filled=name in table.filled) for name, type_ in table.shown
+    )
+    return Layout(columns, table.attnums, "")
 
 
 class Reader:

@@ -15,7 +15,7 @@ from pgsluice.layout import Layout
 from pgsluice.pgoutput.framing import Keepalive, XLogData
 from pgsluice.relation import Relation
 from pgsluice.snapshot import TableSize
-from tests.simulation.reader import Reader, relation_of
+from tests.simulation.reader import Reader, layout_of, relation_of
 from tests.simulation.tables import TableWal
 from tests.simulation.virtual import Process
 from tests.simulation.wal import Wal
@@ -237,7 +237,9 @@ class Connection:
 
     async def layouts(self, oids: Sequence[int]) -> dict[int, Layout]:
         await self._ask()
-        return {oid: Layout((), 0, "") for oid in oids}
+        wal = self._server.wal
+        tables = [] if not isinstance(wal, TableWal) else [table for table in wal.tables if table.oid in oids]
+        return {table.oid: layout_of(table) for table in tables}
 
     async def table_sizes(self, _oids: Sequence[int]) -> dict[int, TableSize]:
         await self._ask()

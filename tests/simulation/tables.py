@@ -25,6 +25,9 @@ FIRST_NORMAL_XID = 3
 RECREATED = 2000
 """Tables that were dropped and made again have OIDs from here on."""
 
+FIRST_COLUMNS = ("id", "v", "w")
+"""The columns that no ALTER TABLE has added."""
+
 State = dict[int, dict[bytes, Values]]
 """Rows by table (OID) and key."""
 
@@ -39,6 +42,10 @@ class Table(wal.Table):
     readers: set[object] = field(default_factory=set)
     shown: Columns = ()
     """The columns that everybody sees."""
+    attnums: int = len(FIRST_COLUMNS)
+    """How many columns everybody has ever seen."""
+    filled: frozenset[str] = frozenset()
+    """Those that were added with a default."""
     was_hidden: bool = False
     """Whether the publication has ever left out the column "w"."""
 
@@ -53,6 +60,13 @@ class Visible:
     running: frozenset[int]
     hidden: frozenset[int]
     """The ids of those, as the WAL has them."""
+
+
+def attnum(column: str) -> int:
+    """Return the number of a column in its table, which no other one ever gets; nor does another one get its name."""
+    if column in FIRST_COLUMNS:
+        return FIRST_COLUMNS.index(column) + 1
+    return len(FIRST_COLUMNS) + int(column.removeprefix("c"))
 
 
 def apply(state: State, truths: Iterable[Truth]) -> None:
@@ -258,6 +272,7 @@ class TableWal(Wal):
             if table.altered != altered[table.oid] and self._dice.random() < 0.5:
                 name, type_ = table.columns[-1]
                 value = b"7" if type_ == wal.INT4 else b"x"
+                table.filled |= {name}
                 self._replace(transaction, table, {key: {**row, name: value} for key, row in table.rows.items()})
                 self._add(transaction, "fill", table, new={name: value}, is_published=False)
 
@@ -365,6 +380,7 @@ class TableWal(Wal):
             for table in self.tables:
                 if table.owner == transaction.xid:
                     table.shown = table.columns
+                    table.attnums = max(table.attnums, *(attnum(name) for name, _ in table.shown))
             self._free(transaction)
 
     def _show_all(self) -> None:

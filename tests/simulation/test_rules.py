@@ -26,9 +26,10 @@ from pgsluice.kafka.producer import TransactionalProducer
 from pgsluice.kafka.sink import KafkaSink, Mode
 from pgsluice.kafka.tail import Tail
 from pgsluice.kafka.topics import Topics
-from pgsluice.loads import Loaded, Place
+from pgsluice.layout import Layout
+from pgsluice.loads import Load, Loaded, Place
 from pgsluice.pgoutput import messages
-from pgsluice.pipeline import Pipeline
+from pgsluice.pipeline import Pipeline, alterations
 from pgsluice.pipeline import session as sessions
 from pgsluice.pipeline.begun import Begun
 from pgsluice.pipeline.inserter import Inserter
@@ -699,6 +700,20 @@ def a_load_that_was_cancelled_does_not_go_on(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Loader, "_is_current", lambda _self, _opened: True)
 
 
+def ddl_that_changes_rows_is_noticed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(alterations, "unsent", lambda _old, _new: None)
+
+
+def a_layout_is_as_old_as_what_was_read(patch: pytest.MonkeyPatch) -> None:
+    """What is altered while a table is read shows at the next look, if it was not seen before."""
+    finish = Begun.finish
+
+    def forgetful(self: Begun, load: Load, _layout: Layout | None) -> Loaded:
+        return finish(self, load, None)
+
+    patch.setattr(Begun, "finish", forgetful)
+
+
 RULES: list[Sabotage] = [
     nothing_is_acknowledged_beyond_what_was_received,
     a_prepare_is_outstanding_until_its_cut_is_committed,
@@ -775,6 +790,8 @@ OF_LOADING: list[Sabotage] = [
     a_load_does_not_go_on_under_another_shape,
     transaction_ids_have_64_bits,
     rows_that_a_new_timeline_lacks_need_a_new_epoch,
+    ddl_that_changes_rows_is_noticed,
+    a_layout_is_as_old_as_what_was_read,
 ]
 
 

@@ -321,6 +321,8 @@ class Simulation:
         never = set() if self.model.mirror is None else self._published() - self.model.mirror.loaded
         if never:
             return f"tables {never} are never loaded"
+        if self.model.mirror is not None and (unnoticed := self.model.mirror.unnoticed()):
+            return f"columns {unnoticed} have values that nobody notices"
         return None if self.model.orders is None else self.model.orders.missing()
 
     def _published(self) -> set[int]:
