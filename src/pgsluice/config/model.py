@@ -513,13 +513,6 @@ class Rule(Section):
         examples=[{"amount": "decimal(38,9)", "*_at": "timestamp-millis"}],
     )
 
-    @field_validator("where")
-    @classmethod
-    def _check_where(cls, where: str | None, info: ValidationInfo) -> str | None:
-        if where is not None and info.data.get("snapshot") == "skip":
-            raise ValueError('stands beside snapshot = "skip", with which no row is read: keep one of the two')
-        return where
-
     @field_validator("topic")
     @classmethod
     def _check_topic(cls, topic: str | None, info: ValidationInfo) -> str | None:
