@@ -1,5 +1,6 @@
 """Some thousand worlds, each from its seed; `make simulate` runs as many as asked for."""
 
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -15,6 +16,9 @@ from tests.support.pgoutput_encoder import encode
 
 WORLDS = 3000
 BATCH = 100
+
+COMMAND = re.compile("command verb=(?P<verb>[a-z]+) .* outcome=(?P<outcome>[a-z]+) ")
+"""What a pipeline says of a command that it has read."""
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,6 +58,20 @@ def test_tables_are_loaded_in_every_way() -> None:
     for seed in range(BATCH // 4):
         run(seed, note, loads=True)
     ways = ("loading", "loading again", "loaded", "a table cannot be read now")
+    assert {way for way in ways if told[way] < BATCH / 20} == set()
+
+
+def test_commands_are_carried_out_in_every_way() -> None:
+    told: Counter[str] = Counter()
+
+    def note(line: str) -> None:
+        if found := COMMAND.search(line):
+            told[f"{found['verb']} {found['outcome']}"] += 1
+
+    for seed in range(BATCH // 4):
+        run(seed, note, loads=True, commands=True)
+    ways = {f"{verb} {outcome}" for verb in ("start", "cancel") for outcome in ("accepted", "done", "refused")}
+    ways = (ways | {"pause done", "resume done"}) - {"start done", "cancel accepted"}
     assert {way for way in ways if told[way] < BATCH / 20} == set()
 
 

@@ -545,6 +545,8 @@ class Loader:
                 await self._inserter.insert(opened, chunk, lsn, timestamp, moved)
                 if self._begun.of(opened.oid) is None:
                     del self._tables[opened.oid]
+                    if opened.shape.where:
+                        self.wake()  # the table may have to be loaded still
         self._say_if_due()
 
     def _is_current(self, opened: Opened) -> bool:

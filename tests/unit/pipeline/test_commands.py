@@ -155,6 +155,23 @@ async def test_some_rows_make_no_table_loaded() -> None:
     assert {mark.replaces for cut, _, _ in world.cuts for mark in cut.marks} == {False}
 
 
+async def test_so_the_table_is_loaded_next_if_it_is_to_be_by_itself() -> None:
+    """At once: nobody would know for ten seconds that something is left to load."""
+    request = Request("a", "public", "numbers", "n > 1")
+    world = world_of()
+    async with running(
+        world, replace(CHECKPOINT, commands=CommandState("topic", 0, requests=(request,))), is_initial=True
+    ):
+        await until(lambda: any(one.table == "numbers" for cut, _, _ in world.cuts for one in cut.loaded))
+    ends = [
+        mark.replaces
+        for cut, _, _ in world.cuts
+        for mark in cut.marks
+        if (mark.table, mark.state) == ("numbers", "end")
+    ]
+    assert ends == [False, True]
+
+
 async def test_nor_are_its_other_rows_less_stale() -> None:
     world = world_of(command("start", "public.numbers", where="n > 1"))
     world.loaded = {("public", "numbers"): Loaded("old", "public", "numbers", 7, 3, 1, state="stale")}
