@@ -70,7 +70,7 @@ LIFE_MAX_S = 4.0
 """Of a daemon that dies at a moment, its start included."""
 
 
-CHUNK_ROWS = (4, 24)
+CHUNK_ROWS = (8, 40)
 
 ORDERED = (
     *["goods"] * 5,

@@ -57,8 +57,8 @@ CALM_S = 120.0
 
 PARTITIONS = 2
 
-LOADED_S = 180.0
-"""How long the daemon may take to load what is to be loaded: tables that were published a moment ago are found late."""
+LOADED_S = 120.0
+"""How long the daemon may come no further with what is to be loaded, or to be delivered before."""
 
 BESIDE_WORK_S = 15.0
 """How long loads go on in calm beside the workload. It prepares transactions that keep some tables from being read."""
@@ -313,7 +313,7 @@ class Storm:
         self._daemon.wait_until_ready(timeout_s=CALM_S)
         with self._accounted_for():
             self._commander.give("resume")
-            self._wait_until_loaded(BESIDE_WORK_S)
+            self._wait_until_loaded(BESIDE_WORK_S, is_quiet=False)
             self._workload.stop()
             self._finish_loads()
 
@@ -389,21 +389,35 @@ class Storm:
             self._commander.give("start", cancelled)
             are_loaded = self._wait_until_loaded(LOADED_S)
         if not are_loaded:
-            raise TimeoutError(f"tables have not been loaded for {LOADED_S:g} s")
+            raise TimeoutError(f"tables are not loaded, and nothing has come further for {LOADED_S:g} s")
         self._note("all is loaded")
 
-    def _wait_until_loaded(self, timeout_s: float) -> bool:
-        """Return whether there comes a time when nothing is to be loaded, and no command to be carried out."""
-        end = time.monotonic() + timeout_s
+    def _wait_until_loaded(self, timeout_s: float, *, is_quiet: bool = True) -> bool:
+        """Return whether there comes a time when nothing is to be loaded, and no command to be carried out.
+
+        While it ``is_quiet``, only the time in which nothing comes further is limited: a busy machine may need minutes.
+        """
+        reached, end = "", time.monotonic() + timeout_s
         # the rest of a table of which a command has had some rows loaded is found only when the daemon looks again
         wanted = {*FILLED, *self._workload.made}
         while not (self._has_loaded() and self._commander.is_done() and wanted <= self._commander.loaded().keys()):
             if not self._daemon.alive:
                 self._victim.expect_end()
+            if is_quiet and (further := self._reached()) != reached:
+                reached, end = further, time.monotonic() + timeout_s
             if time.monotonic() > end:
                 return False
             time.sleep(SAMPLE_S)
         return True
+
+    def _reached(self) -> str:
+        """Return how far the daemon has come, in words of no meaning."""
+        try:
+            status = self._daemon.status()
+        except ServerError:
+            return ""
+        snapshot = status["snapshot"] or {}
+        return f"{status.get('delivered_lsn')} {snapshot.get('tables')} {snapshot.get('rows')}"
 
     def _has_loaded(self) -> bool:
         """Return whether the daemon knows of no table that is to be loaded."""

@@ -73,10 +73,10 @@ ASYNCHRONOUS = 0.3
 PAUSE_S = 0.2
 """At most, between two transactions of a worker."""
 
-HASTY_PAUSE_S = 0.02
-BURST = 60
+HASTY_PAUSE_S = 0.05
+BURST = 40
 """Transactions that follow each other in haste."""
-REST_S = 2.0
+REST_S = 3.0
 
 CONNECT_TIMEOUT_S = 5
 RETRY_S = 0.1
