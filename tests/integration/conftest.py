@@ -18,8 +18,9 @@ from tests.support.weather import Pipeline, Start, configured, prepare
 HERE = Path(__file__).parent
 
 LONGEST = (
-    *("kafka_weather", "at_least_once", "topics_behind_our_back", "replay", "metrics", "weather", "binary", "messages"),
-    *("spill_disk", "snapshots", "start_rules", "poison", "exactly_once", "postgres_slots", "postgres_failover"),
+    *("snapshot_commands", "weather", "kafka_weather", "metrics", "at_least_once", "exactly_once", "sandbox"),
+    *("topics_behind_our_back", "replay", "binary", "messages", "spill_disk", "snapshots", "start_rules", "poison"),
+    *("minimal_rights", "snapshot_weather", "snapshot_upgrade", "kafka_ledger", "postgres_slots", "postgres_failover"),
 )
 """The files that take minutes, the longest first: begun at the end, one of them would keep the others waiting."""
 

@@ -148,7 +148,7 @@ def test_a_table_is_loaded_by_a_command_and_again_by_another(mode: str, follow: 
     assert [mark["rows"] for mark in ends] == [ROWS, ROWS]
     assert all(mark["replaces"] for mark in ends)
     code, said = scene.snapshot("status")
-    assert (code, said.splitlines()) == (0, ["loads are not paused", f"public.items  loaded     {ROWS} rows"])
+    assert (code, said.splitlines()) == (0, ["loads are not paused", f"public.items  {'loaded':<14}  {ROWS} rows"])
 
 
 def test_only_some_rows_are_loaded(follow: Follow) -> None:
@@ -218,8 +218,8 @@ def test_a_first_load_that_was_cancelled_stays_so(follow: Follow) -> None:
     scene.snapshot("pause")
     assert scene.snapshot("status")[1].splitlines() == [
         "loads are paused",
-        "public.items   cancelled  0 rows",
-        "public.others  loaded     1 rows",
+        f"public.items   {'cancelled':<14}  0 rows",
+        f"public.others  {'loaded':<14}  1 rows",
     ]
     assert rows(scene.read()) == [1]
 
@@ -235,7 +235,7 @@ def test_a_pause_lasts_over_restarts(mode: str, follow: Follow) -> None:
         scene.daemon.kill()
         scene.daemon.start()
     assert scene.snapshot("status") == (code, before)
-    assert re.match(r"loads are paused\npublic.items  loading    \d+ rows\n", before)
+    assert re.match(r"loads are paused\npublic.items  loading +\d+ rows\n", before)
     scene.daemon.settings["snapshot"] = {"mode": "never", "chunk_rows": 50}
     scene.daemon.restart()
     assert scene.snapshot("resume") == (0, "done\n")
