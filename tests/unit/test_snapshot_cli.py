@@ -15,7 +15,7 @@ from pgsluice.loads import Load, Loaded
 from pgsluice.snapshot_cli import follow, new_command, status
 
 CHECKPOINT = Checkpoint("shop", "s", "7001", 1, 3, 4, 100)
-COMMAND = Command("7", "start", int((time.time() + 60) * 1000), ("public.*",))
+COMMAND = Command("7", "start", int((time.time() + 86_400) * 1000), ("public.*",))
 ACCEPTED = Answer("7", "accepted", tables=("public.a", "public.b"))
 LOADED = Answer("7", "loaded", tables=("public.a",), rows=3), Answer("7", "loaded", tables=("public.b",), rows=4)
 
@@ -97,7 +97,7 @@ class TestFollowing:
         assert said[-1].startswith("The load goes on.")
 
     def test_nobody_answers(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(module, "LATE_S", -120.0)
+        monkeypatch.setattr(module, "LATE_S", -2 * 86_400.0)
         with pytest.raises(UnavailableError, match="No pipeline has answered"):
             follow(Client(), COMMAND, str)
 
@@ -112,11 +112,11 @@ class TestStatus:
         ]
         assert status(client) == [
             "loads are not paused",
-            "public.done    loaded     9 rows",
-            "public.c       cancelled  1 rows",
-            "public.wanted  waiting    0 rows",
-            "public.a       loading    5 rows",
-            "public.other   loading    0 rows",
+            "public.done    loaded          9 rows",
+            "public.c       cancelled       1 rows",
+            "public.wanted  waiting         0 rows",
+            "public.a       loading         5 rows",
+            "public.other   loading         0 rows",
         ]
 
     def test_loads_are_paused(self) -> None:
