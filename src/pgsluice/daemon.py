@@ -669,11 +669,12 @@ async def _check_tables(settings: Settings, sink: SinkOptions) -> list[Finding]:
     tables = _tables(settings)
     try:
         async with Catalog(_connection_options(settings)) as catalog:
-            relations = await catalog.published_relations(settings.postgres.publications)
-            refused = await refusals(tables, _type_options(settings), relations, catalog.describe_types)
+            published = await catalog.published_names(settings.postgres.publications)
+            asking = partial(catalog.published_relations, settings.postgres.publications), catalog.describe_types
+            refused = await refusals(tables, _type_options(settings), published, *asking)
     except PgsluiceError:
         return []  # what keeps us from looking is among the findings on PostgreSQL
-    names = [(relation.namespace, relation.name) for relation in relations]
+    names = [(table.namespace, table.name) for table in published]
     specs = await asyncio.to_thread(_topic_specs, tables, names)
     sentences = [*map(str, refused), *map(str, tables.collisions(names))]
     sentences += await asyncio.to_thread(kafka_checks.refused_tables, sink, specs)

@@ -10,8 +10,9 @@ https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 import json
 import sys
 import zlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, Protocol
 from weakref import WeakValueDictionary
 
 from pgsluice.errors import ProtocolError, TooManyDescriptions
@@ -31,6 +32,9 @@ is more than one transaction can write to with PostgreSQL's default number of lo
 
 TYPES_MAX: Final = 10_000
 """Types whose names are kept: more than the columns of one table (1,600), which are described right after them."""
+
+COLUMNS_AT_ONCE: Final = 20_000
+"""Columns that the catalog is asked for with one query, which takes some 0.3 s."""
 
 CATALOG: Final = "pg_catalog"
 """The schema of built-in types; the protocol writes it as an empty string."""
@@ -110,6 +114,54 @@ class Relation:
     def __str__(self) -> str:
         """Return its name as messages have it."""
         return quoted(self.namespace, self.name)
+
+
+class TableId(Protocol):
+    """Which table it is: a :class:`Relation`, or a :class:`PublishedName`."""
+
+    @property
+    def oid(self) -> int:
+        """The number that no other table has."""
+
+    @property
+    def namespace(self) -> str:
+        """The schema."""
+
+    @property
+    def name(self) -> str:
+        """The table's own name."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedName:
+    """A table that the publications have, without its columns: strangers may make many wide ones.
+
+    ``columns``: how many it has had. ``is_trusted``: as in :class:`pgsluice.snapshot.Shape`.
+    """
+
+    oid: int
+    namespace: str
+    name: str
+    columns: int
+    is_trusted: bool
+
+    def __str__(self) -> str:
+        """Return its name as messages have it."""
+        return quoted(self.namespace, self.name)
+
+
+def in_portions(tables: Sequence[PublishedName]) -> Iterator[list[PublishedName]]:
+    """Yield the tables, as many at a time as have ``COLUMNS_AT_ONCE`` columns, one at least."""
+    some: list[PublishedName] = []
+    columns = 0
+    for table in tables:
+        columns += table.columns
+        if some and columns > COLUMNS_AT_ONCE:
+            yield some
+            some, columns = [], table.columns
+        some.append(table)
+    if some:
+        yield some
 
 
 def _builtin_types() -> dict[int, PgType]:

@@ -93,9 +93,9 @@ class Shape:
     ``is_root``: of a partitioned table, read with all partitions. ``columns`` are those that the publications send,
     ``key`` the columns that put the rows into an order and tell them apart (empty: there are none), and ``filter`` the
     SQL condition that the publications set, empty if there is none. ``replaces``: all deletes and truncates are
-    published, so rows that are not among those read are gone. ``is_trusted``: functions that its owner made may run
-    when it is read. ``digest`` changes when anything of this does. ``where``: a further condition, of a command or a
-    rule that wants only some of the rows.
+    published, so rows that are not among those read are gone. ``is_trusted``: functions that may run when it is
+    read are those of people who may do anything anyway, or somebody has chosen to trust. ``digest`` changes when
+    anything of this does. ``where``: a further condition, of a command or a rule that wants only some of the rows.
     """
 
     relation: Relation

@@ -82,7 +82,8 @@ async def test_types_that_are_nested_too_deeply(new_database: NewDatabase, versi
         connection.execute(f"CREATE TABLE t (c level{2 * LEVELS_MAX - 1})".encode())
         connection.execute(f"CREATE PUBLICATION {PUBLICATION} FOR TABLE t")
     async with Catalog(options_for(database)) as catalog:
-        (relation,) = await catalog.published_relations([PUBLICATION])
+        names = await catalog.published_names([PUBLICATION])
+        (relation,) = [one async for one in catalog.published_relations([PUBLICATION], names)]
         described = await catalog.describe_types([column.type.oid for column in relation.columns])
     assert len(described) == LEVELS_MAX + 1
     (to_text,) = conversions(relation, described)

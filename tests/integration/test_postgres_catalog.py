@@ -1,6 +1,6 @@
 """The catalog and the checks, asked as a role that has LOGIN and REPLICATION and nothing else."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import psycopg
 import pytest
@@ -11,7 +11,6 @@ from pgsluice.lsn import parse_lsn
 from pgsluice.postgres.catalog import Catalog, IdentityConflict, Publication, PublishedTable
 from pgsluice.postgres.checks import check
 from pgsluice.postgres.options import ConnectionOptions
-from pgsluice.relation import Relation
 from sandbox.postgres import Database, Postgres
 from tests.support.replication import PUBLICATION, SLOT, options_for, replication, streaming
 from tests.support.versions import covered
@@ -195,15 +194,15 @@ async def test_published_relations_are_what_the_view_of_the_server_has(
         altering.execute("LOCK TABLE a, b, other.c, root")
         async with Catalog(options) as catalog:
             for publication, tables in expected.items():
-                found = named(await catalog.published_relations([publication]))
+                found = await columns_of(catalog, publication)
                 assert list(found) == sorted(tables), publication
                 assert {name: tables[name] or columns for name, columns in found.items()} == found, publication
                 leaves = {f"{one.schema}.{one.name}" for one in await catalog.published_tables([publication])}
                 assert leaves - {"public.low", "public.highest"} == set(tables) - PARTITIONED, publication
-            found = named(await catalog.published_relations(["p_all", "p_some", "absent"]))
+            found = await columns_of(catalog, "p_all", "p_some", "absent")
             assert found["public.a"] == ["id", "price", "tags"]
             if version >= 15:
-                assert named(await catalog.published_relations(["p_lists"])) == {
+                assert await columns_of(catalog, "p_lists") == {
                     "public.a": ["id", "tags"],
                     "public.low": ["at"],
                 }
@@ -215,8 +214,16 @@ async def test_published_relations_are_what_the_view_of_the_server_has(
             assert found.get("public.made", ["id"]) == ["id"]
 
 
-def named(relations: Sequence[Relation]) -> dict[str, list[str]]:
-    return {f"{one.namespace}.{one.name}": [column.name for column in one.columns] for one in relations}
+async def columns_of(catalog: Catalog, *publications: str) -> dict[str, list[str]]:
+    """Return the columns of the published tables, asking for those of two tables at a time."""
+    names = await catalog.published_names(publications)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pgsluice.relation.COLUMNS_AT_ONCE", 2 * max((one.columns for one in names), default=0))
+        found = [one async for one in catalog.published_relations(publications, names)]
+    assert [(one.oid, one.namespace, one.name) for one in found] == [
+        (one.oid, one.namespace, one.name) for one in names
+    ]
+    return {f"{one.namespace}.{one.name}": [column.name for column in one.columns] for one in found}
 
 
 @pytest.mark.parametrize("version", covered([15, 16, 18]))

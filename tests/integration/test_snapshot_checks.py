@@ -146,7 +146,7 @@ async def test_keys_and_owners_are_those_that_reading_finds(
     reader = ChunkReader(options_for(database), publications)
     async with Catalog(options_for(database)) as catalog:
         tables = {table.oid: table for table in await catalog.loadable_tables(publications)}
-        for relation in await catalog.published_relations(publications):
+        async for relation in catalog.published_relations(publications, await catalog.published_names(publications)):
             shape = await reader.shape(relation)
             assert shape is not None
             assert shape.key == tables[relation.oid].key, relation

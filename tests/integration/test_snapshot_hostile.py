@@ -76,7 +76,60 @@ def test_whose_tables_are_read(
     assert shape.is_trusted == (is_trusted or owner != "somebody")
 
 
-async def shape_of(database: Database, table: str) -> Shape:
+def test_a_partition_or_a_schema_of_somebody_else_makes_a_table_his(new_database: Callable[..., Database]) -> None:
+    """The partitions of a root are planned with it, and a schema can get another name between two commands."""
+    role = f"tenant{uuid4().hex[:8]}"
+    database = new_database(17)
+    with database.connect() as connection:
+        connection.execute(f"CREATE ROLE {role}")
+        connection.execute("CREATE PUBLICATION pgsluice FOR ALL TABLES WITH (publish_via_partition_root)")
+        connection.execute("CREATE TABLE root (id int PRIMARY KEY) PARTITION BY RANGE (id)")
+        connection.execute("CREATE TABLE upper PARTITION OF root FOR VALUES FROM (0) TO (9) PARTITION BY RANGE (id)")
+        connection.execute("CREATE TABLE part PARTITION OF upper FOR VALUES FROM (0) TO (5)")
+        connection.execute("CREATE PUBLICATION named FOR TABLE root")
+        connection.execute("CREATE TABLE parent (id int PRIMARY KEY)")
+        connection.execute("CREATE TABLE child () INHERITS (parent)")
+        connection.execute(f"ALTER TABLE child OWNER TO {role}")
+    for owned in ("TABLE part", "TABLE upper", "SCHEMA public"):
+        assert asyncio.run(shape_of(database, "root")).is_trusted
+        assert asyncio.run(shape_of(database, "parent")).is_trusted  # it is read without those that inherit from it
+        with database.connect() as connection:
+            connection.execute(f"ALTER {owned} OWNER TO {role}".encode())
+        assert not asyncio.run(shape_of(database, "root")).is_trusted
+        assert asyncio.run(shape_of(database, "root", "named")).is_trusted
+        with database.connect() as connection:
+            connection.execute(f"ALTER {owned} OWNER TO CURRENT_USER".encode())
+
+
+def test_no_column_of_a_stranger_keeps_other_tables_from_being_loaded(
+    new_database: Callable[..., Database], kafka: Kafka
+) -> None:
+    """To find out what these domains consist of takes PostgreSQL more than ten seconds."""
+    database = new_database(17)
+    owner = f"hostile{uuid4().hex[:8]}"
+    with database.connect() as connection:
+        connection.execute(f"CREATE ROLE {owner}")
+        connection.execute(f"CREATE SCHEMA hostile AUTHORIZATION {owner}")
+        connection.execute("CREATE TABLE mine (id int PRIMARY KEY)")
+        connection.execute("INSERT INTO mine SELECT generate_series(1, 1000)")
+        connection.execute("CREATE PUBLICATION pgsluice FOR ALL TABLES")
+        connection.execute(f"SET ROLE {owner}")
+        connection.execute("CREATE DOMAIN hostile.d0 AS int")
+        connection.execute(
+            "DO $$ BEGIN FOR n IN 1..5000 LOOP "
+            "EXECUTE format('CREATE DOMAIN hostile.d%s AS hostile.d%s', n, n - 1); END LOOP; END $$"
+        )
+        columns = ", ".join(f"c{number} hostile.d{5000 - number}" for number in range(1600))
+        connection.execute(f"CREATE TABLE hostile.wide ({columns})".encode())
+    settings = {"snapshot": {"mode": "initial"}, "delivery": {"heartbeat": "500ms"}}
+    name = f"k{uuid4().hex[:10]}"
+    with Daemon(name, database.conninfo(), kafka.bootstrap_servers, settings) as daemon:
+        wait_until_loaded(daemon, 1)
+        assert daemon.status()["snapshot"]["tables"]["blocked"] == 1
+        assert "tables cannot be read now" not in daemon.log_text()
+
+
+async def shape_of(database: Database, table: str, publication: str = "pgsluice") -> Shape:
     """Return a table with one column, its key, as it is read."""
     with database.connect() as connection:
         found = connection.execute(
@@ -85,7 +138,7 @@ async def shape_of(database: Database, table: str) -> Shape:
     assert found is not None
     oid, name, type_oid = found
     relation = Relation(oid, "public", table, "d", (Column(name, PgType(type_oid, "public", "t"), -1, is_key=True),))
-    reader = ChunkReader(ConnectionOptions({"dsn": database.conninfo()}), ["pgsluice"])
+    reader = ChunkReader(ConnectionOptions({"dsn": database.conninfo()}), [publication])
     try:
         shape = await reader.shape(relation)
     finally:

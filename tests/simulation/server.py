@@ -6,14 +6,14 @@ one it says when that was wrong.
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from pgsluice.errors import SlotInUse, SourceUnavailable
 from pgsluice.history import ServerIdentity, TimelineSwitch
 from pgsluice.layout import Layout
 from pgsluice.pgoutput.framing import Keepalive, XLogData
-from pgsluice.relation import Relation
+from pgsluice.relation import PublishedName, Relation
 from pgsluice.snapshot import TableSize
 from tests.simulation.reader import Reader, layout_of, relation_of
 from tests.simulation.tables import TableWal
@@ -230,8 +230,21 @@ class Connection:
             raise SourceUnavailable("the stream has ended")
         return server.slot.confirmed
 
-    async def published_relations(self) -> list[Relation]:
+    async def published_names(self) -> list[PublishedName]:
         await self._ask()
+        return [
+            PublishedName(one.oid, one.namespace, one.name, len(one.columns), is_trusted=True)
+            for one in self._published()
+        ]
+
+    async def published_relations(self, tables: Sequence[PublishedName]) -> AsyncIterator[Relation]:
+        await self._ask()
+        oids = [table.oid for table in tables]
+        for relation in self._published():
+            if relation.oid in oids:
+                yield relation
+
+    def _published(self) -> list[Relation]:
         assert isinstance(self._server.wal, TableWal), "no types are chosen"
         return [relation_of(table) for table in self._server.wal.tables if table.is_published]
 

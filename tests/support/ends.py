@@ -5,7 +5,7 @@ ordered per step (``world.faults``), and are raised once.
 """
 
 import asyncio
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from pgsluice.pgoutput import messages
 from pgsluice.pgoutput.copy import insert_frame
 from pgsluice.pgoutput.framing import Keepalive, XLogData
 from pgsluice.record import Record
-from pgsluice.relation import Relation
+from pgsluice.relation import PublishedName, Relation
 from pgsluice.snapshot import Chunk, Shape, Snapshot, TableSize, Taken
 from pgsluice.tables import TablePolicy
 from tests.support.pgoutput_encoder import encode, xlog_data
@@ -83,6 +83,8 @@ class World:
     commands: list[bytes | None] = field(default_factory=list)
     types: dict[int, TypeDescription] = field(default_factory=dict)
     published: list[Relation] = field(default_factory=list)
+    strange: set[int] = field(default_factory=set)
+    """The oids of published tables whose owners nobody has chosen to trust."""
     """The tables of the publications, as they are now."""
     layouts: dict[int, Layout] = field(default_factory=dict)
     """What the catalog says of the columns of tables now, by oid."""
@@ -296,9 +298,19 @@ class FakeSource:
     async def primary_key(self, relation_oid: int) -> tuple[str, ...]:
         return self._world.primary_keys.get(relation_oid, ())
 
-    async def published_relations(self) -> list[Relation]:
+    async def published_names(self) -> list[PublishedName]:
+        self._world.step("published_names")
+        return [
+            PublishedName(one.oid, one.namespace, one.name, len(one.columns), one.oid not in self._world.strange)
+            for one in self._world.published
+        ]
+
+    async def published_relations(self, tables: Sequence[PublishedName]) -> AsyncIterator[Relation]:
         self._world.step("published_relations")
-        return self._world.published
+        oids = [table.oid for table in tables]
+        for relation in self._world.published:
+            if relation.oid in oids:
+                yield relation
 
     async def layouts(self, oids: Sequence[int]) -> dict[int, Layout]:
         self._world.step("layouts")

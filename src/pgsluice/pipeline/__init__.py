@@ -70,6 +70,10 @@ _NOTHING_LOST = "Nothing is lost: what was not delivered was not confirmed eithe
 
 BACKOFF_FIRST_S = 0.5
 BACKOFF_MAX_S = 30.0
+
+CHECK_TYPES_S = 15.0
+"""How long a start may look at the types of columns."""
+
 _DOUBLINGS = 6
 """From the first to beyond the longest."""
 
@@ -332,10 +336,13 @@ class Pipeline:
             return
         options = self._options
         try:
-            relations = await source.published_relations()
-            found = await refusals(options.tables, options.types, relations, source.describe_types)
-        except SourceUnavailable as error:
-            log.warning("the types of the published columns were not checked", reason=str(error))
+            async with asyncio.timeout(CHECK_TYPES_S):
+                names = await source.published_names()
+                asking = source.published_relations, source.describe_types
+                found = await refusals(options.tables, options.types, names, *asking)
+        except (SourceUnavailable, TimeoutError) as error:
+            reason = str(error) or f"They are so many that it takes more than {CHECK_TYPES_S:.0f} s."
+            log.warning("the types of the published columns were not checked", reason=reason)
             return
         for refused in found:
             if self.quarantine is None:

@@ -17,7 +17,7 @@ from pgsluice.pipeline.encoders import Encoders
 from pgsluice.pipeline.ends import Source
 from pgsluice.pipeline.inserter import Inserter
 from pgsluice.pipeline.rounds import Seams
-from pgsluice.relation import Relation
+from pgsluice.relation import PublishedName, Relation, in_portions
 from pgsluice.tables import TablePolicy
 
 log = structlog.get_logger(__name__)
@@ -37,16 +37,16 @@ class Alterations:
         self._seams = seams
         self._loads_again = loads_again
 
-    async def look(self) -> Sequence[Relation]:
-        """Compare the tables that are loaded with what they were; return the published tables as they are now."""
-        # The layouts are no newer than the relations, so all columns that a layout counts are known there.
-        complete = self._begun.complete()
-        layouts = await self._source.layouts([one.oid for one in complete]) if complete else {}
-        published = await self._source.published_relations()
-        for relation in published:
-            loaded, layout = self._begun.loaded(relation), layouts.get(relation.oid)
-            if loaded in complete and layout is not None:
-                await self._compare(relation, loaded, layout.only([one.name for one in relation.columns]))
+    async def look(self) -> Sequence[PublishedName]:
+        """Compare the tables that are loaded with what they were; return the published tables."""
+        published = await self._source.published_names()
+        for some in in_portions([one for one in published if self._begun.complete(one) is not None]):
+            # The layouts are no newer than the relations, so all columns that a layout counts are known there.
+            layouts = await self._source.layouts([one.oid for one in some])
+            async for relation in self._source.published_relations(some):
+                loaded, layout = self._begun.complete(relation), layouts.get(relation.oid)
+                if loaded is not None and layout is not None:
+                    await self._compare(relation, loaded, layout.only([one.name for one in relation.columns]))
         return published
 
     async def _compare(self, relation: Relation, loaded: Loaded, layout: Layout) -> None:

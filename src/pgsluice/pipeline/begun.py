@@ -10,7 +10,7 @@ from pgsluice.layout import Layout
 from pgsluice.loads import Load, Loaded, assumed, moved_key
 from pgsluice.pgoutput.messages import TupleData
 from pgsluice.pipeline.encoders import Encoders
-from pgsluice.relation import Relation
+from pgsluice.relation import Relation, TableId
 
 log = structlog.get_logger(__name__)
 
@@ -78,7 +78,7 @@ class Begun:
         self._loaded[loaded.schema, loaded.table] = loaded
         return loaded
 
-    def cancel(self, relation: Relation) -> Loaded | None:
+    def cancel(self, relation: TableId) -> Loaded | None:
         """Note that a command has ended the load; return the table's record, None if the present one stays.
 
         A table that was loaded before is loaded still, although some of its rows have come once more.
@@ -91,28 +91,29 @@ class Begun:
         identifier, rows = ("", 0) if load is None else (load.id, load.rows)
         return self.replace(Loaded(identifier, *name, relation.oid, rows, self._epoch, state="cancelled"))
 
-    def assume(self, relations: Iterable[Relation]) -> list[Loaded]:
+    def assume(self, relations: Iterable[TableId]) -> list[Loaded]:
         """Let the tables that were never loaded count as loaded; return their records."""
         tables = {(one.namespace, one.name): one.oid for one in relations}
         found = assumed(tables, self._loads.values(), self._loaded, self._epoch)
         self._loaded |= {(one.schema, one.table): one for one in found}
         return found
 
-    def is_loaded(self, relation: Relation) -> bool:
+    def is_loaded(self, relation: TableId) -> bool:
         """Return whether the rows of this very table need not be read: they were, or a command has cancelled that."""
         loaded = self.loaded(relation)
         return loaded is not None and loaded.state != "stale"
 
-    def complete(self) -> list[Loaded]:
-        """Return the records of the tables whose rows and changes are in the stream, as far as that is known."""
-        return [one for one in self._loaded.values() if one.state not in ("cancelled", "stale")]
+    def complete(self, relation: TableId) -> Loaded | None:
+        """Return the record of this very table, if its rows and changes are in the stream as far as that is known."""
+        loaded = self.loaded(relation)
+        return None if loaded is None or loaded.state in ("cancelled", "stale") else loaded
 
     @property
     def has_loaded(self) -> bool:
         """Whether any table is complete, or was before it was altered."""
         return any(one.state != "cancelled" for one in self._loaded.values())
 
-    def loaded(self, relation: Relation) -> Loaded | None:
+    def loaded(self, relation: TableId) -> Loaded | None:
         """Return the record of this very table, if it has one."""
         loaded = self._loaded.get((relation.namespace, relation.name))
         return loaded if loaded is not None and loaded.oid == relation.oid else None

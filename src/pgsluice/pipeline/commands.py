@@ -19,7 +19,7 @@ from pgsluice.pipeline.ends import CommandReader, Reader, Source
 from pgsluice.pipeline.loader import Loader, check_trusted
 from pgsluice.pipeline.rounds import Seams
 from pgsluice.printable import quoted
-from pgsluice.relation import Relation
+from pgsluice.relation import PublishedName, Relation, TableId
 from pgsluice.tables import TablePattern
 
 log = structlog.get_logger(__name__)
@@ -111,21 +111,28 @@ class Commands:
         """Return the published tables that match, each pattern one at least."""
         if self._loader.obstacle is not None:
             raise _Refusal(self._loader.obstacle)
-        relations = {(one.namespace, one.name): one for one in await self._source.published_relations()}
-        found: dict[tuple[str, str], Relation] = {}
+        names = {(one.namespace, one.name): one for one in await self._source.published_names()}
+        found: dict[tuple[str, str], PublishedName] = {}
         for pattern in patterns:
             await asyncio.sleep(0)  # there may be thousands of tables
-            matching = [name for name in _matching(pattern, relations) if self._is_published(relations[name])]
+            matching = [name for name in _matching(pattern, names) if self._is_published(names[name])]
             if not matching:
                 raise _Refusal(
                     f"No published table matches {pattern}. Add it to the publication, or correct its name: schema and "
                     "table, as in public.orders."
                 )
-            found |= {name: relations[name] for name in matching}
-        return found
+            found |= {name: names[name] for name in matching}
+        for table in found.values():
+            self._check_trusted(table, is_trusted=table.is_trusted)
+        relations = self._source.published_relations(list(found.values()))
+        return {(one.namespace, one.name): one async for one in relations}
 
-    def _is_published(self, relation: Relation) -> bool:
-        return self._encoders.policy(relation) is not None
+    def _is_published(self, table: PublishedName) -> bool:
+        return self._encoders.policy(table) is not None
+
+    def _check_trusted(self, table: TableId, *, is_trusted: bool) -> None:
+        policy = self._encoders.policy(table)
+        check_trusted(table, is_trusted=is_trusted or (policy is not None and policy.named))
 
     async def _check_loadable(self, found: Mapping[tuple[str, str], Relation], where: str) -> None:
         """Raise what keeps one of the tables from being read with this condition."""
@@ -135,8 +142,7 @@ class Commands:
             shape = await self._reader.shape(relation)
             if shape is None:
                 raise _Refusal(f"Table {relation} does not exist any more.")
-            policy = self._encoders.policy(relation)
-            check_trusted(shape, is_named=policy is not None and policy.named)
+            self._check_trusted(relation, is_trusted=shape.is_trusted)
             if where:
                 await self._reader.check_readable(replace(shape, where=where))
 

@@ -4,12 +4,13 @@ By then the row is known to be committed, so this is also when its schemas are r
 created. A Relation message alone would be too early: it may describe an ALTER TABLE that is rolled back.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 
+from pgsluice.avro.choices import ColumnChoice
 from pgsluice.avro.encoder import KeyEncoder, RowEncoder
 from pgsluice.avro.schema import (
     FieldHistory,
@@ -29,7 +30,7 @@ from pgsluice.pipeline.ends import Registry, Sink, Source
 from pgsluice.pipeline.quarantine import Quarantine, RefusedRows, open_dead_letters
 from pgsluice.printable import quoted
 from pgsluice.record import Target
-from pgsluice.relation import Column, Relation, size_of
+from pgsluice.relation import Column, PublishedName, Relation, TableId, size_of
 from pgsluice.speedups import COMPILED
 from pgsluice.tables import TablePolicy, Tables
 from pgsluice.transaction import Change
@@ -70,19 +71,30 @@ AnyRows = TypeVar("AnyRows", Rows, RefusedRows)
 Describe = Callable[[Sequence[int]], Awaitable[Sequence[TypeDescription]]]
 """What asks the catalog about types, by OID."""
 
+Relations = Callable[[Sequence[PublishedName]], AsyncIterator[Relation]]
+"""What asks the catalog about tables."""
+
 
 async def refusals(
-    tables: Tables, types: TypeOptions, relations: Sequence[Relation], describe: Describe
+    tables: Tables, types: TypeOptions, names: Sequence[PublishedName], relations: Relations, describe: Describe
 ) -> list[TableRefused]:
-    """Return why some of ``relations`` cannot be published: no topic, or a type that a column cannot have."""
-    found = []
-    for relation in relations:
+    """Return why some of these tables cannot be published: no topic, or a type that a column cannot have."""
+    found: list[TableRefused] = []
+    choices: dict[int, tuple[ColumnChoice, ...]] = {}
+    for name in names:
         try:
-            policy = tables.policy(relation.namespace, relation.name)
+            policy = tables.policy(name.namespace, name.name)
+        except TableRefused as error:
+            found.append(error)
+        else:
             if policy is not None and policy.types:
-                arrays = unknown_arrays(relation)
-                described = await describe(arrays) if arrays else []
-                check_choices(relation, replace(types, choices=policy.types, elements=elements(relation, described)))
+                choices[name.oid] = policy.types
+    async for relation in relations([name for name in names if name.oid in choices]):
+        try:
+            arrays = unknown_arrays(relation)
+            described = await describe(arrays) if arrays else []
+            options = replace(types, choices=choices[relation.oid], elements=elements(relation, described))
+            check_choices(relation, options)
         except TableRefused as error:
             found.append(error)
     return found
@@ -138,7 +150,7 @@ class Encoders:
                 found = await self._refuse(relation, str(error))
         return found
 
-    def policy(self, relation: Relation) -> TablePolicy | None:
+    def policy(self, relation: TableId) -> TablePolicy | None:
         """Return how the table is published, None if it is not; TableRefused if it cannot be."""
         return self._tables.policy(relation.namespace, relation.name)
 

@@ -3,7 +3,7 @@
 ``postgres.source``, ``kafka.sink``, ``registry.builtin`` and ``registry.confluent`` implement them.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from pgsluice import transaction
@@ -17,7 +17,7 @@ from pgsluice.layout import Layout
 from pgsluice.loads import Loaded
 from pgsluice.pgoutput.framing import Keepalive, XLogData
 from pgsluice.record import Record
-from pgsluice.relation import Relation
+from pgsluice.relation import PublishedName, Relation
 from pgsluice.snapshot import Chunk, Shape, Snapshot, TableSize, Taken
 from pgsluice.tables import TablePolicy
 
@@ -74,10 +74,13 @@ class Source(Protocol):
     async def start(self) -> Stream:
         """Stream from the slot's own position; SlotInUse while another process does, StopError if unusable."""
 
-    async def published_relations(self) -> Sequence[Relation]:
-        """Return the published tables as Relation messages would describe them now, but for their keys.
+    async def published_names(self) -> Sequence[PublishedName]:
+        """Return the published tables; it waits for none that somebody has locked."""
 
-        It waits for no table that somebody has locked.
+    def published_relations(self, tables: Sequence[PublishedName]) -> AsyncIterator[Relation]:
+        """Yield these tables as Relation messages would describe them now, but for their keys; none that is gone.
+
+        It waits for no table that somebody has locked, and holds a portion of them in memory at a time.
         """
 
     async def table_sizes(self, oids: Sequence[int]) -> Mapping[int, TableSize]:

@@ -25,11 +25,12 @@ from pgsluice.pipeline.begun import Begun
 from pgsluice.pipeline.encoders import Encoders
 from pgsluice.pipeline.ends import Reader, Source, Stream
 from pgsluice.pipeline.inserter import Inserter, Opened
-from pgsluice.pipeline.load_report import LoadReport, LoadWatch, TableReport, TableState
+from pgsluice.pipeline.load_report import SHOWN_MAX, LoadReport, LoadWatch, TableReport, TableState
 from pgsluice.pipeline.pace import Pace
 from pgsluice.pipeline.requests import Requests
 from pgsluice.pipeline.rounds import Rounds, Seams
-from pgsluice.relation import Relation
+from pgsluice.printable import quoted
+from pgsluice.relation import PublishedName, Relation, TableId
 from pgsluice.snapshot import Chunk, Shape, TableSize
 from pgsluice.tables import TablePolicy
 from pgsluice.transaction import Transaction
@@ -159,7 +160,9 @@ class Loader:
         self._wake = asyncio.Event()
         self._pace = Pace(options.max_rows_per_s)
         self._metrics = metrics
-        self._published: Sequence[Relation] = ()
+        self._published: Sequence[PublishedName] = ()
+        self._strange: dict[int, PublishedName] = {}
+        """By oid, the tables that are not read because nobody has chosen to trust their owners."""
         self._watch = LoadWatch()
         self._said_at = 0.0
         self._trouble: str | None = None
@@ -168,11 +171,12 @@ class Loader:
         """How far the loads have come, as of a moment ago; None until the published tables are known."""
 
     @property
-    def loading(self) -> Mapping[tuple[str, str], Relation]:
+    def loading(self) -> Mapping[tuple[str, str], TableId]:
         """The tables that are being loaded, or are going to be, by schema and name."""
-        return {one.name: one.relation for one in self._tables.values()}
+        strange = {(one.namespace, one.name): one for one in self._strange.values()}
+        return strange | {one.name: one.relation for one in self._tables.values()}
 
-    def has_begun(self, relation: Relation) -> bool:
+    def has_begun(self, relation: TableId) -> bool:
         """Return whether rows of the table were read already, or a command has asked for them."""
         return self._is_asked_for(relation) or self._begun.of(relation.oid) is not None
 
@@ -186,10 +190,11 @@ class Loader:
         """Look at once what there is to load."""
         self._wake.set()
 
-    def cancel(self, relation: Relation) -> None:
+    def cancel(self, relation: TableId) -> None:
         """End the load of a table, which does not begin again by itself; in a pause."""
         name = relation.namespace, relation.name
         self._tables.pop(relation.oid, None)
+        self._strange.pop(relation.oid, None)
         if self.requests.where(name):
             self._begun.drop(relation.oid)
             cancelled = None
@@ -197,7 +202,7 @@ class Loader:
             cancelled = self._begun.cancel(relation)
         self.requests.become(self.requests.state, (), () if cancelled is None else (cancelled,))
         self.requests.end(name, "ended", "It was cancelled.")
-        log.info("loading was cancelled", table=str(relation))
+        log.info("loading was cancelled", table=quoted(*name))
 
     def on_commit(self, transaction: Transaction) -> None:
         """Take notice that ``transaction`` goes on.
@@ -270,12 +275,15 @@ class Loader:
             return
         found = {one.oid: one for one in self._published if self._may_load(one)}
         self._begun.keep_only(found)
-        for oid in self._tables.keys() - found.keys():
+        trusted = {oid: one for oid, one in found.items() if one.is_trusted or self._is_named(one)}
+        for oid in self._tables.keys() - trusted.keys():
             del self._tables[oid]
-        for oid, relation in found.items():
-            table = self._tables.get(oid)
+        await self._leave_out([one for oid, one in found.items() if oid not in trusted and self._is_wanted(one)])
+        wanted = [one for one in trusted.values() if self._is_wanted(one)]
+        async for relation in self._source.published_relations(wanted):
+            table = self._tables.get(relation.oid)
             if (table is None or table.relation != relation) and self._is_wanted(relation):
-                self._tables[oid] = _Table(relation)
+                self._tables[relation.oid] = _Table(relation)
         await self._ask_sizes()
         names = {(one.namespace, one.name) for one in found.values()}
         for request in self.requests.state.requests:
@@ -299,6 +307,22 @@ class Loader:
                 tables=len(found),
             )
 
+    async def _leave_out(self, tables: Sequence[PublishedName]) -> None:
+        """Note, and say once, that these tables are not read, because nobody has chosen to trust their owners.
+
+        There may be any number of them, so nothing is asked about them, and they do not wait in line.
+        """
+        former, self._strange = self._strange, {one.oid: one for one in tables}
+        new = {(one.namespace, one.name): one for one in tables if one.oid not in former}
+        for one in list(new.values())[:SHOWN_MAX]:
+            log.warning("a table cannot be read now", table=str(one), reason=_distrust(one))
+        for request in self.requests.state.requests:
+            if request.name in new:
+                async with self._seams.pause():
+                    self.requests.note(request.name, _distrust(new[request.name]))
+        if len(new) > SHOWN_MAX:
+            log.warning("more tables of owners who are not trusted cannot be read", tables=len(new) - SHOWN_MAX)
+
     async def _ask_sizes(self) -> None:
         new = {oid: one for oid, one in self._tables.items() if one.size is None}
         if new:
@@ -306,22 +330,22 @@ class Loader:
             for oid, one in new.items():
                 one.size = sizes.get(oid, TableSize())
 
-    def _is_wanted(self, relation: Relation) -> bool:
+    def _is_wanted(self, relation: TableId) -> bool:
         """Return whether the table is to be loaded: because a command says so, it never was, or it was altered."""
         if self._is_asked_for(relation) or not self._options.is_initial:
             return self._is_asked_for(relation)
         return not (self._begun.is_loaded(relation) or (self._is_stale(relation) and not self._options.is_altered))
 
-    def _is_stale(self, relation: Relation) -> bool:
+    def _is_stale(self, relation: TableId) -> bool:
         loaded = self._begun.loaded(relation)
         return loaded is not None and loaded.state == "stale"
 
-    def _may_load(self, relation: Relation) -> bool:
+    def _may_load(self, relation: TableId) -> bool:
         """Return whether the settings let the table be loaded, or a command does."""
         policy = self._policy(relation)
         return policy is not None and (policy.is_loaded or self._is_asked_for(relation))
 
-    def _is_asked_for(self, relation: Relation) -> bool:
+    def _is_asked_for(self, relation: TableId) -> bool:
         return self.requests.of((relation.namespace, relation.name)) is not None
 
     def _say(self) -> None:
@@ -336,8 +360,10 @@ class Loader:
         if time.monotonic() - self._said_at > REPORT_S:
             self._say()
 
-    def _report_of(self, relation: Relation) -> TableReport:
+    def _report_of(self, relation: PublishedName) -> TableReport:
         table, loaded = self._tables.get(relation.oid), self._begun.loaded(relation)
+        if relation.oid in self._strange:
+            return TableReport(str(relation), "blocked", reason=_distrust(relation))
         if table is None:
             state = _REPORTED.get(loaded.state, "skipped") if loaded is not None else "skipped"
             rows = loaded.rows if loaded is not None and state in ("loaded", "stale") else 0
@@ -353,7 +379,12 @@ class Loader:
     def _watch_if_needed(self) -> None:
         self._rounds.watch(on=self.obstacle is None and any(not one.is_out for one in self._tables.values()))
 
-    def _policy(self, relation: Relation) -> TablePolicy | None:
+    def _is_named(self, table: TableId) -> bool:
+        """Return whether the settings name the table without wildcards."""
+        policy = self._policy(table)
+        return policy is not None and policy.named
+
+    def _policy(self, relation: TableId) -> TablePolicy | None:
         """Return how the table is published; None if it is not, or cannot be."""
         try:
             return self._encoders.policy(relation)
@@ -416,7 +447,7 @@ class Loader:
         if shape is None or layout is None:
             return None  # it is gone, which the next look will show
         policy = self._policy(shape.relation)
-        check_trusted(shape, is_named=policy is not None and policy.named)
+        check_trusted(shape.relation, is_trusted=shape.is_trusted or self._is_named(shape.relation))
         if not shape.key:
             await self._check_size(shape)
         shape = replace(shape, where=self.requests.where(table.name) or ("" if policy is None else policy.where))
@@ -574,10 +605,15 @@ _REPORTED: Final[Mapping[str, TableState]] = {"end": "loaded", "assumed": "assum
 """How the report calls what the record of a table says; other tables are skipped."""
 
 
-def check_trusted(shape: Shape, *, is_named: bool) -> None:
+def check_trusted(table: TableId, *, is_trusted: bool) -> None:
     """Raise TableUnreadable if reading the table could run functions of somebody whom nobody has chosen to trust."""
-    if not (shape.is_trusted or is_named):
-        raise TableUnreadable(
-            f"Table {shape.relation} is left out until tables.include or a publication names it, or its owner is that "
-            "of the database: whoever owns a table can have functions run with the rights of who reads it."
-        )
+    if not is_trusted:
+        raise TableUnreadable(_distrust(table))
+
+
+def _distrust(table: TableId) -> str:
+    return (
+        f"Table {quoted(table.namespace, table.name)} is left out until tables.include or a publication names it, or "
+        "superusers and the database's owner own it, its partitions and its schema: whoever owns one of these can have "
+        "functions run with the rights of who reads the table."
+    )

@@ -8,7 +8,7 @@ https://www.postgresql.org/docs/current/catalogs.html
 
 import asyncio
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -24,7 +24,7 @@ from pgsluice.postgres.options import ConnectionOptions
 from pgsluice.postgres.slot import SlotState, parse_slot, slot_query
 from pgsluice.postgres.wire import answered_within, break_off
 from pgsluice.printable import quoted
-from pgsluice.relation import Column, PgType, Relation
+from pgsluice.relation import Column, PgType, PublishedName, Relation, in_portions
 from pgsluice.snapshot import TableSize
 
 STATEMENT_TIMEOUT_MS = 10_000
@@ -234,17 +234,24 @@ class Catalog:
         rows = await self._rows(queries.differing_columns(await self._version()), [list(publications)])
         return [(schema, name) for schema, name in rows]
 
-    async def published_relations(self, publications: Sequence[str]) -> list[Relation]:
-        """Return the tables of the publications as Relation messages would describe them now, but for their keys."""
-        relations = []
-        rows = await self._rows(queries.published_columns(await self._version()), [list(publications)])
-        for (oid, schema, table, identity), columns in itertools.groupby(rows, key=lambda row: row[:4]):
-            described = tuple(
-                Column(name, PgType(type_oid, namespace, type_name), typmod, is_key=False)
-                for *_, name, type_oid, namespace, type_name, typmod, _ in columns
-            )
-            relations.append(Relation(oid, schema, table, identity, described))
-        return relations
+    async def published_names(self, publications: Sequence[str]) -> list[PublishedName]:
+        """Return the tables under whose names the publications send rows."""
+        rows = await self._rows(queries.published_names(await self._version()), [list(publications)] * 2)
+        return [PublishedName(*row) for row in rows]
+
+    async def published_relations(
+        self, publications: Sequence[str], tables: Sequence[PublishedName]
+    ) -> AsyncIterator[Relation]:
+        """Yield these tables as Relation messages would describe them now, but for their keys; none that is gone."""
+        sql = queries.published_columns(await self._version())
+        for some in in_portions(tables):
+            rows = await self._rows(sql, [list(publications), [table.oid for table in some]])
+            for (oid, schema, table, identity), columns in itertools.groupby(rows, key=lambda row: row[:4]):
+                described = tuple(
+                    Column(name, PgType(type_oid, namespace, type_name), typmod, is_key=False)
+                    for *_, name, type_oid, namespace, type_name, typmod, _ in columns
+                )
+                yield Relation(oid, schema, table, identity, described)
 
     async def layouts(self, oids: Sequence[int], publications: Sequence[str]) -> dict[int, Layout]:
         """Return the layouts of these tables by oid, with all their columns; those that are gone have none."""

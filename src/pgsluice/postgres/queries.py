@@ -92,7 +92,7 @@ ORDER BY 1, 2"""
 _SENT = """, published AS (
     SELECT publication, generated, {listed} AS listed, c.oid, c.relnamespace, c.relname, c.relreplident
     FROM carried
-    JOIN pg_class c ON c.oid = carried.oid
+    JOIN pg_class c ON c.oid = carried.oid {only}
     GROUP BY publication, via_root, generated, c.oid, c.relnamespace, c.relname, c.relreplident, c.relkind
     HAVING CASE WHEN via_root THEN NOT bool_or(is_partition) ELSE c.relkind = 'r' END
 ), sent AS (
@@ -102,6 +102,15 @@ _SENT = """, published AS (
     JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
      AND coalesce(a.attnum = ANY (c.listed), {as_a_rule})
 )"""
+
+# Without their columns, of which strangers' tables may have millions. A table without any has no rows to tell of.
+_PUBLISHED_NAMES = """
+SELECT c.oid, n.nspname::text, c.relname::text, c.relnatts, {trusted}
+FROM (SELECT DISTINCT oid FROM published) p
+JOIN pg_class c ON c.oid = p.oid
+JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)
+ORDER BY 2, 3"""
 
 # As Relation and Type messages say it: a domain has its own OID and the name of its base type.
 _PUBLISHED_COLUMNS = """
@@ -224,9 +233,21 @@ def published_tables(server_version: int) -> str:
     return _carried(server_version) + _PUBLISHED_TABLES
 
 
+def published_names(server_version: int) -> str:
+    """Return the query for the tables under whose names rows are published.
+
+    It takes the publications twice.
+    """
+    found = _PUBLISHED_NAMES.format(trusted=_TRUSTED.format(publications="%s"))
+    return _carried(server_version) + _sent(server_version) + found
+
+
 def published_columns(server_version: int) -> str:
-    """Return the query for the columns of the published tables, each table's in their order."""
-    return _carried(server_version) + _sent(server_version) + _PUBLISHED_COLUMNS
+    """Return the query for the columns of some of the published tables, each table's in their order.
+
+    It takes the publications, and the oids of these tables.
+    """
+    return _carried(server_version) + _sent(server_version, "AND c.oid = ANY (%s::oid[])") + _PUBLISHED_COLUMNS
 
 
 def differing_columns(server_version: int) -> str:
@@ -239,9 +260,10 @@ def _carried(server_version: int) -> str:
     return _CARRIED.format(schemas=of_schema if server_version >= ROW_FILTERS_SINCE else "")
 
 
-def _sent(server_version: int) -> str:
+def _sent(server_version: int, only: str = "") -> str:
     listed = "(SELECT prattrs::int2[] FROM pg_publication_rel WHERE prpubid = publication AND prrelid = c.oid)"
     return _SENT.format(
+        only=only,
         listed=listed if server_version >= ROW_FILTERS_SINCE else "NULL::int2[]",
         as_a_rule="a.attgenerated IN ('', c.generated)" if server_version >= GENERATED_COLUMNS_SINCE else "true",
     )
@@ -350,12 +372,27 @@ _KEY = """(
         LIMIT 1)"""
 
 # Whoever owns a table can have functions run when it is read, with the rights of the reader: the planner evaluates
-# those in indexes and in statistics. So this is whether a superuser or the database's owner owns the table, or a
-# publication names it or a table that it is a partition of.
-_TRUSTED = """(EXISTS (
-        SELECT FROM pg_roles o
-        WHERE o.oid = c.relowner
-          AND (o.rolsuper OR o.oid = (SELECT datdba FROM pg_database WHERE datname = current_database()))
+# those in indexes and in statistics. The partitions of a root are planned as well. And whoever owns the schema can
+# rename it between two commands, so that the name means another table. So this is whether superusers or the database's
+# owner own all of these, or a publication names the table or one that it is a partition of.
+_TRUSTED = """(NOT EXISTS (
+        WITH RECURSIVE part AS (
+            SELECT c.oid, c.relkind, c.relowner
+            UNION
+            SELECT p.oid, p.relkind, p.relowner
+            FROM part
+            JOIN pg_inherits i ON part.relkind = 'p' AND i.inhparent = part.oid
+            JOIN pg_class p ON p.oid = i.inhrelid
+        ), owner AS (
+            SELECT relowner AS oid FROM part
+            UNION
+            SELECT nspowner FROM pg_namespace WHERE oid = c.relnamespace
+        )
+        SELECT FROM owner
+        JOIN pg_roles o ON o.oid = owner.oid
+        WHERE NOT o.rolsuper
+          AND o.rolname <> 'pg_database_owner'
+          AND o.oid <> (SELECT datdba FROM pg_database WHERE datname = current_database())
     ) OR EXISTS (
         WITH RECURSIVE whole AS (
             SELECT c.oid

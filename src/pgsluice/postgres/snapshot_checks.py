@@ -99,10 +99,12 @@ async def check_conditions(
     reader, refused = ChunkReader(options, publications), list[str]()
     try:
         async with Catalog(options) as catalog:
-            for relation in await catalog.published_relations(publications):
-                policy = policy_of(relation.namespace, relation.name)
-                if policy is not None and policy.where:
-                    refused += await _refused_condition(reader, relation, policy)
+            names = await catalog.published_names(publications)
+            policies = {one.oid: policy_of(one.namespace, one.name) for one in names}
+            wanted = {oid: policy for oid, policy in policies.items() if policy is not None and policy.where}
+            asked = [one for one in names if one.oid in wanted]
+            async for relation in catalog.published_relations(publications, asked):
+                refused += await _refused_condition(reader, relation, wanted[relation.oid])
     finally:
         await reader.close()
     if not refused:
@@ -139,8 +141,9 @@ def _strange(tables: Sequence[LoadableTable]) -> list[Finding]:
     if not tables:
         return []
     detail = (
-        "whoever owns a table can have functions run with the rights of who reads it, so these tables, whose owner is "
-        f"neither a superuser nor the owner of the database, are not loaded: {_names(tables)}"
+        "whoever owns a table can have functions run with the rights of who reads it, so these tables, which (or a "
+        "partition or the schema of which) somebody else than superusers and the owner of the database owns, are not "
+        f"loaded: {_names(tables)}"
     )
     remedy = "If you trust their owners, name the tables in the publication (FOR TABLE) or in tables.include."
     return [Finding("snapshot owners", Verdict.WARN, detail, remedy)]

@@ -3,7 +3,7 @@
 The pipeline's upper end (``pipeline.ends.Source``). Nothing survives the session.
 """
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -17,7 +17,7 @@ from pgsluice.postgres.connection import ReplicationConnection
 from pgsluice.postgres.options import Address, ConnectionOptions, StreamOptions
 from pgsluice.postgres.primary import Primary
 from pgsluice.postgres.stream import ReplicationStream
-from pgsluice.relation import Relation
+from pgsluice.relation import PublishedName, Relation
 from pgsluice.snapshot import TableSize
 
 
@@ -161,9 +161,13 @@ class PostgresSource:
         state = await self._catalog.slot(self._options.slot)
         return state is not None and state.active_pid == self._replication.backend_pid
 
-    async def published_relations(self) -> list[Relation]:
-        """Return the published tables as Relation messages would describe them now, but for their keys."""
-        return await self._catalog.published_relations(self._options.publications)
+    async def published_names(self) -> list[PublishedName]:
+        """Return the published tables."""
+        return await self._catalog.published_names(self._options.publications)
+
+    def published_relations(self, tables: Sequence[PublishedName]) -> AsyncIterator[Relation]:
+        """Yield these tables as Relation messages would describe them now, but for their keys; none that is gone."""
+        return self._catalog.published_relations(self._options.publications, tables)
 
     async def table_sizes(self, oids: Sequence[int]) -> dict[int, TableSize]:
         """Return the sizes of tables as PostgreSQL has estimated them last, by oid; it waits for no lock."""

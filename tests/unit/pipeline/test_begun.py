@@ -77,11 +77,11 @@ def test_a_finished_table_has_a_record(begun: Begun, encoders: Watched) -> None:
 
 def test_a_table_whose_rows_are_stale_is_not_loaded(begun: Begun) -> None:
     loaded = begun.finish(LOAD, LAYOUT)
-    assert begun.complete() == [loaded]
+    assert begun.complete(NOTES) == loaded
     assert begun.has_loaded
     assert begun.replace(replace(loaded, state="stale")) == begun.loaded(NOTES)
     assert not begun.is_loaded(NOTES)
-    assert begun.complete() == []
+    assert begun.complete(NOTES) is None
     assert begun.has_loaded
 
 
@@ -91,7 +91,7 @@ def test_unless_a_command_has_cancelled_that(begun: Begun) -> None:
     assert cancelled is not None
     assert cancelled.state == "cancelled"
     assert begun.is_loaded(NOTES)
-    assert begun.complete() == []
+    assert begun.complete(NOTES) is None
     assert not begun.has_loaded
 
 

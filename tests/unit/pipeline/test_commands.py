@@ -29,6 +29,8 @@ NUMBERS = Relation(7, "public", "numbers", "d", (Column("n", PgType(23, "pg_cata
 OTHERS = replace(NUMBERS, oid=8, name="others")
 LEFT = replace(NUMBERS, oid=9, name="left_out")
 STRANGE = replace(NUMBERS, oid=11, name="strange")
+CHANGED = replace(NUMBERS, oid=12, name="changed")
+"""A table that gets another owner while a command is being looked at."""
 GONE = replace(NUMBERS, oid=10, name="gone")
 CHECKPOINT = Checkpoint("shop", "s", "7001", 1, 3, 4, 10_000, commands=CommandState("topic", 0))
 PAUSED = replace(CHECKPOINT, commands=CommandState("topic", 0, is_paused=True))
@@ -36,7 +38,7 @@ PAUSED = replace(CHECKPOINT, commands=CommandState("topic", 0, is_paused=True))
 
 def shape(relation: Relation) -> Shape:
     return Shape(
-        relation, is_root=False, key=("n",), filter="", replaces=True, is_trusted=relation is not STRANGE, digest="one"
+        relation, is_root=False, key=("n",), filter="", replaces=True, is_trusted=relation is not CHANGED, digest="one"
     )
 
 
@@ -45,8 +47,9 @@ def world_of(*commands: Command | bytes | None) -> World:
     records = [one.to_json() if isinstance(one, Command) else one for one in commands]
     return World(
         position=10_000,
-        published=[NUMBERS, OTHERS, LEFT, GONE, STRANGE],
-        shapes={7: shape(NUMBERS), 8: shape(OTHERS), 11: shape(STRANGE)},
+        published=[NUMBERS, OTHERS, LEFT, GONE, STRANGE, CHANGED],
+        strange={11},
+        shapes={7: shape(NUMBERS), 8: shape(OTHERS), 12: shape(CHANGED)},
         rows={7: [1, 2, 3], 8: [4]},
         commands=records,
     )
@@ -201,7 +204,8 @@ async def test_loads_that_no_command_asks_for_end_where_nothing_is_loaded_by_its
         (command("start", "public.none"), "No published table matches public.none."),
         (command("start", "public.left_out"), "No published table matches public.left_out."),
         (command("start", "public.gone"), "Table public.gone does not exist any more."),
-        (command("start", "public.strange"), "public.strange"),
+        (command("start", "public.strange"), "public.strange is left out until"),
+        (command("start", "public.changed"), "public.changed is left out until"),
         (command("start", "public.numbers", where="nonsense"), "nonsense is no condition"),
         (command("start", "public.numbers", where="x" * (WHERE_MAX + 1)), f"more than {WHERE_MAX} characters"),
         (command("cancel", "public.numbers"), "None of these tables is being loaded."),

@@ -8,13 +8,14 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import structlog
 
 from pgsluice.avro.types import TypeOptions
-from pgsluice.commands import CommandState
+from pgsluice.commands import CommandState, Request
 from pgsluice.errors import PrimaryUnavailable, SinkUnavailable, SourceUnavailable, TableUnreadable
 from pgsluice.history import Checkpoint
 from pgsluice.layout import ColumnLayout, Layout
@@ -24,6 +25,7 @@ from pgsluice.pgoutput import messages
 from pgsluice.pipeline import begun, outbox, rounds
 from pgsluice.pipeline import loader as module
 from pgsluice.pipeline.encoders import Encoders
+from pgsluice.pipeline.load_report import SHOWN_MAX
 from pgsluice.pipeline.loader import LoadOptions
 from pgsluice.pipeline.outbox import Limits
 from pgsluice.pipeline.session import Ends, Session, SessionOptions
@@ -588,17 +590,56 @@ async def test_a_large_table_without_key_is_left_out_until_it_has_one() -> None:
 
 
 async def test_a_table_of_somebody_who_may_only_make_tables_is_left_out_unless_the_settings_name_it() -> None:
+    for is_trusted in (True, False):  # it may become theirs when it is about to be read
+        world = world_of(1)
+        world.strange = set() if is_trusted else {7}
+        world.shapes = {7: replace(SHAPE, is_trusted=False)}
+        async with loading(world) as found:
+            world.commit(5)
+            await until(partial(is_distrusted, found))
+            assert not marks(world)
+            assert ("shape" in world.steps) == is_trusted
     world = world_of(1)
-    world.shapes = {7: replace(SHAPE, is_trusted=False)}
-    async with loading(world) as found:
-        world.commit(5)
-        await until(lambda: world.cuts)
-        assert not marks(world)
-    world = world_of(1)
+    world.strange = {7}
     world.shapes = {7: replace(SHAPE, is_trusted=False)}
     async with loading(world, include=("public.numbers", "*.*")) as found:
         await found.finish()
     assert arrived(world) == [("r", 1)]
+
+
+def is_distrusted(found: Running) -> bool:
+    """Return whether the status says that the table is not read because of its owner."""
+    report = found.session.load_report
+    return report is not None and "public.numbers is left out until" in (report.named[0].reason or "")
+
+
+async def test_any_number_of_their_tables_keeps_nobody_waiting() -> None:
+    """Nothing is asked about them, and the log names some."""
+    world = world_of(1)
+    others = [replace(NUMBERS, oid=100 + number, name=f"other{number}") for number in range(50)]
+    world.published = [*others, NUMBERS]
+    world.strange = {one.oid for one in others}
+    with structlog.testing.capture_logs() as lines:
+        async with loading(world) as found:
+            await found.finish()
+    assert arrived(world) == [("r", 1)]
+    assert [line["event"] for line in lines].count("a table cannot be read now") == SHOWN_MAX
+    (line,) = [line for line in lines if line["event"].startswith("more tables of owners")]
+    assert line["tables"] == 50 - SHOWN_MAX
+
+
+async def test_what_a_command_has_asked_for_can_be_cancelled_although_it_became_somebody_elses() -> None:
+    state = CommandState("topic", requests=(Request("a", "public", "numbers"),))
+    world = world_of(1)
+    world.strange = {7}
+    async with loading(world, checkpoint=replace(CHECKPOINT, commands=state)) as found:
+        await until(lambda: [answer.outcome for cut, _, _ in world.cuts for answer in cut.answers] == ["waiting"])
+        loader = found.session._loader
+        assert loader is not None
+        async with loader._seams.pause():
+            loader.cancel(loader.loading["public", "numbers"])
+        await until(lambda: [answer.outcome for cut, _, _ in world.cuts for answer in cut.answers][1:] == ["ended"])
+        assert not loader.loading
 
 
 async def test_a_row_that_got_its_key_while_the_table_was_read_is_read_again() -> None:

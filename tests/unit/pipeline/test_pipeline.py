@@ -726,14 +726,18 @@ class TestChosenTypes:
             world.commit(1)
             await until(lambda: world.numbers == [1])
 
-    async def test_a_catalog_that_takes_too_long_keeps_nobody_waiting(self) -> None:
+    @pytest.mark.parametrize("late", [SourceUnavailable("statement timeout"), TimeoutError()])
+    async def test_a_catalog_that_takes_too_long_keeps_nobody_waiting(self, late: Exception) -> None:
         """Whoever may create tables decides how long it takes."""
-        faults: dict[str, list[Exception | None]] = {"published_relations": [SourceUnavailable("statement timeout")]}
-        world = World(position=8_000, checkpoint=CHECKPOINT, faults=faults)
+        world = World(position=8_000, checkpoint=CHECKPOINT, faults={"published_relations": [late]})
         tables = replace(OPTIONS.tables, rules=[TableRule("public.*", types={"other": Choice.parse("uuid")})])
-        async with running(world, tables=tables) as found:
-            await streaming(found)
-            assert found._failures == 0
+        with structlog.testing.capture_logs() as lines:
+            async with running(world, tables=tables) as found:
+                await streaming(found)
+                assert found._failures == 0
+        (line,) = [line for line in lines if line["event"] == "the types of the published columns were not checked"]
+        assert str(late) in line["reason"]
+        assert line["reason"]
 
     async def test_without_any_nobody_asks(self) -> None:
         world = World(
