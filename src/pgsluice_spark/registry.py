@@ -13,6 +13,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from typing import Any, Final, Protocol
 
 from pyspark.sql import SparkSession
@@ -43,7 +44,8 @@ class Registry(Protocol):
 class RestRegistry:
     """A server with the REST API of Confluent's Schema Registry; pgsluice serves it too.
 
-    ``tls``: for https with a certificate authority or client certificate of your own. Redirects are not followed.
+    ``tls``: for https with a certificate authority or client certificate of your own. Redirects are not followed. As
+    elsewhere in Python, ``http_proxy`` in the environment is obeyed: without TLS, the proxy sees the credentials.
     """
 
     url: str
@@ -56,7 +58,8 @@ class RestRegistry:
         if "@" in urllib.parse.urlsplit(self.url).netloc:
             raise ValueError("the registry's URL has a user in it: give it as username and password")
         if not self.url.startswith(("http://", "https://")):
-            raise ValueError(f"the registry's URL must begin with http:// or https://, not {self.url!r}")
+            # without a scheme, what stands in front of the host may be a password
+            raise ValueError("the registry's URL must begin with http:// or https://")
 
     def versions(self, subjects: Collection[str]) -> list[SchemaVersion]:
         """See :meth:`Registry.versions`."""
@@ -65,7 +68,11 @@ class RestRegistry:
     def _versions(self, subject: str) -> list[SchemaVersion]:
         path = f"/subjects/{urllib.parse.quote(subject, safe='')}/versions"
         numbers = self._get(path)
-        return [] if numbers is None else [self._version(path, number) for number in sorted(numbers)]
+        if numbers is None:
+            return []
+        if not isinstance(numbers, list) or any(type(number) is not int for number in numbers):
+            raise RegistryError(f"{self.url}{path} does not answer with a list of versions")
+        return [self._version(path, number) for number in sorted(numbers)]
 
     def _version(self, path: str, number: int) -> SchemaVersion:
         answer = self._get(f"{path}/{number}")
@@ -88,7 +95,7 @@ class RestRegistry:
                 if _error_code(error) == _SUBJECT_NOT_FOUND:
                     return None
                 raise _refused(error, url) from None
-        except (OSError, ValueError) as error:
+        except (OSError, HTTPException, ValueError, RecursionError) as error:
             raise RegistryError(f"{url} gives no answer that can be used: {error}") from error
 
     def _headers(self) -> dict[str, str]:
@@ -134,7 +141,7 @@ def _error_code(error: urllib.error.HTTPError) -> int | None:
     """Return the API's own code of an error; None when something else than a registry answered."""
     try:
         code: int = json.load(error)["error_code"]
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, HTTPException, ValueError, RecursionError, TypeError, KeyError):
         return None
     return code
 

@@ -2,8 +2,10 @@
 
 import base64
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qsl, urlsplit
 
@@ -114,6 +116,10 @@ def test_credentials(serve: Callable[[Handler], str]) -> None:
         (500, b'{"error_code": 50001}', "answers 500"),
         (200, b"<html>", "gives no answer that can be used"),
         (200, b"[1]", "does not answer with a schema"),
+        (200, b'[1, "2"]', "does not answer with a list of versions"),
+        (200, b'{"a": 1}', "does not answer with a list of versions"),
+        (200, b"[" * 100_000, "gives no answer that can be used"),
+        (404, b"[" * 100_000, "answers 404"),
     ],
 )
 def test_answers_of_no_use(serve: Callable[[Handler], str], status: int, body: bytes, problem: str) -> None:
@@ -153,9 +159,29 @@ def test_redirects_to_odd_places(serve: Callable[[Handler], str], location: str,
         RestRegistry(url).versions(["a"])
 
 
-def test_a_user_in_the_url_is_refused_and_not_repeated() -> None:
-    with pytest.raises(ValueError, match="as username and password") as caught:
-        RestRegistry("https://u:hunter2@registry:8081")
+@pytest.mark.parametrize("answer", [b"nonsense\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n[]"])
+def test_a_server_that_does_not_speak_http(answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as beside:
+
+        def serve_once() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(answer)
+
+        serving = beside.submit(serve_once)
+        with pytest.raises(RegistryError, match="gives no answer that can be used"):
+            RestRegistry(f"http://127.0.0.1:{server.getsockname()[1]}").versions(["a"])
+        serving.result()
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["https://u:hunter2@registry:8081", "u:hunter2@registry:8081", "http:/u:hunter2@registry", "ftp://u:hunter2@r"],
+)
+def test_a_user_in_the_url_is_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(ValueError, match=r"as username and password|must begin with http") as caught:
+        RestRegistry(url)
     assert "hunter2" not in str(caught.value)
 
 
