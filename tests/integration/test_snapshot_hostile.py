@@ -129,6 +129,17 @@ def test_no_column_of_a_stranger_keeps_other_tables_from_being_loaded(
         assert "tables cannot be read now" not in daemon.log_text()
 
 
+def test_a_stranger_who_locks_his_table_keeps_no_other_from_being_read(new_database: Callable[..., Database]) -> None:
+    """pg_publication_tables would wait for the lock."""
+    database = new_database(17)
+    with database.connect() as connection, database.connect(autocommit=False) as stranger:
+        connection.execute("CREATE TABLE mine (id int PRIMARY KEY)")
+        connection.execute("CREATE TABLE his (id int PRIMARY KEY)")
+        connection.execute("CREATE PUBLICATION pgsluice FOR ALL TABLES")
+        stranger.execute("LOCK TABLE his")
+        assert asyncio.run(shape_of(database, "mine")).key == ("id",)
+
+
 async def shape_of(database: Database, table: str, publication: str = "pgsluice") -> Shape:
     """Return a table with one column, its key, as it is read."""
     with database.connect() as connection:

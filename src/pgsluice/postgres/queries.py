@@ -436,12 +436,16 @@ SELECT json_build_object(
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE c.oid = {oid}"""
 
-# Rows that pass the filter of one publication are sent; one without a filter lets all pass.
-_FILTER_SINCE_15 = """(
+# Rows that pass the filter of one publication are sent; one without a filter lets all pass. The view looks at all
+# tables of a publication, and waits for the locks of each, so it is only asked about a table that has a filter.
+_FILTER_SINCE_15 = """CASE WHEN EXISTS (
+        SELECT FROM pg_publication_rel m WHERE m.prrelid = c.oid AND m.prqual IS NOT NULL
+    ) THEN (
         SELECT CASE WHEN bool_and(t.rowfilter IS NOT NULL)
                     THEN string_agg('(' || t.rowfilter || ')', ' OR ' ORDER BY t.pubname) END
         FROM pg_publication_tables t
-        WHERE t.pubname = ANY ({publications}::text[]) AND t.schemaname = n.nspname AND t.tablename = c.relname)"""
+        WHERE t.pubname = ANY ({publications}::text[]) AND t.schemaname = n.nspname AND t.tablename = c.relname)
+    END"""
 
 
 def shape(server_version: int, oid: int, columns: str, publications: str) -> str:
