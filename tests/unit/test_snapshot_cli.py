@@ -119,6 +119,18 @@ class TestStatus:
             "public.other   loading         0 rows",
         ]
 
+    def test_tables_that_are_stale_say_so_also_while_they_are_loaded_again(self) -> None:
+        client = Client(rows=[5])
+        client.finished = [
+            Loaded("x", "public", "a", 1, 9, 3, state="stale"),
+            Loaded("y", "public", "b", 2, 1, 3, state="stale"),
+        ]
+        assert status(client)[1:] == [
+            "public.a      stale, loading  5 rows",
+            "public.b      stale           1 rows",
+            "public.other  loading         0 rows",
+        ]
+
     def test_loads_are_paused(self) -> None:
         client = Client()
         client.last = replace(CHECKPOINT, commands=CommandState(is_paused=True))
