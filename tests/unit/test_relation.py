@@ -7,7 +7,19 @@ import pytest
 
 from pgsluice.errors import ProtocolError, TooManyDescriptions
 from pgsluice.pgoutput import messages
-from pgsluice.relation import BUILTIN_TYPES, Column, PgType, Relation, RelationCache, packed, size_of, unpacked
+from pgsluice.relation import (
+    BUILTIN_TYPES,
+    COLUMNS_AT_ONCE,
+    Column,
+    PgType,
+    PublishedName,
+    Relation,
+    RelationCache,
+    in_portions,
+    packed,
+    size_of,
+    unpacked,
+)
 
 NO = False
 """Not a key column."""
@@ -211,3 +223,17 @@ def test_versions_of_a_table_share_the_columns_that_stay_the_same() -> None:
     assert second != first
     assert second.columns[0] is first.columns[1]
     assert second.columns[1] is first.columns[0]
+
+
+@pytest.mark.parametrize(
+    ("columns", "portions"),
+    [
+        ([], []),
+        ([3, 1600], [[3, 1600]]),
+        ([COLUMNS_AT_ONCE - 1, 1, 1], [[COLUMNS_AT_ONCE - 1, 1], [1]]),
+        ([COLUMNS_AT_ONCE + 1, 1], [[COLUMNS_AT_ONCE + 1], [1]]),
+    ],
+)
+def test_tables_are_asked_for_in_portions_of_so_many_columns(columns: list[int], portions: list[list[int]]) -> None:
+    tables = [PublishedName(oid, "public", "orders", number, True) for oid, number in enumerate(columns)]  # noqa: FBT003
+    assert [[table.columns for table in some] for some in in_portions(tables)] == portions
