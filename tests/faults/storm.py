@@ -312,8 +312,7 @@ class Storm:
         self._note("calm")
         self._daemon.wait_until_ready(timeout_s=CALM_S)
         with self._accounted_for():
-            self._commander.give("resume")
-            self._wait_until_loaded(BESIDE_WORK_S, is_quiet=False)
+            self._load_beside_work()
             self._workload.stop()
             self._finish_loads()
 
@@ -377,6 +376,18 @@ class Storm:
     def _provoke(self) -> bool:
         """Have the next daemon read a table; whether it is going to, as far as is known."""
         return self._commander.give("resume") and self._commander.give("start", [FILLED[0]])
+
+    def _load_beside_work(self) -> None:
+        """Have tables loaded by a daemon that has caught up: a chunk has its place only where the stream comes to."""
+        with self._database.connect() as connection:
+            row = connection.execute("SELECT pg_current_wal_flush_lsn() - '0/0'").fetchone()
+        assert row is not None, "a query has a row"
+        end = time.monotonic() + CALM_S
+        while self._victim.delivered() < int(row[0]) and time.monotonic() < end:
+            time.sleep(SAMPLE_S)
+        self._commander.give("resume")
+        self._commander.give("start", FILLED)
+        self._wait_until_loaded(BESIDE_WORK_S, is_quiet=False)
 
     def _finish_loads(self) -> None:
         """Return when every table is loaded; a table that somebody kept from being read would wait for long."""

@@ -74,7 +74,7 @@ class Victim:
         while (reached := position() or INVALID_LSN) < lsn:
             if not self.daemon.alive:
                 self.expect_end()
-            further = min(self._delivered(), lsn)
+            further = min(self.delivered(), lsn)
             if further > delivered:
                 delivered, since = further, time.monotonic()
             if time.monotonic() - since > standstill_s:
@@ -84,7 +84,7 @@ class Victim:
                 )
             time.sleep(CONFIRMED_POLL_S)
 
-    def _delivered(self) -> int:
+    def delivered(self) -> int:
         """Return the position before which everything is delivered, as the daemon says; 0/0 between two sessions."""
         try:
             status = self.daemon.status()
