@@ -16,7 +16,7 @@ def test_the_product_has_the_step(name: str) -> None:
     assert callable(getattr(STEPS[name].owner, STEPS[name].method, None))
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_nothing_is_lost_or_doubled_whatever_is_killed() -> None:
     """What fails prints what ``make faults`` needs to draw the same faults again."""
     report = run(str(random.randrange(10**6)), ROUND_KILLS, Subject(), print)
@@ -27,7 +27,7 @@ def test_nothing_is_lost_or_doubled_whatever_is_killed() -> None:
     assert any(kind.startswith(BROKER_ISOLATED) for kind in report.faults)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_at_least_once_loses_nothing_and_repeats_only_what_followed_the_last_checkpoint() -> None:
     subject = Subject([16], "at_least_once")
     report = run(str(random.randrange(10**6)), AT_LEAST_ONCE_KILLS, subject, print)
