@@ -7,7 +7,7 @@ copies of tables that are complete, are compared with what the witness says of t
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, NamedTuple, Self
 
@@ -101,6 +101,10 @@ class Contents:
             last_aside,
             {name: contents(connection, query) for name, query in queries.items()},
         )
+
+    def without(self, name: str) -> Self:
+        """Return all but this table."""
+        return replace(self, tables={other: rows for other, rows in self.tables.items() if other != name})
 
 
 class Checker:

@@ -27,8 +27,10 @@ PUBLICATION = "everything"
 VISITED = ("ledger", "batch", "note", "aside")
 """Tables that the visitor writes to, each row with its origin."""
 
-FILLED = ("goods", "loose")
-"""Tables that have rows before anybody follows them; ``loose`` has no key."""
+WITHOUT_KEY = "loose"
+
+FILLED = ("goods", WITHOUT_KEY)
+"""Tables that have rows before anybody follows them."""
 
 SKIPPED = (*VISITED, "debit", "credit")
 """Tables that prepared transactions hold for long, so that they cannot be read: only commands have them loaded."""
