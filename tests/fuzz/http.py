@@ -34,7 +34,8 @@ ANSWER_S: Final = 0.2
 """How long a client waits for the first bytes of an answer."""
 STALL_S: Final = 2.0
 """How long the event loop may be held up, in time of this process; a request takes less than a millisecond."""
-HANG_S: Final = 60.0
+HANG_S: Final = 600.0
+"""Others may keep a busy machine from running this process for a minute and more."""
 GROWTH_KIB: Final = 64 * 1024
 """What the process may grow by after the first tenth of the inputs."""
 BATCH: Final = 200
