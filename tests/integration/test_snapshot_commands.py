@@ -226,7 +226,8 @@ def test_a_first_load_that_was_cancelled_stays_so(follow: Follow) -> None:
 
 @pytest.mark.parametrize("mode", ["exactly_once", "at_least_once"])
 def test_a_pause_lasts_over_restarts(mode: str, follow: Follow) -> None:
-    scene = follow(delivery={"mode": mode, "heartbeat": "500ms"}, snapshot={"mode": "never", "chunk_rows": 1})
+    slow = {"mode": "never", "chunk_rows": 1, "max_rows_per_second": 20}
+    scene = follow(delivery={"mode": mode, "heartbeat": "500ms"}, snapshot=slow)
     loading = scene.beginning("start", "public.items")
     wait_until(lambda: "loading " in scene.snapshot("status")[1], "the load to begin")
     assert scene.snapshot("pause") == (0, "done\n")
