@@ -579,14 +579,18 @@ class Storm:
             reader.close()
 
     def _replay(self, reader: Reader) -> Replay:
-        """Return a consumer, who begins his copy of a table with every other load of it."""
+        """Return a consumer, who begins his copy of a table with every other load of it.
+
+        Without all origins no load replaces anything, so he begins it with each: a table without key has its rows twice
+        otherwise.
+        """
         is_whole = self._manner.options.origin == "none"
         return Replay(
             tombstones=lambda _: False,
             partitions=reader.partitions,
             partial=[f"public.{name}" for name in (*FILLED, *self._workload.made)],
             completes=lambda mark: mark["replaces"] or is_whole,
-            forgets=lambda identifier: int(identifier, 16) % 2 == 0,
+            forgets=lambda identifier: is_whole or int(identifier, 16) % 2 == 0,
         )
 
 
