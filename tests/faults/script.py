@@ -79,7 +79,6 @@ ORDERED = (
     "debit",
     "credit",
     "document",
-    "shape",
     "note",
     "aside",
     "made_1",

@@ -35,7 +35,7 @@ def test_marks_of_cut_records(spark: SparkSession, kafka: Kafka) -> None:
     assert marks.columns == ["topic", "schema", "table", "id", "state", "epoch", "lsn", "seq", "rows", "replaces"]
     expected = [mark for value in values for mark in value["json"]["snapshots"]]
     assert [row.asDict() for row in marks.orderBy("seq").collect()] == expected
-    assert [mark["state"] for mark in expected] == ["begin", "rows", "end"]
+    assert [mark["state"] for mark in expected] == ["begin", "rows", "end", "stale"]
     assert read_marks(spark, topic, bootstrap_servers=servers, registry=registry).isStreaming
 
 
