@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any, NamedTuple
@@ -17,8 +16,9 @@ from sandbox.daemon import Daemon
 from sandbox.kafka import Kafka
 from sandbox.postgres import Database
 from tests.support.kafka import read_committed
-from tests.support.reader import Cut, Event, Reader
-from tests.support.weather import PATIENCE_S, wait_until
+from tests.support.loading import read_behind, wait_for, wait_until_loaded
+from tests.support.reader import Cut, Event
+from tests.support.weather import wait_until
 
 ROWS = 60
 
@@ -100,30 +100,8 @@ def items(database: Database) -> Database:
     return database
 
 
-def wait_for(daemon: Daemon, words: str, count: int = 1) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while (text := daemon.log_text()).count(words) < count:
-        assert daemon.alive, text
-        assert time.monotonic() < end, text
-        time.sleep(0.02)
-
-
-def wait_until_loaded(daemon: Daemon, count: int = 1) -> None:
-    wait_for(daemon, '"event": "loaded"', count)
-
-
 def read(daemon: Daemon, kafka: Kafka, database: Database) -> list[Cut]:
-    """Return all cuts up to one that ends behind everything that was committed."""
-    with database.connect() as connection:
-        # On an idle server, rows that were read have the position at which it stands.
-        connection.execute("CREATE TABLE IF NOT EXISTS last (n int)")
-        row = connection.execute("SELECT pg_current_wal_flush_lsn() - '0/0'").fetchone()
-        assert row is not None
-    reader = Reader(kafka.bootstrap_servers, daemon.url, daemon.name)
-    try:
-        return reader.read_until(int(row[0]))
-    finally:
-        reader.close()
+    return read_behind("CREATE TABLE IF NOT EXISTS last (n int)", daemon, kafka, database)
 
 
 def marks(cuts: list[Cut], table: str) -> list[dict[str, Any]]:

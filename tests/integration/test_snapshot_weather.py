@@ -12,9 +12,8 @@ import pytest
 from sandbox.daemon import Daemon
 from sandbox.kafka import Kafka
 from sandbox.postgres import Database, Postgres
-from tests.support.reader import Cut, Event, Reader
-
-PATIENCE_S = 180
+from tests.support.loading import read_behind, wait_for, wait_until_loaded
+from tests.support.reader import Cut, Event
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "snapshot": {"mode": "initial", "chunk_rows": 50},
@@ -54,28 +53,8 @@ def follow(kafka: Kafka) -> Iterator[Follow]:
         yield begin
 
 
-def wait_for(daemon: Daemon, words: str, count: int = 1) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while (text := daemon.log_text()).count(words) < count:
-        assert daemon.alive, text
-        assert time.monotonic() < end, text
-        time.sleep(0.02)
-
-
-def wait_until_loaded(daemon: Daemon, count: int = 1) -> None:
-    wait_for(daemon, '"event": "loaded"', count)
-
-
 def read(daemon: Daemon, kafka: Kafka, database: Database) -> list[Cut]:
-    with database.connect() as connection:
-        connection.execute("INSERT INTO items (id) VALUES (-1)")
-        row = connection.execute("SELECT pg_current_wal_flush_lsn() - '0/0'").fetchone()
-        assert row is not None
-    reader = Reader(kafka.bootstrap_servers, daemon.url, daemon.name)
-    try:
-        return reader.read_until(int(row[0]))
-    finally:
-        reader.close()
+    return read_behind("INSERT INTO items (id) VALUES (-1)", daemon, kafka, database)
 
 
 def events_of(cuts: list[Cut]) -> list[Event]:

@@ -1,0 +1,39 @@
+"""Daemons that load tables: waiting for what their log says, and reading what came of it."""
+
+import time
+
+from sandbox.daemon import Daemon
+from sandbox.kafka import Kafka
+from sandbox.postgres import Database
+from tests.support.reader import Cut, Reader
+from tests.support.weather import PATIENCE_S
+
+
+def wait_for(daemon: Daemon, words: str, count: int = 1) -> None:
+    """Wait until the daemon's log has the words so many times."""
+    end = time.monotonic() + PATIENCE_S
+    while (text := daemon.log_text()).count(words) < count:
+        assert daemon.alive, text
+        assert time.monotonic() < end, text
+        time.sleep(0.02)
+
+
+def wait_until_loaded(daemon: Daemon, count: int = 1) -> None:
+    """Wait until the daemon has loaded a table so many times."""
+    wait_for(daemon, '"event": "loaded"', count)
+
+
+def read_behind(statement: str, daemon: Daemon, kafka: Kafka, database: Database) -> list[Cut]:
+    """Run a statement, and return all cuts up to one that ends behind everything that was committed by then.
+
+    On an idle server, rows that were read have the position at which it stands, so something has to be written.
+    """
+    with database.connect() as connection:
+        connection.execute(statement)
+        row = connection.execute("SELECT pg_current_wal_flush_lsn() - '0/0'").fetchone()
+        assert row is not None, "a query has a row"
+    reader = Reader(kafka.bootstrap_servers, daemon.url, daemon.name)
+    try:
+        return reader.read_until(int(row[0]))
+    finally:
+        reader.close()
