@@ -58,6 +58,15 @@ class Progress:
 
         Diverged when something was not there that the server had to send again.
         """
+        if self._owed:
+            self._check_owed(lsn)
+        if lsn > self._ceiling:
+            self._beyond, lsn = max(self._beyond, lsn), self._ceiling
+        self.received = max(self.received, lsn)
+        if lsn <= self.delivered:
+            self._settle(lsn)
+
+    def _check_owed(self, lsn: int) -> None:
         for owed_lsn, what in self._owed.items():
             if lsn > owed_lsn:
                 raise Diverged(
@@ -65,11 +74,6 @@ class Progress:
                     "server did not send it again: it was restored from a backup and has another history now. Compare "
                     "the tables, then start a new history with --adopt-slot."
                 )
-        if lsn > self._ceiling:
-            self._beyond, lsn = max(self._beyond, lsn), self._ceiling
-        self.received = max(self.received, lsn)
-        if lsn <= self.delivered:
-            self._settle(lsn)
 
     def on_resent(self, end_lsn: int, what: Owed) -> None:
         """Note that a transaction, or a message, came which was delivered before."""

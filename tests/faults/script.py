@@ -79,6 +79,7 @@ ORDERED = (
     "debit",
     "credit",
     "document",
+    "shape",
     "note",
     "aside",
     "made_1",

@@ -12,12 +12,16 @@ from uuid import uuid4
 import psycopg
 import pytest
 
+from pgsluice.errors import TableUnreadable
+from pgsluice.postgres.catalog import Catalog
+from pgsluice.postgres.chunks import ChunkReader
 from sandbox.daemon import Daemon
 from sandbox.kafka import Kafka
 from sandbox.postgres import Database
 from tests.support.kafka import read_committed
 from tests.support.loading import read_behind, wait_for, wait_until_loaded
 from tests.support.reader import Cut, Event
+from tests.support.replication import PUBLICATION, options_for
 from tests.support.weather import wait_until
 
 ROWS = 60
@@ -195,6 +199,35 @@ def test_a_mirror_has_what_ddl_has_made_of_the_rows(
             assert_same(mirror(cuts, name), connection, name, case)
         assert attnums(daemon, kafka, "again_written") == {"id": 1, "n": 2, "d": 3, "v": 5}
         assert attnums(daemon, kafka, "renamed_written") == {"id": 1, "n": 2, "d": 3, "w": 4}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_columns_of_the_moment_when_the_table_is_locked(
+    version: int, new_database: Callable[..., Database]
+) -> None:
+    """A column that nobody has looked at is read, and one that is added between two chunks is noticed."""
+    database = new_database(version)
+    with database.connect() as connection:
+        make(connection, "items")
+        connection.execute(f"CREATE PUBLICATION {PUBLICATION} FOR TABLE items")
+    options = options_for(database)
+    async with Catalog(options) as catalog:
+        (table,) = await catalog.published_names([PUBLICATION])
+    reader = ChunkReader(options, [PUBLICATION])
+    with database.connect() as connection:
+        connection.execute("ALTER TABLE items ADD COLUMN w text DEFAULT 'c'")
+        shape = await reader.shape(table)
+        assert shape is not None
+        assert [column.name for column in shape.relation.columns] == ["id", "n", "d", "v", "w"]
+        connection.execute("ALTER TABLE items ADD COLUMN x text DEFAULT 'c'")
+        await reader.begin(shape)
+        with pytest.raises(TableUnreadable, match="was altered"):
+            await reader.rows(shape, (), 10, 1_000)
+        await reader.end()
+        connection.execute(f"DROP PUBLICATION {PUBLICATION}")
+        connection.execute(f"CREATE PUBLICATION {PUBLICATION}")
+        assert await reader.shape(table) is None
+    await reader.close()
 
 
 def test_the_mark_names_the_load_that_is_stale(follow: Follow, kafka: Kafka, items: Database) -> None:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -13,6 +14,7 @@ from pgsluice.finding import Finding, Verdict
 from pgsluice.postgres.catalog import Catalog
 from pgsluice.postgres.chunks import ChunkReader
 from pgsluice.postgres.snapshot_checks import check
+from pgsluice.relation import Relation
 from pgsluice.snapshot import TableSize
 from pgsluice.tables import TableRule, Tables
 from sandbox.kafka import Kafka
@@ -149,12 +151,18 @@ async def test_keys_and_owners_are_those_that_reading_finds(
         async for relation in catalog.published_relations(publications, await catalog.published_names(publications)):
             shape = await reader.shape(relation)
             assert shape is not None
+            assert without_key(shape.relation) == without_key(relation)
             assert shape.key == tables[relation.oid].key, relation
             assert shape.is_trusted == tables[relation.oid].is_trusted == (relation.name != "good")
         if version >= 15:
             (lacking,) = await catalog.loadable_tables(["listed"])
             assert lacking.key == ()
     await reader.close()
+
+
+def without_key(relation: Relation) -> Relation:
+    """Return the relation as the catalog describes it for itself, which is without its key."""
+    return replace(relation, columns=tuple(replace(column, is_key=False) for column in relation.columns))
 
 
 @pytest.mark.parametrize("version", [10, 18])

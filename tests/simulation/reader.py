@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pgsluice.errors import SourceUnavailable, TableUnreadable
 from pgsluice.layout import ColumnLayout, Layout
 from pgsluice.pgoutput.copy import insert_frame
-from pgsluice.relation import BUILTIN_TYPES, Column, Relation
+from pgsluice.relation import BUILTIN_TYPES, Column, Relation, TableId
 from pgsluice.snapshot import Chunk, Shape, Snapshot, Taken
 from tests.simulation.orders import SOME
 from tests.simulation.tables import Table, TableWal, Visible, attnum
@@ -62,10 +62,10 @@ class Reader:
         self._unread: list[bytes] = []
         """Messages of the rows that a cursor has not returned yet."""
 
-    async def shape(self, relation: Relation) -> Shape | None:
+    async def shape(self, table: TableId) -> Shape | None:
         await self._ask()
-        table = self._wal.table(relation.oid)
-        return None if table is None else _shape(table)
+        found = self._wal.table(table.oid)
+        return None if found is None else _shape(found)
 
     async def writers(self, shape: Shape) -> set[str]:
         await self._ask()

@@ -4,7 +4,7 @@ A sabotage that no world notices means that the simulation is too weak there.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -49,6 +49,19 @@ from tests.simulation.world import KEY, run
 
 WORLDS = 1000
 """So many worlds may pass before one has to notice."""
+
+NOTICED: Mapping[str, int] = {
+    "a_cut_begins_where_the_last_one_recorded_ended": 88,
+    "a_disk_that_hangs_ends_the_process": 504,
+    "a_server_that_shuts_down_is_let_go": 196,
+    "an_outdated_end_does_not_take_commands_back": 747,
+    "another_message_does_not_pass_for_the_last_one": 467,
+    "another_transaction_does_not_pass_for_the_last_one": 275,
+    "nothing_new_is_taken_for_what_comes_again": 181,
+    "what_a_snapshot_sees_behind_what_waits_makes_it_void": 98,
+    "without_transactions_an_owner_throws_away_what_it_has_not_sent": 191,
+}
+"""Worlds that have noticed a rule's absence when few did: looking there first saves time, and decides nothing."""
 
 Sabotage = Callable[[pytest.MonkeyPatch], None]
 
@@ -814,7 +827,8 @@ def test_without_it_some_world_goes_wrong(
 ) -> None:
     rule(monkeypatch)
     mode: Mode = "at_least_once" if rule in WITHOUT_TRANSACTIONS else "exactly_once"
-    for seed in range(WORLDS):
+    first = NOTICED.get(str(rule.__name__), 0)
+    for seed in (*range(first, WORLDS), *range(first)):
         commands = rule in OF_COMMANDS
         if violation := run(seed, mode=mode, loads=commands or rule in OF_LOADING, commands=commands):
             record_property("violation", f"seed {seed}: {violation}")

@@ -22,7 +22,7 @@ from pgsluice.pgoutput import messages
 from pgsluice.pgoutput.copy import insert_frame
 from pgsluice.pgoutput.framing import Keepalive, XLogData
 from pgsluice.record import Record
-from pgsluice.relation import PublishedName, Relation
+from pgsluice.relation import PublishedName, Relation, TableId
 from pgsluice.snapshot import Chunk, Shape, Snapshot, TableSize, Taken
 from pgsluice.tables import TablePolicy
 from tests.support.pgoutput_encoder import encode, xlog_data
@@ -347,9 +347,9 @@ class FakeReader:
         self._rows: list[int] = []
         self.is_closed = False
 
-    async def shape(self, relation: Relation) -> Shape | None:
+    async def shape(self, table: TableId) -> Shape | None:
         self._world.step("shape")
-        return self._world.shapes.get(relation.oid)
+        return self._world.shapes.get(table.oid)
 
     async def writers(self, shape: Shape) -> set[str]:
         always = self._world.writers_of.get(shape.relation.oid, set())

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import structlog
 
-from pgsluice.errors import TableRefused
 from pgsluice.layout import Layout, unsent
 from pgsluice.loads import Loaded
 from pgsluice.pipeline.begun import Begun
@@ -56,7 +55,7 @@ class Alterations:
             if layout == loaded.layout:
                 return
             reason = unsent(loaded.layout, layout)
-        policy = self._policy(relation)
+        policy = self._encoders.possible_policy(relation)
         if policy is None:
             return
         async with self._seams.pause():
@@ -79,9 +78,3 @@ class Alterations:
             reason=reason,
             next="it is loaded again" if is_loaded_again else f"load it again: pgsluice snapshot start {relation}",
         )
-
-    def _policy(self, relation: Relation) -> TablePolicy | None:
-        try:
-            return self._encoders.policy(relation)
-        except TableRefused:
-            return None

@@ -154,6 +154,13 @@ class Encoders:
         """Return how the table is published, None if it is not; TableRefused if it cannot be."""
         return self._tables.policy(relation.namespace, relation.name)
 
+    def possible_policy(self, relation: TableId) -> TablePolicy | None:
+        """Return how the table is published; None if it is not, or cannot be, of which its first change will tell."""
+        try:
+            return self.policy(relation)
+        except TableRefused:
+            return None
+
     def watch(self, oid: int, tell: OnIncomplete | None) -> None:
         """Tell of the table's incomplete rows from now on; None: no longer."""
         if tell is None:
@@ -165,8 +172,10 @@ class Encoders:
             known.encoder.on_incomplete = tell
 
     def forget(self, oid: int) -> None:
-        """Make the table's encoder again at its next row: what the catalog says of its columns has changed."""
-        self._drop(oid)
+        """Make the table's encoder again at its next row."""
+        self.ready.pop(oid, None)
+        self._refused.pop(oid, None)
+        self._ready_bytes -= self._bytes.pop(oid, 0)
 
     async def of_loaded(self, relation: Relation) -> Rows:
         """Return an encoder of rows that are read, as Insert messages; TableRefused, PoisonError if there can be none.
@@ -219,17 +228,12 @@ class Encoders:
     def _keep(self, rows: AnyRows, among: dict[int, AnyRows], described: Sequence[TypeDescription] = ()) -> None:
         """Keep the encoder that was just made, and let go of those that were made longest ago, if there are many."""
         oid = rows.relation.oid
-        self._drop(oid)
+        self.forget(oid)
         among[oid] = rows
         self._bytes[oid] = size = _size_of(rows, described)
         self._ready_bytes += size
         while len(self._bytes) > 1 and (len(among) > READY_MAX or self._ready_bytes > READY_BYTES_MAX):
-            self._drop(next(iter(among if len(among) > READY_MAX else self._bytes)))
-
-    def _drop(self, oid: int) -> None:
-        self.ready.pop(oid, None)
-        self._refused.pop(oid, None)
-        self._ready_bytes -= self._bytes.pop(oid, 0)
+            self.forget(next(iter(among if len(among) > READY_MAX else self._bytes)))
 
     async def of_messages(self) -> MessageEncoder:
         """Return the encoder of messages, which are readable and have a topic then."""

@@ -17,7 +17,7 @@ from pgsluice.layout import Layout
 from pgsluice.loads import Loaded
 from pgsluice.pgoutput.framing import Keepalive, XLogData
 from pgsluice.record import Record
-from pgsluice.relation import PublishedName, Relation
+from pgsluice.relation import PublishedName, Relation, TableId
 from pgsluice.snapshot import Chunk, Shape, Snapshot, TableSize, Taken
 from pgsluice.tables import TablePolicy
 
@@ -105,8 +105,8 @@ class Source(Protocol):
 class Reader(Protocol):
     """Reads rows of tables at a snapshot. Everything raises SourceUnavailable, or TableUnreadable about one table."""
 
-    async def shape(self, relation: Relation) -> Shape | None:
-        """Return what the table looks like now; None if it is gone."""
+    async def shape(self, table: TableId) -> Shape | None:
+        """Return what the table looks like now; None if it is gone, or not published any more."""
 
     async def writers(self, shape: Shape) -> Collection[str]:
         """Return the transactions that may have changed the table and have not ended; names of no meaning."""

@@ -32,7 +32,6 @@ from pgsluice.pipeline.rounds import Rounds, Seams
 from pgsluice.printable import quoted
 from pgsluice.relation import PublishedName, Relation, TableId
 from pgsluice.snapshot import Chunk, Shape, TableSize
-from pgsluice.tables import TablePolicy
 from pgsluice.transaction import Transaction
 
 log = structlog.get_logger(__name__)
@@ -294,7 +293,8 @@ class Loader:
 
     async def _assume(self) -> None:
         """Record, once, which tables count as loaded because an earlier version has delivered their changes."""
-        delivered = [one for one in self._published if self._options.assumes and self._policy(one) is not None]
+        published = self._published if self._options.assumes else ()
+        delivered = [one for one in published if self._encoders.possible_policy(one) is not None]
         async with self._seams.pause():
             found = self._begun.assume(delivered)
             self._seams.outbox.note_assumed(found)
@@ -342,7 +342,7 @@ class Loader:
 
     def _may_load(self, relation: TableId) -> bool:
         """Return whether the settings let the table be loaded, or a command does."""
-        policy = self._policy(relation)
+        policy = self._encoders.possible_policy(relation)
         return policy is not None and (policy.is_loaded or self._is_asked_for(relation))
 
     def _is_asked_for(self, relation: TableId) -> bool:
@@ -381,15 +381,8 @@ class Loader:
 
     def _is_named(self, table: TableId) -> bool:
         """Return whether the settings name the table without wildcards."""
-        policy = self._policy(table)
+        policy = self._encoders.possible_policy(table)
         return policy is not None and policy.named
-
-    def _policy(self, relation: TableId) -> TablePolicy | None:
-        """Return how the table is published; None if it is not, or cannot be."""
-        try:
-            return self._encoders.policy(relation)
-        except TableRefused:
-            return None  # its first change will tell
 
     async def _load_all(self) -> None:
         """Read until every table is loaded, or has to wait."""
@@ -446,7 +439,7 @@ class Loader:
         shape = await self._reader.shape(table.relation)
         if shape is None or layout is None:
             return None  # it is gone, which the next look will show
-        policy = self._policy(shape.relation)
+        policy = self._encoders.possible_policy(shape.relation)
         check_trusted(shape.relation, is_trusted=shape.is_trusted or self._is_named(shape.relation))
         if not shape.key:
             await self._check_size(shape)

@@ -404,6 +404,8 @@ class Session:
                 if self._changes % TURN == 0:
                     self._vitals.beat()
                     await asyncio.sleep(0)
+            elif isinstance(event, Committed):
+                await self._take_commit(event)
             elif isinstance(event, Unexpected):
                 self._judge(event.change)
             else:
@@ -418,16 +420,18 @@ class Session:
         if isinstance(change, Emitted) or self._encoders.delivers(change):
             raise unexpected(self._resumed_from, change)
 
-    async def _take_other(self, event: Event) -> None:  # noqa: C901 - one case for each kind of event
-        """Take what is not a change: ends of transactions, and messages."""
+    async def _take_commit(self, event: Committed) -> None:
+        transaction, end_lsn = event.transaction, event.end_lsn
+        if event.is_bare:
+            _warn_of_bare_commit(transaction)
+        self._ended(transaction, end_lsn)
+        if self._loader is not None:
+            self._loader.on_commit(transaction)
+        await self._outbox.commit(transaction, end_lsn)
+
+    async def _take_other(self, event: Event) -> None:
+        """Take what is neither a change nor a commit."""
         match event:
-            case Committed(transaction, end_lsn):
-                if event.is_bare:
-                    _warn_of_bare_commit(transaction)
-                self._ended(transaction, end_lsn)
-                if self._loader is not None:
-                    self._loader.on_commit(transaction)
-                await self._outbox.commit(transaction, end_lsn)
             case Held(transaction):
                 self._hold_back(transaction)
             case Emitted() if _is_ours(event):

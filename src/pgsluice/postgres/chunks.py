@@ -27,7 +27,7 @@ from pgsluice.postgres.failures import ServerError
 from pgsluice.postgres.options import ConnectionOptions
 from pgsluice.postgres.primary import Primary
 from pgsluice.postgres.wire import Wire, answered_within
-from pgsluice.relation import Column, Relation
+from pgsluice.relation import Column, PgType, Relation, TableId
 from pgsluice.snapshot import FLUSH_PREFIX, Chunk, Shape, Snapshot, Taken, reached_at
 from pgsluice.speedups import COMPILED
 
@@ -79,17 +79,12 @@ class ChunkReader:
         self._side: _Connection | None = None
         """For what is asked while the other one reads."""
 
-    async def shape(self, relation: Relation) -> Shape | None:
-        """Return what the table looks like now, None if it is gone; ``relation`` names its oid and its columns."""
+    async def shape(self, table: TableId) -> Shape | None:
+        """Return what the table looks like now; None if it is gone, or not published any more."""
         connection = await self._reading()
-        sql = queries.shape(
-            connection.version,
-            relation.oid,
-            _array([column.name for column in relation.columns]),
-            _array(self._publications),
-        )
-        rows = await connection.query(sql, relation)
-        return _shape(relation, str(rows[0][0])) if rows else None
+        sql = queries.shape(connection.version, table.oid, _array(self._publications))
+        rows = await connection.query(sql, table)
+        return _shape(table.oid, str(rows[0][0])) if rows else None
 
     async def writers(self, shape: Shape) -> Collection[str]:
         """Return the transactions that may have changed the table and have not ended; names of no meaning."""
@@ -236,11 +231,11 @@ class _Connection:
             raise failures.cannot_connect(error) from error
         return cls(connection)
 
-    async def query(self, sql: str, about: Relation | None = None) -> list[tuple[str | None, ...]]:
+    async def query(self, sql: str, about: TableId | None = None) -> list[tuple[str | None, ...]]:
         """Return the rows of ``sql``, as text; TableUnreadable for what the server refuses ``about`` a table."""
         return [tuple(map(_text, row)) for row in await self.fetch(sql, about)]
 
-    async def fetch(self, sql: str, about: Relation | None) -> list[list[bytes | None]]:
+    async def fetch(self, sql: str, about: TableId | None) -> list[list[bytes | None]]:
         """Return the rows of ``sql``; as :meth:`query`."""
         result = (await self._run(sql, about))[-1]
         return [[result.get_value(row, column) for column in range(result.nfields)] for row in range(result.ntuples)]
@@ -316,7 +311,7 @@ class _Connection:
             if result.status == pq.ExecStatus.FATAL_ERROR:
                 raise _refused(ServerError.of(result), about)
 
-    async def _run(self, sql: str, about: Relation | None) -> list[pq.abc.PGresult]:
+    async def _run(self, sql: str, about: TableId | None) -> list[pq.abc.PGresult]:
         try:
             return await self._wire.query(sql)
         except ServerError as error:
@@ -334,20 +329,19 @@ async def _taken(connection: _Connection) -> Taken:
     return Taken(Snapshot.parse(str(text)), end_lsn, int(str(timestamp)))
 
 
-def _refused(error: ServerError, about: Relation | None) -> TableUnreadable:
+def _refused(error: ServerError, about: TableId | None) -> TableUnreadable:
     what = "PostgreSQL's snapshots" if about is None else f"the rows of table {about}"
     return TableUnreadable(f"Reading {what}: {error}")
 
 
-def _shape(relation: Relation, text: str) -> Shape:
+def _shape(oid: int, text: str) -> Shape:
     found = json.loads(text)
     identity, names = found["identity"], found["identity_columns"] or []
-    known = {column.name: column for column in relation.columns}
     columns = tuple(
-        Column(name, known[name].type, typmod, is_key=identity == "f" or name in names)
-        for _, name, _, typmod, _ in found["columns"] or []
+        Column(name, PgType(type_oid, namespace, type_name), typmod, is_key=identity == "f" or name in names)
+        for _, name, type_oid, namespace, type_name, typmod, _ in found["columns"]
     )
-    described = Relation(relation.oid, found["schema"], found["table"], identity, columns)
+    described = Relation(oid, found["schema"], found["table"], identity, columns)
     digest = hashlib.sha256(text.encode()).hexdigest()[:_SHAPE_DIGITS]
     return Shape(
         described,

@@ -60,7 +60,7 @@ WITH RECURSIVE member AS (
       ON p.puballtables
       OR c.oid IN (SELECT prrelid FROM pg_publication_rel WHERE prpubid = p.oid)
       {schemas}
-    WHERE p.pubname = ANY (%s::text[]) AND c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= 16384
+    WHERE p.pubname = ANY (%s::text[]) AND c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= 16384 {only}
 ), carried AS (
     SELECT publication, via_root, generated, old_rows, oid, false AS is_partition FROM member
     UNION
@@ -69,6 +69,13 @@ WITH RECURSIVE member AS (
     JOIN pg_class c ON c.oid = carried.oid AND c.relkind = 'p'
     JOIN pg_inherits i ON i.inhparent = c.oid
 )"""
+
+# A publication carries a table because of the table itself or of one that it is a partition of.
+_ANCESTRY = """AND c.oid IN (
+        WITH RECURSIVE whole AS (
+            SELECT {oid}::oid AS oid UNION SELECT i.inhparent FROM whole JOIN pg_inherits i ON i.inhrelid = whole.oid
+        )
+        SELECT oid FROM whole)"""
 
 # The identity that counts is that of the table which holds the row: for a partition root, of each leaf.
 _PUBLISHED_TABLES = """
@@ -113,21 +120,28 @@ WHERE EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum >
 ORDER BY 2, 3"""
 
 # As Relation and Type messages say it: a domain has its own OID and the name of its base type.
-_PUBLISHED_COLUMNS = """
-SELECT DISTINCT c.oid, c.nspname::text, c.relname::text, c.relreplident::text,
-       c.attname::text, c.atttypid, base.namespace, base.name, c.atttypmod, c.attnum
-FROM sent c
-CROSS JOIN LATERAL (
-    WITH RECURSIVE made_of AS (
-        SELECT p.typbasetype, p.typnamespace, p.typname FROM pg_type p WHERE p.oid = c.atttypid
-        UNION ALL
-        SELECT p.typbasetype, p.typnamespace, p.typname FROM made_of JOIN pg_type p ON p.oid = made_of.typbasetype
-    )
-    SELECT s.nspname::text AS namespace, made_of.typname::text AS name
-    FROM made_of JOIN pg_namespace s ON s.oid = made_of.typnamespace
-    WHERE made_of.typbasetype = 0
-) AS base
-ORDER BY 2, 3, c.attnum"""
+_DESCRIBED = """, described AS (
+    SELECT DISTINCT c.oid, c.nspname::text AS namespace, c.relname::text AS name, c.relreplident::text AS identity,
+           c.attname::text AS "column", c.atttypid, base.namespace AS type_namespace, base.name AS type_name,
+           c.atttypmod, c.attnum
+    FROM sent c
+    CROSS JOIN LATERAL (
+        WITH RECURSIVE made_of AS (
+            SELECT p.typbasetype, p.typnamespace, p.typname FROM pg_type p WHERE p.oid = c.atttypid
+            UNION ALL
+            SELECT p.typbasetype, p.typnamespace, p.typname FROM made_of JOIN pg_type p ON p.oid = made_of.typbasetype
+        )
+        SELECT s.nspname::text AS namespace, made_of.typname::text AS name
+        FROM made_of JOIN pg_namespace s ON s.oid = made_of.typnamespace
+        WHERE made_of.typbasetype = 0
+    ) AS base
+)"""
+
+_PUBLISHED_COLUMNS = (
+    _DESCRIBED
+    + """
+SELECT * FROM described ORDER BY namespace, name, attnum"""
+)
 
 _DIFFERING_COLUMNS = """
 SELECT nspname::text, relname::text
@@ -255,9 +269,9 @@ def differing_columns(server_version: int) -> str:
     return _carried(server_version) + _sent(server_version) + _DIFFERING_COLUMNS
 
 
-def _carried(server_version: int) -> str:
+def _carried(server_version: int, only: str = "") -> str:
     of_schema = "OR c.relnamespace IN (SELECT pnnspid FROM pg_publication_namespace WHERE pnpubid = p.oid)"
-    return _CARRIED.format(schemas=of_schema if server_version >= ROW_FILTERS_SINCE else "")
+    return _CARRIED.format(schemas=of_schema if server_version >= ROW_FILTERS_SINCE else "", only=only)
 
 
 def _sent(server_version: int, only: str = "") -> str:
@@ -412,9 +426,10 @@ _SHAPE = """
 SELECT json_build_object(
     'kind', c.relkind, 'schema', n.nspname, 'table', c.relname, 'identity', c.relreplident,
     'columns', (
-        SELECT json_agg(json_build_array(a.attnum, a.attname, a.atttypid, a.atttypmod, a.xmin::text) ORDER BY a.attnum)
-        FROM pg_attribute a
-        WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attname = ANY ({columns}::text[])),
+        SELECT json_agg(json_build_array(
+            d.attnum, d."column", d.atttypid::int8, d.type_namespace, d.type_name, d.atttypmod, a.xmin::text
+        ) ORDER BY d.attnum)
+        FROM described d JOIN pg_attribute a ON a.attrelid = d.oid AND a.attnum = d.attnum),
     'identity_columns', (
         SELECT json_agg(a.attname ORDER BY a.attnum)
         FROM pg_index i
@@ -433,8 +448,9 @@ SELECT json_build_object(
         FROM pg_publication p
         WHERE p.pubname = ANY ({publications}::text[]))
 )::text
-FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE c.oid = {oid}"""
+FROM pg_class c
+JOIN pg_namespace n ON n.oid = c.relnamespace
+JOIN (SELECT oid, array_agg("column") AS columns FROM described GROUP BY oid) sent ON sent.oid = c.oid"""
 
 # Rows that pass the filter of one publication are sent; one without a filter lets all pass. The view looks at all
 # tables of a publication, and waits for the locks of each, so it is only asked about a table that has a filter.
@@ -448,13 +464,15 @@ _FILTER_SINCE_15 = """CASE WHEN EXISTS (
     END"""
 
 
-def shape(server_version: int, oid: int, columns: str, publications: str) -> str:
-    """Return the query for a table as its rows are read; ``columns`` and ``publications`` are literals of arrays."""
+def shape(server_version: int, oid: int, publications: str) -> str:
+    """Return the query for a published table as its rows are read; ``publications`` is a literal of an array."""
+    carried = _carried(server_version, _ANCESTRY.format(oid=oid)).replace("%s::text[]", publications)
+    described = _sent(server_version, f"AND c.oid = {oid}") + _DESCRIBED
     has_filters = server_version >= ROW_FILTERS_SINCE
     found = _FILTER_SINCE_15.format(publications=publications) if has_filters else "NULL::text"
-    key = _KEY.format(columns=columns)
+    key = _KEY.format(columns="sent.columns")
     trusted = _TRUSTED.format(publications=publications)
-    return _SHAPE.format(oid=oid, columns=columns, key=key, filter=found, trusted=trusted, publications=publications)
+    return carried + described + _SHAPE.format(key=key, filter=found, trusted=trusted, publications=publications)
 
 
 # Who may have changed a table, or one of its partitions, and has not ended: whoever changes rows holds the lock of such

@@ -20,7 +20,7 @@ from pgsluice.postgres.connection import ReplicationConnection
 from pgsluice.postgres.options import ConnectionOptions
 from pgsluice.postgres.primary import Primary
 from pgsluice.printable import quoted, sql_identifier
-from pgsluice.relation import Relation
+from pgsluice.relation import PublishedName
 from pgsluice.snapshot import TableSize
 from pgsluice.tables import TablePolicy
 
@@ -102,9 +102,9 @@ async def check_conditions(
             names = await catalog.published_names(publications)
             policies = {one.oid: policy_of(one.namespace, one.name) for one in names}
             wanted = {oid: policy for oid, policy in policies.items() if policy is not None and policy.where}
-            asked = [one for one in names if one.oid in wanted]
-            async for relation in catalog.published_relations(publications, asked):
-                refused += await _refused_condition(reader, relation, wanted[relation.oid])
+        for table in names:
+            if table.oid in wanted:
+                refused += await _refused_condition(reader, table, wanted[table.oid])
     finally:
         await reader.close()
     if not refused:
@@ -114,9 +114,9 @@ async def check_conditions(
     return [Finding("snapshot conditions", Verdict.WARN, f"some rows cannot be read: {refused[0]}{more}", remedy)]
 
 
-async def _refused_condition(reader: ChunkReader, relation: Relation, policy: TablePolicy) -> list[str]:
+async def _refused_condition(reader: ChunkReader, table: PublishedName, policy: TablePolicy) -> list[str]:
     """Return why PostgreSQL does not take the condition of a table that is read; empty if it does."""
-    shape = await reader.shape(relation)
+    shape = await reader.shape(table)
     if shape is not None and (shape.is_trusted or policy.named):
         try:
             await reader.check_readable(replace(shape, where=policy.where))
