@@ -6,7 +6,7 @@ is applied exactly once. What is wrong with a command, its answer says; nothing 
 
 import asyncio
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
@@ -18,7 +18,6 @@ from pgsluice.pipeline.encoders import Encoders
 from pgsluice.pipeline.ends import CommandReader, Reader, Source
 from pgsluice.pipeline.loader import Loader, check_trusted
 from pgsluice.pipeline.rounds import Seams
-from pgsluice.printable import quoted
 from pgsluice.relation import PublishedName, Relation, TableId
 from pgsluice.tables import TablePattern
 
@@ -94,12 +93,12 @@ class Commands:
         if command.expires_ms < time.time() * 1000:
             raise _Refusal("It came too late: it had expired.")
         patterns = _patterns(command)
-        found = await self._found(patterns) if command.verb == "start" else {}
-        await self._check_loadable(found, command.where)
+        names, left_out = await self._named(patterns) if command.verb == "start" else ((), ())
+        found = await self._loadable(names, command.where)
         async with self._pause():
             state = replace(self._requests.state, offset=offset + 1)
             if command.verb == "start":
-                return self._start(command, state, found)
+                return self._start(command, state, found, left_out)
             if command.verb == "cancel":
                 return self._cancel(command, state, patterns)
             answer = Answer(command.id, "done")
@@ -107,57 +106,74 @@ class Commands:
             self._loader.wake()
             return answer
 
-    async def _found(self, patterns: Sequence[TablePattern]) -> dict[tuple[str, str], Relation]:
-        """Return the published tables that match, each pattern one at least."""
+    async def _named(self, patterns: Sequence[TablePattern]) -> tuple[list[PublishedName], list[PublishedName]]:
+        """Return the published tables that match, each pattern one at least.
+
+        Those whose owners nobody has chosen to trust come apart: where a pattern matches others as well, a stranger
+        must not be able to keep these from being loaded.
+        """
         if self._loader.obstacle is not None:
             raise _Refusal(self._loader.obstacle)
         names = {(one.namespace, one.name): one for one in await self._source.published_names()}
         found: dict[tuple[str, str], PublishedName] = {}
+        left_out: dict[tuple[str, str], PublishedName] = {}
         for pattern in patterns:
             await asyncio.sleep(0)  # there may be thousands of tables
-            matching = [name for name in _matching(pattern, names) if self._is_published(names[name])]
+            matching = {name: names[name] for name in _matching(pattern, names) if self._is_published(names[name])}
             if not matching:
                 raise _Refusal(
                     f"No published table matches {pattern}. Add it to the publication, or correct its name: schema and "
                     "table, as in public.orders."
                 )
-            found |= {name: names[name] for name in matching}
-        for table in found.values():
-            self._check_trusted(table, is_trusted=table.is_trusted)
-        relations = self._source.published_relations(list(found.values()))
-        return {(one.namespace, one.name): one async for one in relations}
+            trusted = {name: one for name, one in matching.items() if self._is_trusted(one)}
+            if not trusted:
+                check_trusted(next(iter(matching.values())), is_trusted=False)
+            found |= trusted
+            left_out |= {name: one for name, one in matching.items() if name not in trusted}
+        return list(found.values()), list(left_out.values())
 
     def _is_published(self, table: PublishedName) -> bool:
         return self._encoders.policy(table) is not None
 
-    def _check_trusted(self, table: TableId, *, is_trusted: bool) -> None:
-        policy = self._encoders.policy(table)
-        check_trusted(table, is_trusted=is_trusted or (policy is not None and policy.named))
+    def _is_trusted(self, table: PublishedName) -> bool:
+        return table.is_trusted or self._is_named(table)
 
-    async def _check_loadable(self, found: Mapping[tuple[str, str], Relation], where: str) -> None:
-        """Raise what keeps one of the tables from being read with this condition."""
+    def _is_named(self, table: TableId) -> bool:
+        policy = self._encoders.policy(table)
+        return policy is not None and policy.named
+
+    async def _loadable(self, names: Sequence[PublishedName], where: str) -> list[Relation]:
+        """Return the tables as they are now; raise what keeps one from being read with this condition."""
         if len(where) > WHERE_MAX:
             raise _Refusal(f"The condition has more than {WHERE_MAX} characters.")
-        for relation in found.values():
-            shape = await self._reader.shape(relation)
+        found = []
+        for table in names:
+            shape = await self._reader.shape(table)
             if shape is None:
-                raise _Refusal(f"Table {relation} does not exist any more.")
-            self._check_trusted(relation, is_trusted=shape.is_trusted)
+                raise _Refusal(f"Table {table} does not exist any more.")
+            check_trusted(table, is_trusted=shape.is_trusted or self._is_named(table))
             if where:
                 await self._reader.check_readable(replace(shape, where=where))
+            found.append(shape.relation)
+        return found
 
-    def _start(self, command: Command, state: CommandState, found: Mapping[tuple[str, str], Relation]) -> Answer:
-        if busy := [str(one) for one in found.values() if self._loader.has_begun(one)]:
+    def _start(
+        self, command: Command, state: CommandState, found: Sequence[Relation], left_out: Sequence[PublishedName]
+    ) -> Answer:
+        if busy := [str(one) for one in found if self._loader.has_begun(one)]:
             raise _Refusal(f"{busy[0]} is being loaded already. Wait for its end, or cancel that first.")
-        requests = tuple(Request(command.id, *name, command.where) for name in found)
+        requests = tuple(Request(command.id, one.namespace, one.name, command.where) for one in found)
         try:
             state = state.requesting(requests)
         except ValueError as error:
             raise _Refusal(f"Nothing was begun: {error}.") from None
-        note = "Loads are paused." if state.is_paused else ""
-        answer = Answer(command.id, "accepted", note, tuple(quoted(*name) for name in found))
+        notes = ["Loads are paused."] if state.is_paused else []
+        if left_out:
+            more = f" and {len(left_out) - 1} more" if len(left_out) > 1 else ""
+            notes.append(f"Left out, because nobody has chosen to trust the owner: {left_out[0]}{more}.")
+        answer = Answer(command.id, "accepted", " ".join(notes), tuple(map(str, found)))
         self._requests.become(state, [answer])
-        self._loader.take_up(found.values())
+        self._loader.take_up(found)
         return answer
 
     def _cancel(self, command: Command, state: CommandState, patterns: Iterable[TablePattern]) -> Answer:

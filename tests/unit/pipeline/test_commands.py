@@ -115,6 +115,14 @@ async def test_a_table_is_loaded_although_nothing_is_by_itself() -> None:
     assert checkpoint.commands == CommandState("topic", 1)
 
 
+async def test_a_stranger_does_not_keep_other_tables_from_being_loaded() -> None:
+    world = world_of(command("start", "public.?t*", "public.numbers"))
+    async with running(world):
+        await until(lambda: "loaded" in outcomes(world))
+    left_out = "Left out, because nobody has chosen to trust the owner: public.strange."
+    assert answers(world)[0] == Answer("a", "accepted", left_out, ("public.others", "public.numbers"))
+
+
 async def test_what_a_command_asks_for_is_in_the_checkpoint_that_has_read_it() -> None:
     world = world_of(command("start", "public.numbers"))
     async with running(world, PAUSED):
