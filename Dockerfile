@@ -37,7 +37,7 @@ ENV PATH=/opt/pgsluice/bin:$PATH \
     PGSLUICE_HTTP__LISTEN=0.0.0.0:8080
 # The base image has the standard library as source code only, and nothing can be written at run time: without this, each
 # start would compile the modules that it imports.
-RUN python3 -c 'import pgsluice.cli, pgsluice.daemon'
+RUN python3 -c 'import pgsluice.app.cli, pgsluice.app.daemon'
 USER 65532:65532
 VOLUME /var/lib/pgsluice/spill
 EXPOSE 8080

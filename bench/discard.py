@@ -7,7 +7,7 @@ import asyncio
 import sys
 from collections.abc import Collection, Sequence
 
-from pgsluice import cli, daemon
+from pgsluice.app import cli, daemon
 from pgsluice.commands import CommandState
 from pgsluice.cut import Cut, Recorded, TopicUse
 from pgsluice.history import Checkpoint

@@ -2,6 +2,6 @@
 
 import sys
 
-from pgsluice.cli import main
+from pgsluice.app.cli import main
 
 sys.exit(main())

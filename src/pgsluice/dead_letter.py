@@ -15,7 +15,7 @@ from typing import Any, Final
 import fastavro
 
 from pgsluice.avro.binary import NULL, VALUE, encode_bytes, encode_long, encode_string
-from pgsluice.avro.reading import DAMAGED
+from pgsluice.avro.records import DAMAGED
 from pgsluice.avro.schema import key_columns, named_fields
 from pgsluice.avro.wire import unframe
 from pgsluice.errors import PoisonError

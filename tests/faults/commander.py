@@ -10,11 +10,11 @@ from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
+from pgsluice.app.snapshot_cli import new_command
 from pgsluice.commands import Verb
 from pgsluice.errors import PgsluiceError
 from pgsluice.kafka.commands import CommandClient, CommandTopics
 from pgsluice.librdkafka import ClientOptions
-from pgsluice.snapshot_cli import new_command
 from tests.faults.checker import Tally
 from tests.support.reader import CONSUMER
 

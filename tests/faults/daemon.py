@@ -22,7 +22,7 @@ from typing import Any
 
 from confluent_kafka import KafkaException
 
-from pgsluice import cli
+from pgsluice.app import cli
 from pgsluice.commands import Answer, CommandState
 from pgsluice.kafka.ledger import Ledger
 from pgsluice.kafka.producer import CutProducer, TransactionalProducer

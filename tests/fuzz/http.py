@@ -21,10 +21,10 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry
 
+from pgsluice.app.http import server as module
+from pgsluice.app.http.health import Health
+from pgsluice.app.http.server import HttpServer
 from pgsluice.avro.wire import Schema
-from pgsluice.http import server as module
-from pgsluice.http.health import Health
-from pgsluice.http.server import HttpServer
 from pgsluice.registry.store import SchemaStore
 from tests.fuzz.pgoutput import MUTATIONS, MUTATIONS_MAX, Broken
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pgsluice import cli
+from pgsluice.app import cli
 from sandbox.kafka import Kafka
 from sandbox.ports import ReservedPort
 from sandbox.postgres import Database

@@ -15,8 +15,8 @@ from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 from prometheus_client import CollectorRegistry
 
-from pgsluice.http.health import Health
-from pgsluice.http.server import HttpServer
+from pgsluice.app.http.health import Health
+from pgsluice.app.http.server import HttpServer
 from pgsluice.registry.store import SchemaStore
 from tests.contract.values import json_of, plain
 from tests.support.java_avro import Task, ask

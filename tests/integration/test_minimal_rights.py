@@ -15,7 +15,7 @@ import psycopg
 import pytest
 from confluent_kafka import Consumer, KafkaError, Message
 
-from pgsluice import cli
+from pgsluice.app import cli
 from sandbox.daemon import Daemon
 from sandbox.ports import ReservedPort
 from sandbox.postgres import Postgres

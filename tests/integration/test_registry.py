@@ -19,10 +19,10 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
+from pgsluice.app.http.health import Health
+from pgsluice.app.http.server import HttpServer
 from pgsluice.avro.wire import header, normalise, schema_id
 from pgsluice.errors import ConfigError, HistoryError, PermissionDenied, PoisonError, SinkUnavailable
-from pgsluice.http.health import Health
-from pgsluice.http.server import HttpServer
 from pgsluice.librdkafka import ClientOptions
 from pgsluice.registry import rate
 from pgsluice.registry import topic as topic_module

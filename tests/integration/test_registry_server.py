@@ -12,7 +12,7 @@ from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
-from pgsluice import cli
+from pgsluice.app import cli
 from pgsluice.errors import (
     ConfigError,
     HistoryError,

@@ -9,7 +9,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from pgsluice import cli
+from pgsluice.app import cli
 from pgsluice.finding import Finding, Verdict
 from pgsluice.postgres.catalog import Catalog
 from pgsluice.postgres.chunks import ChunkReader

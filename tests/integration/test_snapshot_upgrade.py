@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from pgsluice import cli
+from pgsluice.app import cli
 from sandbox.daemon import Daemon
 from sandbox.kafka import Kafka
 from sandbox.postgres import DEFAULT_VERSION, Database

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pgsluice import cli
+from pgsluice.app import cli
 from pgsluice.metrics import Metrics
 from sandbox.errors import ServerError
 from sandbox.kafka import Kafka

@@ -14,7 +14,7 @@ OWN_LAYERS_MAX = 80_000_000
 
 _NOT_COMPILED = """
 import os, sys
-import pgsluice.cli, pgsluice.daemon
+import pgsluice.app.cli, pgsluice.app.daemon
 
 found = [module.__spec__ for module in list(sys.modules.values()) if module.__spec__ and module.__spec__.has_location]
 print(*(one.name for one in found if one.origin.endswith(".py") and not os.path.exists(one.cached)))

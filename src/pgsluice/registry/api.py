@@ -1,6 +1,6 @@
 """The read side of Confluent's Schema Registry REST API, as a pure function over a :class:`SchemaStore`.
 
-Served by :mod:`pgsluice.http`. Enough for every deserializer that speaks this API, Kafka Connect's converters
+Served by :mod:`pgsluice.app.http`. Enough for every deserializer that speaks this API, Kafka Connect's converters
 and the usual user interfaces. Schemas get in by pgsluice's own work only: requests to write are refused, in
 the way that clients know from a registry in READONLY mode. What a client may leave out or add is accepted.
 

@@ -1,4 +1,4 @@
-"""Unit tests of pgsluice.avro.reading; fastavro writes what is read."""
+"""Unit tests of pgsluice.avro.records; fastavro writes what is read."""
 
 from io import BytesIO
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import fastavro
 import pytest
 
-from pgsluice.avro.reading import record_reader
+from pgsluice.avro.records import record_reader
 from pgsluice.avro.schema import cut_schema
 from pgsluice.avro.wire import header, normalise
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from pgsluice import snapshot_cli as module
+from pgsluice.app import snapshot_cli as module
+from pgsluice.app.snapshot_cli import follow, new_command, status
 from pgsluice.commands import Answer, Command, CommandState, Request
 from pgsluice.errors import CommandRefused, UnavailableError
 from pgsluice.history import Checkpoint
 from pgsluice.kafka.commands import CommandClient
 from pgsluice.loads import Load, Loaded
-from pgsluice.snapshot_cli import follow, new_command, status
 
 CHECKPOINT = Checkpoint("shop", "s", "7001", 1, 3, 4, 100)
 COMMAND = Command("7", "start", int((time.time() + 86_400) * 1000), ("public.*",))

@@ -13,11 +13,11 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from pgsluice.app.http import server as module
+from pgsluice.app.http.health import Health, Role
+from pgsluice.app.http.server import BODY_MAX_BYTES, HttpServer
 from pgsluice.avro.wire import Schema
 from pgsluice.errors import ConfigError
-from pgsluice.http import server as module
-from pgsluice.http.health import Health, Role
-from pgsluice.http.server import BODY_MAX_BYTES, HttpServer
 from pgsluice.registry.api import Answer
 from pgsluice.registry.store import SchemaStore
 

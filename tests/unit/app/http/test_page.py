@@ -1,7 +1,7 @@
 from collections.abc import Mapping
 
-from pgsluice.http.health import Health, Role
-from pgsluice.http.page import status_page
+from pgsluice.app.http.health import Health, Role
+from pgsluice.app.http.page import status_page
 
 
 def health(status: Mapping[str, object], dead: str | None = None, unready: Mapping[Role, str] | None = None) -> Health:

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import structlog
 
-from pgsluice import __version__, cli, log, speedups
+from pgsluice import __version__, speedups
+from pgsluice.app import cli, log
 from pgsluice.config import ListenAddress
 from pgsluice.errors import UnavailableError
 from pgsluice.finding import Finding, Verdict
@@ -78,7 +79,7 @@ def test_the_table_of_types(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_small_commands_load_nothing_heavy() -> None:
     code = (
-        "import sys; from pgsluice.cli import main; main(['version']);"
+        "import sys; from pgsluice.app.cli import main; main(['version']);"
         "sys.exit(sorted({'pydantic', 'psycopg', 'confluent_kafka', 'aiohttp', 'structlog'} & set(sys.modules)))"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -5,7 +5,7 @@ from html import escape
 from typing import Final
 
 from pgsluice import __version__
-from pgsluice.http.health import Health, Role
+from pgsluice.app.http.health import Health, Role
 from pgsluice.printable import printable
 
 REFRESH_S: Final = 5

@@ -10,9 +10,9 @@ from contextlib import ExitStack
 import pytest
 from prometheus_client import CollectorRegistry
 
-from pgsluice.http import connections as module
-from pgsluice.http.health import Health
-from pgsluice.http.server import HttpServer
+from pgsluice.app.http import connections as module
+from pgsluice.app.http.health import Health
+from pgsluice.app.http.server import HttpServer
 from pgsluice.registry.record import Registered
 from pgsluice.registry.store import SchemaStore
 

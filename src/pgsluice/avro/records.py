@@ -1,4 +1,4 @@
-"""Reads back records of our own service topics, which other programs may have written to as well.
+"""Writes records of our own service topics, and reads them back: other programs may have written there as well.
 
 Used by ``daemon`` for cut records. fastavro trusts schemas: one that contains itself can crash the process, and items
 that take no bytes can be counted in billions. So it gets no schema but one that is put together here.
@@ -13,11 +13,24 @@ from typing import Any, Final
 import fastavro
 from fastavro.read import SchemaResolutionError
 
-from pgsluice.avro.wire import read_json, unframe
+from pgsluice.avro.wire import header, read_json, unframe
 
 _PRIMITIVES: Final = ("boolean", "int", "long", "float", "double", "bytes", "string")
 DAMAGED: Final = (EOFError, IndexError, ValueError, OverflowError, SchemaResolutionError)
 """What fastavro raises for bytes that do not follow a schema."""
+
+
+def record_writer(schema_id: int, schema: dict[str, Any]) -> Callable[[dict[str, Any]], bytes]:
+    """Return what writes a record of ``schema`` in Confluent's wire format."""
+    parsed, head = fastavro.parse_schema(schema), header(schema_id)
+
+    def write(record: dict[str, Any]) -> bytes:
+        out = BytesIO(head)
+        out.seek(len(head))
+        fastavro.schemaless_writer(out, parsed, record)
+        return out.getvalue()
+
+    return write
 
 
 def record_reader(schema: dict[str, Any], find: Callable[[int], str | None]) -> Callable[[bytes], dict[str, Any]]:

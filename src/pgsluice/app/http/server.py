@@ -1,4 +1,4 @@
-"""The HTTP server: routes, limits, and what goes wrong in front of a handler. Made by :mod:`pgsluice.daemon`.
+"""The HTTP server: routes, limits, and what goes wrong in front of a handler. Made by :mod:`pgsluice.app.daemon`.
 
 https://docs.aiohttp.org/en/stable/web.html
 https://kubernetes.io/docs/concepts/configuration/liveness-readiness-startup-probes/
@@ -18,11 +18,11 @@ from aiohttp import HttpVersion11, web, web_response
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from pgsluice.app.http import page
+from pgsluice.app.http.connections import Connections
+from pgsluice.app.http.health import Health, Role
+from pgsluice.app.http.hosts import Hosts
 from pgsluice.errors import ConfigError
-from pgsluice.http import page
-from pgsluice.http.connections import Connections
-from pgsluice.http.health import Health, Role
-from pgsluice.http.hosts import Hosts
 from pgsluice.printable import printable
 from pgsluice.registry import api
 from pgsluice.registry.store import SchemaStore

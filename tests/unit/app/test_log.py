@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import structlog
 
-from pgsluice import log
+from pgsluice.app import log
 from pgsluice.finding import Verdict
 from tests.support.log import restored_logging  # noqa: F401 - a fixture
 

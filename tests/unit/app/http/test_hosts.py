@@ -1,6 +1,6 @@
 import pytest
 
-from pgsluice.http.hosts import Hosts
+from pgsluice.app.http.hosts import Hosts
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])

@@ -82,7 +82,7 @@ def _write_error(error: PgsluiceError) -> None:
 
 def _log_end(error: PgsluiceError) -> None:
     """Log why a service ends. At a terminal it is a sentence; a program that reads the log gets objects only."""
-    from pgsluice import log  # noqa: PLC0415 - only where something is logged
+    from pgsluice.app import log  # noqa: PLC0415 - only where something is logged
 
     logger = _logger()
     if not log.writes_json():
@@ -107,7 +107,7 @@ def _logger() -> "FilteringBoundLogger":
 
 
 def _configure_log(level: str, style: str) -> None:
-    from pgsluice import log  # noqa: PLC0415 - only where something is logged
+    from pgsluice.app import log  # noqa: PLC0415 - only where something is logged
 
     log.configure(level, style)
 
@@ -210,7 +210,7 @@ def _settings_options() -> _Parser:
 
 def _run(options: argparse.Namespace) -> int:
     settings = _settings_to_start_with(options)
-    from pgsluice import daemon  # noqa: PLC0415 - loads psycopg, confluent-kafka and aiohttp
+    from pgsluice.app import daemon  # noqa: PLC0415 - loads psycopg, confluent-kafka and aiohttp
 
     daemon.run(settings, adopt_slot=options.adopt_slot)
     return 0
@@ -224,13 +224,13 @@ def _registry(options: argparse.Namespace) -> int:
     if options.url:
         options.set.append(f"schema_registry.url={options.url}")
     settings = _settings_to_start_with(options, defaults)
-    from pgsluice import daemon  # noqa: PLC0415 - as in _run
+    from pgsluice.app import registry_commands  # noqa: PLC0415 - as in _run
 
     prefixes = options.prefix or [settings.kafka.topic_prefix]
     if options.action == "serve":
-        daemon.serve_registry(settings, prefixes)
+        registry_commands.serve_registry(settings, prefixes)
         return 0
-    done = daemon.export_registry(settings, prefixes)
+    done = registry_commands.export_registry(settings, prefixes)
     lines = [
         f"{subject}: {exported} schemas exported, {known} were there" for subject, (exported, known) in done.items()
     ]
@@ -239,17 +239,17 @@ def _registry(options: argparse.Namespace) -> int:
 
 def _slot(options: argparse.Namespace) -> int:
     settings = _settings(options)
-    from pgsluice import daemon  # noqa: PLC0415 - as in _run
+    from pgsluice.app import slots  # noqa: PLC0415 - as in _run
 
     name = settings.slot_name
     match options.action:
         case "create":
-            consistent_point = daemon.create_slot(settings)
+            consistent_point = slots.create_slot(settings)
             return _say(f"slot {name} created, its stream begins at {format_lsn(consistent_point)}")
         case "drop":
-            daemon.drop_slot(settings)
+            slots.drop_slot(settings)
             return _say(f"slot {name} dropped")
-    state = daemon.slot_status(settings)
+    state = slots.slot_status(settings)
     if state is None:
         raise UnavailableError(f"there is no slot {name}: `pgsluice slot create` makes it, or the first run")
     return _say(*_outline({key: _cell(key, value) for key, value in asdict(state).items()}))
@@ -261,9 +261,9 @@ def _cell(name: str, value: object) -> object:
 
 def _snapshot(options: argparse.Namespace) -> int:
     settings = _settings(options)
-    from pgsluice import daemon, snapshot_cli  # noqa: PLC0415 - as in _run
+    from pgsluice.app import snapshot_cli, wiring  # noqa: PLC0415 - as in _run
 
-    with daemon.command_client(settings) as client:
+    with wiring.command_client(settings) as client:
         if options.action == "status":
             return _say(*snapshot_cli.status(client))
         command = snapshot_cli.new_command(options.action, tuple(options.tables), options.where)
@@ -310,9 +310,9 @@ def _findings(options: argparse.Namespace) -> list[Finding]:
     found = [Finding("configuration", Verdict.OK, "can be used"), *_cautions(settings, sources)]
     if options.offline:
         return found
-    from pgsluice import daemon  # noqa: PLC0415 - as in _run
+    from pgsluice.app import checks  # noqa: PLC0415 - as in _run
 
-    return [*found, *daemon.check(settings)]
+    return [*found, *checks.check(settings)]
 
 
 def _table(findings: Sequence[Finding]) -> list[str]:

@@ -1,0 +1,144 @@
+"""``pgsluice check``: looks at PostgreSQL, Kafka and the registry as ``run`` would find them, and changes nothing."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+from pgsluice import spool
+from pgsluice.app.wiring import (
+    client_installed,
+    connection_options,
+    primary_options,
+    rest_options,
+    sink_options,
+    source_options,
+    tables_of,
+    type_options,
+)
+from pgsluice.avro.schema import cut_schema
+from pgsluice.config import Settings
+from pgsluice.disk import Disk
+from pgsluice.errors import PgsluiceError, TableRefused
+from pgsluice.finding import Finding, Verdict
+from pgsluice.kafka import checks as kafka_checks
+from pgsluice.kafka.sink import SinkOptions
+from pgsluice.kafka.topics import TopicSpec
+from pgsluice.librdkafka import ClientOptions
+from pgsluice.pipeline.encoders import refusals
+from pgsluice.postgres import checks as postgres_checks
+from pgsluice.postgres import snapshot_checks
+from pgsluice.postgres.catalog import Catalog
+from pgsluice.registry.subjects import subject_name
+from pgsluice.tables import TablePolicy, Tables
+
+REFUSED_SHOWN: Final = 20
+"""Tables that are named because they cannot be published."""
+
+
+def check(settings: Settings) -> list[Finding]:
+    """Look at PostgreSQL and Kafka as ``run`` would find them; changes nothing."""
+    return asyncio.run(_check(settings))
+
+
+async def _check(settings: Settings) -> list[Finding]:
+    source = source_options(settings)
+    client = ClientOptions(settings.kafka.librdkafka_properties(), f"pgsluice-{settings.name}-check")
+    postgres, kafka, registry = await asyncio.gather(
+        postgres_checks.check(
+            source.connection,
+            source.slot,
+            source.publications,
+            source.stream,
+            create_slot=settings.postgres.create_slot,
+        ),
+        asyncio.to_thread(kafka_checks.check, sink_options(settings, client)),
+        _check_registry(settings),
+    )
+    tables = await _check_tables(settings, sink_options(settings, client))
+    snapshots = await _check_snapshots(settings)
+    spill_dir = await spool.check(settings.buffer.spill_dir, Disk())
+    return [*postgres, *tables, *snapshots, *kafka, *registry, spill_dir]
+
+
+async def _check_tables(settings: Settings, sink: SinkOptions) -> list[Finding]:
+    """Look whether the published tables can be published as the settings are."""
+    tables = tables_of(settings)
+    try:
+        async with Catalog(connection_options(settings)) as catalog:
+            published = await catalog.published_names(settings.postgres.publications)
+            asking = partial(catalog.published_relations, settings.postgres.publications), catalog.describe_types
+            refused = await refusals(tables, type_options(settings), published, *asking)
+    except PgsluiceError:
+        return []  # what keeps us from looking is among the findings on PostgreSQL
+    names = [(table.namespace, table.name) for table in published]
+    specs = await asyncio.to_thread(_topic_specs, tables, names)
+    sentences = [*map(str, refused), *map(str, tables.collisions(names))]
+    sentences += await asyncio.to_thread(kafka_checks.refused_tables, sink, specs)
+    if not sentences:
+        return [Finding("tables", Verdict.OK, f"all {len(specs)} can be published as the settings are")]
+    return _refused_tables(sentences, stops=settings.tables.refused == "stop")
+
+
+async def _check_snapshots(settings: Settings) -> list[Finding]:
+    """Look whether the rows of the published tables can be read, if they are to be."""
+    if settings.snapshot.mode == "never":
+        return []
+    tables = tables_of(settings)
+
+    def policy_of(schema: str, table: str) -> TablePolicy | None:
+        with suppress(TableRefused):
+            return tables.policy(schema, table)
+        return None
+
+    stream, primary = connection_options(settings), primary_options(settings)
+    try:
+        if primary is not None and (found := await snapshot_checks.check_primary(stream, primary)):
+            return found
+        publications = settings.postgres.publications
+        async with Catalog(primary or stream) as catalog:
+            found = await snapshot_checks.check(
+                catalog,
+                publications,
+                policy_of,
+                without_key_max=settings.snapshot.without_key_max.bytes,
+                rows_per_s=settings.snapshot.max_rows_per_second,
+            )
+        return [*found, *await snapshot_checks.check_conditions(primary or stream, publications, policy_of)]
+    except PgsluiceError:
+        return []  # what keeps us from looking is among the findings on PostgreSQL
+
+
+def _topic_specs(tables: Tables, names: Sequence[tuple[str, str]]) -> list[TopicSpec]:
+    """Return the topics of the tables that have one. Which tables have keys shows only when a row comes."""
+    specs = []
+    for schema, table in names:
+        with suppress(TableRefused):
+            if (policy := tables.policy(schema, table)) is not None:
+                specs.append(TopicSpec(policy.topic, policy.partitions, compactable=not policy.truncate))
+    return specs
+
+
+def _refused_tables(sentences: Sequence[str], *, stops: bool) -> list[Finding]:
+    verdict = Verdict.FAIL if stops else Verdict.WARN
+    remedy = (
+        "pgsluice stops at its first change (tables.refused)."
+        if stops
+        else "It goes into quarantine: a dead letter stands for each of its changes (tables.refused)."
+    )
+    found = [Finding("tables", verdict, sentence, remedy) for sentence in sentences[:REFUSED_SHOWN]]
+    if more := len(sentences) - len(found):
+        found.append(Finding("tables", verdict, f"{more} more cannot be published as the settings are", remedy))
+    return found
+
+
+async def _check_registry(settings: Settings) -> list[Finding]:
+    if settings.schema_registry.type == "builtin":
+        return []  # it is a topic, and Kafka is looked at
+    with client_installed():
+        from pgsluice.registry import checks  # noqa: PLC0415 - as in schema_registry
+    chosen, prefix = settings.schema_registry, settings.kafka.topic_prefix
+    schema = cut_schema(prefix)
+    subject = subject_name(chosen.subject_name_strategy, f"{prefix}.transactions-value", schema)
+    return await checks.check(rest_options(settings), chosen.on_incompatible, subject, schema)

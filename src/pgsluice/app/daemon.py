@@ -1,0 +1,138 @@
+"""One pipeline as a process: its registry, its HTTP server, and what ends it."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from functools import partial
+
+import structlog
+
+from pgsluice import __version__, speedups
+from pgsluice.app.gauges import Gauges
+from pgsluice.app.http.health import Health
+from pgsluice.app.http.server import HttpServer
+from pgsluice.app.status import Status
+from pgsluice.app.tasks import first_of, stop_on_signals
+from pgsluice.app.wiring import (
+    connection_options,
+    pipeline_options,
+    registry_options,
+    schema_registry,
+    sink_options,
+    source_options,
+)
+from pgsluice.avro.binary import encode_string
+from pgsluice.avro.records import record_reader, record_writer
+from pgsluice.avro.schema import cut_schema
+from pgsluice.avro.wire import header
+from pgsluice.config import Settings
+from pgsluice.dead_letter import Origin, origin_of
+from pgsluice.disk import Disk
+from pgsluice.kafka.sink import CutFormat, KafkaSink
+from pgsluice.librdkafka import ClientOptions
+from pgsluice.metrics import Metrics, labelled
+from pgsluice.pipeline import Pipeline, State
+from pgsluice.postgres.slot_watch import SlotWatch
+from pgsluice.postgres.source import PostgresSource
+from pgsluice.registry.builtin import BuiltinRegistry
+from pgsluice.registry.follower import SCHEMAS
+from pgsluice.spool import SpillDirectory, Spool, SpoolOptions
+
+log = structlog.get_logger(__name__)
+
+
+def run(settings: Settings, *, adopt_slot: bool) -> None:
+    """Run the daemon until SIGTERM or SIGINT; a PgsluiceError says why it stopped by itself."""
+    speedups.check()
+    asyncio.run(Daemon(settings, adopt_slot=adopt_slot).run())
+
+
+class Daemon:
+    """One pipeline, its registry and its HTTP server."""
+
+    def __init__(self, settings: Settings, *, adopt_slot: bool) -> None:
+        self._settings = settings
+        self._metrics = Metrics()
+        self._metrics.info.labels(__version__, settings.name, speedups.NAME, settings.delivery.mode).set(1)
+        self._kafka = ClientOptions(settings.kafka.librdkafka_properties(), f"pgsluice-{settings.name}")
+        self._sink_options = sink_options(settings, self._kafka)
+        schemas = settings.kafka.topic_prefix + SCHEMAS
+        options = registry_options(settings, self._kafka.errors)
+        builtin = BuiltinRegistry(replace(options, count_version=self._metrics.schema_versions.inc), schemas)
+        self._registry = schema_registry(settings, builtin, self._metrics)
+        self._pipeline = Pipeline(
+            pipeline_options(settings, adopt_slot=adopt_slot),
+            self._open_source,
+            self._make_sink,
+            self._registry,
+            self._make_spool,
+            self._metrics,
+        )
+        self._slot = SlotWatch(settings.slot_name, lambda: connection_options(settings))
+        self._status = Status(settings, self._pipeline, self._slot)
+        self._gauges = Gauges(settings, self._metrics, self._status, self._kafka.errors)
+        self._disk = Disk()
+        self._spill = SpillDirectory(settings.buffer.spill_dir, self._disk)
+
+    async def run(self) -> None:
+        """Run until told to stop; a PgsluiceError says why it stopped by itself."""
+        health = Health(self._status.document, self._status.live, self._status.ready)
+        served = self._registry.store if self._settings.schema_registry.type == "builtin" else None
+        listening = self._settings.http
+        metrics = labelled(self._metrics.registry, pipeline=self._settings.name)
+        http = HttpServer(str(listening.listen), health, metrics, served, allowed_hosts=listening.allowed_hosts)
+        await http.start()
+        mode, encoder = self._settings.delivery.mode, speedups.describe()
+        log.info("listening", address=str(self._settings.http.listen), version=__version__, mode=mode, encoder=encoder)
+        try:
+            async with stop_on_signals(self._pipeline.stop):
+                await self._run_pipeline()
+        finally:
+            await self._registry.close()
+            await http.stop()
+
+    async def _run_pipeline(self) -> None:
+        """Run the pipeline with a directory for its files; a stop does not wait for a disk that hangs."""
+        async with AsyncExitStack() as stack:
+            await first_of(stack.enter_async_context(self._spill), self._pipeline.stopped())
+            pipeline = self._pipeline
+            looks = self._slot.run(
+                lambda: pipeline.state is not State.STANDBY, lambda: pipeline.state is State.STREAMING
+            )
+            await first_of(pipeline.run(), self._registry.follow(), self._gauges.keep(), looks)
+
+    async def _open_source(self) -> PostgresSource:
+        """Connect for one session; the slot is looked at on the same server from then on."""
+        options = source_options(self._settings)
+        stream = replace(options.stream, binary=self._pipeline.binary)
+        source = await PostgresSource.open(replace(options, stream=stream))
+        self._slot.follow(source.address)
+        return source
+
+    async def _make_sink(self) -> KafkaSink:
+        """Make the sink of one session, once the cut record's schemas have their ids."""
+        prefix = self._settings.kafka.topic_prefix
+        await self._registry.start()
+        schema = cut_schema(prefix)
+        value_id = await self._registry.register(f"{prefix}.transactions-value", schema)
+        key_id = await self._registry.register(f"{prefix}.transactions-key", "string")
+        key = header(key_id) + encode_string(self._settings.name)
+        decode = record_reader(schema, partial(self._schema_text, f"{prefix}.transactions-value"))
+        cut_format = CutFormat(key, record_writer(value_id, schema), decode, self._origin_of)
+        return KafkaSink(self._sink_options, cut_format)
+
+    def _schema_text(self, subject: str, identifier: int) -> str | None:
+        """Return the text of the schema that has this id in ``subject``."""
+        versions = self._registry.store.versions(subject)
+        return next((entry.schema for entry in versions if entry.id == identifier), None)
+
+    def _origin_of(self, key: bytes | None, value: bytes) -> Origin | None:
+        store = self._registry.store
+        return origin_of(value, store.schema_of(value), store.schema_of(key))
+
+    def _make_spool(self) -> Spool:
+        buffer = self._settings.buffer
+        options = SpoolOptions(
+            self._spill.path, buffer.memory_max.bytes, buffer.spill_max.bytes, self._spill.descriptor
+        )
+        return Spool(options, self._disk)

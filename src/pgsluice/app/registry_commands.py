@@ -1,0 +1,86 @@
+"""``pgsluice registry``: serves the schemas of prefixes without a pipeline, or gives them to a registry server."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import structlog
+
+from pgsluice import __version__
+from pgsluice.app.http.health import Health
+from pgsluice.app.http.server import HttpServer
+from pgsluice.app.tasks import first_of, stop_on_signals
+from pgsluice.app.wiring import client_installed, registry_options, rest_options
+from pgsluice.config import Settings
+from pgsluice.errors import ConfigError, SinkUnavailable
+from pgsluice.librdkafka import ClientErrors
+from pgsluice.metrics import registry_metrics
+from pgsluice.registry.follower import SCHEMAS, SchemaFollower
+from pgsluice.registry.store import SchemaStore
+
+if TYPE_CHECKING:
+    from pgsluice.registry.export import Exported
+
+log = structlog.get_logger(__name__)
+
+
+def serve_registry(settings: Settings, prefixes: Sequence[str]) -> None:
+    """Serve the schemas of one or more prefixes until SIGTERM or SIGINT; any number of these can run."""
+    asyncio.run(_serve_registry(settings, prefixes or [settings.kafka.topic_prefix]))
+
+
+def export_registry(settings: Settings, prefixes: Sequence[str]) -> "dict[str, Exported]":
+    """Give the schemas of one or more prefixes to a registry server, with their ids; what came of each subject."""
+    return asyncio.run(_export_registry(settings, prefixes))
+
+
+async def _serve_registry(settings: Settings, prefixes: Sequence[str]) -> None:
+    store, stop, caught_up = SchemaStore(), asyncio.Event(), asyncio.Event()
+    options = registry_options(settings, ClientErrors())
+    follower = SchemaFollower(options, [prefix + SCHEMAS for prefix in prefixes], store)
+    health = Health(
+        lambda: {"version": __version__, "prefixes": list(prefixes), "subjects": len(store.subjects())},
+        lambda: None,
+        lambda _role: None if caught_up.is_set() else "the schemas have not been read to their end yet",
+    )
+    listening = settings.http
+    metrics = registry_metrics(lambda: len(store.subjects()))
+    http = HttpServer(str(listening.listen), health, metrics, store, allowed_hosts=listening.allowed_hosts)
+    await http.start()
+    log.info("listening", address=str(settings.http.listen), version=__version__)
+    try:
+        async with stop_on_signals(stop.set):
+            await first_of(_follow(follower, caught_up), stop.wait())
+    finally:
+        await follower.close()
+        await http.stop()
+
+
+async def _export_registry(settings: Settings, prefixes: Sequence[str]) -> "dict[str, Exported]":
+    rest = rest_options(settings)
+    with client_installed():
+        from pgsluice.registry.export import export  # noqa: PLC0415 - as in schema_registry
+    follower = SchemaFollower(
+        registry_options(settings, ClientErrors()), [prefix + SCHEMAS for prefix in prefixes], SchemaStore()
+    )
+    try:
+        await follower.start()
+        if missing := await follower.missing():
+            raise ConfigError(f"{missing} Correct --prefix, or kafka.topic_prefix; nothing was exported.")
+    finally:
+        await follower.close()
+    return await export(follower.store, rest(), settings.schema_registry.subject_name_strategy)
+
+
+async def _follow(follower: SchemaFollower, caught_up: asyncio.Event) -> None:
+    while not caught_up.is_set():
+        try:
+            await follower.start()
+            caught_up.set()
+            if missing := await follower.missing():
+                log.warning("waiting for schemas", reason=missing)
+            if ambiguous := follower.store.ambiguous():
+                log.warning("prefixes share ids: clients that do not name the subject are refused", ids=ambiguous[:10])
+        except SinkUnavailable as error:
+            log.warning("waiting for Kafka", reason=str(error))
+    await follower.follow()

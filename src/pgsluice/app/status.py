@@ -1,0 +1,148 @@
+"""What the process shows of its pipeline: ``/status``, ``/livez`` and ``/readyz``."""
+
+import time
+from dataclasses import asdict
+from typing import Final
+
+from pgsluice import __version__, speedups
+from pgsluice.app.http.health import Role
+from pgsluice.config import Settings
+from pgsluice.lsn import format_lsn
+from pgsluice.pipeline import Pipeline, State
+from pgsluice.pipeline.lag import Lag
+from pgsluice.pipeline.load_report import LoadReport
+from pgsluice.pipeline.session import age_s
+from pgsluice.postgres.slot_watch import SlotSample, SlotWatch
+from pgsluice.transaction import Prepared
+
+SAMPLE_SHOWN_S: Final = 60.0
+"""How long it is shown what the slot was like: one look that fails must not reset the alerts that wait."""
+
+PREPARED_SHOWN: Final = 10
+"""Prepared transactions in the status: the oldest."""
+
+LIVE_S: Final = 120.0
+"""Longer than the work can be without a sign of life: PostgreSQL has time-outs of some ten seconds for connecting and
+for answering, and a disk that hangs ends the process after thirty."""
+
+
+class Status:
+    """The state of one pipeline, as others see it."""
+
+    def __init__(self, settings: Settings, pipeline: Pipeline, slot: SlotWatch) -> None:
+        self._settings = settings
+        self.pipeline = pipeline
+        self.slot = slot
+        self._lag = Lag(time.monotonic())
+        self._started = time.time()
+
+    def document(self) -> dict[str, object]:
+        """Return what ``/status`` says; LSNs in PostgreSQL's notation."""
+        pipeline, session = self.pipeline, self.pipeline.session
+        lag_seconds, lag_bytes = self.lag()
+        status: dict[str, object] = {
+            "version": __version__,
+            "pipeline": self._settings.name,
+            "slot": self._settings.slot_name,
+            "mode": self._settings.delivery.mode,
+            "encoder": speedups.NAME,
+            "format": "binary" if pipeline.binary else "text",
+            "state": pipeline.state.value,
+            "last_error": pipeline.last_error,
+            "uptime_s": round(time.time() - self._started),
+            "lag_seconds": None if lag_seconds is None else round(lag_seconds, 3),
+            "lag_bytes": lag_bytes,
+            "slot_status": self._slot_status(),
+            "quarantined": [] if pipeline.quarantine is None else pipeline.quarantine.tables,
+            "snapshot": self._snapshot_status(),
+        }
+        if session is not None:
+            progress, checkpoint = session.progress, session.checkpoint
+            status |= {
+                "epoch": checkpoint.epoch,
+                "cut": checkpoint.cut,
+                "server_lsn": format_lsn(session.server_lsn),
+                "received_lsn": format_lsn(progress.received),
+                "delivered_lsn": format_lsn(progress.delivered),
+                "confirmed_lsn": format_lsn(progress.confirmable),
+                "buffered_bytes": session.buffered_bytes,
+                "waiting_transactions": session.waiting_transactions,
+                "waiting_bytes": dict(zip(("memory", "disk"), session.waiting_bytes, strict=True)),
+                "prepared": [_prepared(one) for one in session.prepared[:PREPARED_SHOWN]],
+            }
+        return status
+
+    def live(self) -> str | None:
+        """Answering at all shows that the event loop runs, and signs of life show that the work goes on."""
+        silent_s = self.pipeline.vitals.silent_s
+        return f"nothing has moved for {silent_s:.0f} s" if silent_s > LIVE_S else None
+
+    def ready(self, role: Role) -> str | None:
+        """Return why the process does not do its part, or does not own the slot; None if it does."""
+        state, session = self.pipeline.state, self.pipeline.session
+        if session is not None and (stall := session.stall) is not None:
+            return stall
+        if state is State.STREAMING or (state is State.STANDBY and role is Role.ANY):
+            return None
+        return f"{state.value}: {self.pipeline.last_error or 'not streaming yet'}"
+
+    def lag(self) -> tuple[float | None, int | None]:
+        """Return the lag in seconds and in bytes, each as far as it is known; a standby's is that of the owner."""
+        now, lag, session, sample = time.monotonic(), self._lag, self.pipeline.session, self.slot.sample
+        if self.pipeline.state is State.STANDBY:
+            lag.leave(now)
+            return None, None
+        if session is not None and session.heard_at is not None:
+            lag.hear(session.heard_at, session.server_lsn)
+        elif sample is not None and sample.wal_end is not None:
+            lag.hear(sample.sampled_at, sample.wal_end)
+        if session is not None:
+            lag.reach(session.caught_up_lsn, session.confirmed_lsn)
+            if (age := session.oldest_commit_age_s()) > 0:
+                lag.owe(now - age)
+        elif sample is not None and sample.slot is not None:
+            lag.reach(sample.slot.confirmed_flush_lsn, sample.slot.confirmed_flush_lsn)
+        return lag.seconds(now), lag.bytes
+
+    def sample(self) -> SlotSample | None:
+        """Return what the slot was like a moment ago, None if that is not known."""
+        sample = self.slot.sample
+        return sample if sample is not None and time.monotonic() - sample.sampled_at < SAMPLE_SHOWN_S else None
+
+    def load_report(self) -> LoadReport | None:
+        """Return how far loads have come; None while that is not known, and where tables are not loaded."""
+        session = self.pipeline.session
+        return session.load_report if session is not None and self.pipeline.state is State.STREAMING else None
+
+    def _snapshot_status(self) -> dict[str, object] | None:
+        report = self.load_report()
+        if report is None:
+            return None
+        return {
+            "tables": dict(report.tables),
+            "rows": report.rows,
+            "estimated_rows": report.estimated_rows,
+            "rows_per_second": round(report.rows_per_s),
+            "seconds_left": report.seconds_left,
+            "not_loaded": [asdict(one) for one in report.named],
+        }
+
+    def _slot_status(self) -> dict[str, object] | None:
+        sample = self.sample()
+        if sample is None or sample.slot is None:
+            return None
+        return {
+            "active": sample.slot.active_pid is not None,
+            "wal_status": sample.slot.wal_status,
+            "retained_bytes": sample.retained_bytes,
+            "safe_bytes": sample.slot.safe_wal_size,
+        }
+
+
+def _prepared(transaction: Prepared) -> dict[str, object]:
+    return {
+        "gid": transaction.gid,
+        "xid": transaction.xid,
+        "prepare_lsn": format_lsn(transaction.prepare_lsn),
+        "seconds": round(age_s(transaction.prepare_ts)),
+    }

@@ -1,0 +1,278 @@
+"""Settings become the options of the packages that they configure, and nothing is connected yet."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from pgsluice.avro.types import TypeOptions
+from pgsluice.config import Settings
+from pgsluice.errors import ConfigError
+from pgsluice.kafka.commands import CommandClient, CommandTopics
+from pgsluice.kafka.producer import ProducerOptions
+from pgsluice.kafka.sink import SinkOptions
+from pgsluice.kafka.topics import TopicSpec
+from pgsluice.librdkafka import ClientErrors, ClientOptions
+from pgsluice.metrics import Metrics
+from pgsluice.pipeline import PipelineOptions
+from pgsluice.pipeline.loader import LoadOptions
+from pgsluice.pipeline.outbox import Limits
+from pgsluice.pipeline.session import SessionOptions
+from pgsluice.postgres.options import ConnectionOptions, StreamOptions
+from pgsluice.postgres.source import SourceOptions
+from pgsluice.registry.builtin import BuiltinRegistry
+from pgsluice.registry.client import RegistryOptions
+from pgsluice.tables import TableRule, Tables
+
+if TYPE_CHECKING:
+    from pgsluice.registry.confluent import ConfluentRegistry
+    from pgsluice.registry.rest import RestOptions
+
+log = structlog.get_logger(__name__)
+
+ASKED_DIGITS: Final = 16
+"""Of the digest of what is asked for: two configurations never have the same one by chance."""
+
+QUEUE_FACTOR: Final = 2
+"""What librdkafka may hold, in multiples of delivery.inflight_max: also the largest row that can be delivered."""
+
+
+def command_client(settings: Settings) -> CommandClient:
+    """Return what sends commands to the running pipeline, and reads its answers; nothing is asked of Kafka yet."""
+    prefix = settings.kafka.topic_prefix
+    topics = CommandTopics(
+        settings.name,
+        f"{prefix}.commands",
+        f"{prefix}.checkpoint",
+        f"{prefix}.snapshots",
+        is_atomic=settings.delivery.mode == "exactly_once",
+    )
+    client = ClientOptions(settings.kafka.librdkafka_properties(), f"pgsluice-{settings.name}-command")
+    return CommandClient(client, topics)
+
+
+def connection_options(settings: Settings) -> ConnectionOptions:
+    """Return how to reach the server that is streamed from."""
+    postgres = settings.postgres
+    return ConnectionOptions(
+        postgres.libpq_parameters(),
+        application_name=f"pgsluice-{settings.name}",
+        wal_sender_timeout_ms=postgres.wal_sender_timeout.milliseconds,
+        status_interval_s=postgres.status_interval.seconds,
+    )
+
+
+def primary_options(settings: Settings) -> ConnectionOptions | None:
+    """Return how to reach the server where rows are read; None: it is the one that is streamed from."""
+    parameters = settings.primary_parameters()
+    return None if parameters is None else replace(connection_options(settings), parameters=parameters)
+
+
+def type_options(settings: Settings) -> TypeOptions:
+    """Return which Avro types stand for PostgreSQL's where the settings have a choice."""
+    tables = settings.tables
+    return TypeOptions(tables.numeric.decimal or "string", tables.time_range, binary=settings.postgres.binary)
+
+
+def source_options(settings: Settings) -> SourceOptions:
+    """Return what is asked of the slot."""
+    postgres = settings.postgres
+    stream = StreamOptions(
+        streaming=postgres.streaming,
+        two_phase=postgres.two_phase,
+        binary=postgres.binary,
+        messages=postgres.messages,
+        origin=postgres.origin,
+    )
+    if postgres.messages and postgres.streaming != "off":
+        log.info("streaming is off, because messages are published: those of a rolled-back savepoint would be, too")
+    return SourceOptions(
+        connection_options(settings),
+        settings.slot_name,
+        postgres.publications,
+        stream,
+        postgres.failover,
+        primary_options(settings),
+    )
+
+
+def registry_options(settings: Settings, errors: ClientErrors) -> RegistryOptions:
+    """Return how the topic of schemas is reached, and what it is like if it has to be made."""
+    return RegistryOptions(
+        ClientOptions(settings.kafka.librdkafka_properties(), f"pgsluice-{settings.name}-schemas", errors),
+        replication_factor=settings.kafka.topics.replication_factor,
+        topic_config=_service_topic_config(settings),
+    )
+
+
+def schema_registry(
+    settings: Settings, builtin: BuiltinRegistry, metrics: Metrics
+) -> "BuiltinRegistry | ConfluentRegistry":
+    """Return what gives schemas their ids: the topic of schemas alone, or a server with the topic as its record."""
+    chosen = settings.schema_registry
+    if chosen.type == "builtin":
+        return builtin
+    with client_installed():
+        from pgsluice.registry.confluent import ConfluentOptions, ConfluentRegistry  # noqa: PLC0415 - 0.6 s, 15 MB
+    seconds = metrics.registry_seconds
+    rest = rest_options(settings, lambda result, took: seconds.labels(result).observe(took))
+    options = ConfluentOptions(rest, chosen.subject_name_strategy, chosen.on_incompatible)
+    return ConfluentRegistry(options, builtin)
+
+
+def rest_options(
+    settings: Settings, answered: Callable[[str, float], None] = lambda _result, _seconds: None
+) -> "Callable[[], RestOptions]":
+    """Return what tells how to connect to the registry's server now."""
+    with client_installed():
+        from pgsluice.registry.rest import RestOptions  # noqa: PLC0415 - as in schema_registry
+    chosen = settings.schema_registry
+    if chosen.url is None:
+        raise ConfigError("schema_registry.url is not set: name the addresses of the schema registry.")
+    constant = RestOptions(
+        chosen.url,
+        username=chosen.username,
+        ca_file=chosen.ca_file,
+        cert_file=chosen.cert_file,
+        key_file=chosen.key_file,
+        timeout_s=chosen.timeout.seconds,
+        answered=answered,
+    )
+    return lambda: replace(constant, password=chosen.secret("password"), token=chosen.secret("token"))
+
+
+@contextmanager
+def client_installed() -> Iterator[None]:
+    """ConfigError where what the block imports needs a package that is not there."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"A schema registry server needs Python's module {error.name}: pip install 'pgsluice[confluent]'."
+        ) from None
+
+
+def _service_topic_config(settings: Settings) -> dict[str, str]:
+    """Return what service topics take over from the user's topics: what concerns durability."""
+    name = "min.insync.replicas"
+    config = settings.kafka.topics.config
+    return {name: config[name]} if name in config else {}
+
+
+def sink_options(settings: Settings, client: ClientOptions) -> SinkOptions:
+    """Return how records are produced, and the service topics."""
+    prefix, factor = settings.kafka.topic_prefix, settings.kafka.topics.replication_factor
+    common = _service_topic_config(settings)
+    return SinkOptions(
+        ProducerOptions(
+            client,
+            f"pgsluice-{prefix}-{settings.name}",
+            QUEUE_FACTOR * settings.delivery.inflight_max.bytes,
+            settings.delivery.transaction_timeout.seconds,
+        ),
+        transactions_topic=TopicSpec(f"{prefix}.transactions", 1, factor, {**common, "cleanup.policy": "delete"}),
+        checkpoint_topic=TopicSpec(f"{prefix}.checkpoint", 1, factor, {**common, "cleanup.policy": "compact"}),
+        pipeline=settings.name,
+        mode=settings.delivery.mode,
+        dead_letters_topic=(
+            TopicSpec(f"{prefix}.dead_letters", 1, factor, common)
+            if settings.delivery.poison == "dead_letter"
+            else None
+        ),
+        snapshots_topic=TopicSpec(f"{prefix}.snapshots", 1, factor, {**common, "cleanup.policy": "compact"}),
+        commands_topic=TopicSpec(f"{prefix}.commands", 1, factor, {**common, "cleanup.policy": "delete"}),
+        accept_changed_topics=settings.kafka.topics.changed == "accept",
+        topics_max=settings.kafka.topics.max,
+        reserved_topics=frozenset(tables_of(settings).reserved_topics),
+    )
+
+
+def pipeline_options(settings: Settings, *, adopt_slot: bool) -> PipelineOptions:
+    """Return what a pipeline does, whatever its ends are."""
+    delivery = settings.delivery
+    limits = Limits(
+        delivery.cut_interval.seconds,
+        delivery.cut_bytes.bytes,
+        delivery.inflight_max.bytes,
+        delivery.heartbeat.seconds,
+    )
+    return PipelineOptions(
+        name=settings.name,
+        slot=settings.slot_name,
+        tables=tables_of(settings),
+        types=type_options(settings),
+        session=SessionOptions(limits, settings.kafka.timestamp == "commit", _load_options(settings)),
+        create_slot=settings.postgres.create_slot,
+        adopt_slot=adopt_slot,
+        drain_timeout_s=settings.shutdown.drain_timeout.seconds,
+        asked=_asked(settings),
+        dead_letters=delivery.poison == "dead_letter",
+        quarantine=settings.tables.refused == "quarantine",
+    )
+
+
+def _load_options(settings: Settings) -> LoadOptions:
+    """Return how tables are loaded."""
+    snapshot = settings.snapshot
+    return LoadOptions(
+        snapshot.chunk_rows,
+        snapshot.chunk_bytes.bytes,
+        snapshot.without_key_max.bytes,
+        max_rows_per_s=snapshot.max_rows_per_second,
+        replaces=settings.postgres.origin == "any",
+        in_each_epoch=snapshot.mode == "when_needed",
+        is_initial=snapshot.mode != "never",
+        assumes="mode" not in snapshot.model_fields_set,
+        is_altered=snapshot.on_alter == "load",
+    )
+
+
+def _asked(settings: Settings) -> str:
+    """Return what decides which changes are delivered, as a text that is short because every checkpoint has it."""
+    postgres, tables = settings.postgres, settings.tables
+    asked = [
+        sorted(postgres.publications),
+        postgres.messages,
+        postgres.origin,
+        list(tables.include),
+        list(tables.exclude),
+        tables.truncate,
+        [(rule.match, rule.truncate) for rule in tables.rules],
+    ]
+    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:ASKED_DIGITS]
+
+
+def tables_of(settings: Settings) -> Tables:
+    """Return which tables are published, and how."""
+    topics, tables = settings.kafka.topics, settings.tables
+    return Tables(
+        prefix=settings.kafka.topic_prefix,
+        topic=topics.name,
+        partitions=topics.partitions,
+        replication_factor=topics.replication_factor,
+        config=topics.config,
+        include=tables.include,
+        exclude=tables.exclude,
+        tombstones=tables.tombstones,
+        truncate=tables.truncate == "emit",
+        rules=[
+            TableRule(
+                match=rule.match,
+                keys=None if rule.keys is None else tuple(rule.keys),
+                topic=rule.topic,
+                partitions=rule.partitions,
+                replication_factor=rule.replication_factor,
+                config=rule.config,
+                tombstones=rule.tombstones,
+                truncate=None if rule.truncate is None else rule.truncate == "emit",
+                is_loaded=rule.snapshot is None,
+                where=rule.where or "",
+                types=rule.types,
+            )
+            for rule in tables.rules
+        ],
+    )

@@ -1,0 +1,61 @@
+"""The daemon as far as it goes without servers: what shows, and what ends it, before anything else works."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from pgsluice import disk as disks
+from pgsluice.app import status as module
+from pgsluice.app.daemon import Daemon
+from pgsluice.app.http.health import Role
+from pgsluice.config import Settings
+from pgsluice.errors import UnavailableError
+
+
+@asynccontextmanager
+async def running(found: Daemon) -> AsyncIterator[asyncio.Task[None]]:
+    """Run it on a disk that hangs for the length of the block."""
+    thaw = threading.Event()
+    found._disk.later(thaw.wait)
+    task = asyncio.create_task(found.run())
+    try:
+        yield task
+    finally:
+        thaw.set()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def until_it_waits(found: Daemon) -> None:
+    async with asyncio.timeout(5):
+        while found._disk._jobs.qsize() == 0:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.005)
+
+
+async def test_a_disk_that_hangs_at_the_start_shows_and_ends_it(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LIVE_S", 0.02)
+    monkeypatch.setattr(disks, "DISK_LIMIT_S", 0.1)
+    monkeypatch.setattr(disks, "LAST_LOOK_S", 0.1)
+    found = Daemon(settings, adopt_slot=False)
+    async with running(found) as task:
+        await until_it_waits(found)
+        await asyncio.sleep(0.03)
+        assert "nothing has moved" in (found._status.live() or "")
+        assert found._status.ready(Role.ANY) == "starting: not streaming yet"
+        with pytest.raises(UnavailableError, match="has not finished a piece of work"):
+            await task
+
+
+async def test_a_stop_does_not_wait_for_it(settings: Settings) -> None:
+    found = Daemon(settings, adopt_slot=False)
+    async with running(found) as task:
+        await until_it_waits(found)
+        assert found._status.live() is None
+        found._pipeline.stop()
+        async with asyncio.timeout(5):
+            await task
