@@ -13,8 +13,8 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartiti
 from pgsluice.app.snapshot_cli import new_command
 from pgsluice.commands import Verb
 from pgsluice.errors import PgsluiceError
+from pgsluice.kafka.client import ClientOptions
 from pgsluice.kafka.commands import CommandClient, CommandTopics
-from pgsluice.librdkafka import ClientOptions
 from tests.faults.checker import Tally
 from tests.support.reader import CONSUMER
 

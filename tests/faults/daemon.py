@@ -40,7 +40,7 @@ from pgsluice.postgres.source import PostgresSource
 from pgsluice.postgres.stream import ReplicationStream
 from pgsluice.progress import Progress
 from pgsluice.round import Round
-from pgsluice.spool import SpooledRows
+from pgsluice.spool.rows import SpooledRows
 from pgsluice.transaction import Delivered, Transaction, Transactions
 
 FLUSH_S = 10.0

@@ -17,10 +17,10 @@ from pgsluice.history import Checkpoint, last_checkpoint
 from pgsluice.kafka import mark as marks
 from pgsluice.kafka import tail as tails
 from pgsluice.kafka.checkpoint import read_checkpoints
+from pgsluice.kafka.client import ClientOptions
 from pgsluice.kafka.mark import Mark
 from pgsluice.kafka.tail import FIRST_WINDOW, WINDOW_FACTOR, Tail
 from pgsluice.kafka.topics import Topics
-from pgsluice.librdkafka import ClientOptions
 from sandbox.kafka import Kafka
 from tests.support.kafka import (
     SecuredKafka,

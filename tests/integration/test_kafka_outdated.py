@@ -20,11 +20,11 @@ from pgsluice.history import Checkpoint, last_checkpoint
 from pgsluice.kafka import mark as marks
 from pgsluice.kafka.account import Account, TopicState
 from pgsluice.kafka.checkpoint import read_checkpoints
+from pgsluice.kafka.client import ClientOptions
 from pgsluice.kafka.ledger import Ledger
 from pgsluice.kafka.mark import Mark
 from pgsluice.kafka.tail import Tail
 from pgsluice.kafka.topics import Topics
-from pgsluice.librdkafka import ClientOptions
 from sandbox.broker import Listener
 from sandbox.kafka import Kafka
 from tests.support.kafka import TIMEOUT_S

@@ -8,7 +8,7 @@ from confluent_kafka.admin import AclOperation, ResourcePatternType, ResourceTyp
 
 from pgsluice.errors import PermissionDenied
 from pgsluice.kafka.checkpoint import checkpoint_key
-from pgsluice.librdkafka import ClientOptions
+from pgsluice.kafka.client import ClientOptions
 from tests.support.kafka import TIMEOUT_S, SecuredKafka, allow, create_topic, end_of, grant
 from tests.support.sink import Session
 

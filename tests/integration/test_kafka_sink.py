@@ -15,10 +15,10 @@ from confluent_kafka.admin import ConfigResource
 from pgsluice.errors import ConfigError, DeadlineMissed, Fenced, PoisonError, SinkUnavailable, TableRefused
 from pgsluice.history import last_checkpoint
 from pgsluice.kafka import producer
+from pgsluice.kafka.client import ClientOptions
 from pgsluice.kafka.ledger import Ledger
 from pgsluice.kafka.partitioner import partition_for
 from pgsluice.kafka.topics import Topics
-from pgsluice.librdkafka import ClientOptions
 from pgsluice.record import Record, Target
 from pgsluice.registry.builtin import BuiltinRegistry
 from pgsluice.registry.client import RegistryOptions

@@ -17,10 +17,10 @@ from pgsluice.errors import ConfigError, PermissionDenied, SinkUnavailable, Tabl
 from pgsluice.finding import Finding, Verdict
 from pgsluice.kafka import topics as module
 from pgsluice.kafka.checks import check
+from pgsluice.kafka.client import ClientOptions
 from pgsluice.kafka.producer import ProducerOptions
 from pgsluice.kafka.sink import SinkOptions
 from pgsluice.kafka.topics import Topics, TopicSettings, TopicSpec, check_compacted
-from pgsluice.librdkafka import ClientOptions
 from sandbox.kafka import Kafka
 from tests.support.kafka import (
     SecuredKafka,

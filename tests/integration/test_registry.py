@@ -23,7 +23,7 @@ from pgsluice.app.http.health import Health
 from pgsluice.app.http.server import HttpServer
 from pgsluice.avro.wire import header, normalise, schema_id
 from pgsluice.errors import ConfigError, HistoryError, PermissionDenied, PoisonError, SinkUnavailable
-from pgsluice.librdkafka import ClientOptions
+from pgsluice.kafka.client import ClientOptions
 from pgsluice.registry import rate
 from pgsluice.registry import topic as topic_module
 from pgsluice.registry.builtin import BuiltinRegistry

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
 
-from pgsluice.librdkafka import ClientErrors, ClientOptions
+from pgsluice.kafka.client import ClientErrors, ClientOptions
 from tests.simulation import virtual
 from tests.simulation.virtual import Process
 

@@ -3,7 +3,7 @@
 from collections import deque
 from random import Random
 
-from pgsluice.disk import Disk, _Job
+from pgsluice.spool.disk import Disk, _Job
 from tests.simulation.virtual import Loop, Process
 
 

@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka.admin import OffsetSpec
 
-from pgsluice import disk, history
+from pgsluice import history
 from pgsluice import pipeline as pipelines
 from pgsluice import transaction as transactions
 from pgsluice.commands import Answer, CommandState
@@ -41,6 +41,7 @@ from pgsluice.pipeline.session import Session
 from pgsluice.progress import Owed, Progress
 from pgsluice.round import Round
 from pgsluice.snapshot import Shape, Snapshot, Taken
+from pgsluice.spool import disk
 from pgsluice.transaction import Delivered, Transactions
 from tests.simulation import reader as readers
 from tests.simulation.reader import Reader

@@ -19,17 +19,17 @@ from pgsluice.avro.wire import Schema
 from pgsluice.errors import Diverged, DrainTimeout, HistoryError, UnavailableError
 from pgsluice.history import Checkpoint
 from pgsluice.kafka.checkpoint import checkpoint_key
+from pgsluice.kafka.client import ClientErrors
 from pgsluice.kafka.mark import is_mark
 from pgsluice.kafka.producer import ProducerOptions
 from pgsluice.kafka.sink import CutFormat, KafkaSink, Mode, SinkOptions
 from pgsluice.kafka.topics import TopicSpec
-from pgsluice.librdkafka import ClientErrors
 from pgsluice.metrics import Metrics
 from pgsluice.pipeline import Pipeline, PipelineOptions, ends
 from pgsluice.pipeline.loader import LoadOptions
 from pgsluice.pipeline.outbox import Limits
 from pgsluice.pipeline.session import SessionOptions
-from pgsluice.spool import Spool, SpoolOptions
+from pgsluice.spool.rows import Spool, SpoolOptions
 from pgsluice.tables import Tables
 from tests.simulation.broker import Broker, Client, Entry, Partition, Transaction, Weather, client_options
 from tests.simulation.disk import ScriptedDisk

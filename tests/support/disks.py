@@ -4,7 +4,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pgsluice.disk import Disk
+from pgsluice.spool.disk import Disk
 
 
 @contextmanager

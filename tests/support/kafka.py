@@ -31,7 +31,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from pgsluice.librdkafka import ClientOptions
+from pgsluice.kafka.client import ClientOptions
 from sandbox.kafka import Kafka
 
 TIMEOUT_S = 180

@@ -6,11 +6,11 @@ from typing import Any, Self
 
 from pgsluice.cut import Cut, Recorded
 from pgsluice.history import Checkpoint, last_checkpoint
+from pgsluice.kafka.client import ClientOptions
 from pgsluice.kafka.ledger import Foresight
 from pgsluice.kafka.producer import ProducerOptions
 from pgsluice.kafka.sink import CutFormat, KafkaSink, SinkOptions
 from pgsluice.kafka.topics import TopicSpec
-from pgsluice.librdkafka import ClientOptions
 from pgsluice.record import Record, Target
 from pgsluice.tables import TablePolicy
 from pgsluice.transaction import Transaction

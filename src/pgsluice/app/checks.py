@@ -6,7 +6,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from pgsluice import spool
 from pgsluice.app.wiring import (
     client_installed,
     connection_options,
@@ -19,18 +18,19 @@ from pgsluice.app.wiring import (
 )
 from pgsluice.avro.schema import cut_schema
 from pgsluice.config import Settings
-from pgsluice.disk import Disk
 from pgsluice.errors import PgsluiceError, TableRefused
 from pgsluice.finding import Finding, Verdict
 from pgsluice.kafka import checks as kafka_checks
+from pgsluice.kafka.client import ClientOptions
 from pgsluice.kafka.sink import SinkOptions
 from pgsluice.kafka.topics import TopicSpec
-from pgsluice.librdkafka import ClientOptions
 from pgsluice.pipeline.encoders import refusals
 from pgsluice.postgres import checks as postgres_checks
 from pgsluice.postgres import snapshot_checks
 from pgsluice.postgres.catalog import Catalog
 from pgsluice.registry.subjects import subject_name
+from pgsluice.spool import directory
+from pgsluice.spool.disk import Disk
 from pgsluice.tables import TablePolicy, Tables
 
 REFUSED_SHOWN: Final = 20
@@ -58,7 +58,7 @@ async def _check(settings: Settings) -> list[Finding]:
     )
     tables = await _check_tables(settings, sink_options(settings, client))
     snapshots = await _check_snapshots(settings)
-    spill_dir = await spool.check(settings.buffer.spill_dir, Disk())
+    spill_dir = await directory.check(settings.buffer.spill_dir, Disk())
     return [*postgres, *tables, *snapshots, *kafka, *registry, spill_dir]
 
 

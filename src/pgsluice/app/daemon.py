@@ -27,16 +27,17 @@ from pgsluice.avro.schema import cut_schema
 from pgsluice.avro.wire import header
 from pgsluice.config import Settings
 from pgsluice.dead_letter import Origin, origin_of
-from pgsluice.disk import Disk
+from pgsluice.kafka.client import ClientOptions
 from pgsluice.kafka.sink import CutFormat, KafkaSink
-from pgsluice.librdkafka import ClientOptions
 from pgsluice.metrics import Metrics, labelled
 from pgsluice.pipeline import Pipeline, State
 from pgsluice.postgres.slot_watch import SlotWatch
 from pgsluice.postgres.source import PostgresSource
 from pgsluice.registry.builtin import BuiltinRegistry
 from pgsluice.registry.follower import SCHEMAS
-from pgsluice.spool import SpillDirectory, Spool, SpoolOptions
+from pgsluice.spool.directory import SpillDirectory
+from pgsluice.spool.disk import Disk
+from pgsluice.spool.rows import Spool, SpoolOptions
 
 log = structlog.get_logger(__name__)
 

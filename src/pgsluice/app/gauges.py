@@ -5,7 +5,7 @@ from typing import Final, NoReturn
 
 from pgsluice.app.status import Status
 from pgsluice.config import Settings
-from pgsluice.librdkafka import ClientErrors
+from pgsluice.kafka.client import ClientErrors
 from pgsluice.metrics import WAL_STATUS, Metrics
 from pgsluice.pipeline import State
 from pgsluice.pipeline.session import age_s

@@ -13,7 +13,7 @@ from pgsluice.app.tasks import first_of, stop_on_signals
 from pgsluice.app.wiring import client_installed, registry_options, rest_options
 from pgsluice.config import Settings
 from pgsluice.errors import ConfigError, SinkUnavailable
-from pgsluice.librdkafka import ClientErrors
+from pgsluice.kafka.client import ClientErrors
 from pgsluice.metrics import registry_metrics
 from pgsluice.registry.follower import SCHEMAS, SchemaFollower
 from pgsluice.registry.store import SchemaStore

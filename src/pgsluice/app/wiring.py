@@ -12,11 +12,11 @@ import structlog
 from pgsluice.avro.types import TypeOptions
 from pgsluice.config import Settings
 from pgsluice.errors import ConfigError
+from pgsluice.kafka.client import ClientErrors, ClientOptions
 from pgsluice.kafka.commands import CommandClient, CommandTopics
 from pgsluice.kafka.producer import ProducerOptions
 from pgsluice.kafka.sink import SinkOptions
 from pgsluice.kafka.topics import TopicSpec
-from pgsluice.librdkafka import ClientErrors, ClientOptions
 from pgsluice.metrics import Metrics
 from pgsluice.pipeline import PipelineOptions
 from pgsluice.pipeline.loader import LoadOptions

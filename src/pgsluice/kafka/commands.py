@@ -21,9 +21,9 @@ from pgsluice.errors import SinkUnavailable, UnavailableError
 from pgsluice.history import Checkpoint, last_checkpoint
 from pgsluice.kafka.account import TopicState
 from pgsluice.kafka.checkpoint import read_checkpoints, read_loaded
+from pgsluice.kafka.client import ClientOptions, failure
 from pgsluice.kafka.tail import Tail
 from pgsluice.kafka.topics import Topics
-from pgsluice.librdkafka import ClientOptions, failure
 from pgsluice.loads import Loaded
 
 log = structlog.get_logger(__name__)

@@ -13,8 +13,8 @@ from contextlib import closing, contextmanager
 import structlog
 
 from pgsluice.errors import ConfigError, PermissionDenied, SinkUnavailable
+from pgsluice.kafka.client import connect
 from pgsluice.kafka.producer import SLICE_S, CutProducer, TransactionalProducer
-from pgsluice.librdkafka import connect
 
 log = structlog.get_logger(__name__)
 

@@ -17,8 +17,8 @@ import structlog
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from pgsluice.errors import SinkUnavailable
+from pgsluice.kafka.client import ClientOptions, failure
 from pgsluice.kafka.topics import Topics
-from pgsluice.librdkafka import ClientOptions, failure
 
 log = structlog.get_logger(__name__)
 

@@ -19,9 +19,9 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from pgsluice.cut import Cut
 from pgsluice.errors import DeadlineMissed, Fenced, PermissionDenied, PgsluiceError, SinkUnavailable
+from pgsluice.kafka.client import FATAL, MAX_RECORD_BYTES, PURGED, UNKNOWN_TOPIC, ClientOptions, connect, failure
 from pgsluice.kafka.mark import new_mark
 from pgsluice.kafka.refusals import FOR_CONTENT, Refusals
-from pgsluice.librdkafka import FATAL, MAX_RECORD_BYTES, PURGED, UNKNOWN_TOPIC, ClientOptions, connect, failure
 from pgsluice.record import Record
 from pgsluice.speedups import COMPILED
 

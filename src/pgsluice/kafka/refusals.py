@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError, Message
 from pgsluice.avro.binary import encode_long
 from pgsluice.dead_letter import MAX_KEY_BYTES, DeadLetter, Origin, Reason, Refused
 from pgsluice.errors import ConfigError, PgsluiceError, PoisonError
-from pgsluice.librdkafka import failure
+from pgsluice.kafka.client import failure
 
 _TOO_LARGE: Final = frozenset((KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE))
 

@@ -14,9 +14,9 @@ import structlog
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from pgsluice.errors import PgsluiceError, SinkUnavailable, UnavailableError
+from pgsluice.kafka.client import PARTITION_EOF, ClientOptions, failure
 from pgsluice.kafka.mark import is_mark, outdated
 from pgsluice.kafka.topics import Topics
-from pgsluice.librdkafka import PARTITION_EOF, ClientOptions, failure
 
 log = structlog.get_logger(__name__)
 

@@ -16,7 +16,7 @@ from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, New
 
 from pgsluice.errors import ConfigError, PermissionDenied, PgsluiceError, SinkUnavailable, TableRefused
 from pgsluice.kafka.account import Account, Place, TopicState
-from pgsluice.librdkafka import UNKNOWN_TOPIC, ClientOptions, failure
+from pgsluice.kafka.client import UNKNOWN_TOPIC, ClientOptions, failure
 from pgsluice.tables import SERVICE_TOPICS
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from pgsluice.avro.schema import FieldHistory, KeyHistory
 from pgsluice.avro.wire import Schema
-from pgsluice.librdkafka import FATAL, MAX_RECORD_BYTES, PURGED, connect, failure
+from pgsluice.kafka.client import FATAL, MAX_RECORD_BYTES, PURGED, connect, failure
 from pgsluice.registry.client import CONNECT_S, RETRY_FIRST_S, RegistryOptions
 from pgsluice.registry.follower import SchemaFollower
 from pgsluice.registry.histories import Histories

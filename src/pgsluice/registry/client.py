@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 import structlog
 
 from pgsluice.errors import SinkUnavailable
-from pgsluice.librdkafka import ClientErrors, ClientOptions
+from pgsluice.kafka.client import ClientErrors, ClientOptions
 
 log = structlog.get_logger(__name__)
 

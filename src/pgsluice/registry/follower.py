@@ -16,7 +16,7 @@ import structlog
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from pgsluice.errors import HistoryError
-from pgsluice.librdkafka import PARTITION_EOF, connect, failure
+from pgsluice.kafka.client import PARTITION_EOF, connect, failure
 from pgsluice.registry.client import CONNECT_S, Patience, RegistryOptions, pauses
 from pgsluice.registry.record import Registered, parse
 from pgsluice.registry.store import SchemaStore

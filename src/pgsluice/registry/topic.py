@@ -14,7 +14,7 @@ from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCol
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec
 
 from pgsluice.errors import ConfigError, SinkUnavailable
-from pgsluice.librdkafka import UNKNOWN_TOPIC, ClientOptions, failure
+from pgsluice.kafka.client import UNKNOWN_TOPIC, ClientOptions, failure
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from pgsluice import disk as disks
 from pgsluice.app import status as module
 from pgsluice.app.daemon import Daemon
 from pgsluice.app.http.health import Role
 from pgsluice.config import Settings
 from pgsluice.errors import UnavailableError
+from pgsluice.spool import disk as disks
 
 
 @asynccontextmanager

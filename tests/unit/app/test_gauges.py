@@ -11,7 +11,7 @@ from pgsluice.app import status as statuses
 from pgsluice.app.gauges import Gauges
 from pgsluice.app.status import Status
 from pgsluice.config import Settings
-from pgsluice.librdkafka import ClientErrors
+from pgsluice.kafka.client import ClientErrors
 from pgsluice.metrics import Metrics
 from pgsluice.postgres.slot import SlotState
 

@@ -7,10 +7,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from pgsluice.errors import SinkUnavailable
+from pgsluice.kafka.client import ClientOptions
 from pgsluice.kafka.idempotent import IdempotentProducer
 from pgsluice.kafka.producer import ProducerOptions
 from pgsluice.kafka.refusals import Eyes, Refusals
-from pgsluice.librdkafka import ClientOptions
 
 
 def producer(timeout_s: float = 60.0, given_up: Event | None = None) -> IdempotentProducer:

@@ -6,9 +6,9 @@ import pytest
 from confluent_kafka import KafkaError, Message
 
 from pgsluice.errors import ConfigError, DeadlineMissed, PermissionDenied, PgsluiceError, PoisonError, SinkUnavailable
+from pgsluice.kafka.client import ClientOptions
 from pgsluice.kafka.producer import ProducerOptions, TransactionalProducer
 from pgsluice.kafka.refusals import Eyes, Refusals
-from pgsluice.librdkafka import ClientOptions
 
 NOBODY = {"bootstrap.servers": "127.0.0.1:9"}
 TOPIC = "shop.public.orders"

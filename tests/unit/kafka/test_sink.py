@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from pgsluice.errors import SinkUnavailable
+from pgsluice.kafka.client import ClientOptions
 from pgsluice.kafka.producer import ProducerOptions
 from pgsluice.kafka.sink import CutFormat, KafkaSink, SinkOptions
 from pgsluice.kafka.topics import TopicSpec
-from pgsluice.librdkafka import ClientOptions
 
 
 @pytest.fixture

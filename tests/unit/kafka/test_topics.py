@@ -6,8 +6,8 @@ import pytest
 
 from pgsluice.errors import SinkUnavailable
 from pgsluice.kafka import topics as module
+from pgsluice.kafka.client import ClientOptions
 from pgsluice.kafka.topics import Topics, TopicSpec
-from pgsluice.librdkafka import ClientOptions
 
 NOBODY = ClientOptions({"bootstrap.servers": "127.0.0.1:9"}, "pgsluice-test")
 

@@ -5,7 +5,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from pgsluice.errors import ConfigError, PermissionDenied, SinkUnavailable
-from pgsluice.librdkafka import ClientErrors
+from pgsluice.kafka.client import ClientErrors
 from pgsluice.registry import client
 from pgsluice.registry.client import RETRY_FIRST_S, RETRY_S, Patience, pauses
 

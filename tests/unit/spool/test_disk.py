@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from pgsluice import disk as module
-from pgsluice.disk import Disk
 from pgsluice.errors import UnavailableError
+from pgsluice.spool import disk as module
+from pgsluice.spool.disk import Disk
 from tests.support.disks import hanging
 
 LIMIT_S = 0.05
@@ -106,7 +106,7 @@ async def test_what_was_begun_before_a_cancellation_is_finished_before_what_foll
 def test_a_process_ends_while_its_disk_hangs() -> None:
     program = """
 import asyncio, threading
-from pgsluice.disk import Disk
+from pgsluice.spool.disk import Disk
 
 async def main():
     Disk().later(threading.Event().wait)

@@ -139,7 +139,7 @@ def _to_debug(record: logging.LogRecord) -> bool:
     return _chatter.isEnabledFor(logging.DEBUG)
 
 
-_chatter = logging.getLogger("pgsluice.librdkafka.log")
+_chatter = logging.getLogger("pgsluice.kafka.client.log")
 _chatter.addFilter(_to_debug)
 
 

@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from pgsluice.errors import ConfigError, Fenced, PermissionDenied, PgsluiceError, PoisonError, SinkUnavailable
-from pgsluice.librdkafka import IDLE_REPORTS_MAX, STALE_S, ClientErrors, ClientOptions, failure
+from pgsluice.kafka.client import IDLE_REPORTS_MAX, STALE_S, ClientErrors, ClientOptions, failure
 
 REFUSED = KafkaError(KafkaError._TRANSPORT, "Connection refused")
 ALL_DOWN = KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down")
@@ -187,7 +187,7 @@ class TestClientOptions:
     def test_a_client_has_the_users_properties_and_its_own(self) -> None:
         options = ClientOptions({"bootstrap.servers": "127.0.0.1:9", "acks": "1"}, "pgsluice-shop")
         config = options.make(dict, {"acks": "all"})
-        assert config.pop("logger").name == "pgsluice.librdkafka.log"
+        assert config.pop("logger").name == "pgsluice.kafka.client.log"
         assert config == {
             "bootstrap.servers": "127.0.0.1:9",
             "acks": "all",
