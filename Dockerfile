@@ -13,7 +13,7 @@ COPY src/pgsluice src/pgsluice
 # Without a compiler the package would be built, too, and be slow.
 RUN tools/bin/pip wheel --no-cache-dir --quiet --no-deps --no-build-isolation --wheel-dir wheels . \
     && tools/bin/pip --python /opt/pgsluice/bin/python3 install --no-cache-dir --quiet --no-deps wheels/*.whl \
-    && PGSLUICE_SPEEDUPS=require /opt/pgsluice/bin/python3 -c 'from pgsluice import speedups; speedups.check()'
+    && PGSLUICE_SPEEDUPS=require /opt/pgsluice/bin/python3 -c 'from pgsluice.native import speedups; speedups.check()'
 # Debugging symbols are a fifth of the size. Modules that were patched to find their own libraries must stay as they are.
 RUN find /opt/pgsluice -name '*.cpython-*.so' -not -path '*/confluent_kafka/*' -not -path '*/psycopg_binary/*' \
         -exec strip --strip-unneeded {} +

@@ -12,7 +12,7 @@ help: ## List the commands
 
 setup: $(VENV)/.installed ## Make the virtual environment from requirements.lock
 
-$(VENV)/.installed: requirements.lock pyproject.toml setup.py $(wildcard src/pgsluice/*.pyx src/pgsluice/*/*.pyx)
+$(VENV)/.installed: requirements.lock pyproject.toml setup.py $(wildcard src/pgsluice/native/*.p*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r requirements.lock  # the lock is complete: nothing is left to resolve
@@ -36,7 +36,7 @@ coverage: setup ## Branch coverage of the core, which has to be complete
 	$(PYTEST) tests/unit tests/property -q -n 2 --cov --cov-report=term-missing
 	$(BIN)/coverage report --include='$(CORE)' --fail-under=100
 
-CORE := src/pgsluice/lsn.py,src/pgsluice/errors.py,src/pgsluice/finding.py,src/pgsluice/pgoutput/*,src/pgsluice/relation.py,src/pgsluice/record.py,src/pgsluice/rows.py,src/pgsluice/transaction.py,src/pgsluice/avro/*,src/pgsluice/tables.py,src/pgsluice/envelope.py,src/pgsluice/cut.py,src/pgsluice/progress.py,src/pgsluice/history.py,src/pgsluice/snapshot.py,src/pgsluice/layout.py,src/pgsluice/round.py,src/pgsluice/loads.py,src/pgsluice/commands.py
+CORE := src/pgsluice/lsn.py,src/pgsluice/errors.py,src/pgsluice/finding.py,src/pgsluice/pgoutput/*,src/pgsluice/relation.py,src/pgsluice/record.py,src/pgsluice/rows.py,src/pgsluice/transaction.py,src/pgsluice/avro/*,src/pgsluice/pgbinary/*,src/pgsluice/tables.py,src/pgsluice/envelope.py,src/pgsluice/cut.py,src/pgsluice/progress.py,src/pgsluice/history.py,src/pgsluice/snapshot.py,src/pgsluice/layout.py,src/pgsluice/round.py,src/pgsluice/loads.py,src/pgsluice/commands.py
 
 simulation: setup ## Three thousand worlds of a scripted PostgreSQL and a scripted Kafka, and every rule taken out once
 	$(PYTEST) tests/simulation -q -n 2

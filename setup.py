@@ -7,7 +7,12 @@ from setuptools import Extension, setup
 
 setup(
     ext_modules=[
-        Extension(name, [f"src/{name.replace('.', '/')}.pyx"], optional=True)
-        for name in ("pgsluice._rows", "pgsluice.kafka._runs", "pgsluice.pgoutput._copy")
+        Extension(
+            f"pgsluice.native.{name}",
+            [f"src/pgsluice/native/{name}.pyx"],
+            depends=[f"src/pgsluice/native/{part}.pxi" for part in parts],
+            optional=True,
+        )
+        for name, parts in {"rows": ("buffer", "text", "binary"), "runs": (), "copy": ()}.items()
     ]
 )

@@ -16,11 +16,11 @@ from types import ModuleType
 from pgsluice.avro.choices import Choice, ColumnChoice
 from pgsluice.avro.encoder import KeyEncoder, RowEncoder
 from pgsluice.avro.schema import TableFields, key_fields
-from pgsluice.avro.sent.types import conversions
 from pgsluice.avro.types import TypeOptions
 from pgsluice.dead_letter import DeadLetter, Origin, Reason
 from pgsluice.envelope import ChangeEncoder, DeadLetters, Stamp
 from pgsluice.errors import PgsluiceError
+from pgsluice.pgbinary.types import conversions
 from pgsluice.pgoutput.framing import Keepalive
 from pgsluice.pgoutput.messages import UNCHANGED, BinaryValue, ColumnValue, Delete, Insert, Truncate, TupleData, Update
 from pgsluice.record import Pending, Record, Target

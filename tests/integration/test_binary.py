@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from pgsluice.avro.sent.base import Unreadable
-from pgsluice.avro.sent.types import LEVELS_MAX, conversions
 from pgsluice.errors import NotInBinary
+from pgsluice.pgbinary.base import Unreadable
+from pgsluice.pgbinary.types import LEVELS_MAX, conversions
 from pgsluice.pgoutput.messages import BinaryValue
 from pgsluice.postgres.catalog import Catalog
 from pgsluice.postgres.options import StreamOptions

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pgsluice.avro.schema import FieldHistory, KeyHistory
-from pgsluice.avro.sent.types import TypeDescription
 from pgsluice.avro.wire import Schema, normalise, schema_id
 from pgsluice.commands import CommandState
 from pgsluice.cut import Cut, Recorded
@@ -18,6 +17,7 @@ from pgsluice.errors import PgsluiceError, SinkUnavailable, SlotInUse, TableUnre
 from pgsluice.history import Checkpoint, ServerIdentity, TimelineSwitch
 from pgsluice.layout import Layout
 from pgsluice.loads import Loaded
+from pgsluice.pgbinary.types import TypeDescription
 from pgsluice.pgoutput import messages
 from pgsluice.pgoutput.copy import insert_frame
 from pgsluice.pgoutput.framing import Keepalive, XLogData

@@ -5,19 +5,19 @@ from types import ModuleType
 import pytest
 
 from pgsluice import rows as in_python
-from pgsluice import speedups
 from pgsluice.envelope import ChangeEncoder, Stamp
 from pgsluice.errors import PgsluiceError
 from pgsluice.kafka import runs as runs_in_python
+from pgsluice.native import speedups
 from pgsluice.pgoutput import copy as copy_in_python
 from pgsluice.record import Pending, Record
 from pgsluice.relation import Relation
 from pgsluice.transaction import Transaction
 
 if speedups.COMPILED:
-    from pgsluice import _rows as compiled
-    from pgsluice.kafka import _runs as runs_compiled
-    from pgsluice.pgoutput import _copy as copy_compiled
+    from pgsluice.native import copy as copy_compiled
+    from pgsluice.native import rows as compiled
+    from pgsluice.native import runs as runs_compiled
 
     TWINS: list[ModuleType] = [in_python, compiled]
     RUNS: list[ModuleType] = [runs_in_python, runs_compiled]

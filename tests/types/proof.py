@@ -21,11 +21,11 @@ from pgsluice.avro.binary import INT_MAX, INT_MIN, LONG_MAX, LONG_MIN, encode_lo
 from pgsluice.avro.choices import Choice, ColumnChoice
 from pgsluice.avro.encoder import KeyEncoder, RowEncoder
 from pgsluice.avro.schema import TableFields, key_fields, key_schema, value_schema
-from pgsluice.avro.sent.base import ToText
-from pgsluice.avro.sent.types import TypeDescription, conversions, elements, unknown_arrays, unknown_types
 from pgsluice.avro.types import TypeOptions
 from pgsluice.envelope import ChangeEncoder
 from pgsluice.errors import PoisonError
+from pgsluice.pgbinary.base import ToText
+from pgsluice.pgbinary.types import TypeDescription, conversions, elements, unknown_arrays, unknown_types
 from pgsluice.pgoutput import messages
 from pgsluice.pgoutput.decoder import Decoder
 from pgsluice.pgoutput.messages import TupleData

@@ -13,11 +13,11 @@ from pgsluice.avro.binary import encode_string
 from pgsluice.avro.choices import Choice, ColumnChoice
 from pgsluice.avro.encoder import KeyEncoder, RowEncoder
 from pgsluice.avro.schema import TableFields, key_fields
-from pgsluice.avro.sent.types import TypeDescription, conversions
 from pgsluice.avro.types import TypeOptions
 from pgsluice.avro.wire import header
 from pgsluice.envelope import ChangeEncoder, InsertOp, Stamp
 from pgsluice.errors import PoisonError, ProtocolError
+from pgsluice.pgbinary.types import TypeDescription, conversions
 from pgsluice.pgoutput.framing import Keepalive
 from pgsluice.pgoutput.messages import (
     UNCHANGED,

@@ -344,7 +344,7 @@ def _schema(_options: argparse.Namespace) -> int:
 
 
 def _version(_options: argparse.Namespace) -> int:
-    from pgsluice import speedups  # noqa: PLC0415 - only where it is printed
+    from pgsluice.native import speedups  # noqa: PLC0415 - only where it is printed
 
     return _say(f"pgsluice {__version__}, {speedups.describe()}")
 

@@ -7,7 +7,7 @@ from functools import partial
 
 import structlog
 
-from pgsluice import __version__, speedups
+from pgsluice import __version__
 from pgsluice.app.gauges import Gauges
 from pgsluice.app.http.health import Health
 from pgsluice.app.http.server import HttpServer
@@ -30,6 +30,7 @@ from pgsluice.dead_letter import Origin, origin_of
 from pgsluice.kafka.client import ClientOptions
 from pgsluice.kafka.sink import CutFormat, KafkaSink
 from pgsluice.metrics import Metrics, labelled
+from pgsluice.native import speedups
 from pgsluice.pipeline import Pipeline, State
 from pgsluice.postgres.slot_watch import SlotWatch
 from pgsluice.postgres.source import PostgresSource

@@ -4,10 +4,11 @@ import time
 from dataclasses import asdict
 from typing import Final
 
-from pgsluice import __version__, speedups
+from pgsluice import __version__
 from pgsluice.app.http.health import Role
 from pgsluice.config import Settings
 from pgsluice.lsn import format_lsn
+from pgsluice.native import speedups
 from pgsluice.pipeline import Pipeline, State
 from pgsluice.pipeline.lag import Lag
 from pgsluice.pipeline.load_report import LoadReport

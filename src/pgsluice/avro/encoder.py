@@ -9,13 +9,13 @@ https://avro.apache.org/docs/1.12.0/specification/#schema-record
 from collections.abc import Sequence
 
 from pgsluice.avro.binary import NULL, VALUE
+from pgsluice.avro.from_binary import binary_writer
 from pgsluice.avro.schema import Field
-from pgsluice.avro.sent.base import UNREAD, NewPart, ToText, Unreadable
-from pgsluice.avro.sent.writers import binary_writer
 from pgsluice.avro.text import Writer, utf8
 from pgsluice.avro.types import ColumnType, Misfit
 from pgsluice.avro.wire import Schema, normalise
 from pgsluice.errors import NotInBinary, PgsluiceError, PoisonError, ProtocolError, TypeChanged
+from pgsluice.pgbinary.base import UNREAD, NewPart, ToText, Unreadable
 from pgsluice.pgoutput.cursor import Malformed
 from pgsluice.pgoutput.messages import UNCHANGED, BinaryValue, ColumnValue, TupleData
 from pgsluice.printable import quoted

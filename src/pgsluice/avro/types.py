@@ -18,16 +18,9 @@ from pgsluice.avro.text import Misfit as Misfit  # noqa: PLC0414 - part of this 
 from pgsluice.avro.text import Writer
 from pgsluice.avro.wire import Schema
 from pgsluice.errors import TableRefused
+from pgsluice.pgbinary.types import Element
 from pgsluice.printable import quoted
 from pgsluice.relation import CATALOG, Column, PgType, Relation
-
-
-@dataclass(frozen=True, slots=True)
-class Element:
-    """What an array of a type that is not built in consists of, as the catalog has it."""
-
-    type: PgType
-    delimiter: str = ","
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,13 +22,13 @@ from pgsluice.errors import DeadlineMissed, Fenced, PermissionDenied, PgsluiceEr
 from pgsluice.kafka.client import FATAL, MAX_RECORD_BYTES, PURGED, UNKNOWN_TOPIC, ClientOptions, connect, failure
 from pgsluice.kafka.mark import new_mark
 from pgsluice.kafka.refusals import FOR_CONTENT, Refusals
+from pgsluice.native.speedups import COMPILED
 from pgsluice.record import Record
-from pgsluice.speedups import COMPILED
 
 if TYPE_CHECKING or not COMPILED:
     from pgsluice.kafka.runs import produce_run
 else:
-    from pgsluice.kafka._runs import produce_run
+    from pgsluice.native.runs import produce_run
 
 log = structlog.get_logger(__name__)
 

@@ -1,7 +1,7 @@
 """Reads fields off the bytes of one message, and knows where they stop making sense.
 
 Used by :mod:`framing` and :mod:`decoder`, which add the name of the message to what is raised here, and for values
-in binary format by :mod:`pgsluice.avro.sent`. A length is compared with the bytes that are there before anything is
+in binary format by :mod:`pgsluice.pgbinary`. A length is compared with the bytes that are there before anything is
 made from it.
 
 https://www.postgresql.org/docs/current/protocol-message-types.html

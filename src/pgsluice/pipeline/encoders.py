@@ -21,24 +21,24 @@ from pgsluice.avro.schema import (
     message_schema,
     namespace,
 )
-from pgsluice.avro.sent.types import TypeDescription, conversions, elements, unknown_arrays, unknown_types
 from pgsluice.avro.types import TypeOptions, check_choices
 from pgsluice.envelope import ChangeEncoder, DeadLetters, InsertOp, MessageEncoder, OnIncomplete
 from pgsluice.errors import PoisonError, TableRefused
 from pgsluice.layout import Layout
+from pgsluice.native.speedups import COMPILED
+from pgsluice.pgbinary.types import TypeDescription, conversions, elements, unknown_arrays, unknown_types
 from pgsluice.pipeline.ends import Registry, Sink, Source
 from pgsluice.pipeline.quarantine import Quarantine, RefusedRows, open_dead_letters
 from pgsluice.printable import quoted
 from pgsluice.record import Target
 from pgsluice.relation import Column, PublishedName, Relation, TableId, size_of
-from pgsluice.speedups import COMPILED
 from pgsluice.tables import TablePolicy, Tables
 from pgsluice.transaction import Change
 
 if TYPE_CHECKING or not COMPILED:
     from pgsluice.rows import Rows, add_run
 else:
-    from pgsluice._rows import Rows, add_run
+    from pgsluice.native.rows import Rows, add_run
 
 __all__ = ["Describe", "Encoders", "Rows", "add_run", "refusals"]
 

@@ -8,13 +8,13 @@ from typing import Any, Protocol
 
 from pgsluice import transaction
 from pgsluice.avro.schema import FieldHistory, KeyHistory
-from pgsluice.avro.sent.types import TypeDescription
 from pgsluice.avro.wire import Schema
 from pgsluice.commands import CommandState
 from pgsluice.cut import Cut, Recorded
 from pgsluice.history import Checkpoint, ServerIdentity, TimelineSwitch
 from pgsluice.layout import Layout
 from pgsluice.loads import Loaded
+from pgsluice.pgbinary.types import TypeDescription
 from pgsluice.pgoutput.framing import Keepalive, XLogData
 from pgsluice.record import Record
 from pgsluice.relation import PublishedName, Relation, TableId

@@ -15,10 +15,10 @@ from typing import Any, Self
 import psycopg
 from psycopg import AsyncConnection
 
-from pgsluice.avro.sent.types import LEVELS_MAX, TypeDescription, is_built_in
 from pgsluice.errors import SourceUnavailable, TableRefused
 from pgsluice.layout import ColumnLayout, Layout
 from pgsluice.lsn import parse_lsn
+from pgsluice.pgbinary.types import LEVELS_MAX, TypeDescription, is_built_in
 from pgsluice.postgres import failures, queries
 from pgsluice.postgres.options import ConnectionOptions
 from pgsluice.postgres.slot import SlotState, parse_slot, slot_query

@@ -20,6 +20,7 @@ from psycopg import AsyncConnection, pq
 
 from pgsluice.errors import PgsluiceError, PrimaryUnavailable, SourceUnavailable, TableUnreadable
 from pgsluice.lsn import parse_lsn
+from pgsluice.native.speedups import COMPILED
 from pgsluice.pgoutput.copy import insert_frame
 from pgsluice.pgoutput.framing import XLogData
 from pgsluice.postgres import failures, queries
@@ -29,12 +30,11 @@ from pgsluice.postgres.primary import Primary
 from pgsluice.postgres.wire import Wire, answered_within
 from pgsluice.relation import Column, PgType, Relation, TableId
 from pgsluice.snapshot import FLUSH_PREFIX, Chunk, Shape, Snapshot, Taken, reached_at
-from pgsluice.speedups import COMPILED
 
 if TYPE_CHECKING or not COMPILED:
     from pgsluice.pgoutput.copy import row_frame
 else:
-    from pgsluice.pgoutput._copy import row_frame
+    from pgsluice.native.copy import row_frame
 
 STATEMENT_TIMEOUT_MS: Final = 30_000
 """For one chunk; it takes some ten milliseconds."""

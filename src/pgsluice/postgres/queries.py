@@ -321,7 +321,7 @@ LEFT JOIN pg_attribute a ON a.attrelid = t.oid AND a.attnum = k.attnum
 WHERE t.oid = %s
 ORDER BY k.place"""
 
-# What values consist of, as pgsluice.avro.sent.types describes it. A domain's values are those of its base type.
+# What values consist of, as pgsluice.pgbinary.types describes it. A domain's values are those of its base type.
 _TYPES = """
 SELECT t.oid, n.nspname::text, t.typname::text,
        CASE WHEN t.typtype = 'd' THEN 'domain' ELSE coalesce(p.proname::text, '') END,

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from pgsluice.avro.sent.types import TypeDescription
 from pgsluice.errors import ConfigError, SlotInUse, SourceUnavailable
 from pgsluice.history import ServerIdentity, TimelineSwitch
 from pgsluice.layout import Layout
+from pgsluice.pgbinary.types import TypeDescription
 from pgsluice.postgres.catalog import Catalog
 from pgsluice.postgres.chunks import ChunkReader
 from pgsluice.postgres.connection import ReplicationConnection

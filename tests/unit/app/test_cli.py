@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 import structlog
 
-from pgsluice import __version__, speedups
+from pgsluice import __version__
 from pgsluice.app import cli, log
 from pgsluice.config import ListenAddress
 from pgsluice.errors import UnavailableError
 from pgsluice.finding import Finding, Verdict
+from pgsluice.native import speedups
 from tests.support.log import restored_logging  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.usefixtures("restored_logging")

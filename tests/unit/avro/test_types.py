@@ -8,7 +8,6 @@ from pgsluice.avro.binary import encode_long
 from pgsluice.avro.choices import Choice, ColumnChoice
 from pgsluice.avro.types import (
     ColumnType,
-    Element,
     Misfit,
     Opcode,
     TypeOptions,
@@ -22,6 +21,7 @@ from pgsluice.avro.types import (
 )
 from pgsluice.avro.wire import Schema
 from pgsluice.errors import ConfigError
+from pgsluice.pgbinary.types import Element
 from pgsluice.relation import Column, PgType, Relation
 
 DATE = {"type": "int", "logicalType": "date"}

@@ -10,13 +10,13 @@ import pytest
 
 from pgsluice.avro.choices import Choice
 from pgsluice.avro.schema import message_schema
-from pgsluice.avro.sent.types import TypeDescription
 from pgsluice.avro.types import TypeOptions
 from pgsluice.avro.wire import Schema, unframe
 from pgsluice.envelope import Stamp
 from pgsluice.errors import ConfigError, IncompatibleSchema, PoisonError
 from pgsluice.layout import ColumnLayout, Layout
 from pgsluice.metrics import Metrics
+from pgsluice.pgbinary.types import TypeDescription
 from pgsluice.pgoutput import messages
 from pgsluice.pgoutput.messages import BinaryValue, TupleData
 from pgsluice.pipeline.encoders import ENCODER_BYTES, ENCODER_COLUMN_BYTES, TYPE_PART_BYTES, Encoders, Rows

@@ -7,7 +7,7 @@ https://www.postgresql.org/docs/current/datatype-textsearch.html
 
 from typing import Final, NamedTuple
 
-from pgsluice.avro.sent.base import INT16, INT32
+from pgsluice.pgbinary.base import INT16, INT32
 from pgsluice.pgoutput.cursor import Cursor, Layout, Malformed
 
 _POSITION: Final = Layout(position="H")

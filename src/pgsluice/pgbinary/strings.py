@@ -8,7 +8,7 @@ https://www.postgresql.org/docs/current/datatype-net-types.html
 import struct
 from typing import Final
 
-from pgsluice.avro.sent.base import INT32, ToText, fixed
+from pgsluice.pgbinary.base import INT32, ToText, fixed
 from pgsluice.pgoutput.cursor import Layout, Malformed
 
 

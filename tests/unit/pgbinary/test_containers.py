@@ -1,12 +1,12 @@
-"""Unit tests of pgsluice.avro.sent.containers; values and texts are those of PostgreSQL 18."""
+"""Unit tests of pgsluice.pgbinary.containers; values and texts are those of PostgreSQL 18."""
 
 from collections.abc import Callable
 
 import pytest
 
-from pgsluice.avro.sent import containers, numbers, strings, temporal
-from pgsluice.avro.sent.base import UNREAD, ToText, Unreadable
-from pgsluice.avro.sent.geometry import box
+from pgsluice.pgbinary import containers, numbers, strings, temporal
+from pgsluice.pgbinary.base import UNREAD, ToText, Unreadable
+from pgsluice.pgbinary.geometry import box
 
 INTS = containers.ArrayText(numbers.int4)
 TEXTS = containers.ArrayText(strings.text)

@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from pgsluice.avro.sent import containers, geometry, numbers, search, strings, temporal
-from pgsluice.avro.sent.base import ToText, Unreadable, version_1
-from pgsluice.avro.types import Element
+from pgsluice.pgbinary import containers, geometry, numbers, search, strings, temporal
+from pgsluice.pgbinary.base import ToText, Unreadable, version_1
 from pgsluice.printable import quoted
 from pgsluice.relation import BUILTIN_TYPES, CATALOG, PgType, Relation
 
@@ -41,6 +40,14 @@ class TypeDescription:
     def __str__(self) -> str:
         """Return its name as messages have it."""
         return quoted(self.namespace, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """What an array of a type that is not built in consists of, as the catalog has it."""
+
+    type: PgType
+    delimiter: str = ","
 
 
 _SCALARS: Final[dict[str, ToText]] = {

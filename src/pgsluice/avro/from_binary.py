@@ -28,10 +28,10 @@ from pgsluice.avro.binary import (
     encode_long,
     encode_unscaled,
 )
-from pgsluice.avro.sent import containers, geometry, numbers, strings, temporal
-from pgsluice.avro.sent.base import ToText, fixed
 from pgsluice.avro.text import Misfit, Writer
 from pgsluice.avro.types import ColumnType, Opcode
+from pgsluice.pgbinary import containers, geometry, numbers, strings, temporal
+from pgsluice.pgbinary.base import ToText, fixed
 from pgsluice.pgoutput.cursor import Malformed
 
 _FLOAT4: Final = fixed("f")

@@ -10,7 +10,7 @@ import struct
 from decimal import Context, Decimal
 from typing import Final, NamedTuple
 
-from pgsluice.avro.sent.base import ToText, fixed
+from pgsluice.pgbinary.base import ToText, fixed
 from pgsluice.pgoutput.cursor import Layout, Malformed
 
 _BOOLEANS: Final = {b"\x00": b"f", b"\x01": b"t"}

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from pgsluice import speedups
 from pgsluice.errors import ConfigError
+from pgsluice.native import speedups
 
 
 def python(code: str, choice: str) -> str:
@@ -19,11 +19,11 @@ def python(code: str, choice: str) -> str:
 
 
 SHOW = """
-from pgsluice import speedups
+from pgsluice.native import speedups
 from pgsluice.pipeline import encoders
 print(speedups.NAME, encoders.Rows.__module__, speedups.describe(), sep="|")
 """
-WITHOUT = "import sys; sys.modules['pgsluice._rows'] = None\n"
+WITHOUT = "import sys; sys.modules['pgsluice.native.rows'] = None\n"
 """As if they had not been built."""
 
 needs_compiled = pytest.mark.skipif(not speedups.COMPILED, reason="the compiled modules were not built here")
@@ -32,7 +32,7 @@ needs_compiled = pytest.mark.skipif(not speedups.COMPILED, reason="the compiled 
 @needs_compiled
 @pytest.mark.parametrize("choice", ["", "auto", "require"])
 def test_what_was_built_runs(choice: str) -> None:
-    assert python(SHOW, choice) == "compiled|pgsluice._rows|compiled"
+    assert python(SHOW, choice) == "compiled|pgsluice.native.rows|compiled"
 
 
 def test_off_leaves_it_alone() -> None:
@@ -46,7 +46,7 @@ def test_what_was_not_built_is_done_without_and_says_so() -> None:
 
 
 CHECK = """
-from pgsluice import speedups
+from pgsluice.native import speedups
 from pgsluice.errors import ConfigError
 try:
     print(speedups.check())

@@ -12,7 +12,7 @@ from typing import Final
 from pgsluice.errors import ConfigError
 
 VARIABLE: Final = "PGSLUICE_SPEEDUPS"
-_MODULES: Final = ("pgsluice._rows", "pgsluice.kafka._runs", "pgsluice.pgoutput._copy")
+_MODULES: Final = ("pgsluice.native.rows", "pgsluice.native.runs", "pgsluice.native.copy")
 
 CHOICES: Final = ("auto", "require", "off")
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from pgsluice.avro.sent.base import BYTE, INT32, UINT32, NewPart, ToText, Unreadable
+from pgsluice.pgbinary.base import BYTE, INT32, UINT32, NewPart, ToText, Unreadable
 from pgsluice.pgoutput.cursor import Cursor, Layout, Malformed
 
 TEXT_MAX_BYTES: Final = 64 * 1024 * 1024

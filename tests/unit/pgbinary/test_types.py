@@ -1,13 +1,14 @@
-"""Unit tests of pgsluice.avro.sent.types."""
+"""Unit tests of pgsluice.pgbinary.types."""
 
 import tracemalloc
 
 import pytest
 
-from pgsluice.avro.sent.base import Unreadable
-from pgsluice.avro.sent.types import (
+from pgsluice.pgbinary.base import Unreadable
+from pgsluice.pgbinary.types import (
     BUILT_IN,
     LEVELS_MAX,
+    Element,
     TypeDescription,
     conversions,
     elements,
@@ -15,7 +16,6 @@ from pgsluice.avro.sent.types import (
     unknown_arrays,
     unknown_types,
 )
-from pgsluice.avro.types import Element
 from pgsluice.relation import BUILTIN_TYPES, CATALOG, Column, PgType, Relation
 
 WITHOUT_SEND_FUNCTION = {"abstime", "reltime", "tinterval", "aclitem", "gtsvector"}

@@ -1,9 +1,9 @@
-"""Unit tests of pgsluice.avro.sent.geometry; values and texts are those of PostgreSQL 18."""
+"""Unit tests of pgsluice.pgbinary.geometry; values and texts are those of PostgreSQL 18."""
 
 import pytest
 
-from pgsluice.avro.sent import geometry
-from pgsluice.avro.sent.base import UNREAD, ToText
+from pgsluice.pgbinary import geometry
+from pgsluice.pgbinary.base import UNREAD, ToText
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,12 @@
-"""Unit tests of pgsluice.avro.sent.writers: what they write is what the text of the value gives."""
+"""Unit tests of pgsluice.avro.from_binary: what they write is what the text of the value gives."""
 
 import pytest
 
 from pgsluice.avro.choices import Choice, ColumnChoice
-from pgsluice.avro.sent.base import UNREAD
-from pgsluice.avro.sent.types import BUILT_IN, TypeDescription, conversions
-from pgsluice.avro.sent.writers import binary_writer
+from pgsluice.avro.from_binary import binary_writer
 from pgsluice.avro.types import ColumnType, Misfit, TypeOptions, column_type, key_type, widened
+from pgsluice.pgbinary.base import UNREAD
+from pgsluice.pgbinary.types import BUILT_IN, TypeDescription, conversions
 from pgsluice.relation import CATALOG, Column, PgType, Relation
 
 FULL = TypeOptions(time_range="full")

@@ -8,8 +8,8 @@ https://www.postgresql.org/docs/current/datatype-geometric.html
 import struct
 from typing import Final
 
-from pgsluice.avro.sent.base import fixed
-from pgsluice.avro.sent.numbers import float4_text, float8_text
+from pgsluice.pgbinary.base import fixed
+from pgsluice.pgbinary.numbers import float4_text, float8_text
 from pgsluice.pgoutput.cursor import Layout, Malformed
 
 _TWO: Final = fixed("2d")

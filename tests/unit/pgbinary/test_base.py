@@ -1,8 +1,8 @@
-"""Unit tests of pgsluice.avro.sent.base."""
+"""Unit tests of pgsluice.pgbinary.base."""
 
 import pytest
 
-from pgsluice.avro.sent.base import UNREAD, fixed, version_1
+from pgsluice.pgbinary.base import UNREAD, fixed, version_1
 from pgsluice.pgoutput.cursor import Malformed
 
 

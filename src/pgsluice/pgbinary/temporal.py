@@ -8,7 +8,7 @@ https://www.postgresql.org/docs/current/datatype-datetime.html
 from datetime import date as calendar_date
 from typing import Final
 
-from pgsluice.avro.sent.base import ToText, fixed
+from pgsluice.pgbinary.base import ToText, fixed
 from pgsluice.pgoutput.cursor import Malformed
 
 _EPOCH_ORDINAL: Final = calendar_date(2000, 1, 1).toordinal()

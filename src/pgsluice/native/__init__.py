@@ -1,0 +1,4 @@
+"""What is compiled: the twins of ``rows``, ``kafka.runs`` and ``pgoutput.copy``, in Cython.
+
+:mod:`.speedups` says whether they run.
+"""
