@@ -13,7 +13,6 @@ from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka.admin import OffsetSpec
 
 from pgsluice import history
-from pgsluice import pipeline as pipelines
 from pgsluice import transaction as transactions
 from pgsluice.commands import Answer, CommandState
 from pgsluice.errors import HistoryError, PgsluiceError, ProtocolError
@@ -29,7 +28,8 @@ from pgsluice.kafka.topics import Topics
 from pgsluice.layout import Layout
 from pgsluice.loads import Load, Loaded, Place
 from pgsluice.pgoutput import messages
-from pgsluice.pipeline import Pipeline, alterations
+from pgsluice.pipeline import alterations, startup
+from pgsluice.pipeline import pipeline as pipelines
 from pgsluice.pipeline import session as sessions
 from pgsluice.pipeline.begun import Begun
 from pgsluice.pipeline.inserter import Inserter
@@ -38,6 +38,7 @@ from pgsluice.pipeline.outbox import Outbox
 from pgsluice.pipeline.requests import Requests
 from pgsluice.pipeline.rounds import Rounds
 from pgsluice.pipeline.session import Session
+from pgsluice.pipeline.startup import Startup
 from pgsluice.progress import Owed, Progress
 from pgsluice.round import Round
 from pgsluice.snapshot import Shape, Snapshot, Taken
@@ -135,7 +136,7 @@ def the_checkpoint_is_read_again_after_every_error(patch: pytest.MonkeyPatch) ->
         return resume(facts if remembered is None else replace(facts, checkpoints=[remembered]), identity)
 
     patch.setattr(Outbox, "_delivered", note)
-    patch.setattr(pipelines, "resume", remembering)
+    patch.setattr(startup, "resume", remembering)
 
 
 def former_owners_are_fenced_before_the_checkpoint_is_read(patch: pytest.MonkeyPatch) -> None:
@@ -410,14 +411,14 @@ def what_one_broker_says_of_a_topic_is_asked_of_others(patch: pytest.MonkeyPatch
 
 
 def a_standby_fences_nobody(patch: pytest.MonkeyPatch) -> None:
-    start = Pipeline._start
+    start = Startup.start
 
-    async def fencing(self: Pipeline, source: Any, sink: Any) -> Any:  # noqa: ANN401 - as the original
+    async def fencing(self: Startup, source: Any, sink: Any, *, adopt: bool) -> Any:  # noqa: ANN401 - as the original
         await sink.prepare()
         await sink.fence()
-        return await start(self, source, sink)
+        return await start(self, source, sink, adopt=adopt)
 
-    patch.setattr(Pipeline, "_start", fencing)
+    patch.setattr(Startup, "start", fencing)
 
 
 def nothing_is_confirmed_before_the_last_transaction_came_again(patch: pytest.MonkeyPatch) -> None:
@@ -522,9 +523,9 @@ def a_slot_is_announced_before_it_is_made(patch: pytest.MonkeyPatch) -> None:
 
 def a_slot_that_is_made_has_a_birth(patch: pytest.MonkeyPatch) -> None:
     """Before anything is acknowledged."""
-    find = Pipeline._find_start
+    find = Startup._find_start
 
-    async def unborn(self: Pipeline, source: Any, sink: Any, *rest: Any) -> Any:  # noqa: ANN401 - as the original
+    async def unborn(self: Startup, source: Any, sink: Any, *rest: Any) -> Any:  # noqa: ANN401 - as the original
         async def deliver(_cut: Any, _checkpoint: Any) -> None:  # noqa: ANN401 - as the original
             pass
 
@@ -534,7 +535,7 @@ def a_slot_that_is_made_has_a_birth(patch: pytest.MonkeyPatch) -> None:
         finally:
             sink.deliver = really
 
-    patch.setattr(Pipeline, "_find_start", unborn)
+    patch.setattr(Startup, "_find_start", unborn)
 
 
 def a_server_that_shuts_down_is_let_go(patch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ from pgsluice.kafka.client import ClientOptions
 from pgsluice.kafka.sink import CutFormat, KafkaSink
 from pgsluice.metrics import Metrics, labelled
 from pgsluice.native import speedups
-from pgsluice.pipeline import Pipeline, State
+from pgsluice.pipeline.pipeline import Pipeline, State
 from pgsluice.postgres.slot_watch import SlotWatch
 from pgsluice.postgres.source import PostgresSource
 from pgsluice.registry.builtin import BuiltinRegistry

@@ -7,7 +7,7 @@ from pgsluice.app.status import Status
 from pgsluice.config import Settings
 from pgsluice.kafka.client import ClientErrors
 from pgsluice.metrics import WAL_STATUS, Metrics
-from pgsluice.pipeline import State
+from pgsluice.pipeline.pipeline import State
 from pgsluice.pipeline.session import age_s
 
 GAUGES_S: Final = 1.0

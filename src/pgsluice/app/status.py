@@ -9,9 +9,9 @@ from pgsluice.app.http.health import Role
 from pgsluice.config import Settings
 from pgsluice.lsn import format_lsn
 from pgsluice.native import speedups
-from pgsluice.pipeline import Pipeline, State
 from pgsluice.pipeline.lag import Lag
 from pgsluice.pipeline.load_report import LoadReport
+from pgsluice.pipeline.pipeline import Pipeline, State
 from pgsluice.pipeline.session import age_s
 from pgsluice.postgres.slot_watch import SlotSample, SlotWatch
 from pgsluice.transaction import Prepared

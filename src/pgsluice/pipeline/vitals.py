@@ -5,8 +5,11 @@ is not enough of a sign, because the one task that does the work may wait for so
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class Vitals:
@@ -32,6 +35,11 @@ class Vitals:
         finally:
             self._waits -= 1
             self.beat()
+
+    async def wait(self, step: Awaitable[T]) -> T:
+        """Return what comes of ``step``, which others may hold up for as long as they like."""
+        with self.waiting():
+            return await step
 
     @property
     def silent_s(self) -> float:

@@ -10,7 +10,7 @@ from pgsluice.app.status import Status
 from pgsluice.app.wiring import connection_options, pipeline_options
 from pgsluice.config import Settings, load
 from pgsluice.metrics import Metrics
-from pgsluice.pipeline import Pipeline
+from pgsluice.pipeline.pipeline import Pipeline
 from pgsluice.postgres.slot import SlotState
 from pgsluice.postgres.slot_watch import SlotSample, SlotWatch
 from tests.support.ends import FakeRegistry, FakeSink, FakeSource, MemorySpool, World

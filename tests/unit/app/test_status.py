@@ -8,7 +8,7 @@ import pytest
 from pgsluice.app import status as module
 from pgsluice.app.http.health import Role
 from pgsluice.app.status import Status
-from pgsluice.pipeline import State
+from pgsluice.pipeline.pipeline import State
 from pgsluice.postgres.slot import SlotState
 from pgsluice.postgres.slot_watch import SlotSample
 

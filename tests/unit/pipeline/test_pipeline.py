@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import structlog
 
-from pgsluice import pipeline as module
 from pgsluice.avro.choices import Choice
 from pgsluice.avro.types import TypeOptions
 from pgsluice.cut import Cut, Recorded
@@ -33,8 +32,10 @@ from pgsluice.errors import (
 )
 from pgsluice.history import Checkpoint, ServerIdentity, TimelineSwitch
 from pgsluice.metrics import Metrics
-from pgsluice.pipeline import DESCRIBED_ANEW_MAX, Pipeline, PipelineOptions, State
+from pgsluice.pipeline import tasks
+from pgsluice.pipeline.options import PipelineOptions
 from pgsluice.pipeline.outbox import Limits
+from pgsluice.pipeline.pipeline import DESCRIBED_ANEW_MAX, Pipeline, State
 from pgsluice.pipeline.session import SessionOptions
 from pgsluice.relation import CATALOG, Column, PgType, Relation
 from pgsluice.tables import TableRule, Tables
@@ -365,7 +366,7 @@ class TestWhenItMustNotGoOn:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """It waits for its walsender, which nobody reads any more."""
-        monkeypatch.setattr(module, "WATCH_S", 0.01)
+        monkeypatch.setattr(tasks, "WATCH_S", 0.01)
         world = World(position=5, checkpoint=CHECKPOINT, server=ServerIdentity("7001", 1, 8_000))
         world.commit(1)
         world.server = replace(world.server, xlogpos=20_000)
@@ -647,7 +648,7 @@ class TestTheWrongServerForAMoment:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Nobody reads its walsender yet; that ordinary connections are refused is the only sign."""
-        monkeypatch.setattr(module, "WATCH_S", 0.01)
+        monkeypatch.setattr(tasks, "WATCH_S", 0.01)
         world = World(position=8_000, checkpoint=CHECKPOINT, faults={"flushed_lsn": [SourceUnavailable("shuts down")]})
 
         class Hanging(FakeSink):

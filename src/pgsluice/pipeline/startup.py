@@ -1,0 +1,200 @@
+"""What comes before a session streams: owning the slot and the topics, and finding where to go on.
+
+PostgreSQL decides who runs, so replication is started first. Then others are kept from writing to the topics, and only
+then is it read where to go on. The decision is a pure function, :func:`pgsluice.history.resume`.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import structlog
+
+from pgsluice.cut import Cut
+from pgsluice.errors import ConfigError, Diverged, Fenced, HistoryError, SlotInUse, SourceUnavailable
+from pgsluice.history import (
+    LOAD_AGAIN,
+    Checkpoint,
+    Facts,
+    Identity,
+    ServerIdentity,
+    TimelineSwitch,
+    announcement,
+    check_pipeline,
+    is_contradicted,
+    is_outrun,
+    last_checkpoint,
+    resume,
+)
+from pgsluice.loads import Loaded
+from pgsluice.lsn import format_lsn
+from pgsluice.pipeline.ends import Registry, Sink, Source, Stream
+from pgsluice.pipeline.options import PipelineOptions
+from pgsluice.pipeline.tasks import while_served
+from pgsluice.pipeline.vitals import Vitals
+
+log = structlog.get_logger(__name__)
+
+_VALUE: Final = "-value"
+"""What a topic's subject for values ends with."""
+
+_DATA: Final = ("Envelope", "Message")
+"""What the values in data topics are called in their schemas."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a session begins. ``found``: the last checkpoint in Kafka; ``slot_lsn``: where the slot stands.
+
+    ``loaded``: the tables that need not be loaded any more.
+    """
+
+    found: Checkpoint | None
+    checkpoint: Checkpoint
+    slot_lsn: int
+    loaded: Mapping[tuple[str, str], Loaded]
+
+
+class Startup:
+    """The start of one session after the other."""
+
+    def __init__(
+        self,
+        options: PipelineOptions,
+        registry: Registry,
+        vitals: Vitals,
+        open_dead_letters: Callable[[], Awaitable[None]],
+    ) -> None:
+        """``open_dead_letters``: once schemas can have ids, and nobody else writes to the topics."""
+        self._options = options
+        self._registry = registry
+        self._vitals = vitals
+        self._open_dead_letters = open_dead_letters
+        self._adopt = False
+
+    async def start(self, source: Source, sink: Sink, *, adopt: bool) -> tuple[Stream, Start]:
+        """Own the slot, then the topics, and find where to go on; ``adopt``: at the slot's own position."""
+        self._adopt = adopt
+        await source.slot_position()  # a standby goes no further
+        await self._vitals.wait(sink.prepare())
+        server = await source.identify()
+        switches = await source.timeline_history(server.timeline) if server.timeline > 1 else ()
+        if await source.slot_position() is None:
+            await self._vitals.wait(self._create_slot(source, sink, server))
+        self._vitals.beat()
+        stream = await source.start()
+        # What is asked of PostgreSQL in between has time-outs of its own.
+        finding = self._vitals.wait(self._find_start(source, sink, server, switches))
+        return stream, await while_served(source, stream, finding)
+
+    async def _find_start(
+        self, source: Source, sink: Sink, server: ServerIdentity, switches: Sequence[TimelineSwitch]
+    ) -> Start:
+        """Return where the session begins, once nobody else can write to the topics."""
+        await sink.fence()
+        # Asked for only now: another owner may have worked until a moment ago.
+        await self._registry.start()
+        await self._open_dead_letters()
+        facts = await self._gather(source, sink, server, switches)
+        found = facts.checkpoint
+        try:
+            resumption = resume(facts, self._identity(sink))
+        except Diverged as error:
+            assert found is not None, "without a checkpoint there is nothing to compare the server with"
+            await self.refuse(sink, found, error)
+            raise
+        checkpoint = resumption.checkpoint
+        if resumption.reason is not None:
+            log.warning(
+                "a new history begins",
+                reason=resumption.reason,
+                epoch=checkpoint.epoch,
+                position_lsn=checkpoint.end_lsn,
+            )
+        elif found is not None and checkpoint.cut < found.cut:
+            log.warning("the last checkpoint has no cut record, so it was not committed", cut=found.cut)
+        if not facts.recorded.topics.issubset(self._described_topics()):
+            await self._registry.start()
+        await sink.open_topics(resumption.committed, await self._known_topics(), self._described_topics())
+        if resumption.is_birth:
+            await sink.deliver(Cut(end_lsn=checkpoint.end_lsn), checkpoint)
+        return Start(found, checkpoint, facts.slot_lsn, await sink.loaded())
+
+    async def _gather(
+        self, source: Source, sink: Sink, server: ServerIdentity, switches: Sequence[TimelineSwitch]
+    ) -> Facts:
+        """Return what there is to decide by."""
+        checkpoints = await sink.checkpoints()
+        slot_lsn = await source.slot_position()
+        if slot_lsn is None:
+            raise ConfigError(f"Slot {self._options.slot!r} was dropped while it was being started.")
+        is_standby = await source.is_standby()
+        server = replace(server, xlogpos=await source.flushed_lsn())
+        recorded = await sink.recorded()
+        facts = Facts(checkpoints, recorded, slot_lsn, server, switches, is_standby)
+        # What does not fit may be the work of another owner, who has just fenced us.
+        fits = not (is_outrun(facts.checkpoint, recorded) or is_contradicted(facts.checkpoint, recorded))
+        if not fits and last_checkpoint(await sink.checkpoints()) != facts.checkpoint:
+            raise Fenced("Another process has taken over while this one was starting.")
+        return facts
+
+    def _identity(self, sink: Sink) -> Identity:
+        options = self._options
+        return Identity(options.name, options.slot, options.asked, is_atomic=sink.is_atomic, adopt=self._adopt)
+
+    async def refuse(self, sink: Sink, last: Checkpoint, error: Diverged) -> None:
+        """Record with the last checkpoint that the server has another history, so that every start sees it."""
+        await sink.refuse(replace(last, refused=str(error)))
+
+    async def _create_slot(self, source: Source, sink: Sink, server: ServerIdentity) -> None:
+        """Create the slot, announced in Kafka first: a crash in between must not look like a lost checkpoint."""
+        slot = self._options.slot
+        if not self._options.create_slot:
+            raise ConfigError(
+                f"Slot {slot!r} does not exist and postgres.create_slot is false: create it with `pgsluice slot "
+                "create`, or set postgres.create_slot = true."
+            )
+        # Whoever was sent to a server without our slot must not fence the owner, who is at work on another one.
+        await self._check_delivered_from(await sink.present_checkpoint(), source)
+        await sink.fence()
+        last = last_checkpoint(await sink.checkpoints())
+        await self._check_delivered_from(last, source)
+        await sink.announce(announcement(last, await sink.recorded(), self._identity(sink), server))
+        log.info("creating slot", slot=slot)
+        point = await source.create_slot()
+        log.info("slot created", slot=slot, consistent_point_lsn=point)
+
+    async def _check_delivered_from(self, last: Checkpoint | None, source: Source) -> None:
+        """Raise what follows from ``last`` where there is no slot; nothing when one may be created."""
+        name, slot = self._options.name, self._options.slot
+        if await source.slot_position() is not None:
+            raise SlotInUse(f"Slot {slot!r} was created by another process just now.")
+        if last is not None:
+            check_pipeline(last, name)
+        if last is None or last.is_announcement or self._adopt:
+            return
+        await self._wait_if_standby(source, "the slot is not there")
+        raise HistoryError(
+            f"Slot {slot!r} does not exist on this server, but changes before {format_lsn(last.end_lsn)} were "
+            "delivered from it. If this is the wrong server, connect to the right one; if the slot was dropped, what "
+            f"came after them is lost to this pipeline: start a new history with --adopt-slot, then {LOAD_AGAIN}"
+        )
+
+    async def _wait_if_standby(self, source: Source, but: str) -> None:
+        """Raise SourceUnavailable on a standby, which may be behind, or the wrong server for a moment."""
+        if await source.is_standby():
+            raise SourceUnavailable(f"The server is a standby, and {but}: waiting for it, or for the primary.")
+
+    async def _known_topics(self) -> list[str]:
+        """Return the data topics written so far."""
+        known = []
+        for topic in self._described_topics():
+            if self._registry.record_name(topic + _VALUE) in _DATA:
+                known.append(topic)
+            await asyncio.sleep(0)  # there may be thousands, whose schemas are large
+        return known
+
+    def _described_topics(self) -> list[str]:
+        """Return the topics whose values have a schema among the subjects."""
+        return [one.removesuffix(_VALUE) for one in self._registry.subjects() if one.endswith(_VALUE)]

@@ -1,0 +1,76 @@
+"""Work that ends early: because PostgreSQL goes away, or because a stop takes too long."""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeVar
+
+from pgsluice.errors import DrainTimeout
+from pgsluice.pipeline.ends import Source, Stream
+from pgsluice.pipeline.session import WATCH_S, cancel
+
+T = TypeVar("T")
+
+NOTHING_LOST: Final = "Nothing is lost: what was not delivered was not confirmed either, and will be sent again."
+
+
+async def while_served(source: Source, stream: Stream, step: Coroutine[Any, Any, T]) -> T:
+    """Wait for ``step``, or raise that PostgreSQL went away.
+
+    Kafka may keep us waiting before anybody reads the stream, and a server that shuts down waits for its walsender.
+    """
+    waiting, watches = asyncio.create_task(step, name="start"), _watches(source, stream)
+    try:
+        await asyncio.wait((waiting, *watches), return_when=asyncio.FIRST_COMPLETED)
+        for watch in watches:
+            if watch.done():
+                watch.result()
+        return await waiting
+    finally:
+        await cancel(waiting, *watches)
+
+
+async def let_go(source: Source, stream: Stream, step: Coroutine[Any, Any, None]) -> None:
+    """Wait for ``step``; if PostgreSQL goes away meanwhile, close its connections, which it waits for, and go on."""
+    waiting, watches = asyncio.create_task(step, name="refuse"), _watches(source, stream)
+    try:
+        await asyncio.wait((waiting, *watches), return_when=asyncio.FIRST_COMPLETED)
+        if not waiting.done():
+            await source.close()
+        await waiting
+    finally:
+        await cancel(waiting, *watches)
+
+
+def _watches(source: Source, stream: Stream) -> list[asyncio.Task[None]]:
+    """Return tasks that raise that PostgreSQL went away."""
+    return [asyncio.create_task(stream.wait_ended()), asyncio.create_task(_watch(source))]
+
+
+async def _watch(source: Source) -> None:
+    while True:
+        await asyncio.sleep(WATCH_S)
+        await source.flushed_lsn()
+
+
+@asynccontextmanager
+async def drained_within(seconds: float, stop: asyncio.Event) -> AsyncIterator[None]:
+    """Give the block ``seconds`` once ``stop`` is set; DrainTimeout when it needs more."""
+    try:
+        async with asyncio.timeout(None) as limit:
+            watch = asyncio.create_task(_arm(stop, limit, seconds))
+            try:
+                yield
+            finally:
+                watch.cancel()
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        raise DrainTimeout(
+            f"What was in flight could not be delivered within shutdown.drain_timeout ({seconds:g} s). {NOTHING_LOST}"
+        ) from error
+
+
+async def _arm(stop: asyncio.Event, limit: asyncio.Timeout, seconds: float) -> None:
+    await stop.wait()
+    limit.reschedule(asyncio.get_running_loop().time() + seconds)
