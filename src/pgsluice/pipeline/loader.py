@@ -517,7 +517,7 @@ class Loader:
         options, limit = self._options, 1
         async with self._round(opened.shape) as timestamp:
             await self._reader.open_rows(opened.shape)
-            lsn = await self._rounds.wait_complete()
+            lsn = await self._rounds.wait_complete(is_locked=True)
             await self._reader.confirm()
             is_last = lsn is None
             while lsn is not None and not is_last:

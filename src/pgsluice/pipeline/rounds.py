@@ -40,7 +40,7 @@ FLUSH_S: Final = 0.05
 FLUSH_AGAIN_S: Final = 1.0
 
 ROUND_S: Final = 20.0
-"""How long a round may wait for the stream, while transactions wait for it."""
+"""How long a round may wait while the stream comes no nearer. It comes no further than to what waits for the round."""
 
 
 @dataclass(slots=True)
@@ -152,17 +152,20 @@ class Rounds:
             await asyncio.sleep(SEEN_AGAIN_S)
             await self.prune()
 
-    async def wait_complete(self) -> int | None:
+    async def wait_complete(self, *, is_locked: bool = False) -> int | None:
         """Wait until the stream has come to where the rows belong, and see to it that it does.
 
         Return that position. None: no position fits them, because a transaction that the snapshot sees came behind one
-        that it does not see.
+        that it does not see. ``is_locked``: the table is, so that is not waited for however far the stream is behind.
         """
-        began = time.monotonic()
+        progress, received = self._seams.progress, -1
+        since = began = time.monotonic()
         flush_at = began + FLUSH_S
         while not (self._current.is_complete or self._current.is_void):
             now = time.monotonic()
-            if now - began > ROUND_S:
+            if progress.received > received and not is_locked:
+                received, since = progress.received, now
+            if now - since > ROUND_S:
                 raise TableUnreadable(f"The stream has not come to the snapshot within {ROUND_S:g} s.")
             if now >= flush_at:
                 await self._reader.flush()

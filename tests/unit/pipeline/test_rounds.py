@@ -233,6 +233,24 @@ class TestThePlaceOfTheRows:
         with pytest.raises(TableUnreadable, match="has not come to the snapshot"):
             await stage.rounds.wait_complete()
 
+    @pytest.mark.parametrize("is_locked", [False, True])
+    async def test_a_stream_that_comes_nearer_is_waited_for_unless_the_table_is_locked(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch, *, is_locked: bool
+    ) -> None:
+        monkeypatch.setattr(module, "ROUND_S", 0.2)
+        await stage.rounds.take()
+        waiting = asyncio.create_task(stage.rounds.wait_complete(is_locked=is_locked))
+        for step in range(60):
+            stage.progress.on_received(END - 1_000 + step)
+            await asyncio.sleep(0.01)
+        assert waiting.done() == is_locked
+        stage.rounds.on_position(END)
+        if is_locked:
+            with pytest.raises(TableUnreadable, match="has not come to the snapshot"):
+                await waiting
+        else:
+            assert await waiting == END
+
     async def test_positions_before_and_after_a_round_are_nobodys(self, stage: Stage) -> None:
         stage.rounds.on_position(END)
         stage.world.server = replace(stage.world.server, xlogpos=END + 100)
