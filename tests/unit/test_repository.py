@@ -98,7 +98,22 @@ def test_files_speak_of_the_product_only(what: str) -> None:
     assert found == []
 
 
+def anchors(path: Path) -> set[str]:
+    """Return the anchors that GitHub makes of the headings of a page."""
+    text = re.sub(r"^ *```.*?^ *```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    found: list[str] = []
+    for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE):
+        shown = re.sub(r"\[(.*?)\]\(.*?\)", r"\1", heading)
+        anchor = re.sub(r"[^\w\- ]", "", shown.lower()).replace(" ", "-")
+        found.append(anchor if anchor not in found else f"{anchor}-{found.count(anchor)}")
+    return set(found)
+
+
 @pytest.mark.parametrize("path", files("*.md"), ids=relative)
 def test_links_lead_somewhere(path: Path) -> None:
-    targets = re.findall(r"\]\((?!https?:)([^)#\s]+)(?:#[^)]*)?\)", path.read_text())
-    assert [target for target in targets if not (path.parent / target).exists()] == []
+    lost = []
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)", path.read_text()):
+        page = path.parent / target if target else path
+        if not page.exists() or (anchor and anchor not in anchors(page)):
+            lost.append(f"{target}#{anchor}")
+    assert lost == []
