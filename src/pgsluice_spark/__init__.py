@@ -5,18 +5,43 @@ but no code.
 """
 
 from pgsluice_spark.changes import read_changes
+from pgsluice_spark.control import View, consistent_view
+from pgsluice_spark.delta import Delta
+from pgsluice_spark.errors import (
+    CountMismatch,
+    ForeignWrite,
+    NoSuchView,
+    PipelineError,
+    RetentionGap,
+    TableRefused,
+    TopicMissing,
+    TopicRecreated,
+)
 from pgsluice_spark.latest import latest
 from pgsluice_spark.marks import read_marks
+from pgsluice_spark.pipeline import Pipeline
 from pgsluice_spark.registry import Registry, RegistryError, RestRegistry, TopicRegistry
 from pgsluice_spark.schema import SchemaError, SchemaVersion
 
 __all__ = [
+    "CountMismatch",
+    "Delta",
+    "ForeignWrite",
+    "NoSuchView",
+    "Pipeline",
+    "PipelineError",
     "Registry",
     "RegistryError",
     "RestRegistry",
+    "RetentionGap",
     "SchemaError",
     "SchemaVersion",
+    "TableRefused",
+    "TopicMissing",
+    "TopicRecreated",
     "TopicRegistry",
+    "View",
+    "consistent_view",
     "latest",
     "read_changes",
     "read_marks",

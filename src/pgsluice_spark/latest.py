@@ -1,8 +1,6 @@
 """The present rows of tables, worked out from their changes.
 
-A batch function for jobs that keep a change log and want the table itself. The history of a key falls into
-lives: one begins with each insert, snapshot row or delete. A row consists of the values of its key's last
-life, each from the last change that sent it; a row that moved to another key goes on in another life.
+A batch function for jobs that keep a change log and want the table itself.
 """
 
 from collections.abc import Sequence
@@ -10,14 +8,20 @@ from functools import reduce
 from operator import and_, or_
 from typing import Final
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
-from pyspark.sql.types import ArrayType, DataType, MapType, StructType
+from pyspark.sql.types import StructType
+
+from pgsluice_spark.lives import (
+    comparable,
+    follow_moves,
+    is_incomplete_arrival,
+    is_unknown,
+    lives_of,
+    position,
+)
 
 _TABLE: Final = ["schema", "table"]
-_POSITION: Final = ("epoch", "lsn", "seq")
-_BEGIN: Final = ("c", "r", "d")
-"""The operations after which nothing of an earlier row counts any more."""
 
 
 def latest(changes: DataFrame, marks: DataFrame | None = None) -> DataFrame:
@@ -39,34 +43,25 @@ def latest(changes: DataFrame, marks: DataFrame | None = None) -> DataFrame:
     if "key" not in changes.columns:
         raise ValueError("these changes have no key column: without a key, rows cannot be told apart")
     fields = changes.schema["after"].dataType.fieldNames()
-    lives = _lives(_events(changes), fields)
-    if not changes.where(_is_incomplete_arrival()).isEmpty():
-        lives = _follow_moves(lives, fields)
+    lives = lives_of(_events(changes), fields)
+    if not changes.where(is_incomplete_arrival()).isEmpty():
+        lives = follow_moves(lives, fields)
     rows = lives.groupBy("row").agg(F.max_by(F.struct("*"), "life").alias("last")).select("last.*")
     rows = rows.where("op != 'd'")
     return _rows(rows if marks is None else _without_replaced(rows, changes, marks), fields)
-
-
-def _is_incomplete_arrival() -> Column:
-    is_arrival = (F.col("op") == "c") & F.array_contains("flags", "key_change")
-    return is_arrival & (F.size("unchanged") > 0)
 
 
 def _events(changes: DataFrame) -> DataFrame:
     """Return the changes of rows after the last truncate of their table, with their ``position`` and ``row``."""
     key = changes.schema["key"].dataType
     assert isinstance(key, StructType), "keys are records"
-    placed = changes.withColumn("position", _position())
+    placed = changes.withColumn("position", position())
     return (
         placed.where(F.col("op").isin("c", "u", "d", "r"))
         .join(F.broadcast(_tables(placed, key.fieldNames())), _TABLE)
         .where("truncated IS NULL OR position > truncated")
         .withColumn("row", _identity(key))
     )
-
-
-def _position() -> Column:
-    return F.struct(*_POSITION)
 
 
 def _tables(placed: DataFrame, names: Sequence[str]) -> DataFrame:
@@ -90,7 +85,7 @@ def _identity(key: StructType) -> Column:
         "offset",
         F.lit(", ".join(names)),
     )
-    comparable = (_comparable(part, field.dataType).alias(field.name) for part, field in zip(parts, key, strict=True))
+    comparable = (comparable(part, field.dataType).alias(field.name) for part, field in zip(parts, key, strict=True))
     return F.when(missing, F.raise_error(sentence)).otherwise(F.struct(*_TABLE, F.struct(*comparable).alias("key")))
 
 
@@ -98,96 +93,6 @@ def _is_in_use(name: str) -> Column:
     """Return whether the table's key has had this column since the table was truncated."""
     last = F.col("seen").getField(name)
     return last.isNotNull() & (F.col("truncated").isNull() | (last > F.col("truncated")))
-
-
-def _comparable(value: Column, kind: DataType) -> Column:
-    """Return ``value`` as something that Spark can compare and group by, which maps are not."""
-    if isinstance(kind, MapType):
-        return F.array_sort(F.map_entries(value))
-    if isinstance(kind, ArrayType):
-        return F.transform(value, lambda item: _comparable(item, kind.elementType))
-    return value
-
-
-def _lives(events: DataFrame, fields: Sequence[str]) -> DataFrame:
-    """Return the lives of all keys: ``life`` is the position each began at, ``cells`` its last values."""
-    start = F.when(F.col("op").isin(*_BEGIN), F.col("position"))
-    before_all = F.struct(
-        F.lit(0).alias("epoch"), F.lit(0).cast("long").alias("lsn"), F.lit(-2).cast("long").alias("seq")
-    )
-    life = F.max(start).over(Window.partitionBy("row").orderBy("position"))
-    moves = (F.col("position") == F.col("life")) & F.array_contains("flags", "key_change")
-    return (
-        events.withColumn("life", F.coalesce(life, before_all))
-        .groupBy("row", "life")
-        .agg(
-            *(F.max_by(name, "position").alias(name) for name in ("key", "op", "ts", "unchanged")),
-            F.max("position").alias("position"),
-            F.max(moves & (F.col("op") == "c")).alias("is_arrival"),
-            F.max(moves & (F.col("op") == "d")).alias("is_departure"),
-            F.struct(*(_last_cell(name).alias(name) for name in fields)).alias("cells"),
-        )
-    )
-
-
-def _last_cell(name: str) -> Column:
-    """Return the value of a field in the last change that does not leave it as it was.
-
-    Null when there is none. ``is_known`` is false when the schema of that change did not have the field.
-    """
-    cell = F.struct(
-        F.array_contains("fields", name).alias("is_known"),
-        F.col("after").getField(name).alias("value"),
-        F.try_element_at("raw", F.lit(name)).alias("raw"),
-    )
-    is_sent = (F.col("op") != "d") & ~F.array_contains("unchanged", name)
-    return F.max_by(cell, F.when(is_sent, F.col("position")))
-
-
-def _follow_moves(lives: DataFrame, fields: Sequence[str]) -> DataFrame:
-    """Return ``lives`` with the cells that are null taken from the life that each came from.
-
-    Each round takes from twice as far back as the one before.
-    """
-    lives = _with_origin(lives).localCheckpoint()
-    while not lives.where(_has_gap(fields) & F.col("origin").isNotNull()).isEmpty():
-        origins = lives.select(
-            F.struct("row", "life").alias("origin"), F.col("cells").alias("earlier"), F.col("origin").alias("next")
-        )
-        filled = [
-            F.coalesce(F.col("cells").getField(name), F.col("earlier").getField(name)).alias(name) for name in fields
-        ]
-        lives = (
-            lives.join(origins, "origin", "left")
-            .withColumn("cells", F.struct(*filled))
-            .withColumn("origin", F.col("next"))
-            .drop("earlier", "next")
-            .localCheckpoint()
-        )
-    return lives.drop("origin")
-
-
-def _with_origin(lives: DataFrame) -> DataFrame:
-    """Add ``origin``: row and life that a row had before it moved here; null when it did not.
-
-    The two records of a move stand one after the other in their transaction.
-    """
-    previous = F.lag("life").over(Window.partitionBy("row").orderBy("life"))
-    arrival = F.struct("life.epoch", "life.lsn", (F.col("life.seq") + 1).alias("seq"))
-    departures = (
-        lives.withColumn("previous", previous)
-        .where("is_departure AND previous IS NOT NULL")
-        .select(
-            arrival.alias("life"),
-            F.lit(True).alias("is_arrival"),  # noqa: FBT003 - a literal
-            F.struct("row", F.col("previous").alias("life")).alias("origin"),
-        )
-    )
-    return lives.join(departures, ["life", "is_arrival"], "left")
-
-
-def _has_gap(fields: Sequence[str]) -> Column:
-    return reduce(or_, (F.col("cells").getField(name).isNull() for name in fields))
 
 
 def _without_replaced(rows: DataFrame, changes: DataFrame, marks: DataFrame) -> DataFrame:
@@ -202,10 +107,10 @@ def _without_replaced(rows: DataFrame, changes: DataFrame, marks: DataFrame) -> 
 
 def _complete_loads(changes: DataFrame, marks: DataFrame) -> DataFrame:
     """Return the loads that replace the rows of their tables, and all of whose rows are among the changes."""
-    begins = marks.where("state = 'begin'").select("id", _position().alias("begin"))
-    ends = marks.where("state = 'end' AND replaces").select(*_TABLE, "id", _position().alias("end"), "rows")
+    begins = marks.where("state = 'begin'").select("id", position().alias("begin"))
+    ends = marks.where("state = 'end' AND replaces").select(*_TABLE, "id", position().alias("end"), "rows")
     loads = ends.join(begins, "id").distinct()
-    read = changes.where("op = 'r'").select(*_TABLE, _position().alias("position"))
+    read = changes.where("op = 'r'").select(*_TABLE, position().alias("position"))
     found = (
         read.join(F.broadcast(loads), _TABLE)
         .where("position > begin AND position < end")
@@ -217,7 +122,7 @@ def _complete_loads(changes: DataFrame, marks: DataFrame) -> DataFrame:
 
 def _rows(lives: DataFrame, fields: Sequence[str]) -> DataFrame:
     cells = {name: F.col("cells").getField(name) for name in fields}
-    unknown = (F.when(_is_unknown(name, cell), F.lit(name)) for name, cell in cells.items())
+    unknown = (F.when(is_unknown(name, cell), F.lit(name)) for name, cell in cells.items())
     texts = F.array(*(F.struct(F.lit(name), cell.getField("raw").alias("text")) for name, cell in cells.items()))
     return lives.select(
         "row.schema",
@@ -229,9 +134,3 @@ def _rows(lives: DataFrame, fields: Sequence[str]) -> DataFrame:
         "position.*",
         "ts",
     )
-
-
-def _is_unknown(name: str, cell: Column) -> Column:
-    """Return whether the last changes leave a value as it was, and what it was has not been sent."""
-    is_lost = ~cell.getField("is_known") & F.array_contains("unchanged", name)
-    return cell.isNull() | is_lost

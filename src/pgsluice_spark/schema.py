@@ -10,7 +10,7 @@ https://avro.apache.org/docs/1.12.0/specification/#schema-resolution
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import Any, Final, TypeAlias, TypeGuard
 
 Schema: TypeAlias = str | dict[str, Any] | list[Any]
@@ -25,6 +25,9 @@ _LOGICAL: Final[Sequence[str]] = ("logicalType", "precision", "scale")
 
 # The only types that a field may change to in place; decimals may get more digits too.
 _WIDENINGS: Final = {("int", "long"), ("int", "double"), ("float", "double")}
+
+_PARSED_MAX: Final = 4096
+"""Schemas whose parsed form is kept."""
 
 _ENVELOPE_FIELDS: Final = frozenset(("op", "before", "after", "unchanged", "epoch", "lsn", "seq"))
 
@@ -70,8 +73,18 @@ def record_reading(versions: Sequence[SchemaVersion]) -> Reading:
 def table_of(version: SchemaVersion) -> str:
     """Return the table that a schema is of, such as ``public.orders``: the end of the schema's namespace."""
     _record(version)  # raises an error if it is not a schema of ours
-    schema = json.loads(version.schema)
+    return _table(version.schema)
+
+
+@lru_cache(maxsize=_PARSED_MAX)
+def _table(text: str) -> str:
+    schema = json.loads(text)
     return ".".join(f"{schema.get('namespace')}.{schema.get('name')}".split(".")[-3:-1])
+
+
+def field_names(version: SchemaVersion) -> tuple[str, ...]:
+    """Return the fields of a record, such as the columns of a key."""
+    return tuple(field["name"] for field in _record(version)["fields"])
 
 
 def ambiguous_names(reading: Reading) -> list[str]:
@@ -129,6 +142,7 @@ def _envelope(version: SchemaVersion) -> Record:
     return record
 
 
+@lru_cache(maxsize=_PARSED_MAX)
 def _record(version: SchemaVersion) -> Record:
     where = f"version {version.version} of subject {version.subject}"
     try:
@@ -185,15 +199,18 @@ def _unqualified(name: str) -> str:
 
 def _merged(records: Sequence[Record]) -> Record:
     """Return a record that can read all of ``records``: the first one's fields first, then what it lacks."""
-    names = dict.fromkeys(field["name"] for record in records for field in record["fields"])
-    fields = [_merged_field(name, records) for name in names]
+    found: dict[str, list[dict[str, Any]]] = {}
+    for record in records:
+        for field in record["fields"]:
+            found.setdefault(field["name"], []).append(field)
+    fields = [_merged_field(name, fields, len(records)) for name, fields in found.items()]
     return {"type": "record", "name": records[0]["name"], "fields": fields}
 
 
-def _merged_field(name: str, records: Sequence[Record]) -> dict[str, Any]:
-    found = [field for record in records for field in record["fields"] if field["name"] == name]
+def _merged_field(name: str, found: Sequence[dict[str, Any]], records: int) -> dict[str, Any]:
+    """Return a field that some or all of so many ``records`` have."""
     schema = reduce(lambda one, other: _widest(name, one, other), (field["type"] for field in found))
-    everywhere = len(found) == len(records)
+    everywhere = len(found) == records
     if _split(schema)[0] or not (everywhere or "default" in found[0]):
         return {"name": name, "type": ["null", _split(schema)[1]], "default": None}
     return {**found[0], "type": schema}

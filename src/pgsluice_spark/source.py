@@ -1,28 +1,37 @@
 """Records of one Kafka topic, as Spark's Kafka source gives them.
 
-Used by :mod:`.changes` and :mod:`.marks`. Only records of committed cuts are read.
+Used by :mod:`.changes`, :mod:`.marks` and :mod:`.query`. Only records of committed cuts are read.
 
 https://spark.apache.org/docs/latest/streaming/structured-streaming-kafka-integration.html
 """
 
+import json
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
+
+from pgsluice_spark.cuts import Ranges
 
 _OWN_OPTIONS: Final = frozenset(
     ("subscribe", "subscribepattern", "assign", "kafka.bootstrap.servers", "kafka.isolation.level")
 )
-"""Options of Spark's Kafka source (their names are not case-sensitive) that :func:`read_topic` sets."""
+"""Options of Spark's Kafka source (their names are not case-sensitive) that these functions set."""
+_OF_STREAMS: Final = frozenset(("maxoffsetspertrigger", "minoffsetspertrigger", "startingtimestamp", "endingtimestamp"))
+"""Options that a batch of given offsets does not take."""
+_GAPS_MAX: Final = 64
+"""So many gaps are looked for one after the other."""
+_NARROW: Final = 16
+"""Offsets; most gaps have a transaction's marker and nothing else."""
 
 
 def read_topic(
     spark: SparkSession, topic: str, bootstrap_servers: str, options: Mapping[str, str], *, streaming: bool
 ) -> DataFrame:
     """Return the records of ``topic``, as a stream or as a batch; ``options`` are further ones of Spark's source."""
-    taken = sorted(name for name in options if name.lower() in _OWN_OPTIONS)
-    if taken:
-        raise ValueError(f"pgsluice_spark sets {', '.join(taken)} itself; leave it out of kafka_options")
+    check_options(options)
     reader = spark.readStream if streaming else spark.read
     # A stream that began at Spark's default, the end, would lack every row that has not changed since.
     defaults = {"startingOffsets": "earliest"}
@@ -32,3 +41,44 @@ def read_topic(
         "kafka.isolation.level": "read_committed",
     }
     return reader.format("kafka").options(**{**defaults, **options, **own}).load()
+
+
+def check_options(options: Mapping[str, str]) -> None:
+    """Raise ValueError if ``options`` have some that are not the user's to choose."""
+    taken = sorted(name for name in options if name.lower() in _OWN_OPTIONS)
+    if taken:
+        raise ValueError(f"pgsluice_spark sets {', '.join(taken)} itself; leave it out of kafka_options")
+
+
+def read_ranges(
+    spark: SparkSession, topic: str, bootstrap_servers: str, options: Mapping[str, str], ranges: Ranges
+) -> DataFrame:
+    """Return the records of ``topic`` at these offsets, and no others, as a batch."""
+    check_options(options)
+    own = {
+        "assign": json.dumps({topic: list(ranges)}),
+        "kafka.bootstrap.servers": bootstrap_servers,
+        "kafka.isolation.level": "read_committed",
+        "failOnDataLoss": "true",
+        "startingOffsets": json.dumps({topic: {partition: known[0][0] for partition, known in ranges.items()}}),
+        "endingOffsets": json.dumps({topic: {partition: known[-1][1] for partition, known in ranges.items()}}),
+    }
+    kept = {name: value for name, value in options.items() if name.lower() not in _OF_STREAMS}
+    return _without_gaps(spark.read.format("kafka").options(**{**kept, **own}).load(), ranges)
+
+
+def _without_gaps(records: DataFrame, ranges: Ranges) -> DataFrame:
+    """Leave out what lies between ranges: records that belong to no cut (at least once), and markers."""
+    gaps = [
+        (partition, before[1], after[0]) for partition, known in ranges.items() for before, after in pairwise(known)
+    ]
+    if len(gaps) > _GAPS_MAX:
+        narrow = [gap for gap in gaps if gap[2] - gap[1] <= _NARROW]
+        gaps = [gap for gap in gaps if gap[2] - gap[1] > _NARROW]
+        offsets = [(partition, offset) for partition, first, end in narrow for offset in range(first, end)]
+        marked = records.sparkSession.createDataFrame(offsets, "partition int, offset long")
+        records = records.join(F.broadcast(marked), ["partition", "offset"], "left_anti")
+    for partition, first, end in gaps:
+        at = F.col("offset")
+        records = records.where(~((F.col("partition") == partition) & (at >= first) & (at < end)))
+    return records

@@ -28,7 +28,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         # a session of a minute is over before better code would pay
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData",
         "spark.jars": ",".join(map(str, jars(pyspark.__version__))),
+        "spark.databricks.delta.snapshotPartitions": 1,
         "spark.local.dir": directory,
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.warehouse.dir": directory / "warehouse",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": 2,

@@ -1,0 +1,69 @@
+"""Pieces of a batch: whole cuts, few enough events, and the offsets at which a topic has them.
+
+Used by :mod:`.query`. Pure.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+from pgsluice_spark.cuts import Cut, Ranges
+
+
+def pieces(cuts: Iterable[Cut], max_events: int) -> Iterator[list[Cut]]:
+    """Yield ``cuts`` in pieces of one epoch and of at most ``max_events``. A cut with more is a piece of its own."""
+    piece: list[Cut] = []
+    events = 0
+    for cut in cuts:
+        if piece and (events + cut.events > max_events or cut.epoch != piece[-1].epoch):
+            yield piece
+            piece, events = [], 0
+        piece.append(cut)
+        events += cut.events
+    if piece:
+        yield piece
+
+
+def topics(cuts: Iterable[Cut]) -> list[str]:
+    """Return the topics that these cuts wrote to."""
+    return sorted({topic for cut in cuts for topic, use in cut.topics.items() if use.ranges})
+
+
+def places(cuts: Iterable[Cut], chosen: Collection[str]) -> set[tuple[str, int]]:
+    """Return the partitions of these topics that the cuts wrote to."""
+    return {
+        (topic, partition)
+        for cut in cuts
+        for topic, use in cut.topics.items()
+        if topic in chosen
+        for partition in use.ranges
+    }
+
+
+def ranges(cuts: Sequence[Cut], topic: str) -> Ranges:
+    """Return the offsets of a topic's records of these cuts. Ranges that touch are one.
+
+    A range is what its cut says, and never begins at the end of the one before: between them there may be records
+    that belong to no cut.
+    """
+    found: dict[int, list[tuple[int, int]]] = {}
+    for cut in cuts:
+        if topic in cut.topics:
+            for partition, (first, following) in sorted(cut.topics[topic].ranges.items()):
+                _extend(found.setdefault(partition, []), first, following)
+    return found
+
+
+def _extend(known: list[tuple[int, int]], first: int, following: int) -> None:
+    """Add a range; its first offset is a lower bound, so it may reach into the one before."""
+    if known and first <= known[-1][1]:
+        known[-1] = known[-1][0], max(known[-1][1], following)
+    else:
+        known.append((first, following))
+
+
+def declared(cuts: Iterable[Cut], topic: str) -> Mapping[str, int]:
+    """Return how many events of each op these cuts declare for a topic."""
+    counts: dict[str, int] = {}
+    for cut in cuts:
+        for op, count in cut.topics[topic].counts.items() if topic in cut.topics else ():
+            counts[op] = counts.get(op, 0) + count
+    return {op: count for op, count in counts.items() if count}

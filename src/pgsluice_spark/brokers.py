@@ -1,0 +1,103 @@
+"""What Kafka says of topics: their ids, and where they begin. The client is the one that Spark's source brings.
+
+Used by :mod:`.query`.
+
+https://kafka.apache.org/documentation/#adminapi
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import SparkSession
+
+from pgsluice_spark.errors import PipelineError, TopicMissing
+
+_KAFKA: Final = "kafka."
+_MISSING: Final = "UnknownTopicOrPartitionException"
+
+Place = tuple[str, int]
+"""Topic and partition."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicNow:
+    """A topic as it is now: its id, and the offset of the first record that each partition may still have."""
+
+    id: str
+    begins: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Brokers:
+    """The brokers of a pipeline. ``options``: those of Spark's Kafka source."""
+
+    spark: SparkSession
+    bootstrap_servers: str
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
+        """Return Kafka's own id of each topic; TopicMissing if one does not exist."""
+        with self._admin() as admin:
+            found = _answer(lambda: admin.describeTopics(self._list(topics)).allTopicNames().get(), topics)
+            return {topic: found.get(topic).topicId().toString() for topic in topics}
+
+    def topics(self, places: Collection[Place]) -> dict[str, TopicNow]:
+        """Return what there is of the topics of these partitions."""
+        ids = self.topic_ids({topic for topic, _ in places})
+        begins: dict[str, dict[int, int]] = {topic: {} for topic in ids}
+        for (topic, partition), offset in self._first_offsets(places).items():
+            begins[topic][partition] = offset
+        return {topic: TopicNow(identifier, begins[topic]) for topic, identifier in ids.items()}
+
+    def _first_offsets(self, places: Collection[Place]) -> dict[Place, int]:
+        jvm = self._jvm
+        request = jvm.java.util.HashMap()
+        for topic, partition in places:
+            key = jvm.org.apache.kafka.common.TopicPartition(topic, partition)
+            request.put(key, jvm.org.apache.kafka.clients.admin.OffsetSpec.earliest())
+        with self._admin() as admin:
+            found = _answer(lambda: admin.listOffsets(request).all().get(), {topic for topic, _ in places})
+            return {(at.getKey().topic(), at.getKey().partition()): at.getValue().offset() for at in found.entrySet()}
+
+    @property
+    def _jvm(self) -> Any:  # noqa: ANN401 - py4j has no types
+        return self.spark._jvm  # noqa: SLF001 - PySpark has no other way to Java
+
+    def _list(self, items: Collection[str]) -> Any:  # noqa: ANN401 - as above
+        found = self._jvm.java.util.ArrayList()
+        for item in items:
+            found.add(item)
+        return found
+
+    @contextmanager
+    def _admin(self) -> Iterator[Any]:
+        properties = self._jvm.java.util.Properties()
+        given = {name: value for name, value in self.options.items() if name.lower().startswith(_KAFKA)}
+        for name, value in {**given, "kafka.bootstrap.servers": self.bootstrap_servers}.items():
+            properties.setProperty(name[len(_KAFKA) :], value)
+        admin = self._jvm.org.apache.kafka.clients.admin.Admin.create(properties)
+        try:
+            yield admin
+        finally:
+            admin.close()
+
+
+def _answer(ask: Callable[[], Any], topics: Collection[str]) -> Any:  # noqa: ANN401 - as above
+    try:
+        return ask()
+    except Py4JJavaError as error:
+        java = error.java_exception
+        cause = java.getCause() or java
+        named = ", ".join(sorted(topics))
+        if cause.getClass().getSimpleName() == _MISSING:
+            raise TopicMissing(
+                f"one of these topics does not exist: {named}. Nothing was read. Check the prefix of the pipeline; if "
+                "the topic was deleted, see pgsluice's runbook (docs/delivery.md)"
+            ) from None
+        raise PipelineError(
+            f"Kafka does not say what it has of {named}: {cause.getMessage()}. Nothing was read. Check "
+            "bootstrap_servers and kafka_options, and the rights to describe these topics and their settings"
+        ) from None

@@ -1,0 +1,36 @@
+"""A table's changes, kept as they came: those of a batch are appended in one commit.
+
+Used by :mod:`.query`. The rows of a log are changes as :func:`.read_changes` gives them, each of them once, and
+:func:`.latest` takes them.
+"""
+
+from dataclasses import replace
+
+from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
+
+from pgsluice_spark.delta import Commit, DeltaTable
+from pgsluice_spark.fold import count_of, located
+from pgsluice_spark.loads import TableState, advanced, intervals
+from pgsluice_spark.work import Prepared, Work
+
+_IS_FIRST: str = "op != 't' OR partition = 0"
+"""A truncate stands in every partition."""
+
+
+def prepare(work: Work, table: DeltaTable) -> Prepared:
+    """Read the changes of a piece, and return what there is to count and to commit."""
+    loads = intervals(work.state, work.marks)
+    changes = located(work.events.where(_IS_FIRST), work.repeated).localCheckpoint()
+    rows = [count_of(load).alias(f"load_{n}") for n, load in enumerate(loads)]
+    ops = changes.groupBy("op").agg(F.count("*").alias("count"), *rows).collect()
+    counted = {load.id: sum(row[f"load_{n}"] for row in ops) for n, load in enumerate(loads)}
+    before = replace(work.state, key=work.state.key or work.reading.newest_key)
+    state, _ = advanced(before, work.cuts, work.marks, counted)
+
+    def commit() -> tuple[TableState, int | None]:
+        if not ops:
+            return state, None
+        rows = changes.where("is_live").drop("position", "is_live")
+        return state, table.extend(rows, Commit(work.app, state.offset, state.to_json()))
+
+    return Prepared({row["op"]: row["count"] for row in ops}, commit)

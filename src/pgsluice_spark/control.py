@@ -1,0 +1,153 @@
+"""The control table of a target: which commits of its tables make up one state of the database.
+
+A row is added when all tables have everything up to the end of a cut. :func:`consistent_view` reads the tables as
+of one row, so nobody sees a part of a transaction.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
+
+from pgsluice_spark.delta import Commit, Delta, DeltaTable
+from pgsluice_spark.errors import NoSuchView
+from pgsluice_spark.loads import LOADED, TableState
+
+NAME: Final = "_pgsluice_cuts"
+
+_SCHEMA: Final = (
+    "cut long, epoch int, end_lsn long, ts_us long, offset long, topic_id string, "
+    "tables map<string, struct<version: long, is_finished: boolean, status: string, state: string>>"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TableEntry:
+    """One table in the control table: the number of its commit (None: none yet), and what it has."""
+
+    version: int | None
+    state: TableState
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A row of the control table."""
+
+    cut: int
+    epoch: int
+    end_lsn: int
+    ts_us: int | None
+    offset: int
+    topic_id: str
+    tables: Mapping[str, TableEntry]
+
+
+class View(Mapping[str, DataFrame]):
+    """All tables of a target as of one cut.
+
+    ``view["public.orders"]`` is a DataFrame. ``status`` tells for each table whether it is ``loaded``, which means
+    that it equals PostgreSQL's at this cut, or what is missing; ``unfinished`` names those that are not.
+    """
+
+    def __init__(self, spark: SparkSession, target: Delta, entry: Entry) -> None:
+        self.cut, self.epoch, self.end_lsn = entry.cut, entry.epoch, entry.end_lsn
+        self.ts = None if entry.ts_us is None else datetime.fromtimestamp(entry.ts_us / 1e6, UTC)
+        self.status = {name: table.state.status for name, table in entry.tables.items()}
+        self._versions = {name: one.version for name, one in entry.tables.items() if one.version is not None}
+        self._tables = {name: target.table(spark, name) for name in self._versions}
+
+    @property
+    def unfinished(self) -> list[str]:
+        """The tables that do not equal PostgreSQL's."""
+        return sorted(name for name, status in self.status.items() if status != LOADED)
+
+    @property
+    def versions(self) -> Mapping[str, int]:
+        """The version of each Delta table."""
+        return self._versions
+
+    def __getitem__(self, table: str) -> DataFrame:
+        return self._tables[table].read(self._versions[table])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._versions)
+
+    def __len__(self) -> int:
+        return len(self._versions)
+
+
+def consistent_view(spark: SparkSession, target: Delta, at: int | str | datetime | None = None) -> View:
+    """Return all tables of a mirror as of the end of one cut.
+
+    ``at``: None for the last one, the number of a cut, an LSN (``"0/16B3748"``) or a time (with a time zone).
+    What holds is the last state that is not behind it. NoSuchView if there is none.
+    """
+    control = ControlTable(target.table(spark, NAME))
+    entry = control.last(_condition(at))
+    if entry is None:
+        raise NoSuchView(
+            f"{target.path} has no state of the database{'' if at is None else f' as of {at} or before'}. Nothing was "
+            f"mirrored to it until then. The states that there are stand in the table {control.sql}"
+        )
+    return View(spark, target, entry)
+
+
+def _condition(at: int | str | datetime | None) -> str:
+    if at is None:
+        return "true"
+    if isinstance(at, datetime):
+        return f"ts_us <= {int(at.astimezone(UTC).timestamp() * 1e6)}"
+    return f"cut <= {at}" if isinstance(at, int) else f"end_lsn <= {_lsn(at)}"
+
+
+def _lsn(text: str) -> int:
+    """Return an LSN as a number; ValueError if it is none."""
+    high, separator, low = text.partition("/")
+    if not separator:
+        raise ValueError(f"{text!r} is no LSN such as 0/16B3748")
+    return (int(high, 16) << 32) + int(low, 16)
+
+
+@dataclass(frozen=True, slots=True)
+class ControlTable:
+    """The control table."""
+
+    table: DeltaTable
+
+    @property
+    def sql(self) -> str:
+        """Its name in SQL."""
+        return self.table.sql
+
+    def last(self, condition: str = "true") -> Entry | None:
+        """Return the last row that fulfils a condition."""
+        if not self.table.exists:
+            return None
+        rows = self.table.read().where(condition).orderBy(F.desc("offset")).limit(1).collect()
+        return _entry(rows[0]) if rows else None
+
+    def add(self, entry: Entry) -> None:
+        """Add a row, once."""
+        tables = {
+            name: (one.version, one.state.status == LOADED, one.state.status, one.state.to_json())
+            for name, one in entry.tables.items()
+        }
+        row = (entry.cut, entry.epoch, entry.end_lsn, entry.ts_us, entry.offset, entry.topic_id, tables)
+        rows = self.table.spark.createDataFrame([row], _SCHEMA)
+        self.table.append(rows.coalesce(1), Commit(entry.topic_id, entry.offset, ""))
+
+
+def _entry(row: Any) -> Entry:  # noqa: ANN401 - Spark's rows have no types
+    tables: Sequence[tuple[str, Any]] = list(row["tables"].items())
+    return Entry(
+        cut=row["cut"],
+        epoch=row["epoch"],
+        end_lsn=row["end_lsn"],
+        ts_us=row["ts_us"],
+        offset=row["offset"],
+        topic_id=row["topic_id"],
+        tables={name: TableEntry(one["version"], TableState.from_json(one["state"])) for name, one in tables},
+    )

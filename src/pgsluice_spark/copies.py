@@ -1,0 +1,151 @@
+"""The copies of tables in a target: what each of them has, and what the control table says of them.
+
+Used by :mod:`.query` and :mod:`.job`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from queue import SimpleQueue
+from typing import Final
+
+from pyspark.sql import SparkSession
+
+from pgsluice_spark.control import NAME as CONTROL
+from pgsluice_spark.control import ControlTable, Entry, TableEntry
+from pgsluice_spark.cuts import Cut, marks_of
+from pgsluice_spark.delta import Commit, Delta, DeltaTable
+from pgsluice_spark.errors import TopicRecreated
+from pgsluice_spark.loads import GAP, UNLOADED, TableState, advanced
+from pgsluice_spark.names import is_chosen
+from pgsluice_spark.origin import Origin
+from pgsluice_spark.rows import SYSTEM, is_before
+from pgsluice_spark.work import Prepared, Work
+
+PARALLELISM: Final = 8
+"""Topics that are applied beside each other."""
+
+SETTINGS: Final[Mapping[str, str]] = {
+    # what is merged is kept until the commit, so Delta need not keep it, too
+    "spark.databricks.delta.merge.materializeSource": "none",
+}
+
+Prepare = Callable[[Work, DeltaTable], Prepared]
+
+
+class Copies:
+    """The tables of a target: what each of them has, and the control table."""
+
+    def __init__(self, origin: Origin, target: Delta, patterns: Sequence[str], prepare: Prepare) -> None:
+        self._transactions, self._target, self._patterns, self._prepare = origin.transactions, target, patterns, prepare
+        self._sessions: SimpleQueue[SparkSession] = SimpleQueue()
+        for _ in range(PARALLELISM):
+            self._sessions.put(_session(origin.spark))
+        self._control = ControlTable(target.table(_session(origin.spark), CONTROL))
+        self._tables: dict[str, TableEntry] = {}
+        self._checked: set[str] = set()
+        """The tables of which we have asked Delta."""
+        self.app = ""
+        self.entry: Entry | None = None
+        """The last row of the control table."""
+
+    def open(self, app: str) -> None:
+        """Learn what the target has; ``app`` is the id of the topic of cut records."""
+        self.entry = self._control.last()
+        if self.entry is not None:
+            self._check_app(self.entry.topic_id, app)
+            self._tables = dict(self.entry.tables)
+        self.app = app
+
+    def _check_app(self, known: str, app: str) -> None:
+        if known != app:
+            raise TopicRecreated(
+                f"{self._target.path} has what came from another topic {self._transactions} (id {known}, now {app}): "
+                "it was deleted and created again, or this is another pipeline. Its offsets mean something else now. "
+                "Nothing was applied. Begin a new target with a new checkpoint, and load its tables with `pgsluice "
+                "snapshot start`"
+            )
+
+    def is_chosen(self, table: str) -> bool:
+        """Return whether a table is to be copied."""
+        return is_chosen(table, self._patterns)
+
+    def applied(self, spark: SparkSession, table: str) -> int:
+        """Return the offset of the last cut record that a table has. After a crash, the control table may not know."""
+        offset = -1 if self.entry is None else self.entry.offset
+        if table not in self._checked:
+            last = self._target.table(spark, table).last()
+            if last is not None:
+                self._check_app(last.commit.app, self.app)
+                if last.commit.version > offset:
+                    self._tables[table] = TableEntry(last.number, TableState.from_json(last.commit.state))
+            self._checked.add(table)
+        return max(offset, self.state(table).offset)
+
+    def state(self, table: str) -> TableState:
+        """Return what a table has."""
+        return self._tables[table].state if table in self._tables else TableState()
+
+    def prepare(self, spark: SparkSession, work: Work) -> Prepared:
+        """Read and count the changes of a table."""
+        return self._prepare(work, self._target.table(spark, work.table, self._version(work.table)))
+
+    def applied_to(self, table: str, state: TableState, version: int | None) -> None:
+        """Note what a table has now; ``version`` is the number of its commit, None if there was none."""
+        self._tables[table] = TableEntry(self._version(table) if version is None else version, state)
+
+    def lose(self, table: str, cuts: Sequence[Cut]) -> None:
+        """Note that the changes of a table in these cuts are lost."""
+        state = self.state(table)
+        state = replace(state, load=None, status=UNLOADED if state.status == UNLOADED else GAP)
+        self.applied_to(table, replace(advanced(state, cuts, (), {})[0], load=None), None)
+
+    def _version(self, table: str) -> int | None:
+        return self._tables[table].version if table in self._tables else None
+
+    def finish(self, cuts: Sequence[Cut]) -> None:
+        """Follow the marks of tables that had no changes, then write the control table."""
+        self._follow_marks(cuts)
+        last = cuts[-1]
+        if any(table.state.offset > last.offset for table in self._tables.values()):
+            return  # a crash has left tables that are further on
+        self.entry = Entry(last.number, last.epoch, last.end_lsn, last.ts_us, last.offset, self.app, dict(self._tables))
+        self._control.add(self.entry)
+
+    def _follow_marks(self, cuts: Sequence[Cut]) -> None:
+        old = {name for name, table in self._tables.items() if table.state.epoch != cuts[-1].epoch}
+        marked = {mark.table for cut in cuts for mark in cut.marks if self.is_chosen(mark.table)}
+        with self.session() as spark:
+            for table in sorted(old | marked):
+                offset = self.applied(spark, table)
+                if pending := [cut for cut in cuts if cut.offset > offset]:
+                    self._follow(spark, table, pending)
+
+    def _follow(self, spark: SparkSession, table: str, cuts: Sequence[Cut]) -> None:
+        state, gone = advanced(self.state(table), cuts, marks_of(cuts, table), {})
+        target = self._target.table(spark, table, self._version(table))
+        version = None
+        if gone is not None and target.exists:
+            commit = Commit(self.app, state.offset, state.to_json())
+            version = target.delete(is_before(f"{SYSTEM}.", gone), commit)
+        self.applied_to(table, state, version)
+
+    @contextmanager
+    def session(self) -> Iterator[SparkSession]:
+        """Give a session that no other thread uses meanwhile."""
+        spark = self._sessions.get()
+        try:
+            yield spark
+        finally:
+            self._sessions.put(spark)
+
+
+def _session(spark: SparkSession) -> SparkSession:
+    """Return a session of its own with the settings of ``spark``."""
+    session = spark.newSession()
+    for name, value in spark.conf.getAll.items():
+        if spark.conf.isModifiable(name):
+            session.conf.set(name, value)
+    for name, value in SETTINGS.items():
+        session.conf.set(name, value)
+    return session

@@ -1,0 +1,160 @@
+"""Cut records: which records of which topics belong to whole transactions.
+
+Used by :mod:`.batches` and :mod:`.query`. Pure but for :func:`decoded_cuts`.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
+
+from pgsluice_spark.decode import decoded
+from pgsluice_spark.errors import RetentionGap
+from pgsluice_spark.names import table_name
+from pgsluice_spark.schema import Reading
+
+
+class Position(NamedTuple):
+    """What orders events and marks."""
+
+    epoch: int
+    lsn: int
+    seq: int
+
+
+_AS_JAVA: Final = str.maketrans("+/", "-_")
+"""Clients in C write the ids of topics with other characters than those in Java, which we ask."""
+
+Ranges = Mapping[int, Sequence[tuple[int, int]]]
+"""Of a topic's partitions: first and next offset of each range, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicCut:
+    """What a cut wrote to one topic."""
+
+    topic_id: str
+    ranges: Mapping[int, tuple[int, int]]
+    """First and next offset of each partition that has records of the cut."""
+    counts: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """How far the rows of a table have been read."""
+
+    table: str
+    id: str
+    state: str
+    position: Position
+    rows: int
+    replaces: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A cut record, its parts joined. ``offset`` is that of the last part, ``ts_us`` a time since 1970."""
+
+    number: int
+    epoch: int
+    end_lsn: int
+    ts_us: int | None
+    offset: int
+    part: int
+    parts: int
+    topics: Mapping[str, TopicCut] = field(default_factory=dict)
+    marks: Sequence[Mark] = ()
+
+    @property
+    def events(self) -> int:
+        """How many events it has, those of messages and dead letters included."""
+        return sum(sum(use.counts.values()) for use in self.topics.values())
+
+
+def decoded_cuts(records: DataFrame, reading: Reading) -> DataFrame:
+    """Return the fields of cut records, and Kafka's ``offset`` and ``timestamp``."""
+    cuts = records.select(decoded("value", reading).alias("cut"), "offset", "timestamp")
+    return cuts.select("cut.*", "offset", "timestamp")
+
+
+def collected(cuts: DataFrame) -> list[Cut]:
+    """Return the parts of cut records, in the order of the topic."""
+    columns: list[str | Column] = ["cut", "epoch", "end_lsn", "offset", "part", "parts", "topics", "snapshots"]
+    rows = cuts.select(*columns, F.unix_micros("ts").alias("ts_us")).collect()
+    return sorted((_cut(row) for row in rows), key=lambda cut: cut.offset)
+
+
+def _cut(row: Any) -> Cut:  # noqa: ANN401 - Spark's rows have no types
+    return Cut(
+        number=row["cut"],
+        epoch=row["epoch"],
+        end_lsn=row["end_lsn"],
+        ts_us=row["ts_us"],
+        offset=row["offset"],
+        part=row["part"],
+        parts=row["parts"],
+        topics={topic["topic"]: _topic(topic) for topic in row["topics"]},
+        marks=[_mark(mark) for mark in row["snapshots"]],
+    )
+
+
+def _topic(row: Any) -> TopicCut:  # noqa: ANN401 - as above
+    ranges = {at["partition"]: (at["first"], at["next"]) for at in row["offsets"] if at["first"] < at["next"]}
+    return TopicCut(row["topic_id"].translate(_AS_JAVA), ranges, dict(row["counts"]))
+
+
+def _mark(row: Any) -> Mark:  # noqa: ANN401 - as above
+    return Mark(
+        table=table_name(row["schema"], row["table"]),
+        id=row["id"],
+        state=row["state"],
+        position=Position(row["epoch"], row["lsn"], row["seq"]),
+        rows=row["rows"],
+        replaces=row["replaces"],
+    )
+
+
+def joined(parts: Iterable[Cut]) -> list[Cut]:
+    """Return the whole cuts among ``parts``. One whose last part is missing is left to the batch that has it."""
+    cuts: list[Cut] = []
+    found: list[Cut] = []
+    for part in parts:
+        found = [part] if part.part == 0 else [*found, part]
+        if part.part == part.parts - 1 and len(found) == part.parts:
+            cuts.append(_whole(found))
+    return cuts
+
+
+def _whole(parts: Sequence[Cut]) -> Cut:
+    topics = {topic: use for part in parts for topic, use in part.topics.items()}
+    return replace(parts[-1], part=0, parts=1, topics=topics, marks=parts[0].marks)
+
+
+def marks_of(cuts: Iterable[Cut], table: str) -> list[Mark]:
+    """Return the marks of a table in these cuts."""
+    return [mark for cut in cuts for mark in cut.marks if mark.table == table]
+
+
+def last_of_each_number(cuts: Iterable[Cut]) -> list[Cut]:
+    """Return the cuts that count: if a number came again (at least once), the later one has all of the earlier."""
+    counting: list[Cut] = []
+    for cut in cuts:
+        while counting and counting[-1].number >= cut.number:
+            counting.pop()
+        counting.append(cut)
+    return counting
+
+
+def check_order(cuts: Sequence[Cut], applied: int | None, topic: str) -> None:
+    """Raise RetentionGap if cut records are missing; ``applied`` is the number of the last cut before these."""
+    for cut in cuts:
+        if applied is not None and cut.number > applied + 1:
+            raise RetentionGap(
+                f"topic {topic}: cut {cut.number} follows cut {applied}. The cut records between them are gone, and "
+                "nothing tells which changes they had, so the tables cannot be followed any further. Begin a new "
+                "target with a new checkpoint, and load its tables with `pgsluice snapshot start`. Let the topic keep "
+                "its records for longer than this query is ever down."
+            )
+        applied = cut.number

@@ -1,0 +1,251 @@
+"""Delta tables as targets: one directory for each table, one commit for each batch.
+
+Used by :mod:`.mirror`, :mod:`.changelog` and :mod:`.control`. A commit has an application id and a version, and Delta
+makes none whose version it has already.
+
+https://docs.delta.io/latest/delta-batch.html#idempotent-table-writes-in-foreachbatch
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import DataType, StructType
+
+from pgsluice_spark.errors import ForeignWrite, PipelineError
+
+_TXN: Final = "spark.databricks.delta.write.txn"
+_METADATA: Final = "spark.databricks.delta.commitInfo.userMetadata"
+_OURS: Final = "pgsluice"
+"""The name in a commit's metadata by which we know our own."""
+
+_MAINTENANCE: Final = frozenset(
+    (
+        "ADD COLUMNS",
+        "CHANGE COLUMN",
+        "CHANGE COLUMNS",
+        "CLUSTER BY",
+        "OPTIMIZE",
+        "REORG",
+        "SET TBLPROPERTIES",
+        "UNSET TBLPROPERTIES",
+        "UPGRADE PROTOCOL",
+        "VACUUM END",
+        "VACUUM START",
+    )
+)
+"""Operations that leave the rows as they are."""
+
+_HISTORY: Final = 50
+"""Commits that are looked at to find our last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A directory of Delta tables, in a file system that Spark knows."""
+
+    path: str
+
+    def table(self, spark: SparkSession, name: str, since: int | None = None) -> "DeltaTable":
+        """Return one of its tables, which need not exist yet; ``since``: the number of our last commit, if known."""
+        return DeltaTable(spark, f"{self.path.rstrip('/')}/{name}", since)
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What a commit says of itself: ``version`` is that of the application, ``state`` text that it leaves behind."""
+
+    app: str
+    version: int
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """What a merge statement consists of, with ``s`` for the source and ``t`` for the table."""
+
+    source: DataFrame
+    condition: str
+    clauses: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Our last commit: Delta's number of it, and what it says."""
+
+    number: int
+    commit: Commit
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaTable:
+    """One Delta table. The session is for this table alone while it commits, because Delta's settings belong to it."""
+
+    spark: SparkSession
+    path: str
+    since: int | None = None
+    """The number of our last commit that is known; whatever follows it has to be ours."""
+
+    @property
+    def sql(self) -> str:
+        """Its name in SQL."""
+        return f"delta.{quoted(self.path)}"
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a Delta table."""
+        spark = self.spark
+        kind = spark._jvm.io.delta.tables.DeltaTable  # noqa: SLF001 - the wheel of PySpark has no other way to it
+        return bool(kind.isDeltaTable(spark._jsparkSession, self.path))  # noqa: SLF001 - as above
+
+    def read(self, version: int | None = None) -> DataFrame:
+        """Return its rows, as of a commit or the last one."""
+        reader = self.spark.read.format("delta")
+        return (reader if version is None else reader.option("versionAsOf", version)).load(self.path)
+
+    def fit(self, schema: StructType) -> None:
+        """Make the table, or give it the columns and the wider types that it lacks."""
+        if not self.exists:
+            with self._committing(None):
+                self.spark.createDataFrame([], schema).write.format("delta").save(self.path)
+            return
+        known = {field.name.lower(): field.dataType for field in self.read().schema}
+        added = [field for field in schema if field.name.lower() not in known]
+        if added:
+            columns = ", ".join(f"{quoted(field.name)} {field.dataType.simpleString()}" for field in added)
+            self.spark.sql(f"ALTER TABLE {self.sql} ADD COLUMNS ({columns})")
+        for field in schema:
+            if field.name.lower() in known and known[field.name.lower()] != field.dataType:
+                self._widen(field.name, field.dataType)
+
+    def _allow_wider_types(self) -> None:
+        # not from the start, because there are readers that refuse tables with this feature
+        self.spark.sql(f"ALTER TABLE {self.sql} SET TBLPROPERTIES ('delta.enableTypeWidening' = 'true')")
+
+    def _widen(self, name: str, kind: DataType) -> None:
+        self._allow_wider_types()
+        self.spark.sql(f"ALTER TABLE {self.sql} ALTER COLUMN {quoted(name)} TYPE {kind.simpleString()}")
+
+    def append(self, rows: DataFrame, commit: Commit) -> int:
+        """Add rows; return the number of the commit."""
+        return self._commit(commit, lambda: self._write(rows, "append"))
+
+    def extend(self, rows: DataFrame, commit: Commit) -> int:
+        """Add rows, which may have columns, fields and wider types that the table lacks."""
+        known = _leaves(self.read().schema) if self.exists else {}
+        if any(known.get(path, kind) != kind for path, kind in _leaves(rows.schema).items()):
+            self._allow_wider_types()
+        return self._commit(commit, lambda: self._write(rows, "append", mergeSchema="true"))
+
+    def overwrite(self, rows: DataFrame, commit: Commit) -> int:
+        """Replace all rows by others; return the number of the commit."""
+        return self._commit(commit, lambda: self._write(rows, "overwrite"))
+
+    def merge(self, merge: Merge, commit: Commit) -> int:
+        """Merge rows into the table; return the number of the commit."""
+        merge.source.createOrReplaceTempView("pgsluice_source")
+        condition = f"{merge.condition} {' '.join(merge.clauses)}"
+        statement = f"MERGE INTO {self.sql} AS t USING pgsluice_source AS s ON {condition}"
+        return self._commit(commit, lambda: self.spark.sql(statement).collect())
+
+    def delete(self, condition: str, commit: Commit) -> int:
+        """Delete rows; return the number of the commit."""
+        return self._commit(commit, lambda: self.spark.sql(f"DELETE FROM {self.sql} WHERE {condition}").collect())  # noqa: S608
+
+    def last(self) -> Committed | None:
+        """Return our last commit, None if there is none.
+
+        ForeignWrite if something else has changed rows after it, or after the commit ``since``.
+        """
+        if not self.exists:
+            return None
+        history = self.spark.sql(f"DESCRIBE HISTORY {self.sql} LIMIT {_HISTORY}")
+        columns = ("version", "operation", "operationParameters", "userMetadata")
+        return _last(self.path, history.select(*columns).orderBy("version", ascending=False).collect(), self.since)
+
+    def _write(self, rows: DataFrame, mode: str, **options: str) -> None:
+        rows.write.format("delta").mode(mode).options(**options).save(self.path)
+
+    def _commit(self, commit: Commit, action: Callable[[], object]) -> int:
+        with self._committing(commit):
+            action()
+        found = self.last()
+        if found is None or found.commit.version != commit.version:
+            raise PipelineError(
+                f"{self.path} does not have the commit that was just made for version {commit.version}. Two queries "
+                "write to it. Stop one of them"
+            )
+        return found.number
+
+    @contextmanager
+    def _committing(self, commit: Commit | None) -> Iterator[None]:
+        conf = self.spark.conf
+        own = {"app": "", "version": -1, "state": ""} if commit is None else _as_dict(commit)
+        settings = {_METADATA: json.dumps({_OURS: own})}
+        if commit is not None:
+            settings |= {f"{_TXN}AppId": commit.app, f"{_TXN}Version": str(commit.version)}
+        for name, value in settings.items():
+            conf.set(name, value)
+        try:
+            yield
+        finally:
+            for name in settings:
+                conf.unset(name)
+
+
+def _leaves(schema: StructType, path: str = "") -> dict[str, DataType]:
+    """Return the types of all fields that are no structs, by their paths."""
+    found: dict[str, DataType] = {}
+    for field in schema:
+        name = f"{path}{field.name.lower()}."
+        inner = _leaves(field.dataType, name) if isinstance(field.dataType, StructType) else {name: field.dataType}
+        found.update(inner)
+    return found
+
+
+def quoted(name: str) -> str:
+    """Return a name as SQL has it."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _as_dict(commit: Commit) -> dict[str, Any]:
+    return {"app": commit.app, "version": commit.version, "state": commit.state}
+
+
+def _metadata(text: str | None) -> Commit | None:
+    """Return what a commit says of itself; None if it is not ours."""
+    try:
+        own = json.loads(text or "")[_OURS]
+        return Commit(own["app"], own["version"], own["state"])
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def _last(path: str, commits: Sequence[Any], since: int | None) -> Committed | None:
+    """Return our last commit among these, newest first."""
+    found = restored = None
+    for row in commits:
+        if restored is not None and row["version"] > restored:
+            continue
+        if found is not None and (since is None or row["version"] <= since):
+            break
+        ours = _metadata(row["userMetadata"])
+        if row["operation"] == "RESTORE" and row["operationParameters"].get("version"):
+            restored = int(row["operationParameters"]["version"])
+        elif ours is None and row["operation"] not in _MAINTENANCE:
+            raise ForeignWrite(_foreign(path, row))
+        elif found is None and ours is not None and ours.app:
+            found = Committed(row["version"], ours)
+    return found
+
+
+def _foreign(path: str, row: Any) -> str:  # noqa: ANN401 - Spark's rows have no types
+    return (
+        f"{path}: something else than this pipeline has written to the table: version {row['version']} is a "
+        f"{row['operation']}. The table may differ from PostgreSQL from there on, and nothing was added to it. Restore "
+        f"the version before (RESTORE TABLE delta.`{path}` TO VERSION AS OF {row['version'] - 1}), or load the table "
+        "into a new target. Only the pipeline may write to its tables"
+    )

@@ -1,0 +1,176 @@
+"""What the changes of one table in a batch come to: one record for each key.
+
+Used by :mod:`.mirror`. Most keys need nothing but their own changes: the last value of each column that was sent since
+the row's beginning, or, if the row is older than the batch, the value that the target has. A row that came from another
+key without all of its values needs the row of that key, so the keys that moves go through are followed apart, together
+with the rows that the target has under them.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
+from pyspark.sql.types import StructType
+
+from pgsluice_spark.cuts import Position
+from pgsluice_spark.lives import BEGIN, POSITION, comparable, follow_moves, is_unknown, lives_of, position
+from pgsluice_spark.loads import Interval
+
+OPS: Final = ("c", "u", "d", "r")
+"""The operations of rows, which a truncate is not."""
+
+NET: Final = ("key", "op", "cells", "kept", "unchanged", "raw", *POSITION, "ts")
+"""The columns of what a batch comes to.
+
+``op`` is ``u`` or ``d``; ``kept``: columns whose value is the target's; ``unchanged``: columns whose value nobody
+knows; ``raw``: as in the event."""
+
+
+def located(events: DataFrame, floor: Position | None) -> DataFrame:
+    """Add ``position`` to changes, and whether it is behind ``floor`` (``is_live``)."""
+    is_live = F.lit(True) if floor is None else position() > literal(floor)  # noqa: FBT003 - a literal
+    return events.withColumns({"position": position(), "is_live": is_live})
+
+
+def placed(events: DataFrame, floor: Position | None) -> DataFrame:
+    """Add what :func:`located` adds, and ``row``, which tells keys apart."""
+    key = events.schema["key"].dataType
+    assert isinstance(key, StructType), "keys are records"
+    parts = (comparable(F.col("key").getField(part.name), part.dataType).alias(part.name) for part in key)
+    return located(events, floor).withColumn("row", F.struct(*parts))
+
+
+def literal(place: Position) -> Column:
+    """Return a position as Spark has it."""
+    kinds = zip(POSITION, place, ("int", "long", "long"), strict=True)
+    return F.struct(*(F.lit(number).cast(kind).alias(name) for name, number, kind in kinds))
+
+
+def folded(events: DataFrame, fields: Sequence[str], intervals: Sequence[Interval]) -> DataFrame:
+    """Return the columns of ``NET`` for each key, and what there is to count.
+
+    ``counts``: how many events of each op, ``rows``: how many ``r`` events of each of ``intervals``, ``is_moving``:
+    whether the key is one end of a key change, ``has_gap``: whether values of the row under another key are missing.
+    """
+    live = events.withColumn("at", F.when(F.col("is_live"), F.col("position")))
+    begin = F.max(F.when(F.col("op").isin(*BEGIN), F.col("at")))
+    is_move = F.array_contains("flags", "key_change") & F.col("at").isNotNull()
+    keys = live.groupBy("row").agg(
+        F.max_by(F.struct("key", "op", "ts", F.col("unchanged").alias("named")), "at").alias("last"),
+        F.max("at").alias("position"),
+        begin.alias("begin"),
+        F.max(F.when(is_move & (F.col("op") == "c"), F.col("at"))).alias("arrival"),
+        F.coalesce(F.max(is_move), F.lit(False)).alias("is_moving"),  # noqa: FBT003 - a literal
+        F.struct(*(F.count_if(F.col("op") == op).alias(op) for op in OPS)).alias("counts"),
+        F.array(*(count_of(interval) for interval in intervals)).cast("array<long>").alias("rows"),
+        F.struct(*(_cell(name).alias(name) for name in fields)).alias("cells"),
+    )
+    return _net(keys, fields)
+
+
+def appended(
+    events: DataFrame, fields: Sequence[str], floor: Position | None, intervals: Sequence[Interval]
+) -> DataFrame:
+    """Return what :func:`folded` does for a table without key: one record for each event."""
+    none = F.array().cast("array<string>")
+    return located(events, floor).select(
+        F.lit(None).alias("key"),
+        F.lit("u").alias("op"),
+        F.struct(*(F.col("after").getField(name).alias(name) for name in fields)).alias("cells"),
+        none.alias("kept"),
+        "unchanged",
+        "raw",
+        *POSITION,
+        "ts",
+        "is_live",
+        F.lit(False).alias("has_gap"),  # noqa: FBT003 - a literal
+        F.struct(*((F.col("op") == op).cast("long").alias(op) for op in OPS)).alias("counts"),
+        F.array(*(_is_in(interval).cast("long") for interval in intervals)).cast("array<long>").alias("rows"),
+    )
+
+
+def count_of(interval: Interval) -> Column:
+    """Return how many ``r`` events of a load there are."""
+    return F.count_if(_is_in(interval))
+
+
+def _is_in(interval: Interval) -> Column:
+    is_inside = (F.col("op") == "r") & (F.col("position") > literal(interval.begin))
+    return is_inside if interval.end is None else is_inside & (F.col("position") < literal(interval.end))
+
+
+def _cell(name: str) -> Column:
+    """Return the last value of a field that was sent, and where."""
+    is_sent = (F.col("op") != "d") & ~F.array_contains("unchanged", name)
+    at = F.when(is_sent, F.col("at"))
+    cell = F.struct(
+        at.alias("at"),
+        F.array_contains("fields", name).alias("is_known"),
+        F.col("after").getField(name).alias("value"),
+        F.try_element_at("raw", F.lit(name)).alias("raw"),
+    )
+    return F.max_by(cell, at)
+
+
+def _net(keys: DataFrame, fields: Sequence[str]) -> DataFrame:
+    is_old = F.col("begin").isNull()
+    is_there = F.col("last.op") != "d"
+    cells = {name: _current(F.col("cells").getField(name)) for name in fields}
+    missing = [F.when(cell.isNull() & is_there, F.lit(name)) for name, cell in cells.items()]
+    gaps = F.array_compact(F.array(*missing))
+    lost = [
+        F.when(~cell.getField("is_known") & F.array_contains("last.named", n), F.lit(n)) for n, cell in cells.items()
+    ]
+    none = F.array().cast("array<string>")
+    return keys.select(
+        "row",
+        "last.key",
+        F.when(is_there, F.lit("u")).otherwise(F.lit("d")).alias("op"),
+        F.when(is_old, gaps).otherwise(none).alias("kept"),
+        F.concat(F.when(is_old, none).otherwise(gaps), F.array_compact(F.array(*lost))).alias("unchanged"),
+        _raw(cells).alias("raw"),
+        "position.*",
+        "last.ts",
+        F.struct(*(cell.getField("value").alias(name) for name, cell in cells.items())).alias("cells"),
+        F.col("position").isNotNull().alias("is_live"),
+        "is_moving",
+        (is_there & (F.col("arrival") == F.col("begin")) & (F.size(gaps) > 0)).alias("has_gap"),
+        "counts",
+        "rows",
+    )
+
+
+def _current(cell: Column) -> Column:
+    """Return a cell if it belongs to the row's present life."""
+    return F.when(F.col("begin").isNull() | (cell.getField("at") >= F.col("begin")), cell)
+
+
+def _raw(cells: Mapping[str, Column]) -> Column:
+    texts = F.array(*(F.struct(F.lit(name), cell.getField("raw").alias("text")) for name, cell in cells.items()))
+    return F.map_from_entries(F.filter(texts, lambda entry: entry["text"].isNotNull()))
+
+
+def moved(events: DataFrame, keys: DataFrame, target: DataFrame, fields: Sequence[str]) -> DataFrame:
+    """Return the net of ``keys``, those that are ends of key changes, with values from under other keys.
+
+    ``target``: what the target has, in the form of :func:`as_events`.
+    """
+    row = F.broadcast(keys.select("row"))
+    own = events.where("is_live").join(row, "row", "left_semi")
+    known = target.join(row, "row", "left_semi")
+    lives = follow_moves(lives_of(own.select(*known.columns).union(known), fields), fields)
+    rows = lives.groupBy("row").agg(F.max_by(F.struct("*"), "life").alias("last")).select("last.*")
+    cells = {name: F.col("cells").getField(name) for name in fields}
+    is_there = F.col("op") != "d"
+    unknown = F.array(*(F.when(is_there & is_unknown(name, cell), F.lit(name)) for name, cell in cells.items()))
+    return rows.select(
+        "key",
+        F.when(is_there, F.lit("u")).otherwise(F.lit("d")).alias("op"),
+        F.struct(*(cell.getField("value").alias(name) for name, cell in cells.items())).alias("cells"),
+        F.array().cast("array<string>").alias("kept"),
+        F.array_compact(unknown).alias("unchanged"),
+        _raw(cells).alias("raw"),
+        "position.*",
+        "ts",
+    )

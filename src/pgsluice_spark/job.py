@@ -1,0 +1,177 @@
+"""What some cuts wrote to one topic, applied to all tables that have this topic.
+
+Used by :mod:`.query`. Cut records declare the events of a topic, so all its tables are counted before any is committed.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
+
+from pgsluice_spark.batches import declared, ranges
+from pgsluice_spark.brokers import TopicNow
+from pgsluice_spark.copies import Copies
+from pgsluice_spark.cuts import Cut, Ranges, marks_of
+from pgsluice_spark.errors import CountMismatch, PipelineError, RetentionGap, TopicRecreated
+from pgsluice_spark.lives import POSITION
+from pgsluice_spark.origin import Origin
+from pgsluice_spark.reading import tables_of, topic_reading
+from pgsluice_spark.schema import SchemaVersion
+from pgsluice_spark.work import Prepared, Work
+
+
+class TopicJob:
+    """Applies what some cuts wrote to one topic, to all of its tables."""
+
+    def __init__(
+        self,
+        origin: Origin,
+        copies: Copies,
+        topic: str,
+        cuts: Sequence[Cut],
+        versions: tuple[SchemaVersion, ...],
+        found: TopicNow,
+    ) -> None:
+        self._origin, self._copies, self._topic, self._cuts, self._now = origin, copies, topic, cuts, found
+        self._readings = {table: topic_reading(versions, topic, table) for table in tables_of(versions)}
+        self._chosen = [table for table in self._readings if copies.is_chosen(table)]
+
+    def run(self) -> None:
+        """Read all tables, compare the counts, and only then commit the tables, one after the other."""
+        with self._copies.session() as spark:
+            pending: dict[int, list[str]] = {}
+            for table in self._chosen:
+                pending.setdefault(self._copies.applied(spark, table), []).append(table)
+            for offset, tables in sorted(pending.items()):
+                self._apply(spark, [cut for cut in self._cuts if cut.offset > offset], tables)
+
+    def _apply(self, spark: SparkSession, cuts: Sequence[Cut], tables: Sequence[str]) -> None:
+        gone = [cut for cut in cuts if self._is_of_a_former_topic(cut)]
+        if gone:
+            self._go_on_behind(spark, cuts, gone, tables, self._former_topic(gone[-1]))
+            return
+        offsets = self._offsets(cuts)
+        found = self._read(spark, cuts, tables, offsets) if offsets else Found({}, {})
+        error = self._mismatch(cuts, offsets, found.counts)
+        if error is not None:
+            lost = [cut for cut in cuts if self._may_lack_records(cut)]
+            self._go_on_behind(spark, cuts, lost, tables, error)
+            return
+        for table, prepared in found.tables.items():
+            self._copies.applied_to(table, *prepared.commit())
+
+    def _read(self, spark: SparkSession, cuts: Sequence[Cut], tables: Sequence[str], offsets: Ranges) -> "Found":
+        says = declared(cuts, self._topic)
+        rest = [self._count(spark, table, offsets) for table in self._readings if table not in tables]
+        for distinct in (False, True):
+            found = {table: self._prepared(spark, cuts, table, offsets, distinct=distinct) for table in tables}
+            counts = _sum([*(one.counts for one in found.values()), *rest])
+            if not any(count > says.get(op, 0) for op, count in counts.items()):
+                break
+        return Found(found, counts)
+
+    def _go_on_behind(
+        self,
+        spark: SparkSession,
+        cuts: Sequence[Cut],
+        lost: Sequence[Cut],
+        tables: Sequence[str],
+        error: PipelineError,
+    ) -> None:
+        """Go on behind cuts whose records are lost, if a later load of each table makes them unnecessary."""
+        if not lost or not set(tables) <= self._origin.tables_loaded_after(lost[-1]):
+            raise error
+        for table in tables:
+            self._copies.lose(table, [cut for cut in cuts if cut.offset <= lost[-1].offset])
+        self._apply(spark, [cut for cut in cuts if cut.offset > lost[-1].offset], tables)
+
+    def _is_of_a_former_topic(self, cut: Cut) -> bool:
+        use = cut.topics.get(self._topic)
+        return use is not None and use.topic_id not in ("", self._now.id)
+
+    def _may_lack_records(self, cut: Cut) -> bool:
+        use = cut.topics.get(self._topic)
+        return use is not None and any(first < self._now.begins[at] for at, (first, _) in use.ranges.items())
+
+    def _former_topic(self, cut: Cut) -> PipelineError:
+        return TopicRecreated(
+            f"topic {self._topic} was deleted and created again after cut {cut.number}, so the changes of this cut are "
+            f"gone. Nothing of the batch was applied. {self._remedy()}"
+        )
+
+    def _remedy(self) -> str:
+        return (
+            f"Load the tables with `pgsluice snapshot start {' '.join(self._chosen)}`, then start this query again: it "
+            "goes on with that load"
+        )
+
+    def _prepared(
+        self, spark: SparkSession, cuts: Sequence[Cut], table: str, offsets: Ranges, *, distinct: bool
+    ) -> Prepared:
+        reading = self._readings[table]
+        reading.check_names(spark)
+        work = Work(
+            app=self._copies.app,
+            table=table,
+            cuts=cuts,
+            marks=marks_of(cuts, table),
+            state=self._copies.state(table),
+            reading=reading,
+            declared=declared(cuts, self._topic),
+            records=lambda: self._origin.read(spark, self._topic, offsets),
+            distinct=distinct,
+        )
+        return self._copies.prepare(spark, work)
+
+    def _offsets(self, cuts: Sequence[Cut]) -> Ranges:
+        """Return the offsets of the topic's records, from the first that Kafka still has: theirs are lower bounds."""
+        found: dict[int, Sequence[tuple[int, int]]] = {}
+        for partition, known in ranges(cuts, self._topic).items():
+            begin = self._now.begins[partition]
+            if kept := [(max(first, begin), end) for first, end in known if end > begin]:
+                found[partition] = kept
+        return found
+
+    def _count(self, spark: SparkSession, table: str, offsets: Ranges) -> Mapping[str, int]:
+        """Count the events of a table that is not copied, or that has them already."""
+        changes = self._readings[table].changes(self._origin.read(spark, self._topic, offsets))
+        counts = changes.groupBy("op").agg(F.count_distinct(*POSITION).alias("count"))
+        return {row["op"]: row["count"] for row in counts.collect()}
+
+    def _mismatch(self, cuts: Sequence[Cut], offsets: Ranges, counts: Mapping[str, int]) -> PipelineError | None:
+        """Return an error unless the topic has what the cuts declare."""
+        says = declared(cuts, self._topic)
+        if counts == says:
+            return None
+        where = "; ".join(f"partition {at}: {known[0][0]} to {known[-1][1] - 1}" for at, known in offsets.items())
+        found = f"and the topic has {_text(counts)}{f' (offsets in {where})' if where else ''}"
+        between = f"of the cuts {cuts[0].number} to {cuts[-1].number}"
+        if offsets != ranges(cuts, self._topic):
+            return RetentionGap(
+                f"topic {self._topic}: retention has deleted changes {between} before they were read. The cuts declare "
+                f"{_text(says)}, {found}. Nothing of them was applied. {self._remedy()}. Let topics keep their records "
+                "for longer than this query is ever down"
+            )
+        return CountMismatch(
+            f"topic {self._topic}: the cut records declare {_text(says)} {between}, {found}. Nothing of them was "
+            "applied. Either the topic is compacted, or something else than pgsluice writes to it or deletes its "
+            "records. Find out which. Then load its tables into a new target with a new checkpoint"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a topic has of some cuts: changes of tables that wait to be committed, and how many events of each op."""
+
+    tables: Mapping[str, Prepared]
+    counts: Mapping[str, int]
+
+
+def _sum(found: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    ops = {op for counts in found for op in counts}
+    return {op: sum(counts.get(op, 0) for counts in found) for op in ops}
+
+
+def _text(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {op}" for op, count in sorted(counts.items())) or "nothing"

@@ -1,0 +1,126 @@
+"""The history of rows: what the changes of a key say about the rows that had it, one after the other.
+
+Used by :mod:`.latest` and :mod:`.fold`. The history of a key falls into lives: one begins with each insert, snapshot
+row or delete. A row consists of the values of its key's last life, each from the last change that sent it; a row that
+moved to another key goes on in another life.
+"""
+
+from collections.abc import Sequence
+from functools import reduce
+from operator import or_
+from typing import Final
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
+from pyspark.sql.types import ArrayType, DataType, MapType
+
+POSITION: Final = ("epoch", "lsn", "seq")
+BEGIN: Final = ("c", "r", "d")
+"""The operations after which nothing of an earlier row counts any more."""
+
+
+def position() -> Column:
+    """Return what orders changes."""
+    return F.struct(*POSITION)
+
+
+def is_incomplete_arrival() -> Column:
+    """Return whether a row came from another key, and some of its values were not sent with it."""
+    is_arrival = (F.col("op") == "c") & F.array_contains("flags", "key_change")
+    return is_arrival & (F.size("unchanged") > 0)
+
+
+def comparable(value: Column, kind: DataType) -> Column:
+    """Return ``value`` as something that Spark can compare and group by, which maps are not."""
+    if isinstance(kind, MapType):
+        return F.array_sort(F.map_entries(value))
+    if isinstance(kind, ArrayType):
+        return F.transform(value, lambda item: comparable(item, kind.elementType))
+    return value
+
+
+def lives_of(events: DataFrame, fields: Sequence[str]) -> DataFrame:
+    """Return the lives of all keys: ``life`` is the position each began at, ``cells`` its last values."""
+    start = F.when(F.col("op").isin(*BEGIN), F.col("position"))
+    before_all = F.struct(
+        F.lit(0).alias("epoch"), F.lit(0).cast("long").alias("lsn"), F.lit(-2).cast("long").alias("seq")
+    )
+    life = F.max(start).over(Window.partitionBy("row").orderBy("position"))
+    moves = (F.col("position") == F.col("life")) & F.array_contains("flags", "key_change")
+    return (
+        events.withColumn("life", F.coalesce(life, before_all))
+        .groupBy("row", "life")
+        .agg(
+            *(F.max_by(name, "position").alias(name) for name in ("key", "op", "ts", "unchanged")),
+            F.max("position").alias("position"),
+            F.max(moves & (F.col("op") == "c")).alias("is_arrival"),
+            F.max(moves & (F.col("op") == "d")).alias("is_departure"),
+            F.struct(*(last_cell(name).alias(name) for name in fields)).alias("cells"),
+        )
+    )
+
+
+def last_cell(name: str) -> Column:
+    """Return the value of a field in the last change that does not leave it as it was.
+
+    Null when there is none. ``is_known`` is false when the schema of that change did not have the field.
+    """
+    cell = F.struct(
+        F.array_contains("fields", name).alias("is_known"),
+        F.col("after").getField(name).alias("value"),
+        F.try_element_at("raw", F.lit(name)).alias("raw"),
+    )
+    is_sent = (F.col("op") != "d") & ~F.array_contains("unchanged", name)
+    return F.max_by(cell, F.when(is_sent, F.col("position")))
+
+
+def follow_moves(lives: DataFrame, fields: Sequence[str]) -> DataFrame:
+    """Return ``lives`` with the cells that are null taken from the life that each came from.
+
+    Each round takes from twice as far back as the one before.
+    """
+    lives = _with_origin(lives).localCheckpoint()
+    while not lives.where(_has_gap(fields) & F.col("origin").isNotNull()).isEmpty():
+        origins = lives.select(
+            F.struct("row", "life").alias("origin"), F.col("cells").alias("earlier"), F.col("origin").alias("next")
+        )
+        filled = [
+            F.coalesce(F.col("cells").getField(name), F.col("earlier").getField(name)).alias(name) for name in fields
+        ]
+        lives = (
+            lives.join(origins, "origin", "left")
+            .withColumn("cells", F.struct(*filled))
+            .withColumn("origin", F.col("next"))
+            .drop("earlier", "next")
+            .localCheckpoint()
+        )
+    return lives.drop("origin")
+
+
+def _with_origin(lives: DataFrame) -> DataFrame:
+    """Add ``origin``: row and life that a row had before it moved here; null when it did not.
+
+    The two records of a move stand one after the other in their transaction.
+    """
+    previous = F.lag("life").over(Window.partitionBy("row").orderBy("life"))
+    arrival = F.struct("life.epoch", "life.lsn", (F.col("life.seq") + 1).alias("seq"))
+    departures = (
+        lives.withColumn("previous", previous)
+        .where("is_departure AND previous IS NOT NULL")
+        .select(
+            arrival.alias("life"),
+            F.lit(True).alias("is_arrival"),  # noqa: FBT003 - a literal
+            F.struct("row", F.col("previous").alias("life")).alias("origin"),
+        )
+    )
+    return lives.join(departures, ["life", "is_arrival"], "left")
+
+
+def _has_gap(fields: Sequence[str]) -> Column:
+    return reduce(or_, (F.col("cells").getField(name).isNull() for name in fields))
+
+
+def is_unknown(name: str, cell: Column) -> Column:
+    """Return whether the last changes leave a value as it was, and what it was has not been sent."""
+    is_lost = ~cell.getField("is_known") & F.array_contains("unchanged", name)
+    return cell.isNull() | is_lost

@@ -1,0 +1,118 @@
+"""How far a table's copy has come: which cuts it has, and which of its rows were read.
+
+Used by :mod:`.mirror`. Pure. A load of a table has marks in the cut records; between its ``begin`` and its ``end``
+lie the table's ``r`` events.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Final, Self
+
+from pgsluice_spark.cuts import Cut, Mark, Position
+
+UNLOADED: Final = "unloaded"
+"""No load of the table has begun among the cuts that were read."""
+LOADING: Final = "loading"
+LOADED: Final = "loaded"
+"""The table equals PostgreSQL's at every cut."""
+PARTIAL: Final = "partial"
+"""A load has ended that does not replace what was there, or some of its rows are missing."""
+STALE: Final = "stale"
+"""The table was altered so that its rows have values that were not sent."""
+GAP: Final = "gap"
+"""A new epoch has begun since the table was loaded: changes between the two are missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A load that has begun; ``rows``: how many different ``r`` events of it were counted so far."""
+
+    id: str
+    begin: Position
+    rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TableState:
+    """What a copy of a table has. ``offset``, ``cut``, ``epoch`` and ``end_lsn`` are those of its last cut."""
+
+    offset: int = -1
+    cut: int = 0
+    epoch: int = 0
+    end_lsn: int = 0
+    status: str = UNLOADED
+    load: Load | None = None
+    key: tuple[str, ...] = ()
+    """The columns of the table's key; empty: it has none, or none is known yet."""
+
+    def to_json(self) -> str:
+        """Return it as text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Return what :meth:`to_json` wrote; ValueError, TypeError or KeyError if it did not."""
+        fields = json.loads(text)
+        load = fields["load"]
+        fields["load"] = None if load is None else Load(load["id"], Position(*load["begin"]), load["rows"])
+        return cls(**{**fields, "key": tuple(fields["key"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Where the ``r`` events of a load lie in a piece; ``end`` None: up to the piece's end."""
+
+    id: str
+    begin: Position
+    end: Position | None
+
+
+def intervals(state: TableState, marks: Sequence[Mark]) -> list[Interval]:
+    """Return the loads that a piece has rows of; ``marks`` are those of the table in the piece."""
+    begins = {mark.id: mark.position for mark in marks if mark.state == "begin"}
+    if state.load is not None:
+        begins.setdefault(state.load.id, state.load.begin)
+    ends = {mark.id: mark.position for mark in marks if mark.state == "end"}
+    return [Interval(identifier, begin, ends.get(identifier)) for identifier, begin in begins.items()]
+
+
+def advanced(
+    state: TableState, cuts: Sequence[Cut], marks: Sequence[Mark], rows: Mapping[str, int]
+) -> tuple[TableState, Position | None]:
+    """Return the state behind a piece, and the position before which rows of the table are gone.
+
+    ``rows``: of each interval, how many different ``r`` events the piece has.
+    """
+    last = cuts[-1]
+    if state.epoch and last.epoch != state.epoch and state.status == LOADED:
+        state = replace(state, status=GAP)
+    gone = None
+    for mark in marks:
+        before, state = state, _after(state, mark, rows)
+        if before.load is not None and state.load is None and state.status == LOADED and mark.replaces:
+            gone = before.load.begin
+    if state.load is not None:
+        state = replace(state, load=replace(state.load, rows=state.load.rows + rows.get(state.load.id, 0)))
+    return replace(state, offset=last.offset, cut=last.number, epoch=last.epoch, end_lsn=last.end_lsn), gone
+
+
+def _after(state: TableState, mark: Mark, rows: Mapping[str, int]) -> TableState:
+    if mark.state == "begin":
+        status = LOADING if state.status == UNLOADED else state.status
+        return replace(state, status=status, load=Load(mark.id, mark.position))
+    if mark.state == "stale":
+        return replace(state, status=STALE)
+    if mark.state == "end":
+        return _ended(state, mark, rows)
+    return state
+
+
+def _ended(state: TableState, mark: Mark, rows: Mapping[str, int]) -> TableState:
+    load = state.load
+    if load is None or load.id != mark.id:  # its beginning was not among the cuts that were read
+        return state if state.status == LOADED else replace(state, status=PARTIAL)
+    is_whole = load.rows + rows.get(load.id, 0) == mark.rows
+    if is_whole and mark.replaces:
+        return replace(state, status=LOADED, load=None)
+    return replace(state, status=LOADED if state.status == LOADED and is_whole else PARTIAL, load=None)

@@ -1,0 +1,177 @@
+"""A table kept up to date: the changes of a batch, folded and committed once.
+
+Used by :mod:`.query`. :func:`prepare` reads and counts, and nothing is written before the counts have been compared.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import or_
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
+
+from pgsluice_spark.cuts import Position
+from pgsluice_spark.delta import Commit, DeltaTable, quoted
+from pgsluice_spark.errors import TableRefused
+from pgsluice_spark.fold import NET, OPS, appended, folded, moved, placed
+from pgsluice_spark.lives import POSITION
+from pgsluice_spark.loads import TableState, advanced, intervals
+from pgsluice_spark.rows import SYSTEM, merge_of, remaining, target_schema
+from pgsluice_spark.work import Prepared, Work
+
+
+def prepare(work: Work, table: DeltaTable) -> Prepared:
+    """Read the changes of a piece, and return what there is to count and to commit."""
+    truncated, truncates = _truncates(work)
+    floor = max(filter(None, (truncated, work.repeated)), default=None)
+    piece = _Piece(work, table, truncated)
+    if work.reading.keys is None:
+        return _prepare_without_key(piece, floor, truncates)
+    return _prepare(piece, floor, truncates)
+
+
+def _truncates(work: Work) -> tuple[Position | None, Mapping[str, int]]:
+    """Return the position of the last truncate, and how many there are. Each stands in every partition."""
+    if not work.declared.get("t"):
+        return None, {}
+    found = (
+        work.events.where("op = 't'")
+        .select(F.struct(*POSITION).alias("position"))
+        .agg(F.max("position").alias("last"), F.count_distinct("position").alias("count"))
+        .first()
+    )
+    assert found is not None, "an aggregation without groups has one row"
+    return (Position(*found["last"]), {"t": found["count"]}) if found["count"] else (None, {})
+
+
+def _prepare(piece: "_Piece", floor: Position | None, truncates: Mapping[str, int]) -> Prepared:
+    work = piece.work
+    key = work.state.key or work.reading.newest_key
+    loads = intervals(work.state, work.marks)
+    events = placed(work.events.where("op != 't'"), floor)
+    keys = folded(events, work.row_type.fieldNames(), loads).localCheckpoint()
+    facts = keys.agg(*_facts(key, keys.schema["row"].dataType.fieldNames(), len(loads))).first()
+    assert facts is not None, "an aggregation without groups has one row"
+    if facts["others"]:
+        raise TableRefused(_other_key(work.table, key))
+    piece = replace(
+        piece,
+        net=_net(piece, events, keys, has_gaps=facts["gaps"] > 0),
+        rows={load.id: facts[f"load_{n}"] for n, load in enumerate(loads)},
+        state=replace(work.state, key=key),
+        is_empty=not facts["live"] and not truncates,
+    )
+    counts = {op: facts[op] for op in OPS if facts[op]}
+    return Prepared({**counts, **truncates}, lambda: _commit(piece))
+
+
+def _facts(key: Sequence[str], columns: Sequence[str], loads: int) -> list[Column]:
+    sums = [F.coalesce(F.sum(f"counts.{op}"), F.lit(0)).alias(op) for op in OPS]
+    rows = [F.coalesce(F.sum(F.col("rows")[n]), F.lit(0)).alias(f"load_{n}") for n in range(loads)]
+    lacks = {name: F.col("row").getField(name).isNull() for name in columns}
+    is_other = reduce(or_, [lacks[name] if name in key else ~lacks[name] for name in columns], F.lit(False))  # noqa: FBT003 - a literal
+    return [
+        *sums,
+        *rows,
+        F.count_if("has_gap").alias("gaps"),
+        F.count_if("is_live").alias("live"),
+        F.count_if(F.col("is_live") & is_other).alias("others"),
+    ]
+
+
+def _other_key(table: str, key: Sequence[str]) -> str:
+    return (
+        f"table {table} has got another key than ({', '.join(key)}), so its rows cannot be told apart any longer. "
+        "Nothing of this batch was applied. Leave the table out of `tables`, or begin a new target for it and load it "
+        "with `pgsluice snapshot start`"
+    )
+
+
+def _net(piece: "_Piece", events: DataFrame, keys: DataFrame, *, has_gaps: bool) -> DataFrame:
+    """Return what is to be merged: one record for each key that has changed."""
+    live = keys.where("is_live")
+    if not has_gaps:
+        return live.select(*NET)
+    fields = piece.work.row_type.fieldNames()
+    target = _as_events(piece.table, events) if piece.table.exists and piece.truncated is None else events.limit(0)
+    apart = moved(events, live.where("is_moving"), target.select(*_OF_LIVES), fields).select(*NET)
+    return live.where("NOT is_moving").select(*NET).unionByName(apart)
+
+
+_OF_LIVES: Final = ("row", "position", "op", "flags", "key", "ts", "unchanged", "fields", "after", "raw")
+
+
+def _as_events(table: DeltaTable, events: DataFrame) -> DataFrame:
+    """Return the rows of the target as if each were an ``r`` event at the position of its last change."""
+    rows = table.read()
+    have = {name.lower() for name in rows.columns}
+    after = events.schema["after"].dataType
+    kinds = {field.name: field.dataType for field in after}
+    columns = {
+        name: F.col(quoted(name)).cast(kind) if name.lower() in have else F.lit(None).cast(kind)
+        for name, kind in kinds.items()
+    }
+    key = events.schema["key"].dataType
+    known = rows.select(
+        F.struct(*(columns[part.name].cast(part.dataType).alias(part.name) for part in key)).alias("key"),
+        F.struct(*(column.alias(name) for name, column in columns.items())).alias("after"),
+        *(F.col(f"{SYSTEM}.{name}").alias(name) for name in (*POSITION, "ts", "unchanged", "raw")),
+        F.lit("r").alias("op"),
+        F.array().cast("array<string>").alias("flags"),
+        F.array(*map(F.lit, kinds)).cast("array<string>").alias("fields"),
+    )
+    return placed(known, None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """What is to be committed. ``rows``: how many ``r`` events of each load there are."""
+
+    work: Work
+    table: DeltaTable
+    truncated: Position | None
+    net: DataFrame | None = None
+    rows: Mapping[str, int] = field(default_factory=dict)
+    state: TableState = field(default_factory=TableState)
+    is_empty: bool = True
+
+
+def _commit(piece: _Piece) -> tuple[TableState, int | None]:
+    """Apply a piece to the table in one commit; return the state behind it and the number of the commit."""
+    work, net = piece.work, piece.net
+    assert net is not None, "only what was prepared is committed"
+    state, gone = advanced(piece.state, work.cuts, work.marks, piece.rows)
+    if piece.is_empty and gone is None:
+        return state, None
+    piece.table.fit(target_schema(work.row_type))
+    commit = Commit(work.app, state.offset, state.to_json())
+    if piece.truncated is not None:
+        return state, piece.table.overwrite(remaining(net, gone), commit)
+    return state, piece.table.merge(merge_of(net, work.row_type.fieldNames(), state.key, gone), commit)
+
+
+def _prepare_without_key(piece: _Piece, floor: Position | None, truncates: Mapping[str, int]) -> Prepared:
+    """Prepare the changes of a table without key, which are all appended; others than inserts are refused."""
+    work = piece.work
+    loads = intervals(work.state, work.marks)
+    rows = appended(work.events.where("op != 't'"), work.row_type.fieldNames(), floor, loads)
+    rows = rows.localCheckpoint()
+    facts = rows.agg(*_facts((), (), len(loads))).first()
+    assert facts is not None, "an aggregation without groups has one row"
+    if facts["u"] or facts["d"]:
+        raise TableRefused(
+            f"table {work.table} has no key, and rows of it were updated or deleted, so the mirror cannot tell which. "
+            "Nothing of this batch was applied. Give the table a primary key and load it with `pgsluice snapshot "
+            "start`, or leave it out of `tables`. `changelog` takes it as it is"
+        )
+    piece = replace(
+        piece,
+        net=rows.where("is_live").select(*NET),
+        rows={load.id: facts[f"load_{n}"] for n, load in enumerate(loads)},
+        state=work.state,
+        is_empty=not facts["live"] and not truncates,
+    )
+    counts = {op: facts[op] for op in OPS if facts[op]}
+    return Prepared({**counts, **truncates}, lambda: _commit(piece))

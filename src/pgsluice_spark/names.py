@@ -1,0 +1,26 @@
+"""Names of tables, as the namespaces of schemas have them: ``public.orders``.
+
+In each part, ``_xHHHH_`` stands for what Avro does not allow in a name, so a table's name is also the name of a
+directory.
+"""
+
+import re
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import Final
+
+_ESCAPE: Final = re.compile(r"\A[0-9]|[^A-Za-z0-9_]|_(?=x[0-9A-F]{4})")
+
+
+def table_name(schema: str, table: str) -> str:
+    """Return the name of a table; ``schema`` and ``table`` are PostgreSQL's names."""
+    return f"{_escaped(schema)}.{_escaped(table)}"
+
+
+def is_chosen(table: str, patterns: Sequence[str]) -> bool:
+    """Return whether a table has one of these names; ``*`` and ``?`` are wildcards."""
+    return any(fnmatchcase(table, pattern) for pattern in patterns)
+
+
+def _escaped(name: str) -> str:
+    return _ESCAPE.sub(lambda match: f"_x{ord(match[0]):04X}_", name)

@@ -1,0 +1,59 @@
+"""Where a pipeline's records and schemas are.
+
+Used by :mod:`.pipeline` and by what reads for it.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
+
+from pgsluice_spark.cuts import Cut, Ranges, decoded_cuts
+from pgsluice_spark.names import table_name
+from pgsluice_spark.registry import Registry
+from pgsluice_spark.schema import SchemaError, record_reading
+from pgsluice_spark.source import read_ranges, read_topic
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where the records of a pipeline are."""
+
+    spark: SparkSession
+    prefix: str
+    bootstrap_servers: str
+    registry: Registry
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def transactions(self) -> str:
+        """The topic of cut records."""
+        return f"{self.prefix}.transactions"
+
+    def cuts(self, records: DataFrame) -> DataFrame:
+        """Return the cut records in ``records``, which are as Kafka has them."""
+        versions = self.registry.versions((f"{self.transactions}-value",))
+        if not versions:
+            raise SchemaError(
+                f"the schema registry has no subject {self.transactions}-value: the prefix or the registry is wrong, "
+                "or pgsluice has not written a cut record yet"
+            )
+        return decoded_cuts(records, record_reading(versions))
+
+    def read(self, spark: SparkSession, topic: str, offsets: Ranges) -> DataFrame:
+        """Return the records of a topic at these offsets."""
+        return read_ranges(spark, topic, self.bootstrap_servers, self.options, offsets)
+
+    def tables_loaded_after(self, cut: Cut) -> set[str]:
+        """Return the tables that a load begins of after a cut, and that its end will replace."""
+        offsets = {"startingOffsets": json.dumps({self.transactions: {"0": cut.offset + 1}})}
+        given = {**self.options, **offsets}
+        records = read_topic(self.spark, self.transactions, self.bootstrap_servers, given, streaming=False)
+        marks = self.cuts(records).select(F.inline("snapshots")).where("state = 'begin' AND replaces")
+        return {table_name(mark["schema"], mark["table"]) for mark in marks.select("schema", "table").collect()}
+
+    def is_of_tables(self, topic: str) -> bool:
+        """Return whether it is no topic of messages or dead letters."""
+        return topic not in (f"{self.prefix}.messages", f"{self.prefix}.dead_letters")

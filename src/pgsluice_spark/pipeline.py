@@ -1,0 +1,97 @@
+"""A pipeline of pgsluice as Spark sees it: its cuts, the changes of its tables, and copies of these in a lake."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+
+from pgsluice_spark import changelog, mirror
+from pgsluice_spark.changes import read_changes
+from pgsluice_spark.delta import Delta
+from pgsluice_spark.origin import Origin
+from pgsluice_spark.query import Applier, Query
+from pgsluice_spark.registry import Registry
+from pgsluice_spark.source import read_topic
+
+AVAILABLE_NOW: Final = "available now"
+
+_RECORDS_MAX: Final = 10_000
+"""Cut records and markers in one batch. The driver keeps them in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """The topics of one pipeline. ``kafka_options`` are those of Spark's Kafka source, such as those for security."""
+
+    spark: SparkSession
+    prefix: str
+    bootstrap_servers: str
+    registry: Registry
+    kafka_options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def cuts(self, *, streaming: bool = True) -> DataFrame:
+        """Return the cut records, as a stream or (``streaming=False``) as a batch."""
+        return self._origin.cuts(self._cut_records({}, streaming=streaming))
+
+    def changes(self, table: str, *, topic: str | None = None, streaming: bool = True) -> DataFrame:
+        """Return the changes of a table, as :func:`.read_changes` does; ``topic``: if it has one of another name."""
+        return read_changes(
+            self.spark,
+            topic or f"{self.prefix}.{table}",
+            bootstrap_servers=self.bootstrap_servers,
+            registry=self.registry,
+            table=table,
+            kafka_options=self.kafka_options,
+            streaming=streaming,
+        )
+
+    def mirror(
+        self,
+        target: Delta,
+        *,
+        tables: Sequence[str],
+        checkpoint: str,
+        trigger: str = "10 seconds",
+        max_events: int = 5_000_000,
+    ) -> Query:
+        """Keep the tables of ``target`` equal to PostgreSQL's, and return the query that does it.
+
+        ``tables``: names or patterns, such as ``public.*``. ``trigger``: how often, or ``"available now"`` to stop at
+        the present end of the topics. ``max_events``: so many changes are applied at once, or one cut if that has more.
+
+        What was applied is kept in the target, so the checkpoint may be deleted at any time. Only one query may
+        write to a target.
+        """
+        return self._start(Applier(self._origin, target, tables, mirror.prepare, max_events), checkpoint, trigger)
+
+    def changelog(
+        self,
+        target: Delta,
+        *,
+        tables: Sequence[str],
+        checkpoint: str,
+        trigger: str = "10 seconds",
+        max_events: int = 5_000_000,
+    ) -> Query:
+        """Keep all changes of the tables in ``target``, each once, and return the query that does it.
+
+        The arguments are those of :meth:`mirror`. Each table of the target has the columns of :func:`.read_changes`.
+        """
+        return self._start(Applier(self._origin, target, tables, changelog.prepare, max_events), checkpoint, trigger)
+
+    def _start(self, applier: Applier, checkpoint: str, trigger: str) -> Query:
+        cuts = self._cut_records({"maxOffsetsPerTrigger": str(_RECORDS_MAX)}, streaming=True)
+        writer = cuts.writeStream.option("checkpointLocation", checkpoint).foreachBatch(applier)
+        timed = (
+            writer.trigger(availableNow=True) if trigger == AVAILABLE_NOW else writer.trigger(processingTime=trigger)
+        )
+        return Query(timed.start(), applier)
+
+    def _cut_records(self, options: Mapping[str, str], *, streaming: bool) -> DataFrame:
+        given = {**self.kafka_options, **options}
+        return read_topic(self.spark, self._origin.transactions, self.bootstrap_servers, given, streaming=streaming)
+
+    @property
+    def _origin(self) -> Origin:
+        return Origin(self.spark, self.prefix, self.bootstrap_servers, self.registry, self.kafka_options)

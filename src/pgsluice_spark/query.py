@@ -1,0 +1,112 @@
+"""The query behind a mirror or a change log: it reads cut records, and applies what belongs to them.
+
+Used by :mod:`.pipeline`. A batch is a number of cuts. It is applied in pieces: all tables of a piece are applied beside
+each other, each in one commit, and then the control table says so.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming import StreamingQuery
+
+from pgsluice_spark.batches import pieces, places, topics
+from pgsluice_spark.brokers import Brokers
+from pgsluice_spark.copies import PARALLELISM, Copies, Prepare
+from pgsluice_spark.cuts import Cut, check_order, collected, joined, last_of_each_number
+from pgsluice_spark.delta import Delta
+from pgsluice_spark.errors import PipelineError
+from pgsluice_spark.job import TopicJob
+from pgsluice_spark.origin import Origin
+from pgsluice_spark.schema import SchemaError, SchemaVersion
+
+
+class Query(StreamingQuery):  # type: ignore[misc]  # PySpark's types are not followed
+    """A streaming query whose errors are those of :mod:`.errors`."""
+
+    def __init__(self, query: StreamingQuery, applier: "Applier") -> None:
+        super().__init__(query._jsq)  # noqa: SLF001 - PySpark has no other way to make one
+        self._applier = applier
+
+    def awaitTermination(self, timeout: int | None = None) -> bool | None:  # noqa: N802 - Spark's name
+        """Wait until the query ends; raise the error that ended it."""
+        with self._typed_errors():
+            ended: bool | None = super().awaitTermination(timeout)
+            return ended
+
+    def processAllAvailable(self) -> None:  # noqa: N802 - as above
+        """Wait until all that is in the topic now is applied."""
+        with self._typed_errors():
+            super().processAllAvailable()
+
+    @contextmanager
+    def _typed_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except StreamingQueryException as error:
+            if self._applier.error is not None:
+                raise self._applier.error from error
+            raise
+
+
+class Applier:
+    """Applies batches of cut records to a target. One thread calls it at a time."""
+
+    def __init__(self, origin: Origin, target: Delta, tables: Sequence[str], prepare: Prepare, max_events: int) -> None:
+        self._origin, self._max_events = origin, max_events
+        self._brokers = Brokers(origin.spark, origin.bootstrap_servers, origin.options)
+        self._copies = Copies(origin, target, tables, prepare)
+        self._is_open = False
+        self.error: PipelineError | SchemaError | None = None
+
+    def __call__(self, batch: DataFrame, _number: int) -> None:
+        """Apply the cut records of a batch."""
+        try:
+            self._apply(batch)
+        except (PipelineError, SchemaError) as error:
+            self.error = error
+            raise
+
+    def _apply(self, batch: DataFrame) -> None:
+        topic = self._origin.transactions
+        if not self._is_open:
+            self._copies.open(self._brokers.topic_ids([topic])[topic])
+            self._is_open = True
+        cuts = last_of_each_number(self._whole(collected(self._origin.cuts(batch))))
+        done = self._copies.entry
+        if done is not None:
+            cuts = [cut for cut in cuts if cut.offset > done.offset]
+        check_order(cuts, None if done is None else done.cut, topic)
+        versions = self._versions(cuts)
+        for piece in pieces(cuts, self._max_events):
+            self._apply_piece(piece, versions)
+
+    def _whole(self, parts: Sequence[Cut]) -> list[Cut]:
+        """Return whole cuts; the parts of the first one that the batch before had are read again."""
+        if parts and parts[0].part:
+            first = parts[0]
+            earlier = {0: [(first.offset - first.part, first.offset)]}
+            before = self._origin.read(self._origin.spark, self._origin.transactions, earlier)
+            parts = [*collected(self._origin.cuts(before)), *parts]
+        return joined(parts)
+
+    def _versions(self, cuts: Sequence[Cut]) -> Mapping[str, tuple[SchemaVersion, ...]]:
+        """Return the schemas of each topic of tables. Those that the cuts were written with are among them."""
+        used = [topic for topic in topics(cuts) if self._origin.is_of_tables(topic)]
+        subjects = [f"{topic}-{part}" for topic in used for part in ("value", "key")]
+        found = self._origin.registry.versions(subjects) if subjects else []
+        return {
+            topic: tuple(one for one in found if one.subject in (f"{topic}-value", f"{topic}-key")) for topic in used
+        }
+
+    def _apply_piece(self, cuts: Sequence[Cut], versions: Mapping[str, tuple[SchemaVersion, ...]]) -> None:
+        used = [topic for topic in topics(cuts) if self._origin.is_of_tables(topic)]
+        now = self._brokers.topics(places(cuts, used)) if used else {}
+        jobs = [TopicJob(self._origin, self._copies, topic, cuts, versions[topic], now[topic]) for topic in used]
+        with ThreadPoolExecutor(PARALLELISM) as pool:
+            running = [pool.submit(job.run) for job in jobs]
+        for job in running:
+            job.result()
+        self._copies.finish(cuts)

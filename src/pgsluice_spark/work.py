@@ -1,0 +1,69 @@
+"""What a table has to do in a piece of a batch, and what comes of it.
+
+Used by :mod:`.query`, and by :mod:`.mirror` and :mod:`.changelog`, which do it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+
+from pgsluice_spark.cuts import Cut, Mark, Position
+from pgsluice_spark.lives import POSITION
+from pgsluice_spark.loads import TableState
+from pgsluice_spark.reading import TopicReading
+
+_SEQ_MAX: Final = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Work:
+    """The changes of one table in some cuts. ``records`` reads the topic's records in these cuts."""
+
+    app: str
+    table: str
+    cuts: Sequence[Cut]
+    marks: Sequence[Mark]
+    state: TableState
+    reading: TopicReading
+    declared: Mapping[str, int]
+    """How many events of each op the cuts declare for the topic, which other tables may share."""
+    records: Callable[[], DataFrame]
+    distinct: bool = False
+    """Whether records may have come twice, as they do after a crash in the mode at least once."""
+
+    @cached_property
+    def events(self) -> DataFrame:
+        """The changes of the table."""
+        changes = self.reading.changes(self.records())
+        if not self.distinct:
+            return changes
+        return changes.dropDuplicates([*POSITION, "partition"])  # a truncate stands in every partition
+
+    @property
+    def row_type(self) -> StructType:
+        """The columns of the table, those that it had once included."""
+        kind = self.events.schema["after"].dataType
+        assert isinstance(kind, StructType), "rows are records"
+        return kind
+
+    @property
+    def repeated(self) -> Position | None:
+        """The position up to which these cuts repeat what was applied, in the mode at least once."""
+        if not self.cuts or self.cuts[0].number > self.state.cut:
+            return None
+        return Position(self.state.epoch, self.state.end_lsn - 1, _SEQ_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Changes that were read and counted, and wait to be committed.
+
+    ``commit`` returns the table's state behind them, and the number of the commit, None if none was needed.
+    """
+
+    counts: Mapping[str, int]
+    commit: Callable[[], tuple[TableState, int | None]]

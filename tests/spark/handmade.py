@@ -1,0 +1,124 @@
+"""A pipeline whose topics a test writes itself, record by record and cut by cut."""
+
+import json
+from typing import Any
+from uuid import uuid4
+
+from confluent_kafka import Message, Producer, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+from pyspark.sql import SparkSession
+
+from pgsluice_spark import Pipeline
+from sandbox.kafka import Kafka
+from tests.spark.events import CONTRACT, Json, change, column, envelope_schema, frame, key_schema
+from tests.spark.topics import Registered, create
+
+CUT: Json = json.loads((CONTRACT / "cut.avsc").read_text())
+CUT_ID, KEY_ID, VALUE_ID = 1, 2, 3
+
+COLUMNS = [column("id", "int"), column("note", "string"), column("count", "int")]
+
+
+def schema_of(table: str, schema: Json) -> Json:
+    """Return a schema of the contract with the namespace of another table."""
+    found: Json = json.loads(json.dumps(schema).replace("shop.public.orders", f"shop.public.{table}"))
+    return found
+
+
+class Handmade:
+    """The topics of a pipeline, with tables whose columns are ``COLUMNS`` and whose key is ``id``."""
+
+    def __init__(self, spark: SparkSession, kafka: Kafka, *tables: str, topic: str = "", partitions: int = 1) -> None:
+        """Choose the tables; ``topic``: they share it."""
+        self.kafka = kafka
+        self.prefix = uuid4().hex
+        self.transactions = f"{self.prefix}.transactions"
+        self.registry = Registered({f"{self.transactions}-value": {CUT_ID: CUT}})
+        self.topics = {table: f"{self.prefix}.{topic or f'public.{table}'}" for table in tables}
+        self.number = 0
+        self._producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+        self._admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+        self._ids: dict[str, int] = {}
+        create(kafka, NewTopic(self.transactions, 1))
+        for name in dict.fromkeys(self.topics.values()):
+            create(kafka, NewTopic(name, partitions))
+        for table in tables:
+            self.register(table, COLUMNS, {"id": "int"})
+        self.pipeline = Pipeline(
+            spark, prefix=self.prefix, bootstrap_servers=kafka.bootstrap_servers, registry=self.registry
+        )
+
+    def register(self, table: str, columns: list[Json], key: dict[str, str | Json]) -> None:
+        """Give a table other columns; events from now on have them."""
+        topic = self.topics[table]
+        for part, schema in (("key", key_schema(key)), ("value", envelope_schema(columns))):
+            known = self.registry.schemas.setdefault(f"{topic}-{part}", {})
+            self._ids[f"{table}-{part}"] = identifier = 10 + sum(map(len, self.registry.schemas.values()))
+            known[identifier] = schema_of(table, schema)
+
+    def event(self, table: str, op: str, lsn: int, seq: int, key: Json, **fields: Any) -> tuple[str, Json, Json]:  # noqa: ANN401 - anything of an event
+        after = fields.pop("after", {})
+        row = {**key, **after} if op in ("c", "u", "r") else None
+        return table, key, change(op, lsn, seq, table=table, after=row, **fields)
+
+    def write(self, *events: tuple[str, Json, Json], partition: int = 0) -> list[tuple[str, int]]:
+        """Write events; return topic and offset of each."""
+        places: list[tuple[str, int]] = []
+
+        def delivered(_error: object, message: Message) -> None:
+            places.append((str(message.topic()), message.offset()))
+
+        for table, key, event in events:
+            topic = self.topics[table]
+            schemas = [self.registry.schemas[f"{topic}-{part}"] for part in ("key", "value")]
+            ids = [self._ids[f"{table}-{part}"] for part in ("key", "value")]
+            data = [frame(one, known[one], datum) for one, known, datum in zip(ids, schemas, (key, event), strict=True)]
+            framed_key = None if event["op"] == "t" else data[0]
+            self._producer.produce(topic, data[1], framed_key, partition, on_delivery=delivered)
+        assert self._producer.flush(30) == 0
+        return places
+
+    def cut(self, *events: tuple[str, Json, Json], counts: dict[str, int] | None = None, **fields: Any) -> None:  # noqa: ANN401 - anything of a cut record
+        """Write events and the cut record that has them; ``counts``: what it declares of the first topic instead."""
+        entries = self.entries(self.write(*events), [event for _, _, event in events])
+        if counts is not None:
+            entries[0]["counts"] = counts
+        self.write_cut(entries, end_lsn=max([0, *(event["lsn"] + 1 for _, _, event in events)]), **fields)
+
+    def entries(self, places: list[tuple[str, int]], events: list[Json]) -> list[Json]:
+        """Return what a cut record says of these events."""
+        ids = self.topic_ids()
+        found: dict[str, Json] = {}
+        for (topic, offset), event in zip(places, events, strict=True):
+            entry = found.setdefault(
+                topic, {"topic": topic, "topic_id": ids[topic], "offsets": [], "counts": {}, "schema_ids": []}
+            )
+            at = entry["offsets"] or [{"partition": 0, "first": offset, "next": offset}]
+            entry["offsets"] = [{**at[0], "next": offset + 1}]
+            entry["counts"][event["op"]] = entry["counts"].get(event["op"], 0) + 1
+        return list(found.values())
+
+    def write_cut(self, entries: list[Json], *, number: int | None = None, parts: int = 1, **fields: Any) -> None:  # noqa: ANN401 - as above
+        """Write a cut record, with the next number unless told which."""
+        self.number = self.number + 1 if number is None else number
+        record = {"pipeline": "shop", "cut": self.number, "epoch": 1, "end_lsn": 0, "parts": parts, **fields}
+        for part in range(parts):
+            topics = entries[part::parts]
+            datum = {**record, "part": part, "topics": topics}
+            self._producer.produce(self.transactions, frame(CUT_ID, CUT, datum))
+        assert self._producer.flush(30) == 0
+
+    def topic_ids(self) -> dict[str, str]:
+        found = self._admin.describe_topics(TopicCollection(list(dict.fromkeys(self.topics.values()))))
+        return {name: str(one.result().topic_id) for name, one in found.items()}
+
+    def recreate(self, topic: str) -> None:
+        """Delete a topic and create it again."""
+        for done in self._admin.delete_topics([topic]).values():
+            done.result()
+        create(self.kafka, NewTopic(topic, 1))
+
+    def delete_records(self, topic: str, offset: int) -> None:
+        """Delete what is before ``offset``, as retention does."""
+        for done in self._admin.delete_records([TopicPartition(topic, 0, offset)]).values():
+            done.result()

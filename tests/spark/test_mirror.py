@@ -1,0 +1,198 @@
+"""A mirror: at every entry of its control table, all tables together equal what an independent consumer has."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+
+from pgsluice_spark import Delta, consistent_view, latest
+from pgsluice_spark.control import ControlTable
+from pgsluice_spark.delta import Commit, DeltaTable
+from sandbox.kafka import Kafka
+from sandbox.postgres import Postgres
+from tests.spark.shop import Rows, Shop, delta_rows, opened, ordered, spark_rows
+
+LONG = "repeat('kept out of line ', 500)"
+SETTINGS: dict[str, dict[str, Any]] = {
+    "kafka": {"topics": {"partitions": 2}},
+    "snapshot": {"mode": "initial", "chunk_rows": 30},
+    "delivery": {"heartbeat": "500ms"},
+}
+SETUP = (
+    """
+    CREATE TABLE orders (
+        id int PRIMARY KEY, amount numeric(10,2), note text, at timestamptz, local timestamp, day date
+    )
+    """,
+    "CREATE TABLE lines (order_id int, number int, item text, data bytea, tags text[], PRIMARY KEY (order_id, number))",
+    "ALTER TABLE orders ALTER note SET STORAGE EXTERNAL",
+    f"""
+    INSERT INTO orders
+    SELECT n, n * 1.01, {LONG}, '2026-03-29 01:30:00.000001Z', '1999-12-31 23:59:59', '2024-02-29'
+    FROM generate_series(1, 100) AS n
+    """,
+    r"""
+    INSERT INTO lines SELECT n, k, 'item ' || k, '\x00ff', '{a,NULL}'
+    FROM generate_series(1, 50) AS n, generate_series(1, 2) AS k
+    """,
+)
+
+CHANGED = (
+    """
+    BEGIN;
+    UPDATE orders SET amount = 0 WHERE id < 10;
+    DELETE FROM lines WHERE order_id = 1;
+    INSERT INTO lines VALUES (1, 1, 'again', NULL, '{}');
+    COMMIT
+    """,
+    "UPDATE orders SET id = id + 1000 WHERE id IN (5, 6)",  # the notes are not sent
+    "UPDATE orders SET id = id + 1000 WHERE id IN (1005, 7)",
+    "UPDATE orders SET note = 'short', day = NULL WHERE id IN (8, 1006)",
+    "DELETE FROM orders WHERE id = 9",
+    "UPDATE orders SET id = 6 WHERE id = 2005",
+    """
+    BEGIN;
+    UPDATE orders SET id = -id WHERE id IN (20, 21);
+    UPDATE orders SET id = 41 + id WHERE id IN (-20, -21);
+    COMMIT
+    """,
+)
+
+
+@pytest.fixture(scope="module")
+def shop(spark: SparkSession, postgres_server: Callable[..., Postgres], kafka: Kafka) -> Iterator[Shop]:
+    with ExitStack() as stack:
+        database = stack.enter_context(postgres_server().database())
+        found = stack.enter_context(opened(spark, database, kafka, "lake", SETUP, SETTINGS))
+        found.wait_until_loaded(3)
+        yield found
+
+
+class Killed(Exception):
+    """Stands for the end of the driver."""
+
+
+@dataclass(frozen=True, slots=True)
+class DyingTable(DeltaTable):
+    """A table whose commits end the driver, before or after they are made."""
+
+    made: bool = False
+
+    def _commit(self, commit: Commit, action: Callable[[], object]) -> int:
+        if self.made:
+            DeltaTable._commit(self, commit, action)
+        raise Killed
+
+
+@dataclass(frozen=True, slots=True)
+class Dying(Delta):
+    """A lake whose driver dies when it commits a table."""
+
+    victim: str = ""
+    made: bool = False
+
+    def table(self, spark: SparkSession, name: str, since: int | None = None) -> DeltaTable:
+        table = Delta.table(self, spark, name, since)
+        return DyingTable(table.spark, table.path, table.since, self.made) if name == self.victim else table
+
+
+def mirrored(shop: Shop, directory: Path, max_events: int = 1000, target: Delta | None = None) -> Path:
+    """Run a mirror to the present end of the topics; return where it is."""
+    query = shop.pipeline.mirror(
+        target or Delta(str(directory / "lake")),
+        tables=["public.*"],
+        checkpoint=str(directory / "checkpoint"),
+        trigger="available now",
+        max_events=max_events,
+    )
+    query.awaitTermination()
+    return directory / "lake"
+
+
+def check(shop: Shop, lake: Path) -> list[int]:
+    """Compare all tables at each entry of the control table with the model; return the cuts."""
+    target = Delta(str(lake))
+    control = ControlTable(target.table(shop.spark, "_pgsluice_cuts"))
+    cuts = sorted(row["cut"] for row in control.table.read().select("cut").collect())
+    for cut in cuts:
+        view = consistent_view(shop.spark, target, at=cut)
+        assert view.cut == cut
+        expected = {name: rows for name, rows in shop.model.at[cut].items() if rows or name in view}
+        assert {name: delta_rows(lake / name, view.versions[name]) for name in view} == values(expected)
+    last = consistent_view(shop.spark, target)
+    assert {name: spark_rows(last[name]) for name in last} == values(shop.model.at[cuts[-1]])
+    assert len(cuts) == len(set(cuts))
+    return cuts
+
+
+def values(tables: dict[str, Rows]) -> dict[str, Any]:
+    return {name: ordered(list(rows.values())) for name, rows in tables.items()}
+
+
+def test_tables_equal_the_source_at_every_entry(shop: Shop, tmp_path: Path) -> None:
+    lake = mirrored(shop, tmp_path, max_events=40)
+    assert len(check(shop, lake)) > 3
+    view = consistent_view(shop.spark, Delta(str(lake)))
+    assert (view.unfinished, set(view)) == ([], {"public.orders", "public.lines", "public.ticks"})
+
+    shop.run(*CHANGED)
+    mirrored(shop, tmp_path)
+    check(shop, lake)
+    last = consistent_view(shop.spark, Delta(str(lake)))
+    assert spark_rows(last["public.orders"]) == shop.table("orders")
+    assert spark_rows(last["public.lines"]) == shop.table("lines")
+
+
+def test_a_driver_that_dies(shop: Shop, tmp_path: Path) -> None:
+    """Between the commits of two tables and before the control table; the next query is another one."""
+    lake = mirrored(shop, tmp_path)
+    for number, (victim, made) in enumerate(
+        [("public.orders", True), ("public.lines", False), ("_pgsluice_cuts", False)]
+    ):
+        for id in (30 + number, 40 + number):  # noqa: A001 - the column's name
+            shop.run(
+                f"""
+                BEGIN;
+                INSERT INTO lines SELECT id, 100, note FROM orders WHERE id = {id};
+                UPDATE orders SET id = -id WHERE id = {id};
+                UPDATE orders SET amount = amount + 1 WHERE id > 60;
+                DELETE FROM lines WHERE order_id = {id} AND number = 1;
+                COMMIT
+                """
+            )
+        with pytest.raises(StreamingQueryException, match="Killed"):
+            mirrored(shop, tmp_path, target=Dying(str(lake), victim, made))
+        if number != 1:
+            shutil.rmtree(tmp_path / "checkpoint")
+        mirrored(shop, tmp_path, max_events=1)
+        check(shop, lake)
+    last = consistent_view(shop.spark, Delta(str(lake)))
+    assert spark_rows(last["public.orders"]) == shop.table("orders")
+    assert spark_rows(last["public.lines"]) == shop.table("lines")
+
+
+def test_a_change_log(shop: Shop, tmp_path: Path) -> None:
+    """It has each change once, also if its checkpoint is lost, and the table can be worked out from it."""
+    lake = tmp_path / "log"
+    shop.run("UPDATE lines SET item = 'changed' WHERE number = 2", "ALTER TABLE lines ADD price float")
+    for count in (1, 2):
+        for checkpoint in ("a", "b"):
+            query = shop.pipeline.changelog(
+                Delta(str(lake)),
+                tables=["public.lines"],
+                checkpoint=str(tmp_path / checkpoint),
+                trigger="available now",
+            )
+            query.awaitTermination()
+        log = shop.spark.read.format("delta").load(str(lake / "public.lines"))
+        assert log.count() == log.select("epoch", "lsn", "seq").distinct().count() == shop.model.events["public.lines"]
+        if count == 1:
+            shop.run("UPDATE lines SET price = 1.5 WHERE number = 2")
+    rows = latest(log).select("after.*").collect()
+    assert ordered([row.asDict() for row in rows]) == shop.table("lines")

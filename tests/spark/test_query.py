@@ -1,0 +1,247 @@
+"""What a mirror makes of its topics, of topics that lack something, and of a target that was written to."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pgsluice_spark import (
+    CountMismatch,
+    Delta,
+    ForeignWrite,
+    NoSuchView,
+    PipelineError,
+    RetentionGap,
+    TableRefused,
+    TopicRecreated,
+    consistent_view,
+)
+from sandbox.kafka import Kafka
+from tests.spark.events import Json, column
+from tests.spark.handmade import COLUMNS, Handmade
+
+BEGIN = {"topic": "", "schema": "public", "table": "orders", "epoch": 1, "rows": 0, "replaces": True}
+
+
+def mirrored(made: Handmade, directory: Path, *tables: str, max_events: int = 1000) -> None:
+    query = made.pipeline.mirror(
+        Delta(str(directory / "lake")),
+        tables=tables or ["public.*"],
+        checkpoint=str(directory / "checkpoint"),
+        trigger="available now",
+        max_events=max_events,
+    )
+    query.awaitTermination()
+
+
+def rows(made: Handmade, directory: Path, table: str = "orders", at: int | None = None) -> dict[int, Any]:
+    """Return note and count by key, with what is not known."""
+    view = consistent_view(made.pipeline.spark, Delta(str(directory / "lake")), at=at)
+    found = view[f"public.{table}"].collect()
+    return {row["id"]: (row["note"], row["count"], *row["_pgsluice"]["unchanged"]) for row in found}
+
+
+def mark(state: str, lsn: int, seq: int, **fields: Any) -> Json:  # noqa: ANN401 - anything of a mark
+    return {**BEGIN, "id": "load", "state": state, "lsn": lsn, "seq": seq, **fields}
+
+
+def refused(made: Handmade, directory: Path, error: type[PipelineError], sentence: str, **options: Any) -> None:  # noqa: ANN401 - as above
+    with pytest.raises(error, match=sentence):
+        mirrored(made, directory, **options)
+
+
+@pytest.fixture
+def make(spark: SparkSession, kafka: Kafka) -> Callable[..., Handmade]:
+    return lambda *tables, **options: Handmade(spark, kafka, *tables, **options)
+
+
+def test_values_that_were_not_sent(make: Callable[..., Handmade], tmp_path: Path) -> None:
+    made = make("orders")
+    event = made.event
+    made.cut(
+        event("orders", "c", 10, 0, {"id": 1}, after={"note": "a", "count": 1}),
+        event("orders", "c", 10, 1, {"id": 2}, after={"note": "b", "count": 1}),
+        event("orders", "u", 11, 0, {"id": 3}, after={"count": 1}, unchanged=["note"]),
+        event("orders", "c", 12, 0, {"id": 4}, after={"note": "d", "count": 1}),
+        event("orders", "c", 13, 0, {"id": 5}, after={"note": "e", "count": 1}),
+    )
+    made.cut(
+        event("orders", "u", 20, 0, {"id": 1}, after={"count": 2}, unchanged=["note"]),
+        event("orders", "u", 21, 0, {"id": 1}, after={"count": 3}, unchanged=["note"]),
+        event("orders", "u", 22, 0, {"id": 2}, after={"note": None, "count": 2}),
+        event("orders", "u", 23, 0, {"id": 2}, after={"count": 3}, unchanged=["note"]),
+        event("orders", "u", 24, 0, {"id": 3}, after={"count": 4}, unchanged=["note"]),
+        # 4 becomes 6, then 7; another row becomes 4
+        event("orders", "d", 25, 0, {"id": 4}, flags=["key_change"]),
+        event("orders", "c", 25, 1, {"id": 6}, after={"count": 5}, unchanged=["note"], flags=["key_change"]),
+        event("orders", "d", 26, 0, {"id": 6}, flags=["key_change"]),
+        event("orders", "c", 26, 1, {"id": 7}, after={"count": 6}, unchanged=["note"], flags=["key_change"]),
+        event("orders", "d", 27, 0, {"id": 5}, flags=["key_change"]),
+        event("orders", "c", 27, 1, {"id": 4}, after={"count": 7}, unchanged=["note"], flags=["key_change"]),
+    )
+    mirrored(made, tmp_path, max_events=5)
+    first = {1: ("a", 1), 2: ("b", 1), 3: (None, 1, "note"), 4: ("d", 1), 5: ("e", 1)}
+    second = {1: ("a", 3), 2: (None, 3), 3: (None, 4, "note"), 4: ("e", 7), 7: ("d", 6)}
+    assert rows(made, tmp_path, at=1) == first
+    assert rows(made, tmp_path) == second
+    mirrored(made, tmp_path / "at once")
+    assert rows(made, tmp_path / "at once") == second
+
+
+def test_tables_that_share_a_topic(make: Callable[..., Handmade], tmp_path: Path) -> None:
+    """A truncate is one of its table's; the counts of a cut are those of all tables."""
+    made = make("orders", "lines", "notes", topic="shared")
+    event = made.event
+    made.cut(
+        *(event(table, "c", 10, n, {"id": 1}, after={"note": table}) for n, table in enumerate(made.topics)),
+        event("orders", "t", 11, 0, {"id": 0}),
+        event("orders", "c", 12, 0, {"id": 2}, after={"note": "new"}),
+    )
+    mirrored(made, tmp_path, "public.orders", "public.lines")
+    assert rows(made, tmp_path, "orders") == {2: ("new", None)}
+    assert rows(made, tmp_path, "lines") == {1: ("lines", None)}
+    assert set(consistent_view(made.pipeline.spark, Delta(str(tmp_path / "lake")))) == {"public.orders", "public.lines"}
+
+
+def test_a_truncate_in_every_partition(make: Callable[..., Handmade], tmp_path: Path) -> None:
+    made = make("orders", partitions=2)
+    event = made.event
+    made.cut(event("orders", "c", 10, 0, {"id": 1}, after={"note": "a"}))
+    truncate = event("orders", "t", 20, 0, {"id": 0})
+    after = event("orders", "c", 21, 0, {"id": 2}, after={"note": "b"})
+    places = [*made.write(truncate, after), *made.write(truncate, partition=1)]
+    (entry,) = made.entries(places[:2], [truncate[2], after[2]])
+    entry["offsets"].append({"partition": 1, "first": 0, "next": 1})
+    made.write_cut([entry], end_lsn=22)
+    mirrored(made, tmp_path)
+    assert rows(made, tmp_path) == {2: ("b", None)}
+
+
+def test_rows_that_are_read_again(make: Callable[..., Handmade], tmp_path: Path) -> None:
+    made = make("orders")
+    event = made.event
+    made.cut(*(event("orders", "c", 10, n, {"id": n}, after={"note": "a"}) for n in (1, 2, 3)))
+    made.cut(event("orders", "r", 20, -9, {"id": 1}, after={"note": "r"}), snapshots=[mark("begin", 20, -10)])
+    made.cut(event("orders", "u", 30, 0, {"id": 2}, after={"count": 5}, unchanged=["note"]))
+    made.cut(event("orders", "r", 40, -8, {"id": 2}, after={"note": "r", "count": 5}), snapshots=[])
+    made.cut(snapshots=[mark("end", 50, -7, rows=2)], end_lsn=50)
+    mirrored(made, tmp_path, max_events=1)
+    target = Delta(str(tmp_path / "lake"))
+    status = [consistent_view(made.pipeline.spark, target, at=cut).status["public.orders"] for cut in range(1, 6)]
+    assert status == ["unloaded", "loading", "loading", "loading", "loaded"]
+    assert rows(made, tmp_path, at=4) == {1: ("r", None), 2: ("r", 5), 3: ("a", None)}
+    assert rows(made, tmp_path) == {1: ("r", None), 2: ("r", 5)}
+    mirrored(made, tmp_path / "at once")
+    assert rows(made, tmp_path / "at once") == {1: ("r", None), 2: ("r", 5)}
+
+
+def test_columns_that_come_and_widen(make: Callable[..., Handmade], tmp_path: Path) -> None:
+    made = make("orders")
+    made.cut(made.event("orders", "c", 10, 0, {"id": 1}, after={"note": "a", "count": 1}))
+    mirrored(made, tmp_path)
+    made.register("orders", [*COLUMNS[:2], column("count", "long"), column("price", "double")], {"id": "int"})
+    made.cut(made.event("orders", "u", 20, 0, {"id": 1}, after={"count": 2**40, "price": 0.5}, unchanged=["note"]))
+    mirrored(made, tmp_path)
+    view = consistent_view(made.pipeline.spark, Delta(str(tmp_path / "lake")))
+    (row,) = view["public.orders"].collect()
+    assert (row["note"], row["count"], row["price"]) == ("a", 2**40, 0.5)
+
+
+def test_cuts_that_come_again(make: Callable[..., Handmade], tmp_path: Path) -> None:
+    """At least once: records between cuts belong to none, and a cut number comes again with more in it."""
+    made = make("orders")
+    event = made.event
+    first = event("orders", "c", 10, 0, {"id": 1}, after={"note": "a"})
+    second = event("orders", "c", 11, 0, {"id": 2}, after={"note": "b"})
+    moves = (
+        event("orders", "d", 12, 0, {"id": 1}, flags=["key_change"]),
+        event("orders", "c", 12, 1, {"id": 3}, after={"count": 1}, unchanged=["note"], flags=["key_change"]),
+    )
+    made.cut(first)
+    made.cut(second, *moves)
+    mirrored(made, tmp_path)
+    made.write(event("orders", "c", 13, 0, {"id": 9}, after={"note": "of a crash"}))
+    third = event("orders", "c", 13, 0, {"id": 9}, after={"note": "c"})
+    made.cut(second, *moves, third, third, number=2, counts={"c": 3, "d": 1})
+    mirrored(made, tmp_path)
+    assert rows(made, tmp_path) == {2: ("b", None), 3: ("a", 1), 9: ("c", None)}
+
+
+def test_a_cut_record_in_parts(make: Callable[..., Handmade], tmp_path: Path) -> None:
+    made = make("orders", "lines")
+    events = [made.event(table, "c", 10, n, {"id": 1}, after={"note": table}) for n, table in enumerate(made.topics)]
+    entries = made.entries(made.write(*events), [event for _, _, event in events])
+    made.write_cut(entries, parts=2, end_lsn=11)
+    mirrored(made, tmp_path)
+    assert rows(made, tmp_path, "lines") == {1: ("lines", None)}
+
+
+def test_what_a_topic_lacks(make: Callable[..., Handmade], tmp_path: Path) -> None:
+    made = make("orders", "lines")
+    event = made.event
+    made.cut(event("orders", "c", 10, 0, {"id": 1}, after={"note": "a"}))
+    mirrored(made, tmp_path)
+    made.cut(
+        event("lines", "c", 20, 0, {"id": 1}),
+        event("orders", "c", 20, 1, {"id": 2}),
+        event("orders", "u", 21, 0, {"id": 1}),
+        counts={"c": 2},
+    )
+    refused(
+        made, tmp_path, CountMismatch, r"lines: the cut records declare 2 c of the cuts 2 to 2, and the topic has 1 c"
+    )
+    assert rows(made, tmp_path) == {1: ("a", None)}
+    made.recreate(made.transactions)
+    made.cut()
+    refused(made, tmp_path, TopicRecreated, r"came from another topic .*transactions .id ")
+    made.pipeline = type(made.pipeline)(made.pipeline.spark, "nobody", made.kafka.bootstrap_servers, made.registry)
+    with pytest.raises(NoSuchView, match=r"has no state of the database as of 1 or before"):
+        consistent_view(made.pipeline.spark, Delta(str(tmp_path / "nothing")), at=1)
+
+
+@pytest.mark.parametrize("is_recreated", [False, True])
+def test_records_that_are_lost(make: Callable[..., Handmade], tmp_path: Path, is_recreated: bool) -> None:  # noqa: FBT001 - a parameter
+    """The query refuses to go on, until the table has been loaded again."""
+    made = make("orders", "lines")
+    event = made.event
+    made.cut(event("orders", "c", 10, 0, {"id": 1}, after={"note": "a"}))
+    mirrored(made, tmp_path)
+    made.cut(event("orders", "c", 20, 0, {"id": 2}), event("lines", "c", 20, 1, {"id": 1}, after={"note": "b"}))
+    made.cut(event("orders", "u", 30, 0, {"id": 1}, after={"note": "c"}))
+    error: type[PipelineError]
+    if is_recreated:
+        made.recreate(made.topics["orders"])
+        error, sentence = TopicRecreated, r"orders was deleted and created again after cut 3"
+    else:
+        made.delete_records(made.topics["orders"], 2)
+        error, sentence = RetentionGap, r"orders: retention has deleted .* declare 1 c, 1 u, and the topic has 1 u .off"
+    refused(made, tmp_path, error, rf"{sentence}.*`pgsluice snapshot start public\.orders`")
+    made.cut(event("orders", "u", 40, 0, {"id": 4}, after={"count": 1}, unchanged=["note"]))
+    made.cut(
+        event("orders", "r", 50, -9, {"id": 4}, after={"note": "r", "count": 1}), snapshots=[mark("begin", 50, -10)]
+    )
+    made.cut(snapshots=[mark("end", 60, -7, rows=1)], end_lsn=60)
+    mirrored(made, tmp_path, max_events=2)
+    target = Delta(str(tmp_path / "lake"))
+    assert consistent_view(made.pipeline.spark, target, at=4).status["public.orders"] == "unloaded"
+    assert consistent_view(made.pipeline.spark, target).status["public.orders"] == "loaded"
+    assert rows(made, tmp_path) == {4: ("r", 1)}
+    assert rows(made, tmp_path, "lines") == {1: ("b", None)}
+
+
+def test_what_a_mirror_cannot_follow(make: Callable[..., Handmade], tmp_path: Path) -> None:
+    made = make("orders")
+    made.cut(made.event("orders", "c", 10, 0, {"id": 1}, after={"note": "a"}))
+    mirrored(made, tmp_path)
+    spark = made.pipeline.spark
+    spark.sql(f"DELETE FROM delta.`{tmp_path}/lake/public.orders`")
+    made.cut(made.event("orders", "c", 20, 0, {"id": 2}))
+    refused(made, tmp_path, ForeignWrite, r"version 2 is a DELETE.*RESTORE TABLE delta.*VERSION AS OF 1")
+    spark.sql(f"RESTORE TABLE delta.`{tmp_path}/lake/public.orders` TO VERSION AS OF 1")
+    mirrored(made, tmp_path)
+    assert rows(made, tmp_path) == {1: ("a", None), 2: (None, None)}
+    made.register("orders", COLUMNS, {"note": "string"})
+    made.cut(made.event("orders", "u", 30, 0, {"note": "a"}, after={"id": 1}))
+    refused(made, tmp_path, TableRefused, r"public\.orders has got another key than \(id\)")

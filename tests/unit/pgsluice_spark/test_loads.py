@@ -1,0 +1,119 @@
+"""pgsluice_spark.loads: what a copy of a table has, by its marks."""
+
+import pytest
+
+from pgsluice_spark.cuts import Cut, Mark, Position
+from pgsluice_spark.loads import (
+    GAP,
+    LOADED,
+    LOADING,
+    PARTIAL,
+    STALE,
+    UNLOADED,
+    Interval,
+    Load,
+    TableState,
+    advanced,
+    intervals,
+)
+
+BEGIN, END = Position(1, 50, -9), Position(1, 70, -2)
+CUTS = [Cut(3, 1, 80, None, 7, 0, 1)]
+
+
+def mark(state: str, position: Position, rows: int = 0, *, id: str = "a", replaces: bool = True) -> Mark:  # noqa: A002
+    return Mark("public.orders", id, state, position, rows, replaces)
+
+
+def after(state: TableState, *marks: Mark, **rows: int) -> tuple[TableState, Position | None]:
+    return advanced(state, CUTS, marks, rows)
+
+
+def test_the_last_cut_is_remembered() -> None:
+    state, gone = after(TableState(key=("id",)))
+    assert state == TableState(7, 3, 1, 80, UNLOADED, None, ("id",))
+    assert gone is None
+
+
+def test_a_load_in_one_piece() -> None:
+    state, gone = after(TableState(), mark("begin", BEGIN), mark("rows", END, 5), mark("end", END, 10), a=10)
+    assert (state.status, state.load, gone) == (LOADED, None, BEGIN)
+
+
+def test_a_load_in_several_pieces() -> None:
+    state, gone = after(TableState(), mark("begin", BEGIN), a=4)
+    assert (state.status, state.load, gone) == (LOADING, Load("a", BEGIN, 4), None)
+    state, _ = after(state, a=5)
+    assert state.load == Load("a", BEGIN, 9)
+    state, gone = after(state, mark("end", END, 10), a=1)
+    assert (state.status, state.load, gone) == (LOADED, None, BEGIN)
+
+
+@pytest.mark.parametrize("status", [UNLOADED, STALE, GAP, PARTIAL])
+def test_rows_that_are_missing(status: str) -> None:
+    state, gone = after(TableState(status=status), mark("begin", BEGIN), mark("end", END, 10), a=9)
+    assert (state.status, state.load, gone) == (PARTIAL, None, None)
+
+
+def test_a_load_that_replaces_nothing() -> None:
+    marks = mark("begin", BEGIN), mark("end", END, 10, replaces=False)
+    state, gone = after(TableState(), *marks, a=10)
+    assert (state.status, gone) == (PARTIAL, None)
+    state, gone = after(TableState(status=LOADED), *marks, a=10)
+    assert (state.status, gone) == (LOADED, None)
+
+
+def test_a_load_whose_beginning_is_missing() -> None:
+    end = mark("end", END, 10)
+    assert after(TableState(), end, a=10)[0].status == PARTIAL
+    assert after(TableState(status=LOADED), end)[0].status == LOADED
+    other = TableState(load=Load("b", BEGIN, 1), status=LOADING)
+    assert after(other, end)[0].status == PARTIAL
+
+
+def test_a_load_that_begins_anew() -> None:
+    again = Position(1, 60, -9)
+    marks = mark("begin", BEGIN), mark("begin", again, id="b"), mark("end", END, 3, id="b")
+    state, gone = after(TableState(), *marks, a=2, b=3)
+    assert (state.status, gone) == (LOADED, again)
+
+
+def test_a_table_stays_loaded_while_it_is_loaded_again() -> None:
+    state, gone = after(TableState(status=LOADED), mark("begin", BEGIN), a=4)
+    assert (state.status, gone) == (LOADED, None)
+
+
+def test_stale_until_the_next_load() -> None:
+    state, _ = after(TableState(status=LOADED), mark("stale", BEGIN))
+    assert state.status == STALE
+    state, _ = after(state, mark("begin", BEGIN))
+    assert state.status == STALE
+    assert after(state, mark("end", END, 2), a=2)[0].status == LOADED
+    state, gone = after(state, mark("end", END, 2), mark("stale", END), a=2)
+    assert (state.status, gone) == (STALE, BEGIN)
+
+
+def test_a_new_epoch() -> None:
+    assert after(TableState(epoch=1, status=LOADED))[0].status == LOADED
+    former = TableState(epoch=4, status=LOADED)
+    assert after(former)[0].status == GAP
+    assert after(former, mark("begin", BEGIN), mark("end", END, 1), a=1)[0].status == LOADED
+    assert after(TableState(epoch=4, status=STALE))[0].status == STALE
+
+
+def test_states_that_later_versions_add() -> None:
+    assert after(TableState(status=LOADED), mark("cancelled", BEGIN))[0].status == LOADED
+
+
+def test_where_the_rows_of_loads_lie() -> None:
+    state = TableState(load=Load("a", BEGIN, 4))
+    again = Position(1, 75, -9)
+    assert intervals(TableState(), []) == []
+    assert intervals(state, []) == [Interval("a", BEGIN, None)]
+    found = intervals(state, [mark("end", END, 4), mark("begin", again, id="b")])
+    assert sorted(found, key=lambda one: one.id) == [Interval("a", BEGIN, END), Interval("b", again, None)]
+
+
+@pytest.mark.parametrize("state", [TableState(), TableState(7, 3, 1, 80, LOADING, Load("a", BEGIN, 4), ("id", "n"))])
+def test_as_text(state: TableState) -> None:
+    assert TableState.from_json(state.to_json()) == state

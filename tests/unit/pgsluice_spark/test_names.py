@@ -1,0 +1,25 @@
+"""pgsluice_spark.names: names of tables as the namespaces of their schemas have them."""
+
+import pytest
+
+from pgsluice_spark.names import is_chosen, table_name
+
+
+@pytest.mark.parametrize(
+    ("schema", "table", "name"),
+    [
+        ("public", "orders", "public.orders"),
+        ("public", "order lines", "public.order_x0020_lines"),
+        ("public", "a.b", "public.a_x002E_b"),
+        ("2024", "_x0041_", "_x0032_024._x005F_x0041_"),
+        ("żółć", "Orders", "_x017C__x00F3__x0142__x0107_.Orders"),
+    ],
+)
+def test_names(schema: str, table: str, name: str) -> None:
+    assert table_name(schema, table) == name
+
+
+def test_patterns() -> None:
+    assert is_chosen("public.orders", ["sales.*", "public.ord*"])
+    assert not is_chosen("public.orders", ["sales.*", "public.Orders", "orders"])
+    assert not is_chosen("public.orders", [])
