@@ -6,8 +6,7 @@ is the business of ``sources``; what two keys must agree on is checked at the la
 https://docs.pydantic.dev/latest/concepts/pydantic_settings/
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
@@ -15,140 +14,50 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    PlainValidator,
     SecretStr,
     ValidationInfo,
-    WithJsonSchema,
     field_validator,
 )
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
-from pgsluice.avro.choices import Choice
 from pgsluice.commands import WHERE_MAX
-from pgsluice.config import libpq, librdkafka
+from pgsluice.config import libpq
 from pgsluice.config.naming import (
     SLOT_PREFIX,
     check_address,
-    check_glob,
-    check_host_name,
-    check_pipeline_name,
-    check_slot_name,
-    check_template,
-    check_topic_prefix,
     missing_placeholders,
 )
-from pgsluice.config.problems import KeyProblems, Path, is_secret
+from pgsluice.config.problems import KeyProblems, Path
 from pgsluice.config.units import Duration, ListenAddress, NumericAs, Size, Within
+from pgsluice.config.values import (
+    COMPRESSION,
+    ClientProperties,
+    ColumnTypes,
+    Count,
+    Flag,
+    Glob,
+    HostName,
+    Names,
+    OnTruncate,
+    Parameters,
+    PipelineName,
+    Port,
+    ReplicationFactor,
+    Secret,
+    SlotName,
+    Template,
+    Text,
+    TopicConfig,
+    TopicPrefix,
+    no_uri,
+    no_user,
+    reveal,
+)
 from pgsluice.errors import ConfigError
 from pgsluice.tables import SERVICE_TOPICS
 
 _STATUS_INTERVALS_PER_TIMEOUT = 3
 """One lost or late status update must not end the connection."""
-
-_COMPRESSION = {"compression.type": "lz4"}
-"""What a client is given where the settings do not say otherwise: text and Avro shrink to a third, cheaply."""
-
-MaskedTexts = dict[str, str | SecretStr]
-_EMPTY = "is empty: write the secret, or leave the setting out"
-
-
-def _texts(value: object, refusal: Callable[[str], str] = lambda _: "") -> dict[str, str]:
-    if not isinstance(value, dict):
-        raise KeyProblems([((), "must be a table of names and values")])
-    found = {name: refusal(name) or _no_text(entry) for name, entry in value.items()}
-    if any(found.values()):
-        raise KeyProblems(((name,), sentence) for name, sentence in found.items() if sentence)
-    return {name: str(entry).lower() if isinstance(entry, bool) else str(entry) for name, entry in value.items()}
-
-
-def _choices(value: object) -> dict[str, Choice]:
-    found: dict[str, Choice] = {}
-    problems: list[tuple[Path, str]] = []
-    for pattern, name in _texts(value).items():
-        try:
-            found[pattern] = Choice.parse(name)
-        except ValueError as error:
-            problems.append(((pattern,), str(error)))
-    if problems:
-        raise KeyProblems(problems)
-    return found
-
-
-def _no_text(entry: object) -> str:
-    return "" if isinstance(entry, str | int | float) else "must be a text, a number, true or false"
-
-
-def _parameters(value: object) -> MaskedTexts:
-    return _mask(_texts(value, libpq.refusal), is_secret)
-
-
-def _client_properties(value: object) -> MaskedTexts:
-    texts = _COMPRESSION | _texts(value, librdkafka.refusal)
-    return _mask(texts, lambda name: not librdkafka.may_be_shown(name))
-
-
-def _mask(texts: dict[str, str], is_masked: Callable[[str], bool]) -> MaskedTexts:
-    if empty := [name for name, text in texts.items() if is_secret(name) and not text]:
-        raise KeyProblems([((name,), _EMPTY) for name in empty])
-    return {name: SecretStr(text) if is_masked(name) else text for name, text in texts.items()}
-
-
-def _reveal(masked: MaskedTexts) -> dict[str, str]:
-    return {name: value.get_secret_value() if isinstance(value, SecretStr) else value for name, value in masked.items()}
-
-
-def _no_repeats(values: list[str]) -> list[str]:
-    repeated = [value for value, count in Counter(values).items() if count > 1]
-    if repeated:
-        raise ValueError(f"names {', '.join(repeated)} more than once")
-    return values
-
-
-def _no_zero(factor: int) -> int:
-    if factor == 0:
-        raise ValueError("must be -1 (the broker's default) or at least 1")
-    return factor
-
-
-def _no_uri(host: str) -> str:
-    if "://" in host:
-        raise ValueError("is a URI: write it as postgres.dsn")
-    if any("@" in one.strip()[1:] for one in host.split(",")):  # in front it is an abstract name of a Unix socket
-        raise ValueError("has a user in it: write it as postgres.user and postgres.password")
-    return host
-
-
-def _no_user(servers: str) -> str:
-    if "@" in servers:
-        raise ValueError('has a user in it: write it as "sasl.username" and "sasl.password" under kafka.client')
-    return servers
-
-
-def _not_empty(secret: SecretStr) -> SecretStr:
-    if not secret.get_secret_value():
-        raise ValueError(_EMPTY)
-    return secret
-
-
-Secret = Annotated[SecretStr, AfterValidator(_not_empty)]
-Flag = Annotated[bool, Field(strict=True)]
-Count = Annotated[int, Field(strict=True, ge=1, le=2**31 - 1)]
-Port = Annotated[int, Field(strict=True, ge=1, le=2**16 - 1)]
-ReplicationFactor = Annotated[int, Field(strict=True, ge=-1, le=2**15 - 1), AfterValidator(_no_zero)]
-Text = Annotated[str, Field(strict=True, min_length=1)]
-Names = Annotated[list[Text], Field(min_length=1), AfterValidator(_no_repeats)]
-Glob = Annotated[str, Field(strict=True), AfterValidator(check_glob)]
-Template = Annotated[str, Field(strict=True), AfterValidator(check_template)]
-SlotName = Annotated[str, Field(strict=True), AfterValidator(check_slot_name)]
-PipelineName = Annotated[str, Field(strict=True), AfterValidator(check_pipeline_name)]
-HostName = Annotated[str, Field(strict=True), AfterValidator(check_host_name)]
-TopicPrefix = Annotated[str, Field(strict=True), AfterValidator(check_topic_prefix)]
-OnTruncate = Literal["emit", "skip"]
-_TABLE_SCHEMA = WithJsonSchema({"type": "object", "additionalProperties": {"type": ["string", "number", "boolean"]}})
-Parameters = Annotated[MaskedTexts, PlainValidator(_parameters), _TABLE_SCHEMA]
-ClientProperties = Annotated[MaskedTexts, PlainValidator(_client_properties), _TABLE_SCHEMA]
-TopicConfig = Annotated[dict[str, str], PlainValidator(_texts), _TABLE_SCHEMA]
-ColumnTypes = Annotated[dict[str, Choice], PlainValidator(_choices), _TABLE_SCHEMA]
 
 
 class Section(BaseModel):
@@ -169,7 +78,7 @@ class Postgres(Section):
         description="Connection string or URI of libpq; the keys below take precedence over its parts.",
         examples=["postgresql://pgsluice@db.example.com:5432/shop"],
     )
-    host: Annotated[Text, AfterValidator(_no_uri)] | None = Field(
+    host: Annotated[Text, AfterValidator(no_uri)] | None = Field(
         default=None,
         description="Host name, address, or directory of the Unix socket.",
         examples=["db.example.com"],
@@ -299,7 +208,7 @@ class Postgres(Section):
                 parameters["password"] = libpq.read_password_file(self.password_file)
             except ValueError as error:
                 raise ConfigError(f"postgres.password_file: {error}") from None
-        return parameters | _reveal(self.parameters)
+        return parameters | reveal(self.parameters)
 
 
 class Topics(Section):
@@ -340,7 +249,7 @@ class Topics(Section):
 class Kafka(Section):
     """The Kafka cluster."""
 
-    bootstrap_servers: Annotated[Text, AfterValidator(_no_user)] = Field(
+    bootstrap_servers: Annotated[Text, AfterValidator(no_user)] = Field(
         description="Brokers to ask first, host:port, separated by commas.", examples=["127.0.0.1:9092"]
     )
     topic_prefix: TopicPrefix = Field(
@@ -352,7 +261,7 @@ class Kafka(Section):
         "latter, retention can delete a backlog as it arrives, and brokers refuse clocks that run ahead.",
     )
     client: ClientProperties = Field(
-        default={**_COMPRESSION},
+        default={**COMPRESSION},
         description="Any property of librdkafka (security.protocol, sasl.*, ssl.*, linger.ms, ...), "
         "except those that delivery rests on.",
         examples=[{"security.protocol": "SASL_SSL", "sasl.mechanism": "SCRAM-SHA-512"}],
@@ -361,7 +270,7 @@ class Kafka(Section):
 
     def librdkafka_properties(self) -> dict[str, str]:
         """Return what every client of the cluster is made with."""
-        return {"bootstrap.servers": self.bootstrap_servers, **_reveal(self.client)}
+        return {"bootstrap.servers": self.bootstrap_servers, **reveal(self.client)}
 
 
 class Delivery(Section):
