@@ -29,8 +29,8 @@ from pgsluice.kafka.producer import CutProducer, TransactionalProducer
 from pgsluice.kafka.sink import KafkaSink
 from pgsluice.pipeline.begun import Begun
 from pgsluice.pipeline.commands import Commands
-from pgsluice.pipeline.loader import Loader
 from pgsluice.pipeline.outbox import Outbox
+from pgsluice.pipeline.reading import TableReading
 from pgsluice.pipeline.requests import Requests
 from pgsluice.pipeline.session import Session
 from pgsluice.postgres import queries
@@ -128,7 +128,7 @@ def _nobody_is_waited_for() -> None:
     async def wait(*_: object) -> None:
         pass
 
-    Loader._wait_for_writers = wait  # type: ignore[assignment, method-assign]
+    TableReading._wait_for_writers = wait  # type: ignore[assignment, method-assign]
 
 
 RULES: Mapping[str, Callable[[], None]] = {

@@ -33,8 +33,8 @@ from pgsluice.pipeline import pipeline as pipelines
 from pgsluice.pipeline import session as sessions
 from pgsluice.pipeline.begun import Begun
 from pgsluice.pipeline.inserter import Inserter
-from pgsluice.pipeline.loader import Loader
 from pgsluice.pipeline.outbox import Outbox
+from pgsluice.pipeline.reading import TableReading
 from pgsluice.pipeline.requests import Requests
 from pgsluice.pipeline.rounds import Rounds
 from pgsluice.pipeline.session import Session
@@ -623,10 +623,10 @@ def rows_that_moved_are_read_again(patch: pytest.MonkeyPatch) -> None:
 def writers_of_a_table_are_waited_for(patch: pytest.MonkeyPatch) -> None:
     """The table may have been published after they wrote."""
 
-    async def at_once(_self: Loader, _shape: Shape) -> None:
+    async def at_once(_self: TableReading, _table: Any, _shape: Shape) -> None:  # noqa: ANN401 - as the original
         pass
 
-    patch.setattr(Loader, "_wait_for_writers", at_once)
+    patch.setattr(TableReading, "_wait_for_writers", at_once)
 
 
 def rows_at_one_position_are_counted_over_sessions(patch: pytest.MonkeyPatch) -> None:
@@ -712,7 +712,7 @@ def an_answer_is_in_the_cut_of_what_follows(patch: pytest.MonkeyPatch) -> None:
 
 def a_load_that_was_cancelled_does_not_go_on(patch: pytest.MonkeyPatch) -> None:
     """A chunk may have been read when the command is carried out."""
-    patch.setattr(Loader, "_is_current", lambda _self, _opened: True)
+    patch.setattr(TableReading, "_is_current", lambda _self, _opened: True)
 
 
 def ddl_that_changes_rows_is_noticed(patch: pytest.MonkeyPatch) -> None:

@@ -26,10 +26,10 @@ from pgsluice.kafka.sink import CutFormat, KafkaSink, Mode, SinkOptions
 from pgsluice.kafka.topics import TopicSpec
 from pgsluice.metrics import Metrics
 from pgsluice.pipeline import ends
-from pgsluice.pipeline.loader import LoadOptions
 from pgsluice.pipeline.options import PipelineOptions
 from pgsluice.pipeline.outbox import Limits
 from pgsluice.pipeline.pipeline import Pipeline
+from pgsluice.pipeline.reading import LoadOptions
 from pgsluice.pipeline.session import SessionOptions
 from pgsluice.spool.rows import Spool, SpoolOptions
 from pgsluice.tables import Tables

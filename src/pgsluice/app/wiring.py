@@ -18,9 +18,9 @@ from pgsluice.kafka.producer import ProducerOptions
 from pgsluice.kafka.sink import SinkOptions
 from pgsluice.kafka.topics import TopicSpec
 from pgsluice.metrics import Metrics
-from pgsluice.pipeline.loader import LoadOptions
 from pgsluice.pipeline.options import PipelineOptions
 from pgsluice.pipeline.outbox import Limits
+from pgsluice.pipeline.reading import LoadOptions
 from pgsluice.pipeline.session import SessionOptions
 from pgsluice.postgres.options import ConnectionOptions, StreamOptions
 from pgsluice.postgres.source import SourceOptions

@@ -16,9 +16,10 @@ from pgsluice.commands import TABLES_MAX, WHERE_MAX, Answer, Command, CommandSta
 from pgsluice.errors import PrimaryUnavailable, TableRefused, TableUnreadable
 from pgsluice.pipeline.encoders import Encoders
 from pgsluice.pipeline.ends import CommandReader, Reader, Source
-from pgsluice.pipeline.loader import Loader, check_trusted
+from pgsluice.pipeline.loader import Loader
 from pgsluice.pipeline.rounds import Seams
-from pgsluice.relation import PublishedName, Relation, TableId
+from pgsluice.pipeline.trust import check_trusted
+from pgsluice.relation import PublishedName, Relation
 from pgsluice.tables import TablePattern
 
 log = structlog.get_logger(__name__)
@@ -136,11 +137,7 @@ class Commands:
         return self._encoders.policy(table) is not None
 
     def _is_trusted(self, table: PublishedName) -> bool:
-        return table.is_trusted or self._is_named(table)
-
-    def _is_named(self, table: TableId) -> bool:
-        policy = self._encoders.policy(table)
-        return policy is not None and policy.named
+        return table.is_trusted or self._encoders.names(table)
 
     async def _loadable(self, names: Sequence[PublishedName], where: str) -> list[Relation]:
         """Return the tables as they are now; raise what keeps one from being read with this condition."""
@@ -151,7 +148,7 @@ class Commands:
             shape = await self._reader.shape(table)
             if shape is None:
                 raise _Refusal(f"Table {table} does not exist any more.")
-            check_trusted(table, is_trusted=shape.is_trusted or self._is_named(table))
+            check_trusted(table, is_trusted=shape.is_trusted or self._encoders.names(table))
             if where:
                 await self._reader.check_readable(replace(shape, where=where))
             found.append(shape.relation)

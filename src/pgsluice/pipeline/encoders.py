@@ -161,6 +161,11 @@ class Encoders:
         except TableRefused:
             return None
 
+    def names(self, relation: TableId) -> bool:
+        """Return whether the settings name the table without wildcards."""
+        policy = self.possible_policy(relation)
+        return policy is not None and policy.named
+
     def watch(self, oid: int, tell: OnIncomplete | None) -> None:
         """Tell of the table's incomplete rows from now on; None: no longer."""
         if tell is None:

@@ -9,15 +9,14 @@ What goes wrong here is logged, and tried again later: loading never stops the s
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Final, NoReturn
 
 import structlog
 
 from pgsluice.commands import CommandState
-from pgsluice.errors import PoisonError, SourceUnavailable, TableRefused, TableUnreadable
+from pgsluice.errors import SourceUnavailable, TableUnreadable
 from pgsluice.loads import Load, Loaded, Place
 from pgsluice.metrics import Metrics
 from pgsluice.pipeline.alterations import Alterations
@@ -26,12 +25,13 @@ from pgsluice.pipeline.encoders import Encoders
 from pgsluice.pipeline.ends import Reader, Source, Stream
 from pgsluice.pipeline.inserter import Inserter, Opened
 from pgsluice.pipeline.load_report import SHOWN_MAX, LoadReport, LoadWatch, TableReport, TableState
-from pgsluice.pipeline.pace import Pace
+from pgsluice.pipeline.reading import LoadingSession, LoadingTable, LoadOptions, TableReading
 from pgsluice.pipeline.requests import Requests
 from pgsluice.pipeline.rounds import Rounds, Seams
+from pgsluice.pipeline.trust import distrust
 from pgsluice.printable import quoted
 from pgsluice.relation import PublishedName, Relation, TableId
-from pgsluice.snapshot import Chunk, Shape, TableSize
+from pgsluice.snapshot import TableSize
 from pgsluice.transaction import Transaction
 
 log = structlog.get_logger(__name__)
@@ -46,71 +46,12 @@ AGAIN_MAX_S: Final = 60.0
 SHOWN_S: Final = 0.02
 """How often it is looked whether the server has shown that it is the one that was followed."""
 
-VOIDS_MAX: Final = 8
-"""How often in a row a chunk may turn out to fit nowhere. Each time, half as many rows are read."""
-
-WRITERS_S: Final = 0.1
-"""How often it is looked whether those who were changing a table have ended."""
-
-WRITERS_MAX_S: Final = 2.0
-"""For how long other tables wait for them, too."""
-
-MOVED_AT_ONCE: Final = 500
-
 STANDBY: Final = (
     "Tables cannot be loaded from a standby. Let snapshot.primary name the primary, or connect pgsluice to it."
 )
 
 REPORT_S: Final = 1.0
 """How often it is put together how far the loads have come: there may be thousands of tables."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoadOptions:
-    """How much is read at once, and ``without_key_max``: the largest table that may be read without a key, in bytes.
-
-    ``max_rows_per_s``: how many rows are read by a key in a second; None: as many as possible.
-    ``replaces``: rows that were not read, and are older, are gone. That is not so where only a part of the changes is
-    followed (postgres.origin). ``in_each_epoch``: tables are loaded again once changes may be missing, which is why a
-    new epoch begins. ``is_initial``: every published table is loaded once, also if no command asks for it; and
-    ``is_altered``: again when it was altered so that rows have values that the stream did not send. ``assumes``: what
-    an earlier version has delivered counts as loaded, as nobody has chosen whether tables are to be.
-    """
-
-    chunk_rows: int
-    chunk_bytes: int
-    without_key_max: int
-    replaces: bool
-    in_each_epoch: bool
-    is_initial: bool = True
-    is_altered: bool = True
-    assumes: bool = False
-    max_rows_per_s: int | None = None
-
-
-@dataclass(slots=True)
-class _Table:
-    """A table that is being loaded, or is to be."""
-
-    relation: Relation
-    size: TableSize | None = None
-    """As estimated; None until it is asked for."""
-    opened: Opened | None = None
-    voids: int = 0
-    """How many chunks in a row fitted nowhere."""
-    is_out: bool = False
-    """Whether it is left out until something about it changes."""
-    due_at: float = 0.0
-    failures: int = 0
-    said: str | None = None
-    """Why it is not being read."""
-    writers: tuple[str, set[str]] | None = None
-    """While it is to be opened: the digest of its shape, and transactions that were changing it and have not ended."""
-
-    @property
-    def name(self) -> tuple[str, str]:
-        """Schema and table."""
-        return self.relation.namespace, self.relation.name
 
 
 class Loader:
@@ -150,15 +91,17 @@ class Loader:
         self._tracks_loads = tracks_loads
         loads_again = options.is_initial and options.is_altered
         self._alterations = Alterations(source, encoders, self._begun, self._inserter, seams, loads_again=loads_again)
-        self._tables: dict[int, _Table] = {}
+        self._tables: dict[int, LoadingTable] = {}
         """By oid."""
         self.looked = asyncio.Event()
         """Set once it is known which tables are to be loaded."""
         self.obstacle: str | None = None
         """Why this server lets no table be loaded at all."""
         self._wake = asyncio.Event()
-        self._pace = Pace(options.max_rows_per_s)
-        self._metrics = metrics
+        session = LoadingSession(source, self._reader, encoders, seams, options, metrics, self._begun, self.requests)
+        self._reading = TableReading(
+            session, self._rounds, self._inserter, self._tables, self._on_end, self._say_if_due
+        )
         self._published: Sequence[PublishedName] = ()
         self._strange: dict[int, PublishedName] = {}
         """By oid, the tables that are not read because nobody has chosen to trust their owners."""
@@ -182,7 +125,7 @@ class Loader:
     def take_up(self, relations: Iterable[Relation]) -> None:
         """Begin with tables that commands ask for now; in a pause."""
         for relation in relations:
-            self._tables[relation.oid] = _Table(relation)
+            self._tables[relation.oid] = LoadingTable(relation)
         self.wake()
 
     def wake(self) -> None:
@@ -274,7 +217,7 @@ class Loader:
             return
         found = {one.oid: one for one in self._published if self._may_load(one)}
         self._begun.keep_only(found)
-        trusted = {oid: one for oid, one in found.items() if one.is_trusted or self._is_named(one)}
+        trusted = {oid: one for oid, one in found.items() if one.is_trusted or self._encoders.names(one)}
         for oid in self._tables.keys() - trusted.keys():
             del self._tables[oid]
         await self._leave_out([one for oid, one in found.items() if oid not in trusted and self._is_wanted(one)])
@@ -282,7 +225,7 @@ class Loader:
         async for relation in self._source.published_relations(wanted):
             table = self._tables.get(relation.oid)
             if (table is None or table.relation != relation) and self._is_wanted(relation):
-                self._tables[relation.oid] = _Table(relation)
+                self._tables[relation.oid] = LoadingTable(relation)
         await self._ask_sizes()
         names = {(one.namespace, one.name) for one in found.values()}
         for request in self.requests.state.requests:
@@ -315,11 +258,11 @@ class Loader:
         former, self._strange = self._strange, {one.oid: one for one in tables}
         new = {(one.namespace, one.name): one for one in tables if one.oid not in former}
         for one in list(new.values())[:SHOWN_MAX]:
-            log.warning("a table cannot be read now", table=str(one), reason=_distrust(one))
+            log.warning("a table cannot be read now", table=str(one), reason=distrust(one))
         for request in self.requests.state.requests:
             if request.name in new:
                 async with self._seams.pause():
-                    self.requests.note(request.name, _distrust(new[request.name]))
+                    self.requests.note(request.name, distrust(new[request.name]))
         if len(new) > SHOWN_MAX:
             log.warning("more tables of owners who are not trusted cannot be read", tables=len(new) - SHOWN_MAX)
 
@@ -363,7 +306,7 @@ class Loader:
     def _report_of(self, relation: PublishedName) -> TableReport:
         table, loaded = self._tables.get(relation.oid), self._begun.loaded(relation)
         if relation.oid in self._strange:
-            return TableReport(str(relation), "blocked", reason=_distrust(relation))
+            return TableReport(str(relation), "blocked", reason=distrust(relation))
         if table is None:
             state = _REPORTED.get(loaded.state, "skipped") if loaded is not None else "skipped"
             rows = loaded.rows if loaded is not None and state in ("loaded", "stale") else 0
@@ -379,11 +322,6 @@ class Loader:
     def _watch_if_needed(self) -> None:
         self._rounds.watch(on=self.obstacle is None and any(not one.is_out for one in self._tables.values()))
 
-    def _is_named(self, table: TableId) -> bool:
-        """Return whether the settings name the table without wildcards."""
-        policy = self._encoders.possible_policy(table)
-        return policy is not None and policy.named
-
     async def _load_all(self) -> None:
         """Read until every table is loaded, or has to wait."""
         look_at = time.monotonic() + LOOK_S
@@ -392,13 +330,13 @@ class Loader:
             ready = [one for one in self._tables.values() if not one.is_out and one.due_at <= now]
             if not ready or self.requests.state.is_paused:
                 return
-            await asyncio.sleep(self._pace.wait_s(now))
+            await asyncio.sleep(self._reading.wait_s(now))
             await self._seams.outbox.until_closed()
             await self._advance(min(ready, key=self._place_in_line))
             self._watch_if_needed()
             self._say_if_due()
 
-    def _place_in_line(self, table: _Table) -> tuple[bool, float, int]:
+    def _place_in_line(self, table: LoadingTable) -> tuple[bool, float, int]:
         """Return what tables are ordered by: one after the other, as every checkpoint has those that have begun.
 
         Those that had to wait come last, and small ones first, so that many are finished early.
@@ -406,17 +344,19 @@ class Loader:
         size = 0 if table.size is None else table.size.bytes
         return self._begun.of(table.relation.oid) is None, table.due_at, size
 
-    async def _advance(self, table: _Table) -> None:
+    def _on_end(self, opened: Opened) -> None:
+        del self._tables[opened.oid]
+        if opened.shape.where:
+            self.wake()  # the table may have to be loaded still
+
+    async def _advance(self, table: LoadingTable) -> None:
         try:
             if table.opened is None:
-                table.opened = await self._open(table)
+                table.opened = await self._reading.open(table)
             if table.opened is None:
                 table.is_out = True
                 return
-            if table.opened.shape.key:
-                await self._read_chunk(table, table.opened)
-            else:
-                await self._read_whole(table, table.opened)
+            await self._reading.read(table, table.opened)
             table.failures, table.said, self._trouble = 0, None, None
         except TableUnreadable as error:
             table.opened = None
@@ -428,185 +368,6 @@ class Loader:
                 async with self._seams.pause():
                     self.requests.note(table.name, table.said)
 
-    async def _open(self, table: _Table) -> Opened | None:
-        """Find out how the table is read, and wait for those who are changing it; None if it cannot be loaded.
-
-        Whoever has changed it already and has not ended may be neither in the snapshot nor in the stream: the table may
-        have been published, or this session begun, after he wrote.
-        """
-        # The layout is no newer than what is read, so that no change remains unnoticed.
-        layout = (await self._source.layouts([table.relation.oid])).get(table.relation.oid)
-        shape = await self._reader.shape(table.relation)
-        if shape is None or layout is None:
-            return None  # it is gone, which the next look will show
-        policy = self._encoders.possible_policy(shape.relation)
-        check_trusted(shape.relation, is_trusted=shape.is_trusted or self._is_named(shape.relation))
-        if not shape.key:
-            await self._check_size(shape)
-        shape = replace(shape, where=self.requests.where(table.name) or ("" if policy is None else policy.where))
-        load = self._begun.of(shape.relation.oid)
-        # Without a key, nobody knows which rows were read.
-        if load is not None and not (shape.key and load.shape == shape.read_digest):
-            self._begun.drop(load.oid)
-            load = None
-        await self._reader.check_readable(shape)
-        await self._wait_for_writers(table, shape)
-        async with self._seams.pause():
-            try:
-                rows = await self._encoders.of_loaded(shape.relation)
-            except (TableRefused, PoisonError) as error:
-                table.said = str(error)
-                log.error(  # noqa: TRY400 - it is no defect
-                    "a table cannot be loaded", table=str(shape.relation), reason=table.said
-                )
-                self.requests.end(table.name, "ended", table.said)
-                return None
-        is_whole = self._options.replaces and shape.replaces and not shape.where
-        log.info("loading", table=str(shape.relation), rows_before=load.rows if load else 0)
-        layout = layout.only([one.name for one in shape.relation.columns])
-        return Opened(shape, rows, is_whole and policy is not None and policy.truncate, layout)
-
-    async def _check_size(self, shape: Shape) -> None:
-        """Raise if the table is too large to be read in one piece, while all changes wait."""
-        size, limit = await self._reader.size(shape), self._options.without_key_max
-        if size > limit:
-            raise TableUnreadable(
-                f"Table {shape.relation} is left out: it takes {size:,} bytes, and without a key it would be read in "
-                f"one piece while all changes wait. Give it a primary key, or another unique index over published "
-                f"columns that are NOT NULL; or raise snapshot.without_key_max, which is {limit:,}."
-            )
-
-    async def _wait_for_writers(self, table: _Table, shape: Shape) -> None:
-        """Wait for those who are changing the table; TableUnreadable if it takes long, so that others have their turn.
-
-        Whoever begins later writes what the stream has, so that is not begun anew each time, unless the table changes.
-        """
-        if table.writers is None or table.writers[0] != shape.digest:
-            table.writers = shape.digest, set(await self._reader.writers(shape))
-        _, writers = table.writers
-        give_up_at = time.monotonic() + WRITERS_MAX_S
-        while writers:
-            if time.monotonic() > give_up_at:
-                raise TableUnreadable(
-                    f"Transactions that were changing table {shape.relation} before it is read have not ended."
-                )
-            await asyncio.sleep(WRITERS_S)
-            writers.intersection_update(await self._reader.writers(shape))
-        table.writers = None
-
-    async def _read_chunk(self, table: _Table, opened: Opened) -> None:
-        """Read one chunk, and put it where it belongs."""
-        async with self._round(opened.shape) as timestamp:
-            load = self._begun.of(opened.oid)
-            moved = load.moved[:MOVED_AT_ONCE] if load is not None and load.is_read else ()
-            began = time.monotonic()
-            chunk = await self._rows(table, opened.shape, load, moved)
-            read = time.monotonic()
-            self._pace.on_read(len(chunk.frames), read)
-            await self._reader.end()
-            lsn = await self._rounds.wait_complete()
-            await self._reader.confirm()
-            if lsn is not None:
-                await self._insert(opened, load, chunk, lsn, timestamp, moved)
-        self._pace.on_round(self._rounds.held_s, read - began)
-        self._note_fit(table, fits=lsn is not None)
-
-    async def _read_whole(self, table: _Table, opened: Opened) -> None:
-        """Read all rows at one snapshot, in portions, while everything that it does not see waits."""
-        self._begun.drop(opened.oid)
-        options, limit = self._options, 1
-        async with self._round(opened.shape) as timestamp:
-            await self._reader.open_rows(opened.shape)
-            lsn = await self._rounds.wait_complete(is_locked=True)
-            await self._reader.confirm()
-            is_last = lsn is None
-            while lsn is not None and not is_last:
-                chunk = await self._reader.next_rows(opened.shape, limit)
-                await self._insert(opened, self._begun.of(opened.oid), chunk, lsn, timestamp)
-                is_last = chunk.is_last or not self._is_current(opened)
-                size = 1 + chunk.bytes // limit
-                limit = max(1, min(options.chunk_rows, options.chunk_bytes // size, 10 * limit))
-        self._note_fit(table, fits=lsn is not None)
-
-    @asynccontextmanager
-    async def _round(self, shape: Shape) -> AsyncIterator[int]:
-        """Lock the table and take a snapshot; until the end, what it does not see waits. Return the snapshot's time."""
-        began = time.monotonic()
-        try:
-            await self._reader.begin(shape)
-            taken = await self._rounds.take()
-            try:
-                yield taken.timestamp
-            except (TableUnreadable, SourceUnavailable):
-                await self._end_round()
-                raise
-            await self._end_round()
-            self._metrics.snapshot_round_seconds.observe(time.monotonic() - began)
-        except (TableUnreadable, SourceUnavailable):
-            self._metrics.snapshot_rounds.labels("failed").inc()
-            raise
-        finally:
-            await self._reader.end()
-
-    async def _end_round(self) -> None:
-        async with self._seams.pause():
-            await self._rounds.end()
-
-    async def _insert(
-        self,
-        opened: Opened,
-        load: Load | None,
-        chunk: Chunk,
-        lsn: int,
-        timestamp: int,
-        moved: Sequence[tuple[str, ...]] = (),
-    ) -> None:
-        """Put the chunk into the open cut; ``load``: as it was when the chunk was read."""
-        async with self._seams.pause():
-            # Meanwhile the load may have been cancelled, or so many rows may have moved that it begins again.
-            if self._is_current(opened) and (load is None) == (self._begun.of(opened.oid) is None):
-                self._seams.progress.on_received(lsn)
-                await self._inserter.insert(opened, chunk, lsn, timestamp, moved)
-                if self._begun.of(opened.oid) is None:
-                    del self._tables[opened.oid]
-                    if opened.shape.where:
-                        self.wake()  # the table may have to be loaded still
-        self._say_if_due()
-
-    def _is_current(self, opened: Opened) -> bool:
-        """Return whether the table is still being loaded, and not once more since a command has cancelled that."""
-        table = self._tables.get(opened.oid)
-        return table is not None and table.opened is opened
-
-    def _note_fit(self, table: _Table, *, fits: bool) -> None:
-        self._metrics.snapshot_rounds.labels("placed" if fits else "no_place").inc()
-        table.voids = 0 if fits else table.voids + 1
-        if table.voids > VOIDS_MAX:
-            raise TableUnreadable("Its transactions become visible in another order than they commit in.")
-
-    async def _rows(self, table: _Table, shape: Shape, load: Load | None, moved: Sequence[tuple[str, ...]]) -> Chunk:
-        """Read the next rows of the table; once all have been read, those that have ``moved``."""
-        options = self._options
-        if load is not None and load.is_read:
-            return await self._reader.rows_of(shape, moved)
-        after = load.last if load is not None else ()
-        limit = self._pace.at_once(max(1, options.chunk_rows >> table.voids))
-        return await self._reader.rows(shape, after, limit, options.chunk_bytes)
-
 
 _REPORTED: Final[Mapping[str, TableState]] = {"end": "loaded", "assumed": "assumed", "stale": "stale"}
 """How the report calls what the record of a table says; other tables are skipped."""
-
-
-def check_trusted(table: TableId, *, is_trusted: bool) -> None:
-    """Raise TableUnreadable if reading the table could run functions of somebody whom nobody has chosen to trust."""
-    if not is_trusted:
-        raise TableUnreadable(_distrust(table))
-
-
-def _distrust(table: TableId) -> str:
-    return (
-        f"Table {quoted(table.namespace, table.name)} is left out until tables.include or a publication names it, or "
-        "superusers and the database's owner own it, its partitions and its schema: whoever owns one of these can have "
-        "functions run with the rights of who reads the table."
-    )

@@ -26,8 +26,9 @@ from pgsluice.pipeline.commands import Commands
 from pgsluice.pipeline.encoders import Encoders, add_run
 from pgsluice.pipeline.ends import Sink, Source, Spool, Stream
 from pgsluice.pipeline.load_report import LoadReport
-from pgsluice.pipeline.loader import Loader, LoadOptions
+from pgsluice.pipeline.loader import Loader
 from pgsluice.pipeline.outbox import Limits, Outbox
+from pgsluice.pipeline.reading import LoadOptions
 from pgsluice.pipeline.rounds import Seams
 from pgsluice.pipeline.vitals import Vitals
 from pgsluice.progress import Progress

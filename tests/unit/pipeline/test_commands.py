@@ -16,8 +16,8 @@ from pgsluice.loads import Load, Loaded
 from pgsluice.metrics import Metrics
 from pgsluice.pipeline import loader as loader_module
 from pgsluice.pipeline.encoders import Encoders
-from pgsluice.pipeline.loader import LoadOptions
 from pgsluice.pipeline.outbox import Limits
+from pgsluice.pipeline.reading import LoadOptions
 from pgsluice.pipeline.session import Ends, Session, SessionOptions
 from pgsluice.progress import Progress
 from pgsluice.relation import Column, PgType, Relation

@@ -22,12 +22,12 @@ from pgsluice.layout import ColumnLayout, Layout
 from pgsluice.loads import FIRST_SEQ, Load, Loaded, Mark, Place
 from pgsluice.metrics import Metrics
 from pgsluice.pgoutput import messages
-from pgsluice.pipeline import begun, outbox, rounds
+from pgsluice.pipeline import begun, outbox, reading, rounds
 from pgsluice.pipeline import loader as module
 from pgsluice.pipeline.encoders import Encoders
 from pgsluice.pipeline.load_report import SHOWN_MAX
-from pgsluice.pipeline.loader import LoadOptions
 from pgsluice.pipeline.outbox import Limits
+from pgsluice.pipeline.reading import LoadOptions
 from pgsluice.pipeline.session import Ends, Session, SessionOptions
 from pgsluice.progress import Progress
 from pgsluice.record import Record
@@ -163,8 +163,9 @@ def marks(world: World) -> list[Mark]:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("LOOK_S", "AGAIN_S", "AGAIN_MAX_S", "WRITERS_S"):
+    for name in ("LOOK_S", "AGAIN_S", "AGAIN_MAX_S"):
         monkeypatch.setattr(module, name, 0.01)
+    monkeypatch.setattr(reading, "WRITERS_S", 0.01)
     monkeypatch.setattr(rounds, "ASK_S", 0.01)
 
 
@@ -344,7 +345,7 @@ async def test_rows_that_fit_nowhere_are_read_again_fewer_at_once() -> None:
 
 
 async def test_a_table_whose_rows_never_fit_is_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "VOIDS_MAX", 0)
+    monkeypatch.setattr(reading, "VOIDS_MAX", 0)
     world = world_of(1)
     world.read.clear()
     async with loading(world) as found:
@@ -423,7 +424,7 @@ async def test_but_nobody_keeps_other_tables_waiting_by_changing_one_without_end
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The second table has rows of its own."""
-    monkeypatch.setattr(module, "WRITERS_MAX_S", 0.03)
+    monkeypatch.setattr(reading, "WRITERS_MAX_S", 0.03)
     world = world_of(1)
     other = replace(NUMBERS, oid=8, name="others")
     world.published.append(other)
@@ -897,7 +898,7 @@ async def test_tables_are_blocked_while_the_server_cannot_be_reached() -> None:
 
 
 async def test_a_table_that_waits_for_writers_is_blocked_until_they_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "WRITERS_MAX_S", 0.01)
+    monkeypatch.setattr(reading, "WRITERS_MAX_S", 0.01)
     world = world_of(1)
     world.writers = [{"3/7"}] * 30
     async with loading(world) as found:

@@ -1,0 +1,308 @@
+"""Reads the rows of a table, a chunk at a time, and puts each chunk where it belongs in the stream.
+
+A chunk is read at a snapshot that is taken between two transactions. From then on a :class:`pgsluice.round.Round`
+decides which transactions go on, until the chunk is in the open cut; the others wait.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Final
+
+import structlog
+
+from pgsluice.errors import PoisonError, SourceUnavailable, TableRefused, TableUnreadable
+from pgsluice.loads import Load
+from pgsluice.metrics import Metrics
+from pgsluice.pipeline.begun import Begun
+from pgsluice.pipeline.encoders import Encoders
+from pgsluice.pipeline.ends import Reader, Source
+from pgsluice.pipeline.inserter import Inserter, Opened
+from pgsluice.pipeline.pace import Pace
+from pgsluice.pipeline.requests import Requests
+from pgsluice.pipeline.rounds import Rounds, Seams
+from pgsluice.pipeline.trust import check_trusted
+from pgsluice.relation import Relation
+from pgsluice.snapshot import Chunk, Shape, TableSize
+
+log = structlog.get_logger(__name__)
+
+VOIDS_MAX: Final = 8
+"""How often in a row a chunk may turn out to fit nowhere. Each time, half as many rows are read."""
+
+WRITERS_S: Final = 0.1
+"""How often it is looked whether those who were changing a table have ended."""
+
+WRITERS_MAX_S: Final = 2.0
+"""For how long other tables wait for them, too."""
+
+MOVED_AT_ONCE: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How much is read at once, and ``without_key_max``: the largest table that may be read without a key, in bytes.
+
+    ``max_rows_per_s``: how many rows are read by a key in a second; None: as many as possible.
+    ``replaces``: rows that were not read, and are older, are gone. That is not so where only a part of the changes is
+    followed (postgres.origin). ``in_each_epoch``: tables are loaded again once changes may be missing, which is why a
+    new epoch begins. ``is_initial``: every published table is loaded once, also if no command asks for it; and
+    ``is_altered``: again when it was altered so that rows have values that the stream did not send. ``assumes``: what
+    an earlier version has delivered counts as loaded, as nobody has chosen whether tables are to be.
+    """
+
+    chunk_rows: int
+    chunk_bytes: int
+    without_key_max: int
+    replaces: bool
+    in_each_epoch: bool
+    is_initial: bool = True
+    is_altered: bool = True
+    assumes: bool = False
+    max_rows_per_s: int | None = None
+
+
+@dataclass(slots=True)
+class LoadingTable:
+    """A table that is being loaded, or is to be."""
+
+    relation: Relation
+    size: TableSize | None = None
+    """As estimated; None until it is asked for."""
+    opened: Opened | None = None
+    voids: int = 0
+    """How many chunks in a row fitted nowhere."""
+    is_out: bool = False
+    """Whether it is left out until something about it changes."""
+    due_at: float = 0.0
+    failures: int = 0
+    said: str | None = None
+    """Why it is not being read."""
+    writers: tuple[str, set[str]] | None = None
+    """While it is to be opened: the digest of its shape, and transactions that were changing it and have not ended."""
+
+    @property
+    def name(self) -> tuple[str, str]:
+        """Schema and table."""
+        return self.relation.namespace, self.relation.name
+
+
+@dataclass(frozen=True, slots=True)
+class LoadingSession:
+    """What one session loads from and into."""
+
+    source: Source
+    reader: Reader
+    encoders: Encoders
+    seams: Seams
+    options: LoadOptions
+    metrics: Metrics
+    begun: Begun
+    requests: Requests
+
+
+class TableReading:
+    """How the tables of one session are read."""
+
+    def __init__(
+        self,
+        session: LoadingSession,
+        rounds: Rounds,
+        inserter: Inserter,
+        tables: Mapping[int, LoadingTable],
+        on_end: Callable[[Opened], None],
+        on_progress: Callable[[], None],
+    ) -> None:
+        """``tables``, by oid: those that are being loaded. ``on_end`` is told of a load that has come to its end."""
+        self._source = session.source
+        self._reader = session.reader
+        self._encoders = session.encoders
+        self._seams = session.seams
+        self._options = session.options
+        self._metrics = session.metrics
+        self._begun = session.begun
+        self._requests = session.requests
+        self._rounds = rounds
+        self._inserter = inserter
+        self._tables = tables
+        self._on_end = on_end
+        self._on_progress = on_progress
+        self._pace = Pace(session.options.max_rows_per_s)
+
+    def wait_s(self, now: float) -> float:
+        """Return how long to wait with the next chunk."""
+        return self._pace.wait_s(now)
+
+    async def read(self, table: LoadingTable, opened: Opened) -> None:
+        """Read the next rows, or all of a table without key; TableUnreadable."""
+        if opened.shape.key:
+            await self._read_chunk(table, opened)
+        else:
+            await self._read_whole(table, opened)
+
+    async def open(self, table: LoadingTable) -> Opened | None:
+        """Find out how the table is read, and wait for those who are changing it; None if it cannot be loaded.
+
+        Whoever has changed it already and has not ended may be neither in the snapshot nor in the stream: the table may
+        have been published, or this session begun, after he wrote.
+        """
+        # The layout is no newer than what is read, so that no change remains unnoticed.
+        layout = (await self._source.layouts([table.relation.oid])).get(table.relation.oid)
+        shape = await self._reader.shape(table.relation)
+        if shape is None or layout is None:
+            return None  # it is gone, which the next look will show
+        policy = self._encoders.possible_policy(shape.relation)
+        check_trusted(shape.relation, is_trusted=shape.is_trusted or self._encoders.names(shape.relation))
+        if not shape.key:
+            await self._check_size(shape)
+        shape = replace(shape, where=self._requests.where(table.name) or ("" if policy is None else policy.where))
+        load = self._begun.of(shape.relation.oid)
+        # Without a key, nobody knows which rows were read.
+        if load is not None and not (shape.key and load.shape == shape.read_digest):
+            self._begun.drop(load.oid)
+            load = None
+        await self._reader.check_readable(shape)
+        await self._wait_for_writers(table, shape)
+        async with self._seams.pause():
+            try:
+                rows = await self._encoders.of_loaded(shape.relation)
+            except (TableRefused, PoisonError) as error:
+                table.said = str(error)
+                log.error(  # noqa: TRY400 - it is no defect
+                    "a table cannot be loaded", table=str(shape.relation), reason=table.said
+                )
+                self._requests.end(table.name, "ended", table.said)
+                return None
+        is_whole = self._options.replaces and shape.replaces and not shape.where
+        log.info("loading", table=str(shape.relation), rows_before=load.rows if load else 0)
+        layout = layout.only([one.name for one in shape.relation.columns])
+        return Opened(shape, rows, is_whole and policy is not None and policy.truncate, layout)
+
+    async def _check_size(self, shape: Shape) -> None:
+        """Raise if the table is too large to be read in one piece, while all changes wait."""
+        size, limit = await self._reader.size(shape), self._options.without_key_max
+        if size > limit:
+            raise TableUnreadable(
+                f"Table {shape.relation} is left out: it takes {size:,} bytes, and without a key it would be read in "
+                f"one piece while all changes wait. Give it a primary key, or another unique index over published "
+                f"columns that are NOT NULL; or raise snapshot.without_key_max, which is {limit:,}."
+            )
+
+    async def _wait_for_writers(self, table: LoadingTable, shape: Shape) -> None:
+        """Wait for those who are changing the table; TableUnreadable if it takes long, so that others have their turn.
+
+        Whoever begins later writes what the stream has, so that is not begun anew each time, unless the table changes.
+        """
+        if table.writers is None or table.writers[0] != shape.digest:
+            table.writers = shape.digest, set(await self._reader.writers(shape))
+        _, writers = table.writers
+        give_up_at = time.monotonic() + WRITERS_MAX_S
+        while writers:
+            if time.monotonic() > give_up_at:
+                raise TableUnreadable(
+                    f"Transactions that were changing table {shape.relation} before it is read have not ended."
+                )
+            await asyncio.sleep(WRITERS_S)
+            writers.intersection_update(await self._reader.writers(shape))
+        table.writers = None
+
+    async def _read_chunk(self, table: LoadingTable, opened: Opened) -> None:
+        """Read one chunk, and put it where it belongs."""
+        async with self._round(opened.shape) as timestamp:
+            load = self._begun.of(opened.oid)
+            moved = load.moved[:MOVED_AT_ONCE] if load is not None and load.is_read else ()
+            began = time.monotonic()
+            chunk = await self._rows(table, opened.shape, load, moved)
+            read = time.monotonic()
+            self._pace.on_read(len(chunk.frames), read)
+            await self._reader.end()
+            lsn = await self._rounds.wait_complete()
+            await self._reader.confirm()
+            if lsn is not None:
+                await self._insert(opened, load, chunk, lsn, timestamp, moved)
+        self._pace.on_round(self._rounds.held_s, read - began)
+        self._note_fit(table, fits=lsn is not None)
+
+    async def _read_whole(self, table: LoadingTable, opened: Opened) -> None:
+        """Read all rows at one snapshot, in portions, while everything that it does not see waits."""
+        self._begun.drop(opened.oid)
+        options, limit = self._options, 1
+        async with self._round(opened.shape) as timestamp:
+            await self._reader.open_rows(opened.shape)
+            lsn = await self._rounds.wait_complete(is_locked=True)
+            await self._reader.confirm()
+            is_last = lsn is None
+            while lsn is not None and not is_last:
+                chunk = await self._reader.next_rows(opened.shape, limit)
+                await self._insert(opened, self._begun.of(opened.oid), chunk, lsn, timestamp)
+                is_last = chunk.is_last or not self._is_current(opened)
+                size = 1 + chunk.bytes // limit
+                limit = max(1, min(options.chunk_rows, options.chunk_bytes // size, 10 * limit))
+        self._note_fit(table, fits=lsn is not None)
+
+    @asynccontextmanager
+    async def _round(self, shape: Shape) -> AsyncIterator[int]:
+        """Lock the table and take a snapshot; until the end, what it does not see waits. Return the snapshot's time."""
+        began = time.monotonic()
+        try:
+            await self._reader.begin(shape)
+            taken = await self._rounds.take()
+            try:
+                yield taken.timestamp
+            except (TableUnreadable, SourceUnavailable):
+                await self._end_round()
+                raise
+            await self._end_round()
+            self._metrics.snapshot_round_seconds.observe(time.monotonic() - began)
+        except (TableUnreadable, SourceUnavailable):
+            self._metrics.snapshot_rounds.labels("failed").inc()
+            raise
+        finally:
+            await self._reader.end()
+
+    async def _end_round(self) -> None:
+        async with self._seams.pause():
+            await self._rounds.end()
+
+    async def _insert(
+        self,
+        opened: Opened,
+        load: Load | None,
+        chunk: Chunk,
+        lsn: int,
+        timestamp: int,
+        moved: Sequence[tuple[str, ...]] = (),
+    ) -> None:
+        """Put the chunk into the open cut; ``load``: as it was when the chunk was read."""
+        async with self._seams.pause():
+            # Meanwhile the load may have been cancelled, or so many rows may have moved that it begins again.
+            if self._is_current(opened) and (load is None) == (self._begun.of(opened.oid) is None):
+                self._seams.progress.on_received(lsn)
+                await self._inserter.insert(opened, chunk, lsn, timestamp, moved)
+                if self._begun.of(opened.oid) is None:
+                    self._on_end(opened)
+        self._on_progress()
+
+    def _is_current(self, opened: Opened) -> bool:
+        """Return whether the table is still being loaded, and not once more since a command has cancelled that."""
+        table = self._tables.get(opened.oid)
+        return table is not None and table.opened is opened
+
+    def _note_fit(self, table: LoadingTable, *, fits: bool) -> None:
+        self._metrics.snapshot_rounds.labels("placed" if fits else "no_place").inc()
+        table.voids = 0 if fits else table.voids + 1
+        if table.voids > VOIDS_MAX:
+            raise TableUnreadable("Its transactions become visible in another order than they commit in.")
+
+    async def _rows(
+        self, table: LoadingTable, shape: Shape, load: Load | None, moved: Sequence[tuple[str, ...]]
+    ) -> Chunk:
+        """Read the next rows of the table; once all have been read, those that have ``moved``."""
+        options = self._options
+        if load is not None and load.is_read:
+            return await self._reader.rows_of(shape, moved)
+        after = load.last if load is not None else ()
+        limit = self._pace.at_once(max(1, options.chunk_rows >> table.voids))
+        return await self._reader.rows(shape, after, limit, options.chunk_bytes)

@@ -1,0 +1,20 @@
+"""Whose tables are read: reading a table can run functions of its owner with the rights of the reader."""
+
+from pgsluice.errors import TableUnreadable
+from pgsluice.printable import quoted
+from pgsluice.relation import TableId
+
+
+def check_trusted(table: TableId, *, is_trusted: bool) -> None:
+    """Raise TableUnreadable if reading the table could run functions of somebody whom nobody has chosen to trust."""
+    if not is_trusted:
+        raise TableUnreadable(distrust(table))
+
+
+def distrust(table: TableId) -> str:
+    """Return why a table is not read."""
+    return (
+        f"Table {quoted(table.namespace, table.name)} is left out until tables.include or a publication names it, or "
+        "superusers and the database's owner own it, its partitions and its schema: whoever owns one of these can have "
+        "functions run with the rights of who reads the table."
+    )
