@@ -33,6 +33,7 @@ from pgsluice.pipeline import pipeline as pipelines
 from pgsluice.pipeline import session as sessions
 from pgsluice.pipeline.begun import Begun
 from pgsluice.pipeline.inserter import Inserter
+from pgsluice.pipeline.loader import Loader
 from pgsluice.pipeline.outbox import Outbox
 from pgsluice.pipeline.reading import TableReading
 from pgsluice.pipeline.requests import Requests
@@ -713,6 +714,7 @@ def an_answer_is_in_the_cut_of_what_follows(patch: pytest.MonkeyPatch) -> None:
 def a_load_that_was_cancelled_does_not_go_on(patch: pytest.MonkeyPatch) -> None:
     """A chunk may have been read when the command is carried out."""
     patch.setattr(TableReading, "_is_current", lambda _self, _opened: True)
+    patch.setattr(Loader, "_on_end", lambda self, opened: self._tables.pop(opened.oid, None))
 
 
 def ddl_that_changes_rows_is_noticed(patch: pytest.MonkeyPatch) -> None:
