@@ -2,7 +2,7 @@
 
 The server gives out again the LSNs that it had given out since the snapshot, and heartbeats have told Kafka that
 everything before them is delivered. Whoever believed that would drop the transactions that get these LSNs now. So the
-daemon has to refuse, for good, until somebody adopts the slot: docs/delivery.md.
+daemon has to refuse, for good, until somebody adopts the slot: docs/runbook.md.
 """
 
 import time
