@@ -95,7 +95,7 @@ def _answer(ask: Callable[[], Any], topics: Collection[str]) -> Any:  # noqa: AN
         if cause.getClass().getSimpleName() == _MISSING:
             raise TopicMissing(
                 f"one of these topics does not exist: {named}. Nothing was read. Check the prefix of the pipeline; if "
-                "the topic was deleted, see pgsluice's runbook (docs/delivery.md)"
+                "the topic was deleted, see pgsluice's runbook (docs/runbook.md)"
             ) from None
         raise PipelineError(
             f"Kafka does not say what it has of {named}: {cause.getMessage()}. Nothing was read. Check "
