@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pgsluice.app import cli
+from pgsluice.app import arguments, cli
 from pgsluice.metrics import Metrics
 from sandbox.errors import ServerError
 from sandbox.kafka import Kafka
@@ -88,7 +88,7 @@ def test_it_says_what_to_do(name: str) -> None:
     assert [one for one in commands if " " in one], "a command to begin with"
     for command in commands:
         if command.startswith("pgsluice "):
-            cli._parser().parse_args(command.split()[1:])
+            arguments.parser(cli.COMMANDS).parse_args(command.split()[1:])
     for document in re.findall(r"docs/\w+\.md", annotations):
         assert (ROOT / document).exists()
 

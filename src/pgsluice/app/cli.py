@@ -1,21 +1,20 @@
 """The command line: what ``pgsluice`` can be told to do, and the exit code it answers with.
 
 The console script of the package. A command loads what it needs when it runs, so that the small ones are fast.
-
-https://docs.python.org/3/library/argparse.html
 """
 
 import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from http.client import HTTPConnection, HTTPException
-from typing import TYPE_CHECKING, NoReturn, cast
+from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
 
 from pgsluice import __version__
+from pgsluice.app import arguments
 from pgsluice.errors import EXIT_BUG, PgsluiceError, UnavailableError, UsageError
 from pgsluice.finding import Finding, Verdict
 from pgsluice.lsn import format_lsn
@@ -35,27 +34,11 @@ _EXIT_BROKEN_PIPE = 141
 _HTTP_TIMEOUT_S = 5.0
 _HTTP_OK = 200
 
-_SNAPSHOT = "Load tables through a running pipeline, and manage what it loads."
 
-_SNAPSHOT_ACTIONS = {
-    "start": "Load tables, or load them again.",
-    "status": "Print which tables are loaded, and how far loads have come.",
-    "pause": "Read no more rows until `resume`. Changes are delivered as ever.",
-    "resume": "Go on with loads that were paused.",
-    "cancel": "End loads. Rows that were delivered stay.",
-}
-
-_EXIT_CODES = """\
-exit codes:
-  0 done   2 usage   65 data that contradict one another or cannot be delivered   69 unavailable
-  70 bug   75 draining took too long   77 permission denied   78 configuration
-"""
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(given: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code."""
-    parser = _parser()
-    options, unknown = parser.parse_known_args(arguments)
+    parser = arguments.parser(COMMANDS)
+    options, unknown = parser.parse_known_args(given)
     if unknown:
         # What is no option may be a password that stands beside its --set.
         names = [one.partition("=")[0] for one in unknown if one.startswith("-")]
@@ -110,99 +93,6 @@ def _configure_log(level: str, style: str) -> None:
     from pgsluice.app import log  # noqa: PLC0415 - only where something is logged
 
     log.configure(level, style)
-
-
-# -- the grammar ---------------------------------------------------------------------------------
-
-
-class _Parser(argparse.ArgumentParser):
-    """The standard library's, which repeats arguments that it does not know."""
-
-    def error(self, message: str) -> NoReturn:
-        super().error(without_url_secrets(printable(message)))
-
-
-def _parser() -> _Parser:
-    parser = _Parser(
-        prog="pgsluice",
-        description="Change data capture from PostgreSQL to Apache Kafka.",
-        epilog=_EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    with_settings = _settings_options()
-
-    def add(name: str, command: Callable[[argparse.Namespace], int], meaning: str) -> _Parser:
-        added = commands.add_parser(
-            name, help=meaning, description=meaning, parents=[with_settings], allow_abbrev=False
-        )
-        added.set_defaults(command=command)
-        return added
-
-    run = add("run", _run, "Deliver changes until told to stop.")
-    run.add_argument("--adopt-slot", action="store_true", help="start at the slot's own position, without a checkpoint")
-    check = add("check", _check, "Check settings, PostgreSQL and Kafka before anything runs.")
-    check.add_argument("--offline", action="store_true", help="check only the settings")
-    check.add_argument("--json", action="store_true", help="print a JSON list")
-    slot = add("slot", _slot, "Manage the replication slot.")
-    slot.add_argument("action", choices=["create", "status", "drop"])
-    snapshot = commands.add_parser("snapshot", help=_SNAPSHOT, description=_SNAPSHOT, allow_abbrev=False)
-    _add_snapshot_actions(snapshot, with_settings)
-    registry = add("registry", _registry, "Serve the schema registry's read API, or export it to a server.")
-    registry.add_argument(
-        "action",
-        nargs="?",
-        choices=["serve", "export"],
-        default="serve",
-        help="serve the schemas of prefixes, without a pipeline; or give them to a registry server, with their ids",
-    )
-    registry.add_argument(
-        "--prefix", action="append", help="topic prefix, may be repeated (default: the configured one)"
-    )
-    registry.add_argument("--url", help="of the server to export to (default: schema_registry.url)")
-    status = add("status", _status, "Print what a running daemon does.")
-    status.add_argument("--url", help="of the daemon (default: where http.listen says)")
-    health = add("health", _health, "Ask a running daemon whether it lives: exit 0, or 69.")
-    health.add_argument("--url", help="of the daemon (default: where http.listen says)")
-    health.add_argument("--ready", action="store_true", help="ask whether it is ready, too")
-    health.add_argument("--role", choices=["active"], help="ask whether it is ready and owns the slot")
-    config = add("config", _config, "Print settings: in force, an example, their JSON schema, a reference.")
-    config.add_argument("what", choices=["show", "example", "schema", "reference"])
-    schema = add("schema", _schema, "Print which Avro type each type of PostgreSQL becomes.")
-    schema.add_argument("what", choices=["types"])
-    add("version", _version, "Print the version.")
-    return parser
-
-
-def _add_snapshot_actions(snapshot: _Parser, with_settings: _Parser) -> None:
-    actions = snapshot.add_subparsers(title="actions", metavar="ACTION", required=True, dest="action")
-    for action, meaning in _SNAPSHOT_ACTIONS.items():
-        added = actions.add_parser(
-            action, help=meaning, description=meaning, parents=[with_settings], allow_abbrev=False
-        )
-        added.set_defaults(command=_snapshot, tables=[], where="", detach=False)
-        if action in ("start", "cancel"):
-            added.add_argument(
-                "tables", nargs="+", metavar="TABLE", help="pattern of schema and table, as in tables.include"
-            )
-        if action == "start":
-            added.add_argument("--where", metavar="SQL", help="a condition: load only the rows that meet it")
-        if action != "status":
-            added.add_argument("--detach", action="store_true", help="send the command, and do not wait for its end")
-
-
-def _settings_options() -> _Parser:
-    options = _Parser(add_help=False)
-    options.add_argument("-c", "--config", metavar="FILE", help="settings (default: what PGSLUICE_CONFIG names)")
-    options.add_argument(
-        "--set",
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        help="one setting, like postgres.host=db; may be repeated, takes precedence over all else",
-    )
-    return options
 
 
 # -- commands ------------------------------------------------------------------------------------
@@ -474,3 +364,17 @@ def _url(listen: "ListenAddress") -> str:
     """Return where a daemon that listens there can be asked from this machine."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen.host, listen.host)  # noqa: S104 - not bound here
     return f"http://{replace(listen, host=host)}"
+
+
+COMMANDS: dict[str, arguments.Run] = {
+    "run": _run,
+    "check": _check,
+    "slot": _slot,
+    "snapshot": _snapshot,
+    "registry": _registry,
+    "status": _status,
+    "health": _health,
+    "config": _config,
+    "schema": _schema,
+    "version": _version,
+}

@@ -167,7 +167,7 @@ def test_a_service_in_console_format_ends_with_a_sentence(
         log.configure(style="console")
         raise UnavailableError("The disk is full.")
 
-    monkeypatch.setattr(cli, "_run", refused)
+    monkeypatch.setitem(cli.COMMANDS, "run", refused)
     assert cli.main(["run"]) == 69
     assert capsys.readouterr().err == "pgsluice: The disk is full.\n"
 
@@ -430,7 +430,7 @@ def test_errors_command_no_terminal(capsys: pytest.CaptureFixture[str], monkeypa
     def refused(_options: object) -> int:
         raise UnavailableError(f"PostgreSQL says {EVIL}")
 
-    monkeypatch.setattr(cli, "_version", refused)
+    monkeypatch.setitem(cli.COMMANDS, "version", refused)
     assert cli.main(["version"]) == 69
     assert capsys.readouterr().err == f"pgsluice: PostgreSQL says {ESCAPED}\n"
     with pytest.raises(SystemExit):
@@ -444,7 +444,7 @@ def test_errors_repeat_no_password_in_a_url(
     def refused(_options: object) -> int:
         raise UnavailableError('could not translate host name "postgresql://u:hunter2@db/shop"')
 
-    monkeypatch.setattr(cli, "_version", refused)
+    monkeypatch.setitem(cli.COMMANDS, "version", refused)
     assert cli.main(["version"]) == 69
     assert capsys.readouterr().err == 'pgsluice: could not translate host name "postgresql://***@db/shop"\n'
     finding = cli._public(Finding("a", Verdict.FAIL, "at http://u:hunter2@db", "not http://u:hunter2@db"))
@@ -470,7 +470,7 @@ def test_bugs_are_logged_with_their_traceback(
         raise AssertionError("planted")
 
     structlog.reset_defaults()
-    monkeypatch.setattr(cli, "_version", bug)
+    monkeypatch.setitem(cli.COMMANDS, "version", bug)
     assert cli.main(["version"]) == 70
     assert cli.main(["version"]) == 70  # the log is configured by now, and drops what it has said
     (line,) = capsys.readouterr().err.splitlines()
@@ -483,5 +483,5 @@ def test_ctrl_c_is_what_shells_expect(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(_options: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_version", interrupted)
+    monkeypatch.setitem(cli.COMMANDS, "version", interrupted)
     assert cli.main(["version"]) == 130

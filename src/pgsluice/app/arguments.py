@@ -1,0 +1,118 @@
+"""The grammar of the command line.
+
+https://docs.python.org/3/library/argparse.html
+"""
+
+import argparse
+from collections.abc import Callable, Mapping
+from typing import NoReturn
+
+from pgsluice.printable import printable, without_url_secrets
+
+Run = Callable[[argparse.Namespace], int]
+
+_SNAPSHOT = "Load tables through a running pipeline, and manage what it loads."
+
+_SNAPSHOT_ACTIONS = {
+    "start": "Load tables, or load them again.",
+    "status": "Print which tables are loaded, and how far loads have come.",
+    "pause": "Read no more rows until `resume`. Changes are delivered as ever.",
+    "resume": "Go on with loads that were paused.",
+    "cancel": "End loads. Rows that were delivered stay.",
+}
+
+_EXIT_CODES = """\
+exit codes:
+  0 done   2 usage   65 data that contradict one another or cannot be delivered   69 unavailable
+  70 bug   75 draining took too long   77 permission denied   78 configuration
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """The standard library's, which repeats arguments that it does not know."""
+
+    def error(self, message: str) -> NoReturn:
+        """End the process with ``message``, without what may be a secret."""
+        super().error(without_url_secrets(printable(message)))
+
+
+def parser(commands: Mapping[str, Run]) -> Parser:
+    """Return the parser; what it has parsed has one of ``commands``, which are named by their words, as ``command``."""
+    made = Parser(
+        prog="pgsluice",
+        description="Change data capture from PostgreSQL to Apache Kafka.",
+        epilog=_EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    added = made.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    with_settings = _settings_options()
+
+    def add(name: str, meaning: str) -> Parser:
+        one = added.add_parser(name, help=meaning, description=meaning, parents=[with_settings], allow_abbrev=False)
+        one.set_defaults(command=commands[name])
+        return one
+
+    run = add("run", "Deliver changes until told to stop.")
+    run.add_argument("--adopt-slot", action="store_true", help="start at the slot's own position, without a checkpoint")
+    check = add("check", "Check settings, PostgreSQL and Kafka before anything runs.")
+    check.add_argument("--offline", action="store_true", help="check only the settings")
+    check.add_argument("--json", action="store_true", help="print a JSON list")
+    slot = add("slot", "Manage the replication slot.")
+    slot.add_argument("action", choices=["create", "status", "drop"])
+    snapshot = added.add_parser("snapshot", help=_SNAPSHOT, description=_SNAPSHOT, allow_abbrev=False)
+    _add_snapshot_actions(snapshot, commands["snapshot"], with_settings)
+    registry = add("registry", "Serve the schema registry's read API, or export it to a server.")
+    registry.add_argument(
+        "action",
+        nargs="?",
+        choices=["serve", "export"],
+        default="serve",
+        help="serve the schemas of prefixes, without a pipeline; or give them to a registry server, with their ids",
+    )
+    registry.add_argument(
+        "--prefix", action="append", help="topic prefix, may be repeated (default: the configured one)"
+    )
+    registry.add_argument("--url", help="of the server to export to (default: schema_registry.url)")
+    status = add("status", "Print what a running daemon does.")
+    status.add_argument("--url", help="of the daemon (default: where http.listen says)")
+    health = add("health", "Ask a running daemon whether it lives: exit 0, or 69.")
+    health.add_argument("--url", help="of the daemon (default: where http.listen says)")
+    health.add_argument("--ready", action="store_true", help="ask whether it is ready, too")
+    health.add_argument("--role", choices=["active"], help="ask whether it is ready and owns the slot")
+    config = add("config", "Print settings: in force, an example, their JSON schema, a reference.")
+    config.add_argument("what", choices=["show", "example", "schema", "reference"])
+    schema = add("schema", "Print which Avro type each type of PostgreSQL becomes.")
+    schema.add_argument("what", choices=["types"])
+    add("version", "Print the version.")
+    return made
+
+
+def _add_snapshot_actions(snapshot: Parser, command: Run, with_settings: Parser) -> None:
+    actions = snapshot.add_subparsers(title="actions", metavar="ACTION", required=True, dest="action")
+    for action, meaning in _SNAPSHOT_ACTIONS.items():
+        added = actions.add_parser(
+            action, help=meaning, description=meaning, parents=[with_settings], allow_abbrev=False
+        )
+        added.set_defaults(command=command, tables=[], where="", detach=False)
+        if action in ("start", "cancel"):
+            added.add_argument(
+                "tables", nargs="+", metavar="TABLE", help="pattern of schema and table, as in tables.include"
+            )
+        if action == "start":
+            added.add_argument("--where", metavar="SQL", help="a condition: load only the rows that meet it")
+        if action != "status":
+            added.add_argument("--detach", action="store_true", help="send the command, and do not wait for its end")
+
+
+def _settings_options() -> Parser:
+    options = Parser(add_help=False)
+    options.add_argument("-c", "--config", metavar="FILE", help="settings (default: what PGSLUICE_CONFIG names)")
+    options.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="one setting, like postgres.host=db; may be repeated, takes precedence over all else",
+    )
+    return options
