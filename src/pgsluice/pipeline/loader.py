@@ -8,6 +8,7 @@ What goes wrong here is logged, and tried again later: loading never stops the s
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -174,14 +175,16 @@ class Loader:
                     await self._look()
                     self.looked.set()
                     self._say()
+                    has_more = False
                     if self.obstacle is None:
-                        await self._load_all()
+                        has_more = await self._load_all()
                         self._say()
                         await self._rounds.prune()
                     elif self._tables and not is_said:
                         is_said = True
                         log.warning("no table can be loaded", reason=self.obstacle)
-                    await self._rest()
+                    if not has_more:
+                        await self._rest()
                 except SourceUnavailable as error:
                     if str(error) != self._trouble:
                         self._trouble = str(error)
@@ -194,9 +197,11 @@ class Loader:
             await self._reader.close()
 
     async def _rest(self) -> None:
-        """Wait until it is time to look again, or somebody says so."""
+        """Wait until it is time to look again, or for a table that could not be read; or somebody says so."""
+        now = time.monotonic()
+        due_at = min((one.due_at for one in self._tables.values() if one.due_at > now), default=math.inf)
         with suppress(TimeoutError):
-            async with asyncio.timeout(LOOK_S):
+            async with asyncio.timeout(min(LOOK_S, due_at - now)):
                 await self._wake.wait()
         self._wake.clear()
 
@@ -322,14 +327,16 @@ class Loader:
     def _watch_if_needed(self) -> None:
         self._rounds.watch(on=self.obstacle is None and any(not one.is_out for one in self._tables.values()))
 
-    async def _load_all(self) -> None:
-        """Read until every table is loaded, or has to wait."""
+    async def _load_all(self) -> bool:
+        """Read until every table is loaded, or has to wait; return True if it is time to look before that."""
         look_at = time.monotonic() + LOOK_S
-        while time.monotonic() < look_at:
+        while True:
             now = time.monotonic()
             ready = [one for one in self._tables.values() if not one.is_out and one.due_at <= now]
             if not ready or self.requests.state.is_paused:
-                return
+                return False
+            if now >= look_at:
+                return True
             await asyncio.sleep(self._reading.wait_s(now))
             await self._seams.outbox.until_closed()
             await self._advance(min(ready, key=self._place_in_line))

@@ -49,6 +49,7 @@ WHOLE_IDLE_TIMEOUT_MS: Final = 300_000
 """The same while a table is read in one piece, portion by portion."""
 
 _CURSOR: Final = "pgsluice_rows"
+_STATEMENT: Final = "pgsluice_shape"
 
 _SESSION_SETTINGS: Final = {
     "statement_timeout": str(STATEMENT_TIMEOUT_MS),
@@ -83,7 +84,7 @@ class ChunkReader:
         """Return what the table looks like now; None if it is gone, or not published any more."""
         connection = await self._reading()
         sql = queries.shape(connection.version, table.oid, _array(self._publications))
-        rows = await connection.query(sql, table)
+        rows = await connection.query_again(sql, table)
         return _shape(table.oid, str(rows[0][0])) if rows else None
 
     async def writers(self, shape: Shape) -> Collection[str]:
@@ -222,6 +223,8 @@ class _Connection:
         self.version = connection.pgconn.server_version
         self._connection = connection
         self._wire = Wire(connection.pgconn)
+        self._planned: str | None = None
+        """What the prepared statement does, if there is one."""
 
     @classmethod
     async def open(cls, options: ConnectionOptions) -> "_Connection":
@@ -234,6 +237,16 @@ class _Connection:
     async def query(self, sql: str, about: TableId | None = None) -> list[tuple[str | None, ...]]:
         """Return the rows of ``sql``, as text; TableUnreadable for what the server refuses ``about`` a table."""
         return [tuple(map(_text, row)) for row in await self.fetch(sql, about)]
+
+    async def query_again(self, sql: str, about: TableId | None = None) -> list[tuple[str | None, ...]]:
+        """As :meth:`query`, for what is asked again and again: PostgreSQL plans it once."""
+        if self._planned != sql:
+            if self._planned is not None:
+                await self.query(f"DEALLOCATE {_STATEMENT}")
+            self._planned = None
+            await self.query(f"PREPARE {_STATEMENT} AS {sql}", about)
+            self._planned = sql
+        return await self.query(f"EXECUTE {_STATEMENT}", about)
 
     async def fetch(self, sql: str, about: TableId | None) -> list[list[bytes | None]]:
         """Return the rows of ``sql``; as :meth:`query`."""

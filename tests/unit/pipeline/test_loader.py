@@ -26,6 +26,7 @@ from pgsluice.pipeline import begun, outbox, reading, rounds
 from pgsluice.pipeline import loader as module
 from pgsluice.pipeline.encoders import Encoders
 from pgsluice.pipeline.load_report import SHOWN_MAX
+from pgsluice.pipeline.loader import Loader
 from pgsluice.pipeline.outbox import Limits
 from pgsluice.pipeline.reading import LoadOptions
 from pgsluice.pipeline.session import Ends, Session, SessionOptions
@@ -942,6 +943,22 @@ async def test_small_tables_come_first() -> None:
     async with loading(world):
         await until(lambda: len([mark for mark in marks(world) if mark.state == "end"]) == 2)
     assert [mark.topic for mark in marks(world) if mark.state == "begin"] == ["shop.public.small", TOPIC]
+
+
+async def test_it_looks_again_and_again_while_it_reads_and_rests_only_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOK_S", 0.002)
+    world, rest, chunks = world_of(*range(80)), Loader._rest, list[int]()
+
+    async def noted(self: Loader) -> None:
+        chunks.append(world.steps.count("rows"))
+        await rest(self)
+
+    monkeypatch.setattr(Loader, "_rest", noted)
+    async with loading(world, chunk_rows=1) as found:
+        await found.finish()
+    until_the_last_chunk = world.steps[: len(world.steps) - world.steps[::-1].index("rows")]
+    assert until_the_last_chunk.count("published_relations") > 1
+    assert chunks[0] == 80
 
 
 async def test_a_table_that_cannot_be_read_is_blocked_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
