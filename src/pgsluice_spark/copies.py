@@ -3,7 +3,7 @@
 Used by :mod:`.query` and :mod:`.job`.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from queue import SimpleQueue
@@ -16,7 +16,7 @@ from pgsluice_spark.control import ControlTable, Entry, TableEntry
 from pgsluice_spark.cuts import Cut, marks_of
 from pgsluice_spark.delta import Commit, Delta, DeltaTable
 from pgsluice_spark.errors import TopicRecreated
-from pgsluice_spark.loads import GAP, UNLOADED, TableState, advanced
+from pgsluice_spark.loads import GAP, PARTIAL, UNLOADED, TableState, advanced
 from pgsluice_spark.names import is_chosen
 from pgsluice_spark.origin import Origin
 from pgsluice_spark.rows import SYSTEM, is_before
@@ -103,9 +103,14 @@ class Copies:
     def _version(self, table: str) -> int | None:
         return self._tables[table].version if table in self._tables else None
 
-    def finish(self, cuts: Sequence[Cut]) -> None:
-        """Follow the marks of tables that had no changes, then write the control table."""
+    def finish(self, cuts: Sequence[Cut], incomplete: Iterable[str]) -> None:
+        """Follow the marks of tables that had no changes, then write the control table.
+
+        ``incomplete``: tables that lack changes of these cuts.
+        """
         self._follow_marks(cuts)
+        for table in filter(self.is_chosen, incomplete):
+            self.applied_to(table, replace(self.state(table), status=PARTIAL), None)
         last = cuts[-1]
         if any(table.state.offset > last.offset for table in self._tables.values()):
             return  # a crash has left tables that are further on

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import DataType, StructType
+from pyspark.sql.types import StructType
 
 from pgsluice_spark.errors import ForeignWrite, PipelineError
 
@@ -38,6 +38,8 @@ _MAINTENANCE: Final = frozenset(
     )
 )
 """Operations that leave the rows as they are."""
+
+_LOCAL: Final = "timestamp_ntz"
 
 _HISTORY: Final = 50
 """Commits that are looked at to find our last one."""
@@ -112,22 +114,25 @@ class DeltaTable:
             with self._committing(None):
                 self.spark.createDataFrame([], schema).write.format("delta").save(self.path)
             return
-        known = {field.name.lower(): field.dataType for field in self.read().schema}
-        added = [field for field in schema if field.name.lower() not in known]
-        if added:
-            columns = ", ".join(f"{quoted(field.name)} {field.dataType.simpleString()}" for field in added)
-            self.spark.sql(f"ALTER TABLE {self.sql} ADD COLUMNS ({columns})")
-        for field in schema:
-            if field.name.lower() in known and known[field.name.lower()] != field.dataType:
-                self._widen(field.name, field.dataType)
+        self._allow(schema)
+        known = {field.name.lower(): field.dataType.simpleString() for field in self.read().schema}
+        wanted = {field.name: field.dataType.simpleString() for field in schema}
+        if added := [f"{quoted(name)} {kind}" for name, kind in wanted.items() if name.lower() not in known]:
+            self.spark.sql(f"ALTER TABLE {self.sql} ADD COLUMNS ({', '.join(added)})")
+        for name, kind in wanted.items():
+            if known.get(name.lower(), kind) != kind:
+                self.spark.sql(f"ALTER TABLE {self.sql} ALTER COLUMN {quoted(name)} TYPE {kind}")
 
-    def _allow_wider_types(self) -> None:
-        # not from the start, because there are readers that refuse tables with this feature
-        self.spark.sql(f"ALTER TABLE {self.sql} SET TBLPROPERTIES ('delta.enableTypeWidening' = 'true')")
-
-    def _widen(self, name: str, kind: DataType) -> None:
-        self._allow_wider_types()
-        self.spark.sql(f"ALTER TABLE {self.sql} ALTER COLUMN {quoted(name)} TYPE {kind.simpleString()}")
+    def _allow(self, schema: StructType) -> None:
+        """Let the table have what ``schema`` needs; not from the start, because some readers refuse such tables."""
+        known, wanted = _leaves(self.read().schema), _leaves(schema)
+        properties = {}
+        if any(known.get(path, kind) != kind for path, kind in wanted.items()):
+            properties["delta.enableTypeWidening"] = "true"
+        if any(_LOCAL in kind for path, kind in wanted.items() if path not in known):
+            properties["delta.feature.timestampNtz"] = "supported"
+        for name, value in properties.items():
+            self.spark.sql(f"ALTER TABLE {self.sql} SET TBLPROPERTIES ('{name}' = '{value}')")
 
     def append(self, rows: DataFrame, commit: Commit) -> int:
         """Add rows; return the number of the commit."""
@@ -135,9 +140,8 @@ class DeltaTable:
 
     def extend(self, rows: DataFrame, commit: Commit) -> int:
         """Add rows, which may have columns, fields and wider types that the table lacks."""
-        known = _leaves(self.read().schema) if self.exists else {}
-        if any(known.get(path, kind) != kind for path, kind in _leaves(rows.schema).items()):
-            self._allow_wider_types()
+        if self.exists:
+            self._allow(rows.schema)
         return self._commit(commit, lambda: self._write(rows, "append", mergeSchema="true"))
 
     def overwrite(self, rows: DataFrame, commit: Commit) -> int:
@@ -162,9 +166,8 @@ class DeltaTable:
         """
         if not self.exists:
             return None
-        history = self.spark.sql(f"DESCRIBE HISTORY {self.sql} LIMIT {_HISTORY}")
-        columns = ("version", "operation", "operationParameters", "userMetadata")
-        return _last(self.path, history.select(*columns).orderBy("version", ascending=False).collect(), self.since)
+        history = self.spark.sql(f"DESCRIBE HISTORY {self.sql} LIMIT {_HISTORY}").collect()
+        return _last(self.path, sorted(history, key=lambda row: row["version"], reverse=True), self.since)
 
     def _write(self, rows: DataFrame, mode: str, **options: str) -> None:
         rows.write.format("delta").mode(mode).options(**options).save(self.path)
@@ -196,13 +199,12 @@ class DeltaTable:
                 conf.unset(name)
 
 
-def _leaves(schema: StructType, path: str = "") -> dict[str, DataType]:
+def _leaves(schema: StructType, path: str = "") -> dict[str, str]:
     """Return the types of all fields that are no structs, by their paths."""
-    found: dict[str, DataType] = {}
+    found: dict[str, str] = {}
     for field in schema:
-        name = f"{path}{field.name.lower()}."
-        inner = _leaves(field.dataType, name) if isinstance(field.dataType, StructType) else {name: field.dataType}
-        found.update(inner)
+        name, kind = f"{path}{field.name.lower()}.", field.dataType
+        found.update(_leaves(kind, name) if isinstance(kind, StructType) else {name: kind.simpleString()})
     return found
 
 

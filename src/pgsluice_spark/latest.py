@@ -85,8 +85,8 @@ def _identity(key: StructType) -> Column:
         "offset",
         F.lit(", ".join(names)),
     )
-    comparable = (comparable(part, field.dataType).alias(field.name) for part, field in zip(parts, key, strict=True))
-    return F.when(missing, F.raise_error(sentence)).otherwise(F.struct(*_TABLE, F.struct(*comparable).alias("key")))
+    columns = (comparable(part, field.dataType).alias(field.name) for part, field in zip(parts, key, strict=True))
+    return F.when(missing, F.raise_error(sentence)).otherwise(F.struct(*_TABLE, F.struct(*columns).alias("key")))
 
 
 def _is_in_use(name: str) -> Column:

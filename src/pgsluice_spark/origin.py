@@ -4,13 +4,15 @@ Used by :mod:`.pipeline` and by what reads for it.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
 
+from pgsluice_spark.batches import ranges
 from pgsluice_spark.cuts import Cut, Ranges, decoded_cuts
+from pgsluice_spark.decode import decoded
 from pgsluice_spark.names import table_name
 from pgsluice_spark.registry import Registry
 from pgsluice_spark.schema import SchemaError, record_reading
@@ -53,6 +55,18 @@ class Origin:
         records = read_topic(self.spark, self.transactions, self.bootstrap_servers, given, streaming=False)
         marks = self.cuts(records).select(F.inline("snapshots")).where("state = 'begin' AND replaces")
         return {table_name(mark["schema"], mark["table"]) for mark in marks.select("schema", "table").collect()}
+
+    def tables_with_dead_letters(self, cuts: Sequence[Cut]) -> set[str]:
+        """Return the tables that lack changes of these cuts, because dead letters stand for them."""
+        topic = f"{self.prefix}.dead_letters"
+        offsets = ranges(cuts, topic)
+        if not offsets:
+            return set()
+        reading = record_reading(self.registry.versions((f"{topic}-value",)))
+        letters = self.read(self.spark, topic, offsets).select(decoded("value", reading).alias("letter"))
+        # rows that were read are counted at the end of their load
+        tables = letters.where("letter.op != 'r'").select("letter.schema", "letter.table").distinct()
+        return {table_name(row["schema"], row["table"]) for row in tables.collect()}
 
     def is_of_tables(self, topic: str) -> bool:
         """Return whether it is no topic of messages or dead letters."""

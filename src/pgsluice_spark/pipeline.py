@@ -7,6 +7,7 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 
 from pgsluice_spark import changelog, mirror
+from pgsluice_spark.brokers import Brokers
 from pgsluice_spark.changes import read_changes
 from pgsluice_spark.delta import Delta
 from pgsluice_spark.origin import Origin
@@ -81,6 +82,7 @@ class Pipeline:
         return self._start(Applier(self._origin, target, tables, changelog.prepare, max_events), checkpoint, trigger)
 
     def _start(self, applier: Applier, checkpoint: str, trigger: str) -> Query:
+        Brokers(self.spark, self.bootstrap_servers, self.kafka_options).topic_ids([self._origin.transactions])
         cuts = self._cut_records({"maxOffsetsPerTrigger": str(_RECORDS_MAX)}, streaming=True)
         writer = cuts.writeStream.option("checkpointLocation", checkpoint).foreachBatch(applier)
         timed = (

@@ -109,4 +109,4 @@ class Applier:
             running = [pool.submit(job.run) for job in jobs]
         for job in running:
             job.result()
-        self._copies.finish(cuts)
+        self._copies.finish(cuts, self._origin.tables_with_dead_letters(cuts))

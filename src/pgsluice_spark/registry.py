@@ -12,6 +12,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http.client import HTTPException
 from typing import Any, Final, Protocol
@@ -23,6 +24,8 @@ from pgsluice_spark.schema import SchemaVersion
 
 _ACCEPT: Final = "application/vnd.schemaregistry.v1+json, application/json"
 _SUBJECT_NOT_FOUND: Final = 40401
+_REQUESTS: Final = 8
+"""Requests beside each other."""
 _REDIRECTS: Final = range(300, 400)
 
 
@@ -53,6 +56,8 @@ class RestRegistry:
     password: str | None = field(default=None, repr=False)
     tls: ssl.SSLContext | None = field(default=None, repr=False)
     timeout_s: float = 30.0
+    _known: dict[tuple[str, int], SchemaVersion] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Versions that were read. A registry never changes one."""
 
     def __post_init__(self) -> None:
         if "@" in urllib.parse.urlsplit(self.url).netloc:
@@ -72,7 +77,11 @@ class RestRegistry:
             return []
         if not isinstance(numbers, list) or any(type(number) is not int for number in numbers):
             raise RegistryError(f"{self.url}{path} does not answer with a list of versions")
-        return [self._version(path, number) for number in sorted(numbers)]
+        unknown = [number for number in numbers if (subject, number) not in self._known]
+        with ThreadPoolExecutor(_REQUESTS) as pool:
+            found = pool.map(lambda number: self._version(path, number), unknown)
+            self._known.update(zip(((subject, number) for number in unknown), found, strict=True))
+        return [self._known[subject, number] for number in sorted(numbers)]
 
     def _version(self, path: str, number: int) -> SchemaVersion:
         answer = self._get(f"{path}/{number}")

@@ -10,11 +10,12 @@ from pyspark.sql import SparkSession
 
 from pgsluice_spark import Pipeline
 from sandbox.kafka import Kafka
-from tests.spark.events import CONTRACT, Json, change, column, envelope_schema, frame, key_schema
+from tests.spark.events import COMMITTED, CONTRACT, Json, change, column, envelope_schema, frame, key_schema
 from tests.spark.topics import Registered, create
 
 CUT: Json = json.loads((CONTRACT / "cut.avsc").read_text())
-CUT_ID, KEY_ID, VALUE_ID = 1, 2, 3
+LETTER: Json = json.loads((CONTRACT / "dead_letter.avsc").read_text())
+CUT_ID, LETTER_ID = 1, 2
 
 COLUMNS = [column("id", "int"), column("note", "string"), column("count", "int")]
 
@@ -36,10 +37,14 @@ class Handmade:
         self.registry = Registered({f"{self.transactions}-value": {CUT_ID: CUT}})
         self.topics = {table: f"{self.prefix}.{topic or f'public.{table}'}" for table in tables}
         self.number = 0
-        self._producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
-        self._admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+        client = {"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0}  # it outlives the broker
+        self._producer = Producer(client)
+        self._admin = AdminClient(client)
         self._ids: dict[str, int] = {}
         create(kafka, NewTopic(self.transactions, 1))
+        self.dead_letters = f"{self.prefix}.dead_letters"
+        create(kafka, NewTopic(self.dead_letters, 1))
+        self.registry.schemas[f"{self.dead_letters}-value"] = {LETTER_ID: LETTER}
         for name in dict.fromkeys(self.topics.values()):
             create(kafka, NewTopic(name, partitions))
         for table in tables:
@@ -75,7 +80,7 @@ class Handmade:
             data = [frame(one, known[one], datum) for one, known, datum in zip(ids, schemas, (key, event), strict=True)]
             framed_key = None if event["op"] == "t" else data[0]
             self._producer.produce(topic, data[1], framed_key, partition, on_delivery=delivered)
-        assert self._producer.flush(30) == 0
+            assert self._producer.flush(30) == 0  # one after the other, also to several topics
         return places
 
     def cut(self, *events: tuple[str, Json, Json], counts: dict[str, int] | None = None, **fields: Any) -> None:  # noqa: ANN401 - anything of a cut record
@@ -83,7 +88,8 @@ class Handmade:
         entries = self.entries(self.write(*events), [event for _, _, event in events])
         if counts is not None:
             entries[0]["counts"] = counts
-        self.write_cut(entries, end_lsn=max([0, *(event["lsn"] + 1 for _, _, event in events)]), **fields)
+        end_lsn = max([0, *(event["lsn"] + 1 for _, _, event in events)])
+        self.write_cut(entries, **{"end_lsn": end_lsn, **fields})
 
     def entries(self, places: list[tuple[str, int]], events: list[Json]) -> list[Json]:
         """Return what a cut record says of these events."""
@@ -107,6 +113,18 @@ class Handmade:
             datum = {**record, "part": part, "topics": topics}
             self._producer.produce(self.transactions, frame(CUT_ID, CUT, datum))
         assert self._producer.flush(30) == 0
+
+    def letter(self, table: str, op: str) -> Json:
+        """Write a dead letter; return what a cut record says of it."""
+        fields = {"schema": "public", "table": table, "op": op, "topic": self.topics[table], "reason": "refused"}
+        datum = {**fields, "epoch": 1, "lsn": 1, "seq": 0, "xid": 1, "ts": COMMITTED, "detail": "", "key": None}
+        self._producer.produce(self.dead_letters, frame(LETTER_ID, LETTER, datum))
+        assert self._producer.flush(30) == 0
+        return {
+            "topic": self.dead_letters,
+            "offsets": [{"partition": 0, "first": 0, "next": 1}],
+            "counts": {"dead_letter": 1},
+        }
 
     def topic_ids(self) -> dict[str, str]:
         found = self._admin.describe_topics(TopicCollection(list(dict.fromkeys(self.topics.values()))))

@@ -1,6 +1,8 @@
 """What a mirror makes of its topics, of topics that lack something, and of a target that was written to."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +16,17 @@ from pgsluice_spark import (
     NoSuchView,
     PipelineError,
     RetentionGap,
+    SchemaError,
     TableRefused,
+    TopicMissing,
     TopicRecreated,
     consistent_view,
 )
 from sandbox.kafka import Kafka
-from tests.spark.events import Json, column
+from tests.spark.events import Json, column, logical
 from tests.spark.handmade import COLUMNS, Handmade
 
+LOCAL = logical("long", "local-timestamp-micros")
 BEGIN = {"topic": "", "schema": "public", "table": "orders", "epoch": 1, "rows": 0, "replaces": True}
 
 
@@ -32,6 +37,13 @@ def mirrored(made: Handmade, directory: Path, *tables: str, max_events: int = 10
         checkpoint=str(directory / "checkpoint"),
         trigger="available now",
         max_events=max_events,
+    )
+    query.awaitTermination()
+
+
+def logged(made: Handmade, directory: Path) -> None:
+    query = made.pipeline.changelog(
+        Delta(str(directory)), tables=["*"], checkpoint=str(directory / "checkpoint"), trigger="available now"
     )
     query.awaitTermination()
 
@@ -50,6 +62,17 @@ def mark(state: str, lsn: int, seq: int, **fields: Any) -> Json:  # noqa: ANN401
 def refused(made: Handmade, directory: Path, error: type[PipelineError], sentence: str, **options: Any) -> None:  # noqa: ANN401 - as above
     with pytest.raises(error, match=sentence):
         mirrored(made, directory, **options)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def without_compilation(spark: SparkSession) -> Iterator[None]:
+    """Let Spark interpret its plans: they are many here and have few rows."""
+    settings = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    yield
+    for name in settings:
+        spark.conf.unset(name)
 
 
 @pytest.fixture
@@ -127,11 +150,12 @@ def test_rows_that_are_read_again(make: Callable[..., Handmade], tmp_path: Path)
     made.cut(event("orders", "u", 30, 0, {"id": 2}, after={"count": 5}, unchanged=["note"]))
     made.cut(event("orders", "r", 40, -8, {"id": 2}, after={"note": "r", "count": 5}), snapshots=[])
     made.cut(snapshots=[mark("end", 50, -7, rows=2)], end_lsn=50)
+    made.write_cut([made.letter("orders", "u")], end_lsn=60)
     mirrored(made, tmp_path, max_events=1)
     target = Delta(str(tmp_path / "lake"))
-    status = [consistent_view(made.pipeline.spark, target, at=cut).status["public.orders"] for cut in range(1, 6)]
-    assert status == ["unloaded", "loading", "loading", "loading", "loaded"]
-    assert rows(made, tmp_path, at=4) == {1: ("r", None), 2: ("r", 5), 3: ("a", None)}
+    status = [consistent_view(made.pipeline.spark, target, at=cut).status["public.orders"] for cut in range(1, 7)]
+    assert status == ["unloaded", "loading", "loading", "loading", "loaded", "partial"]
+    assert rows(made, tmp_path, at=4) == {1: ("r", None), 2: ("a", 5), 3: ("a", None)}  # as of cut 3
     assert rows(made, tmp_path) == {1: ("r", None), 2: ("r", 5)}
     mirrored(made, tmp_path / "at once")
     assert rows(made, tmp_path / "at once") == {1: ("r", None), 2: ("r", 5)}
@@ -141,12 +165,19 @@ def test_columns_that_come_and_widen(make: Callable[..., Handmade], tmp_path: Pa
     made = make("orders")
     made.cut(made.event("orders", "c", 10, 0, {"id": 1}, after={"note": "a", "count": 1}))
     mirrored(made, tmp_path)
-    made.register("orders", [*COLUMNS[:2], column("count", "long"), column("price", "double")], {"id": "int"})
-    made.cut(made.event("orders", "u", 20, 0, {"id": 1}, after={"count": 2**40, "price": 0.5}, unchanged=["note"]))
+    log = tmp_path / "log"
+    logged(made, log)
+    columns = [*COLUMNS[:2], column("count", "long"), column("price", "double"), column("at", LOCAL)]
+    made.register("orders", columns, {"id": "int"})
+    after = {"count": 2**40, "price": 0.5, "at": datetime(2024, 2, 29)}  # noqa: DTZ001 - a local time
+    made.cut(made.event("orders", "u", 20, 0, {"id": 1}, after=after, unchanged=["note"]))
     mirrored(made, tmp_path)
+    logged(made, log)
     view = consistent_view(made.pipeline.spark, Delta(str(tmp_path / "lake")))
     (row,) = view["public.orders"].collect()
-    assert (row["note"], row["count"], row["price"]) == ("a", 2**40, 0.5)
+    assert (row["note"], row["count"], row["price"], row["at"]) == ("a", 2**40, 0.5, after["at"])
+    changes = made.pipeline.spark.read.format("delta").load(str(log / "public.orders"))
+    assert [row["after"]["count"] for row in changes.orderBy("lsn").collect()] == [1, 2**40]
 
 
 def test_cuts_that_come_again(make: Callable[..., Handmade], tmp_path: Path) -> None:
@@ -176,6 +207,20 @@ def test_a_cut_record_in_parts(make: Callable[..., Handmade], tmp_path: Path) ->
     made.write_cut(entries, parts=2, end_lsn=11)
     mirrored(made, tmp_path)
     assert rows(made, tmp_path, "lines") == {1: ("lines", None)}
+    cuts = made.pipeline.cuts(streaming=False)
+    assert [(row["cut"], row["part"], row["offset"]) for row in cuts.collect()] == [(1, 0, 0), (1, 1, 1)]
+    assert made.pipeline.cuts().isStreaming
+    changes = made.pipeline.changes("public.orders", streaming=False)
+    assert [row["after"]["note"] for row in changes.collect()] == ["orders"]
+    assert made.pipeline.changes("public.orders").isStreaming
+
+
+def test_another_prefix(make: Callable[..., Handmade], tmp_path: Path) -> None:
+    made = make("orders")
+    made.pipeline = replace(made.pipeline, prefix="nobody")
+    refused(made, tmp_path, TopicMissing, r"does not exist: nobody\.transactions.*Check the prefix")
+    with pytest.raises(SchemaError, match=r"no subject nobody\.transactions-value"):
+        made.pipeline.cuts(streaming=False)
 
 
 def test_what_a_topic_lacks(make: Callable[..., Handmade], tmp_path: Path) -> None:
@@ -196,7 +241,6 @@ def test_what_a_topic_lacks(make: Callable[..., Handmade], tmp_path: Path) -> No
     made.recreate(made.transactions)
     made.cut()
     refused(made, tmp_path, TopicRecreated, r"came from another topic .*transactions .id ")
-    made.pipeline = type(made.pipeline)(made.pipeline.spark, "nobody", made.kafka.bootstrap_servers, made.registry)
     with pytest.raises(NoSuchView, match=r"has no state of the database as of 1 or before"):
         consistent_view(made.pipeline.spark, Delta(str(tmp_path / "nothing")), at=1)
 

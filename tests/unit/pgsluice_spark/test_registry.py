@@ -79,6 +79,21 @@ def test_versions_over_rest(serve: Callable[[Handler], str], store: SchemaStore)
     assert RestRegistry(f"{url}/").versions(["missing-value", SUBJECT]) == expected
 
 
+def test_a_version_is_read_once(serve: Callable[[Handler], str], store: SchemaStore) -> None:
+    """A long query asks again and again, and there may be a thousand versions."""
+    paths: list[str] = []
+
+    def recorded(request: BaseHTTPRequestHandler) -> tuple[int, bytes]:
+        paths.append(urlsplit(request.path).path.rpartition("/")[2])
+        return daemon(store)(request)
+
+    registry = RestRegistry(serve(recorded))
+    assert len(registry.versions([SUBJECT])) == 2
+    store.add(store.propose(SUBJECT, "string", None)[0])
+    assert [version.schema for version in registry.versions([SUBJECT])] == [*SCHEMAS, '"string"']
+    assert sorted(paths) == ["1", "2", "3", "versions", "versions"]
+
+
 def test_deleted_versions_are_asked_for(serve: Callable[[Handler], str]) -> None:
     paths = []
 
