@@ -1,9 +1,9 @@
 """What the changes of one table in a batch come to: one record for each key.
 
-Used by :mod:`.mirror`. Most keys need nothing but their own changes: the last value of each column that was sent since
-the row's beginning, or, if the row is older than the batch, the value that the target has. A row that came from another
-key without all of its values needs the row of that key, so the keys that moves go through are followed apart, together
-with the rows that the target has under them.
+Used by :mod:`.mirror`. Most keys need nothing but their last change. If that does not send a column, its value is the
+last one that was sent since the row's beginning, or, if the row is older than the batch, the one that the target has. A
+row that came from another key without all of its values needs the row of that key. So the keys that moves go through
+are followed apart, together with the rows that the target has under them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,9 +47,13 @@ def literal(place: Position) -> Column:
     return F.struct(*(F.lit(number).cast(kind).alias(name) for name, number, kind in kinds))
 
 
-def folded(events: DataFrame, fields: Sequence[str], intervals: Sequence[Interval]) -> DataFrame:
+def folded(
+    events: DataFrame, fields: Sequence[str], followed: Sequence[str], intervals: Sequence[Interval]
+) -> DataFrame:
     """Return the columns of ``NET`` for each key, and what there is to count.
 
+    ``followed``: the fields that are followed through all changes of a key. Others have the value of its last change,
+    which is much cheaper, and right unless that change does not send them; ``named`` is what it does not send.
     ``counts``: how many events of each op, ``rows``: how many ``r`` events of each of ``intervals``, ``is_moving``:
     whether the key is one end of a key change, ``has_gap``: whether values of the row under another key are missing.
     """
@@ -57,23 +61,23 @@ def folded(events: DataFrame, fields: Sequence[str], intervals: Sequence[Interva
     begin = F.max(F.when(F.col("op").isin(*BEGIN), F.col("at")))
     is_move = F.array_contains("flags", "key_change") & F.col("at").isNotNull()
     keys = live.groupBy("row").agg(
-        F.max_by(F.struct("key", "op", "ts", F.col("unchanged").alias("named")), "at").alias("last"),
+        F.max_by(F.struct("key", "op", "ts", "unchanged", "after", "raw"), "at").alias("last"),
         F.max("at").alias("position"),
         begin.alias("begin"),
         F.max(F.when(is_move & (F.col("op") == "c"), F.col("at"))).alias("arrival"),
         F.coalesce(F.max(is_move), F.lit(False)).alias("is_moving"),  # noqa: FBT003 - a literal
         F.struct(*(F.count_if(F.col("op") == op).alias(op) for op in OPS)).alias("counts"),
         F.array(*(count_of(interval) for interval in intervals)).cast("array<long>").alias("rows"),
-        F.struct(*(_cell(name).alias(name) for name in fields)).alias("cells"),
+        *(_cell(name).alias(f"cell_{number}") for number, name in enumerate(followed)),
     )
-    return _net(keys, fields)
+    return _net(keys, fields, followed)
 
 
 def appended(
     events: DataFrame, fields: Sequence[str], floor: Position | None, intervals: Sequence[Interval]
 ) -> DataFrame:
     """Return what :func:`folded` does for a table without key: one record for each event."""
-    none = F.array().cast("array<string>")
+    none = _none()
     return located(events, floor).select(
         F.lit(None).alias("key"),
         F.lit("u").alias("op"),
@@ -84,7 +88,7 @@ def appended(
         *POSITION,
         "ts",
         "is_live",
-        F.lit(False).alias("has_gap"),  # noqa: FBT003 - a literal
+        none.alias("named"),
         F.struct(*((F.col("op") == op).cast("long").alias(op) for op in OPS)).alias("counts"),
         F.array(*(_is_in(interval).cast("long") for interval in intervals)).cast("array<long>").alias("rows"),
     )
@@ -113,32 +117,45 @@ def _cell(name: str) -> Column:
     return F.max_by(cell, at)
 
 
-def _net(keys: DataFrame, fields: Sequence[str]) -> DataFrame:
+def _net(keys: DataFrame, fields: Sequence[str], followed: Sequence[str]) -> DataFrame:
     is_old = F.col("begin").isNull()
     is_there = F.col("last.op") != "d"
-    cells = {name: _current(F.col("cells").getField(name)) for name in fields}
-    missing = [F.when(cell.isNull() & is_there, F.lit(name)) for name, cell in cells.items()]
-    gaps = F.array_compact(F.array(*missing))
-    lost = [
-        F.when(~cell.getField("is_known") & F.array_contains("last.named", n), F.lit(n)) for n, cell in cells.items()
-    ]
-    none = F.array().cast("array<string>")
+    cells = {name: _current(F.col(f"cell_{number}")) for number, name in enumerate(followed)}
+    gaps = _names({name: cell.isNull() & is_there for name, cell in cells.items()})
+    lost = _names({n: ~cell.getField("is_known") & F.array_contains("last.unchanged", n) for n, cell in cells.items()})
+    values = {name: cells[name].getField("value") if name in cells else F.col("last.after")[name] for name in fields}
     return keys.select(
         "row",
         "last.key",
         F.when(is_there, F.lit("u")).otherwise(F.lit("d")).alias("op"),
-        F.when(is_old, gaps).otherwise(none).alias("kept"),
-        F.concat(F.when(is_old, none).otherwise(gaps), F.array_compact(F.array(*lost))).alias("unchanged"),
-        _raw(cells).alias("raw"),
+        F.when(is_old, gaps).otherwise(_none()).alias("kept"),
+        F.concat(F.when(is_old, _none()).otherwise(gaps), lost).alias("unchanged"),
+        F.map_concat(_raw_of_last(followed), _raw(cells)).alias("raw"),
         "position.*",
         "last.ts",
-        F.struct(*(cell.getField("value").alias(name) for name, cell in cells.items())).alias("cells"),
+        F.struct(*(value.alias(name) for name, value in values.items())).alias("cells"),
         F.col("position").isNotNull().alias("is_live"),
         "is_moving",
         (is_there & (F.col("arrival") == F.col("begin")) & (F.size(gaps) > 0)).alias("has_gap"),
+        F.when(is_there, F.col("last.unchanged")).otherwise(_none()).alias("named"),
         "counts",
         "rows",
     )
+
+
+def _none() -> Column:
+    return F.array().cast("array<string>")
+
+
+def _names(conditions: Mapping[str, Column]) -> Column:
+    """Return the names whose conditions hold."""
+    names = [F.when(condition, F.lit(name)) for name, condition in conditions.items()]
+    return F.array_compact(F.array(*names).cast("array<string>"))
+
+
+def _raw_of_last(followed: Sequence[str]) -> Column:
+    """Return what the last change has in ``raw`` of the new row, without these fields."""
+    return F.map_filter("last.raw", lambda name, _: ~name.contains(".") & ~name.isin(*followed))
 
 
 def _current(cell: Column) -> Column:
@@ -148,6 +165,8 @@ def _current(cell: Column) -> Column:
 
 def _raw(cells: Mapping[str, Column]) -> Column:
     texts = F.array(*(F.struct(F.lit(name), cell.getField("raw").alias("text")) for name, cell in cells.items()))
+    if not cells:
+        return F.create_map().cast("map<string, string>")
     return F.map_from_entries(F.filter(texts, lambda entry: entry["text"].isNotNull()))
 
 

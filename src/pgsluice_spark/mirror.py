@@ -51,14 +51,17 @@ def _prepare(piece: "_Piece", floor: Position | None, truncates: Mapping[str, in
     key = work.state.key or work.reading.newest_key
     loads = intervals(work.state, work.marks)
     events = placed(work.events.where("op != 't'"), floor)
-    keys = folded(events, work.row_type.fieldNames(), loads).localCheckpoint()
+    fields = work.row_type.fieldNames()
+    keys = folded(events, fields, (), loads).localCheckpoint()
     facts = keys.agg(*_facts(key, keys.schema["row"].dataType.fieldNames(), len(loads))).first()
     assert facts is not None, "an aggregation without groups has one row"
     if facts["others"]:
         raise TableRefused(_other_key(work.table, key))
+    if followed := sorted(set(facts["named"]) & set(fields)):
+        keys = folded(events, fields, followed, loads).localCheckpoint()
     piece = replace(
         piece,
-        net=_net(piece, events, keys, has_gaps=facts["gaps"] > 0),
+        net=_net(piece, events, keys, has_gaps=bool(followed) and not keys.where("has_gap").isEmpty()),
         rows={load.id: facts[f"load_{n}"] for n, load in enumerate(loads)},
         state=replace(work.state, key=key),
         is_empty=not facts["live"] and not truncates,
@@ -75,7 +78,7 @@ def _facts(key: Sequence[str], columns: Sequence[str], loads: int) -> list[Colum
     return [
         *sums,
         *rows,
-        F.count_if("has_gap").alias("gaps"),
+        F.array_distinct(F.flatten(F.collect_set("named"))).alias("named"),
         F.count_if("is_live").alias("live"),
         F.count_if(F.col("is_live") & is_other).alias("others"),
     ]
