@@ -230,7 +230,7 @@ class ChangeEncoder:
         self._truncate = truncate
         self.dead_letters = dead_letters
         self.on_incomplete: OnIncomplete | None = None
-        """Called for each row that arrives under a new key without its unchanged values."""
+        """Called for each row that arrives under a new replica identity without its unchanged values."""
         head = header(target.value_schema_id)
         names = encode_bytes(relation.namespace.encode()) + encode_bytes(relation.name.encode())
         self.insert_head, self.update_head, self.delete_head, self._truncate_head = (
@@ -268,6 +268,7 @@ class ChangeEncoder:
             value = self._with_after(self.update_head + NO_BEFORE, message.new, stamp, _EMPTY, [])
             return [Record(self.target, "u", self._encode_key(message.new), value, stamp.timestamp_ms)]
         new = self._filled(message.new, old, whole=message.old is not None)
+        self._tell_if_incomplete(new)  # `keys` may leave out the column of the identity that has changed
         raw: list[tuple[bytes, bytes]] = []
         before = self._before(message.key, message.old, raw)
         old_key, new_key = self._try_key(old), self._try_key(new)
@@ -276,7 +277,6 @@ class ChangeEncoder:
         if old_key == new_key:
             value = self._with_after(self.update_head + before, new, stamp, _EMPTY, raw)
             return [self._record("u", new_key, value, stamp)]
-        self._tell_if_incomplete(new)
         gone = self._gone(before, raw, stamp, _KEY_CHANGE)
         records = self._delete_records(old_key, gone, stamp)
         value = self._with_after(self.insert_head + before, new, stamp, _KEY_CHANGE, raw)

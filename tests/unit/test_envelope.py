@@ -201,6 +201,7 @@ def test_an_update_of_the_key_is_a_delete_and_an_insert() -> None:
     [
         (Insert(None, 7, [b"2", b"2.00", UNCHANGED]), True),  # an update whose old row the row filter left out
         (Update(None, 7, [b"1", b"", b""], None, [b"2", b"2.00", UNCHANGED]), True),
+        (Update(None, 7, [b"2", b"", b""], None, [b"2", b"2.00", UNCHANGED]), True),  # a key with fewer columns
         (Insert(None, 7, row("2")), False),
         (Update(None, 7, [b"1", b"", b""], None, row("2")), False),
         (Update(None, 7, None, None, [b"2", b"2.00", UNCHANGED]), False),
