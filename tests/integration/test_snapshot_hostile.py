@@ -178,7 +178,13 @@ def test_a_key_in_binary_format_is_read_without_the_casts_of_its_type(new_databa
 
 
 @pytest.mark.parametrize(
-    "type_", ["CREATE TYPE t AS (n int)", "CREATE DOMAIN t AS mood", "CREATE DOMAIN t AS int4range"]
+    "type_",
+    [
+        "CREATE TYPE t AS (n int)",
+        "CREATE DOMAIN t AS mood",
+        "CREATE DOMAIN t AS int4range",
+        "CREATE EXTENSION citext; CREATE DOMAIN t AS citext",
+    ],
 )
 def test_values_of_some_types_cannot_be_compared_so_they_are_no_key(
     type_: str, new_database: Callable[..., Database]

@@ -69,6 +69,15 @@ KINDS = [
         "mood",
     ),
     Kind(
+        "names",
+        """CREATE EXTENSION citext SCHEMA public;
+        CREATE TABLE names (name public.citext COLLATE "C" PRIMARY KEY, n int);
+        INSERT INTO names SELECT CASE n % 2 WHEN 0 THEN upper(md5(n::text)) ELSE md5(n::text) END, n
+        FROM generate_series(1, 200) n""",
+        "SELECT * FROM public.names",
+        "names",
+    ),
+    Kind(
         "full",
         """CREATE TABLE "full" (id int PRIMARY KEY, v text);
         ALTER TABLE "full" REPLICA IDENTITY FULL;
@@ -119,6 +128,14 @@ KINDS = [
         "SELECT id, v FROM public.computed",
         "computed",
         since=12,
+    ),
+    Kind(
+        "covering",
+        """CREATE TABLE covering (id int, n int, v text, PRIMARY KEY (id) INCLUDE (n));
+        INSERT INTO covering SELECT n, n, n FROM generate_series(1, 100) n""",
+        "SELECT * FROM public.covering",
+        "covering",
+        since=11,
     ),
     Kind(
         "filtered",
@@ -192,3 +209,25 @@ def test_what_arrives_is_what_is_there(
             assert not [*table.problems, *differences(table, *contents(connection, kind.expected))], kind.name
     ended = {mark["topic"]: mark["rows"] for cut in cuts for mark in cut.record["snapshots"] if mark["state"] == "end"}
     assert sum(ended.values()) == sum(len(replay.table(f"public.{kind.name}").rows) for kind in kinds)
+
+
+def test_the_keys_of_rows_that_are_read_are_those_of_changes(
+    new_database: Callable[..., Database], kafka: Kafka
+) -> None:
+    """A column that an index only includes is none of its key."""
+    database = new_database(16)
+    with database.connect() as connection:
+        connection.execute("CREATE TABLE covering (id int, n int, PRIMARY KEY (id) INCLUDE (n))")
+        connection.execute("INSERT INTO covering VALUES (1, 1)")
+        connection.execute("CREATE TABLE last (n int PRIMARY KEY)")
+        connection.execute("CREATE PUBLICATION pgsluice FOR TABLE covering, last")
+    settings = {"snapshot": {"mode": "initial"}, "delivery": {"heartbeat": "500ms"}}
+    with ExitStack() as stack:
+        name = f"k{uuid4().hex[:10]}"
+        daemon = stack.enter_context(Daemon(name, database.conninfo(), kafka.bootstrap_servers, settings))
+        wait_until_loaded(daemon, 2)
+        with database.connect() as connection:
+            connection.execute("UPDATE covering SET n = 2")
+        cuts, _ = read(daemon, kafka, database)
+    found = [event for cut in cuts for event in cut.events if event["table"] == "covering"]
+    assert [(event["op"], event.key) for event in found] == [("r", {"id": 1}), ("u", {"id": 1})]

@@ -251,3 +251,23 @@ def test_a_table_is_loaded_again_when_changes_were_missed(follow: Follow, kafka:
     daemon.start("--adopt-slot")
     wait_until_loaded(daemon, 2)
     assert mirror(read(daemon, kafka, items)) == held(items)
+
+
+def test_a_row_that_moves_by_another_column_than_its_key_keeps_its_large_value(
+    follow: Follow, kafka: Kafka, database: Database
+) -> None:
+    """The stream does not tell that it moves, so the rows are not read in the order of that column."""
+    with database.connect() as connection:
+        connection.execute("CREATE TABLE items (place int PRIMARY KEY, id int NOT NULL UNIQUE, v text)")
+        connection.execute("ALTER TABLE items ALTER v SET STORAGE EXTERNAL")
+        connection.execute("ALTER TABLE items REPLICA IDENTITY USING INDEX items_id_key")
+        connection.execute("INSERT INTO items SELECT n, n, repeat(n::text, 3000) FROM generate_series(1, 200) n")
+        connection.execute("CREATE PUBLICATION pgsluice FOR TABLE items")
+    daemon = follow(database, snapshot={"mode": "initial", "chunk_rows": 50, "max_rows_per_second": 50})
+    wait_for(daemon, '"event": "table"')
+    with database.connect() as connection:
+        connection.execute("UPDATE items SET place = -1 WHERE place = 200")
+    wait_until_loaded(daemon)
+    cuts = read_behind("INSERT INTO items (place, id) VALUES (1000, 1000)", daemon, kafka, database)
+    events = [event for event in events_of(cuts) if (event["after"] or {}).get("id") == 200]
+    assert events[-1]["after"]["v"] == "200" * 3000

@@ -360,11 +360,25 @@ WHERE waiter.pid = %s AND waiter.locktype = 'transactionid' AND NOT waiter.grant
 PREPARED_TRANSACTIONS = """
 SELECT gid, owner::text, database::text, prepared::text FROM pg_prepared_xacts ORDER BY prepared"""
 
+# The columns of the index that is the replica identity, without those that it only includes (indclass has one entry for
+# each column of the key, and none for those); empty if there is no such index.
+_IDENTITY = """ARRAY(
+            SELECT unnest((i.indkey::int2[])[0:cardinality(i.indclass::oid[]) - 1])
+            FROM pg_index i
+            WHERE i.indrelid = c.oid
+              AND CASE c.relreplident
+                  WHEN 'd' THEN i.indisprimary AND i.indimmediate
+                  WHEN 'i' THEN i.indisreplident
+                  ELSE false
+              END)"""
+
 # The key by which the rows of a table can be read: that of a unique index by which all rows can be told apart and put
 # into an order with the operators that a query uses by itself: whole, immediate, of columns that are not null, with the
-# collations and operator classes that the columns have. indclass has one entry for each column of the key, and none for
-# those of INCLUDE. A value in quotes cannot be compared with a composite type, nor with a domain over an enum or a
-# range (their categories are C, E and R; a domain has that of its base type).
+# collations and operator classes that the columns have. The operators are those of pg_catalog; for a type of an
+# extension (citext), a query would find those of another type there, which have another order. A value in quotes cannot
+# be compared with a composite type, nor with a domain over an enum or a range (their categories are C, E and R; a
+# domain has that of its base type). If there is a replica identity, its columns include those of the key: of others,
+# the stream does not tell that a row has another value now.
 _KEY = """(
         SELECT json_agg(a.attname ORDER BY k.place)
         FROM pg_index i
@@ -380,10 +394,11 @@ _KEY = """(
         GROUP BY i.indexrelid, i.indclass, i.indisprimary, i.indisreplident
         HAVING count(*) = cardinality(i.indclass::oid[])
            AND NOT bool_or(y.typcategory = 'C' OR y.typtype = 'd' AND y.typcategory IN ('E', 'R'))
-           AND bool_and(a.attnotnull AND o.opcdefault AND k.sorting = a.attcollation
-                        AND a.attname = ANY ({columns}::text[]))
+           AND bool_and(a.attnotnull AND o.opcdefault AND o.opcnamespace = 'pg_catalog'::regnamespace
+                        AND k.sorting = a.attcollation AND a.attname = ANY ({columns}::text[]))
+           AND (cardinality({identity}) = 0 OR bool_and(a.attnum = ANY ({identity})))
         ORDER BY i.indisprimary DESC, i.indisreplident DESC, i.indexrelid
-        LIMIT 1)"""
+        LIMIT 1)""".replace("{identity}", _IDENTITY)
 
 # Whoever owns a table can have functions run when it is read, with the rights of the reader: the planner evaluates
 # those in indexes and in statistics. The partitions of a root are planned as well. And whoever owns the schema can
@@ -432,14 +447,8 @@ SELECT json_build_object(
         FROM described d JOIN pg_attribute a ON a.attrelid = d.oid AND a.attnum = d.attnum),
     'identity_columns', (
         SELECT json_agg(a.attname ORDER BY a.attnum)
-        FROM pg_index i
-        JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = ANY (i.indkey)
-        WHERE i.indrelid = c.oid
-          AND CASE c.relreplident
-              WHEN 'd' THEN i.indisprimary AND i.indimmediate
-              WHEN 'i' THEN i.indisreplident
-              ELSE false
-          END),
+        FROM pg_attribute a
+        WHERE a.attrelid = c.oid AND a.attnum = ANY ({identity})),
     'key', {key},
     'filter', {filter},
     'trusted', {trusted},
@@ -450,7 +459,9 @@ SELECT json_build_object(
 )::text
 FROM pg_class c
 JOIN pg_namespace n ON n.oid = c.relnamespace
-JOIN (SELECT oid, array_agg("column") AS columns FROM described GROUP BY oid) sent ON sent.oid = c.oid"""
+JOIN (SELECT oid, array_agg("column") AS columns FROM described GROUP BY oid) sent ON sent.oid = c.oid""".replace(
+    "{identity}", _IDENTITY
+)
 
 # Rows that pass the filter of one publication are sent; one without a filter lets all pass. The view looks at all
 # tables of a publication, and waits for the locks of each, so it is only asked about a table that has a filter.
