@@ -25,7 +25,11 @@ class Round:
     def admits(self, transaction: Transaction) -> bool:
         """Return whether ``transaction``, which begins or has just committed, may go on at once."""
         self.reach(transaction.commit_lsn)
-        return self._waiting_lsn is None and self._snapshot.is_visible(transaction.xid)
+        return self._waiting_lsn is None and self.sees(transaction)
+
+    def sees(self, transaction: Transaction) -> bool:
+        """Return whether the rows have the changes of ``transaction``."""
+        return self._snapshot.is_visible(transaction.xid)
 
     def admits_message(self, lsn: int) -> bool:
         """Return whether a message outside transactions, whose record ends at ``lsn``, comes before the rows."""
@@ -35,7 +39,7 @@ class Round:
         """Take notice that ``transaction`` has changes, has committed, and waits with all that come behind it."""
         if self._waiting_lsn is None:
             self._waiting_lsn = transaction.commit_lsn
-        elif self._snapshot.is_visible(transaction.xid):
+        elif self.sees(transaction):
             self.is_void = True
 
     def reach(self, lsn: int) -> None:

@@ -89,8 +89,11 @@ class Rounds:
             self._unseen.clear()
 
     def on_commit(self, transaction: Transaction) -> None:
-        """Take notice that ``transaction`` goes on: no snapshot that does not see it is of use."""
-        if self._is_watching:
+        """Take notice that ``transaction`` goes on: no snapshot that does not see it is of use.
+
+        What the snapshot of the round sees, a later one does as well; while the stream is behind, that is all of it.
+        """
+        if self._is_watching and not (self._round is not None and self._round.sees(transaction)):
             self._unseen.add(transaction.xid)
         self._note()
 

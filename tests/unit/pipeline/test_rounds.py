@@ -174,6 +174,26 @@ class TestWhatWentOn:
         assert (await stage.rounds.take()).end_lsn == END
 
 
+    async def test_what_the_snapshot_of_the_round_sees_is_not_noted_however_far_the_stream_is_behind(
+        self, stage: Stage
+    ) -> None:
+        stage.rounds.watch(on=True)
+        await stage.rounds.take()
+        stage.rounds.on_commit(Transaction(VISIBLE, 100, 0))
+        await stage.rounds.end()
+        stage.world.seen = [Snapshot(1, 1, frozenset())]
+        assert (await stage.rounds.take()).end_lsn == END
+
+    async def test_what_it_does_not_see_is(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "SEEN_S", 0.01)
+        stage.rounds.watch(on=True)
+        await stage.rounds.take()
+        stage.rounds.on_commit(Transaction(INVISIBLE, 100, 0))
+        await stage.rounds.end()
+        with pytest.raises(TableUnreadable, match="not visible to others yet"):
+            await stage.rounds.take()
+
+
 class TestThePlaceOfTheRows:
     async def test_where_the_server_was_if_nothing_waits(self, stage: Stage) -> None:
         await stage.rounds.take()
