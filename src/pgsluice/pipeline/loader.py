@@ -191,10 +191,20 @@ class Loader:
                         log.warning("tables cannot be read now", reason=self._trouble)
                     if self.report is not None:
                         self._say()
+                    self._close_tables()
                     await self._reader.close()
                     await asyncio.sleep(AGAIN_S)
         finally:
             await self._reader.close()
+
+    def _close_tables(self) -> None:
+        """Note no transactions while nothing can be read, however long that is so.
+
+        So whoever has changed a table by the next time is waited for again.
+        """
+        for table in self._tables.values():
+            table.opened = table.writers = None
+        self._rounds.watch(on=False)
 
     async def _rest(self) -> None:
         """Wait until it is time to look again, or for a table that could not be read; or somebody says so."""

@@ -713,6 +713,23 @@ async def test_transactions_are_noted_only_while_there_is_something_to_load() ->
         assert not found.session._loader._rounds._unseen
 
 
+async def test_they_do_not_add_up_while_nothing_can_be_read() -> None:
+    """Whoever is changing the table is waited for afterwards."""
+    world = world_of(1)
+    world.faults = {"lock": [SourceUnavailable("too many connections")] * 2}
+    async with loading(world) as found:
+        await until(lambda: len(world.faults["lock"]) < 2)
+        assert found.session._loader is not None
+        world.writers = [{"3/7"}]
+        world.commit(5)
+        await until(lambda: arrived(world))
+        await until(lambda: not world.faults["lock"])
+        await until(lambda: not found.session._loader._rounds._unseen)
+        world.seen = [Snapshot(20_000, 20_000, frozenset())]
+        await found.finish()
+    assert not world.writers
+
+
 async def test_a_table_that_is_gone_is_forgotten() -> None:
     world = world_of(1)
     world.shapes = {}
