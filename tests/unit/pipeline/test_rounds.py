@@ -173,7 +173,6 @@ class TestWhatWentOn:
         stage.world.seen = [Snapshot(1, 1, frozenset())]
         assert (await stage.rounds.take()).end_lsn == END
 
-
     async def test_what_the_snapshot_of_the_round_sees_is_not_noted_however_far_the_stream_is_behind(
         self, stage: Stage
     ) -> None:
