@@ -1,5 +1,6 @@
 """The loads that have begun: how far each has come, and the rows that have to be read again before its end."""
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
@@ -18,6 +19,9 @@ MOVED_MAX: Final = 1000
 MOVED_BYTES_MAX: Final = 64 * 1024
 """Rows with a new key that are read again before the end, and what their keys may take in each checkpoint until then.
 If there are more, the load begins again."""
+
+ALL_MOVED_BYTES_MAX: Final = 256 * 1024
+"""What such keys of all tables may take in a checkpoint. If it is more, the load that has most of them begins again."""
 
 
 class Begun:
@@ -132,8 +136,18 @@ class Begun:
         names = [column.name for column in relation.columns]
         key = moved_key([new[names.index(one)] for one in load.key]) if set(load.key) <= set(names) else None
         moved = load.moved if key is None or key in load.moved else (*load.moved, key)
-        if key is None or len(moved) > MOVED_MAX or sum(len(part) for one in moved for part in one) > MOVED_BYTES_MAX:
-            log.info("loading begins again: too many rows have got another key", table=str(load))
-            self.drop(load.oid)
-        else:
-            self.put(replace(load, moved=moved))
+        load = replace(load, moved=moved)
+        if key is None or len(moved) > MOVED_MAX or _moved_bytes(load) > MOVED_BYTES_MAX:
+            self._begin_again(load)
+            return
+        self.put(load)
+        if sum(map(_moved_bytes, self._loads.values())) > ALL_MOVED_BYTES_MAX:
+            self._begin_again(max(self._loads.values(), key=_moved_bytes))
+
+    def _begin_again(self, load: Load) -> None:
+        log.info("loading begins again: too many rows have got another key", table=str(load))
+        self.drop(load.oid)
+
+
+def _moved_bytes(load: Load) -> int:
+    return len(json.dumps(load.moved))  # a character may take twelve bytes

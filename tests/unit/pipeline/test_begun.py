@@ -136,7 +136,7 @@ def test_or_when_the_table_has_lost_a_column_of_it(begun: Begun, encoders: Watch
     assert begun.of(7) is None
 
 
-@pytest.mark.parametrize(("limit", "largest"), [("MOVED_MAX", 2), ("MOVED_BYTES_MAX", 4)])
+@pytest.mark.parametrize(("limit", "largest"), [("MOVED_MAX", 2), ("MOVED_BYTES_MAX", len('[["t1"], ["t2"]]'))])
 def test_or_when_there_are_too_many(
     limit: str, largest: int, begun: Begun, encoders: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,4 +145,22 @@ def test_or_when_there_are_too_many(
     encoders.incomplete(b"2", UNCHANGED)
     assert begun.of(7) is not None
     encoders.incomplete(b"3", UNCHANGED)
+    assert begun.of(7) is None
+
+
+def test_the_keys_of_all_tables_together_are_bounded(
+    begun: Begun, encoders: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are in each checkpoint, which has to fit into a message of Kafka."""
+    monkeypatch.setattr(module, "ALL_MOVED_BYTES_MAX", len('[["t100"], ["t2"]][["t3"]]'))
+    begun.put(replace(LOAD, oid=8, table="more", moved=(("t100",), ("t2",))))
+    encoders.incomplete(b"3", UNCHANGED)
+    assert begun.of(8) is not None
+    encoders.incomplete(b"4", UNCHANGED)
+    assert begun.all() == [replace(LOAD, moved=(("t3",), ("t4",)))]
+
+
+def test_a_key_counts_as_a_checkpoint_has_it(begun: Begun, encoders: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOVED_BYTES_MAX", 12)
+    encoders.incomplete("🐘".encode(), UNCHANGED)
     assert begun.of(7) is None
