@@ -242,9 +242,12 @@ class Outbox:
         return math.inf if self._progress.owes else QUIET_S
 
     async def drain(self) -> None:
-        """Deliver everything that is committed in PostgreSQL so far."""
+        """Deliver everything that is committed in PostgreSQL so far.
+
+        What lies behind a transaction that is given up in the middle is given up with it.
+        """
         await self.settle()
-        if not self._open.is_empty:
+        if self._own is None and not self._open.is_empty:
             self._close(time.monotonic())
             await self.settle()
 

@@ -10,6 +10,7 @@ import pytest
 import structlog
 
 from pgsluice.avro.types import TypeOptions
+from pgsluice.commands import Answer, CommandState
 from pgsluice.errors import Diverged, PoisonError, ProtocolError, SourceUnavailable
 from pgsluice.history import Checkpoint, ServerIdentity, owed
 from pgsluice.metrics import Metrics
@@ -544,6 +545,26 @@ class TestStreamedTransactions:
                     await asyncio.sleep(0)
             assert turns >= 100
             assert len(world.numbers) == 1000
+
+    async def test_nothing_is_delivered_behind_a_large_one_that_is_given_up(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(module, "TURN", 10)
+        world = World(position=10_000)
+        async with running(world, cut_bytes=2_000) as found:
+            rows = [row(700, 1)] * 1000
+            world.send(messages.StreamStart(700, first_segment=True), TABLE_IN_STREAM, *rows, messages.StreamStop())
+            await until(lambda: found.session.waiting_transactions)
+            world.send(messages.StreamCommit(700, 10_050, 10_100, 1), end_lsn=10_100)
+            async with asyncio.timeout(5):
+                while not found.session.own_transaction:  # noqa: ASYNC110 - it is not so for long
+                    await asyncio.sleep(0)
+            found.stop.set()
+            async with found.session._paused():
+                found.session._outbox.note_commands(CommandState("topic", 7), [Answer("7", "done")], [], [])
+            await found.task
+            assert found.session.own_transaction
+        assert not world.cuts
 
     async def test_many_commits_in_one_read_are_no_reason_to_hold_all_of_their_rows_at_once(self) -> None:
         world = World(position=10_000)
