@@ -719,12 +719,13 @@ async def test_they_do_not_add_up_while_nothing_can_be_read() -> None:
     world.faults = {"lock": [SourceUnavailable("too many connections")] * 2}
     async with loading(world) as found:
         await until(lambda: len(world.faults["lock"]) < 2)
-        assert found.session._loader is not None
+        loader = found.session._loader
+        assert loader is not None
         world.writers = [{"3/7"}]
         world.commit(5)
         await until(lambda: arrived(world))
         await until(lambda: not world.faults["lock"])
-        await until(lambda: not found.session._loader._rounds._unseen)
+        await until(lambda: not loader._rounds._unseen)
         world.seen = [Snapshot(20_000, 20_000, frozenset())]
         await found.finish()
     assert not world.writers
