@@ -338,6 +338,30 @@ def test_a_publication_that_lets_more_through(
         assert len(ends) == 2
 
 
+def test_a_table_that_leaves_the_publication_and_comes_back(
+    new_database: Callable[[int], Database], follow: Follow, kafka: Kafka
+) -> None:
+    """What is changed in between is not sent, so only another load makes a copy equal the table."""
+    database = new_database(16)
+    with database.connect() as connection:
+        make(connection, "items")
+        make(connection, "others")
+        connection.execute("CREATE PUBLICATION pgsluice FOR TABLE items, others")
+        daemon = follow(database)
+        wait_until_loaded(daemon, 2)
+        connection.execute("ALTER PUBLICATION pgsluice DROP TABLE items")
+        wait_for(daemon, "a table is not published any more")
+        connection.execute("DELETE FROM items WHERE id < 10")
+        connection.execute("UPDATE items SET v = 'x' WHERE id = 20")
+        connection.execute("ALTER PUBLICATION pgsluice ADD TABLE items")
+        wait_until_loaded(daemon, 3)
+        connection.execute("UPDATE items SET v = 'y' WHERE id = 30")
+        cuts = read(daemon, kafka, database)
+        states = [mark["state"] for mark in marks(cuts, "items") if mark["state"] != "rows"]
+        assert states == ["begin", "end", "stale", "begin", "end"]
+        assert_same(mirror(cuts, "items"), connection, "items", CASES["nullable"])
+
+
 class TestASettingThatKeepsTablesFromBeingLoadedAgain:
     @pytest.fixture(params=[{"mode": "initial", "on_alter": "warn"}, {"mode": "never"}], ids=["warn", "never"])
     def daemon(self, request: pytest.FixtureRequest, follow: Follow, items: Database) -> Daemon:

@@ -83,6 +83,8 @@ class World:
     commands: list[bytes | None] = field(default_factory=list)
     types: dict[int, TypeDescription] = field(default_factory=dict)
     published: list[Relation] = field(default_factory=list)
+    gone: set[int] = field(default_factory=set)
+    """By oid, the tables that were dropped."""
     strange: set[int] = field(default_factory=set)
     """The oids of published tables whose owners nobody has chosen to trust."""
     """The tables of the publications, as they are now."""
@@ -314,7 +316,8 @@ class FakeSource:
 
     async def layouts(self, oids: Sequence[int]) -> dict[int, Layout]:
         self._world.step("layouts")
-        return {oid: self._world.layouts.get(oid, Layout((), 0, "")) for oid in oids}
+        gone = self._world.gone
+        return {oid: self._world.layouts.get(oid, Layout((), 0, "")) for oid in oids if oid not in gone}
 
     async def table_sizes(self, oids: Sequence[int]) -> dict[int, TableSize]:
         return {oid: TableSize(len(rows), 100 * len(rows)) for oid, rows in self._world.rows.items() if oid in oids}

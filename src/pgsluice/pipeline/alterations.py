@@ -1,10 +1,12 @@
-"""Finds tables that were altered after they were loaded, where that has changed rows: the stream does not send it.
+"""Finds tables of which the stream does not send everything after they were loaded.
+
+They were altered so that rows have other values, or they have left the publications.
 
 Used by ``loader``, each time that it looks at the publications. Their rows are stale from then on: a mark says so, and
 they are loaded again unless the settings keep that from happening.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import structlog
@@ -46,7 +48,24 @@ class Alterations:
                 loaded, layout = self._begun.complete(relation), layouts.get(relation.oid)
                 if loaded is not None and layout is not None:
                     await self._compare(relation, loaded, layout.only([one.name for one in relation.columns]))
+        await self._note_left({one.oid for one in published})
         return published
+
+    async def _note_left(self, published: Collection[int]) -> None:
+        """Mark the tables that have left the publications: if they come back, changes are missing."""
+        left = [one for one in self._begun.all_complete() if one.oid not in published]
+        there = await self._source.layouts([one.oid for one in left]) if left else {}
+        for loaded in left:
+            table = PublishedName(loaded.oid, loaded.schema, loaded.table, columns=0, is_trusted=False)
+            policy = self._encoders.possible_policy(table)
+            if policy is not None and loaded.oid in there:  # else it was dropped
+                async with self._seams.pause():
+                    await self._note_stale(loaded, policy)
+                log.warning(
+                    "a table is not published any more, so copies of it miss its changes from now on",
+                    table=str(table),
+                    next=f"publish it again; then {self._next(policy, str(table))}",
+                )
 
     async def _compare(self, relation: Relation, loaded: Loaded, layout: Layout) -> None:
         reason = None
@@ -63,18 +82,22 @@ class Alterations:
             if reason is None:
                 await self._inserter.note(replace(loaded, layout=layout), 0)
             else:
-                progress = self._seams.progress
-                lsn = max(progress.received, progress.delivered)
-                await self._inserter.note(replace(loaded, state="stale"), lsn, policy.topic)
-                self._seams.wake()
+                await self._note_stale(loaded, policy)
         if reason is not None:
-            self._warn(relation, policy, reason)
+            log.warning(
+                "a table was altered, and rows that were there have values that the stream did not send",
+                table=str(relation),
+                reason=reason,
+                next=self._next(policy, str(relation)),
+            )
 
-    def _warn(self, relation: Relation, policy: TablePolicy, reason: str) -> None:
+    async def _note_stale(self, loaded: Loaded, policy: TablePolicy) -> None:
+        """Let the table's record and a mark say so; in a pause."""
+        progress = self._seams.progress
+        lsn = max(progress.received, progress.delivered)
+        await self._inserter.note(replace(loaded, state="stale"), lsn, policy.topic)
+        self._seams.wake()
+
+    def _next(self, policy: TablePolicy, table: str) -> str:
         is_loaded_again = self._loads_again and policy.is_loaded
-        log.warning(
-            "a table was altered, and rows that were there have values that the stream did not send",
-            table=str(relation),
-            reason=reason,
-            next="it is loaded again" if is_loaded_again else f"load it again: pgsluice snapshot start {relation}",
-        )
+        return "it is loaded again" if is_loaded_again else f"load it again: pgsluice snapshot start {table}"

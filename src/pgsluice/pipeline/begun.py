@@ -110,7 +110,11 @@ class Begun:
     def complete(self, relation: TableId) -> Loaded | None:
         """Return the record of this very table, if its rows and changes are in the stream as far as that is known."""
         loaded = self.loaded(relation)
-        return None if loaded is None or loaded.state in ("cancelled", "stale") else loaded
+        return loaded if loaded is not None and _is_complete(loaded) else None
+
+    def all_complete(self) -> list[Loaded]:
+        """Return the records of all tables of which that is so."""
+        return [one for one in self._loaded.values() if _is_complete(one)]
 
     @property
     def has_loaded(self) -> bool:
@@ -151,3 +155,7 @@ class Begun:
 
 def _moved_bytes(load: Load) -> int:
     return len(json.dumps(load.moved))  # a character may take twelve bytes
+
+
+def _is_complete(loaded: Loaded) -> bool:
+    return loaded.state not in ("cancelled", "stale")

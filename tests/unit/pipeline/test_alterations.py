@@ -164,6 +164,7 @@ async def test_the_encoder_is_made_again_as_columns_may_have_other_numbers() -> 
 
 async def test_loads_that_were_cancelled_and_tables_that_are_gone_are_of_no_interest() -> None:
     scene = Scene(replace(LOADED, state="cancelled"), replace(LOADED, table="gone", oid=8))
+    scene.world.gone = {8}
     assert await scene.look() == []
     assert (scene.marks, scene.records) == ([], [])
 
@@ -173,6 +174,7 @@ async def test_so_are_tables_that_are_not_published_or_cannot_be() -> None:
     scene = Scene(*(replace(LOADED, table=name, oid=oid) for oid, name in names.items()))
     scene.world.published = [replace(WIDE, name=name, oid=oid) for oid, name in names.items()]
     scene.world.layouts = dict.fromkeys(names, ADDED)
+    scene.world.gone = {8}
     assert await scene.look() == []
     assert (scene.marks, scene.records) == ([], [])
 
@@ -181,3 +183,29 @@ async def test_without_tables_that_are_loaded_the_catalog_is_not_asked() -> None
     scene = Scene()
     await scene.look()
     assert scene.world.steps == ["published_names"]
+
+
+async def test_a_table_that_has_left_the_publications_is_stale() -> None:
+    scene = Scene(replace(LOADED, layout=ADDED))
+    scene.world.gone = {8}
+    assert await scene.look() == []
+    scene.world.published = []
+    (warning,) = await scene.look()
+    assert warning["table"] == "public.numbers"
+    assert warning["next"] == "publish it again; then it is loaded again"
+    assert [one.state for one in scene.marks] == ["stale"]
+    assert scene.records == [replace(LOADED, layout=ADDED, state="stale")]
+    scene.world.gone = {8}
+    assert await scene.look() == []
+    assert len(scene.marks) == 1
+
+
+async def test_a_table_that_was_dropped_or_that_nobody_wants_is_not() -> None:
+    out = replace(LOADED, table="out", oid=8)
+    cancelled = replace(LOADED, table="cancelled", oid=9, state="cancelled")
+    scene = Scene(LOADED, out, cancelled)
+    scene.world.published = []
+    scene.world.gone = {7}
+    scene.world.gone = {8}
+    assert await scene.look() == []
+    assert scene.marks == []
