@@ -206,6 +206,5 @@ async def test_a_table_that_was_dropped_or_that_nobody_wants_is_not() -> None:
     scene = Scene(LOADED, out, cancelled)
     scene.world.published = []
     scene.world.gone = {7}
-    scene.world.gone = {8}
     assert await scene.look() == []
     assert scene.marks == []
