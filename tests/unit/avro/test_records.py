@@ -6,7 +6,7 @@ from typing import Any
 import fastavro
 import pytest
 
-from pgsluice.avro.records import record_reader
+from pgsluice.avro.records import record_reader, record_writer
 from pgsluice.avro.schema import cut_schema
 from pgsluice.avro.wire import header, normalise
 
@@ -47,6 +47,12 @@ def written(record: dict[str, Any], schema: dict[str, Any]) -> bytes:
     out = BytesIO()
     fastavro.schemaless_writer(out, fastavro.parse_schema(schema), record)
     return header(7) + out.getvalue()
+
+
+def test_a_record_is_written_as_fastavro_writes_it() -> None:
+    write = record_writer(7, CUT)
+    assert write(RECORD) == written(RECORD, CUT)
+    assert write(RECORD | {"cut": 10}) == written(RECORD | {"cut": 10}, CUT)
 
 
 def read(data: bytes, schema: object = CUT) -> dict[str, Any]:

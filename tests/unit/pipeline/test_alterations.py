@@ -174,7 +174,6 @@ async def test_so_are_tables_that_are_not_published_or_cannot_be() -> None:
     scene = Scene(*(replace(LOADED, table=name, oid=oid) for oid, name in names.items()))
     scene.world.published = [replace(WIDE, name=name, oid=oid) for oid, name in names.items()]
     scene.world.layouts = dict.fromkeys(names, ADDED)
-    scene.world.gone = {8}
     assert await scene.look() == []
     assert (scene.marks, scene.records) == ([], [])
 
@@ -187,7 +186,6 @@ async def test_without_tables_that_are_loaded_the_catalog_is_not_asked() -> None
 
 async def test_a_table_that_has_left_the_publications_is_stale() -> None:
     scene = Scene(replace(LOADED, layout=ADDED))
-    scene.world.gone = {8}
     assert await scene.look() == []
     scene.world.published = []
     (warning,) = await scene.look()
@@ -195,7 +193,6 @@ async def test_a_table_that_has_left_the_publications_is_stale() -> None:
     assert warning["next"] == "publish it again; then it is loaded again"
     assert [one.state for one in scene.marks] == ["stale"]
     assert scene.records == [replace(LOADED, layout=ADDED, state="stale")]
-    scene.world.gone = {8}
     assert await scene.look() == []
     assert len(scene.marks) == 1
 
