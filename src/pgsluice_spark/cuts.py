@@ -1,6 +1,6 @@
 """Cut records: which records of which topics belong to whole transactions.
 
-Used by :mod:`.batches` and :mod:`.query`. Pure but for :func:`decoded_cuts`.
+Used by :mod:`.batches` and :mod:`.query`. Pure but for :func:`cut_reading` and :func:`decoded_cuts`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +13,8 @@ from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documen
 from pgsluice_spark.decode import decoded
 from pgsluice_spark.errors import RetentionGap
 from pgsluice_spark.names import table_name
-from pgsluice_spark.schema import Reading
+from pgsluice_spark.registry import Registry
+from pgsluice_spark.schema import Reading, SchemaError, record_reading
 
 
 class Position(NamedTuple):
@@ -71,6 +72,17 @@ class Cut:
     def events(self) -> int:
         """How many events it has, those of messages and dead letters included."""
         return sum(sum(use.counts.values()) for use in self.topics.values())
+
+
+def cut_reading(registry: Registry, topic: str) -> Reading:
+    """Return how the cut records of ``topic`` are read; SchemaError if the registry does not know them."""
+    versions = registry.versions((f"{topic}-value",))
+    if not versions:
+        raise SchemaError(
+            f"the schema registry has no subject {topic}-value: the name of the topic or the registry is wrong, or "
+            "pgsluice has not written a cut record yet"
+        )
+    return record_reading(versions)
 
 
 def decoded_cuts(records: DataFrame, reading: Reading) -> DataFrame:

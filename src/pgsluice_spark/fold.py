@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documen
 from pyspark.sql.types import StructType
 
 from pgsluice_spark.cuts import Position
-from pgsluice_spark.lives import BEGIN, POSITION, comparable, follow_moves, is_unknown, lives_of, position
+from pgsluice_spark.lives import BEGIN, POSITION, comparable, follow_moves, is_unknown, lives_of, position, raw_texts
 from pgsluice_spark.loads import Interval
 
 OPS: Final = ("c", "u", "d", "r")
@@ -130,7 +130,7 @@ def _net(keys: DataFrame, fields: Sequence[str], followed: Sequence[str]) -> Dat
         F.when(is_there, F.lit("u")).otherwise(F.lit("d")).alias("op"),
         F.when(is_old, gaps).otherwise(_none()).alias("kept"),
         F.concat(F.when(is_old, _none()).otherwise(gaps), lost).alias("unchanged"),
-        F.map_concat(_raw_of_last(followed), _raw(cells)).alias("raw"),
+        F.map_concat(_raw_of_last(followed), raw_texts(cells)).alias("raw"),
         "position.*",
         "last.ts",
         F.struct(*(value.alias(name) for name, value in values.items())).alias("cells"),
@@ -163,17 +163,10 @@ def _current(cell: Column) -> Column:
     return F.when(F.col("begin").isNull() | (cell.getField("at") >= F.col("begin")), cell)
 
 
-def _raw(cells: Mapping[str, Column]) -> Column:
-    texts = F.array(*(F.struct(F.lit(name), cell.getField("raw").alias("text")) for name, cell in cells.items()))
-    if not cells:
-        return F.create_map().cast("map<string, string>")
-    return F.map_from_entries(F.filter(texts, lambda entry: entry["text"].isNotNull()))
-
-
 def moved(events: DataFrame, keys: DataFrame, target: DataFrame, fields: Sequence[str]) -> DataFrame:
     """Return the net of ``keys``, those that are ends of key changes, with values from under other keys.
 
-    ``target``: what the target has, in the form of :func:`as_events`.
+    ``target``: what the target has, each row as if it were an ``r`` event.
     """
     row = F.broadcast(keys.select("row"))
     own = events.where("is_live").join(row, "row", "left_semi")
@@ -189,7 +182,7 @@ def moved(events: DataFrame, keys: DataFrame, target: DataFrame, fields: Sequenc
         F.struct(*(cell.getField("value").alias(name) for name, cell in cells.items())).alias("cells"),
         F.array().cast("array<string>").alias("kept"),
         F.array_compact(unknown).alias("unchanged"),
-        _raw(cells).alias("raw"),
+        raw_texts(cells).alias("raw"),
         "position.*",
         "ts",
     )

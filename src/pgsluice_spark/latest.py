@@ -19,6 +19,7 @@ from pgsluice_spark.lives import (
     is_unknown,
     lives_of,
     position,
+    raw_texts,
 )
 
 _TABLE: Final = ["schema", "table"]
@@ -123,14 +124,13 @@ def _complete_loads(changes: DataFrame, marks: DataFrame) -> DataFrame:
 def _rows(lives: DataFrame, fields: Sequence[str]) -> DataFrame:
     cells = {name: F.col("cells").getField(name) for name in fields}
     unknown = (F.when(is_unknown(name, cell), F.lit(name)) for name, cell in cells.items())
-    texts = F.array(*(F.struct(F.lit(name), cell.getField("raw").alias("text")) for name, cell in cells.items()))
     return lives.select(
         "row.schema",
         "row.table",
         "key",
         F.struct(*(cell.getField("value").alias(name) for name, cell in cells.items())).alias("after"),
         F.array_compact(F.array(*unknown)).alias("unchanged"),
-        F.map_from_entries(F.filter(texts, lambda entry: entry["text"].isNotNull())).alias("raw"),
+        raw_texts(cells).alias("raw"),
         "position.*",
         "ts",
     )

@@ -5,7 +5,7 @@ row or delete. A row consists of the values of its key's last life, each from th
 moved to another key goes on in another life.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import or_
 from typing import Final
@@ -118,6 +118,14 @@ def _with_origin(lives: DataFrame) -> DataFrame:
 
 def _has_gap(fields: Sequence[str]) -> Column:
     return reduce(or_, (F.col("cells").getField(name).isNull() for name in fields))
+
+
+def raw_texts(cells: Mapping[str, Column]) -> Column:
+    """Return ``raw`` of a row: the texts of the cells that have one, by the names of their fields."""
+    if not cells:
+        return F.create_map().cast("map<string, string>")
+    texts = F.array(*(F.struct(F.lit(name), cell.getField("raw").alias("text")) for name, cell in cells.items()))
+    return F.map_from_entries(F.filter(texts, lambda entry: entry["text"].isNotNull()))
 
 
 def is_unknown(name: str, cell: Column) -> Column:

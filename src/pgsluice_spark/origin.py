@@ -11,11 +11,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
 
 from pgsluice_spark.batches import ranges
-from pgsluice_spark.cuts import Cut, Ranges, decoded_cuts
+from pgsluice_spark.cuts import Cut, Ranges, cut_reading, decoded_cuts
 from pgsluice_spark.decode import decoded
 from pgsluice_spark.names import table_name
 from pgsluice_spark.registry import Registry
-from pgsluice_spark.schema import SchemaError, record_reading
+from pgsluice_spark.schema import record_reading
 from pgsluice_spark.source import read_ranges, read_topic
 
 
@@ -36,13 +36,7 @@ class Origin:
 
     def cuts(self, records: DataFrame) -> DataFrame:
         """Return the cut records in ``records``, which are as Kafka has them."""
-        versions = self.registry.versions((f"{self.transactions}-value",))
-        if not versions:
-            raise SchemaError(
-                f"the schema registry has no subject {self.transactions}-value: the prefix or the registry is wrong, "
-                "or pgsluice has not written a cut record yet"
-            )
-        return decoded_cuts(records, record_reading(versions))
+        return decoded_cuts(records, cut_reading(self.registry, self.transactions))
 
     def read(self, spark: SparkSession, topic: str, offsets: Ranges) -> DataFrame:
         """Return the records of a topic at these offsets."""
