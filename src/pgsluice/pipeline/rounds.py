@@ -162,8 +162,8 @@ class Rounds:
         that it does not see. ``is_locked``: the table is, so that is not waited for however far the stream is behind.
         """
         progress, received = self._seams.progress, -1
-        since = began = time.monotonic()
-        flush_at = began + FLUSH_S
+        since = time.monotonic()
+        flush_at = since + FLUSH_S
         while not (self._current.is_complete or self._current.is_void):
             now = time.monotonic()
             if progress.received > received and not is_locked:
