@@ -200,7 +200,9 @@ class Checker:
             self.tally.compared += len(copy)
             there = Counter(frozenset(row.items()) for row in copy.values())
             if there != +truth.keyless:
-                self._complain_of_copy(table, f"{where} has {there - truth.keyless}, lacks {truth.keyless - there}")
+                surplus, lacking = there - truth.keyless, truth.keyless - there
+                sizes = f"{there.total()} rows instead of {truth.keyless.total()}"
+                self._complain_of_copy(table, f"{where} has {sizes}; too many: {surplus}; missing: {lacking}")
             return
         keys = {key} if key is not None else {*truth.rows, *(str(row[KEY]) for row in copy.values())}
         for one in keys:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from itertools import groupby
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import pytest
@@ -31,6 +32,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "note": ("id", "place", "origin"),
     "aside": ("id", "lsn", "origin"),
     "goods": ("id", "n"),
+    "loose": ("a", "b"),
 }
 STRINGS = ("origin", "lsn")
 
@@ -169,15 +171,15 @@ def cut_record(number: int, records: list[Event], firsts: dict[str, int], ends: 
         }
         for topic, found in by_topic.items()
     ]
-    last = max(changes, key=lambda event: event.position)
+    last = max(changes, key=lambda event: event.position, default=None)
     return {
         "cut": number,
-        "epoch": last["epoch"],
+        "epoch": max(event["epoch"] for event in records),
         "full": number == 1,
-        "first_lsn": min(event["lsn"] for event in changes),
-        "last_lsn": last["lsn"],
+        "first_lsn": min((event["lsn"] for event in changes), default=None),
+        "last_lsn": last and last["lsn"],
         "end_lsn": max(event["lsn"] for event in records) + 1,
-        "ts": last["ts"],
+        "ts": last and last["ts"],
         "transactions": len({event["lsn"] for event in changes}),
         "events": len({event.position for event in records}),
         "topics": listed,
@@ -600,10 +602,22 @@ def read(lsn: int, count: int, *values: object) -> Event:
     return change(row("goods", "r", lsn, FIRST_SEQ + count, *values), xid=0)
 
 
-def mark(state: str, lsn: int, count: int, rows: int) -> dict[str, Any]:
-    """Return a mark behind ``count`` rows and marks of its position."""
+def read_loose(lsn: int, count: int, number: int) -> Event:
+    """Return a row that was read of a table without a key."""
+    found = change(row("loose", "r", lsn, FIRST_SEQ + count, number, 0), xid=0)
+    return replace(found, key=None, key_bytes=None, key_schema=None)
+
+
+LOOSE = {"topic": "p.public.loose", "table": "loose", "id": "first load"}
+LOOSE_AGAIN = LOOSE | {"id": "second load"}
+
+
+def mark(
+    state: str, lsn: int, count: int, rows: int, fields: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, Any]:
+    """Return a mark behind ``count`` rows and marks of its position; of another table or load with its ``fields``."""
     names = {"topic": "p.public.goods", "schema": "public", "table": "goods", "id": "load", "state": state}
-    return names | {"epoch": 1, "lsn": lsn, "seq": FIRST_SEQ + count, "rows": rows, "replaces": True}
+    return {**names, "epoch": 1, "lsn": lsn, "seq": FIRST_SEQ + count, "rows": rows, "replaces": True, **fields}
 
 
 class TestLoads:
@@ -679,6 +693,32 @@ class TestLoads:
         scene = Scene()
         spoil(scene)
         assert getattr(scene.judged(), kind) > 0
+
+    @staticmethod
+    def judged_without_key(*, second_end: bool = True, rows: Sequence[int] = (1, 2)) -> Tally:
+        """Return what the checker says of a table without a key that is loaded twice, the second time in two cuts."""
+        cuts = [
+            [read_loose(220, 1, 1), read_loose(220, 2, 2)],
+            [read_loose(420, 1, rows[0])],
+            [read_loose(420, 3, rows[1])],
+        ]
+        marks = {
+            1: [mark("begin", 220, 0, 0, LOOSE), mark("end", 220, 3, 2, LOOSE)],
+            2: [mark("begin", 420, 0, 0, LOOSE_AGAIN), mark("rows", 420, 2, 1, LOOSE_AGAIN)],
+            3: [mark("end", 420, 4, 2, LOOSE_AGAIN)] if second_end else [],
+        }
+        replay = Replay(tombstones=lambda _: False, partitions=lambda _: 1, partial=["public.loose"])
+        told = [Change("loose", None, _texts({"a": number, "b": 0})) for number in (1, 2)]
+        checker = Checker(replay, Options(), truth=Truth([Committed(5, told)]))
+        checker.check_cuts(laid_out(cuts, marks=marks))
+        checker.check_loaded()
+        return checker.tally
+
+    def test_a_copy_without_a_key_has_rows_twice_until_they_have_been_read_again(self) -> None:
+        tally = self.judged_without_key()
+        assert (tally.problems, tally.loads, tally.compared) == ([], 2, 4)
+        assert self.judged_without_key(second_end=False).lost == 1
+        assert self.judged_without_key(rows=(1, 1)).untrue == 1
 
     def test_rows_that_are_older_than_the_load_are_gone_at_its_end(self) -> None:
         """A consumer may have them from before changes were missing."""

@@ -126,9 +126,12 @@ class Replay:
         table, load = self.table(f"{mark['schema']}.{mark['table']}"), self.loads.on_mark(mark)
         if load is None or not self._completes(mark):
             return
-        if mark["state"] == "begin" and self._forgets(load.id):
-            table.clear()
-            table.is_partial = True
+        if mark["state"] == "begin":
+            forgets = self._forgets(load.id)
+            if forgets:
+                table.clear()
+            # without a key, the rows that are read are there twice until the end
+            table.is_partial = table.is_partial or forgets or table.key is None
         elif mark["state"] == "end":
             if mark["replaces"]:
                 table.drop_before(load.begin)

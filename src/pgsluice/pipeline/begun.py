@@ -85,11 +85,12 @@ class Begun:
     def cancel(self, relation: TableId) -> Loaded | None:
         """Note that a command has ended the load; return the table's record, None if the present one stays.
 
-        A table that was loaded before is loaded still, although some of its rows have come once more.
+        A table that was loaded before is loaded still, although some of its rows have come once more. Without a key,
+        they do not replace those that came before: copies of the table have them twice.
         """
         load = self._loads.get(relation.oid)
         self.drop(relation.oid)
-        if self.is_loaded(relation):
+        if self.is_loaded(relation) and (load is None or load.key):
             return None
         name = relation.namespace, relation.name
         identifier, rows = ("", 0) if load is None else (load.id, load.rows)

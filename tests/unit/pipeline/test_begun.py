@@ -95,6 +95,22 @@ def test_unless_a_command_has_cancelled_that(begun: Begun) -> None:
     assert not begun.has_loaded
 
 
+def test_a_table_that_was_loaded_before_a_load_was_cancelled_is_loaded_still(begun: Begun) -> None:
+    loaded = begun.finish(LOAD, LAYOUT)
+    begun.put(replace(LOAD, id="y"))
+    assert begun.cancel(NOTES) is None
+    assert begun.complete(NOTES) == loaded
+
+
+def test_without_a_key_it_is_not_as_copies_have_rows_twice(begun: Begun) -> None:
+    begun.finish(LOAD, LAYOUT)
+    assert begun.cancel(NOTES) is None
+    begun.put(replace(LOAD, id="y", key=()))
+    cancelled = begun.cancel(NOTES)
+    assert cancelled == Loaded("y", "public", "notes", 7, 5, epoch=3, state="cancelled")
+    assert begun.complete(NOTES) is None
+
+
 def test_a_load_that_begins_again_is_forgotten(begun: Begun, encoders: Watched) -> None:
     begun.drop(7)
     begun.drop(7)
