@@ -10,6 +10,7 @@
     │   ├── NotInBinary             a value cannot be sent or read in binary format: the next session asks for text
     │   ├── TypeChanged             a composite has gained an attribute since the catalog was asked about it
     │   ├── TableUnreadable         the rows of one table cannot be read now: tried again while streaming goes on
+    │   │   └── ReadTooSlow         they have not come within the time limit: fewer are read at once
     │   ├── TooManyDescriptions     the connection has described more tables than are kept; a new one begins anew
     │   ├── RegistryUnavailable     the schema registry cannot be reached, or cannot answer now
     │   └── SinkUnavailable         Kafka cannot be reached, or a Kafka transaction was given up
@@ -76,6 +77,10 @@ class TypeChanged(RetryableError):
 
 class TableUnreadable(RetryableError):
     """The rows of one table cannot be read now; streaming goes on."""
+
+
+class ReadTooSlow(TableUnreadable):
+    """PostgreSQL has not read the rows within the time limit."""
 
 
 class TooManyDescriptions(RetryableError):

@@ -1,12 +1,18 @@
 """Rules that want only some of the rows that a table has."""
 
+import asyncio
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
 from pgsluice.app import cli
+from pgsluice.errors import ReadTooSlow
+from pgsluice.postgres.chunks import ChunkReader
+from pgsluice.postgres.options import ConnectionOptions
+from pgsluice.relation import PublishedName
 from sandbox.daemon import Daemon
 from sandbox.kafka import Kafka
 from sandbox.postgres import DEFAULT_VERSION, Database
@@ -80,3 +86,28 @@ def test_a_condition_that_postgresql_does_not_take_blocks_its_table(
         filled.daemon.config_file.write_text(filled.daemon.configuration())
         assert cli.main(["check", "-c", str(filled.daemon.config_file)]) == 0
         assert ('column "m" does not exist' in capsys.readouterr().out) is is_found
+
+
+def test_rows_that_do_not_come_within_the_time_limit_are_told_apart(filled: Pipeline) -> None:
+    """The condition shortens the limit for the statement that follows, as 30 seconds are too long for a test."""
+    with filled.database.connect() as connection:
+        found = connection.execute("SELECT 'public.numbers'::regclass::oid").fetchone()
+    assert found is not None
+    table = PublishedName(found[0], "public", "numbers", columns=2, is_trusted=True)
+
+    async def read() -> None:
+        reader = ChunkReader(ConnectionOptions({"dsn": filled.database.conninfo()}), ["pgsluice"])
+        try:
+            shape = await reader.shape(table)
+            assert shape is not None
+            shape = replace(
+                shape, where="set_config('statement_timeout', '50', true) IS NOT NULL AND pg_sleep(0.2) IS NULL"
+            )
+            await reader.begin(shape)
+            for _ in range(2):
+                await reader.rows(shape, (), ROWS, 1 << 20)
+        finally:
+            await reader.close()
+
+    with pytest.raises(ReadTooSlow, match="statement timeout"):
+        asyncio.run(read())

@@ -13,7 +13,7 @@ from typing import Final
 
 import structlog
 
-from pgsluice.errors import PoisonError, SourceUnavailable, TableRefused, TableUnreadable
+from pgsluice.errors import PoisonError, ReadTooSlow, SourceUnavailable, TableRefused, TableUnreadable
 from pgsluice.loads import Load
 from pgsluice.metrics import Metrics
 from pgsluice.pipeline.begun import Begun
@@ -305,4 +305,8 @@ class TableReading:
             return await self._reader.rows_of(shape, moved)
         after = load.last if load is not None else ()
         limit = self._pace.at_once(max(1, options.chunk_rows >> table.voids))
-        return await self._reader.rows(shape, after, limit, options.chunk_bytes)
+        try:
+            return await self._reader.rows(shape, after, limit, options.chunk_bytes)
+        except ReadTooSlow:
+            self._pace.on_timeout()
+            raise

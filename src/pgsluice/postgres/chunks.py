@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 from psycopg import AsyncConnection, pq
 
-from pgsluice.errors import PgsluiceError, PrimaryUnavailable, SourceUnavailable, TableUnreadable
+from pgsluice.errors import PgsluiceError, PrimaryUnavailable, ReadTooSlow, SourceUnavailable, TableUnreadable
 from pgsluice.lsn import parse_lsn
 from pgsluice.native.speedups import COMPILED
 from pgsluice.pgoutput.copy import insert_frame
@@ -344,7 +344,8 @@ async def _taken(connection: _Connection) -> Taken:
 
 def _refused(error: ServerError, about: TableId | None) -> TableUnreadable:
     what = "PostgreSQL's snapshots" if about is None else f"the rows of table {about}"
-    return TableUnreadable(f"Reading {what}: {error}")
+    kind = ReadTooSlow if error.sqlstate == _CANCELLED else TableUnreadable
+    return kind(f"Reading {what}: {error}")
 
 
 def _shape(oid: int, text: str) -> Shape:

@@ -290,8 +290,8 @@ WITH member AS (
     SELECT r.prrelid, r.prattrs::int2[] AS listed, r.prqual::text AS filter, p.pubname, c.relreplident,
            ARRAY(
                SELECT attnum
-               FROM pg_index i CROSS JOIN LATERAL unnest(i.indkey) AS attnum
-               WHERE i.indrelid = c.oid
+               FROM pg_index i CROSS JOIN LATERAL unnest(i.indkey) WITH ORDINALITY AS k (attnum, place)
+               WHERE i.indrelid = c.oid AND k.place <= i.indnkeyatts  -- without INCLUDE columns
                  AND CASE c.relreplident WHEN 'd' THEN i.indisprimary ELSE i.indisreplident END
            ) AS identity
     FROM pg_publication_rel r

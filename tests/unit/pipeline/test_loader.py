@@ -16,7 +16,7 @@ import structlog
 
 from pgsluice.avro.types import TypeOptions
 from pgsluice.commands import CommandState, Request
-from pgsluice.errors import PrimaryUnavailable, SinkUnavailable, SourceUnavailable, TableUnreadable
+from pgsluice.errors import PrimaryUnavailable, ReadTooSlow, SinkUnavailable, SourceUnavailable, TableUnreadable
 from pgsluice.history import Checkpoint
 from pgsluice.layout import ColumnLayout, Layout
 from pgsluice.loads import FIRST_SEQ, Load, Loaded, Mark, Place
@@ -488,6 +488,15 @@ async def test_a_table_that_cannot_be_read_now_is_tried_again_and_the_stream_goe
         world.commit(5)
         await found.finish()
     assert sorted(arrived(world)) == [("c", 5), ("r", 1)]
+
+
+async def test_rows_that_do_not_come_in_time_are_read_in_smaller_chunks() -> None:
+    world = world_of(*range(8))
+    world.faults = {"rows": [ReadTooSlow("cancelled")]}
+    async with loading(world, chunk_rows=8) as found:
+        await found.finish()
+    assert [number for _, number in arrived(world)] == list(range(8))
+    assert next(mark.rows for mark in marks(world) if mark.state in ("rows", "end")) == 2
 
 
 async def test_so_is_one_whose_connection_broke() -> None:

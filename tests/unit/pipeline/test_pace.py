@@ -1,6 +1,6 @@
 import pytest
 
-from pgsluice.pipeline.pace import LEAST_ROWS, Pace
+from pgsluice.pipeline.pace import LEAST_ROWS, SLOW_S, Pace
 
 
 def test_without_a_limit_nobody_waits() -> None:
@@ -61,3 +61,23 @@ def test_more_are_read_again_where_that_is_quick_or_nobody_waits(held_s: float, 
     for _ in range(3):
         pace.on_round(held_s, read_s)
     assert pace.at_once(20_000) == 20_000
+
+
+def test_fewer_are_read_after_a_timeout_until_reading_is_quick_again() -> None:
+    pace = Pace(None)
+    pace.on_timeout()
+    assert pace.at_once(20_000) == 5_000
+    pace.on_timeout()
+    assert pace.at_once(20_000) == 1_250
+    pace.on_round(0.0, SLOW_S)
+    assert pace.at_once(20_000) == 1_250
+    for expected in (2_500, 5_000, 10_000, 20_000, 20_000):
+        pace.on_round(0.0, SLOW_S / 2)
+        assert pace.at_once(20_000) == expected
+
+
+def test_one_row_is_always_read() -> None:
+    pace = Pace(None)
+    for _ in range(100):
+        pace.on_timeout()
+    assert pace.at_once(20_000) == 1
