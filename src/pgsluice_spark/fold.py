@@ -1,9 +1,9 @@
 """What the changes of one table in a batch come to: one record for each key.
 
-Used by :mod:`.mirror`. Most keys need nothing but their last change. If that does not send a column, its value is the
-last one that was sent since the row's beginning, or, if the row is older than the batch, the one that the target has. A
-row that came from another key without all of its values needs the row of that key. So the keys that moves go through
-are followed apart, together with the rows that the target has under them.
+Used by :mod:`.mirror` and :mod:`.latest`. Most keys need nothing but their last change. If that does not send a column,
+its value is the last one that was sent since the row's beginning, or, if the row is older than the batch, the one that
+the target has. A row that came from another key without all of its values needs the row of that key. So the keys that
+moves go through are followed apart, together with the rows that the target has under them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,6 +25,10 @@ NET: Final = ("key", "op", "cells", "kept", "unchanged", "raw", *POSITION, "ts")
 
 ``op`` is ``u`` or ``d``; ``kept``: columns whose value is the target's; ``unchanged``: columns whose value nobody
 knows; ``raw``: as in the event."""
+
+
+OF_LIVES: Final = ("row", "position", "op", "flags", "key", "ts", "unchanged", "fields", "after", "raw")
+"""What is needed of an event to follow rows from key to key."""
 
 
 def located(events: DataFrame, floor: Position | None) -> DataFrame:
@@ -166,7 +170,7 @@ def _current(cell: Column) -> Column:
 def moved(events: DataFrame, keys: DataFrame, target: DataFrame, fields: Sequence[str]) -> DataFrame:
     """Return the net of ``keys``, those that are ends of key changes, with values from under other keys.
 
-    ``target``: what the target has, each row as if it were an ``r`` event.
+    ``target``: what the target has, each row as if it were an ``r`` event, with the columns of ``OF_LIVES``.
     """
     row = F.broadcast(keys.select("row"))
     own = events.where("is_live").join(row, "row", "left_semi")
@@ -177,6 +181,7 @@ def moved(events: DataFrame, keys: DataFrame, target: DataFrame, fields: Sequenc
     is_there = F.col("op") != "d"
     unknown = F.array(*(F.when(is_there & is_unknown(name, cell), F.lit(name)) for name, cell in cells.items()))
     return rows.select(
+        "row",
         "key",
         F.when(is_there, F.lit("u")).otherwise(F.lit("d")).alias("op"),
         F.struct(*(cell.getField("value").alias(name) for name, cell in cells.items())).alias("cells"),

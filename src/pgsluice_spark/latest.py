@@ -12,15 +12,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
 from pyspark.sql.types import StructType
 
-from pgsluice_spark.lives import (
-    comparable,
-    follow_moves,
-    is_incomplete_arrival,
-    is_unknown,
-    lives_of,
-    position,
-    raw_texts,
-)
+from pgsluice_spark.fold import NET, OF_LIVES, folded, moved
+from pgsluice_spark.lives import POSITION, comparable, is_incomplete_arrival, position
 
 _TABLE: Final = ["schema", "table"]
 
@@ -44,12 +37,24 @@ def latest(changes: DataFrame, marks: DataFrame | None = None) -> DataFrame:
     if "key" not in changes.columns:
         raise ValueError("these changes have no key column: without a key, rows cannot be told apart")
     fields = changes.schema["after"].dataType.fieldNames()
-    lives = lives_of(_events(changes), fields)
-    if not changes.where(is_incomplete_arrival()).isEmpty():
-        lives = follow_moves(lives, fields)
-    rows = lives.groupBy("row").agg(F.max_by(F.struct("*"), "life").alias("last")).select("last.*")
-    rows = rows.where("op != 'd'")
-    return _rows(rows if marks is None else _without_replaced(rows, changes, marks), fields)
+    rows = _net(_events(changes), changes, fields).where("op != 'd'")
+    return _rows(rows if marks is None else _without_replaced(rows, changes, marks))
+
+
+def _net(events: DataFrame, changes: DataFrame, fields: Sequence[str]) -> DataFrame:
+    """Return what the changes of each row come to: the columns of ``fold.NET``, and ``row``."""
+    facts = changes.agg(
+        F.array_distinct(F.flatten(F.collect_set("unchanged"))).alias("unchanged"),
+        F.coalesce(F.bool_or(is_incomplete_arrival()), F.lit(False)).alias("has_gaps"),  # noqa: FBT003 - a literal
+    ).first()
+    assert facts is not None, "an aggregation without groups has one row"
+    keys = folded(events, fields, [name for name in fields if name in facts["unchanged"]], ())
+    columns = ("row", *NET)
+    if not facts["has_gaps"]:
+        return keys.select(*columns)
+    keys = keys.localCheckpoint()
+    apart = moved(events, keys.where("is_moving"), events.limit(0).select(*OF_LIVES), fields)
+    return keys.where("NOT is_moving").select(*columns).unionByName(apart.select(*columns))
 
 
 def _events(changes: DataFrame) -> DataFrame:
@@ -61,7 +66,7 @@ def _events(changes: DataFrame) -> DataFrame:
         placed.where(F.col("op").isin("c", "u", "d", "r"))
         .join(F.broadcast(_tables(placed, key.fieldNames())), _TABLE)
         .where("truncated IS NULL OR position > truncated")
-        .withColumn("row", _identity(key))
+        .withColumns({"row": _identity(key), "is_live": F.lit(True)})  # noqa: FBT003 - a literal
     )
 
 
@@ -102,7 +107,7 @@ def _without_replaced(rows: DataFrame, changes: DataFrame, marks: DataFrame) -> 
     return (
         rows.withColumns({name: F.col("row").getField(name) for name in _TABLE})
         .join(F.broadcast(loads), _TABLE, "left")
-        .where("begin IS NULL OR position > begin")
+        .where(F.col("begin").isNull() | (position() > F.col("begin")))
     )
 
 
@@ -121,16 +126,15 @@ def _complete_loads(changes: DataFrame, marks: DataFrame) -> DataFrame:
     return loads.join(found, "id", "left").where("rows = coalesce(found, 0)")
 
 
-def _rows(lives: DataFrame, fields: Sequence[str]) -> DataFrame:
-    cells = {name: F.col("cells").getField(name) for name in fields}
-    unknown = (F.when(is_unknown(name, cell), F.lit(name)) for name, cell in cells.items())
-    return lives.select(
+def _rows(rows: DataFrame) -> DataFrame:
+    """Return the columns of :func:`latest`. Where rows that came before would have a value, nobody knows it."""
+    return rows.select(
         "row.schema",
         "row.table",
         "key",
-        F.struct(*(cell.getField("value").alias(name) for name, cell in cells.items())).alias("after"),
-        F.array_compact(F.array(*unknown)).alias("unchanged"),
-        raw_texts(cells).alias("raw"),
-        "position.*",
+        F.col("cells").alias("after"),
+        F.concat("kept", "unchanged").alias("unchanged"),
+        "raw",
+        *POSITION,
         "ts",
     )

@@ -1,6 +1,6 @@
 """The history of rows: what the changes of a key say about the rows that had it, one after the other.
 
-Used by :mod:`.latest` and :mod:`.fold`. The history of a key falls into lives: one begins with each insert, snapshot
+Used by :mod:`.fold`. The history of a key falls into lives: one begins with each insert, snapshot
 row or delete. A row consists of the values of its key's last life, each from the last change that sent it; a row that
 moved to another key goes on in another life.
 """
@@ -77,24 +77,29 @@ def last_cell(name: str) -> Column:
 def follow_moves(lives: DataFrame, fields: Sequence[str]) -> DataFrame:
     """Return ``lives`` with the cells that are null taken from the life that each came from.
 
-    Each round takes from twice as far back as the one before.
+    Each round takes from twice as far back as the one before, for the lives that still have gaps.
     """
     lives = _with_origin(lives).localCheckpoint()
-    while not lives.where(_has_gap(fields) & F.col("origin").isNotNull()).isEmpty():
-        origins = lives.select(
-            F.struct("row", "life").alias("origin"), F.col("cells").alias("earlier"), F.col("origin").alias("next")
-        )
-        filled = [
-            F.coalesce(F.col("cells").getField(name), F.col("earlier").getField(name)).alias(name) for name in fields
-        ]
-        lives = (
-            lives.join(origins, "origin", "left")
-            .withColumn("cells", F.struct(*filled))
-            .withColumn("origin", F.col("next"))
-            .drop("earlier", "next")
-            .localCheckpoint()
-        )
-    return lives.drop("origin")
+    is_open = _has_gap(fields) & F.col("origin").isNotNull()
+    found, rest = lives.where(~is_open), lives.where(is_open)
+    while not rest.isEmpty():
+        rest = _filled(rest, found.unionByName(rest), fields).localCheckpoint()
+        found, rest = found.unionByName(rest.where(~is_open)), rest.where(is_open)
+    return found.drop("origin")
+
+
+def _filled(lives: DataFrame, known: DataFrame, fields: Sequence[str]) -> DataFrame:
+    """Return ``lives`` with gaps filled from their origins among the ``known``, and with the origins of these."""
+    origins = known.select(
+        F.struct("row", "life").alias("origin"), F.col("cells").alias("earlier"), F.col("origin").alias("next")
+    )
+    cells = {name: (F.col("cells").getField(name), F.col("earlier").getField(name)) for name in fields}
+    return (
+        lives.join(origins, "origin", "left")
+        .withColumn("cells", F.struct(*(F.coalesce(*both).alias(name) for name, both in cells.items())))
+        .withColumn("origin", F.col("next"))
+        .drop("earlier", "next")
+    )
 
 
 def _with_origin(lives: DataFrame) -> DataFrame:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import or_
-from typing import Final
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
@@ -15,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documen
 from pgsluice_spark.cuts import Position
 from pgsluice_spark.delta import Commit, DeltaTable, quoted
 from pgsluice_spark.errors import TableRefused
-from pgsluice_spark.fold import NET, OPS, appended, folded, moved, placed
+from pgsluice_spark.fold import NET, OF_LIVES, OPS, appended, folded, moved, placed
 from pgsluice_spark.lives import POSITION
 from pgsluice_spark.loads import TableState, advanced, intervals
 from pgsluice_spark.rows import SYSTEM, merge_of, remaining, target_schema
@@ -99,11 +98,8 @@ def _net(piece: "_Piece", events: DataFrame, keys: DataFrame, *, has_gaps: bool)
         return live.select(*NET)
     fields = piece.work.row_type.fieldNames()
     target = _as_events(piece.table, events) if piece.table.exists and piece.truncated is None else events.limit(0)
-    apart = moved(events, live.where("is_moving"), target.select(*_OF_LIVES), fields).select(*NET)
+    apart = moved(events, live.where("is_moving"), target.select(*OF_LIVES), fields).select(*NET)
     return live.where("NOT is_moving").select(*NET).unionByName(apart)
-
-
-_OF_LIVES: Final = ("row", "position", "op", "flags", "key", "ts", "unchanged", "fields", "after", "raw")
 
 
 def _as_events(table: DeltaTable, events: DataFrame) -> DataFrame:
