@@ -220,6 +220,8 @@ class ChangeEncoder:
         insert_op: InsertOp = "c",
     ) -> None:
         self.relation = relation
+        self.is_full = relation.replica_identity == "f"
+        """Whether old rows are complete. If not, one that is called so is that of a partition, and has only a key."""
         self.target = target
         self.insert_op = insert_op
         self._identity = [index for index, column in enumerate(relation.columns) if column.is_key]
@@ -263,14 +265,15 @@ class ChangeEncoder:
         return [Record(self.target, self.insert_op, self._encode_key(message.new), value, stamp.timestamp_ms)]
 
     def _encode_update(self, message: messages.Update, stamp: Stamp) -> list[Record]:
-        old = message.old if message.old is not None else message.key
+        key, whole = self._old_row(message)
+        old = key if whole is None else whole
         if old is None:
             value = self._with_after(self.update_head + NO_BEFORE, message.new, stamp, _EMPTY, [])
             return [Record(self.target, "u", self._encode_key(message.new), value, stamp.timestamp_ms)]
-        new = self._filled(message.new, old, whole=message.old is not None)
+        new = self._filled(message.new, old, whole=whole is not None)
         self._tell_if_incomplete(new)  # `keys` may leave out the column of the identity that has changed
         raw: list[tuple[bytes, bytes]] = []
-        before = self._before(message.key, message.old, raw)
+        before = self._before(key, whole, raw)
         old_key, new_key = self._try_key(old), self._try_key(new)
         if isinstance(old_key, PoisonError) and isinstance(new_key, PoisonError):
             raise new_key
@@ -284,10 +287,17 @@ class ChangeEncoder:
 
     def _encode_delete(self, message: messages.Delete, stamp: Stamp) -> list[Record]:
         raw: list[tuple[bytes, bytes]] = []
-        before = self._before(message.key, message.old, raw)
-        old = message.old if message.old is not None else message.key
+        key, whole = self._old_row(message)
+        before = self._before(key, whole, raw)
+        old = key if whole is None else whole
         assert old is not None, "the decoder gives one of them"
         return self._delete_records(self._try_key(old), self._gone(before, raw, stamp, _EMPTY), stamp)
+
+    def _old_row(self, message: messages.Update | messages.Delete) -> tuple[TupleData | None, TupleData | None]:
+        """Return the old row as far as it is the key's columns only, and as far as it is complete."""
+        if self.is_full or message.old is None:
+            return message.key, message.old
+        return message.old, None
 
     def _encode_truncate(self, message: messages.Truncate, stamp: Stamp) -> list[Record]:
         if not self._truncate:

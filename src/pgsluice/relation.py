@@ -30,6 +30,9 @@ PACKED_BYTES_MAX: Final = 1024 * 1024 * 1024
 """Memory for packed tables, of which one takes 84 KB at most. So there is room for more than 12,000 of the widest. That
 is more than one transaction can write to with PostgreSQL's default number of locks, some 6,400, so none can fill it."""
 
+KEYS_BYTES_MAX: Final = 128 * 1024 * 1024
+"""Memory for the replica identities of what may be partitions: of 200,000 tables with keys of one column."""
+
 TYPES_MAX: Final = 10_000
 """Types whose names are kept: more than the columns of one table (1,600), which are described right after them."""
 
@@ -94,6 +97,9 @@ class Relation:
 
     ``replica_identity`` is pg_class.relreplident: d(efault), n(othing), f(ull), i(ndex). Under ``f`` every
     column is flagged as key: the primary key is not to be had from the protocol.
+
+    ``partition_keys``: if this is the root of partitions, the columns of the replica identities that they have and
+    that the root does not tell. See :func:`with_identity_of_partitions`.
     """
 
     oid: int
@@ -101,11 +107,12 @@ class Relation:
     name: str
     replica_identity: str
     columns: tuple[Column, ...]
+    partition_keys: tuple[frozenset[str], ...] = ()
     _hash: int = field(init=False, repr=False, compare=False)
     """Computed once: every transaction looks up the versions of the tables that it touches."""
 
     def __post_init__(self) -> None:
-        content = (self.oid, self.namespace, self.name, self.replica_identity, self.columns)
+        content = (self.oid, self.namespace, self.name, self.replica_identity, self.columns, self.partition_keys)
         object.__setattr__(self, "_hash", hash(content))
 
     def __hash__(self) -> int:
@@ -114,6 +121,29 @@ class Relation:
     def __str__(self) -> str:
         """Return its name as messages have it."""
         return quoted(self.namespace, self.name)
+
+
+def identity_of(relation: Relation) -> frozenset[str]:
+    """Return the columns that tell a row from others in the old rows that are sent; empty: all of them, or none."""
+    if relation.replica_identity not in "di":
+        return frozenset()
+    return frozenset(column.name for column in relation.columns if column.is_key)
+
+
+def with_identity_of_partitions(root: Relation) -> Relation | None:
+    """Return the root of partitions with the replica identity of its partitions; None if it cannot stand for all.
+
+    If a publication sends the rows of partitions as those of their root, PostgreSQL describes the root with the root's
+    replica identity. But what it sends of an old row follows from the identity of the partition that has the row. So
+    an old row that is called complete may have nothing but the columns of a key, and null in all others.
+    """
+    if not root.partition_keys:
+        return root
+    (key, *others) = root.partition_keys
+    if others or identity_of(root) not in (key, frozenset()):
+        return None
+    columns = tuple(replace(column, is_key=column.name in key) for column in root.columns)
+    return replace(root, replica_identity="d", columns=columns, partition_keys=())
 
 
 class TableId(Protocol):
@@ -199,6 +229,12 @@ class RelationCache:
         self._packed_bytes = 0
         self._alive: WeakValueDictionary[int, Relation] = WeakValueDictionary()
         """Those that somebody uses, packed or not: their encoders are found by the identity of the object."""
+        self._last: int | None = None
+        """The table that was described last. If it is the root of a partition, the partition comes next."""
+        self._partition_keys: dict[int, tuple[frozenset[str], ...]] = {}
+        """Of tables that may be such roots, the identities of their partitions: two at most, which is one too many."""
+        self._keys_bytes = 0
+        """What these take, or have taken."""
 
     def on_type(self, message: messages.Type) -> None:
         """Learn the name of a type that is not built in."""
@@ -222,6 +258,14 @@ class RelationCache:
         )
         _check_names(relation)
         former = self._find(message.oid)
+        if former is not None and _names(former) != _names(relation):
+            self._partition_keys.pop(message.oid, None)  # its partitions were altered with it, and are described again
+        self._note_partition(relation)
+        self._last = message.oid
+        return self._learn(self._with_partition_keys(relation))
+
+    def _learn(self, relation: Relation) -> Relation:
+        former = self._find(relation.oid)
         if former == relation:
             return former
         found = relation if former is None else _sharing(relation, former)
@@ -231,10 +275,33 @@ class RelationCache:
         self._check_room()
         return found
 
+    def _note_partition(self, relation: Relation) -> None:
+        """Note the identity of what may be a partition of the table that was described right before it.
+
+        Whether it is one is only known to the catalog, which is asked if it matters.
+        """
+        key = identity_of(relation)
+        root = None if self._last in (None, relation.oid) else self._find(self._last)
+        if not key or root is None or _names(root) != _names(relation):
+            return
+        known = self._partition_keys.get(root.oid, ())
+        if key in known or len(known) == _KEYS_MAX:
+            return
+        self._partition_keys[root.oid] = (*known, key)
+        self._keys_bytes += _KEY_BYTES + sum(map(sys.getsizeof, key))
+        self._learn(self._with_partition_keys(root))
+
+    def _with_partition_keys(self, relation: Relation) -> Relation:
+        known = self._partition_keys.get(relation.oid, ())
+        tells_all = all(key == identity_of(relation) for key in known)
+        return replace(relation, partition_keys=() if tells_all else known)
+
     def _check_room(self) -> None:
         many = f"more than {DESCRIBED_MAX} tables" if len(self._packed) > DESCRIBED_MAX else ""
         if self._packed_bytes > PACKED_BYTES_MAX:
             many = f"tables with so many columns that their names take more than {PACKED_BYTES_MAX} bytes"
+        if self._keys_bytes > KEYS_BYTES_MAX:
+            many = f"tables whose keys take more than {KEYS_BYTES_MAX} bytes"
         if many:
             raise TooManyDescriptions(
                 f"PostgreSQL has described {many} on one connection, most of which "
@@ -286,6 +353,10 @@ class RelationCache:
         return Column(column.name, pg_type, column.typmod, column.is_key)
 
 
+_KEYS_MAX: Final = 2
+_KEY_BYTES: Final = 512
+"""What the identity of partitions takes beside the names of its columns."""
+
 _QUICKLY: Final = 1
 """The level of compression: higher ones save little."""
 
@@ -307,15 +378,20 @@ def packed(relation: Relation) -> bytes:
         (column.name, (column.type.oid, column.type.namespace, column.type.name), column.typmod, column.is_key)
         for column in relation.columns
     ]
-    fields = (relation.oid, relation.namespace, relation.name, relation.replica_identity, columns)
+    keys = [sorted(key) for key in relation.partition_keys]
+    fields = (relation.oid, relation.namespace, relation.name, relation.replica_identity, columns, keys)
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
 def unpacked(data: bytes) -> Relation:
     """Return the version of a table that :func:`packed` has written."""
-    oid, space, name, identity, columns = json.loads(data)
+    oid, space, name, identity, columns, keys = json.loads(data)
     found = tuple(Column(column, PgType(*type_), typmod, is_key) for column, type_, typmod, is_key in columns)
-    return Relation(oid, space, name, identity, found)
+    return Relation(oid, space, name, identity, found, tuple(map(frozenset, keys)))
+
+
+def _names(relation: Relation) -> frozenset[str]:
+    return frozenset(column.name for column in relation.columns)
 
 
 def _sharing(relation: Relation, former: Relation) -> Relation:

@@ -300,6 +300,9 @@ class Connection:
         self.stream = Stream(server, self, self._dice)
         return self.stream
 
+    async def is_partitioned(self, _relation_oid: int) -> bool:
+        return False
+
     async def primary_key(self, relation_oid: int) -> tuple[str, ...] | None:
         await self._ask()
         wal = self._server.wal

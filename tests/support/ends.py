@@ -68,6 +68,7 @@ class World:
     """The producer that was registered last."""
     topics: set[str] = field(default_factory=set)
     primary_keys: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    partitioned: set[int] = field(default_factory=set)
     rows: dict[int, list[int]] = field(default_factory=dict)
     """What tables hold, by OID: the first column, in order."""
     shapes: dict[int, Shape] = field(default_factory=dict)
@@ -299,6 +300,9 @@ class FakeSource:
 
     async def primary_key(self, relation_oid: int) -> tuple[str, ...]:
         return self._world.primary_keys.get(relation_oid, ())
+
+    async def is_partitioned(self, relation_oid: int) -> bool:
+        return relation_oid in self._world.partitioned
 
     async def published_names(self) -> list[PublishedName]:
         self._world.step("published_names")

@@ -225,6 +225,18 @@ def test_an_update_of_the_key_with_the_whole_old_row() -> None:
     assert (come["after"], come["unchanged"]) == (as_row(2, "2.00"), [])
 
 
+def test_an_old_row_that_only_a_partition_calls_complete_is_a_key() -> None:
+    """It is sent under the name of a root whose replica identity is full, and the partition's is not."""
+    found = Table("d")
+    old: TupleData = [b"1", None, None]
+    _, gone = found.only(Delete(None, 7, None, old))
+    assert (gone["before"], gone["before_image"]) == (as_row(1, None, None), "key")
+    moved, come = map(found.read, found.records(Update(None, 7, None, old, [b"2", b"2.00", UNCHANGED])))
+    for _, value in (moved, come):
+        assert (value["before"], value["before_image"]) == (as_row(1, None, None), "key")
+    assert (come[1]["after"], come[1]["unchanged"]) == (as_row(2, "2.00", None), ["note"])
+
+
 @pytest.mark.parametrize(("identity", "image"), [("d", "key"), ("f", "full")])
 def test_a_delete(identity: str, image: str) -> None:
     message = Delete(None, 7, None, row("1")) if identity == "f" else Delete(None, 7, row("1"), None)

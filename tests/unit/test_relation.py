@@ -15,10 +15,12 @@ from pgsluice.relation import (
     PublishedName,
     Relation,
     RelationCache,
+    identity_of,
     in_portions,
     packed,
     size_of,
     unpacked,
+    with_identity_of_partitions,
 )
 
 NO = False
@@ -26,9 +28,9 @@ NO = False
 
 
 def relation_message(
-    *columns: messages.RelationColumn, oid: int = 16385, namespace: str = "public"
+    *columns: messages.RelationColumn, oid: int = 16385, namespace: str = "public", identity: str = "d"
 ) -> messages.Relation:
-    return messages.Relation(None, oid, namespace, "orders", "d", columns)
+    return messages.Relation(None, oid, namespace, "orders", identity, columns)
 
 
 ID = messages.RelationColumn(is_key=True, name="id", type_oid=23, typmod=-1)
@@ -237,3 +239,87 @@ def test_versions_of_a_table_share_the_columns_that_stay_the_same() -> None:
 def test_tables_are_asked_for_in_portions_of_so_many_columns(columns: list[int], portions: list[list[int]]) -> None:
     tables = [PublishedName(oid, "public", "orders", number, True) for oid, number in enumerate(columns)]  # noqa: FBT003
     assert [[table.columns for table in some] for some in in_portions(tables)] == portions
+
+
+CODE = messages.RelationColumn(is_key=True, name="code", type_oid=23, typmod=-1)
+KEYS = {"id": ID, "code": CODE, "note": NOTE}
+
+
+def described(oid: int, identity: str, *key: str) -> messages.Relation:
+    """Return the description of a table with three columns; under ``f``, all are flagged as key."""
+    columns = (
+        messages.RelationColumn(name in key or identity == "f", name, one.type_oid, one.typmod)
+        for name, one in KEYS.items()
+    )
+    return relation_message(*columns, oid=oid, identity=identity)
+
+
+def rooted(*messages: messages.Relation) -> Relation:
+    """Return what is known of table 1 after these descriptions."""
+    cache = RelationCache()
+    for message in messages:
+        cache.on_relation(message)
+    return cache[1]
+
+
+class TestPartitions:
+    """A publication can send the rows of partitions as those of their root; PostgreSQL describes the root first."""
+
+    def test_a_root_that_says_full_has_the_identity_of_its_partitions(self) -> None:
+        root = rooted(described(1, "f"), described(2, "d", "id"))
+        assert root.partition_keys == (frozenset({"id"}),)
+        found = with_identity_of_partitions(root)
+        assert found == rooted(described(1, "d", "id"))
+
+    def test_so_has_one_that_says_nothing(self) -> None:
+        found = with_identity_of_partitions(rooted(described(1, "n"), described(2, "i", "code")))
+        assert found is not None
+        assert identity_of(found) == {"code"}
+
+    def test_one_partition_is_enough(self) -> None:
+        root = rooted(described(1, "f"), described(2, "f"), described(1, "f"), described(3, "d", "id"))
+        assert root.partition_keys == (frozenset({"id"}),)
+
+    @pytest.mark.parametrize("partition", [described(2, "d", "id"), described(2, "f"), described(2, "n")])
+    def test_a_root_that_says_it_itself_stays_the_same(self, partition: messages.Relation) -> None:
+        cache = RelationCache()
+        root = cache.on_relation(described(1, "d", "id"))
+        cache.on_relation(partition)
+        assert cache[1] is root
+        assert with_identity_of_partitions(root) is root
+
+    @pytest.mark.parametrize(
+        "others",
+        [
+            (described(1, "d", "id"), described(2, "i", "code")),
+            (described(1, "f"), described(2, "d", "id"), described(1, "f"), described(3, "i", "code")),
+        ],
+    )
+    def test_there_may_be_no_identity_for_all(self, others: tuple[messages.Relation, ...]) -> None:
+        assert with_identity_of_partitions(rooted(*others)) is None
+
+    def test_two_that_differ_are_enough_to_know_that(self) -> None:
+        pairs = [(described(1, "f"), described(oid, "i", key)) for oid, key in enumerate(KEYS, 2)]
+        assert len(rooted(*(one for pair in pairs for one in pair)).partition_keys) == 2
+
+    def test_what_is_known_of_partitions_holds_until_the_columns_change(self) -> None:
+        cache = RelationCache()
+        for message in (described(1, "d", "id"), described(2, "d", "id"), described(1, "f")):
+            cache.on_relation(message)
+        assert cache[1].partition_keys == (frozenset({"id"}),)
+        assert cache.on_relation(relation_message(ID, CODE, oid=1, identity="f")).partition_keys == ()
+
+    def test_a_table_with_other_columns_is_no_partition(self) -> None:
+        assert rooted(described(1, "f"), relation_message(ID, oid=2)).partition_keys == ()
+
+    def test_it_is_known_of_packed_tables_too(self) -> None:
+        root = rooted(described(1, "f"), described(2, "d", "id"))
+        assert unpacked(packed(root)) == root
+
+    def test_it_takes_no_memory_without_limit(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("pgsluice.relation.KEYS_BYTES_MAX", 1000)
+        cache = RelationCache()
+        cache.on_relation(described(1, "f"))
+        cache.on_relation(described(2, "d", "id"))
+        with pytest.raises(TooManyDescriptions, match="tables whose keys take more than 1000 bytes"):
+            cache.on_relation(described(3, "d", "id"))

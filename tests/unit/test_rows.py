@@ -151,6 +151,8 @@ ODD = {
     "a value in binary format that is none": ("d", Insert(None, 7, [*SENT[:4], BinaryValue(b"\x01"), *SENT[5:]])),
     "an update of the key in binary format": ("f", Update(None, 7, None, [BinaryValue(bytes(8)), *ROW[1:]], SENT)),
     "an update of the key": ("d", Update(None, 7, [b"41", *([None] * 12)], None, ROW)),
+    "an old row that only a partition calls complete": ("d", Delete(None, 7, None, ROW)),
+    "an update with such an old row": ("d", Update(None, 7, None, OTHER, ROW)),
     "an update of the key under replica identity full": ("f", Update(None, 7, None, [b"41", *ROW[1:]], ROW)),
     "an unchanged value that the old row has": ("f", Update(None, 7, None, ROW, [*ROW[:2], UNCHANGED, *ROW[3:]])),
     "a truncate": ("d", Truncate(None, cascade=True, restart_identity=False, relation_oids=(7,))),

@@ -270,6 +270,7 @@ cdef class Rows:
     cdef object pure
     cdef object target
     cdef bint has_key
+    cdef bint is_full
     cdef bint tombstones
     cdef int width
     cdef int key_width
@@ -310,7 +311,7 @@ cdef class Rows:
         """Make of what was decided for the table what its rows are written by."""
         cdef int place
         row, key = encoder.row, encoder.key
-        self.target, self.tombstones = encoder.target, encoder.tombstones
+        self.target, self.tombstones, self.is_full = encoder.target, encoder.tombstones, encoder.is_full
         self.width, self.has_key = len(row.types), key is not None
         self.columns = <Column*>allocated(self.width, sizeof(Column))
         self.is_identity = <bint*>allocated(self.width, sizeof(bint))
@@ -396,6 +397,8 @@ cdef class Rows:
 
     cdef int _update(self, Message* message, int64_t* seq, timestamp_ms, list records, Account* account) except -1:
         cdef bint has_old = message.at < message.end and message.data[message.at] == b"O"
+        if has_old and not self.is_full:
+            return ODD  # the old row is that of a partition, and may have nothing but a key
         VALUE.put_object(self.update_head)
         if has_old:
             VALUE.put_byte(2)
@@ -418,6 +421,8 @@ cdef class Rows:
 
     cdef int _delete(self, Message* message, int64_t* seq, timestamp_ms, list records, Account* account) except -1:
         cdef bint is_whole = message.at < message.end and message.data[message.at] == b"O"
+        if is_whole and not self.is_full:
+            return ODD  # as for an update
         VALUE.put_object(self.delete_head)
         VALUE.put_byte(2)
         if self._tuple(message, b"O" if is_whole else b"K", not is_whole) != DONE or self.lacking_count:

@@ -31,7 +31,7 @@ from pgsluice.pipeline.ends import Registry, Sink, Source
 from pgsluice.pipeline.quarantine import Quarantine, RefusedRows, open_dead_letters
 from pgsluice.printable import quoted
 from pgsluice.record import Target
-from pgsluice.relation import Column, PublishedName, Relation, TableId, size_of
+from pgsluice.relation import Column, PublishedName, Relation, TableId, size_of, with_identity_of_partitions
 from pgsluice.tables import TablePolicy, Tables
 from pgsluice.transaction import Change
 
@@ -195,7 +195,7 @@ class Encoders:
     async def _rows(self, relation: Relation) -> Rows:
         policy = self._tables.policy(relation.namespace, relation.name)
         described = [] if policy is None else await self._describe(relation)
-        encoder = None if policy is None else await self._make(relation, policy, described)
+        encoder = None if policy is None else await self._make(await self._identified(relation), policy, described)
         if encoder is not None:
             encoder.on_incomplete = self._watched.get(relation.oid)
         found = Rows(relation, encoder)
@@ -293,6 +293,19 @@ class Encoders:
             dead_letters=self._dead_letters,
             insert_op=insert_op,
         )
+
+    async def _identified(self, relation: Relation) -> Relation:
+        """Return the table with the identity by which its old rows are sent; TableRefused if it has several."""
+        if not relation.partition_keys or not await self._source.is_partitioned(relation.oid):
+            return replace(relation, partition_keys=())
+        found = with_identity_of_partitions(relation)
+        if found is None:
+            raise TableRefused(
+                f"The partitions of table {relation} have other replica identities than the table itself or than each "
+                "other, so PostgreSQL does not send the old values of the same columns for each row: give them all the "
+                "same one with ALTER TABLE ... REPLICA IDENTITY, for example FULL."
+            )
+        return found
 
     async def _describe(self, relation: Relation) -> Sequence[TypeDescription]:
         """Return what only the catalog knows of the columns' types: what arrays, or all binary values, consist of."""

@@ -92,6 +92,9 @@ class Source(Protocol):
     async def primary_key(self, relation_oid: int) -> tuple[str, ...] | None:
         """Return the primary key's columns as of now; empty when there is none, None when the table is gone."""
 
+    async def is_partitioned(self, relation_oid: int) -> bool:
+        """Return whether the table has partitions as of now, or is gone, so that it may have had some."""
+
     async def describe_types(self, oids: Sequence[int]) -> Sequence[TypeDescription]:
         """Return these types and all that they consist of, as of now; without those that are gone or built in."""
 

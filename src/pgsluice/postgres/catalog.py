@@ -279,6 +279,10 @@ class Catalog:
         rows = await self._rows(queries.PRIMARY_KEY, [relation_oid])
         return tuple(name for (name,) in rows if name is not None) if rows else None
 
+    async def is_partitioned(self, relation_oid: int) -> bool:
+        """Return whether the table has partitions, or is gone, so that it may have had some."""
+        return await self._rows(queries.HAS_NO_PARTITIONS, [relation_oid]) == []
+
     async def describe_types(self, oids: Sequence[int]) -> list[TypeDescription]:
         """Return these types and all that they consist of, without what is built in.
 

@@ -321,6 +321,8 @@ LEFT JOIN pg_attribute a ON a.attrelid = t.oid AND a.attnum = k.attnum
 WHERE t.oid = %s
 ORDER BY k.place"""
 
+HAS_NO_PARTITIONS = "SELECT true FROM pg_class WHERE oid = %s AND relkind <> 'p'"
+
 # What values consist of, as pgsluice.pgbinary.types describes it. A domain's values are those of its base type.
 _TYPES = """
 SELECT t.oid, n.nspname::text, t.typname::text,

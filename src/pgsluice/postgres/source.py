@@ -181,6 +181,10 @@ class PostgresSource:
         """Return the primary key's columns as of now; empty when there is none, None when the table is gone."""
         return await self._catalog.primary_key(relation_oid)
 
+    async def is_partitioned(self, relation_oid: int) -> bool:
+        """Return whether the table has partitions as of now, or is gone, so that it may have had some."""
+        return await self._catalog.is_partitioned(relation_oid)
+
     async def describe_types(self, oids: Sequence[int]) -> list[TypeDescription]:
         """Return these types and all that they consist of, as of now; without those that are gone or built in."""
         return await self._catalog.describe_types(oids)

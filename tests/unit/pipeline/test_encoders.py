@@ -77,6 +77,34 @@ async def test_a_table_without_any_has_no_key(identity: str) -> None:
     assert await key_of(table(identity)) is None
 
 
+ROOT = replace(table("f"), partition_keys=(frozenset("c"),))
+
+
+async def test_a_partition_root_has_the_identity_of_its_partitions() -> None:
+    world = World(primary_keys={7: ("b",)}, partitioned={7})
+    assert await key_of(ROOT, world) == ["c"]
+    rows = await encoders(world).of(ROOT)
+    assert isinstance(rows, Rows)
+    assert rows.relation is ROOT
+    assert rows.encoder is not None
+    assert not rows.encoder.is_full
+
+
+async def test_what_only_looked_like_one_has_its_own() -> None:
+    world = World(primary_keys={7: ("b",)})
+    assert await key_of(ROOT, world) == ["b"]
+    rows = await encoders(world).of(ROOT)
+    assert isinstance(rows, Rows)
+    assert rows.encoder is not None
+    assert rows.encoder.is_full
+
+
+async def test_a_partition_root_whose_partitions_differ_is_refused() -> None:
+    root = replace(ROOT, partition_keys=(frozenset("c"), frozenset("a")))
+    with pytest.raises(ConfigError, match="give them all the same one with ALTER TABLE"):
+        await key_of(root, World(partitioned={7}))
+
+
 async def test_keys_of_a_rule_come_first() -> None:
     assert await key_of(table("f"), World(primary_keys={7: ("b",)}), keys=("c",)) == ["c"]
 

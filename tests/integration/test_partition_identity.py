@@ -1,0 +1,124 @@
+"""Partitions that are published as their root, with another replica identity than the root's."""
+
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from sandbox.daemon import Daemon
+from sandbox.kafka import Kafka
+from sandbox.postgres import Database
+from tests.support.reader import Event, Reader
+from tests.support.versions import covered
+from tests.support.weather import wait_until
+
+VERSIONS = covered([13, 14, 16, 18])
+LARGE = "x" * 9000
+"""Stored out of line, as nothing is compressed."""
+
+SETUP = """
+CREATE TABLE parts (id int PRIMARY KEY, code int NOT NULL, large text) PARTITION BY RANGE (id);
+CREATE TABLE low PARTITION OF parts FOR VALUES FROM (0) TO (100);
+CREATE TABLE high PARTITION OF parts FOR VALUES FROM (100) TO (200);
+ALTER TABLE parts ALTER large SET STORAGE EXTERNAL;
+ALTER TABLE low ALTER large SET STORAGE EXTERNAL;
+ALTER TABLE high ALTER large SET STORAGE EXTERNAL;
+CREATE UNIQUE INDEX code_of_low ON low (code);
+CREATE PUBLICATION pgsluice FOR TABLE parts WITH (publish_via_partition_root);
+"""
+
+Follow = Callable[[int, str], Any]
+"""Takes the version of the server, and what else to do there before the daemon is started."""
+
+
+@pytest.fixture
+def follow(new_database: Callable[..., Database], kafka: Kafka) -> Follow:
+    """Give what starts a daemon on a partitioned table."""
+
+    @contextmanager
+    def start(version: int, more: str) -> Iterator[tuple[psycopg.Connection, Daemon]]:
+        database = new_database(version)
+        with (
+            database.connect() as connection,
+            Daemon(f"r{uuid4().hex[:10]}", database.conninfo(), kafka.bootstrap_servers, at_once=False) as daemon,
+        ):
+            connection.execute(SETUP + more)
+            daemon.start()
+            yield connection, daemon
+
+    return start
+
+
+def run(connection: psycopg.Connection, *statements: str) -> None:
+    for statement in statements:
+        connection.execute(statement.encode())
+
+
+def events(connection: psycopg.Connection, daemon: Daemon, kafka: Kafka) -> list[Event]:
+    """Return all events so far, in order, one of each."""
+    row = connection.execute("SELECT pg_current_wal_lsn() - '0/0'").fetchone()
+    assert row is not None, "a query has a row"
+    run(connection, "INSERT INTO parts VALUES (199, 199, NULL)")
+    with closing(Reader(kafka.bootstrap_servers, daemon.url, daemon.name, lambda: None)) as reader:
+        found = [event for cut in reader.read_until(int(row[0])) for event in cut.events if event.value is not None]
+    return sorted(found, key=lambda event: event.position)
+
+
+CHANGES = (
+    f"INSERT INTO parts VALUES (1, 1, '{LARGE}'), (2, 2, 'y')",
+    "UPDATE parts SET code = 3 WHERE id = 1",
+    "UPDATE parts SET id = 4 WHERE id = 1",
+    "DELETE FROM parts WHERE id = 2",
+)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_root_that_says_full_does_not_make_nulls_of_what_is_not_sent(
+    version: int, follow: Follow, kafka: Kafka
+) -> None:
+    with follow(version, "ALTER TABLE parts REPLICA IDENTITY FULL") as (connection, daemon):
+        run(connection, *CHANGES)
+        _, _, updated, gone, come, deleted, *_ = events(connection, daemon, kafka)
+    assert [one.op for one in (updated, gone, come, deleted)] == ["u", "d", "c", "d"]
+    assert updated["unchanged"] == ["large"]
+    assert (come["after"], come["unchanged"]) == ({"id": 4, "code": 3, "large": None}, ["large"])
+    for one, key in ((gone, 1), (come, 1), (deleted, 2)):
+        assert (one["before"], one["before_image"]) == ({"id": key, "code": None, "large": None}, "key")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_so_does_not_one_that_is_altered_meanwhile_or_gets_another_partition(
+    version: int, follow: Follow, kafka: Kafka
+) -> None:
+    with follow(version, "") as (connection, daemon):
+        run(connection, "INSERT INTO parts VALUES (2, 2, 'y'), (101, 1, 'z')")
+        run(connection, "ALTER TABLE parts REPLICA IDENTITY FULL", "ALTER TABLE high REPLICA IDENTITY FULL")
+        run(connection, "DELETE FROM parts WHERE id = 101", "DELETE FROM parts WHERE id = 2")
+        run(connection, "CREATE TABLE higher PARTITION OF parts FOR VALUES FROM (200) TO (300)")
+        run(connection, "INSERT INTO parts VALUES (201, 1, 'z')", "DELETE FROM parts WHERE id = 201")
+        found = [event for event in events(connection, daemon, kafka) if event.op == "d"]
+    assert [one["before"]["id"] for one in found] == [101, 2, 201]
+    for one in found[1:]:
+        assert (one["before"]["code"], one["before"]["large"], one["before_image"]) == (None, None, "key")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_old_rows_are_complete_where_all_partitions_say_so(version: int, follow: Follow, kafka: Kafka) -> None:
+    full = "; ".join(f"ALTER TABLE {name} REPLICA IDENTITY FULL" for name in ("parts", "low", "high"))
+    with follow(version, full) as (connection, daemon):
+        run(connection, *CHANGES)
+        *_, come, deleted, _ = events(connection, daemon, kafka)
+    assert (come["after"], come["unchanged"]) == ({"id": 4, "code": 3, "large": LARGE}, [])
+    assert (deleted["before"], deleted["before_image"]) == ({"id": 2, "code": 2, "large": "y"}, "full")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_partitions_with_different_keys_go_into_quarantine(version: int, follow: Follow) -> None:
+    """The key of a row of ``low`` may change, and PostgreSQL sends nothing of the old one."""
+    with follow(version, "ALTER TABLE low REPLICA IDENTITY USING INDEX code_of_low") as (connection, daemon):
+        run(connection, "INSERT INTO parts VALUES (1, 1, 'x')", "UPDATE parts SET id = 3 WHERE id = 1")
+        wait_until(lambda: daemon.status()["quarantined"], "the table to be in quarantine")
+        assert "other replica identities" in str(daemon.status()["quarantined"])
