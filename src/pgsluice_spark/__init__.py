@@ -17,16 +17,21 @@ from pgsluice_spark.errors import (
     TopicMissing,
     TopicRecreated,
 )
+from pgsluice_spark.lag import Lag
 from pgsluice_spark.latest import latest
 from pgsluice_spark.marks import read_marks
 from pgsluice_spark.pipeline import Pipeline
 from pgsluice_spark.registry import Registry, RegistryError, RestRegistry, TopicRegistry
+from pgsluice_spark.report import AuditReport, Difference, TableReport
 from pgsluice_spark.schema import SchemaError, SchemaVersion
 
 __all__ = [
+    "AuditReport",
     "CountMismatch",
     "Delta",
+    "Difference",
     "ForeignWrite",
+    "Lag",
     "NoSuchView",
     "Pipeline",
     "PipelineError",
@@ -37,6 +42,7 @@ __all__ = [
     "SchemaError",
     "SchemaVersion",
     "TableRefused",
+    "TableReport",
     "TopicMissing",
     "TopicRecreated",
     "TopicRegistry",

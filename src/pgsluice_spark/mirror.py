@@ -32,11 +32,13 @@ def prepare(work: Work, table: DeltaTable) -> Prepared:
 
 
 def _truncates(work: Work) -> tuple[Position | None, Mapping[str, int]]:
+    return truncates_of(work.events) if work.declared.get("t") else (None, {})
+
+
+def truncates_of(events: DataFrame) -> tuple[Position | None, Mapping[str, int]]:
     """Return the position of the last truncate, and how many there are. Each stands in every partition."""
-    if not work.declared.get("t"):
-        return None, {}
     found = (
-        work.events.where("op = 't'")
+        events.where("op = 't'")
         .select(F.struct(*POSITION).alias("position"))
         .agg(F.max("position").alias("last"), F.count_distinct("position").alias("count"))
         .first()
@@ -97,14 +99,15 @@ def _net(piece: "_Piece", events: DataFrame, keys: DataFrame, *, has_gaps: bool)
     if not has_gaps:
         return live.select(*NET)
     fields = piece.work.row_type.fieldNames()
-    target = _as_events(piece.table, events) if piece.table.exists and piece.truncated is None else events.limit(0)
+    target = (
+        as_events(piece.table.read(), events) if piece.table.exists and piece.truncated is None else events.limit(0)
+    )
     apart = moved(events, live.where("is_moving"), target.select(*OF_LIVES), fields).select(*NET)
     return live.where("NOT is_moving").select(*NET).unionByName(apart)
 
 
-def _as_events(table: DeltaTable, events: DataFrame) -> DataFrame:
-    """Return the rows of the target as if each were an ``r`` event at the position of its last change."""
-    rows = table.read()
+def as_events(rows: DataFrame, events: DataFrame) -> DataFrame:
+    """Return the rows of a target as if each were an ``r`` event at the position of its last change."""
     have = {name.lower() for name in rows.columns}
     after = events.schema["after"].dataType
     kinds = {field.name: field.dataType for field in after}

@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 _ESCAPE: Final = re.compile(r"\A[0-9]|[^A-Za-z0-9_]|_(?=x[0-9A-F]{4})")
+_ESCAPED: Final = re.compile(r"_x([0-9A-F]{4,6})_")
 
 
 def table_name(schema: str, table: str) -> str:
@@ -17,9 +18,19 @@ def table_name(schema: str, table: str) -> str:
     return f"{_escaped(schema)}.{_escaped(table)}"
 
 
+def postgres_name(table: str) -> tuple[str, str]:
+    """Return PostgreSQL's names of a table's schema and of the table."""
+    schema, _, name = table.partition(".")
+    return _plain(schema), _plain(name)
+
+
 def is_chosen(table: str, patterns: Sequence[str]) -> bool:
     """Return whether a table has one of these names; ``*`` and ``?`` are wildcards."""
     return any(fnmatchcase(table, pattern) for pattern in patterns)
+
+
+def _plain(name: str) -> str:
+    return _ESCAPED.sub(lambda match: chr(int(match[1], 16)), name)
 
 
 def _escaped(name: str) -> str:

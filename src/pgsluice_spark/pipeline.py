@@ -6,13 +6,15 @@ from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 
-from pgsluice_spark import changelog, mirror
+from pgsluice_spark import audit, changelog, mirror
 from pgsluice_spark.brokers import Brokers
 from pgsluice_spark.changes import read_changes
 from pgsluice_spark.delta import Delta
+from pgsluice_spark.lag import Lag, lag_of
 from pgsluice_spark.origin import Origin
 from pgsluice_spark.query import Applier, Query
 from pgsluice_spark.registry import Registry
+from pgsluice_spark.report import AuditReport
 from pgsluice_spark.source import read_topic
 
 AVAILABLE_NOW: Final = "available now"
@@ -80,6 +82,28 @@ class Pipeline:
         The arguments are those of :meth:`mirror`. Each table of the target has the columns of :func:`.read_changes`.
         """
         return self._start(Applier(self._origin, target, tables, changelog.prepare, max_events), checkpoint, trigger)
+
+    def audit(
+        self,
+        target: Delta,
+        *,
+        postgres: str,
+        tables: Sequence[str] = ("*",),
+        differences: int = 20,
+        wait_s: float = 120,
+    ) -> AuditReport:
+        """Compare the tables of a mirror with PostgreSQL's, value by value, and return what was found.
+
+        ``postgres``: how to reach the primary, as libpq has it (``host=... dbname=... user=...``) or as a URL of JDBC.
+        ``differences``: so many rows of each table are named. ``wait_s``: so long it waits for transactions to end
+        their commit, and for the stream to reach PostgreSQL's position. Both sides may go on meanwhile; a TRUNCATE or
+        ALTER TABLE of these tables waits until the audit has ended.
+        """
+        return audit.run(self._origin, target, postgres, tables, differences=differences, wait_s=wait_s)
+
+    def lag(self, target: Delta) -> Lag:
+        """Return how far a mirror or a change log is behind the topics."""
+        return lag_of(self._origin, target)
 
     def _start(self, applier: Applier, checkpoint: str, trigger: str) -> Query:
         Brokers(self.spark, self.bootstrap_servers, self.kafka_options).topic_ids([self._origin.transactions])

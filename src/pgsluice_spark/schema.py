@@ -87,6 +87,14 @@ def field_names(version: SchemaVersion) -> tuple[str, ...]:
     return tuple(field["name"] for field in _record(version)["fields"])
 
 
+def columns_of(version: SchemaVersion) -> dict[str, str]:
+    """Return the names of the columns in PostgreSQL that a row in this schema of values has, by its fields."""
+    envelope = json.loads(version.schema)
+    kinds = [_split(field["type"])[1] for field in envelope["fields"] if field["name"] in ("before", "after")]
+    row: Record = next(kind for kind in kinds if isinstance(kind, dict))
+    return {field["name"]: field.get("pg.name", field["name"]) for field in row["fields"]}
+
+
 def ambiguous_names(reading: Reading) -> list[str]:
     """Return the fields of any record that differ from another field of theirs only in case."""
     return sorted(set(_ambiguous(json.loads(reading.reader))))

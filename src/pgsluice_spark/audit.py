@@ -1,0 +1,248 @@
+"""An audit: PostgreSQL's tables and a mirror's, compared value by value as of one moment, while both go on.
+
+Used by :mod:`.pipeline`. PostgreSQL is read at a snapshot S. The mirror is read at a cut C, the last one in its control
+table, and of the changes behind C in the topics those are added that S sees. Both are then the same state of the
+database, and any difference is one. Why that is so:
+
+*S sees every transaction up to C.* PostgreSQL sends a transaction when its commit record is in the WAL, which is
+before the transaction leaves the list of those that run, so before a snapshot sees it. With a synchronous standby it
+can be long before. So C is read first. Every transaction up to C has then written its commit record, and is either
+seen by each later snapshot or still holds the lock on its own id, which it gives back only afterwards. The session of
+the audit looks at these locks (``pg_locks``) and takes S when all that it found are gone. It does not wait for
+transactions that cannot be in the midst of their commit: those of sessions that are idle in a transaction, and prepared
+ones while nobody is at a COMMIT PREPARED. Both have not written their commit record yet, so they are not up to C.
+
+*All that S sees is in the topics.* A transaction that S sees wrote its commit record before S was taken, hence
+before the WAL position that is asked for behind S. That is the insert position, because an asynchronous commit is
+seen before it is flushed. The audit waits for a cut whose ``end_lsn`` is at least that. (``pg_current_wal_lsn``, what
+was written, would be too low.) On an idle server the position may stand behind a page's header, where nothing is
+reported, so that header is subtracted.
+
+*What S sees* is decided by the transaction id in each record, ``xid``. It is the id of the top-level transaction, and
+so are the ids in ``pg_current_snapshot()``: subtransactions need no thought. The record of a prepared transaction
+carries the id under which it was prepared, which S lists as running until COMMIT PREPARED is over. Records have the
+lower 32 bits. S has 64, so an id is taken to be the one nearest to S's ``xmax``. PostgreSQL keeps ids that differ by
+more than 2^31 from being in use at once, and the changes between C and S are younger than that.
+
+*Leaving out what S does not see leaves the rest as it is.* If S sees a transaction that changed a row, it sees all
+that changed that row, or a row with that key, before: these had to end first, because they held the row's lock.
+
+*Rows that were read (``r``) behind C are left out.* They have no transaction, and say nothing of a table that is
+``loaded`` at C that its changes do not say. Tables that are not, or that become ``stale`` behind C, are reported so,
+and not compared.
+
+*Tables stay as they are.* TRUNCATE and some forms of ALTER TABLE are not seen through snapshots. So the tables are
+locked (ACCESS SHARE, as SELECT does) before S is taken, and until the audit ends. Such statements wait that long.
+
+*One snapshot for all.* S is exported, and every session in which Spark reads begins by importing it
+(``sessionInitStatement``). It is a snapshot of the primary: on a standby, snapshots list no running transactions.
+
+https://www.postgresql.org/docs/current/functions-info.html#FUNCTIONS-PG-SNAPSHOT
+https://spark.apache.org/docs/latest/sql-data-sources-jdbc.html
+"""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+
+from pgsluice_spark.batches import declared, ranges, topics
+from pgsluice_spark.brokers import Brokers
+from pgsluice_spark.compare import Columns, compared
+from pgsluice_spark.control import NAME, ControlTable, Entry, View
+from pgsluice_spark.cuts import Cut, collected, joined, last_of_each_number, marks_of
+from pgsluice_spark.delta import Delta
+from pgsluice_spark.errors import NoSuchView, PipelineError
+from pgsluice_spark.loads import LOADED, PARTIAL, STALE
+from pgsluice_spark.names import is_chosen, postgres_name
+from pgsluice_spark.origin import Origin
+from pgsluice_spark.postgres import Snapshot, Source, SourceTable, connected
+from pgsluice_spark.reading import tables_of, topic_reading
+from pgsluice_spark.report import REFUSED, AuditReport, TableReport
+from pgsluice_spark.rows import target_schema
+from pgsluice_spark.schema import SchemaVersion, columns_of, table_of
+from pgsluice_spark.source import read_topic
+from pgsluice_spark.tail import caught_up
+from pgsluice_spark.work import Work
+
+_POLL_S: Final = 1.0
+_BACK: Final = 5000
+"""Cut records before C in which topics are looked for; at least one a minute lists all."""
+_PARALLELISM: Final = 4
+"""Tables that are compared beside each other."""
+
+_UNFINISHED: Final[Mapping[str, str]] = {
+    "unloaded": "no load of it has begun since the mirror began",
+    "loading": "its rows are being read",
+    "partial": "the mirror lacks some of its rows or changes",
+    "stale": "it was altered, and has values that were not sent",
+    "gap": "a new epoch has begun, and changes may be missing",
+}
+
+
+def run(
+    origin: Origin, target: Delta, postgres: str, tables: Sequence[str], *, differences: int, wait_s: float
+) -> AuditReport:
+    """Compare the tables of a mirror with PostgreSQL's; see :meth:`.Pipeline.audit`."""
+    begin, spark = time.monotonic(), origin.spark
+    entry = _last_entry(spark, target)
+    found = {name: table.state.status for name, table in entry.tables.items() if is_chosen(name, tables)}
+    absent = [name for name in tables if name not in found and not set(name) & set("*?[")]
+    with connected(spark, source := Source.parse(postgres)) as session:
+        session.check_primary()
+        session.wait_for_commits(wait_s)
+        relations = {name: session.relation(*postgres_name(name)) for name in found}
+        session.begin([relation[2] for relation in relations.values() if relation is not None])
+        snapshot = session.snapshot()
+        cuts = _Cuts(origin, entry).until(snapshot.wal_lsn, wait_s)
+        sides = {
+            name: session.table(source, snapshot, relation)
+            for name, relation in relations.items()
+            if relation is not None
+        }
+        job = _Job(origin, snapshot, View(spark, target, entry), entry, cuts, differences)
+        with ThreadPoolExecutor(_PARALLELISM) as pool:
+            reports = list(pool.map(lambda name: job.report(name, sides.get(name)), sorted(found)))
+    reports += [TableReport(name, REFUSED, "the mirror has no such table") for name in absent]
+    seconds = time.monotonic() - begin
+    return AuditReport(entry.cut, entry.epoch, entry.end_lsn, snapshot.text, snapshot.wal_lsn, seconds, reports)
+
+
+def _last_entry(spark: SparkSession, target: Delta) -> Entry:
+    entry = ControlTable(target.table(spark, NAME)).last()
+    if entry is None:
+        raise NoSuchView(f"{target.path} has no state of the database. Nothing was compared. Start the mirror first")
+    return entry
+
+
+@dataclass(frozen=True, slots=True)
+class _Tail:
+    """The cuts behind the mirror's, and the topics that the pipeline has."""
+
+    cuts: Sequence[Cut]
+    topics: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Cuts:
+    """The cut records around the mirror's cut."""
+
+    origin: Origin
+    entry: Entry
+
+    def until(self, lsn: int, wait_s: float) -> _Tail:
+        """Return what is behind the mirror's cut, once that reaches ``lsn``."""
+        end = time.monotonic() + wait_s
+        cuts = self._behind()
+        while (cuts[-1].end_lsn if cuts else self.entry.end_lsn) < lsn:
+            if time.monotonic() > end:
+                raise PipelineError(
+                    f"the stream has not reached PostgreSQL's present position within {wait_s:g} s. Nothing was "
+                    "compared. See whether pgsluice runs and how far it is behind (`pgsluice-spark lag`), or give a "
+                    "longer wait"
+                )
+            time.sleep(_POLL_S)
+            cuts = self._behind()
+        if any(cut.epoch != self.entry.epoch for cut in cuts):
+            raise PipelineError(
+                "a new epoch has begun behind the mirror's last cut. Nothing was compared. Repeat the audit when the "
+                "mirror has the new epoch"
+            )
+        return _Tail(cuts, self._topics())
+
+    def _behind(self) -> list[Cut]:
+        return last_of_each_number(joined(self._read(self.entry.offset + 1)))
+
+    def _topics(self) -> list[str]:
+        transactions = self.origin.transactions
+        brokers = Brokers(self.origin.spark, self.origin.bootstrap_servers, self.origin.options)
+        begin = brokers.topics({(transactions, 0)})[transactions].begins[0]
+        found = self._read(max(begin, self.entry.offset - _BACK))
+        return sorted({topic for cut in found for topic in cut.topics if self.origin.is_of_tables(topic)})
+
+    def _read(self, offset: int) -> list[Cut]:
+        origin = self.origin
+        given = {**origin.options, "startingOffsets": json.dumps({origin.transactions: {"0": offset}})}
+        records = read_topic(origin.spark, origin.transactions, origin.bootstrap_servers, given, streaming=False)
+        return collected(origin.cuts(records))
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Compares tables, each on a thread of its own."""
+
+    origin: Origin
+    snapshot: Snapshot
+    view: View
+    entry: Entry
+    tail: _Tail
+    differences: int
+    schemas: Mapping[str, tuple[str, tuple[SchemaVersion, ...]]] = field(init=False)
+    """Topic and schemas of each table."""
+    lacking: set[str] = field(init=False)
+    """Tables for whose changes behind the mirror's cut dead letters stand."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "schemas", self._schemas())
+        object.__setattr__(self, "lacking", self.origin.tables_with_dead_letters(self.tail.cuts))
+
+    def _schemas(self) -> dict[str, tuple[str, tuple[SchemaVersion, ...]]]:
+        found: dict[str, tuple[str, tuple[SchemaVersion, ...]]] = {}
+        for topic in self.tail.topics:
+            versions = tuple(self.origin.registry.versions((f"{topic}-value", f"{topic}-key")))
+            found |= dict.fromkeys(tables_of(versions), (topic, versions))
+        return found
+
+    def report(self, table: str, side: SourceTable | None) -> TableReport:
+        """Compare a table, or say why it cannot be compared."""
+        status = self._status(table)
+        if status != LOADED:
+            return TableReport(table, status, _UNFINISHED[status])
+        if side is None:
+            return TableReport(table, REFUSED, "PostgreSQL has no such table")
+        if side.refusal:
+            return TableReport(table, REFUSED, side.refusal)
+        if table not in self.schemas:
+            return TableReport(table, REFUSED, "no cut record names its topic, so its columns are not known")
+        rows, key = self._mirror(table)
+        return compared(table, rows, key, Columns.of(columns_of(self._newest(table)), rows, side), self.differences)
+
+    def _status(self, table: str) -> str:
+        if any(mark.state == "stale" for mark in marks_of(self.tail.cuts, table)):
+            return STALE
+        return PARTIAL if table in self.lacking else self.entry.tables[table].state.status
+
+    def _newest(self, table: str) -> SchemaVersion:
+        topic, versions = self.schemas[table]
+        return [one for one in versions if one.subject == f"{topic}-value" and table_of(one) == table][-1]
+
+    def _mirror(self, table: str) -> tuple[DataFrame, Sequence[str]]:
+        """Return the rows that the mirror has as of the snapshot, and the columns of their key."""
+        topic, versions = self.schemas[table]
+        reading = topic_reading(versions, topic, table)
+        state, cuts, spark = self.entry.tables[table].state, self.tail.cuts, self.origin.spark
+        offsets = ranges(cuts, topic) if topic in topics(cuts) else {}
+        work = Work(
+            app=self.entry.topic_id,
+            table=table,
+            cuts=cuts,
+            marks=(),
+            state=state,
+            reading=reading,
+            declared=declared(cuts, topic),
+            records=lambda: self.origin.read(spark, topic, offsets) if offsets else _no_records(spark),
+            distinct=True,
+        )
+        key = state.key or reading.newest_key
+        rows = self.view[table] if table in self.view else spark.createDataFrame([], target_schema(work.row_type))
+        return (caught_up(rows, work, self.snapshot, key) if offsets else rows), key
+
+
+def _no_records(spark: SparkSession) -> DataFrame:
+    return spark.createDataFrame(
+        [], "key binary, value binary, topic string, partition int, offset long, timestamp timestamp"
+    )

@@ -1,0 +1,208 @@
+"""``pgsluice-spark``: mirrors, change logs, views and audits from the shell, as a TOML file says.
+
+Exit codes are those of the daemon where they fit (docs/runbook.md).
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import pyspark
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from pgsluice_spark.config import Config, ConfigError, read
+from pgsluice_spark.control import View, consistent_view
+from pgsluice_spark.delta import Delta
+from pgsluice_spark.errors import NoSuchView, PipelineError, TopicMissing
+from pgsluice_spark.jars import packages
+from pgsluice_spark.pipeline import Pipeline
+from pgsluice_spark.registry import Registry, RegistryError, RestRegistry, TopicRegistry
+from pgsluice_spark.report import lsn_text
+from pgsluice_spark.schema import SchemaError
+
+EXIT_OK: Final = 0
+EXIT_NOT_COMPARED: Final = 1
+EXIT_DATA: Final = 65
+EXIT_UNAVAILABLE: Final = 69
+EXIT_BUG: Final = 70
+EXIT_CONFIG: Final = 78
+
+_SESSION: Final[Mapping[str, str]] = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.ui.showConsoleProgress": "false",
+}
+_OLDER_SOURCE: Final = {
+    "spark.sql.streaming.disabledV2MicroBatchReaders": "org.apache.spark.sql.kafka010.KafkaSourceProvider"
+}
+"""What Spark 4.1.0 and 4.1.1 need because of SPARK-55271."""
+
+Command = Callable[[Config, Pipeline, argparse.Namespace], int]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Carry out a command; return the exit code."""
+    options = parser().parse_args(arguments)
+    try:
+        if options.command == "jars":
+            return _jars()
+        config = read(options.config)
+        command = COMMANDS[options.command]
+        with _session(config) as spark:
+            return command(config, _pipeline(config, spark), options)
+    except ConfigError as error:
+        return _failed(error, EXIT_CONFIG)
+    except (TopicMissing, NoSuchView, RegistryError) as error:
+        return _failed(error, EXIT_UNAVAILABLE)
+    except (PipelineError, SchemaError) as error:
+        return _failed(error, EXIT_UNAVAILABLE if type(error) is PipelineError else EXIT_DATA)
+    except (PySparkException, Py4JError) as error:
+        return _failed(error, EXIT_BUG)
+
+
+def _jars() -> int:
+    print(",".join(packages(pyspark.__version__)))  # noqa: T201 - what was asked for
+    return EXIT_OK
+
+
+def _failed(error: Exception, code: int) -> int:
+    print(f"pgsluice-spark: {error}", file=sys.stderr)  # noqa: T201 - the last word of a command
+    return code
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return what understands the command line."""
+    found = argparse.ArgumentParser(prog="pgsluice-spark", description="Tables of PostgreSQL in a lake, by Spark.")
+    commands = found.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, text in HELP.items():
+        command = commands.add_parser(name, help=text, description=text)
+        if name == "jars":
+            continue
+        command.add_argument("-c", "--config", required=True, metavar="FILE", help="the TOML file")
+        if name in ("audit", "lag", "view"):
+            command.add_argument("--json", action="store_true", help="print JSON")
+        if name == "view":
+            command.add_argument("--at", metavar="CUT|LSN", help="the last state that is not behind it")
+        if name == "audit":
+            command.add_argument("--differences", type=int, default=20, help="rows of each table that are named (20)")
+            command.add_argument("--wait", type=float, default=120, metavar="SECONDS", help="for the stream (120)")
+    return found
+
+
+def _session(config: Config) -> SparkSession:
+    settings = dict(_SESSION)
+    if pyspark.__version__ in ("4.1.0", "4.1.1"):
+        settings |= _OLDER_SOURCE
+    builder = SparkSession.builder.appName(f"pgsluice-spark {config.get('pipeline.prefix')}")
+    for name, value in {**settings, **config.spark}.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def _pipeline(config: Config, spark: SparkSession) -> Pipeline:
+    return Pipeline(
+        spark,
+        prefix=config.get("pipeline.prefix"),
+        bootstrap_servers=config.get("pipeline.bootstrap_servers"),
+        registry=_registry(config, spark),
+        kafka_options=config.find("pipeline.kafka_options", {}),
+    )
+
+
+def _registry(config: Config, spark: SparkSession) -> Registry:
+    url = config.find("registry.url")
+    if url is None:
+        options = config.find("pipeline.kafka_options", {})
+        return TopicRegistry(
+            spark, config.get("pipeline.bootstrap_servers"), config.get("registry.topic"), kafka_options=options
+        )
+    try:
+        return RestRegistry(url, config.find("registry.username"), config.secret("registry.password_file"))
+    except ValueError as error:
+        raise ConfigError(f"{config.file}: registry.url: {error}") from None
+
+
+def _target(config: Config) -> Delta:
+    return Delta(config.get("target.path"))
+
+
+def _query(config: Config, start: Callable[..., object]) -> int:
+    query = start(
+        _target(config),
+        tables=config.tables,
+        checkpoint=config.get("query.checkpoint"),
+        trigger=config.find("query.trigger", "10 seconds"),
+        max_events=config.find("query.max_events", 5_000_000),
+    )
+    query.awaitTermination()  # type: ignore[attr-defined]
+    return EXIT_OK
+
+
+def _audit(config: Config, pipeline: Pipeline, options: argparse.Namespace) -> int:
+    password = config.secret("postgres.password_file")
+    dsn = config.get("postgres.dsn")
+    try:
+        report = pipeline.audit(
+            _target(config),
+            postgres=dsn if password is None else f"{dsn} password={_quoted(password)}",
+            tables=config.tables,
+            differences=options.differences,
+            wait_s=options.wait,
+        )
+    except ValueError as error:
+        raise ConfigError(f"{config.file}: postgres.dsn: {error}") from None
+    print(report.to_json() if options.json else report)  # noqa: T201 - what was asked for
+    if report.different:
+        return EXIT_DATA
+    return EXIT_OK if report.equal else EXIT_NOT_COMPARED
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "'\"'\"'") + "'"
+
+
+def _view(config: Config, pipeline: Pipeline, options: argparse.Namespace) -> int:
+    at = options.at
+    found = consistent_view(pipeline.spark, _target(config), at=int(at) if at and at.isdigit() else at)
+    print(_view_json(found) if options.json else _view_text(found))  # noqa: T201 - what was asked for
+    return EXIT_OK
+
+
+def _view_text(view: View) -> str:
+    lines = [f"cut {view.cut}, epoch {view.epoch}, {lsn_text(view.end_lsn)}, {view.ts or 'no time'}"]
+    return "\n".join([*lines, *(f"{name}: {status}" for name, status in sorted(view.status.items()))])
+
+
+def _view_json(view: View) -> str:
+    ts = None if view.ts is None else view.ts.isoformat()
+    return json.dumps(
+        {"cut": view.cut, "epoch": view.epoch, "end_lsn": view.end_lsn, "ts": ts, "tables": dict(view.status)}
+    )
+
+
+def _lag(config: Config, pipeline: Pipeline, options: argparse.Namespace) -> int:
+    found = pipeline.lag(_target(config))
+    print(found.to_json() if options.json else found)  # noqa: T201 - what was asked for
+    return EXIT_OK
+
+
+COMMANDS: Final[Mapping[str, Command]] = {
+    "mirror": lambda config, pipeline, _: _query(config, pipeline.mirror),
+    "changelog": lambda config, pipeline, _: _query(config, pipeline.changelog),
+    "audit": _audit,
+    "view": _view,
+    "lag": _lag,
+}
+
+HELP: Final[Mapping[str, str]] = {
+    "mirror": "keep the tables of the target equal to PostgreSQL's",
+    "changelog": "keep all changes of the tables",
+    "audit": "compare the mirror with PostgreSQL, value by value",
+    "view": "print as of which cut the target is, and the state of each table",
+    "lag": "print how far the target is behind the topics",
+    "jars": "print the packages for the installed PySpark, for spark.jars.packages",
+}

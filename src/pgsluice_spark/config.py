@@ -1,0 +1,115 @@
+"""The TOML file of ``pgsluice-spark``: what it may have, and an error that names file and key for anything else.
+
+Used by :mod:`.cli`. Pure but for reading the file and the files that it names.
+"""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+PATTERN_ALL: Final = ("*",)
+
+_KEYS: Final[Mapping[str, Mapping[str, type]]] = {
+    "pipeline": {"prefix": str, "bootstrap_servers": str, "kafka_options": dict},
+    "registry": {"url": str, "username": str, "password_file": str, "topic": str},
+    "target": {"path": str, "tables": list},
+    "query": {"checkpoint": str, "trigger": str, "max_events": int},
+    "postgres": {"dsn": str, "password_file": str},
+    "spark": {},
+}
+"""The tables of the file and their keys; ``spark`` has settings of Spark, whatever they are called."""
+
+_REQUIRED: Final = ("pipeline.prefix", "pipeline.bootstrap_servers", "target.path")
+_NAMES: Final[Mapping[type, str]] = {str: "a string", dict: "a table", list: "an array of strings", int: "a number"}
+
+
+class ConfigError(Exception):
+    """The file cannot be read, or has something that it may not have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What the file says. ``get`` gives a key that a command needs."""
+
+    file: str
+    values: Mapping[str, Mapping[str, Any]] = field(repr=False)
+
+    def get(self, key: str) -> Any:  # noqa: ANN401 - of the type that _KEYS says
+        """Return a value; ConfigError if the file does not have it."""
+        found = self.find(key)
+        if found is None:
+            raise ConfigError(f"{self.file}: {key} is missing, which this command needs. Add it")
+        return found
+
+    def find(self, key: str, default: Any = None) -> Any:  # noqa: ANN401 - as above
+        """Return a value, or ``default``."""
+        table, _, name = key.partition(".")
+        return self.values.get(table, {}).get(name, default)
+
+    def secret(self, key: str) -> str | None:
+        """Return what stands in the file that a key names."""
+        path = self.find(key)
+        if path is None:
+            return None
+        try:
+            return Path(path).read_text(encoding="utf-8").rstrip("\n")
+        except OSError as error:
+            raise ConfigError(f"{self.file}: {key}: {path} cannot be read: {error.strerror}") from None
+
+    @property
+    def tables(self) -> Sequence[str]:
+        """The names or patterns of the tables."""
+        found: Sequence[str] = self.find("target.tables", PATTERN_ALL)
+        return found
+
+    @property
+    def spark(self) -> dict[str, str]:
+        """Settings of Spark."""
+        return {name: _text(value) for name, value in self.values.get("spark", {}).items()}
+
+
+def read(path: str) -> Config:
+    """Return what a file says."""
+    try:
+        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from None
+    for name, table in values.items():
+        _check_table(path, name, table)
+    config = Config(path, values)
+    for key in _REQUIRED:
+        config.get(key)
+    if (config.find("registry.url") is None) == (config.find("registry.topic") is None):
+        raise ConfigError(f"{path}: registry needs one of url and topic (such as shop.schemas)")
+    return config
+
+
+def _check_table(path: str, name: str, table: object) -> None:
+    if name not in _KEYS:
+        raise ConfigError(f"{path}: {name} is unknown. The file has the tables {', '.join(_KEYS)}")
+    if not isinstance(table, dict):
+        raise ConfigError(f"{path}: {name} must be a table: [{name}]")
+    if name == "spark":
+        return
+    for key, value in table.items():
+        kind = _KEYS[name].get(key)
+        if kind is None:
+            raise ConfigError(f"{path}: {name}.{key} is unknown. [{name}] has {', '.join(_KEYS[name])}")
+        if not _is_of(value, kind):
+            raise ConfigError(f"{path}: {name}.{key} must be {_NAMES[kind]}")
+
+
+def _is_of(value: object, kind: type) -> bool:
+    if isinstance(value, list):
+        return kind is list and all(isinstance(item, str) for item in value)
+    if isinstance(value, dict):
+        return kind is dict and all(isinstance(item, str) for item in value.values())
+    return type(value) is kind
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,55 @@
+"""How far a mirror or a change log is behind the topics. Used by :mod:`.pipeline`."""
+
+import json
+import time
+from dataclasses import asdict, dataclass
+
+from pgsluice_spark.control import NAME, ControlTable
+from pgsluice_spark.cuts import collected, joined, last_of_each_number
+from pgsluice_spark.delta import Delta
+from pgsluice_spark.errors import NoSuchView
+from pgsluice_spark.origin import Origin
+from pgsluice_spark.source import read_topic
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """What the topics have behind a target's last cut.
+
+    ``events``: how many changes. ``wal_bytes``: of PostgreSQL's WAL. ``seconds``: how long ago the oldest transaction
+    was committed that the target lacks, by this machine's clock; 0 if it lacks none.
+    """
+
+    cut: int
+    newest_cut: int
+    events: int
+    wal_bytes: int
+    seconds: float
+
+    def to_json(self) -> str:
+        """Return it as a JSON object."""
+        return json.dumps(asdict(self))
+
+    def __str__(self) -> str:
+        return (
+            f"at cut {self.cut} of {self.newest_cut}: {self.events} changes, {self.wal_bytes} bytes of WAL and "
+            f"{self.seconds:.1f} s behind"
+        )
+
+
+def lag_of(origin: Origin, target: Delta) -> Lag:
+    """Return how far ``target`` is behind."""
+    entry = ControlTable(target.table(origin.spark, NAME)).last()
+    if entry is None:
+        raise NoSuchView(f"{target.path} has no state of the database yet. Start the mirror or the change log")
+    given = {**origin.options, "startingOffsets": json.dumps({origin.transactions: {"0": entry.offset + 1}})}
+    records = read_topic(origin.spark, origin.transactions, origin.bootstrap_servers, given, streaming=False)
+    cuts = last_of_each_number(joined(collected(origin.cuts(records))))
+    times = [cut.ts_us for cut in cuts if cut.ts_us is not None]
+    return Lag(
+        cut=entry.cut,
+        newest_cut=cuts[-1].number if cuts else entry.cut,
+        events=sum(cut.events for cut in cuts),
+        wal_bytes=max(0, cuts[-1].end_lsn - entry.end_lsn) if cuts else 0,
+        seconds=max(0.0, time.time() - min(times) / 1e6) if times else 0.0,
+    )

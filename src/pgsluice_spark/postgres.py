@@ -1,0 +1,319 @@
+"""PostgreSQL as an audit sees it: one session that exports a snapshot, and the settings for those that import it.
+
+Used by :mod:`.audit`. Both go through PostgreSQL's JDBC driver, which the executors need in any case: then a cluster
+needs nothing else, and passwords and TLS mean the same in all sessions.
+
+https://www.postgresql.org/docs/current/functions-admin.html#FUNCTIONS-SNAPSHOT-SYNCHRONIZATION
+https://jdbc.postgresql.org/documentation/use/
+"""
+
+import shlex
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from py4j.protocol import Py4JError
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
+
+from pgsluice_spark.errors import PipelineError
+
+DRIVER: Final = "org.postgresql.Driver"
+
+_PROPERTIES: Final[Mapping[str, str]] = {
+    "user": "user",
+    "password": "password",
+    "sslmode": "sslmode",
+    "sslrootcert": "sslrootcert",
+    "sslcert": "sslcert",
+    "sslkey": "sslkey",
+    "connect_timeout": "connectTimeout",
+    "application_name": "ApplicationName",
+    "options": "options",
+}
+"""libpq's keywords and what the JDBC driver calls them; host, port and dbname are part of the URL."""
+
+_POLL_S: Final = 0.1
+_XIDS: Final = 1 << 32
+_FETCH_ROWS: Final = 5000
+_PAGES_READ: Final = 4096
+"""Pages of a table that are read by one task: 32 MiB."""
+_PAGE, _SEGMENT_HEADER, _PAGE_HEADER = 8192, 40, 24
+
+TEXT_SETTINGS: Final = (
+    "SET DateStyle = 'ISO'",
+    "SET IntervalStyle = 'iso_8601'",
+    "SET TimeZone = 'UTC'",
+    "SET lc_monetary = 'C'",
+    "SET bytea_output = 'hex'",
+    "SET extra_float_digits = 3",
+    "SET search_path = ''",
+    "SET row_security = off",
+    "SET statement_timeout = 0",
+    "SET idle_in_transaction_session_timeout = 0",
+)
+"""What decides how PostgreSQL writes values, as the daemon sets it (docs/types.md), and no filter that is not seen."""
+
+_UNFINISHED: Final = """
+    SELECT l.transactionid::text, coalesce(l.pid::text, 'prepared'),
+        CASE WHEN l.pid IS NOT NULL THEN coalesce(a.state LIKE 'idle in transaction%', false)
+            ELSE NOT EXISTS (
+                SELECT FROM pg_stat_activity AS c WHERE c.pid != pg_backend_pid() AND (
+                    c.backend_type IS NULL OR c.state = 'disabled' OR c.state = 'active'
+                    AND c.backend_type NOT IN ('walsender', 'parallel worker', 'autovacuum worker')
+                    AND (c.query ~* 'prepared' OR c.backend_type != 'client backend'))) END
+    FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
+    WHERE l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock' AND l.granted
+    AND (a.datname IS NULL OR a.datname = current_database())
+"""
+"""Transactions that have an id and have not ended, and whether they cannot be in the midst of their commit."""
+
+_RELATION: Final = """
+    SELECT c.oid, c.relkind, CASE WHEN c.relkind = 'p' THEN '' ELSE 'ONLY ' END || format('%I.%I', nspname, relname)
+    FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+    WHERE c.relkind IN ('r', 'p') AND nspname = {schema} AND relname = {table}
+"""
+
+_FILTERS: Final = "SELECT 1 FROM pg_publication_rel WHERE prrelid = {oid} AND prqual IS NOT NULL"
+
+_COLUMNS: Final = """
+    SELECT a.attname, coalesce(b.typname, t.typname), t.typcategory
+    FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid LEFT JOIN pg_type AS b ON b.oid = t.typbasetype
+    WHERE a.attrelid = {oid} AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
+"""
+
+_PAGES: Final = """
+    WITH RECURSIVE tree AS (
+        SELECT {oid}::oid AS oid
+        UNION ALL
+        SELECT i.inhrelid FROM pg_inherits AS i JOIN tree ON i.inhparent = tree.oid WHERE {is_root}
+    )
+    SELECT max(pg_relation_size(oid) / current_setting('block_size')::bigint) FROM tree
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where PostgreSQL is, for JDBC."""
+
+    url: str
+    properties: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def parse(cls, text: str) -> "Source":
+        """Return what a connection string says: libpq's ``host=... dbname=...``, or a URL of JDBC."""
+        if text.startswith("jdbc:postgresql:"):
+            return cls(text)
+        words = dict(_keyword(word) for word in shlex.split(text))
+        place = f"{words.pop('host', 'localhost')}:{words.pop('port', '5432')}"
+        url = f"jdbc:postgresql://{place}/{words.pop('dbname', words.get('user', ''))}"
+        if unknown := sorted(set(words) - set(_PROPERTIES)):
+            raise ValueError(
+                f"the connection string of PostgreSQL has {', '.join(unknown)}, which the JDBC driver does not know. "
+                f"It takes host, port, dbname, {', '.join(_PROPERTIES)}, or a URL: jdbc:postgresql://..."
+            )
+        return cls(url, {_PROPERTIES[name]: value for name, value in words.items()})
+
+
+def _keyword(word: str) -> tuple[str, str]:
+    name, separator, value = word.partition("=")
+    if not separator:
+        raise ValueError("the connection string of PostgreSQL is not of the form host=... dbname=... user=...")
+    return name, value
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """An exported snapshot: its name, what it sees, and a position in the WAL that is behind all that it sees."""
+
+    name: str
+    text: str
+    wal_lsn: int
+
+    @property
+    def xmax(self) -> int:
+        """The first transaction id, in 64 bits, that it does not see in any case."""
+        return int(self.text.split(":")[1])
+
+    @property
+    def running(self) -> list[int]:
+        """The transactions below ``xmax`` that had not ended."""
+        return [int(xid) for xid in self.text.split(":")[2].split(",") if xid]
+
+    def sees(self, xid: Column) -> Column:
+        """Return whether it sees a transaction, whose id is as the stream has it: the lower 32 bits."""
+        ahead = F.pmod(xid.cast("long") - F.lit(self.xmax), F.lit(_XIDS))
+        wide = F.lit(self.xmax) + F.when(ahead >= _XIDS // 2, ahead - _XIDS).otherwise(ahead)
+        return (wide < self.xmax) & ~wide.isin(self.running)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTable:
+    """A table as a snapshot sees it. ``columns``: name, type (of a domain its base), category of the type."""
+
+    source: Source
+    snapshot: Snapshot
+    version: int
+    sql: str
+    pages: int
+    columns: Sequence[tuple[str, str, str]]
+    refusal: str = ""
+
+    def read(self, spark: SparkSession, selected: Sequence[str]) -> DataFrame:
+        """Return what is selected of the table, read in ranges of its pages beside each other."""
+        table = f"(SELECT {', '.join([*selected, 'ctid AS place'])} FROM {self.sql}) AS t"  # noqa: S608 - quoted
+        options = {
+            **self.source.properties,
+            "driver": DRIVER,
+            "fetchsize": str(_FETCH_ROWS),
+            "sessionInitStatement": import_statement(self.snapshot),
+        }
+        return spark.read.jdbc(self.source.url, table, predicates=_ranges(self.pages), properties=options)
+
+
+def _ranges(pages: int) -> list[str]:
+    """Return conditions that share a table out by its pages. The last one has no end, because tables grow."""
+    bounds = list(range(_PAGES_READ, pages - _PAGES_READ // 2, _PAGES_READ))
+    begins = ["true", *(f"place >= '({page},0)'::tid" for page in bounds)]
+    ends = [*(f"place < '({page},0)'::tid" for page in bounds), "true"]
+    return [f"{begin} AND {end}" for begin, end in zip(begins, ends, strict=True)]
+
+
+class Session:
+    """A session on the primary."""
+
+    def __init__(self, connection: Any) -> None:  # noqa: ANN401 - py4j has no types
+        self._connection = connection
+        self.version = int(self._row("SHOW server_version_num")[0] or 0) // 10000
+
+    def rows(self, sql: str) -> list[list[str | None]]:
+        """Return the rows of a query, all values as texts."""
+        statement = self._connection.createStatement()
+        try:
+            found = statement.executeQuery(sql)
+            width = found.getMetaData().getColumnCount()
+            rows = []
+            while found.next():
+                rows.append([found.getString(number + 1) for number in range(width)])
+            return rows
+        finally:
+            statement.close()
+
+    def execute(self, sql: str) -> None:
+        """Carry out a statement."""
+        statement = self._connection.createStatement()
+        try:
+            statement.execute(sql)
+        finally:
+            statement.close()
+
+    def _row(self, sql: str) -> list[str | None]:
+        return self.rows(sql)[0]
+
+    def check_primary(self) -> None:
+        """Raise an error on a standby, whose snapshots do not say which transactions had not ended."""
+        if self._row("SELECT pg_is_in_recovery()") == ["t"]:
+            raise PipelineError(
+                "the server is a standby, whose snapshots do not tell which transactions had not ended. Nothing was "
+                "compared. Give the connection string of the primary"
+            )
+
+    def wait_for_commits(self, wait_s: float) -> None:
+        """Return once no transaction that was in the midst of its commit when this was called is still there."""
+        end = time.monotonic() + wait_s
+        pending = {xid for xid, _, is_safe in self.rows(_UNFINISHED) if is_safe != "t"}
+        while pending:
+            found = {xid: pid for xid, pid, is_safe in self.rows(_UNFINISHED) if is_safe != "t"}
+            pending &= found.keys()
+            if pending and time.monotonic() > end:
+                who = ", ".join(f"{xid} (pid {found[xid]})" for xid in sorted(filter(None, pending))[:5])
+                raise PipelineError(
+                    f"transactions have been at work for {wait_s:g} s, and it cannot be told whether they are in the "
+                    f"midst of their commit: {who}. Nothing was compared. Repeat the audit when they have ended; if "
+                    "they wait for a synchronous standby, look after that; if the role may not see what others do, "
+                    "grant it pg_read_all_stats; or give a longer wait"
+                )
+            time.sleep(_POLL_S if pending else 0)
+
+    def begin(self, tables: Sequence[str]) -> None:
+        """Begin the transaction of the snapshot; the tables cannot be altered or truncated until it ends."""
+        self._connection.setAutoCommit(False)
+        self.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        for setting in (*TEXT_SETTINGS, "SET lock_timeout = '10s'"):
+            self.execute(setting)
+        for table in tables:
+            self.execute(f"LOCK TABLE {table} IN ACCESS SHARE MODE")
+
+    def snapshot(self) -> Snapshot:
+        """Export the transaction's snapshot."""
+        name = self._row("SELECT pg_export_snapshot()")[0]
+        current = "pg_current_snapshot()" if self.version >= 13 else "txid_current_snapshot()"  # noqa: PLR2004 - a version
+        text = self._row(f"SELECT {current}::text")[0]
+        lsn, segment = self._row(
+            "SELECT pg_current_wal_insert_lsn() - '0/0', setting::bigint * CASE unit WHEN '8kB' THEN 8192 ELSE 1 END "
+            "FROM pg_settings WHERE name = 'wal_segment_size'"
+        )
+        return Snapshot(str(name), str(text), before_header(int(lsn or 0), int(segment or 0)))
+
+    def relation(self, schema: str, table: str) -> tuple[str, str, str] | None:
+        """Return oid, kind and name in SQL of a table, None if there is none."""
+        rows = self.rows(_RELATION.format(schema=_literal(schema), table=_literal(table)))
+        return (str(rows[0][0]), str(rows[0][1]), str(rows[0][2])) if rows else None
+
+    def table(self, source: Source, snapshot: Snapshot, relation: tuple[str, str, str]) -> SourceTable:
+        """Return what a snapshot of this session sees of a table that is locked."""
+        oid, kind, sql = relation
+        columns = [(str(name), str(of), str(category)) for name, of, category in self.rows(_COLUMNS.format(oid=oid))]
+        pages = self._row(_PAGES.format(oid=oid, is_root="true" if kind == "p" else "false"))[0]
+        return SourceTable(source, snapshot, self.version, sql, int(pages or 0), columns, self._refusal(oid))
+
+    def _refusal(self, oid: str) -> str:
+        if self.version < 15:  # noqa: PLR2004 - a version
+            return ""
+        return "a publication has a row filter for it" if self.rows(_FILTERS.format(oid=oid)) else ""
+
+
+def before_header(lsn: int, segment: int) -> int:
+    """Return an insert position without the header of a page behind which nothing has been written yet."""
+    if segment and lsn % segment == _SEGMENT_HEADER:
+        return lsn - _SEGMENT_HEADER
+    return lsn - _PAGE_HEADER if lsn % _PAGE == _PAGE_HEADER else lsn
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+@contextmanager
+def connected(spark: SparkSession, source: Source) -> Iterator[Session]:
+    """Give a session; its transaction ends with the context."""
+    jvm: Any = spark._jvm  # noqa: SLF001 - PySpark has no other way to Java
+    properties = jvm.java.util.Properties()
+    for name, value in source.properties.items():
+        properties.setProperty(name, value)
+    try:
+        connection = jvm.org.postgresql.Driver().connect(source.url, properties)
+    except TypeError:
+        raise PipelineError(
+            "Spark does not have PostgreSQL's JDBC driver. Nothing was compared. Add org.postgresql:postgresql to "
+            "spark.jars.packages, or its jar to spark.jars"
+        ) from None
+    except Py4JError as error:
+        reason = getattr(error, "java_exception", error)
+        raise PipelineError(f"PostgreSQL cannot be reached: {reason}. Nothing was compared") from None
+    try:
+        yield Session(connection)
+    finally:
+        connection.close()
+
+
+def import_statement(snapshot: Snapshot) -> str:
+    """Return what a session executes first to see what the snapshot sees.
+
+    Spark executes it as ``sessionInitStatement`` behind the driver's own BEGIN: with a ``fetchsize`` Spark turns off
+    autocommit. Outside of such a transaction PostgreSQL refuses the import, so nothing is read at another moment.
+    """
+    own = ("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY", f"SET TRANSACTION SNAPSHOT '{snapshot.name}'")
+    return "; ".join((*own, *TEXT_SETTINGS))

@@ -1,0 +1,113 @@
+"""What an audit has found, as text and as JSON. Pure; made by :mod:`.audit`."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Final
+
+EQUAL: Final = "equal"
+DIFFERENT: Final = "different"
+REFUSED: Final = "refused"
+"""The table cannot be compared; ``reason`` says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A row or a value that is not the same on both sides.
+
+    ``kind``: ``value``; ``missing`` if the mirror lacks the row; ``extra`` if only the mirror has it. ``key`` holds the
+    key's columns, or the whole row of a table without key. Values are texts, None for null.
+    """
+
+    kind: str
+    key: Mapping[str, str | None]
+    column: str | None = None
+    postgres: str | None = None
+    mirror: str | None = None
+
+    def __str__(self) -> str:
+        row = ", ".join(f"{name}={_shown(value)}" for name, value in self.key.items())
+        if self.kind == "missing":
+            return f"{row}: the mirror lacks the row"
+        if self.kind == "extra":
+            return f"{row}: only the mirror has the row"
+        return f"{row}: {self.column} is {_shown(self.postgres)} in PostgreSQL, {_shown(self.mirror)} in the mirror"
+
+
+@dataclass(frozen=True, slots=True)
+class TableReport:
+    """One table. ``status`` is ``equal``, ``different``, ``refused``, or why a view calls the table unfinished.
+
+    ``rows`` are those of PostgreSQL, ``mirror_rows`` those of the mirror with the changes behind its cut that
+    PostgreSQL's snapshot sees. ``differences`` names the first of the rows that differ. ``exceptions`` names the
+    columns that were not compared, each with the reason.
+    """
+
+    table: str
+    status: str
+    reason: str = ""
+    rows: int = 0
+    mirror_rows: int = 0
+    changed: int = 0
+    missing: int = 0
+    extra: int = 0
+    seconds: float = 0.0
+    differences: Sequence[Difference] = ()
+    exceptions: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class AuditReport:
+    """All tables of an audit. ``cut`` is the mirror's, ``snapshot`` PostgreSQL's, ``wal_lsn`` a position behind it."""
+
+    cut: int
+    epoch: int
+    end_lsn: int
+    snapshot: str
+    wal_lsn: int
+    seconds: float
+    tables: Sequence[TableReport]
+
+    @property
+    def equal(self) -> bool:
+        """Whether every table is equal; one that is unfinished or refused is not."""
+        return bool(self.tables) and all(table.status == EQUAL for table in self.tables)
+
+    @property
+    def different(self) -> list[str]:
+        """The tables that differ."""
+        return [table.table for table in self.tables if table.status == DIFFERENT]
+
+    def to_json(self) -> str:
+        """Return the report as one JSON object."""
+        return json.dumps({"equal": self.equal, **asdict(self)}, ensure_ascii=False)
+
+    def __str__(self) -> str:
+        mirror = f"mirror at cut {self.cut} (epoch {self.epoch}, {lsn_text(self.end_lsn)})"
+        lines = [f"{mirror}, PostgreSQL at snapshot {self.snapshot} (before {lsn_text(self.wal_lsn)})"]
+        for table in self.tables:
+            lines += _lines(table)
+        equal = sum(table.status == EQUAL for table in self.tables)
+        return "\n".join([*lines, f"{equal} of {len(self.tables)} tables equal, {self.seconds:.1f} s"])
+
+
+def _lines(table: TableReport) -> list[str]:
+    lines = [f"{table.table}: {table.status}{f', {table.reason}' if table.reason else ''}"]
+    if table.status in (EQUAL, DIFFERENT):
+        lines[0] += f", {table.rows} rows, {table.seconds:.1f} s"
+    if table.status == DIFFERENT:
+        lines[0] += (
+            f"; {table.changed} rows with other values, {table.missing} missing, {table.extra} extra "
+            f"({table.mirror_rows} in the mirror)"
+        )
+    lines += [f"  {difference}" for difference in table.differences]
+    return lines + [f"  not compared: {name}: {reason}" for name, reason in table.exceptions.items()]
+
+
+def _shown(value: str | None) -> str:
+    return "null" if value is None else repr(value)
+
+
+def lsn_text(lsn: int) -> str:
+    """Return an LSN as PostgreSQL writes it."""
+    return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"

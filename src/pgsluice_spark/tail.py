@@ -1,0 +1,43 @@
+"""A mirror's table together with those later changes that a snapshot of PostgreSQL sees.
+
+Used by :mod:`.audit`, which says why this is what the snapshot sees of the table.
+"""
+
+from collections.abc import Sequence
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
+
+from pgsluice_spark.fold import OF_LIVES, moved, placed
+from pgsluice_spark.mirror import as_events, truncates_of
+from pgsluice_spark.postgres import Snapshot
+from pgsluice_spark.rows import SYSTEM
+from pgsluice_spark.work import Work
+
+
+def caught_up(rows: DataFrame, work: Work, snapshot: Snapshot, key: Sequence[str]) -> DataFrame:
+    """Return ``rows`` with the changes of ``work`` that the snapshot sees; of ``_pgsluice``, what is not known."""
+    seen = work.events.where("op != 'r'").where(snapshot.sees(F.col("xid"))).localCheckpoint()
+    truncated, _ = truncates_of(seen) if work.declared.get("t") else (None, {})
+    floor = max(filter(None, (truncated, work.repeated)), default=None)
+    kept = rows if truncated is None else rows.limit(0)
+    if not key:
+        return _with_inserts(kept, seen, work)
+    events = placed(seen.where("op != 't'"), floor)
+    fields = work.row_type.fieldNames()
+    known = as_events(kept, events)
+    keys = events.where("is_live").select("row").distinct().localCheckpoint()
+    changed = moved(events, keys, known.select(*OF_LIVES), fields).where("op != 'd'")
+    there = known.join(F.broadcast(keys), "row", "left_anti")
+    return there.select("after.*", _system()).unionByName(changed.select("cells.*", _system()))
+
+
+def _with_inserts(rows: DataFrame, seen: DataFrame, work: Work) -> DataFrame:
+    """Return the rows of a table without key, which only gets new ones."""
+    events = seen.where("op != 't'")
+    new = events.select("after.*", _system())
+    return rows.select(*work.row_type.fieldNames(), F.col(SYSTEM)).unionByName(new, allowMissingColumns=True)
+
+
+def _system() -> Column:
+    return F.struct("unchanged", "raw").alias(SYSTEM)

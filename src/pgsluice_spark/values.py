@@ -1,0 +1,153 @@
+"""The same value on both sides of an audit: what PostgreSQL writes as text, read as the mirror's type.
+
+Used by :mod:`.audit`. PostgreSQL writes each value with its type's output function, as it does for the daemon. (A cast
+to text would be another thing for some types: it strips the blanks of ``char(n)``.) Spark reads that text as the type
+that the mirror has, so both sides are compared as values.
+
+docs/types.md says what becomes of each type.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
+from pyspark.sql.types import ArrayType, DataType, MapType
+
+from pgsluice_spark.delta import quoted
+from pgsluice_spark.lives import comparable
+from pgsluice_spark.rows import SYSTEM
+
+_DATE: Final = r"^\d{4,}-\d\d-\d\d$"
+_TIMESTAMP: Final = r"^\d{4,}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d+)?(\+00)?$"
+
+_REFERENCES: Final = frozenset(
+    f"reg{name}"
+    for name in (
+        *("proc", "procedure", "oper", "operator", "class", "type"),
+        *("config", "dictionary", "namespace", "role", "collation"),
+    )
+)
+_REFERENCE: Final = "with postgres.binary, it is a number in place of a name (docs/types.md)"
+_CHAR: Final = 'servers before 16 send the bare byte of a "char" beyond ASCII (docs/types.md)'
+_FIRST_OCTAL: Final = 16
+
+_MICROS: Final = "round(extract(epoch FROM {})::numeric * 1000000)::bigint::text"
+_MILLIS: Final = "round(extract(epoch FROM {})::numeric * 1000)::bigint::text"
+_FINITE: Final = f"CASE WHEN isfinite({{0}}) THEN {_MICROS.replace('{}', '{0}')} END"
+_CODES: Final = {("time", "bigint"): _MICROS, ("time", "int"): _MILLIS, ("interval", "bigint"): _FINITE}
+"""Types that a mirror has as a number, by the mirror's type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A column of PostgreSQL and the field that it is in the mirror; ``kind`` is the field's type.
+
+    Column ``t<number>`` of what is read from PostgreSQL is its text, ``c<number>`` what its value is worked out from.
+    """
+
+    number: int
+    column: str
+    field: str
+    type: str
+    category: str
+    kind: DataType
+
+    def selected(self) -> list[str]:
+        """Return what is selected of the column in PostgreSQL."""
+        name = '"' + self.column.replace('"', '""') + '"'
+        text = _output(name)
+        return [
+            f"{text} AS t{self.number}",
+            *([] if (code := self._code(name)) is None else [f"{code} AS c{self.number}"]),
+        ]
+
+    def _code(self, name: str) -> str | None:
+        if isinstance(self.kind, MapType):
+            return f"{name}::json::text"
+        if isinstance(self.kind, ArrayType) and self.category == "A":
+            items = f"(SELECT json_agg({_output('e')})::text FROM (SELECT unnest({name}) AS e) AS u)"  # noqa: S608 - quoted
+            is_plain = f"coalesce(array_ndims({name}), 1) = 1 AND coalesce(array_lower({name}, 1), 1) = 1"
+            return f"CASE WHEN {name} IS NOT NULL AND {is_plain} THEN coalesce({items}, '[]') END"
+        code = _CODES.get((self.type, self.kind.simpleString()))
+        return None if code is None else code.format(name)
+
+    def value(self) -> Column:
+        """Return PostgreSQL's value as the mirror's type; null if the type does not hold it."""
+        text = F.col(f"t{self.number}")
+        if isinstance(self.kind, MapType):
+            return F.from_json(F.col(f"c{self.number}"), self.kind)
+        if isinstance(self.kind, ArrayType):
+            kind, source = self.kind.elementType, F.col(f"c{self.number}") if self.category == "A" else text
+            return F.transform(F.from_json(source, "array<string>"), lambda item: _read(item, kind))
+        if (self.type, self.kind.simpleString()) in _CODES:
+            return F.col(f"c{self.number}").cast(self.kind)
+        return _read(text, self.kind)
+
+    def text(self) -> Column:
+        """Return PostgreSQL's text."""
+        return F.col(f"t{self.number}")
+
+    def differs(self, mirror: str) -> Column:
+        """Return whether the value of a row differs; ``mirror``: the column with the mirror's row, a struct."""
+        kept, text = f"{mirror}.{SYSTEM}", self.text()
+        raw = F.try_element_at(F.col(f"{kept}.raw"), F.lit(self.field))
+        here = F.col(f"{mirror}.{quoted(self.field)}")
+        is_same = comparable(here, self.kind) == comparable(self.value(), self.kind)
+        same = (
+            F.when(raw.isNotNull(), raw.eqNullSafe(text))
+            .when(text.isNull(), here.isNull())
+            .otherwise(F.coalesce(is_same, F.lit(False)))  # noqa: FBT003 - a literal
+        )
+        return F.array_contains(f"{kept}.unchanged", self.field) | ~same
+
+    def shown(self, mirror: str) -> Column:
+        """Return the mirror's value as a text for people."""
+        raw = F.try_element_at(F.col(f"{mirror}.{SYSTEM}.raw"), F.lit(self.field))
+        unknown = F.array_contains(f"{mirror}.{SYSTEM}.unchanged", self.field)
+        here = F.col(f"{mirror}.{quoted(self.field)}")
+        text = (
+            F.concat(F.lit("\\x"), F.lower(F.hex(here)))
+            if self.kind.simpleString() == "binary"
+            else here.cast("string")
+        )
+        return F.when(unknown, F.lit("(not known: it was never sent)")).otherwise(F.coalesce(raw, text))
+
+    def exception(self, version: int) -> str:
+        """Return why the column cannot be compared on this version of PostgreSQL; empty if it can."""
+        name = self.type.removeprefix("_")
+        if name in _REFERENCES:
+            return _REFERENCE
+        return _CHAR if name == "char" and version < _FIRST_OCTAL else ""
+
+
+def _output(name: str) -> str:
+    """Return what a type's output function makes of a value; null for null, which a composite of nulls is not."""
+    return f"CASE WHEN num_nonnulls({name}) = 1 THEN format('%s', {name}) END"
+
+
+def _read(text: Column, kind: DataType) -> Column:
+    """Return a text of PostgreSQL as a value; null if the type does not hold it."""
+    reading = _READINGS.get(kind.simpleString())
+    return text.try_cast(kind) if reading is None else reading(text)
+
+
+def _timestamp(text: Column, zone: str) -> Column:
+    local = F.concat(_signed(F.regexp_replace(text, r"\+00$", "")), F.lit(zone))
+    return F.when(text.rlike(_TIMESTAMP), local)
+
+
+_READINGS: Final[Mapping[str, Callable[[Column], Column]]] = {
+    "boolean": lambda text: text == "t",
+    "binary": lambda text: F.unhex(F.substring(text, 3, 2**31 - 1)),
+    "date": lambda text: F.when(text.rlike(_DATE), _signed(text)).try_cast("date"),
+    "timestamp": lambda text: _timestamp(text, "Z").try_cast("timestamp"),
+    "timestamp_ntz": lambda text: _timestamp(text, "").try_cast("timestamp_ntz"),
+}
+"""How the texts of types are read that Spark does not read as PostgreSQL writes them."""
+
+
+def _signed(text: Column) -> Column:
+    """Return a date of more than four digits for the year as Spark reads it."""
+    return F.when(text.rlike(r"^\d{5}"), F.concat(F.lit("+"), text)).otherwise(text)

@@ -1,0 +1,306 @@
+"""An audit of a mirror on real servers, while the source is being written to."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
+
+from pgsluice_spark import AuditReport, Delta, NoSuchView, PipelineError, TableReport
+from pgsluice_spark.cli import COMMANDS, parser
+from pgsluice_spark.config import Config
+from pgsluice_spark.postgres import Snapshot, Source, before_header
+from sandbox.kafka import Kafka
+from sandbox.postgres import Database, Postgres
+from tests.spark.shop import Shop, opened
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "kafka": {"topics": {"partitions": 2}},
+    "snapshot": {"mode": "initial", "chunk_rows": 300},
+    "delivery": {"heartbeat": "500ms"},
+}
+SETUP = (
+    "CREATE TYPE mood AS ENUM ('sad', 'happy')",
+    "CREATE TYPE pair AS (a int, b text)",
+    """
+    CREATE TABLE kinds (
+        id int PRIMARY KEY, flag bool, small int2, big int8, amount numeric(10,2), free numeric, ratio float8,
+        one float4, note text, fixed char(5), day date, at time, local timestamp, moment timestamptz,
+        span interval, token uuid, data bytea, counts int[], tags text[], days date[], blobs bytea[], moods mood[],
+        pairs pair[], pair pair, address inet, document jsonb, range int4range,
+        kind regclass, "order lines" text, "cost" money
+    )
+    """,
+    r"""
+    INSERT INTO kinds VALUES
+    (1, true, -32768, 9223372036854775807, -12345678.90, 1e40, 0.1, 3.4e38, 'żółć 🙂 "q" \', 'a  ', '2024-02-29',
+     '23:59:59.999999', '1066-10-14 09:00:00.000001', '2024-10-27 02:30:00.123456+02', '1 year 2 days 03:04:05.6',
+     '6f1e2c1c-7b1f-4e0e-9f0a-0d6e2a3b4c5d', '\x00ff', '{1,NULL,-3}', '{"a, b",NULL,"","\"\\"}',
+     '{2024-02-29,infinity}', '{"\\x00","\\xff"}', '{sad,NULL}', '{"(1,x)",NULL,"(,)"}', '(1,)', '10.0.0.1',
+     '{"b": 1, "a": [null]}', '[1,5)', 'kinds', 'x', '12.5'),
+    (2, false, 0, 0, 'NaN', 'NaN', 'NaN', '-Infinity', '', '', 'infinity', '24:00:00', '-infinity',
+     '0044-03-15 12:00:00+00 BC', '-1 day', NULL, '', '{}', '{}', '{}', '{}', '{}', '{}', '(,)', '10.0.0.0/8', 'null',
+     'empty', NULL, '', '0'),
+    (3, NULL, 1, 1, 1, 1, '-Infinity', 'NaN', 'c', 'ccccc', '9999-12-31', '00:00:00', '9999-12-31 23:59:59.999999',
+     '0001-01-01 00:00:00+00', NULL, NULL, NULL, '[2:3]={1,2}', '{{a,b},{c,d}}', NULL, NULL, NULL, NULL, NULL, '::1',
+     NULL, NULL, NULL, NULL, NULL)
+    """,
+    "INSERT INTO kinds (id) VALUES (4)",
+    "CREATE TABLE orders (id int, part int, amount numeric(10,2), note text, PRIMARY KEY (id, part))",
+    "ALTER TABLE orders ALTER note SET STORAGE EXTERNAL",
+    "INSERT INTO orders VALUES (2001, 1, 1, 'fine'), (2002, 1, 1, 'fine')",
+    "INSERT INTO orders SELECT n, 1, n, repeat('kept out of line ', 300) FROM generate_series(1, 1000) AS n",
+    "CREATE TABLE events (what text, many int)",
+    "INSERT INTO events SELECT 'event ' || n % 10, n % 7 FROM generate_series(1, 100) AS n",
+    "CREATE TABLE empty (id int PRIMARY KEY, note text)",
+    "CREATE TABLE truncated (id int PRIMARY KEY, note text)",
+    "INSERT INTO truncated SELECT n, 'row ' || n FROM generate_series(1, 100) AS n",
+    "CREATE TABLE parted (id int PRIMARY KEY, note text) PARTITION BY RANGE (id)",
+    "CREATE TABLE parted_low PARTITION OF parted FOR VALUES FROM (0) TO (50)",
+    "CREATE TABLE parted_high PARTITION OF parted FOR VALUES FROM (50) TO (100)",
+    "INSERT INTO parted SELECT n, 'row ' || n FROM generate_series(1, 99) AS n",
+)
+LOADED = 8
+
+WRITES = (
+    "UPDATE orders SET amount = amount + 1 WHERE id <= 1000 AND id % 50 = {n} % 50",
+    "UPDATE orders SET part = part + 1 WHERE id = {n} % 1000 + 1",  # the notes are not sent
+    "DELETE FROM orders WHERE id = {n} % 1000 + 1",
+    "INSERT INTO orders VALUES ({n} % 1000 + 1, 1, {n}, repeat('again ', 500)) ON CONFLICT DO NOTHING",
+    "INSERT INTO events VALUES ('written', {n} % 3)",
+    "SAVEPOINT a",
+    "UPDATE kinds SET big = {n}, note = 'note {n}' WHERE id = 4",
+    "RELEASE a",
+    "UPDATE parted SET note = 'row {n}' WHERE id = {n} % 99 + 1",
+)
+
+
+class Writer:
+    """Commits all the time, in two sessions; every fourth transaction is prepared first."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._end = threading.Event()
+        self.commits = 0
+        self._threads = [threading.Thread(target=self._write, args=(number,)) for number in range(2)]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        self._end.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _write(self, number: int) -> None:
+        with self._database.connect() as connection:
+            while not self._end.wait(0.2):
+                number += 2
+                statements = [statement.format(n=number) for statement in WRITES]
+                try:
+                    connection.execute(
+                        "; ".join(["BEGIN", *statements[number % 2 :], *self._commit(number)[:1]]).encode()
+                    )
+                    for statement in self._commit(number)[1:]:
+                        connection.execute(statement.encode())
+                except psycopg.errors.DeadlockDetected:
+                    connection.execute("ROLLBACK")
+                self.commits += 1
+
+    @staticmethod
+    def _commit(number: int) -> list[str]:
+        name = f"writer {number}"
+        return ["COMMIT"] if number % 4 else [f"PREPARE TRANSACTION '{name}'", f"COMMIT PREPARED '{name}'"]
+
+
+@contextmanager
+def writing(database: Database) -> Iterator[Writer]:
+    writer = Writer(database)
+    writer.start()
+    try:
+        yield writer
+    finally:
+        writer.stop()
+
+
+@pytest.fixture(scope="module")
+def database(postgres_server: Callable[..., Postgres]) -> Iterator[Database]:
+    with postgres_server().database() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def shop(spark: SparkSession, database: Database, kafka: Kafka) -> Iterator[Shop]:
+    with ExitStack() as stack:
+        found = stack.enter_context(opened(spark, database, kafka, "audited", SETUP, SETTINGS))
+        found.wait_until_loaded(LOADED)
+        yield found
+
+
+def mirrored(shop: Shop, directory: Path, tables: Sequence[str] = ("public.*",)) -> Delta:
+    target = Delta(str(directory / "lake"))
+    shop.pipeline.mirror(
+        target, tables=tables, checkpoint=str(directory / "checkpoint"), trigger="available now"
+    ).awaitTermination()
+    return target
+
+
+def audited(shop: Shop, target: Delta, database: Database, tables: Sequence[str] = ("*",)) -> AuditReport:
+    return shop.pipeline.audit(target, postgres=database.conninfo(), tables=tables)
+
+
+def status(report: AuditReport) -> dict[str, str]:
+    return {table.table.removeprefix("public."): table.status for table in report.tables}
+
+
+def test_undamaged_tables_that_are_written_to(shop: Shop, database: Database, tmp_path: Path) -> None:
+    """They are equal, though the mirror stays where it is and one table is truncated."""
+    target = mirrored(shop, tmp_path)
+    with writing(database) as writer:
+        shop.run("TRUNCATE truncated", "INSERT INTO truncated VALUES (1, 'again')")
+        commits = writer.commits
+        report = audited(shop, target, database)
+        assert writer.commits > commits
+    assert report.equal, str(report)
+    found = {table.table: table for table in report.tables}
+    assert found["public.kinds"].rows == found["public.kinds"].mirror_rows == 4
+    assert found["public.kinds"].exceptions.keys() == {"kind"}
+    assert found["public.parted_high"].rows == 50
+    assert found["public.truncated"].rows == 1
+    assert json.loads(report.to_json())["equal"] is True
+    assert str(report).splitlines()[-1].startswith(f"{len(found)} of {len(found)} tables equal")
+
+
+def test_damage_is_named(shop: Shop, database: Database, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = mirrored(shop, tmp_path, ["public.orders", "public.events"])
+    damage(shop, target)
+    with writing(database):
+        report = audited(shop, target, database, ["public.*", "public.none"])
+    assert status(report) == {"events": "different", "orders": "different", "none": "refused"}
+    assert (report.equal, report.different) == (False, ["public.events", "public.orders"])
+    orders = next(table for table in report.tables if table.table == "public.orders")
+    assert (orders.changed, orders.missing, orders.extra) == (1, 1, 1)
+    assert {(one.kind, one.key["id"], one.column, one.mirror) for one in orders.differences} == {
+        ("value", "2001", "note", "damaged"),
+        ("missing", "2002", None, None),
+        ("extra", "2003", None, None),
+    }
+    text = str(report)
+    assert "id='2001', part='1': note is 'fine' in PostgreSQL, 'damaged' in the mirror" in text
+    assert "id='2002', part='1': the mirror lacks the row" in text
+    assert "what='invented', many=null: only the mirror has the row" in text
+    assert from_the_shell(shop, target, database, "audit", "--json") == 65
+    assert json.loads(capsys.readouterr().out)["tables"][0]["extra"] == 1
+    assert from_the_shell(shop, target, database, "view") == 0
+    assert "\npublic.orders: loaded" in capsys.readouterr().out
+    assert from_the_shell(shop, target, database, "lag", "--json") == 0
+    lag = json.loads(capsys.readouterr().out)
+    assert lag["newest_cut"] > lag["cut"] == report.cut
+    assert min(lag["events"], lag["wal_bytes"], lag["seconds"]) > 0
+
+
+def damage(shop: Shop, target: Delta) -> None:
+    """Change what the view of the mirror has, without leaving a trace."""
+    for table, statement in DAMAGE:
+        shop.spark.sql(statement.format(f"delta.`{target.path}/{table}`"))
+    versions = {table: target.table(shop.spark, table) for table, _ in DAMAGE}
+    cases = " ".join(
+        f"WHEN '{name}' THEN {shop.spark.sql(f'DESCRIBE HISTORY {table.sql} LIMIT 1').collect()[0]['version']}"
+        for name, table in versions.items()
+    )
+    shop.spark.sql(
+        f"""
+        UPDATE {target.table(shop.spark, "_pgsluice_cuts").sql} SET tables = transform_values(tables, (name, one) ->
+            named_struct('version', CASE name {cases} ELSE one.version END, 'is_finished', one.is_finished,
+                'status', one.status, 'state', one.state))
+        """
+    )
+
+
+_SYSTEM = "named_struct('epoch', 1, 'lsn', 1L, 'seq', 1L, 'ts', NULL, 'unchanged', array(), 'raw', map())"
+DAMAGE = (
+    ("public.orders", "UPDATE {} SET note = 'damaged' WHERE id = 2001"),
+    ("public.orders", "DELETE FROM {} WHERE id = 2002"),
+    ("public.orders", f"INSERT INTO {{}} VALUES (2003, 1, 1, 'invented', {_SYSTEM})"),
+    ("public.events", f"INSERT INTO {{}} VALUES ('invented', NULL, {_SYSTEM})"),
+)
+
+
+def test_what_cannot_be_compared(shop: Shop, database: Database, tmp_path: Path) -> None:
+    with pytest.raises(NoSuchView, match="Start the mirror first"):
+        audited(shop, Delta(str(tmp_path / "lake")), database)
+    target = mirrored(shop, tmp_path, ["public.parted_low", "public.empty"])
+    shop.run("ALTER TABLE parted ADD COLUMN price int DEFAULT 7", "UPDATE parted SET note = 'later' WHERE id = 1")
+    with database.connect() as connection, connection.transaction(force_rollback=True):
+        connection.execute("UPDATE parted_high SET note = 'open' WHERE id = 60")  # idle, so nobody waits for it
+        assert status(audited(shop, target, database)) == {"empty": "equal", "parted_low": "stale"}
+    with pytest.raises(PipelineError, match=r"cannot be reached"):
+        shop.pipeline.audit(target, postgres="host=127.0.0.1 port=1 dbname=none user=none")
+
+
+def from_the_shell(shop: Shop, target: Delta, database: Database, *words: str) -> int:
+    """Carry out a command of ``pgsluice-spark`` in the session of the tests."""
+    values: dict[str, dict[str, Any]] = {
+        "target": {"path": target.path, "tables": ["public.events"]},
+        "postgres": {"dsn": database.conninfo()},
+    }
+    options = parser().parse_args([*words, "-c", "mirror.toml"])
+    return COMMANDS[options.command](Config("mirror.toml", values), shop.pipeline, options)
+
+
+def test_connection_strings() -> None:
+    source = Source.parse("host=db port=5433 dbname='my shop' user=reader password='a b' sslmode=require")
+    assert source.url == "jdbc:postgresql://db:5433/my shop"
+    assert source.properties == {"user": "reader", "password": "a b", "sslmode": "require"}
+    assert "a b" not in repr(source)
+    assert Source.parse("jdbc:postgresql://db/shop").url == "jdbc:postgresql://db/shop"
+    with pytest.raises(ValueError, match="has gssencmode, which the JDBC driver does not know"):
+        Source.parse("host=db gssencmode=disable")
+    with pytest.raises(ValueError, match="not of the form"):
+        Source.parse("db")
+
+
+def test_what_a_snapshot_sees(spark: SparkSession) -> None:
+    """Ids are those of the stream, so without the epoch; one may be before the wraparound and one behind it."""
+    epoch = 1 << 32
+    cases = {
+        (f"{epoch}:{epoch + 5}:{epoch + 2}", 1): True,
+        (f"{epoch}:{epoch + 5}:{epoch + 2}", 2): False,
+        (f"{epoch}:{epoch + 5}:{epoch + 2}", 5): False,
+        (f"{epoch}:{epoch + 5}:", 4294967295): True,
+        (f"{epoch - 3}:{epoch + 5}:{epoch - 3}", 4294967293): False,
+        (f"{epoch - 9}:{epoch - 3}:", 4): False,
+        ("700:700:", 699): True,
+    }
+    for (text, xid), expected in cases.items():
+        row = spark.range(1).select(F.lit(xid).alias("xid")).select(Snapshot("", text, 0).sees(F.col("xid"))).first()
+        assert row == (expected,), (text, xid)
+
+
+def test_the_header_of_a_page_is_not_waited_for() -> None:
+    segment = 16 << 20
+    assert before_header(3 * segment + 40, segment) == 3 * segment
+    assert before_header(3 * segment + 8192 + 24, segment) == 3 * segment + 8192
+    assert before_header(3 * segment + 8192 + 40, segment) == 3 * segment + 8192 + 40
+
+
+def test_reports() -> None:
+    same = TableReport("public.a", "equal", rows=2)
+    waits = TableReport("public.b", "loading", "its rows are being read", exceptions={"x": "why"})
+    report = AuditReport(7, 1, 0x16B3748, "700:701:700", 1 << 32, 1.25, [same, waits])
+    assert not report.equal
+    assert str(report).splitlines() == [
+        "mirror at cut 7 (epoch 1, 0/16B3748), PostgreSQL at snapshot 700:701:700 (before 1/0)",
+        "public.a: equal, 2 rows, 0.0 s",
+        "public.b: loading, its rows are being read",
+        "  not compared: x: why",
+        "1 of 2 tables equal, 1.2 s",
+    ]
+    assert not AuditReport(7, 1, 1, "1:1:", 1, 0, []).equal
