@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
 
-from pgsluice_spark import AuditReport, Delta, NoSuchView, PipelineError, TableReport
+from pgsluice_spark import AuditReport, Delta, NoSuchView, PipelineError
 from pgsluice_spark.cli import COMMANDS, parser
 from pgsluice_spark.config import Config
 from pgsluice_spark.postgres import Snapshot, Source, before_header
@@ -289,18 +289,3 @@ def test_the_header_of_a_page_is_not_waited_for() -> None:
     assert before_header(3 * segment + 40, segment) == 3 * segment
     assert before_header(3 * segment + 8192 + 24, segment) == 3 * segment + 8192
     assert before_header(3 * segment + 8192 + 40, segment) == 3 * segment + 8192 + 40
-
-
-def test_reports() -> None:
-    same = TableReport("public.a", "equal", rows=2)
-    waits = TableReport("public.b", "loading", "its rows are being read", exceptions={"x": "why"})
-    report = AuditReport(7, 1, 0x16B3748, "700:701:700", 1 << 32, 1.25, [same, waits])
-    assert not report.equal
-    assert str(report).splitlines() == [
-        "mirror at cut 7 (epoch 1, 0/16B3748), PostgreSQL at snapshot 700:701:700 (before 1/0)",
-        "public.a: equal, 2 rows, 0.0 s",
-        "public.b: loading, its rows are being read",
-        "  not compared: x: why",
-        "1 of 2 tables equal, 1.2 s",
-    ]
-    assert not AuditReport(7, 1, 1, "1:1:", 1, 0, []).equal

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pgsluice_spark.names import is_chosen, table_name
+from pgsluice_spark.names import is_chosen, postgres_name, table_name
 
 
 @pytest.mark.parametrize(
@@ -17,6 +17,7 @@ from pgsluice_spark.names import is_chosen, table_name
 )
 def test_names(schema: str, table: str, name: str) -> None:
     assert table_name(schema, table) == name
+    assert postgres_name(name) == (schema, table)
 
 
 def test_patterns() -> None:

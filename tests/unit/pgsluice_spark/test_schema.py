@@ -13,6 +13,7 @@ from pgsluice_spark.schema import (
     SchemaError,
     SchemaVersion,
     ambiguous_names,
+    columns_of,
     record_reading,
     table_of,
     value_reading,
@@ -195,3 +196,10 @@ def test_names_that_differ_only_in_case() -> None:
 def test_schemas_that_are_not_pgsluices(schema: str, problem: str) -> None:
     with pytest.raises(SchemaError, match=f"^version 3 of subject {SUBJECT} .*{problem}"):
         value_reading([SchemaVersion(SUBJECT, 3, 1, schema)])
+
+
+def test_the_columns_of_a_row() -> None:
+    (version,) = versions(
+        SUBJECT, {1: envelope_schema([column("id", "int"), column("a__2", "int", **{"pg.name": "a"})])}
+    )
+    assert columns_of(version) == {"id": "id", "a__2": "a"}

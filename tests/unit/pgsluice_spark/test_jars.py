@@ -1,0 +1,24 @@
+"""pgsluice_spark.jars: what is printed is what the tests run with."""
+
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from pgsluice_spark.config import ConfigError
+from pgsluice_spark.jars import packages
+from sandbox.artifacts import POM
+from sandbox.spark import FLOOR, NEWEST
+
+
+@pytest.mark.parametrize("version", [FLOOR, NEWEST])
+def test_the_packages_are_those_that_are_tested(version: str) -> None:
+    profiles = ET.parse(POM).iterfind(".//{*}profile")  # noqa: S314 - our own file
+    profile = next(one for one in profiles if one.findtext("{*}id") == f"spark-{version}")
+    pinned = profile.iterfind("{*}dependencies/{*}dependency")
+    names = ("groupId", "artifactId", "version")
+    assert packages(version) == [":".join(one.findtext(f"{{*}}{name}") or "" for name in names) for one in pinned]
+
+
+def test_another_spark() -> None:
+    with pytest.raises(ConfigError, match=r"PySpark 3\.5\.0 is not supported, only 4\.0 and 4\.1"):
+        packages("3.5.0")
