@@ -224,6 +224,7 @@ class _Job:
         """Return the rows that the mirror has as of the snapshot, and the columns of their key."""
         topic, versions = self.schemas[table]
         reading = topic_reading(versions, topic, table)
+        reading.check_names(self.origin.spark)
         state, cuts, spark = self.entry.tables[table].state, self.tail.cuts, self.origin.spark
         offsets = ranges(cuts, topic) if topic in topics(cuts) else {}
         work = Work(

@@ -162,7 +162,8 @@ def _audit(config: Config, pipeline: Pipeline, options: argparse.Namespace) -> i
 
 
 def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "'\"'\"'") + "'"
+    """Return a value as libpq has it in a connection string."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _view(config: Config, pipeline: Pipeline, options: argparse.Namespace) -> int:

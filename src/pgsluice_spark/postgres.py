@@ -7,14 +7,14 @@ https://www.postgresql.org/docs/current/functions-admin.html#FUNCTIONS-SNAPSHOT-
 https://jdbc.postgresql.org/documentation/use/
 """
 
-import shlex
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
 
@@ -34,6 +34,9 @@ _PROPERTIES: Final[Mapping[str, str]] = {
     "options": "options",
 }
 """libpq's keywords and what the JDBC driver calls them; host, port and dbname are part of the URL."""
+
+_WORD: Final = re.compile(r"(\w+)\s*=\s*('(?:[^'\\]|\\.)*'|(?:[^\s'\\]|\\.)*)")
+_CONNINFO: Final = re.compile(rf"\s*({_WORD.pattern}(\s+|$))*")
 
 _POLL_S: Final = 0.1
 _XIDS: Final = 1 << 32
@@ -106,7 +109,7 @@ class Source:
         """Return what a connection string says: libpq's ``host=... dbname=...``, or a URL of JDBC."""
         if text.startswith("jdbc:postgresql:"):
             return cls(text)
-        words = dict(_keyword(word) for word in shlex.split(text))
+        words = _words(text)
         place = f"{words.pop('host', 'localhost')}:{words.pop('port', '5432')}"
         url = f"jdbc:postgresql://{place}/{words.pop('dbname', words.get('user', ''))}"
         if unknown := sorted(set(words) - set(_PROPERTIES)):
@@ -117,11 +120,15 @@ class Source:
         return cls(url, {_PROPERTIES[name]: value for name, value in words.items()})
 
 
-def _keyword(word: str) -> tuple[str, str]:
-    name, separator, value = word.partition("=")
-    if not separator:
+def _unquoted(value: str) -> str:
+    return value[1:-1] if value.startswith("'") else value
+
+
+def _words(text: str) -> dict[str, str]:
+    """Return the keywords and values of a connection string of libpq."""
+    if not _CONNINFO.fullmatch(text):
         raise ValueError("the connection string of PostgreSQL is not of the form host=... dbname=... user=...")
-    return name, value
+    return {name: re.sub(r"\\(.)", r"\1", _unquoted(value)) for name, value in _WORD.findall(text)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,22 +197,29 @@ class Session:
 
     def rows(self, sql: str) -> list[list[str | None]]:
         """Return the rows of a query, all values as texts."""
-        statement = self._connection.createStatement()
-        try:
+        with self._statement() as statement:
             found = statement.executeQuery(sql)
             width = found.getMetaData().getColumnCount()
             rows = []
             while found.next():
                 rows.append([found.getString(number + 1) for number in range(width)])
             return rows
-        finally:
-            statement.close()
 
     def execute(self, sql: str) -> None:
         """Carry out a statement."""
+        with self._statement() as statement:
+            statement.execute(sql)
+
+    @contextmanager
+    def _statement(self) -> Iterator[Any]:
         statement = self._connection.createStatement()
         try:
-            statement.execute(sql)
+            yield statement
+        except Py4JJavaError as error:
+            raise PipelineError(
+                f"PostgreSQL refused what the audit needs: {error.java_exception.getMessage()}. Nothing was compared. "
+                "The role needs SELECT on the tables and USAGE on their schemas; another session may hold a lock on one"
+            ) from None
         finally:
             statement.close()
 

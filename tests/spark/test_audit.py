@@ -241,6 +241,10 @@ def test_what_cannot_be_compared(shop: Shop, database: Database, tmp_path: Path)
     with database.connect() as connection, connection.transaction(force_rollback=True):
         connection.execute("UPDATE parted_high SET note = 'open' WHERE id = 60")  # idle, so nobody waits for it
         assert status(audited(shop, target, database)) == {"empty": "equal", "parted_low": "stale"}
+    shop.run("CREATE ROLE stranger LOGIN")
+    with pytest.raises(PipelineError, match=r"refused what the audit needs: ERROR: permission denied for table"):
+        shop.pipeline.audit(target, postgres=f"{database.conninfo()} user=stranger")
+    shop.run("DROP ROLE stranger")
     with pytest.raises(PipelineError, match=r"cannot be reached"):
         shop.pipeline.audit(target, postgres="host=127.0.0.1 port=1 dbname=none user=none")
 
@@ -256,10 +260,10 @@ def from_the_shell(shop: Shop, target: Delta, database: Database, *words: str) -
 
 
 def test_connection_strings() -> None:
-    source = Source.parse("host=db port=5433 dbname='my shop' user=reader password='a b' sslmode=require")
+    source = Source.parse(r"host=db port=5433 dbname='my shop' user=reader password='a\' \\b' sslmode=require ")
     assert source.url == "jdbc:postgresql://db:5433/my shop"
-    assert source.properties == {"user": "reader", "password": "a b", "sslmode": "require"}
-    assert "a b" not in repr(source)
+    assert source.properties == {"user": "reader", "password": "a' \\b", "sslmode": "require"}
+    assert "sslmode" not in repr(source)
     assert Source.parse("jdbc:postgresql://db/shop").url == "jdbc:postgresql://db/shop"
     with pytest.raises(ValueError, match="has gssencmode, which the JDBC driver does not know"):
         Source.parse("host=db gssencmode=disable")
