@@ -17,6 +17,7 @@ from pgsluice_spark.errors import (
     TopicMissing,
     TopicRecreated,
 )
+from pgsluice_spark.iceberg import Iceberg
 from pgsluice_spark.lag import Lag
 from pgsluice_spark.latest import latest
 from pgsluice_spark.marks import read_marks
@@ -31,6 +32,7 @@ __all__ = [
     "Delta",
     "Difference",
     "ForeignWrite",
+    "Iceberg",
     "Lag",
     "NoSuchView",
     "Pipeline",

@@ -55,7 +55,6 @@ from pgsluice_spark.brokers import Brokers
 from pgsluice_spark.compare import Columns, compared
 from pgsluice_spark.control import NAME, ControlTable, Entry, View
 from pgsluice_spark.cuts import Cut, collected, joined, last_of_each_number, marks_of
-from pgsluice_spark.delta import Delta
 from pgsluice_spark.errors import NoSuchView, PipelineError
 from pgsluice_spark.loads import LOADED, PARTIAL, STALE
 from pgsluice_spark.names import is_chosen, postgres_name
@@ -67,6 +66,7 @@ from pgsluice_spark.rows import target_schema
 from pgsluice_spark.schema import SchemaVersion, columns_of, table_of
 from pgsluice_spark.source import read_topic
 from pgsluice_spark.tail import caught_up
+from pgsluice_spark.targets import Target
 from pgsluice_spark.work import Work
 
 _POLL_S: Final = 1.0
@@ -85,7 +85,7 @@ _UNFINISHED: Final[Mapping[str, str]] = {
 
 
 def run(
-    origin: Origin, target: Delta, postgres: str, tables: Sequence[str], *, differences: int, wait_s: float
+    origin: Origin, target: Target, postgres: str, tables: Sequence[str], *, differences: int, wait_s: float
 ) -> AuditReport:
     """Compare the tables of a mirror with PostgreSQL's; see :meth:`.Pipeline.audit`."""
     begin, spark = time.monotonic(), origin.spark
@@ -112,10 +112,10 @@ def run(
     return AuditReport(entry.cut, entry.epoch, entry.end_lsn, snapshot.text, snapshot.wal_lsn, seconds, reports)
 
 
-def _last_entry(spark: SparkSession, target: Delta) -> Entry:
+def _last_entry(spark: SparkSession, target: Target) -> Entry:
     entry = ControlTable(target.table(spark, NAME)).last()
     if entry is None:
-        raise NoSuchView(f"{target.path} has no state of the database. Nothing was compared. Start the mirror first")
+        raise NoSuchView(f"{target.place} has no state of the database. Nothing was compared. Start the mirror first")
     return entry
 
 

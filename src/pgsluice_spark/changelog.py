@@ -8,16 +8,16 @@ from dataclasses import replace
 
 from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
 
-from pgsluice_spark.delta import Commit, DeltaTable
 from pgsluice_spark.fold import count_of, located
 from pgsluice_spark.loads import TableState, advanced, intervals
+from pgsluice_spark.targets import Commit, TargetTable
 from pgsluice_spark.work import Prepared, Work
 
 _IS_FIRST: str = "op != 't' OR partition = 0"
 """A truncate stands in every partition."""
 
 
-def prepare(work: Work, table: DeltaTable) -> Prepared:
+def prepare(work: Work, table: TargetTable) -> Prepared:
     """Read the changes of a piece, and return what there is to count and to commit."""
     loads = intervals(work.state, work.marks)
     changes = located(work.events.where(_IS_FIRST), work.repeated).localCheckpoint()

@@ -12,10 +12,10 @@ from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
 from pyspark.sql.types import StringType
 
-from pgsluice_spark.delta import quoted
 from pgsluice_spark.lives import comparable
 from pgsluice_spark.postgres import SourceTable
 from pgsluice_spark.report import DIFFERENT, EQUAL, Difference, TableReport
+from pgsluice_spark.targets import quoted
 from pgsluice_spark.values import Pair
 
 _KINDS: Final = ("value", "missing", "extra")

@@ -12,9 +12,9 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
 
-from pgsluice_spark.delta import Commit, Delta, DeltaTable
 from pgsluice_spark.errors import NoSuchView
 from pgsluice_spark.loads import LOADED, TableState
+from pgsluice_spark.targets import Commit, Target, TargetTable
 
 NAME: Final = "_pgsluice_cuts"
 
@@ -52,7 +52,7 @@ class View(Mapping[str, DataFrame]):
     that it equals PostgreSQL's at this cut, or what is missing; ``unfinished`` names those that are not.
     """
 
-    def __init__(self, spark: SparkSession, target: Delta, entry: Entry) -> None:
+    def __init__(self, spark: SparkSession, target: Target, entry: Entry) -> None:
         self.cut, self.epoch, self.end_lsn = entry.cut, entry.epoch, entry.end_lsn
         self.ts = None if entry.ts_us is None else datetime.fromtimestamp(entry.ts_us / 1e6, UTC)
         self.status = {name: table.state.status for name, table in entry.tables.items()}
@@ -66,7 +66,7 @@ class View(Mapping[str, DataFrame]):
 
     @property
     def versions(self) -> Mapping[str, int]:
-        """The version of each Delta table."""
+        """The version of each table, which is a number of Delta's or the id of a snapshot of Iceberg's."""
         return self._versions
 
     def __getitem__(self, table: str) -> DataFrame:
@@ -79,7 +79,7 @@ class View(Mapping[str, DataFrame]):
         return len(self._versions)
 
 
-def consistent_view(spark: SparkSession, target: Delta, at: int | str | datetime | None = None) -> View:
+def consistent_view(spark: SparkSession, target: Target, at: int | str | datetime | None = None) -> View:
     """Return all tables of a mirror as of the end of one cut.
 
     ``at``: None for the last one, the number of a cut, an LSN (``"0/16B3748"``) or a time (with a time zone).
@@ -89,7 +89,7 @@ def consistent_view(spark: SparkSession, target: Delta, at: int | str | datetime
     entry = control.last(_condition(at))
     if entry is None:
         raise NoSuchView(
-            f"{target.path} has no state of the database{'' if at is None else f' as of {at} or before'}. Nothing was "
+            f"{target.place} has no state of the database{'' if at is None else f' as of {at} or before'}. Nothing was "
             f"mirrored to it until then. The states that there are stand in the table {control.sql}"
         )
     return View(spark, target, entry)
@@ -115,7 +115,7 @@ def _lsn(text: str) -> int:
 class ControlTable:
     """The control table."""
 
-    table: DeltaTable
+    table: TargetTable
 
     @property
     def sql(self) -> str:

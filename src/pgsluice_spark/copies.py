@@ -3,7 +3,7 @@
 Used by :mod:`.query` and :mod:`.job`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from queue import SimpleQueue
@@ -14,37 +14,32 @@ from pyspark.sql import SparkSession
 from pgsluice_spark.control import NAME as CONTROL
 from pgsluice_spark.control import ControlTable, Entry, TableEntry
 from pgsluice_spark.cuts import Cut, marks_of
-from pgsluice_spark.delta import Commit, Delta, DeltaTable
 from pgsluice_spark.errors import TopicRecreated
 from pgsluice_spark.loads import GAP, PARTIAL, UNLOADED, TableState, advanced
 from pgsluice_spark.names import is_chosen
 from pgsluice_spark.origin import Origin
 from pgsluice_spark.rows import SYSTEM, is_before
+from pgsluice_spark.targets import Commit, Target, TargetTable
 from pgsluice_spark.work import Prepared, Work
 
 PARALLELISM: Final = 8
 """Topics that are applied beside each other."""
 
-SETTINGS: Final[Mapping[str, str]] = {
-    # what is merged is kept until the commit, so Delta need not keep it, too
-    "spark.databricks.delta.merge.materializeSource": "none",
-}
-
-Prepare = Callable[[Work, DeltaTable], Prepared]
+Prepare = Callable[[Work, TargetTable], Prepared]
 
 
 class Copies:
     """The tables of a target: what each of them has, and the control table."""
 
-    def __init__(self, origin: Origin, target: Delta, patterns: Sequence[str], prepare: Prepare) -> None:
+    def __init__(self, origin: Origin, target: Target, patterns: Sequence[str], prepare: Prepare) -> None:
         self._transactions, self._target, self._patterns, self._prepare = origin.transactions, target, patterns, prepare
         self._sessions: SimpleQueue[SparkSession] = SimpleQueue()
         for _ in range(PARALLELISM):
-            self._sessions.put(_session(origin.spark))
-        self._control = ControlTable(target.table(_session(origin.spark), CONTROL))
+            self._sessions.put(_session(origin.spark, target))
+        self._control = ControlTable(target.table(_session(origin.spark, target), CONTROL))
         self._tables: dict[str, TableEntry] = {}
         self._checked: set[str] = set()
-        """The tables of which we have asked Delta."""
+        """The tables of which we have asked the target."""
         self.app = ""
         self.entry: Entry | None = None
         """The last row of the control table."""
@@ -60,7 +55,7 @@ class Copies:
     def _check_app(self, known: str, app: str) -> None:
         if known != app:
             raise TopicRecreated(
-                f"{self._target.path} has what came from another topic {self._transactions} (id {known}, now {app}): "
+                f"{self._target.place} has what came from another topic {self._transactions} (id {known}, now {app}): "
                 "it was deleted and created again, or this is another pipeline. Its offsets mean something else now. "
                 "Nothing was applied. Begin a new target with a new checkpoint, and load its tables with `pgsluice "
                 "snapshot start`"
@@ -74,7 +69,7 @@ class Copies:
         """Return the offset of the last cut record that a table has. After a crash, the control table may not know."""
         offset = -1 if self.entry is None else self.entry.offset
         if table not in self._checked:
-            last = self._target.table(spark, table).last()
+            last = self._target.table(spark, table, self._version(table)).last()
             if last is not None:
                 self._check_app(last.commit.app, self.app)
                 if last.commit.version > offset:
@@ -145,12 +140,12 @@ class Copies:
             self._sessions.put(spark)
 
 
-def _session(spark: SparkSession) -> SparkSession:
-    """Return a session of its own with the settings of ``spark``."""
+def _session(spark: SparkSession, target: Target) -> SparkSession:
+    """Return a session of its own with the settings of ``spark`` and those that the target needs."""
     session = spark.newSession()
     for name, value in spark.conf.getAll.items():
         if spark.conf.isModifiable(name):
             session.conf.set(name, value)
-    for name, value in SETTINGS.items():
+    for name, value in target.settings.items():
         session.conf.set(name, value)
     return session

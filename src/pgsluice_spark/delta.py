@@ -1,13 +1,13 @@
 """Delta tables as targets: one directory for each table, one commit for each batch.
 
-Used by :mod:`.mirror`, :mod:`.changelog` and :mod:`.control`. A commit has an application id and a version, and Delta
+A commit has an application id and a version, and Delta
 makes none whose version it has already.
 
 https://docs.delta.io/latest/delta-batch.html#idempotent-table-writes-in-foreachbatch
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from pgsluice_spark.errors import ForeignWrite, PipelineError
+from pgsluice_spark.targets import Commit, Committed, Merge, quoted
 
 _TXN: Final = "spark.databricks.delta.write.txn"
 _METADATA: Final = "spark.databricks.delta.commitInfo.userMetadata"
@@ -51,35 +52,20 @@ class Delta:
 
     path: str
 
+    @property
+    def place(self) -> str:
+        """Where it is, for messages."""
+        return self.path
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """What the sessions that write to it have to be set to."""
+        # what is merged is kept until the commit, so Delta need not keep it, too
+        return {"spark.databricks.delta.merge.materializeSource": "none"}
+
     def table(self, spark: SparkSession, name: str, since: int | None = None) -> "DeltaTable":
         """Return one of its tables, which need not exist yet; ``since``: the number of our last commit, if known."""
         return DeltaTable(spark, f"{self.path.rstrip('/')}/{name}", since)
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """What a commit says of itself: ``version`` is that of the application, ``state`` text that it leaves behind."""
-
-    app: str
-    version: int
-    state: str
-
-
-@dataclass(frozen=True, slots=True)
-class Merge:
-    """What a merge statement consists of, with ``s`` for the source and ``t`` for the table."""
-
-    source: DataFrame
-    condition: str
-    clauses: Sequence[str]
-
-
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """Our last commit: Delta's number of it, and what it says."""
-
-    number: int
-    commit: Commit
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,11 +192,6 @@ def _leaves(schema: StructType, path: str = "") -> dict[str, str]:
         name, kind = f"{path}{field.name.lower()}.", field.dataType
         found.update(_leaves(kind, name) if isinstance(kind, StructType) else {name: kind.simpleString()})
     return found
-
-
-def quoted(name: str) -> str:
-    """Return a name as SQL has it."""
-    return "`" + name.replace("`", "``") + "`"
 
 
 def _as_dict(commit: Commit) -> dict[str, Any]:

@@ -12,16 +12,16 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
 
 from pgsluice_spark.cuts import Position
-from pgsluice_spark.delta import Commit, DeltaTable, quoted
 from pgsluice_spark.errors import TableRefused
 from pgsluice_spark.fold import NET, OF_LIVES, OPS, appended, folded, moved, placed
 from pgsluice_spark.lives import POSITION
 from pgsluice_spark.loads import TableState, advanced, intervals
 from pgsluice_spark.rows import SYSTEM, merge_of, remaining, target_schema
+from pgsluice_spark.targets import Commit, TargetTable, quoted
 from pgsluice_spark.work import Prepared, Work
 
 
-def prepare(work: Work, table: DeltaTable) -> Prepared:
+def prepare(work: Work, table: TargetTable) -> Prepared:
     """Read the changes of a piece, and return what there is to count and to commit."""
     truncated, truncates = _truncates(work)
     floor = max(filter(None, (truncated, work.repeated)), default=None)
@@ -132,7 +132,7 @@ class _Piece:
     """What is to be committed. ``rows``: how many ``r`` events of each load there are."""
 
     work: Work
-    table: DeltaTable
+    table: TargetTable
     truncated: Position | None
     net: DataFrame | None = None
     rows: Mapping[str, int] = field(default_factory=dict)

@@ -9,13 +9,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pgsluice_spark import audit, changelog, mirror
 from pgsluice_spark.brokers import Brokers
 from pgsluice_spark.changes import read_changes
-from pgsluice_spark.delta import Delta
 from pgsluice_spark.lag import Lag, lag_of
 from pgsluice_spark.origin import Origin
 from pgsluice_spark.query import Applier, Query
 from pgsluice_spark.registry import Registry
 from pgsluice_spark.report import AuditReport
 from pgsluice_spark.source import read_topic
+from pgsluice_spark.targets import Target
 
 AVAILABLE_NOW: Final = "available now"
 
@@ -51,7 +51,7 @@ class Pipeline:
 
     def mirror(
         self,
-        target: Delta,
+        target: Target,
         *,
         tables: Sequence[str],
         checkpoint: str,
@@ -70,7 +70,7 @@ class Pipeline:
 
     def changelog(
         self,
-        target: Delta,
+        target: Target,
         *,
         tables: Sequence[str],
         checkpoint: str,
@@ -85,7 +85,7 @@ class Pipeline:
 
     def audit(
         self,
-        target: Delta,
+        target: Target,
         *,
         postgres: str,
         tables: Sequence[str] = ("*",),
@@ -101,7 +101,7 @@ class Pipeline:
         """
         return audit.run(self._origin, target, postgres, tables, differences=differences, wait_s=wait_s)
 
-    def lag(self, target: Delta) -> Lag:
+    def lag(self, target: Target) -> Lag:
         """Return how far a mirror or a change log is behind the topics."""
         return lag_of(self._origin, target)
 

@@ -16,11 +16,11 @@ from pgsluice_spark.batches import pieces, places, topics
 from pgsluice_spark.brokers import Brokers
 from pgsluice_spark.copies import PARALLELISM, Copies, Prepare
 from pgsluice_spark.cuts import Cut, check_order, collected, joined, last_of_each_number
-from pgsluice_spark.delta import Delta
 from pgsluice_spark.errors import PipelineError
 from pgsluice_spark.job import TopicJob
 from pgsluice_spark.origin import Origin
 from pgsluice_spark.schema import SchemaError, SchemaVersion
+from pgsluice_spark.targets import Target
 
 
 class Query(StreamingQuery):  # type: ignore[misc]  # PySpark's types are not followed
@@ -54,7 +54,9 @@ class Query(StreamingQuery):  # type: ignore[misc]  # PySpark's types are not fo
 class Applier:
     """Applies batches of cut records to a target. One thread calls it at a time."""
 
-    def __init__(self, origin: Origin, target: Delta, tables: Sequence[str], prepare: Prepare, max_events: int) -> None:
+    def __init__(
+        self, origin: Origin, target: Target, tables: Sequence[str], prepare: Prepare, max_events: int
+    ) -> None:
         self._origin, self._max_events = origin, max_events
         self._brokers = Brokers(origin.spark, origin.bootstrap_servers, origin.options)
         self._copies = Copies(origin, target, tables, prepare)

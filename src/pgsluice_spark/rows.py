@@ -11,9 +11,9 @@ from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documen
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from pgsluice_spark.cuts import Position
-from pgsluice_spark.delta import Merge, quoted
 from pgsluice_spark.errors import TableRefused
 from pgsluice_spark.lives import POSITION
+from pgsluice_spark.targets import Merge, quoted
 
 SYSTEM: Final = "_pgsluice"
 """The column that tells of each row where its last change stands and which of its values are not known."""

@@ -15,9 +15,9 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
 from pyspark.sql.types import ArrayType, DataType, MapType
 
-from pgsluice_spark.delta import quoted
 from pgsluice_spark.lives import comparable
 from pgsluice_spark.rows import SYSTEM
+from pgsluice_spark.targets import quoted
 
 _DATE: Final = r"^\d{4,}-\d\d-\d\d$"
 _TIMESTAMP: Final = r"^\d{4,}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d+)?(\+00)?$"

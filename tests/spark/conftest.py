@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sandbox.spark import jars
+from tests.spark.lakes import CATALOG
 
 HERE = Path(__file__).parent
 
@@ -30,6 +31,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "spark.jars": ",".join(map(str, jars(pyspark.__version__))),
         "spark.databricks.delta.snapshotPartitions": 1,
         "spark.local.dir": directory,
+        f"spark.sql.catalog.{CATALOG}": "org.apache.iceberg.spark.SparkCatalog",
+        f"spark.sql.catalog.{CATALOG}.type": "hadoop",
+        f"spark.sql.catalog.{CATALOG}.warehouse": directory / "iceberg",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.warehouse.dir": directory / "warehouse",

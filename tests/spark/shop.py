@@ -8,11 +8,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import psycopg
-from deltalake import DeltaTable, QueryBuilder
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import TimestampType
 
@@ -156,11 +154,3 @@ def spark_rows(frame: DataFrame) -> list[Row]:
 def _moment(value: Any, is_moment: bool) -> Any:  # noqa: ANN401, FBT001 - any value of a row
     """Return a moment with its time zone; PySpark gives local time."""
     return value.astimezone(UTC) if is_moment and value is not None else value
-
-
-def delta_rows(path: Path, version: int) -> list[Row]:
-    """Return the rows of a Delta table as another implementation reads them."""
-    table = DeltaTable(str(path), version=version)
-    found = QueryBuilder().register("t", table).execute("SELECT * FROM t").read_all()
-    columns = {name: found.column(name).to_pylist() for name in found.column_names if name != SYSTEM}
-    return ordered([dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)])

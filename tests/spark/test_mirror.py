@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from pgsluice_spark import Delta, consistent_view, latest
+from pgsluice_spark import consistent_view, latest
 from pgsluice_spark.control import ControlTable
-from pgsluice_spark.delta import Commit, DeltaTable
+from pgsluice_spark.targets import Target, TargetTable
 from sandbox.kafka import Kafka
 from sandbox.postgres import Postgres
-from tests.spark.shop import Rows, Shop, delta_rows, opened, ordered, spark_rows
+from tests.spark.lakes import LAKES, Lake
+from tests.spark.shop import Rows, Shop, opened, ordered, spark_rows
 
 LONG = "repeat('kept out of line ', 500)"
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -78,34 +80,49 @@ class Killed(Exception):
     """Stands for the end of the driver."""
 
 
-@dataclass(frozen=True, slots=True)
-class DyingTable(DeltaTable):
+@dataclass(frozen=True)
+class DyingTable:
     """A table whose commits end the driver, before or after they are made."""
 
-    made: bool = False
+    table: TargetTable
+    made: bool
 
-    def _commit(self, commit: Commit, action: Callable[[], object]) -> int:
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - anything of a table
+        found = getattr(self.table, name)
+        return partial(self._die, found) if name in ("append", "extend", "overwrite", "merge", "delete") else found
+
+    def _die(self, write: Callable[..., int], *arguments: object) -> None:
         if self.made:
-            DeltaTable._commit(self, commit, action)
+            write(*arguments)
         raise Killed
 
 
 @dataclass(frozen=True, slots=True)
-class Dying(Delta):
-    """A lake whose driver dies when it commits a table."""
+class Dying:
+    """A target whose driver dies when it commits a table."""
 
-    victim: str = ""
-    made: bool = False
+    target: Target
+    victim: str
+    made: bool
 
-    def table(self, spark: SparkSession, name: str, since: int | None = None) -> DeltaTable:
-        table = Delta.table(self, spark, name, since)
-        return DyingTable(table.spark, table.path, table.since, self.made) if name == self.victim else table
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - anything of a target
+        return getattr(self.target, name)
+
+    def table(self, spark: SparkSession, name: str, since: int | None = None) -> Any:  # noqa: ANN401 - as above
+        table = self.target.table(spark, name, since)
+        return DyingTable(table, self.made) if name == self.victim else table
 
 
-def mirrored(shop: Shop, directory: Path, max_events: int = 1000, target: Delta | None = None) -> Path:
-    """Run a mirror to the present end of the topics; return where it is."""
+@pytest.fixture(params=LAKES)
+def lake(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Lake:
+    made: Lake = request.param(spark, tmp_path / "lake")
+    return made
+
+
+def mirrored(shop: Shop, target: Any, directory: Path, max_events: int = 1000) -> None:  # noqa: ANN401 - it may die
+    """Run a mirror to the present end of the topics."""
     query = shop.pipeline.mirror(
-        target or Delta(str(directory / "lake")),
+        target,
         tables=["public.*"],
         checkpoint=str(directory / "checkpoint"),
         trigger="available now",
@@ -113,19 +130,18 @@ def mirrored(shop: Shop, directory: Path, max_events: int = 1000, target: Delta 
     )
     query.awaitTermination()
     shop.run("INSERT INTO ticks DEFAULT VALUES")  # so that the model has all cuts that the mirror has
-    return directory / "lake"
 
 
-def check(shop: Shop, lake: Path) -> list[int]:
+def check(shop: Shop, lake: Lake) -> list[int]:
     """Compare all tables at each entry of the control table with the model; return the cuts."""
-    target = Delta(str(lake))
+    target = lake.target
     control = ControlTable(target.table(shop.spark, "_pgsluice_cuts"))
     cuts = sorted(row["cut"] for row in control.table.read().select("cut").collect())
     for cut in cuts:
         view = consistent_view(shop.spark, target, at=cut)
         assert view.cut == cut
         expected = {name: rows for name, rows in shop.model.at[cut].items() if rows or name in view}
-        assert {name: delta_rows(lake / name, view.versions[name]) for name in view} == values(expected)
+        assert {name: lake.rows(name, view.versions[name]) for name in view} == values(expected)
     last = consistent_view(shop.spark, target)
     assert {name: spark_rows(last[name]) for name in last} == values(shop.model.at[cuts[-1]])
     assert len(cuts) == len(set(cuts))
@@ -137,26 +153,30 @@ def values(tables: dict[str, Rows]) -> dict[str, Any]:
 
 
 def test_tables_equal_the_source_at_every_entry(shop: Shop, tmp_path: Path) -> None:
-    lake = mirrored(shop, tmp_path, max_events=40)
-    assert len(check(shop, lake)) > 3
-    view = consistent_view(shop.spark, Delta(str(lake)))
-    assert (view.unfinished, set(view)) == ([], {"public.orders", "public.lines", "public.ticks"})
+    lakes = [lake(shop.spark, tmp_path / lake.__name__ / "lake") for lake in LAKES]
+    for lake in lakes:
+        mirrored(shop, lake.target, tmp_path / type(lake).__name__, max_events=40)
+        assert len(check(shop, lake)) > 3
+        view = consistent_view(shop.spark, lake.target)
+        assert (view.unfinished, set(view)) == ([], {"public.orders", "public.lines", "public.ticks"})
 
     shop.run(*CHANGED)
-    mirrored(shop, tmp_path)
-    check(shop, lake)
-    last = consistent_view(shop.spark, Delta(str(lake)))
-    assert spark_rows(last["public.orders"]) == shop.table("orders")
-    assert spark_rows(last["public.lines"]) == shop.table("lines")
+    for lake in lakes:
+        mirrored(shop, lake.target, tmp_path / type(lake).__name__)
+        check(shop, lake)
+        last = consistent_view(shop.spark, lake.target)
+        assert spark_rows(last["public.orders"]) == shop.table("orders")
+        assert spark_rows(last["public.lines"]) == shop.table("lines")
 
 
-def test_a_driver_that_dies(shop: Shop, tmp_path: Path) -> None:
+def test_a_driver_that_dies(shop: Shop, lake: Lake, tmp_path: Path) -> None:
     """Between the commits of two tables and before the control table; the next query is another one."""
-    lake = mirrored(shop, tmp_path)
+    mirrored(shop, lake.target, tmp_path)
+    first = 30 + 3 * LAKES.index(type(lake))
     for number, (victim, made) in enumerate(
         [("public.orders", True), ("public.lines", False), ("_pgsluice_cuts", False)]
     ):
-        for id in (30 + number, 40 + number):  # noqa: A001 - the column's name
+        for id in (first + number, first + 10 + number):  # noqa: A001 - the column's name
             shop.run(
                 f"""
                 BEGIN;
@@ -168,30 +188,29 @@ def test_a_driver_that_dies(shop: Shop, tmp_path: Path) -> None:
                 """
             )
         with pytest.raises(StreamingQueryException, match="Killed"):
-            mirrored(shop, tmp_path, target=Dying(str(lake), victim, made))
+            mirrored(shop, Dying(lake.target, victim, made), tmp_path)
         if number != 1:
             shutil.rmtree(tmp_path / "checkpoint")
-        mirrored(shop, tmp_path, max_events=1 if number == 0 else 1000)
+        mirrored(shop, lake.target, tmp_path, max_events=1 if number == 0 else 1000)
         check(shop, lake)
-    last = consistent_view(shop.spark, Delta(str(lake)))
+    last = consistent_view(shop.spark, lake.target)
     assert spark_rows(last["public.orders"]) == shop.table("orders")
     assert spark_rows(last["public.lines"]) == shop.table("lines")
 
 
-def test_a_change_log(shop: Shop, tmp_path: Path) -> None:
+def test_a_change_log(shop: Shop, lake: Lake, tmp_path: Path) -> None:
     """It has each change once, also if its checkpoint is lost, and the table can be worked out from it."""
-    lake = tmp_path / "log"
-    shop.run("UPDATE lines SET item = 'changed' WHERE number = 2", "ALTER TABLE lines ADD price float")
+    shop.run("UPDATE lines SET item = 'changed' WHERE number = 2", "ALTER TABLE lines ADD IF NOT EXISTS price float")
     for count in (1, 2):
         for checkpoint in ("a", "b"):
             query = shop.pipeline.changelog(
-                Delta(str(lake)),
+                lake.target,
                 tables=["public.lines"],
                 checkpoint=str(tmp_path / checkpoint),
                 trigger="available now",
             )
             query.awaitTermination()
-        log = shop.spark.read.format("delta").load(str(lake / "public.lines"))
+        log = lake.target.table(shop.spark, "public.lines").read()
         assert log.count() == log.select("epoch", "lsn", "seq").distinct().count() == shop.model.events["public.lines"]
         if count == 1:
             shop.run("UPDATE lines SET price = 1.5 WHERE number = 2")

@@ -22,17 +22,21 @@ from pgsluice_spark import (
     TopicRecreated,
     consistent_view,
 )
+from pgsluice_spark.targets import Target
 from sandbox.kafka import Kafka
 from tests.spark.events import Json, column, logical
 from tests.spark.handmade import COLUMNS, Handmade
+from tests.spark.lakes import LAKES, Lake
 
 LOCAL = logical("long", "local-timestamp-micros")
 BEGIN = {"topic": "", "schema": "public", "table": "orders", "epoch": 1, "rows": 0, "replaces": True}
 
 
-def mirrored(made: Handmade, directory: Path, *tables: str, max_events: int = 1000) -> None:
+def mirrored(
+    made: Handmade, directory: Path, *tables: str, max_events: int = 1000, target: Target | None = None
+) -> None:
     query = made.pipeline.mirror(
-        Delta(str(directory / "lake")),
+        target or Delta(str(directory / "lake")),
         tables=tables or ["public.*"],
         checkpoint=str(directory / "checkpoint"),
         trigger="available now",
@@ -41,9 +45,9 @@ def mirrored(made: Handmade, directory: Path, *tables: str, max_events: int = 10
     query.awaitTermination()
 
 
-def logged(made: Handmade, directory: Path) -> None:
+def logged(made: Handmade, directory: Path, target: Target) -> None:
     query = made.pipeline.changelog(
-        Delta(str(directory)), tables=["*"], checkpoint=str(directory / "checkpoint"), trigger="available now"
+        target, tables=["*"], checkpoint=str(directory / "checkpoint"), trigger="available now"
     )
     query.awaitTermination()
 
@@ -161,22 +165,23 @@ def test_rows_that_are_read_again(make: Callable[..., Handmade], tmp_path: Path)
     assert rows(made, tmp_path / "at once") == {1: ("r", None), 2: ("r", 5)}
 
 
-def test_columns_that_come_and_widen(make: Callable[..., Handmade], tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", LAKES)
+def test_columns_that_come_and_widen(make: Callable[..., Handmade], tmp_path: Path, kind: type[Lake]) -> None:
     made = make("orders")
+    spark = made.pipeline.spark
+    target, log = kind(spark, tmp_path / "lake").target, kind(spark, tmp_path / "log").target
     made.cut(made.event("orders", "c", 10, 0, {"id": 1}, after={"note": "a", "count": 1}))
-    mirrored(made, tmp_path)
-    log = tmp_path / "log"
-    logged(made, log)
+    mirrored(made, tmp_path, target=target)
+    logged(made, tmp_path / "of the log", log)
     columns = [*COLUMNS[:2], column("count", "long"), column("price", "double"), column("at", LOCAL)]
     made.register("orders", columns, {"id": "int"})
     after = {"count": 2**40, "price": 0.5, "at": datetime(2024, 2, 29)}  # noqa: DTZ001 - a local time
     made.cut(made.event("orders", "u", 20, 0, {"id": 1}, after=after, unchanged=["note"]))
-    mirrored(made, tmp_path)
-    logged(made, log)
-    view = consistent_view(made.pipeline.spark, Delta(str(tmp_path / "lake")))
-    (row,) = view["public.orders"].collect()
+    mirrored(made, tmp_path, target=target)
+    logged(made, tmp_path / "of the log", log)
+    (row,) = consistent_view(spark, target)["public.orders"].collect()
     assert (row["note"], row["count"], row["price"], row["at"]) == ("a", 2**40, 0.5, after["at"])
-    changes = made.pipeline.spark.read.format("delta").load(str(log / "public.orders"))
+    changes = log.table(spark, "public.orders").read()
     assert [row["after"]["count"] for row in changes.orderBy("lsn").collect()] == [1, 2**40]
 
 
@@ -275,17 +280,22 @@ def test_records_that_are_lost(make: Callable[..., Handmade], tmp_path: Path, is
     assert rows(made, tmp_path, "lines") == {1: ("b", None)}
 
 
-def test_what_a_mirror_cannot_follow(make: Callable[..., Handmade], tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", LAKES)
+def test_what_a_mirror_cannot_follow(make: Callable[..., Handmade], tmp_path: Path, kind: type[Lake]) -> None:
     made = make("orders")
-    made.cut(made.event("orders", "c", 10, 0, {"id": 1}, after={"note": "a"}))
-    mirrored(made, tmp_path)
     spark = made.pipeline.spark
-    spark.sql(f"DELETE FROM delta.`{tmp_path}/lake/public.orders`")
+    lake = kind(spark, tmp_path / "lake")
+    table = lake.target.table(spark, "public.orders")
+    made.cut(made.event("orders", "c", 10, 0, {"id": 1}, after={"note": "a"}))
+    mirrored(made, tmp_path, target=lake.target)
+    spark.sql(f"DELETE FROM {table.sql}")
     made.cut(made.event("orders", "c", 20, 0, {"id": 2}))
-    refused(made, tmp_path, ForeignWrite, r"version 2 is a DELETE.*RESTORE TABLE delta.*VERSION AS OF 1")
-    spark.sql(f"RESTORE TABLE delta.`{tmp_path}/lake/public.orders` TO VERSION AS OF 1")
-    mirrored(made, tmp_path)
-    assert rows(made, tmp_path) == {1: ("a", None), 2: (None, None)}
+    with pytest.raises(ForeignWrite, match=kind.foreign):
+        mirrored(made, tmp_path, target=lake.target)
+    lake.undo(spark, "public.orders")
+    mirrored(made, tmp_path, target=lake.target)
+    assert {row["id"]: row["note"] for row in table.read().collect()} == {1: "a", 2: None}
     made.register("orders", COLUMNS, {"note": "string"})
     made.cut(made.event("orders", "u", 30, 0, {"note": "a"}, after={"id": 1}))
-    refused(made, tmp_path, TableRefused, r"public\.orders has got another key than \(id\)")
+    with pytest.raises(TableRefused, match=r"public\.orders has got another key than \(id\)"):
+        mirrored(made, tmp_path, target=lake.target)

@@ -1,0 +1,287 @@
+"""Iceberg tables as targets: one table in a catalog for each table of PostgreSQL, one snapshot for each batch.
+
+A snapshot's summary says what the commit has. Every commit is made on a branch of its own first. Then ``main`` is moved
+to it, which the catalog refuses if ``main`` is no longer the snapshot that the branch began at. So nothing can come
+between reading what was applied and the commit, and a batch that fails halfway leaves ``main`` as it was.
+
+https://iceberg.apache.org/docs/latest/branching/
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import uuid4
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import IllegalArgumentException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
+from pyspark.sql.types import DataType, StructType
+
+from pgsluice_spark.errors import ForeignWrite, PipelineError, TableRefused
+from pgsluice_spark.targets import Commit, Committed, Merge, quoted
+
+_PROPERTY: Final = "spark.sql.iceberg.snapshot-property."
+"""Settings of a session that begin like this become entries in the summary of each snapshot that it makes."""
+
+_APP: Final = "pgsluice.app"
+_VERSION: Final = "pgsluice.version"
+_STATE: Final = "pgsluice.state"
+
+_BRANCH: Final = "pgsluice_"
+"""The names of our branches begin like this."""
+
+_REWRITTEN: Final = "replace"
+"""The operation of snapshots that have the rows of the one before, in other files."""
+
+_WIDENINGS: Final = {("int", "bigint"), ("float", "double")}
+"""The types that Iceberg can widen; decimals can get more digits, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Iceberg:
+    """A namespace of a catalog that is configured in the session: ``catalog.namespace``."""
+
+    namespace: str
+
+    @property
+    def place(self) -> str:
+        """Where it is, for messages."""
+        return self.namespace
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """What the sessions that write to it have to be set to: nothing."""
+        return {}
+
+    def table(self, spark: SparkSession, name: str, since: int | None = None) -> "IcebergTable":
+        """Return one of its tables, which need not exist yet; ``since``: the id of our last snapshot, if known.
+
+        The schema of PostgreSQL is a namespace below this one.
+        """
+        return IcebergTable(spark, f"{self.namespace}.{name}", since)
+
+
+@dataclass(frozen=True, slots=True)
+class IcebergTable:
+    """One Iceberg table. The session is for this table alone while it commits, because the summary belongs to it."""
+
+    spark: SparkSession
+    name: str
+    since: int | None = None
+    """The id of our last snapshot that is known; whatever follows it has to be ours."""
+
+    @property
+    def sql(self) -> str:
+        """Its name in SQL."""
+        return ".".join(map(quoted, self.name.split(".")))
+
+    @property
+    def exists(self) -> bool:
+        """Whether the catalog has the table."""
+        return bool(self.spark.catalog.tableExists(self.sql))
+
+    def read(self, version: int | None = None) -> DataFrame:
+        """Return its rows, as of a snapshot or the last one."""
+        self.spark.catalog.refreshTable(self.sql)  # other sessions write to it, and the catalog remembers tables
+        reader = self.spark.read
+        return (reader if version is None else reader.option("versionAsOf", version)).table(self.sql)
+
+    def fit(self, schema: StructType) -> None:
+        """Make the table, or give it the columns and the wider types that it lacks."""
+        if self.exists:
+            self._evolve(schema)
+            return
+        parts = list(map(quoted, self.name.split(".")))
+        for end in range(2, len(parts)):
+            self.spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {'.'.join(parts[:end])}")
+        with self._committing(Commit("", -1, "")):
+            self.spark.createDataFrame([], schema).writeTo(self.sql).using("iceberg").create()
+
+    def _evolve(self, schema: StructType) -> None:
+        added, widened = _differences(self.read().schema, schema)
+        for name, known, wanted in widened:
+            if (known, wanted) not in _WIDENINGS and not _are_decimals(known, wanted):
+                raise TableRefused(
+                    f"{self.name}: column {name} has become {wanted}, and Iceberg cannot make that of {known}. Nothing "
+                    "of this batch was applied. Begin a new target for the table and load it with `pgsluice snapshot "
+                    "start`"
+                )
+        if added:
+            columns = ", ".join(f"{name} {kind}" for name, kind in added)
+            self.spark.sql(f"ALTER TABLE {self.sql} ADD COLUMNS ({columns})")
+        for name, _, wanted in widened:
+            self.spark.sql(f"ALTER TABLE {self.sql} ALTER COLUMN {name} TYPE {wanted}")
+
+    def append(self, rows: DataFrame, commit: Commit) -> int:
+        """Add rows; return the id of the snapshot."""
+        if not self.exists:
+            self.fit(rows.schema)
+        return self._commit(commit, lambda branch: rows.writeTo(branch).append())
+
+    def extend(self, rows: DataFrame, commit: Commit) -> int:
+        """Add rows, which may have columns, fields and wider types that the table lacks."""
+        self.fit(rows.schema)
+        return self.append(rows, commit)
+
+    def overwrite(self, rows: DataFrame, commit: Commit) -> int:
+        """Replace all rows by others; return the id of the snapshot."""
+        return self._commit(commit, lambda branch: rows.writeTo(branch).overwrite(F.lit(True)))  # noqa: FBT003 - a literal
+
+    def merge(self, merge: Merge, commit: Commit) -> int:
+        """Merge rows into the table; return the id of the snapshot."""
+        merge.source.createOrReplaceTempView("pgsluice_source")
+        rest = f"AS t USING pgsluice_source AS s ON {merge.condition} {' '.join(merge.clauses)}"
+        return self._commit(commit, lambda branch: self.spark.sql(f"MERGE INTO {branch} {rest}").collect())
+
+    def delete(self, condition: str, commit: Commit) -> int:
+        """Delete rows; return the id of the snapshot."""
+        return self._commit(commit, lambda branch: self.spark.sql(f"DELETE FROM {branch} WHERE {condition}").collect())  # noqa: S608
+
+    def last(self) -> Committed | None:
+        """Return our last commit, None if there is none.
+
+        ForeignWrite if something else has changed rows after it, or after the snapshot ``since``.
+        """
+        return _last(self.name, self._loaded(), self.since) if self.exists else None
+
+    def _loaded(self) -> Any:  # noqa: ANN401 - an object of Java's
+        """Return Iceberg's own object for the table, as the catalog has it now."""
+        util = self.spark._jvm.org.apache.iceberg.spark.Spark3Util  # noqa: SLF001 - PySpark has no other way to it
+        table = util.loadIcebergTable(self.spark._jsparkSession, self.sql)  # noqa: SLF001 - as above
+        table.refresh()
+        return table
+
+    def _commit(self, commit: Commit, action: Callable[[str], object]) -> int:
+        """Let ``action`` write to a branch, and move ``main`` there; return the id of the snapshot."""
+        before = self.last()
+        if before is not None and (before.commit.version >= commit.version or self.since not in (None, before.number)):
+            raise PipelineError(self._two_queries(commit))
+        branch = f"{_BRANCH}{uuid4().hex}"
+        self._make_branch(branch)
+        self.spark.catalog.refreshTable(self.sql)
+        with self._committing(commit):
+            action(f"{self.sql}.{quoted(f'branch_{branch}')}")
+        self._publish(branch)
+        self.spark.catalog.refreshTable(self.sql)
+        found = self.last()
+        if found is None or found.commit != commit:
+            raise PipelineError(self._two_queries(commit))
+        return found.number
+
+    def _two_queries(self, commit: Commit) -> str:
+        return (
+            f"{self.name} has commits that this query does not know, or lacks its own for version {commit.version}. "
+            "Two queries write to it. Stop one of them"
+        )
+
+    def _make_branch(self, name: str) -> None:
+        """Make a branch where ``main`` is, and remove those of commits that were not completed."""
+        table = self._loaded()
+        change = table.manageSnapshots()
+        for ref in table.refs():
+            if ref.startswith(_BRANCH):
+                change = change.removeBranch(ref)
+        change.createBranch(name, table.currentSnapshot().snapshotId()).commit()
+
+    def _publish(self, branch: str) -> None:
+        """Move ``main`` to a branch; ForeignWrite if ``main`` has got snapshots since the branch was made."""
+        table = self._loaded()
+        try:
+            table.manageSnapshots().fastForwardBranch("main", branch).removeBranch(branch).commit()
+        except (Py4JJavaError, IllegalArgumentException) as error:
+            self.last()  # raises the error that says who wrote
+            raise PipelineError(
+                f"{self.name}: Iceberg refused the commit, for the reason that is the cause of this error. Nothing "
+                "was added to the table. Start the query again: it goes on with this batch"
+            ) from error
+
+    @contextmanager
+    def _committing(self, commit: Commit) -> Iterator[None]:
+        summary = {_APP: commit.app, _VERSION: str(commit.version), _STATE: commit.state}
+        for name, value in summary.items():
+            self.spark.conf.set(_PROPERTY + name, value)
+        try:
+            yield
+        finally:
+            for name in summary:
+                self.spark.conf.unset(_PROPERTY + name)
+
+
+def _last(name: str, table: Any, since: int | None) -> Committed | None:  # noqa: ANN401 - an object of Java's
+    """Return our last commit among the snapshots that led to the present one."""
+    found, snapshot = None, table.currentSnapshot()
+    while snapshot is not None:
+        if found is not None and since in (None, snapshot.snapshotId()):
+            return found
+        ours = _metadata(snapshot.summary())
+        if ours is None and snapshot.operation() != _REWRITTEN:
+            raise ForeignWrite(_foreign(name, snapshot))
+        if found is None and ours is not None and ours.app:
+            found = Committed(snapshot.snapshotId(), ours)
+            continue
+        parent = snapshot.parentId()
+        if parent is None and since is not None:
+            raise ForeignWrite(_rolled_back(name, since))
+        snapshot = None if parent is None else table.snapshot(parent)
+        if snapshot is None and parent is not None and found is None:
+            raise PipelineError(_expired(name, parent))
+    return found
+
+
+def _metadata(summary: Mapping[str, str]) -> Commit | None:
+    """Return what the summary of a snapshot says; None if it is not ours."""
+    if _APP not in summary:
+        return None
+    return Commit(summary[_APP], int(summary[_VERSION]), summary[_STATE])
+
+
+def _foreign(name: str, snapshot: Any) -> str:  # noqa: ANN401 - an object of Java's
+    catalog, table = name.split(".", 1)
+    return (
+        f"{name}: something else than this pipeline has written to the table: snapshot {snapshot.snapshotId()} is of "
+        f"the operation {snapshot.operation()}. The table may differ from PostgreSQL from there on, and nothing was "
+        f"added to it. Go back to the snapshot before (CALL {catalog}.system.rollback_to_snapshot('{table}', "
+        f"{snapshot.parentId()})), or load the table into a new target. Only the pipeline may write to its tables"
+    )
+
+
+def _rolled_back(name: str, since: int) -> str:
+    return (
+        f"{name}: the table does not have snapshot {since} any longer, which this pipeline made. Somebody has gone "
+        "back to an earlier state or has made the table anew. Nothing was added to it. Go back to that snapshot "
+        "(set_current_snapshot), or load the table into a new target"
+    )
+
+
+def _expired(name: str, parent: int) -> str:
+    return (
+        f"{name}: snapshot {parent} has expired, and what the table has stood in it or in one before it. Nothing was "
+        "added to the table. Load the table into a new target, and let maintenance keep the last snapshot of this "
+        "pipeline, for example with a greater `retain_last`"
+    )
+
+
+def _differences(
+    known: StructType, wanted: StructType, path: str = ""
+) -> tuple[list[tuple[str, str]], list[tuple[str, str, str]]]:
+    """Return the fields that ``known`` lacks, with their types, and those that have another type in ``wanted``."""
+    have: dict[str, DataType] = {field.name.lower(): field.dataType for field in known}
+    added: list[tuple[str, str]] = []
+    widened: list[tuple[str, str, str]] = []
+    for field in wanted:
+        name, kind = f"{path}{quoted(field.name)}", field.dataType
+        old = have.get(field.name.lower())
+        if old is None:
+            added.append((name, kind.simpleString()))
+        elif isinstance(kind, StructType) and isinstance(old, StructType):
+            more = _differences(old, kind, f"{name}.")
+            added, widened = [*added, *more[0]], [*widened, *more[1]]
+        elif old.simpleString() != kind.simpleString():
+            widened.append((name, old.simpleString(), kind.simpleString()))
+    return added, widened
+
+
+def _are_decimals(known: str, wanted: str) -> bool:
+    return known.startswith("decimal") and wanted.startswith("decimal")

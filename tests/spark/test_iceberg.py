@@ -1,0 +1,125 @@
+"""Commits of an Iceberg table: what they carry, and what they refuse when something else writes."""
+
+from collections.abc import Iterator
+from uuid import uuid4
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
+
+from pgsluice_spark import ForeignWrite, Iceberg, PipelineError, TableRefused
+from pgsluice_spark.iceberg import IcebergTable
+from pgsluice_spark.targets import Commit, Committed
+from tests.spark.lakes import CATALOG, HAS_ICEBERG
+
+pytestmark = pytest.mark.skipif(not HAS_ICEBERG, reason="the Iceberg target needs Spark 4.1")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def without_compilation(spark: SparkSession) -> Iterator[None]:
+    """Let Spark interpret its plans, which have few rows."""
+    settings = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    yield
+    for name in settings:
+        spark.conf.unset(name)
+
+
+class Orders:
+    """A table with commits of ours."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self.spark, self._target, self._version = spark, Iceberg(f"{CATALOG}.made_{uuid4().hex}"), 0
+        self.last: int | None = None
+
+    @property
+    def table(self) -> IcebergTable:
+        return self._target.table(self.spark, "public.orders", self.last)
+
+    def rows(self, count: int = 1) -> DataFrame:
+        return self.spark.range(count).select(F.col("id").cast("int"))
+
+    def commit(self) -> Commit:
+        self._version += 1
+        return Commit("topic", self._version, '{"state": "of the table"}')
+
+    def append(self) -> Committed:
+        commit = self.commit()
+        self.last = self.table.append(self.rows(), commit)
+        return Committed(self.last, commit)
+
+    def call(self, procedure: str) -> None:
+        self.spark.sql(f"CALL {CATALOG}.system.{procedure}".replace("TABLE", self.table.name.split(".", 1)[1]))
+
+    def snapshots(self) -> list[int]:
+        rows = self.spark.sql(f"SELECT snapshot_id FROM {self.table.sql}.snapshots ORDER BY committed_at").collect()
+        return [row["snapshot_id"] for row in rows]
+
+    def branches(self) -> list[str]:
+        return [row["name"] for row in self.spark.sql(f"SELECT name FROM {self.table.sql}.refs").collect()]
+
+
+@pytest.fixture
+def orders(spark: SparkSession) -> Orders:
+    made = Orders(spark)
+    made.append()
+    return made
+
+
+def test_what_a_commit_leaves_behind(orders: Orders) -> None:
+    committed = orders.append()
+    assert orders.table.last() == committed
+    assert orders.branches() == ["main"]
+    assert [orders.table.read(number).count() for number in orders.snapshots()] == [0, 1, 2]
+
+
+def test_maintenance_is_no_foreign_write(orders: Orders) -> None:
+    committed = orders.append()
+    orders.call("rewrite_data_files(table => 'TABLE', options => map('rewrite-all', 'true'))")
+    orders.call("expire_snapshots(table => 'TABLE', older_than => TIMESTAMP '2999-01-01', retain_last => 2)")
+    assert len(orders.snapshots()) == 2
+    assert orders.table.last() == committed
+    orders.append()
+    assert orders.table.read().count() == 3
+
+
+def test_what_the_table_has_is_forgotten(orders: Orders) -> None:
+    orders.call("rewrite_data_files(table => 'TABLE', options => map('rewrite-all', 'true'))")
+    orders.call("expire_snapshots(table => 'TABLE', older_than => TIMESTAMP '2999-01-01', retain_last => 1)")
+    with pytest.raises(PipelineError, match=r"snapshot \d+ has expired, and what the table has stood in it"):
+        orders.table.last()
+
+
+def test_a_foreign_write_during_a_commit(orders: Orders) -> None:
+    """It comes after `applied` was read and while the batch is written, and does not conflict with its rows."""
+    table, before = orders.table, orders.snapshots()[-1]
+
+    class Meddling(IcebergTable):
+        def _publish(self, branch: str) -> None:
+            self.spark.sql(f"INSERT INTO {self.sql} VALUES (7)")
+            IcebergTable._publish(self, branch)
+
+    with pytest.raises(ForeignWrite, match=r"is of the operation append\."):
+        Meddling(table.spark, table.name, table.since).append(orders.rows(100), orders.commit())
+    assert table.read().count() == 2
+    orders.call(f"rollback_to_snapshot('TABLE', {before})")
+    orders.append()
+    assert (table.read().count(), orders.branches()) == (2, ["main"])
+
+
+def test_another_query_and_a_table_that_went_back(orders: Orders) -> None:
+    table, before = orders.table, orders.snapshots()[-1]
+    orders.append()
+    with pytest.raises(PipelineError, match="Two queries write to it"):
+        table.append(orders.rows(), orders.commit())
+    orders.call(f"rollback_to_snapshot('TABLE', {before})")
+    with pytest.raises(ForeignWrite, match=r"does not have snapshot \d+ any longer"):
+        orders.table.last()
+
+
+def test_a_type_that_iceberg_cannot_widen(orders: Orders) -> None:
+    orders.last = orders.table.extend(orders.rows().select(F.col("id").cast("long")), orders.commit())
+    assert orders.table.read().count() == 2
+    with pytest.raises(TableRefused, match="column `id` has become double, and Iceberg cannot make that of bigint"):
+        orders.table.extend(orders.rows().select(F.col("id").cast("double")), orders.commit())
