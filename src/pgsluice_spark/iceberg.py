@@ -155,11 +155,12 @@ class IcebergTable:
 
     def _commit(self, commit: Commit, action: Callable[[str], object]) -> int:
         """Let ``action`` write to a branch, and move ``main`` there; return the id of the snapshot."""
-        before = self.last()
+        table = self._loaded()
+        before = _last(self.name, table, self.since)
         if before is not None and (before.commit.version >= commit.version or self.since not in (None, before.number)):
             raise PipelineError(self._two_queries(commit))
         branch = f"{_BRANCH}{uuid4().hex}"
-        self._make_branch(branch)
+        _make_branch(table, branch)  # where the snapshots that were just looked at end
         self.spark.catalog.refreshTable(self.sql)
         with self._committing(commit):
             action(f"{self.sql}.{quoted(f'branch_{branch}')}")
@@ -175,15 +176,6 @@ class IcebergTable:
             f"{self.name} has commits that this query does not know, or lacks its own for version {commit.version}. "
             "Two queries write to it. Stop one of them"
         )
-
-    def _make_branch(self, name: str) -> None:
-        """Make a branch where ``main`` is, and remove those of commits that were not completed."""
-        table = self._loaded()
-        change = table.manageSnapshots()
-        for ref in table.refs():
-            if ref.startswith(_BRANCH):
-                change = change.removeBranch(ref)
-        change.createBranch(name, table.currentSnapshot().snapshotId()).commit()
 
     def _publish(self, branch: str) -> None:
         """Move ``main`` to a branch; ForeignWrite if ``main`` has got snapshots since the branch was made."""
@@ -207,6 +199,15 @@ class IcebergTable:
         finally:
             for name in summary:
                 self.spark.conf.unset(_PROPERTY + name)
+
+
+def _make_branch(table: Any, name: str) -> None:  # noqa: ANN401 - an object of Java's
+    """Make a branch where ``main`` is, and remove those of commits that were not completed."""
+    change = table.manageSnapshots()
+    for ref in table.refs():
+        if ref.startswith(_BRANCH):
+            change = change.removeBranch(ref)
+    change.createBranch(name, table.currentSnapshot().snapshotId()).commit()
 
 
 def _last(name: str, table: Any, since: int | None) -> Committed | None:  # noqa: ANN401 - an object of Java's
