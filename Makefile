@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest --durations=20
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format quick unit simulation simulate integration faults faults-quick spark test-platform servers manifests test test-all demo bench bench-report bench-pipelines types fuzz memory-safety coverage lock clean
+.PHONY: help setup lint format quick unit simulation simulate integration faults faults-quick spark spark-faults test-platform servers manifests test test-all demo bench bench-report bench-pipelines types fuzz memory-safety coverage lock clean
 
 help: ## List the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -63,6 +63,9 @@ faults: setup ## The long run: make faults KILLS=500 [SEED=n [ROUND=n]] [VERSION
 
 spark: setup ## Tests of the Spark side
 	$(PYTEST) tests/spark
+
+spark-faults: setup ## Spark's drivers killed at named steps: make spark-faults KILLS=100 [SEED=n]
+	$(BIN)/python -m tests.spark --kills $(or $(KILLS),100) $(if $(SEED),--seed $(SEED))
 
 test-platform: setup ## Image, Compose, systemd unit, chart, alerts and dashboard, run for real (tools are fetched; root is needed)
 	$(BIN)/python -m sandbox tools

@@ -1,0 +1,128 @@
+"""A driver that mirrors a pipeline and is killed at a step: ``python -m tests.spark.driver <life as JSON>``.
+
+The product knows nothing of it: the commits of Delta tables are wrapped here, in the process that dies.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from threading import Event, Thread
+from typing import Final
+
+from pgsluice_spark import Delta, Pipeline, RestRegistry
+from pgsluice_spark.delta import Commit, DeltaTable
+from tests.spark.session import new_session
+
+TIMEOUT_S: Final = 600
+OTHER_TABLE_S: Final = 10
+"""It may have nothing of these cuts."""
+
+CONTROL: Final = "_pgsluice_cuts"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Where a driver dies: at the commit of ``table``, ``before``, ``within`` or ``behind`` it."""
+
+    table: str
+    when: str
+    other: str = ""
+    """A table that has to have the same cuts already; if it does not within ten seconds, the driver lives on."""
+
+
+STEPS: Final[Mapping[str, Step]] = {
+    "between the commits of two tables": Step("public.lines", "before", "public.orders"),
+    "within the commit of a table": Step("public.orders", "within"),
+    "before the control table": Step(CONTROL, "before"),
+    "behind the control table": Step(CONTROL, "behind"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """What one driver does until it dies."""
+
+    step: str
+    prefix: str
+    bootstrap_servers: str
+    registry: str
+    lake: str
+    checkpoint: str
+    max_events: int
+
+
+def killed(life: Life, log: Path) -> bool:
+    """Run a driver; return whether it died at its step. RuntimeError if it ended otherwise than by that or well."""
+    command = [sys.executable, "-m", "tests.spark.driver", json.dumps(asdict(life))]
+    with log.open("ab") as output:
+        ended = subprocess.run(
+            command, stdout=output, stderr=output, start_new_session=True, timeout=TIMEOUT_S, check=False
+        )
+    if ended.returncode not in (0, -signal.SIGKILL):
+        raise RuntimeError(f"the driver failed: {log.read_text()}")
+    return ended.returncode != 0
+
+
+def main() -> None:
+    """Mirror to the present end of the topics, or die."""
+    life = Life(**json.loads(sys.argv[1]))
+    die_at(STEPS[life.step])
+    with tempfile.TemporaryDirectory() as directory:
+        pipeline = Pipeline(
+            new_session(Path(directory)),
+            prefix=life.prefix,
+            bootstrap_servers=life.bootstrap_servers,
+            registry=RestRegistry(life.registry),
+        )
+        pipeline.mirror(
+            Delta(life.lake),
+            tables=["public.*"],
+            checkpoint=life.checkpoint,
+            trigger="available now",
+            max_events=life.max_events,
+        ).awaitTermination()
+
+
+def die_at(step: Step) -> None:
+    """Let commits of the step's table end this process."""
+    commit, other_is_done = DeltaTable._commit, Event()
+
+    def wrapped(table: DeltaTable, said: Commit, action: Callable[[], object]) -> int:
+        name = Path(table.path).name
+        if name == CONTROL:
+            other_is_done.clear()
+        if name == step.table and step.when == "before" and (not step.other or other_is_done.wait(OTHER_TABLE_S)):
+            die()
+        if name == step.table and step.when == "within":
+            Thread(target=_die_with_new_files, args=[Path(table.path)], daemon=True).start()
+        number = commit(table, said, action)
+        if name == step.table and step.when != "before":
+            die()
+        if name == step.other:
+            other_is_done.set()
+        return number
+
+    DeltaTable._commit = wrapped  # type: ignore[method-assign, assignment]
+
+
+def _die_with_new_files(table: Path) -> None:
+    """Die when the table has rows on the disk that no commit has yet."""
+    before = set(table.glob("*.parquet"))
+    while set(table.glob("*.parquet")) <= before:
+        pass
+    die()
+
+
+def die() -> None:
+    """Kill this process and its JVM, which is in the same group."""
+    os.killpg(0, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

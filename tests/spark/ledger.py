@@ -1,0 +1,190 @@
+"""A ledger in two tables, mirrored by drivers that are killed, and compared with what PostgreSQL itself decodes.
+
+At every entry of the control table, the tables together have to be those of the witness (``tests/faults/witness.py``)
+at the entry's position. Delta tables are read by ``deltalake``, without Spark.
+"""
+
+import random
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from deltalake import DeltaTable, QueryBuilder
+
+from pgsluice_spark import Delta
+from pgsluice_spark.loads import LOADED
+from tests.faults.witness import PUBLICATION, SLOT, Truth, committed
+from tests.spark.driver import CONTROL, STEPS, Life, killed
+from tests.spark.shop import Row, Shop, delta_rows
+
+TABLES: Final = ("orders", "lines")
+NOTE: Final = "repeat('kept out of line ', 500)"
+SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "kafka": {"topics": {"partitions": 2}},
+    "snapshot": {"mode": "initial", "chunk_rows": 30},
+    "delivery": {"heartbeat": "500ms"},
+}
+SETUP: Final = (
+    "CREATE TABLE orders (id int PRIMARY KEY, amount int, note text)",
+    "CREATE TABLE lines (id int PRIMARY KEY, amount int, item text)",
+    "ALTER TABLE orders ALTER note SET STORAGE EXTERNAL",
+    f"CREATE PUBLICATION {PUBLICATION} FOR TABLE orders, lines",
+    f"SELECT pg_create_logical_replication_slot('{SLOT}', 'pgoutput')",
+    f"INSERT INTO orders SELECT n, n, {NOTE} FROM generate_series(1, 60) AS n",
+    "INSERT INTO lines SELECT n, n, 'item ' || n FROM generate_series(1, 60) AS n",
+)
+TRANSACTIONS: Final = 8
+"""Between two lives."""
+
+SCHEMA_CHANGES: Final = ("ALTER TABLE orders ADD COLUMN comment text", "ALTER TABLE lines ALTER amount TYPE bigint")
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a run has found. ``compared``: tables at entries; ``torn``: entries whose sums differ."""
+
+    kills: int = 0
+    compared: int = 0
+    lost: int = 0
+    doubled: int = 0
+    torn: int = 0
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing was wrong."""
+        return not (self.lost or self.doubled or self.torn)
+
+
+class Ledger:
+    """Changes both tables so that the sums of their amounts stay equal."""
+
+    def __init__(self, shop: Shop, rng: random.Random) -> None:
+        self._shop, self._rng, self._next = shop, rng, 1000
+
+    def write(self, count: int) -> None:
+        """Commit some transactions; all of them change both tables."""
+        self._shop.run(*(f"BEGIN; {self._change()}; {self._amounts()}; COMMIT" for _ in range(count)))
+
+    def _amounts(self) -> str:
+        """Add a row to both tables, so that each transaction is seen in both."""
+        self._next += 1
+        id, amount = self._next, self._rng.randrange(100)  # noqa: A001 - the column's name
+        return f"INSERT INTO orders VALUES ({id}, {amount}, {NOTE}); INSERT INTO lines VALUES ({id}, {amount}, 'new')"
+
+    def _change(self) -> str:
+        by, rest = self._rng.randrange(1, 9), self._rng.randrange(7)
+        some = f"WHERE id % 7 = {rest}"
+        changes = (
+            f"UPDATE orders SET id = -id {some}",  # the notes are not sent
+            f"UPDATE orders SET id = -id {some}; UPDATE orders SET note = 'short' {some}",
+            "; ".join(f"UPDATE {name} SET amount = amount + {by} WHERE abs(id) % 7 = {rest}" for name in TABLES),
+            f"DELETE FROM orders WHERE abs(id) % 7 = {rest}; DELETE FROM lines {some}",
+            "TRUNCATE orders, lines",
+        )
+        return self._rng.choices(changes, weights=(4, 4, 4, 2, 1))[0]
+
+
+def run(shop: Shop, directory: Path, kills: int, rng: random.Random, say: Callable[[str], object]) -> Tally:
+    """Kill drivers at all steps in turn, let the last one live, and compare."""
+    ledger, tally, steps = Ledger(shop, rng), Tally(), list(STEPS)
+    for number in range(kills):
+        if number < len(SCHEMA_CHANGES):
+            shop.run(SCHEMA_CHANGES[number])
+        ledger.write(TRANSACTIONS)
+        step = steps[number % len(steps)]
+        max_events = rng.choice([1, 100, 1000])
+        died = killed(_life(shop, directory, step, max_events), directory / "drivers.log")
+        tally.kills += died
+        say(f"{number + 1}: {step}, max_events {max_events}{'' if died else ', not reached'}")
+        if rng.random() < 0.5:
+            shutil.rmtree(directory / "checkpoint", ignore_errors=True)
+    ledger.write(TRANSACTIONS)
+    query = shop.pipeline.mirror(
+        Delta(str(directory / "lake")),
+        tables=["public.*"],
+        checkpoint=str(directory / "checkpoint"),
+        trigger="available now",
+        max_events=200,
+    )
+    query.awaitTermination()
+    lake = directory / "lake"
+    compare(shop, lake, entries(lake), tally, say)
+    return tally
+
+
+def _life(shop: Shop, directory: Path, step: str, max_events: int) -> Life:
+    return Life(
+        step=step,
+        prefix=shop.daemon.name,
+        bootstrap_servers=shop.kafka.bootstrap_servers,
+        registry=shop.daemon.url,
+        lake=str(directory / "lake"),
+        checkpoint=str(directory / "checkpoint"),
+        max_events=max_events,
+    )
+
+
+def compare(shop: Shop, lake: Path, said_by: Iterable[Row], tally: Tally, say: Callable[[str], object]) -> None:
+    """Compare the tables with the witness at every entry."""
+    truth = Truth(committed(shop.connection))
+    for entry in said_by:
+        truth.advance(entry["epoch"], entry["end_lsn"])
+        sums = set()
+        for name in TABLES:
+            said = dict(entry["tables"]).get(f"public.{name}")
+            if said is None or said["status"] != LOADED:
+                continue
+            found = [_texts(row) for row in delta_rows(lake / f"public.{name}", said["version"])]
+            expected = {key: _texts(row) for key, row in truth.table(name).rows.items()}
+            sums.add(sum(int(row["amount"]) for row in found))
+            _count(found, expected, tally, partial(_say, say, f"{name} at cut {entry['cut']}"))
+        tally.torn += len(sums) > 1
+
+
+def entries(lake: Path) -> list[Row]:
+    """Return the control table in order."""
+    found = QueryBuilder().register("t", DeltaTable(str(lake / CONTROL))).execute("SELECT * FROM t").read_all()
+    columns = [found.column(name).to_pylist() for name in found.column_names]
+    rows = [dict(zip(found.column_names, values, strict=True)) for values in zip(*columns, strict=True)]
+    return sorted(rows, key=lambda row: int(row["offset"]))
+
+
+def torn(rows: Iterable[Row], table: str) -> list[Row]:
+    """Return what a control table would say that is written before ``table`` has the cut."""
+    found = []
+    before: int | None = None
+    for row in rows:
+        tables = dict(row["tables"])
+        if table in tables:
+            version, before = before, tables[table]["version"]
+            if version is not None:
+                tables[table] = {**tables[table], "version": version}
+        found.append({**row, "tables": tables})
+    return found
+
+
+def _say(say: Callable[[str], object], where: str, text: str) -> None:
+    say(f"{where}: {text}")
+
+
+def _texts(row: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in row.items() if value is not None}
+
+
+def _count(
+    found: list[dict[str, str]],
+    expected: Mapping[str, dict[str, str]],
+    tally: Tally,
+    say: Callable[[str], object],
+) -> None:
+    tally.compared += 1
+    has = {row["id"]: row for row in found}
+    lost = [key for key, row in expected.items() if has.get(key) != row]
+    doubled = len(found) - len(has) + len(has.keys() - expected.keys())
+    tally.lost += len(lost)
+    tally.doubled += doubled
+    if lost or doubled:
+        say(f"{len(lost)} rows lost or different ({', '.join(lost[:5])}), {doubled} too many")

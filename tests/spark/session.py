@@ -1,0 +1,40 @@
+"""The Spark session of tests, in the version of PySpark that is installed."""
+
+from pathlib import Path
+
+import pyspark
+from pyspark.sql import SparkSession
+
+from sandbox.spark import jars
+from tests.spark.lakes import CATALOG
+
+
+def new_session(directory: Path) -> SparkSession:
+    """Give a session that keeps its files in ``directory``."""
+    settings = {
+        # a session of a minute is over before better code would pay
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData",
+        "spark.jars": ",".join(map(str, jars(pyspark.__version__))),
+        "spark.databricks.delta.snapshotPartitions": 1,
+        "spark.local.dir": directory,
+        f"spark.sql.catalog.{CATALOG}": "org.apache.iceberg.spark.SparkCatalog",
+        f"spark.sql.catalog.{CATALOG}.type": "hadoop",
+        f"spark.sql.catalog.{CATALOG}.warehouse": directory / "iceberg",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.warehouse.dir": directory / "warehouse",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": 2,
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    if pyspark.__version__.startswith("4.1."):  # SPARK-55271; docs/spark.md tells users
+        settings["spark.sql.streaming.disabledV2MicroBatchReaders"] = (
+            "org.apache.spark.sql.kafka010.KafkaSourceProvider"
+        )
+    builder = SparkSession.builder.master("local[2]").appName("pgsluice tests")
+    for name, value in settings.items():
+        builder = builder.config(name, str(value))
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("OFF")  # errors are what some tests want
+    return session
