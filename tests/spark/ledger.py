@@ -39,7 +39,7 @@ SETUP: Final = (
 TRANSACTIONS: Final = 8
 """Between two lives."""
 
-SCHEMA_CHANGES: Final = ("ALTER TABLE orders ADD COLUMN comment text", "ALTER TABLE lines ALTER amount TYPE bigint")
+SCHEMA_CHANGES: Final = ("ALTER TABLE orders ADD COLUMN comment text", "ALTER TABLE lines ADD COLUMN price int")
 
 
 @dataclass(slots=True)
