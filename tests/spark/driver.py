@@ -16,7 +16,8 @@ from threading import Event, Thread
 from typing import Final
 
 from pgsluice_spark import Delta, Pipeline, RestRegistry
-from pgsluice_spark.delta import Commit, DeltaTable
+from pgsluice_spark.delta import DeltaTable
+from pgsluice_spark.targets import Commit
 from tests.spark.session import new_session
 
 TIMEOUT_S: Final = 600

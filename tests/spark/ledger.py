@@ -18,7 +18,8 @@ from pgsluice_spark import Delta
 from pgsluice_spark.loads import LOADED
 from tests.faults.witness import PUBLICATION, SLOT, Truth, committed
 from tests.spark.driver import CONTROL, STEPS, Life, killed
-from tests.spark.shop import Row, Shop, delta_rows
+from tests.spark.lakes import DeltaLake
+from tests.spark.shop import Row, Shop
 
 TABLES: Final = ("orders", "lines")
 NOTE: Final = "repeat('kept out of line ', 500)"
@@ -129,7 +130,7 @@ def _life(shop: Shop, directory: Path, step: str, max_events: int) -> Life:
 
 def compare(shop: Shop, lake: Path, said_by: Iterable[Row], tally: Tally, say: Callable[[str], object]) -> None:
     """Compare the tables with the witness at every entry."""
-    truth = Truth(committed(shop.connection))
+    truth, tables = Truth(committed(shop.connection)), DeltaLake(shop.spark, lake)
     for entry in said_by:
         truth.advance(entry["epoch"], entry["end_lsn"])
         sums = set()
@@ -137,7 +138,7 @@ def compare(shop: Shop, lake: Path, said_by: Iterable[Row], tally: Tally, say: C
             said = dict(entry["tables"]).get(f"public.{name}")
             if said is None or said["status"] != LOADED:
                 continue
-            found = [_texts(row) for row in delta_rows(lake / f"public.{name}", said["version"])]
+            found = [_texts(row) for row in tables.rows(f"public.{name}", said["version"])]
             expected = {key: _texts(row) for key, row in truth.table(name).rows.items()}
             sums.add(sum(int(row["amount"]) for row in found))
             _count(found, expected, tally, partial(_say, say, f"{name} at cut {entry['cut']}"))
