@@ -7,7 +7,10 @@ from typing import Final
 
 from pgsluice_spark.config import ConfigError
 
-_DELTA: Final = {"4.0": "io.delta:delta-spark_2.13:4.0.0", "4.1": "io.delta:delta-spark_4.1_2.13:4.4.0"}
+_TARGETS: Final = {
+    "4.0": ["io.delta:delta-spark_2.13:4.0.0"],
+    "4.1": ["io.delta:delta-spark_4.1_2.13:4.4.0", "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.11.0"],
+}
 """By the first two parts of Spark's version."""
 
 _POSTGRES: Final = "org.postgresql:postgresql:42.7.7"
@@ -15,11 +18,11 @@ _POSTGRES: Final = "org.postgresql:postgresql:42.7.7"
 
 def packages(spark: str) -> list[str]:
     """Return the coordinates for a version of Spark; those of Spark's own packages have its version."""
-    delta = _DELTA.get(".".join(spark.split(".")[:2]))
-    if delta is None:
+    targets = _TARGETS.get(".".join(spark.split(".")[:2]))
+    if targets is None:
         raise ConfigError(
-            f"PySpark {spark} is not supported, only {' and '.join(_DELTA)}. Install one that is: pip install "
+            f"PySpark {spark} is not supported, only {' and '.join(_TARGETS)}. Install one that is: pip install "
             "'pgsluice[spark]'"
         )
     own = [f"org.apache.spark:{name}_2.13:{spark}" for name in ("spark-sql-kafka-0-10", "spark-avro")]
-    return [*own, delta, _POSTGRES]
+    return [*own, *targets, _POSTGRES]
