@@ -339,8 +339,8 @@ def _begun(last: Checkpoint | None, facts: Facts, identity: Identity) -> Checkpo
     )
 
 
-def _born(announced: Checkpoint, facts: Facts, identity: Identity) -> Checkpoint:
-    """Return the first checkpoint of the epoch that was announced; HistoryError when there was one already."""
+def _first_of_epoch(announced: Checkpoint, facts: Facts, identity: Identity) -> Checkpoint:
+    """Return the first checkpoint of the epoch that was announced; HistoryError if the epoch has one already."""
     if is_outrun(announced, facts.recorded):
         raise HistoryError(
             f"Cut {facts.recorded.cut} was delivered, but the checkpoint that belongs to it is lost, and the slot is a "
@@ -373,7 +373,7 @@ def _continued(last: Checkpoint | None, facts: Facts, identity: Identity) -> Res
     if identity.is_atomic:
         check_genuine(facts.checkpoints, found, facts.recorded)
     if found.is_announcement:
-        return Resumption(_born(found, facts, identity), found.cut)
+        return Resumption(_first_of_epoch(found, facts, identity), found.cut)
     check_recorded(found, facts, is_atomic=identity.is_atomic)
     if facts.server.timeline <= found.timeline:
         _wait_for_standby(found, facts)

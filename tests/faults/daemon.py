@@ -71,8 +71,8 @@ def _nothing_is_dropped() -> None:
     Transactions.__init__ = lambda self, _, spool: make(self, Delivered(0, 0, 0), spool)  # type: ignore[assignment, method-assign]
 
 
-def _foretold_is_true() -> None:
-    Ledger.unlike = lambda *_: None  # type: ignore[method-assign]
+def _prediction_is_true() -> None:
+    Ledger.mismatch = lambda *_: None  # type: ignore[method-assign]
 
 
 def _messages_are_streamed() -> None:
@@ -136,7 +136,7 @@ RULES: Mapping[str, Callable[[], None]] = {
     "a prepare is outstanding until its cut is committed": _released_at_once,
     "nothing is confirmed that is not in Kafka": _delivered_does_not_matter,
     "what was delivered is dropped": _nothing_is_dropped,
-    "offsets foretold are compared before the commit": _foretold_is_true,
+    "offsets predicted are compared before the commit": _prediction_is_true,
     "with messages nothing is streamed": _messages_are_streamed,
     "a refusal is recorded": _refusals_are_forgotten,
     "nothing published comes where there was nothing": _the_server_never_went_back,

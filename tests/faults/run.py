@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from sandbox.postgres import Postgres
 from tests.faults import script
-from tests.faults.storm import SERVER_SETTINGS, Cluster, Fate, Manner, Report, Storm
+from tests.faults.storm import SERVER_SETTINGS, Cluster, Fate, Report, Storm, StormSetup
 
 VERSIONS = (14, 16, 18)
 
@@ -117,7 +117,7 @@ def _round(seed: str, kills: int, servers: Mapping[int, Postgres], cluster: Clus
                 cluster,
                 f"PG{version}",
                 f"{seed} {version}",
-                Manner(plan.options[version], subject.mode, plan.loading[version], subject.without),
+                StormSetup(plan.options[version], subject.mode, plan.loading[version], subject.without),
             )
             for version, server in servers.items()
         }

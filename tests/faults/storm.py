@@ -83,7 +83,7 @@ STREAMING_S = 15.0
 
 
 @dataclass(frozen=True)
-class Manner:
+class StormSetup:
     """How the daemon of a storm works: its options, its mode, and the rule that it is without, if any."""
 
     options: Options
@@ -102,14 +102,14 @@ class Fate:
     orders: Sequence[Order]
 
 
-def settings(manner: Manner) -> dict[str, dict[str, Any]]:
+def settings(setup: StormSetup) -> dict[str, dict[str, Any]]:
     """Return the daemon's settings: everything small, and reports as often as can be."""
     return {
-        "postgres": {"publications": [PUBLICATION], "status_interval": "100ms", **asdict(manner.options)},
+        "postgres": {"publications": [PUBLICATION], "status_interval": "100ms", **asdict(setup.options)},
         "kafka": {"topics": {"partitions": PARTITIONS}},
-        "delivery": {"mode": manner.mode, "heartbeat": "200ms", "cut_bytes": "128KiB", "cut_interval": "10ms"},
+        "delivery": {"mode": setup.mode, "heartbeat": "200ms", "cut_bytes": "128KiB", "cut_interval": "10ms"},
         "buffer": {"memory_max": "1MiB"},
-        "snapshot": asdict(manner.loading),
+        "snapshot": asdict(setup.loading),
         "tables": {"rules": [{"match": f"public.{name}", "snapshot": "skip"} for name in SKIPPED]},
     }
 
@@ -242,20 +242,20 @@ class Positions:
 class Storm:
     """One pipeline on one server, from its first start to the judgement."""
 
-    def __init__(self, database: Database, cluster: Cluster, listener: str, seed: str, manner: Manner) -> None:
+    def __init__(self, database: Database, cluster: Cluster, listener: str, seed: str, setup: StormSetup) -> None:
         """Choose the database, which stays empty until ``run``, and the cluster's listener."""
-        self.report = Report(Counter([*str(manner.options).split(", "), str(manner.loading)]))
+        self.report = Report(Counter([*str(setup.options).split(", "), str(setup.loading)]))
         self.log: list[str] = []
         """What happened, with the seconds since the beginning."""
         self._name = f"storm_{database.name.removeprefix('test_')}"
-        self._manner = manner
+        self._setup = setup
         self._database = database
         self._cluster = cluster
         self._brokers = cluster.proxies[listener]
         self._bootstrap_servers = cluster.bootstrap_servers(listener)
         self._workload = Workload(database, seed)
         self._commander = Commander(
-            cluster.kafka.bootstrap_servers, self._name, self._note, is_atomic=manner.mode == "exactly_once"
+            cluster.kafka.bootstrap_servers, self._name, self._note, is_atomic=setup.mode == "exactly_once"
         )
         self._adoptions: list[int] = []
         """Where the slot stood each time that a new epoch began."""
@@ -275,9 +275,9 @@ class Storm:
             self._proxy = context.enter_context(Proxy(server.host, server.port))
             conninfo = self._database.conninfo(port=self._proxy.port)
             self._daemon = context.enter_context(
-                Daemon(self._name, conninfo, self._bootstrap_servers, settings(self._manner), at_once=False)
+                Daemon(self._name, conninfo, self._bootstrap_servers, settings(self._setup), at_once=False)
             )
-            self._victim = Victim(self._daemon, self.report.kills, self._note, self._manner.without)
+            self._victim = Victim(self._daemon, self.report.kills, self._note, self._setup.without)
             self._positions = Positions(self._database, self._slot)
             first = [death for death in fate.deaths if death.step in FIRST_STEPS]
             self._die(first)
@@ -551,7 +551,7 @@ class Storm:
 
         reader = Reader(self._cluster.kafka.bootstrap_servers, self._daemon.url, self._name, is_alive)
         try:
-            options = self._manner.options
+            options = self._setup.options
             checker = Checker(
                 self._replay(reader),
                 options,
@@ -560,7 +560,7 @@ class Storm:
                 Truth(committed(connection), self._lost_from),
             )
             checker.tally = self.report.tally
-            is_exact = self._manner.mode == "exactly_once"
+            is_exact = self._setup.mode == "exactly_once"
             if is_exact:
                 checker.check_cuts(reader.read_until(lsn))
                 checker.check_loaded()
@@ -584,7 +584,7 @@ class Storm:
         Without all origins no load replaces anything, so he begins it with each: a table without key has its rows twice
         otherwise.
         """
-        is_whole = self._manner.options.origin == "none"
+        is_whole = self._setup.options.origin == "none"
         return Replay(
             tombstones=lambda _: False,
             partitions=reader.partitions,

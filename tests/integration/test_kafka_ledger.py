@@ -16,7 +16,7 @@ from pgsluice.errors import HistoryError, SinkUnavailable
 from pgsluice.history import last_checkpoint
 from pgsluice.kafka import ledger, producer, topics
 from pgsluice.kafka.account import Account, LastCuts, Place, TopicState
-from pgsluice.kafka.ledger import Foresight, Ledger, lost_cuts, read_last_cuts
+from pgsluice.kafka.ledger import Ledger, OffsetPrediction, lost_cuts, read_last_cuts
 from pgsluice.kafka.tail import FIRST_WINDOW, Tail
 from pgsluice.kafka.topics import Topics, TopicSpec
 from pgsluice.record import Target
@@ -71,9 +71,9 @@ def raise_partitions(kafka: Kafka, topic: str) -> None:
     add_partitions(kafka, topic, PARTITIONS + 3)
 
 
-Mischief = Callable[[Kafka, str], None]
+Interference = Callable[[Kafka, str], None]
 MISCHIEF = pytest.mark.parametrize(
-    ("mischief", "sentence"),
+    ("interference", "sentence"),
     [
         (delete, "Topic {} was deleted: consumers miss"),
         (create_again, "Topic {} was deleted and created again: consumers miss"),
@@ -116,10 +116,10 @@ async def last_cut(kafka: Kafka, prefix: str) -> dict[str, Any]:
 class TestBetweenSessions:
     @MISCHIEF
     async def test_it_stops_until_it_is_accepted(
-        self, kafka: Kafka, prefix: str, orders: Target, items: Target, mischief: Mischief, sentence: str
+        self, kafka: Kafka, prefix: str, orders: Target, items: Target, interference: Interference, sentence: str
     ) -> None:
         await written(kafka, prefix, orders, items)
-        await asyncio.to_thread(mischief, kafka, orders.topic)
+        await asyncio.to_thread(interference, kafka, orders.topic)
         said = sentence.format(orders.topic)
         await refuses_to_start(kafka, prefix, said + REMEDY)
         await refuses_to_start(kafka, prefix, said + REMEDY)
@@ -131,7 +131,9 @@ class TestBetweenSessions:
         full = await last_cut(kafka, prefix)
         assert full["full"]
         partitions = [at[1] for at in offsets(full) if at[0] == orders.topic]
-        assert len(partitions) == (0 if mischief is delete else 5 if mischief is raise_partitions else PARTITIONS)
+        assert len(partitions) == (
+            0 if interference is delete else 5 if interference is raise_partitions else PARTITIONS
+        )
         assert [at[1] for at in offsets(full) if at[0] == items.topic] == [0, 1]
         async with Session(kafka, prefix) as session:
             await session.sink.open_topic(policy(orders, PARTITIONS), keyed=True)
@@ -139,7 +141,7 @@ class TestBetweenSessions:
         found = {
             place: ends for place, ends in offsets(await last_cut(kafka, prefix)).items() if place[0] == orders.topic
         }
-        assert len(found) == (5 if mischief is raise_partitions else PARTITIONS)
+        assert len(found) == (5 if interference is raise_partitions else PARTITIONS)
         assert {place: end_of(kafka, *place) for place in found} == {
             place: end + 1 for place, (_, end) in found.items()
         }
@@ -250,13 +252,13 @@ class TestDuringASession:
     @MISCHIEF
     @pytest.mark.usefixtures("_always_full")
     async def test_it_is_noticed_without_traffic(
-        self, kafka: Kafka, prefix: str, orders: Target, mischief: Mischief, sentence: str
+        self, kafka: Kafka, prefix: str, orders: Target, interference: Interference, sentence: str
     ) -> None:
         """With the next full cut."""
         async with Session(kafka, prefix) as session:
             await session.sink.open_topic(policy(orders, PARTITIONS), keyed=True)
             await session.deliver(insert(orders, 1))
-            await asyncio.to_thread(mischief, kafka, orders.topic)
+            await asyncio.to_thread(interference, kafka, orders.topic)
             with pytest.raises(SinkUnavailable, match=sentence.format(orders.topic) + LOOKS_AGAIN):
                 await session.deliver()
         assert len(await asyncio.to_thread(cut_records, kafka, prefix)) == 1
@@ -277,14 +279,14 @@ class TestDuringASession:
 
     @MISCHIEF
     async def test_it_is_noticed_when_it_is_written_to(
-        self, kafka: Kafka, prefix: str, orders: Target, mischief: Mischief, sentence: str
+        self, kafka: Kafka, prefix: str, orders: Target, interference: Interference, sentence: str
     ) -> None:
         """Other partitions do no harm before the next full cut: records go to those that there were."""
         async with Session(kafka, prefix, timeout_s=600) as session:
             await session.sink.open_topic(policy(orders, PARTITIONS), keyed=True)
             await session.deliver(*(insert(orders, n) for n in range(10)))
-            await asyncio.to_thread(mischief, kafka, orders.topic)
-            if mischief is raise_partitions:
+            await asyncio.to_thread(interference, kafka, orders.topic)
+            if interference is raise_partitions:
                 await session.deliver(*(insert(orders, n) for n in range(10)))
                 return
             async with asyncio.timeout(180):
@@ -336,14 +338,14 @@ class TestDuringASession:
             async with Session(kafka, prefix) as session:
                 assert session.checkpoint.cut == 0
 
-    @pytest.mark.parametrize("foretold", [True, False])
-    async def test_records_that_are_lost(self, kafka: Kafka, prefix: str, orders: Target, *, foretold: bool) -> None:
+    @pytest.mark.parametrize("predicted", [True, False])
+    async def test_records_that_are_lost(self, kafka: Kafka, prefix: str, orders: Target, *, predicted: bool) -> None:
         """As after an unclean leader election; here we believe that we wrote more."""
         async with Session(kafka, prefix) as session:
             await session.sink.open_topic(policy(orders), keyed=True)
             await session.deliver(insert(orders, 1))
-            if not foretold:
-                session.foresight.failed()
+            if not predicted:
+                session.prediction.failed()
             session.sink._ledger._known.ends[orders.topic, 0] += 100
             sentence = rf"Partition 0 of topic {orders.topic} ends at offset \d+, before"
             with pytest.raises(SinkUnavailable, match=sentence + LOOKS_AGAIN):
@@ -374,10 +376,10 @@ class TestDuringASession:
             await delivering
 
 
-class TestForesight:
+class TestPrediction:
     """Where a cut ends is written into it before Kafka has said so."""
 
-    async def test_it_is_as_foretold(self, kafka: Kafka, prefix: str, orders: Target, items: Target) -> None:
+    async def test_it_is_as_predicted(self, kafka: Kafka, prefix: str, orders: Target, items: Target) -> None:
         """With the markers of former transactions, in topics new and old."""
         async with Session(kafka, prefix) as session:
             await session.deliver()
@@ -388,7 +390,7 @@ class TestForesight:
                     ends = {place: end for place, (_, end) in offsets(await last_cut(kafka, prefix)).items()}
                     assert all(end_of(kafka, *place) - end in (0, 1) for place, end in ends.items())
                     assert sum(end_of(kafka, *place) - end for place, end in ends.items()) == min(count, PARTITIONS)
-            assert session.foresight.is_clear
+            assert session.prediction.is_clear
 
     async def test_markers_that_are_still_to_come(self, kafka: Kafka, prefix: str, orders: Target) -> None:
         """A full cut without records does not wait for those of the cut before."""
@@ -399,12 +401,12 @@ class TestForesight:
                 session.sink._ledger._full_at = float("-inf")
                 await session.deliver()
             await session.deliver(insert(orders, 1))
-            assert session.foresight.is_clear
+            assert session.prediction.is_clear
 
     async def test_somebody_else_writes_to_a_topic(self, kafka: Kafka, prefix: str, orders: Target) -> None:
         """That cut is given up, and the next session waits and sees."""
-        foresight = Foresight()
-        async with Session(kafka, prefix, foresight=foresight) as session:
+        prediction = OffsetPrediction()
+        async with Session(kafka, prefix, prediction=prediction) as session:
             await session.sink.open_topic(policy(orders), keyed=True)
             await session.deliver(insert(orders, 1))
             await session.deliver(insert(orders, 2))
@@ -412,7 +414,7 @@ class TestForesight:
             sentence = rf"Partition 0 of topic {orders.topic} ends at offset 7 instead of 5: somebody else has written"
             with pytest.raises(SinkUnavailable, match=sentence):
                 await session.deliver(insert(orders, 3))
-        async with Session(kafka, prefix, foresight=foresight) as session:
+        async with Session(kafka, prefix, prediction=prediction) as session:
             await session.sink.open_topic(policy(orders), keyed=True)
             await session.deliver(insert(orders, 3))
             await asyncio.to_thread(commit, kafka, orders.topic, b"foreign")
@@ -425,12 +427,12 @@ class TestForesight:
         assert visible[-1].offset() + 1 == offsets(records[-1])[orders.topic, 0][1]
 
     def test_it_comes_back(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        foresight = Foresight()
-        foresight.failed()
-        assert not foresight.is_clear
+        prediction = OffsetPrediction()
+        prediction.failed()
+        assert not prediction.is_clear
         monkeypatch.setattr(ledger, "DISTRUST_S", 0.0)
         time.sleep(0.001)
-        assert foresight.is_clear
+        assert prediction.is_clear
 
 
 class Outdated(Topics):

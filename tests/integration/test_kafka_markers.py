@@ -1,6 +1,6 @@
 """The markers that Kafka writes at the end of a transaction: late, twice, and in the middle of the next one.
 
-They take offsets, so what is foretold of a cut's offsets rests on them. Brokers send them to one another, here through
+They take offsets, so what is predicted of a cut's offsets rests on them. Brokers send them to one another, here through
 a proxy. https://cwiki.apache.org/confluence/display/KAFKA/KIP-98 (WriteTxnMarkers)
 """
 
@@ -58,14 +58,14 @@ def slowly(request: Request) -> None:
 async def test_a_cut_waits_for_the_markers_of_the_one_before(
     proxied: tuple[Kafka, KafkaProxy], prefix: str, orders: Target
 ) -> None:
-    """Else one could come after its offsets were foretold, and before its records."""
+    """Else one could come after its offsets were predicted, and before its records."""
     kafka, proxy = proxied
 
     async with Session(kafka, prefix) as session:
         await session.sink.open_topic(policy(orders), keyed=True)
         proxy.on(WRITE_TXN_MARKERS, slowly)
         await deliver_to(session, orders, 4)
-        assert session.foresight.is_clear
+        assert session.prediction.is_clear
         proxy.forward()
     await asyncio.to_thread(assert_complete, kafka, prefix, orders, 4)
 
@@ -82,7 +82,7 @@ async def test_a_full_cut_may_list_a_partition_before_its_marker_comes(
         session.sink._ledger._full_at = float("-inf")
         await session.deliver()
         await session.deliver(insert(orders, 2))
-        assert session.foresight.is_clear
+        assert session.prediction.is_clear
         proxy.forward()
 
 
@@ -100,8 +100,8 @@ async def test_one_whose_answer_was_lost_comes_twice(
         proxy.on(WRITE_TXN_MARKERS, twice)
         with pytest.raises(SinkUnavailable, match=GIVEN_UP):
             await deliver_to(session, orders, 2)
-        foresight = session.foresight
-    async with Session(kafka, prefix, foresight=foresight) as session:
+        prediction = session.prediction
+    async with Session(kafka, prefix, prediction=prediction) as session:
         await session.sink.open_topic(policy(orders), keyed=True)
         await deliver_to(session, orders, 4)
     await asyncio.to_thread(assert_complete, kafka, prefix, orders, 4)
@@ -114,18 +114,18 @@ async def test_one_that_comes_once_more_in_the_middle_of_the_next_cut(
     """It shows that cut's records, so the cut must not be given up any more: they would come twice."""
     kafka, proxy = proxied
     kept: list[Request] = []
-    unlike = Ledger.unlike
+    mismatch = Ledger.mismatch
 
     def keep(request: Request) -> None:
         proxy.forward()
         kept.append(request)
         request.cut()
 
-    def beside(self: Ledger, foretold: Mapping[Place, int]) -> SinkUnavailable | None:
-        monkeypatch.setattr(Ledger, "unlike", unlike)
+    def beside(self: Ledger, predicted: Mapping[Place, int]) -> SinkUnavailable | None:
+        monkeypatch.setattr(Ledger, "mismatch", mismatch)
         if moment == "before the comparison":
             kept.pop().send_late()
-        found = unlike(self, foretold)
+        found = mismatch(self, predicted)
         if moment == "after it":
             kept.pop().send_late()
         return found
@@ -135,15 +135,15 @@ async def test_one_that_comes_once_more_in_the_middle_of_the_next_cut(
         proxy.on(WRITE_TXN_MARKERS, keep)
         await deliver_to(session, orders, 1)
         await asyncio.to_thread(wait_for, lambda: bool(kept) and end_of(kafka, orders.topic) == 2)
-        monkeypatch.setattr(Ledger, "unlike", beside)
+        monkeypatch.setattr(Ledger, "mismatch", beside)
         await deliver_to(session, orders, 2)
         if moment == "after it":
             with pytest.raises(SinkUnavailable, match=GIVEN_UP):
                 await deliver_to(session, orders, 3)
-        foresight = session.foresight
+        prediction = session.prediction
         assert not kept
-    async with Session(kafka, prefix, foresight=foresight) as session:
-        assert not foresight.is_clear
+    async with Session(kafka, prefix, prediction=prediction) as session:
+        assert not prediction.is_clear
         await session.sink.open_topic(policy(orders), keyed=True)
         await deliver_to(session, orders, 4)
     await asyncio.to_thread(assert_complete, kafka, prefix, orders, 4)
@@ -162,7 +162,7 @@ async def test_what_would_be_given_up_is_finished_where_one_shows_its_checkpoint
         kept.append(request)
         request.cut()
 
-    def between_records(_ledger: Ledger, _foretold: Mapping[Place, int]) -> SinkUnavailable:
+    def between_records(_ledger: Ledger, _predicted: Mapping[Place, int]) -> SinkUnavailable:
         kept.pop().send_late()
         return SinkUnavailable("A marker stands between the records of a partition.")
 
@@ -173,7 +173,7 @@ async def test_what_would_be_given_up_is_finished_where_one_shows_its_checkpoint
         await deliver_to(session, orders, 1)
         await asyncio.to_thread(wait_for, lambda: bool(kept) and end_of(kafka, orders.topic) == 2)
         with monkeypatch.context() as patch:
-            patch.setattr(Ledger, "unlike", between_records)
+            patch.setattr(Ledger, "mismatch", between_records)
             await session.deliver(insert(orders, 2), insert(items, 2))
     async with Session(kafka, prefix) as session:
         assert session.checkpoint.cut == 2

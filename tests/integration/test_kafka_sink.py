@@ -255,17 +255,17 @@ class TestOwners:
     ) -> None:
         """Who takes over aborts the cut in progress, which leaves its marks in the topics."""
         loop, owner = asyncio.get_running_loop(), Session(kafka, prefix)
-        unlike = Ledger.unlike
+        mismatch = Ledger.mismatch
 
-        def too_late(self: Ledger, foretold: Mapping[Place, int]) -> SinkUnavailable | None:
-            monkeypatch.setattr(Ledger, "unlike", unlike)
+        def too_late(self: Ledger, predicted: Mapping[Place, int]) -> SinkUnavailable | None:
+            monkeypatch.setattr(Ledger, "mismatch", mismatch)
             asyncio.run_coroutine_threadsafe(owner.start(), loop).result(30)
-            return unlike(self, foretold)
+            return mismatch(self, predicted)
 
         async with Session(kafka, prefix) as former:
             await former.sink.open_topic(policy(orders), keyed=True)
             await former.deliver(insert(orders, 1))
-            monkeypatch.setattr(Ledger, "unlike", too_late)
+            monkeypatch.setattr(Ledger, "mismatch", too_late)
             with pytest.raises(Fenced, match=r"Another producer .* has taken over"):
                 await former.deliver(insert(orders, 2))
         await owner.sink.close()

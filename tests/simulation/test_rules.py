@@ -325,9 +325,9 @@ def tables_are_described_in_order_of_arrival(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Transactions, "_stream_commit", merging)
 
 
-def what_is_foretold_is_confirmed_before_the_commit(patch: pytest.MonkeyPatch) -> None:
+def predictions_are_confirmed_before_the_commit(patch: pytest.MonkeyPatch) -> None:
     """Kafka may mark the end of a transaction twice."""
-    patch.setattr(Ledger, "unlike", lambda _self, _foretold: None)
+    patch.setattr(Ledger, "mismatch", lambda _self, _predicted: None)
 
 
 def a_cut_is_all_there_before_its_offsets_are_compared(patch: pytest.MonkeyPatch) -> None:
@@ -754,7 +754,7 @@ RULES: list[Sabotage] = [
     what_waits_dies_with_the_connection,
     rows_that_wait_keep_the_table_they_were_sent_under,
     tables_are_described_in_order_of_arrival,
-    what_is_foretold_is_confirmed_before_the_commit,
+    predictions_are_confirmed_before_the_commit,
     a_cut_is_all_there_before_its_offsets_are_compared,
     what_ends_a_cut_begins_the_next,
     a_cut_begins_where_the_last_one_recorded_ended,

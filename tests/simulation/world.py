@@ -727,7 +727,7 @@ async def _outdated_broker(simulation: Simulation) -> None:
     broker, server, dice = simulation.broker, simulation.server, simulation.dice
     if broker.leader_epoch:
         return  # it happens once in a world
-    # Where others write, or markers come twice, an old end may happen to be the one foretold: one fault too many.
+    # Where others write, or markers come twice, an old end may happen to be the one predicted: one fault too many.
     disturbed = {_foreign_rows, _kafka_weather}.intersection(simulation.troubles)
     led = OWN_TOPICS if disturbed else list(broker.topics)
     broker.lose_touch(led, dice.choice((0.3, 0.7)))

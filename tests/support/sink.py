@@ -7,7 +7,7 @@ from typing import Any, Self
 from pgsluice.cut import Cut, Recorded
 from pgsluice.history import Checkpoint, last_checkpoint
 from pgsluice.kafka.client import ClientOptions
-from pgsluice.kafka.ledger import Foresight
+from pgsluice.kafka.ledger import OffsetPrediction
 from pgsluice.kafka.producer import ProducerOptions
 from pgsluice.kafka.sink import CutFormat, KafkaSink, SinkOptions
 from pgsluice.kafka.topics import TopicSpec
@@ -45,11 +45,11 @@ class Session:
         queue_bytes: int = 8 * MIB,
         client: ClientOptions | None = None,
         accept: bool = False,
-        foresight: Foresight | None = None,
+        prediction: OffsetPrediction | None = None,
         topics_max: int = 100,
         reserved_topics: frozenset[str] = frozenset(),
     ) -> None:
-        self.foresight = foresight or Foresight()
+        self.prediction = prediction or OffsetPrediction()
         options = SinkOptions(
             ProducerOptions(client or client_options(kafka), f"pgsluice-{prefix}", queue_bytes, timeout_s),
             TopicSpec(f"{prefix}.transactions", 1),
@@ -58,7 +58,7 @@ class Session:
             accept_changed_topics=accept,
             topics_max=topics_max,
             reserved_topics=reserved_topics,
-            foresight=self.foresight,
+            prediction=self.prediction,
         )
         self.sink = KafkaSink(options, CutFormat(KEY, lambda record: json.dumps(record).encode(), json.loads))
         self._recorded = Recorded()

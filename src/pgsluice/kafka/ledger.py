@@ -29,7 +29,7 @@ CONFIRM_S = 5.0
 and one that lost touch with its cluster does not hear of them at all."""
 
 DISTRUST_S = 600.0
-"""How long nothing is foretold after it turned out wrong: what disturbed us once may do so again."""
+"""How long to go without predictions after one turned out wrong: whatever caused that may do so again."""
 
 AGAIN_S = 0.25
 """Between two answers about a change, each of which is asked for by a client of its own."""
@@ -42,19 +42,19 @@ _REMEDY = (
 )
 
 
-class Foresight:
-    """Whether it can be told where a cut will end in each partition; what all sessions of a process know of it."""
+class OffsetPrediction:
+    """Whether the end offsets of a cut can be predicted. All sessions of a process share it."""
 
     def __init__(self) -> None:
         self._wrong_at = float("-inf")
 
     @property
     def is_clear(self) -> bool:
-        """Whether nothing that was foretold has turned out wrong lately."""
+        """Whether no prediction has turned out wrong lately."""
         return time.monotonic() - self._wrong_at > DISTRUST_S
 
     def failed(self) -> None:
-        """Note that something was not as foretold."""
+        """Note that a prediction turned out wrong."""
         self._wrong_at = time.monotonic()
 
 
@@ -68,14 +68,14 @@ class Ledger:
         *,
         accept: bool,
         is_atomic: bool = True,
-        foresight: Foresight | None = None,
+        prediction: OffsetPrediction | None = None,
     ) -> None:
         """``accept``: a new session goes on with what changed, instead of none. ``is_atomic``: in transactions."""
         self._topics = topics
         self._given_up = given_up
         self._accept = accept
         self._is_atomic = is_atomic
-        self._foresight = foresight or Foresight()
+        self._prediction = prediction or OffsetPrediction()
         self._known = Account()
         self._marked: set[Place] = set()
         """Partitions whose known end is followed by the marker of a transaction, which takes an offset, too."""
@@ -178,29 +178,30 @@ class Ledger:
             return found
         return self._agreed(Account(self._known.topics, ends)).ends
 
-    def foretell(self, cut: Cut) -> dict[Place, int] | None:
-        """Return the ends of the partitions that ``cut``, in one transaction, will have to list; None: wait and see.
+    def predict(self, cut: Cut) -> dict[Place, int] | None:
+        """Return the end offsets that ``cut`` will have to list once it is written; None if they cannot be predicted.
 
-        Nothing of it need be in Kafka yet. What is said here is to be compared by :meth:`unlike` before the commit.
+        The records need not be in Kafka yet, so the cut record can be sent together with them. Call :meth:`mismatch`
+        before the commit to find out whether the prediction was right.
         """
-        if not self._foresight.is_clear:
+        if not self._prediction.is_clear:
             return None
         produced = cut.produced()
         return self._ends_behind(produced, self._listed(cut, produced))
 
-    def unlike(self, foretold: Mapping[Place, int]) -> SinkUnavailable | None:
-        """Return what is wrong when partitions do not end as foretold, everything in the cut being in Kafka by now.
+    def mismatch(self, predicted: Mapping[Place, int]) -> SinkUnavailable | None:
+        """Return what is wrong if partitions do not end where they were predicted to; None if all do.
 
-        Raise if something happened to a topic.
+        All records of the cut have to be in Kafka by now. Raises if something happened to a topic.
         """
-        found = self._topics.next_offsets(list(foretold))
-        if any(found[place] < end for place, end in foretold.items()):
-            found = self._agreed(Account(self._known.topics, dict(foretold))).ends
-        wrong = sorted(place for place, end in foretold.items() if found[place] != end)
+        found = self._topics.next_offsets(list(predicted))
+        if any(found[place] < end for place, end in predicted.items()):
+            found = self._agreed(Account(self._known.topics, dict(predicted))).ends
+        wrong = sorted(place for place, end in predicted.items() if found[place] != end)
         if not wrong:
             return None
-        self._foresight.failed()
-        behind = {place: foretold[place] + 1 for place in wrong}
+        self._prediction.failed()
+        behind = {place: predicted[place] + 1 for place in wrong}
         if behind == {place: found[place] for place in wrong} == self._topics.stable_offsets(wrong):
             # Nothing but a marker, behind the cut's records, and it has ended the transaction there. As a late copy of
             # the former transaction's it shows them to readers, and giving the cut up would write them again. Or this
@@ -209,7 +210,7 @@ class Ledger:
         topic, partition = wrong[0]
         return SinkUnavailable(
             f"Partition {partition} of topic {topic} ends at offset {found[wrong[0]]} instead of "
-            f"{foretold[wrong[0]]}: somebody else has written to it, or Kafka has marked a transaction twice. The cut "
+            f"{predicted[wrong[0]]}: somebody else has written to it, or Kafka has marked a transaction twice. The cut "
             "is given up, and written again. Only pgsluice may write to its topics: take that right away from others."
         )
 

@@ -1,6 +1,6 @@
 """What Kafka refuses for the content of a record: which change it was, what it exceeds, what to do about it.
 
-Used by the producers, which hear of refusals, and the sink, which lends it the eyes to look at topics and records.
+Used by the producers, which Kafka tells of refusals, and by the sink, which provides the inspector.
 A batch that is too large is refused with all its records, so the topic's limit tells which of them is to blame.
 
 https://kafka.apache.org/documentation/#messageformat
@@ -33,8 +33,12 @@ _WAY_OUT: Final = 'exclude the table, or set delivery.poison = "dead_letter"'
 
 
 @dataclass(frozen=True, slots=True)
-class Eyes:
-    """``origin_of``: of key and value; ``limit_of``: a topic's max.message.bytes. None: cannot be known."""
+class RecordInspector:
+    """Looks up what a refused record was, and what its topic allows.
+
+    ``origin_of`` takes a record's key and value and returns the change that they come from. ``limit_of`` takes a topic
+    and returns its max.message.bytes. Both return None if that cannot be known.
+    """
 
     origin_of: Callable[[bytes | None, bytes], Origin | None]
     limit_of: Callable[[str], int | None]
@@ -72,7 +76,7 @@ class _Record:
 class Refusals:
     """Of one producer, from the first to the verdict that ends it."""
 
-    eyes: Eyes
+    inspector: RecordInspector
     _found: list[_Record] = field(default_factory=list)
 
     def __bool__(self) -> bool:
@@ -110,14 +114,14 @@ class Refusals:
     def _record(
         self, topic: str, partition: int, key: bytes | None, value: bytes | None, error: KafkaError | None = None
     ) -> _Record:
-        origin = self.eyes.origin_of(key, value) if value is not None else None
+        origin = self.inspector.origin_of(key, value) if value is not None else None
         kept = key if key is not None and len(key) <= MAX_KEY_BYTES else None
         return _Record(topic, partition, kept, (len(key or b""), len(value or b"")), origin, error)
 
     def _culprits(self) -> tuple[list[_Record], dict[str, int | None]]:
         """Return the records to blame, the largest first, and the limits of topics where something was too large."""
         large = sorted(filter(_is_too_large, self._found), key=lambda record: record.size, reverse=True)
-        limits = {topic: self.eyes.limit_of(topic) for topic in {record.topic for record in large}}
+        limits = {topic: self.inspector.limit_of(topic) for topic in {record.topic for record in large}}
         named: set[str] = set()
         culprits = []
         for record in large:
@@ -130,7 +134,7 @@ class Refusals:
 
     def _refused(self, first: _Record, sentence: str, letters: Sequence[DeadLetter | None]) -> PgsluiceError:
         found = [letter for letter in letters if letter is not None]
-        if first.topic == self.eyes.dead_letters_topic:
+        if first.topic == self.inspector.dead_letters_topic:
             return PoisonError(f"A dead letter was refused, too. {sentence}")
         return Refused(sentence, found) if found else PoisonError(sentence)
 

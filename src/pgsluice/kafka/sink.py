@@ -22,11 +22,11 @@ from pgsluice.kafka.account import LastCuts, Place, TopicState
 from pgsluice.kafka.checkpoint import checkpoint_key, read_checkpoints, read_loaded
 from pgsluice.kafka.commands import CommandReader
 from pgsluice.kafka.idempotent import IdempotentProducer
-from pgsluice.kafka.ledger import AGAIN_S, CONFIRM_S, Foresight, Ledger, lost_cuts, read_last_cuts
+from pgsluice.kafka.ledger import AGAIN_S, CONFIRM_S, Ledger, OffsetPrediction, lost_cuts, read_last_cuts
 from pgsluice.kafka.mark import OUTDATED_S, Mark
 from pgsluice.kafka.partitioner import partition_for
 from pgsluice.kafka.producer import CutProducer, ProducerOptions, TransactionalProducer
-from pgsluice.kafka.refusals import Eyes, Refusals
+from pgsluice.kafka.refusals import RecordInspector, Refusals
 from pgsluice.kafka.runs import TRUNCATE
 from pgsluice.kafka.tail import Tail
 from pgsluice.kafka.topics import Topics, TopicSettings, TopicSpec, check_compacted, is_of_one_topic, other_service
@@ -52,7 +52,7 @@ class SinkOptions:
 
     ``pipeline``: whose checkpoints are written and read. ``snapshots_topic``: None if no tables are
     loaded. ``commands_topic``: None if no commands are taken.
-    ``accept_changed_topics``: go on with topics that changed behind our back. ``foresight`` outlives the session.
+    ``accept_changed_topics``: go on with topics that changed behind our back. ``prediction`` outlives the session.
     ``topics_max``: how many topics there may be beside the service topics before no more are created;
     ``reserved_topics`` count from the beginning.
     """
@@ -68,7 +68,7 @@ class SinkOptions:
     accept_changed_topics: bool = False
     topics_max: int = 10_000
     reserved_topics: frozenset[str] = frozenset()
-    foresight: Foresight = field(default_factory=Foresight)
+    prediction: OffsetPrediction = field(default_factory=OffsetPrediction)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +214,7 @@ class KafkaSink:
                 self._given_up,
                 accept=self._options.accept_changed_topics,
                 is_atomic=self.is_atomic,
-                foresight=self._options.foresight,
+                prediction=self._options.prediction,
             )
         return self._topic_ledger
 
@@ -278,9 +278,9 @@ class KafkaSink:
 
     def _fencing_producer(self) -> CutProducer:
         dead_letters = self._options.dead_letters_topic
-        eyes = Eyes(self._format.origin_of, self._limit_of, dead_letters.name if dead_letters else None)
+        inspector = RecordInspector(self._format.origin_of, self._limit_of, dead_letters.name if dead_letters else None)
         kind = _PRODUCERS[self._options.mode]
-        producer = kind(self._producer_options, self._given_up, Refusals(eyes), self._ledger.examine)
+        producer = kind(self._producer_options, self._given_up, Refusals(inspector), self._ledger.examine)
         try:
             producer.fence(self._options.checkpoint_topic.name)
         except BaseException:
@@ -442,13 +442,13 @@ class KafkaSink:
 
     def _commit(self, cut: Cut, checkpoint: Checkpoint) -> None:
         full = self._ledger.full_is_due
-        following = self._ledger.foretell(cut) if self._live.is_atomic and not full else None
+        following = self._ledger.predict(cut) if self._live.is_atomic and not full else None
         if following is not None:
             # Everything goes out together, which takes one round of requests less.
             self._send_cut(cut, checkpoint, following, full=False)
             self._send_checkpoint(checkpoint)
             self._live.flush()
-            if (wrong := self._ledger.unlike(following)) is not None and not self._is_shown(checkpoint):
+            if (wrong := self._ledger.mismatch(following)) is not None and not self._is_shown(checkpoint):
                 self._live.abort()  # says so if it is another owner who wrote
                 raise wrong
         else:

@@ -140,7 +140,7 @@ class PostgresSource:
         options = self._options
         stream = await self._replication.start(options.slot, options.publications, options.stream)
         stream.inquire = self._is_streaming
-        stream.vouch = None if self._witness is None else partial(self._check_timeline, self._witness)
+        stream.check_received = None if self._witness is None else partial(self._check_timeline, self._witness)
         self._started = True
         return stream
 

@@ -102,9 +102,9 @@ class ReplicationStream:
         self._reply_due = asyncio.Event()
         self._copy_ended = False
         self.inquire: Inquiry | None = None
-        """Whom to ask while the server is silent; the network may keep its end of the stream from us."""
-        self.vouch: Callable[[], Awaitable[None]] | None = None
-        """What must not raise after frames were received, for them to be handed out."""
+        """Whom to ask while the server is silent: a broken network may hide from us that the stream has ended."""
+        self.check_received: Callable[[], Awaitable[None]] | None = None
+        """Called when frames have been received. If it raises, they are not handed out."""
         self._held: list[XLogData | Keepalive] = []
         self._is_emptied = self._is_busy = False
         self._inquiry: asyncio.Task[None] | None = None
@@ -125,8 +125,8 @@ class ReplicationStream:
         while True:
             self._held = self._held or self._drain()
             if self._held:
-                if self.vouch is not None:
-                    await self.vouch()
+                if self.check_received is not None:
+                    await self.check_received()
                 frames, self._held = self._held, []
                 self._is_busy = self._is_emptied and len(frames) >= BUSY_MESSAGES
                 return frames

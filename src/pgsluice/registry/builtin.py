@@ -42,7 +42,7 @@ class BuiltinRegistry:
         self._options = options
         self._topic = topic
         self._follower = SchemaFollower(options, [topic], self.store)
-        self._patience = self._follower.patience
+        self._retry = self._follower.retry
         self._registering = asyncio.Lock()
         self._producer = self._new_producer()
         self._broken_by: KafkaException | None = None
@@ -54,8 +54,8 @@ class BuiltinRegistry:
 
         ConfigError when the topic cannot keep schemas; SinkUnavailable when Kafka is not there in time.
         """
-        async with self._patience.time_limit(self._options.timeout_s, f"Preparing topic {self._topic}"):
-            await self._patience.persist(self._prepare_topic)
+        async with self._retry.time_limit(self._options.timeout_s, f"Preparing topic {self._topic}"):
+            await self._retry.persist(self._prepare_topic)
         await asyncio.gather(self._follower.start(), self._connect())
 
     async def follow(self) -> None:
@@ -100,7 +100,7 @@ class BuiltinRegistry:
     ) -> Registered:
         """As :meth:`register`, for a schema to which a registry server gave the id ``identifier``."""
         doing = f"Registering a schema of subject {subject} in topic {self._topic}"
-        async with self._patience.time_limit(self._options.timeout_s, doing), self._registering:
+        async with self._retry.time_limit(self._options.timeout_s, doing), self._registering:
             record, new = self.store.propose(subject, schema, postgres, identifier)
             is_version = new and self.store.version(subject, record.version) is None
             while new:

@@ -49,8 +49,8 @@ def pauses() -> Iterator[float]:
         longest = min(RETRY_S, 2 * longest)
 
 
-class Patience:
-    """Waits for Kafka, tries again, and knows why when it was in vain."""
+class Retry:
+    """Tries operations on Kafka again until they succeed or time is up, and says why they did not."""
 
     def __init__(self, errors: ClientErrors) -> None:
         self._errors = errors

@@ -17,7 +17,7 @@ from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from pgsluice.errors import HistoryError
 from pgsluice.kafka.client import PARTITION_EOF, connect, failure
-from pgsluice.registry.client import CONNECT_S, Patience, RegistryOptions, pauses
+from pgsluice.registry.client import CONNECT_S, RegistryOptions, Retry, pauses
 from pgsluice.registry.record import Registered, parse
 from pgsluice.registry.store import SchemaStore
 from pgsluice.registry.topic import TopicAdmin
@@ -66,7 +66,7 @@ class SchemaFollower:
     """Keeps ``store`` up to date with ``topics``; several can be read into one store."""
 
     def __init__(self, options: RegistryOptions, topics: Sequence[str], store: SchemaStore) -> None:
-        self.patience = Patience(options.client.errors)
+        self.retry = Retry(options.client.errors)
         self.admin = TopicAdmin(options.client)
         self.store = store
         self._topics = topics
@@ -96,7 +96,7 @@ class SchemaFollower:
                 *(self._task(self._keep(topic)) for topic in self._topics),
             ]
         doing = f"Reading the schemas in {', '.join(self._topics)}"
-        async with self.patience.time_limit(self._options.timeout_s, doing):
+        async with self.retry.time_limit(self._options.timeout_s, doing):
             await self._until(lambda: self._missing.union(self._found).issuperset(self._topics))
             for topic in sorted(self._found):
                 await self._catch_up(topic)
@@ -139,7 +139,7 @@ class SchemaFollower:
         self.admin.close()
 
     async def _catch_up(self, topic: str) -> None:
-        await self.reach(topic, await self.patience.persist(lambda: self._end(topic)))
+        await self.reach(topic, await self.retry.persist(lambda: self._end(topic)))
 
     async def _end(self, topic: str) -> int:
         # Looking for the topic comes first each time: it tells the client of a new leader, too.
@@ -173,7 +173,7 @@ class SchemaFollower:
             self._missing.add(topic)
             self._progress.set()
             await asyncio.sleep(next(again))
-        beginning = await self.patience.persist(lambda: self.admin.beginning(topic))
+        beginning = await self.retry.persist(lambda: self.admin.beginning(topic))
         await asyncio.get_running_loop().run_in_executor(self._thread, self._assign, topic, beginning)
         self._found[topic] = found
         self._missing.discard(topic)
@@ -190,7 +190,7 @@ class SchemaFollower:
         self._consumer.incremental_assign([TopicPartition(topic, 0, beginning)])
 
     async def _find(self, topic: str) -> str | None:
-        return await self.patience.persist(lambda: self.admin.find(topic))
+        return await self.retry.persist(lambda: self.admin.find(topic))
 
     async def _is_there(self, topic: str) -> bool:
         """Return whether ``topic`` exists; HistoryError when it is another one than before."""

@@ -10,13 +10,15 @@ from pgsluice.errors import SinkUnavailable
 from pgsluice.kafka.client import ClientOptions
 from pgsluice.kafka.idempotent import IdempotentProducer
 from pgsluice.kafka.producer import ProducerOptions
-from pgsluice.kafka.refusals import Eyes, Refusals
+from pgsluice.kafka.refusals import RecordInspector, Refusals
 
 
 def producer(timeout_s: float = 60.0, given_up: Event | None = None) -> IdempotentProducer:
     client = ClientOptions({"bootstrap.servers": "127.0.0.1:9"}, "pgsluice-test")
     options = ProducerOptions(client, "pgsluice-shop", 64 * 1024, timeout_s)
-    return IdempotentProducer(options, given_up or Event(), Refusals(Eyes(lambda _key, _value: None, lambda _: None)))
+    return IdempotentProducer(
+        options, given_up or Event(), Refusals(RecordInspector(lambda _key, _value: None, lambda _: None))
+    )
 
 
 def test_what_has_not_left_is_thrown_away() -> None:

@@ -8,7 +8,7 @@ from confluent_kafka import KafkaError, Message
 from pgsluice.errors import ConfigError, DeadlineMissed, PermissionDenied, PgsluiceError, PoisonError, SinkUnavailable
 from pgsluice.kafka.client import ClientOptions
 from pgsluice.kafka.producer import ProducerOptions, TransactionalProducer
-from pgsluice.kafka.refusals import Eyes, Refusals
+from pgsluice.kafka.refusals import RecordInspector, Refusals
 
 NOBODY = {"bootstrap.servers": "127.0.0.1:9"}
 TOPIC = "shop.public.orders"
@@ -23,7 +23,7 @@ def producer(given_up: Event | None = None, **properties: str) -> TransactionalP
     named = {name.replace("_", "."): value for name, value in properties.items()}
     options = ProducerOptions(ClientOptions({**NOBODY, **named}, "pgsluice-test"), "pgsluice-shop", 64 * 1024, 60.0)
     return TransactionalProducer(
-        options, given_up or Event(), Refusals(Eyes(lambda _key, _value: None, lambda _: None))
+        options, given_up or Event(), Refusals(RecordInspector(lambda _key, _value: None, lambda _: None))
     )
 
 

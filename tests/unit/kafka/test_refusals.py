@@ -9,7 +9,7 @@ from confluent_kafka import KafkaError, Message
 from pgsluice.dead_letter import MAX_KEY_BYTES, DeadLetter, Origin, Reason, Refused
 from pgsluice.errors import ConfigError, PgsluiceError, PoisonError
 from pgsluice.kafka import refusals as module
-from pgsluice.kafka.refusals import Eyes, Refusals
+from pgsluice.kafka.refusals import RecordInspector, Refusals
 
 TOPIC, OTHER = "shop.public.orders", "shop.public.logs"
 TOO_LARGE = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, "too large")
@@ -25,7 +25,7 @@ def origin(key: bytes | None, value: bytes) -> Origin | None:
 
 def refusals(limits: Mapping[str, int | None] | None = None) -> Refusals:
     known = limits or {}
-    return Refusals(Eyes(origin, known.get, "shop.dead_letters"))
+    return Refusals(RecordInspector(origin, known.get, "shop.dead_letters"))
 
 
 def message(seq: object, size: int, topic: str = TOPIC, key: bytes | None = KEY) -> Message:

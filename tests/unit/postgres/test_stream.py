@@ -254,11 +254,11 @@ async def test_frames_that_nobody_vouches_for_are_not_handed_out(server: Walsend
         asked = asyncio.Event()
         answer = asyncio.get_running_loop().create_future()
 
-        async def vouch() -> None:
+        async def check_received() -> None:
             asked.set()
             await asyncio.shield(answer)
 
-        stream.vouch = vouch
+        stream.check_received = check_received
         server.keepalive(7)
         reading = asyncio.create_task(stream.read())
         await asked.wait()

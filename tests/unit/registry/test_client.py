@@ -7,7 +7,7 @@ from confluent_kafka import KafkaError
 from pgsluice.errors import ConfigError, PermissionDenied, SinkUnavailable
 from pgsluice.kafka.client import ClientErrors
 from pgsluice.registry import client
-from pgsluice.registry.client import RETRY_FIRST_S, RETRY_S, Patience, pauses
+from pgsluice.registry.client import RETRY_FIRST_S, RETRY_S, Retry, pauses
 
 REFUSED = KafkaError(KafkaError._TRANSPORT, "connection refused")
 PASSWORD = KafkaError(KafkaError._AUTHENTICATION, "SASL authentication failed")
@@ -19,38 +19,38 @@ def errors() -> ClientErrors:
 
 
 @pytest.fixture
-def patience(errors: ClientErrors) -> Patience:
-    return Patience(errors)
+def retry(errors: ClientErrors) -> Retry:
+    return Retry(errors)
 
 
-async def test_a_time_limit_names_the_reason_last_reported(patience: Patience, errors: ClientErrors) -> None:
+async def test_a_time_limit_names_the_reason_last_reported(retry: Retry, errors: ClientErrors) -> None:
     errors(REFUSED)
     with pytest.raises(SinkUnavailable, match=r"^Waiting: connection refused$"):
-        async with patience.time_limit(0, "Waiting"):
+        async with retry.time_limit(0, "Waiting"):
             await asyncio.Event().wait()
 
 
-async def test_what_was_reported_before_kafka_answered_is_no_reason(patience: Patience, errors: ClientErrors) -> None:
+async def test_what_was_reported_before_kafka_answered_is_no_reason(retry: Retry, errors: ClientErrors) -> None:
     errors(PASSWORD)
     errors.recovered()
     with pytest.raises(SinkUnavailable, match=r"^Waiting: Kafka did not answer in time$"):
-        async with patience.time_limit(0, "Waiting"):
+        async with retry.time_limit(0, "Waiting"):
             await asyncio.Event().wait()
 
 
-async def test_refused_credentials_are_not_a_matter_of_time(patience: Patience, errors: ClientErrors) -> None:
+async def test_refused_credentials_are_not_a_matter_of_time(retry: Retry, errors: ClientErrors) -> None:
     errors(PASSWORD)
     with pytest.raises(PermissionDenied, match="Check the credentials"):
-        async with patience.time_limit(0, "Waiting"):
+        async with retry.time_limit(0, "Waiting"):
             await asyncio.Event().wait()
 
 
-async def test_what_is_done_in_time_is_left_alone(patience: Patience) -> None:
-    async with patience.time_limit(60, "Waiting"):
+async def test_what_is_done_in_time_is_left_alone(retry: Retry) -> None:
+    async with retry.time_limit(60, "Waiting"):
         await asyncio.sleep(0)
 
 
-async def test_persists_while_kafka_is_not_available(patience: Patience, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_persists_while_kafka_is_not_available(retry: Retry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "RETRY_FIRST_S", 0)
     attempts = iter([SinkUnavailable("down"), SinkUnavailable("still down")])
 
@@ -59,7 +59,7 @@ async def test_persists_while_kafka_is_not_available(patience: Patience, monkeyp
             raise refusal
         return "done"
 
-    assert await patience.persist(operation) == "done"
+    assert await retry.persist(operation) == "done"
 
 
 def test_the_first_pauses_are_short() -> None:
@@ -69,18 +69,18 @@ def test_the_first_pauses_are_short() -> None:
     assert min(found[10:]) >= RETRY_S / 2
 
 
-async def test_a_failure_answered_by_trying_again_is_a_reason_too(patience: Patience) -> None:
+async def test_a_failure_answered_by_trying_again_is_a_reason_too(retry: Retry) -> None:
     async def operation() -> None:
         raise SinkUnavailable("Creating: too few brokers")
 
     with pytest.raises(SinkUnavailable, match=r"^Starting: Creating: too few brokers$"):
-        async with patience.time_limit(0.05, "Starting"):
-            await patience.persist(operation)
+        async with retry.time_limit(0.05, "Starting"):
+            await retry.persist(operation)
 
 
-async def test_what_waiting_cannot_mend_ends_it(patience: Patience) -> None:
+async def test_what_waiting_cannot_mend_ends_it(retry: Retry) -> None:
     async def operation() -> None:
         raise ConfigError("wrong")
 
     with pytest.raises(ConfigError, match="wrong"):
-        await patience.persist(operation)
+        await retry.persist(operation)
