@@ -39,6 +39,7 @@ from pgsluice.pipeline.reading import TableReading
 from pgsluice.pipeline.requests import Requests
 from pgsluice.pipeline.rounds import Rounds
 from pgsluice.pipeline.session import Session
+from pgsluice.pipeline.shutdown import ShutdownWatch
 from pgsluice.pipeline.startup import Startup
 from pgsluice.progress import Owed, Progress
 from pgsluice.round import Round
@@ -541,7 +542,7 @@ def a_slot_that_is_made_has_a_birth(patch: pytest.MonkeyPatch) -> None:
 
 def a_server_that_shuts_down_is_let_go(patch: pytest.MonkeyPatch) -> None:
     """Also while Kafka is away, or a prepared transaction is outstanding."""
-    patch.setattr(sessions._ShutdownWatch, "overdue", property(lambda _self: False))
+    patch.setattr(ShutdownWatch, "overdue", property(lambda _self: False))
 
 
 def a_disk_that_hangs_ends_the_process(patch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from pgsluice.config import Settings
 from pgsluice.kafka.client import ClientErrors
 from pgsluice.metrics import WAL_STATUS, Metrics
 from pgsluice.pipeline.pipeline import State
-from pgsluice.pipeline.session import age_s
+from pgsluice.pipeline.session_status import age_s
 
 GAUGES_S: Final = 1.0
 """How often."""
@@ -34,10 +34,10 @@ class Gauges:
             metrics.lag_bytes.set(lag_bytes)
             self._show_slot()
             self._show_loads()
-            oldest = None if session is None else session.oldest_prepared
+            oldest = None if session is None else session.status.oldest_prepared
             metrics.oldest_prepared_seconds.set(0.0 if oldest is None else age_s(oldest.prepare_ts))
             if session is not None:
-                for position, lsn in session.positions().items():
+                for position, lsn in session.status.positions().items():
                     metrics.lsn.labels(position).set(lsn)
             metrics.kafka_errors.set(self._errors.count)
             await asyncio.sleep(GAUGES_S)

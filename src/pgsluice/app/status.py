@@ -12,7 +12,7 @@ from pgsluice.native import speedups
 from pgsluice.pipeline.lag import Lag
 from pgsluice.pipeline.load_report import LoadReport
 from pgsluice.pipeline.pipeline import Pipeline, State
-from pgsluice.pipeline.session import age_s
+from pgsluice.pipeline.session_status import age_s
 from pgsluice.postgres.slot_watch import SlotSample, SlotWatch
 from pgsluice.transaction import Prepared
 
@@ -62,14 +62,14 @@ class Status:
             status |= {
                 "epoch": checkpoint.epoch,
                 "cut": checkpoint.cut,
-                "server_lsn": format_lsn(session.server_lsn),
+                "server_lsn": format_lsn(session.status.server_lsn),
                 "received_lsn": format_lsn(progress.received),
                 "delivered_lsn": format_lsn(progress.delivered),
                 "confirmed_lsn": format_lsn(progress.confirmable),
-                "buffered_bytes": session.buffered_bytes,
-                "waiting_transactions": session.waiting_transactions,
-                "waiting_bytes": dict(zip(("memory", "disk"), session.waiting_bytes, strict=True)),
-                "prepared": [_prepared(one) for one in session.prepared[:PREPARED_SHOWN]],
+                "buffered_bytes": session.status.buffered_bytes,
+                "waiting_transactions": session.status.waiting_transactions,
+                "waiting_bytes": dict(zip(("memory", "disk"), session.status.waiting_bytes, strict=True)),
+                "prepared": [_prepared(one) for one in session.status.prepared[:PREPARED_SHOWN]],
             }
         return status
 
@@ -81,7 +81,7 @@ class Status:
     def ready(self, role: Role) -> str | None:
         """Return why the process does not do its part, or does not own the slot; None if it does."""
         state, session = self.pipeline.state, self.pipeline.session
-        if session is not None and (stall := session.stall) is not None:
+        if session is not None and (stall := session.status.stall) is not None:
             return stall
         if state is State.STREAMING or (state is State.STANDBY and role is Role.ANY):
             return None
@@ -93,13 +93,13 @@ class Status:
         if self.pipeline.state is State.STANDBY:
             lag.leave(now)
             return None, None
-        if session is not None and session.heard_at is not None:
-            lag.hear(session.heard_at, session.server_lsn)
+        if session is not None and session.status.heard_at is not None:
+            lag.hear(session.status.heard_at, session.status.server_lsn)
         elif sample is not None and sample.wal_end is not None:
             lag.hear(sample.sampled_at, sample.wal_end)
         if session is not None:
-            lag.reach(session.caught_up_lsn, session.confirmed_lsn)
-            if (age := session.oldest_commit_age_s()) > 0:
+            lag.reach(session.status.caught_up_lsn, session.status.confirmed_lsn)
+            if (age := session.status.oldest_commit_age_s()) > 0:
                 lag.owe(now - age)
         elif sample is not None and sample.slot is not None:
             lag.reach(sample.slot.confirmed_flush_lsn, sample.slot.confirmed_flush_lsn)

@@ -6,22 +6,19 @@ survives stands in Kafka, and the next session reads it from there.
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
-
-import structlog
 
 from pgsluice import dead_letter
 from pgsluice.cut import Cut
 from pgsluice.envelope import Stamp
-from pgsluice.errors import Diverged, PgsluiceError, StopError
+from pgsluice.errors import Diverged, StopError
 from pgsluice.history import Checkpoint, check_message_resent, check_resent, unexpected
 from pgsluice.loads import Loaded
 from pgsluice.metrics import Metrics
 from pgsluice.pgoutput import messages
 from pgsluice.pgoutput.framing import MESSAGE_AT, Keepalive, XLogData, wal_end
+from pgsluice.pipeline import shutdown, watch
 from pgsluice.pipeline.commands import Commands
 from pgsluice.pipeline.encoders import Encoders, add_run
 from pgsluice.pipeline.ends import Sink, Source, Spool, Stream
@@ -30,7 +27,11 @@ from pgsluice.pipeline.loader import Loader
 from pgsluice.pipeline.outbox import Limits, Outbox
 from pgsluice.pipeline.reading import LoadOptions
 from pgsluice.pipeline.rounds import Seams
+from pgsluice.pipeline.session_status import SessionStatus
+from pgsluice.pipeline.shutdown import ShutdownWatch
+from pgsluice.pipeline.tasks import cancel
 from pgsluice.pipeline.vitals import Vitals
+from pgsluice.pipeline.watch import SessionWatch, warn_of_bare_commit
 from pgsluice.progress import Progress
 from pgsluice.rows import is_row
 from pgsluice.snapshot import FLUSH_PREFIX
@@ -50,45 +51,17 @@ from pgsluice.transaction import (
     Unexpected,
 )
 
-log = structlog.get_logger(__name__)
-
 FULL_BATCH = 256
 """A read that gives fewer frames has emptied the socket: the stream is idle, and a cut need not wait."""
 
 FULL_BATCH_BYTES = 512 * 1024
 """The same for large rows: a read ends at 1 MiB, too."""
 
-WATCH_S = 2.0
-"""How often the server is asked for its position."""
-
-STALL_S = 10.0
-"""A cut takes milliseconds; after this long Kafka is away, or too slow to be called ready. The same holds for work that
-gives no sign of life."""
-
 TURN = 1000
 """Changes after which everybody else on the event loop has a turn: a commit that has waited may bring millions."""
 
-PREPARED_LONG_S = 60.0
-PREPARED_AGAIN_S = 300.0
-"""A prepared transaction that is older is worth a warning, now and again."""
-
-SHUTDOWN_SIGN_S = 1.0
-"""A server that shuts down asks for a reply as soon as it has one, so our answers set the pace: five a second (the
-stream's MIN_STATUS_GAP_S), fewer where the machine is busy. In ordinary life it asks when it has heard nothing for half
-of wal_sender_timeout, and is told something three times as often."""
-
-SHUTDOWN_PATIENCE_S = 1.0
-"""Then we have a second to write a checkpoint of its last position; after that it is let go without one, because it
-would wait for us for ever."""
-
 PAUSE_AGAIN_S = 0.005
 """How often whoever needs a pause looks for the end of the transaction that is being received."""
-
-SHUTDOWN_LOOK_S = 0.1
-"""How often to look meanwhile whether it is over."""
-
-MICROSECONDS = 1_000_000
-_POSTGRES_EPOCH_S = 946_684_800
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +107,6 @@ class Session:
         ``loaded``: the tables that need not be loaded any more.
         """
         self.progress = progress
-        self.server_lsn = checkpoint.end_lsn
-        self.heard_at: float | None = None
-        """When the server last told how far its WAL goes, by the monotonic clock."""
-        self._source = ends.source
         self._stream = ends.stream
         self._encoders = ends.encoders
         self._resumed_from = checkpoint
@@ -148,11 +117,11 @@ class Session:
         self._transactions = Transactions(checkpoint.delivered, ends.spool)
         self._vitals = ends.vitals
         self._outbox = Outbox(ends.sink, checkpoint, progress, options.limits, self._on_delivered, ends.vitals)
+        self.status = SessionStatus(checkpoint, progress, self._transactions, self._outbox, ends.spool, ends.vitals)
+        self._watch = SessionWatch(ends.source, self.status)
         self._stamp: Stamp | None = None
         self._idle = True
-        self._shutdown = _ShutdownWatch()
-        self._listened_at = time.monotonic()
-        self._warned_at = float("-inf")
+        self._shutdown = ShutdownWatch()
         self._changes = 0
         """Those that came in no run."""
         self._stop = asyncio.Event()
@@ -216,28 +185,12 @@ class Session:
         """Whether a cut was committed in this session."""
         return self.checkpoint is not self._resumed_from
 
-    @property
-    def is_stalled(self) -> bool:
-        """Whether Kafka has not finished for long what it was last given."""
-        return self._outbox.busy_s > STALL_S
-
-    @property
-    def stall(self) -> str | None:
-        """Why nothing moves, if that has been so for long."""
-        if self.is_stalled:
-            return "Kafka does not take what it is given"
-        if self._vitals.silent_s <= STALL_S:
-            return None
-        if self._spool.busy_s > STALL_S / 2:  # for most of that time, so it is the reason
-            return f"the disk under buffer.spill_dir has not finished a piece of work for {self._spool.busy_s:.0f} s"
-        return f"the session has given no sign of life for {self._vitals.silent_s:.0f} s"
-
     async def run(self, stop: asyncio.Event) -> None:
         """Run until ``stop`` is set, then deliver what is complete; raises whatever ends the session before."""
         self._stop = stop
         tasks = [
             asyncio.create_task(self._work(), name="work"),
-            asyncio.create_task(self._watch(), name="watch"),
+            asyncio.create_task(self._watch.run(), name="watch"),
             asyncio.create_task(self._wait_lost(), name="stream"),
         ]
         if self._loader is not None:
@@ -271,7 +224,7 @@ class Session:
                 if reading is None and not self._outbox.full:
                     reading = asyncio.create_task(self._stream.read(), name="read")
                 if reading is not None:
-                    self._listened_at = time.monotonic()
+                    self._watch.on_listening()
                 tasks = [task for task in (reading, self._outbox.committing, stopping, nudged) if task is not None]
                 await asyncio.wait(tasks, timeout=self._patience(), return_when=asyncio.FIRST_COMPLETED)
                 if nudged.done():
@@ -320,47 +273,7 @@ class Session:
             raise
 
     def _patience(self) -> float:
-        return min(self._outbox.seconds_until_due(), SHUTDOWN_LOOK_S if self._shutdown.suspected else WATCH_S)
-
-    async def _watch(self) -> None:
-        """Ask how far the server's WAL goes; while nobody reads the stream, it is all we hear of the server.
-
-        A server that shuts down ends ordinary connections at once, and waits for a walsender that nobody reads.
-        """
-        said = None
-        while True:
-            await asyncio.sleep(WATCH_S)
-            said = self._warn_of_stall(said)
-            self._warn_of_prepares()
-            try:
-                self._hear_of(await self._source.flushed_lsn())
-            except PgsluiceError:
-                if self.is_stalled or time.monotonic() - self._listened_at > STALL_S:
-                    raise
-
-    def _hear_of(self, *positions: int) -> None:
-        self.server_lsn, self.heard_at = max(self.server_lsn, *positions), time.monotonic()
-
-    def _warn_of_stall(self, said: str | None) -> str | None:
-        """Say once why nothing moves; return what was said, None when all is well again."""
-        reason = self.stall
-        if reason is not None and said is None:
-            log.warning("nothing moves", reason=reason)
-        return reason
-
-    def _warn_of_prepares(self) -> None:
-        """Say now and again which prepared transaction keeps the slot from moving."""
-        oldest, now = self.oldest_prepared, time.monotonic()
-        if oldest is None or age_s(oldest.prepare_ts) < PREPARED_LONG_S or now - self._warned_at < PREPARED_AGAIN_S:
-            return
-        self._warned_at = now
-        log.warning(
-            "a prepared transaction keeps the slot from moving: COMMIT PREPARED or ROLLBACK PREPARED ends that",
-            gid=oldest.gid,
-            xid=oldest.xid,
-            prepare_lsn=oldest.prepare_lsn,
-            seconds=round(age_s(oldest.prepare_ts)),
-        )
+        return min(self._outbox.seconds_until_due(), shutdown.LOOK_S if self._shutdown.suspected else watch.WATCH_S)
 
     async def _take(self, frames: list[XLogData | Keepalive]) -> None:
         """Carry a batch of frames through to the outbox."""
@@ -385,7 +298,7 @@ class Session:
         self._idle = len(frames) < FULL_BATCH and size < FULL_BATCH_BYTES
         self._metrics.received_bytes.inc(size)
         last = frames[-1]
-        self._hear_of(last.wal_end if isinstance(last, Keepalive) else wal_end(last), self.progress.received)
+        self.status.hear_of(last.wal_end if isinstance(last, Keepalive) else wal_end(last), self.progress.received)
         while await self._spool.relieve():
             self._vitals.beat()
 
@@ -424,7 +337,7 @@ class Session:
     async def _take_commit(self, event: Committed) -> None:
         transaction, end_lsn = event.transaction, event.end_lsn
         if event.is_bare:
-            _warn_of_bare_commit(transaction)
+            warn_of_bare_commit(transaction)
         self._ended(transaction, end_lsn)
         if self._loader is not None:
             self._loader.on_commit(transaction)
@@ -510,7 +423,7 @@ class Session:
         confirmable = self.progress.confirmable
         self._stream.report(self.progress.received, confirmable)
         if confirmable >= self._shutdown.wal_end:
-            self._shutdown = _ShutdownWatch()
+            self._shutdown = ShutdownWatch()
 
     def _on_delivered(self, cut: Cut, seconds: float) -> None:
         metrics = self._metrics
@@ -525,105 +438,7 @@ class Session:
         metrics.cut_seconds.observe(seconds)
         self._report()
 
-    @property
-    def prepared(self) -> list[Prepared]:
-        """The transactions that are prepared and not yet ended, oldest first."""
-        return sorted(self._transactions.prepared.values(), key=lambda one: one.prepare_lsn)
-
-    @property
-    def oldest_prepared(self) -> Prepared | None:
-        """The one that has waited longest, of those with changes."""
-        return next((one for one in self.prepared if one.has_rows), None)
-
-    @property
-    def waiting_transactions(self) -> int:
-        """How many streamed and prepared transactions wait for their commit."""
-        return self._transactions.waiting
-
-    @property
-    def waiting_bytes(self) -> tuple[int, int]:
-        """What their rows take in memory, and on disk."""
-        return self._spool.memory, self._spool.spilled
-
-    @property
-    def buffered_bytes(self) -> int:
-        """Encoded bytes that are not yet durable."""
-        return self._outbox.size
-
-    @property
-    def confirmed_lsn(self) -> int:
-        """What is confirmed, or was before the session began."""
-        return max(self.progress.confirmable, self._resumed_from.end_lsn)
-
-    @property
-    def caught_up_lsn(self) -> int:
-        """The position before which everything is delivered, or is nothing to deliver."""
-        delivered = self.progress.delivered
-        return max(self.progress.received, delivered) if self._outbox.is_empty else delivered
-
-    def oldest_commit_age_s(self) -> float:
-        """Return the age of the oldest commit that was received and is not yet durable, else 0."""
-        oldest = self._outbox.own_transaction or self._outbox.oldest
-        if oldest is None:
-            return 0.0
-        return age_s(oldest.commit_ts)
-
-    def positions(self) -> dict[str, int]:
-        """Return the positions by the names they have in the metrics."""
-        return {
-            "server": self.server_lsn,
-            "received": self.progress.received,
-            "delivered": self.progress.delivered,
-            "confirmed": self.progress.confirmable,
-        }
-
-
-class _ShutdownWatch:
-    """Recognises a server that shuts down: it asks for a reply again and again, at the same position."""
-
-    def __init__(self) -> None:
-        self.wal_end = 0
-        self.suspected = False
-        self._asked_at = float("-inf")
-        self._since = 0.0
-
-    def asked(self, wal_end: int) -> None:
-        now = time.monotonic()
-        if wal_end == self.wal_end and now - self._asked_at < SHUTDOWN_SIGN_S and not self.suspected:
-            self.suspected = True
-            self._since = now
-        self.wal_end = wal_end
-        self._asked_at = now
-
-    @property
-    def overdue(self) -> bool:
-        return self.suspected and time.monotonic() - self._since > SHUTDOWN_PATIENCE_S
-
 
 def _is_ours(change: Change | Emitted) -> bool:
     """Return whether it is a message that was written to move the stream."""
     return isinstance(change, Emitted) and change.message.prefix == FLUSH_PREFIX
-
-
-def age_s(timestamp: int) -> float:
-    """Return how long ago a time of PostgreSQL's was, by our clock, in seconds."""
-    return max(0.0, time.time() - _POSTGRES_EPOCH_S - timestamp / MICROSECONDS)
-
-
-def _warn_of_bare_commit(transaction: Transaction) -> None:
-    log.warning(
-        "COMMIT PREPARED of a transaction that was not received: it had no changes, or somebody else acknowledged its "
-        "PREPARE",
-        xid=transaction.xid,
-        commit_lsn=transaction.commit_lsn,
-    )
-
-
-async def cancel(*tasks: "asyncio.Task[Any] | None") -> None:
-    """End these tasks, whatever they were about to raise."""
-    for task in tasks:
-        if task is not None and not task.done():
-            task.cancel()
-        if task is not None:
-            with contextlib.suppress(BaseException):
-                await task

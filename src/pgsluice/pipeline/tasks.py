@@ -2,12 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, TypeVar
 
 from pgsluice.errors import DrainTimeout
 from pgsluice.pipeline.ends import Source, Stream
-from pgsluice.pipeline.session import WATCH_S, cancel
+from pgsluice.pipeline.watch import WATCH_S
 
 T = TypeVar("T")
 
@@ -74,3 +74,13 @@ async def drained_within(seconds: float, stop: asyncio.Event) -> AsyncIterator[N
 async def _arm(stop: asyncio.Event, limit: asyncio.Timeout, seconds: float) -> None:
     await stop.wait()
     limit.reschedule(asyncio.get_running_loop().time() + seconds)
+
+
+async def cancel(*tasks: "asyncio.Task[Any] | None") -> None:
+    """End these tasks, whatever they were about to raise."""
+    for task in tasks:
+        if task is not None and not task.done():
+            task.cancel()
+        if task is not None:
+            with suppress(BaseException):
+                await task

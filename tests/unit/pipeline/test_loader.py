@@ -313,7 +313,7 @@ async def test_nothing_behind_a_transaction_that_waits_is_confirmed() -> None:
         await until(lambda: found.session._transactions.gate)
         world.commit(5)
         world.keepalive(20_000)
-        await until(lambda: found.session.server_lsn == 20_000)
+        await until(lambda: found.session.status.server_lsn == 20_000)
         assert found.session.progress.received <= 10_050
         world.read.set()
         await found.finish()

@@ -245,7 +245,7 @@ class TestPoison:
         world.commit_gate = asyncio.Event()
         found = pipeline(world, dead_letters=True)
         task = asyncio.create_task(found.run())
-        await until(lambda: found.session is not None and found.session.buffered_bytes)
+        await until(lambda: found.session is not None and found.session.status.buffered_bytes)
         found.stop()
         world.commit_gate.set()
         with pytest.raises(DrainTimeout, match=r"cannot take a record\. Nothing is lost"):
@@ -812,7 +812,7 @@ class TestStopping:
             async with running(world) as found:
                 await streaming(found)
                 world.commit(1)
-                await until(lambda: found.session is not None and found.session.buffered_bytes)
+                await until(lambda: found.session is not None and found.session.status.buffered_bytes)
                 world.faults["commit"] = [SinkUnavailable("down")]
                 assert world.commit_gate is not None
                 asyncio.get_running_loop().call_later(0.05, world.commit_gate.set)

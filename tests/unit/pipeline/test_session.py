@@ -15,7 +15,7 @@ from pgsluice.errors import Diverged, PoisonError, ProtocolError, SourceUnavaila
 from pgsluice.history import Checkpoint, ServerIdentity, owed
 from pgsluice.metrics import Metrics
 from pgsluice.pgoutput import messages
-from pgsluice.pipeline import outbox
+from pgsluice.pipeline import outbox, session_status, shutdown, watch
 from pgsluice.pipeline import session as module
 from pgsluice.pipeline.encoders import Encoders
 from pgsluice.pipeline.outbox import Limits
@@ -223,7 +223,7 @@ async def test_its_questions_come_no_faster_than_our_answers() -> None:
 
 
 async def test_it_is_let_go_without_that_when_kafka_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SHUTDOWN_PATIENCE_S", 0.1)
+    monkeypatch.setattr(shutdown, "PATIENCE_S", 0.1)
     world = World(position=10_000, commit_gate=asyncio.Event())
     async with running(world) as found:
         for _ in range(3):
@@ -275,48 +275,48 @@ async def test_bytes_that_are_not_the_protocol_end_it() -> None:
 
 
 async def test_while_kafka_takes_nothing_it_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "STALL_S", 0.05)
+    monkeypatch.setattr(session_status, "STALL_S", 0.05)
     world = World(position=10_000, commit_gate=asyncio.Event())
     async with running(world) as found:
-        assert not found.session.is_stalled
+        assert not found.session.status.is_stalled
         end_lsn = world.commit(1)
-        await until(lambda: found.session.is_stalled)
+        await until(lambda: found.session.status.is_stalled)
         assert world.commit_gate is not None
         world.commit_gate.set()
         await until(partial(found.has_received, end_lsn))
-        await until(lambda: not found.session.is_stalled)
+        await until(lambda: not found.session.status.is_stalled)
 
 
 async def test_a_server_that_shuts_down_meanwhile_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody reads its walsender then; that ordinary connections are refused is the only sign."""
-    monkeypatch.setattr(module, "STALL_S", 0.05)
-    monkeypatch.setattr(module, "WATCH_S", 0.02)
+    monkeypatch.setattr(session_status, "STALL_S", 0.05)
+    monkeypatch.setattr(watch, "WATCH_S", 0.02)
     world = World(position=10_000, commit_gate=asyncio.Event())
     async with running(world) as found:
         world.commit(1)
-        await until(lambda: found.session.is_stalled)
+        await until(lambda: found.session.status.is_stalled)
         world.faults["flushed_lsn"] = [SourceUnavailable("the database system is shutting down")]
         with pytest.raises(SourceUnavailable):
             await found.task
 
 
 async def test_while_all_is_well_the_servers_answers_matter_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "WATCH_S", 0.01)
+    monkeypatch.setattr(watch, "WATCH_S", 0.01)
     world = World(position=10_000, faults={"flushed_lsn": [SourceUnavailable("too many connections")] * 3})
     async with running(world) as found:
         await until(lambda: not world.faults["flushed_lsn"])
         end_lsn = world.commit(1)
         await until(lambda: found.confirmed == end_lsn)
-        assert found.session.confirmed_lsn == found.session.server_lsn
+        assert found.session.status.confirmed_lsn == found.session.status.server_lsn
 
 
 class TestSignsOfLife:
     async def test_its_work_gives_them_while_nothing_happens(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(module, "WATCH_S", 0.01)
+        monkeypatch.setattr(watch, "WATCH_S", 0.01)
         async with running(World(position=10_000)) as found:
             beat_at = found.vitals._beat_at
             await until(lambda: found.vitals._beat_at > beat_at)
-            assert found.session.stall is None
+            assert found.session.status.stall is None
 
     @pytest.mark.parametrize(
         ("busy_s", "reason"), [(99.0, "the disk under buffer.spill_dir has not finished"), (0.0, "no sign of life")]
@@ -324,23 +324,23 @@ class TestSignsOfLife:
     async def test_a_disk_that_hangs_is_told_once(
         self, busy_s: float, reason: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(module, "WATCH_S", 0.01)
-        monkeypatch.setattr(module, "STALL_S", 0.03)
+        monkeypatch.setattr(watch, "WATCH_S", 0.01)
+        monkeypatch.setattr(session_status, "STALL_S", 0.03)
         world, spool = World(position=10_000), HangingSpool()
         spool.busy_s = busy_s
         with structlog.testing.capture_logs() as lines:
             async with running(world, spool=spool) as found:
                 end_lsn = world.commit(1)
                 await until(lambda: any(line["event"] == "nothing moves" for line in lines))
-                assert reason in (found.session.stall or "")
+                assert reason in (found.session.status.stall or "")
                 await asyncio.sleep(0.05)
                 spool.thaw.set()
                 await until(lambda: found.confirmed == end_lsn)
-                await until(lambda: found.session.stall is None)
+                await until(lambda: found.session.status.stall is None)
         assert [line["event"] for line in lines if line["log_level"] == "warning"] == ["nothing moves"]
 
     async def test_waiting_for_kafka_is_no_silence(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(module, "WATCH_S", 0.01)
+        monkeypatch.setattr(watch, "WATCH_S", 0.01)
         world = World(position=10_000, commit_gate=asyncio.Event())
         async with running(world, cut_bytes=2_000) as found:
             world.commit(*range(50))
@@ -351,7 +351,7 @@ class TestSignsOfLife:
     async def test_a_commit_under_way_does_not_hide_that_the_work_stands_still(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(module, "WATCH_S", 0.01)
+        monkeypatch.setattr(watch, "WATCH_S", 0.01)
         world, spool = World(position=10_000, commit_gate=asyncio.Event()), HangingSpool()
         spool.thaw.set()
         async with running(world, spool=spool) as found:
@@ -408,39 +408,39 @@ class TestSignsOfLife:
 
 
 async def test_the_servers_position_is_known_before_anything_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "WATCH_S", 0.01)
+    monkeypatch.setattr(watch, "WATCH_S", 0.01)
     world = World(position=10_000, server=ServerIdentity("7001", 1, 99_000))
     async with running(world) as found:
-        await until(lambda: found.session.server_lsn == 99_000)
-        assert found.session.heard_at is not None
-        assert (found.session.confirmed_lsn, found.session.caught_up_lsn) == (10_000, 10_000)
-        assert found.session.oldest_commit_age_s() == 0.0
+        await until(lambda: found.session.status.server_lsn == 99_000)
+        assert found.session.status.heard_at is not None
+        assert (found.session.status.confirmed_lsn, found.session.status.caught_up_lsn) == (10_000, 10_000)
+        assert found.session.status.oldest_commit_age_s() == 0.0
 
 
 async def test_what_the_lag_is_measured_by() -> None:
     world = World(position=10_000, commit_gate=asyncio.Event())
     async with running(world) as found:
-        assert found.session.oldest_commit_age_s() == 0.0
+        assert found.session.status.oldest_commit_age_s() == 0.0
         end_lsn = world.commit(1)
         await until(lambda: found.session.progress.received == end_lsn)
-        assert found.session.positions() == {
+        assert found.session.status.positions() == {
             "server": end_lsn,
             "received": end_lsn,
             "delivered": 10_000,
             "confirmed": 0,
         }
-        assert (found.session.confirmed_lsn, found.session.caught_up_lsn) == (10_000, 10_000)
-        assert found.session.oldest_commit_age_s() > 0
-        assert found.session.buffered_bytes > 0
+        assert (found.session.status.confirmed_lsn, found.session.status.caught_up_lsn) == (10_000, 10_000)
+        assert found.session.status.oldest_commit_age_s() > 0
+        assert found.session.status.buffered_bytes > 0
 
 
 async def test_where_nothing_is_to_deliver_it_is_caught_up_before_a_heartbeat_says_so() -> None:
     world = World(position=10_000)
     async with running(world) as found:
-        assert (found.session.heard_at, found.session.caught_up_lsn) == (None, 10_000)
+        assert (found.session.status.heard_at, found.session.status.caught_up_lsn) == (None, 10_000)
         world.keepalive(12_345)
-        await until(lambda: found.session.caught_up_lsn == 12_345)
-        assert (found.session.heard_at is None, found.session.progress.delivered) == (False, 10_000)
+        await until(lambda: found.session.status.caught_up_lsn == 12_345)
+        assert (found.session.status.heard_at is None, found.session.progress.delivered) == (False, 10_000)
 
 
 @pytest.mark.parametrize("kind", ["transaction", "message"])
@@ -450,10 +450,10 @@ async def test_it_is_not_caught_up_while_anything_is_on_its_way(kind: str) -> No
         end_lsn = world.commit(1) if kind == "transaction" else world.emit(b"x")
         await until(partial(found.has_received, end_lsn))
         await asyncio.sleep(0.1)  # it is being committed
-        assert found.session.caught_up_lsn == 10_000
+        assert found.session.status.caught_up_lsn == 10_000
         assert world.commit_gate is not None
         world.commit_gate.set()
-        await until(lambda: found.session.caught_up_lsn == end_lsn)
+        await until(lambda: found.session.status.caught_up_lsn == end_lsn)
 
 
 async def test_events_are_counted_by_topic() -> None:
@@ -471,7 +471,7 @@ async def test_a_stream_that_ends_is_noticed_while_kafka_takes_nothing() -> None
     world = World(position=10_000, commit_gate=asyncio.Event())
     async with running(world) as found:
         world.commit(1)
-        await until(lambda: found.session.buffered_bytes)
+        await until(lambda: found.session.status.buffered_bytes)
         world.end_streams(SourceUnavailable("the connection broke"))
         with pytest.raises(SourceUnavailable, match="the connection broke"):
             await found.task
@@ -504,12 +504,12 @@ class TestStreamedTransactions:
             )
             world.commit(2)
             await until(lambda: world.numbers == [2])
-            assert found.session.waiting_transactions == 1
+            assert found.session.status.waiting_transactions == 1
             end_lsn = world.server.xlogpos + 100
             world.send(messages.StreamCommit(700, end_lsn - 50, end_lsn, 1), end_lsn=end_lsn)
             await until(lambda: world.numbers == [2, 1])
             await until(lambda: found.confirmed == end_lsn)
-            assert found.session.waiting_transactions == 0
+            assert found.session.status.waiting_transactions == 0
 
     async def test_many_small_ones_give_others_their_turns(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "TURN", 10)
@@ -521,7 +521,7 @@ class TestStreamedTransactions:
                 world.send(
                     messages.StreamStart(xid, first_segment=True), table, *[row(xid, 1)] * 5, messages.StreamStop()
                 )
-            await until(lambda: found.session.waiting_transactions == len(xids))
+            await until(lambda: found.session.status.waiting_transactions == len(xids))
             world.send(*[messages.StreamCommit(xid, 10_000 + xid, 10_001 + xid, 1) for xid in xids], end_lsn=10_900)
             turns = 0
             async with asyncio.timeout(5):
@@ -536,7 +536,7 @@ class TestStreamedTransactions:
         async with running(world) as found:
             rows = [row(700, 1)] * 1000
             world.send(messages.StreamStart(700, first_segment=True), TABLE_IN_STREAM, *rows, messages.StreamStop())
-            await until(lambda: found.session.waiting_transactions)
+            await until(lambda: found.session.status.waiting_transactions)
             world.send(messages.StreamCommit(700, 10_050, 10_100, 1), end_lsn=10_100)
             turns = 0
             async with asyncio.timeout(5):
@@ -554,7 +554,7 @@ class TestStreamedTransactions:
         async with running(world, cut_bytes=2_000) as found:
             rows = [row(700, 1)] * 1000
             world.send(messages.StreamStart(700, first_segment=True), TABLE_IN_STREAM, *rows, messages.StreamStop())
-            await until(lambda: found.session.waiting_transactions)
+            await until(lambda: found.session.status.waiting_transactions)
             world.send(messages.StreamCommit(700, 10_050, 10_100, 1), end_lsn=10_100)
             async with asyncio.timeout(5):
                 while not found.session.own_transaction:  # noqa: ASYNC110 - it is not so for long
@@ -574,13 +574,13 @@ class TestStreamedTransactions:
                 rows = [row(xid, 1)] * 40
                 table = replace(TABLE, xid=xid)
                 world.send(messages.StreamStart(xid, first_segment=True), table, *rows, messages.StreamStop())
-            await until(lambda: found.session.waiting_transactions == len(xids))
+            await until(lambda: found.session.status.waiting_transactions == len(xids))
             most = 0
             overflow = found.session._outbox.commit
 
             async def watched(transaction: Transaction, end_lsn: int) -> None:
                 nonlocal most
-                most = max(most, found.session.buffered_bytes)
+                most = max(most, found.session.status.buffered_bytes)
                 await overflow(transaction, end_lsn)
 
             found.session._outbox.commit = watched  # type: ignore[method-assign]  # to look at every transaction
@@ -643,26 +643,26 @@ class TestPreparedTransactions:
         async with running(world, heartbeat_s=0.01) as found:
             world.send(self.PREPARE[0], self.PREPARE[-1], end_lsn=10_120)
             await until(lambda: found.confirmed == 10_120)
-            assert found.session.oldest_prepared is None
+            assert found.session.status.oldest_prepared is None
 
     async def test_it_shows(self) -> None:
         world = World(position=10_000)
         async with running(world) as found:
             world.send(*self.PREPARE, end_lsn=10_200)
-            await until(lambda: found.session.prepared)
-            oldest = found.session.oldest_prepared
+            await until(lambda: found.session.status.prepared)
+            oldest = found.session.status.oldest_prepared
             assert oldest is not None
             assert (oldest.gid, oldest.xid, oldest.prepare_lsn) == ("g", 700, 10_100)
             await until(lambda: found.metric("prepared_transactions") == 1)
             assert found.metric("waiting_transactions") == 1
 
     async def test_one_that_lasts_is_warned_of(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(module, "WATCH_S", 0.01)
+        monkeypatch.setattr(watch, "WATCH_S", 0.01)
         world = World(position=10_000)
         with structlog.testing.capture_logs() as lines:
             async with running(world) as found:
                 world.send(*self.PREPARE, end_lsn=10_200)
-                await until(lambda: found.session.prepared)
+                await until(lambda: found.session.status.prepared)
                 await until(lambda: any(line["event"].startswith("a prepared transaction keeps") for line in lines))
 
     async def test_a_commit_of_what_was_never_prepared_is_warned_of(self) -> None:
@@ -707,7 +707,7 @@ class TestMessages:
             assert cut.topics["shop.messages"].counts == {"m": 1}
             assert found.metric("events_total", op="m") == 1
             assert found.metric("cuts_total", kind="data") == 1
-            assert found.session.oldest_commit_age_s() == 0.0
+            assert found.session.status.oldest_commit_age_s() == 0.0
 
     async def test_it_is_not_confirmed_before_its_cut_is_committed(self) -> None:
         world = World(position=10_000, commit_gate=asyncio.Event())
@@ -844,7 +844,7 @@ class TestAServerWithAnotherHistory:
         last = replace(self.LAST, held_lsn=6_000)
         async with running(world, checkpoint=last, heartbeat_s=0.01) as found:
             world.keepalive(10_100)
-            await until(lambda: found.session.is_stalled or found.session._outbox.committing is not None)
+            await until(lambda: found.session.status.is_stalled or found.session._outbox.committing is not None)
             world.send(messages.Begin(9_000, 1, 701), TABLE, messages.Insert(None, 7, [b"1"]))
             await asyncio.sleep(0.05)
             assert not found.task.done()

@@ -1,0 +1,123 @@
+"""What a session tells of itself: its positions, what waits and how long, and why nothing moves.
+
+``tests/unit/pipeline/test_session.py`` covers it, with whole sessions.
+"""
+
+import time
+from typing import Final
+
+from pgsluice.history import Checkpoint
+from pgsluice.pipeline.ends import Spool
+from pgsluice.pipeline.outbox import Outbox
+from pgsluice.pipeline.vitals import Vitals
+from pgsluice.progress import Progress
+from pgsluice.transaction import Prepared, Transactions
+
+STALL_S: Final = 10.0
+"""A cut takes milliseconds; after this long Kafka is away, or too slow to be called ready. The same holds for work that
+gives no sign of life."""
+
+_MICROSECONDS: Final = 1_000_000
+_POSTGRES_EPOCH_S: Final = 946_684_800
+
+
+class SessionStatus:
+    """The state of one session, for the status, the metrics and the log."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        progress: Progress,
+        transactions: Transactions,
+        outbox: Outbox,
+        spool: Spool,
+        vitals: Vitals,
+    ) -> None:
+        """``checkpoint``: the one that the session resumed from."""
+        self.server_lsn = checkpoint.end_lsn
+        """How far the server's WAL goes, as far as is known."""
+        self.heard_at: float | None = None
+        """When the server last told how far its WAL goes, by the monotonic clock."""
+        self._resumed_from = checkpoint
+        self._progress = progress
+        self._transactions = transactions
+        self._outbox = outbox
+        self._spool = spool
+        self._vitals = vitals
+
+    def hear_of(self, *positions: int) -> None:
+        """Take notice that the server's WAL goes as far as these positions."""
+        self.server_lsn, self.heard_at = max(self.server_lsn, *positions), time.monotonic()
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether Kafka has not finished for long what it was last given."""
+        return self._outbox.busy_s > STALL_S
+
+    @property
+    def stall(self) -> str | None:
+        """Why nothing moves, if that has been so for long."""
+        if self.is_stalled:
+            return "Kafka does not take what it is given"
+        if self._vitals.silent_s <= STALL_S:
+            return None
+        if self._spool.busy_s > STALL_S / 2:  # for most of that time, so it is the reason
+            return f"the disk under buffer.spill_dir has not finished a piece of work for {self._spool.busy_s:.0f} s"
+        return f"the session has given no sign of life for {self._vitals.silent_s:.0f} s"
+
+    @property
+    def prepared(self) -> list[Prepared]:
+        """The transactions that are prepared and not yet ended, oldest first."""
+        return sorted(self._transactions.prepared.values(), key=lambda one: one.prepare_lsn)
+
+    @property
+    def oldest_prepared(self) -> Prepared | None:
+        """The one that has waited longest, of those with changes."""
+        return next((one for one in self.prepared if one.has_rows), None)
+
+    @property
+    def waiting_transactions(self) -> int:
+        """How many streamed and prepared transactions wait for their commit."""
+        return self._transactions.waiting
+
+    @property
+    def waiting_bytes(self) -> tuple[int, int]:
+        """What their rows take in memory, and on disk."""
+        return self._spool.memory, self._spool.spilled
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Encoded bytes that are not yet durable."""
+        return self._outbox.size
+
+    @property
+    def confirmed_lsn(self) -> int:
+        """What is confirmed, or was before the session began."""
+        return max(self._progress.confirmable, self._resumed_from.end_lsn)
+
+    @property
+    def caught_up_lsn(self) -> int:
+        """The position before which everything is delivered, or is nothing to deliver."""
+        delivered = self._progress.delivered
+        return max(self._progress.received, delivered) if self._outbox.is_empty else delivered
+
+    def oldest_commit_age_s(self) -> float:
+        """Return the age of the oldest commit that was received and is not yet durable, else 0."""
+        oldest = self._outbox.own_transaction or self._outbox.oldest
+        if oldest is None:
+            return 0.0
+        return age_s(oldest.commit_ts)
+
+    def positions(self) -> dict[str, int]:
+        """Return the positions by the names they have in the metrics."""
+        return {
+            "server": self.server_lsn,
+            "received": self._progress.received,
+            "delivered": self._progress.delivered,
+            "confirmed": self._progress.confirmable,
+        }
+
+
+def age_s(timestamp: int) -> float:
+    """Return how long ago a time of PostgreSQL's was, by our clock, in seconds."""
+    return max(0.0, time.time() - _POSTGRES_EPOCH_S - timestamp / _MICROSECONDS)

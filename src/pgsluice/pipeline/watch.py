@@ -1,0 +1,85 @@
+"""Looks after a session from outside: asks how far the server is, and warns if nothing moves.
+
+``tests/unit/pipeline/test_session.py`` covers it, with whole sessions.
+"""
+
+import asyncio
+import time
+from typing import Final, NoReturn
+
+import structlog
+
+from pgsluice.errors import PgsluiceError
+from pgsluice.pipeline.ends import Source
+from pgsluice.pipeline.session_status import STALL_S, SessionStatus, age_s
+from pgsluice.transaction import Transaction
+
+log = structlog.get_logger(__name__)
+
+WATCH_S: Final = 2.0
+"""How often the server is asked for its position."""
+
+PREPARED_LONG_S: Final = 60.0
+PREPARED_AGAIN_S: Final = 300.0
+"""A prepared transaction that is older is worth a warning, now and again."""
+
+
+class SessionWatch:
+    """Watches one session."""
+
+    def __init__(self, source: Source, status: SessionStatus) -> None:
+        self._source = source
+        self._status = status
+        self._listened_at = time.monotonic()
+        self._warned_at = float("-inf")
+
+    def on_listening(self) -> None:
+        """Take notice that the session reads the stream, so that it hears of whatever ends it."""
+        self._listened_at = time.monotonic()
+
+    async def run(self) -> NoReturn:
+        """Ask how far the server's WAL goes; while nobody reads the stream, it is all we hear of the server.
+
+        A server that shuts down ends ordinary connections at once, and waits for a walsender that nobody reads.
+        """
+        said = None
+        while True:
+            await asyncio.sleep(WATCH_S)
+            said = self._warn_of_stall(said)
+            self._warn_of_prepares()
+            try:
+                self._status.hear_of(await self._source.flushed_lsn())
+            except PgsluiceError:
+                if self._status.is_stalled or time.monotonic() - self._listened_at > STALL_S:
+                    raise
+
+    def _warn_of_stall(self, said: str | None) -> str | None:
+        """Say once why nothing moves; return what was said, None when all is well again."""
+        reason = self._status.stall
+        if reason is not None and said is None:
+            log.warning("nothing moves", reason=reason)
+        return reason
+
+    def _warn_of_prepares(self) -> None:
+        """Say now and again which prepared transaction keeps the slot from moving."""
+        oldest, now = self._status.oldest_prepared, time.monotonic()
+        if oldest is None or age_s(oldest.prepare_ts) < PREPARED_LONG_S or now - self._warned_at < PREPARED_AGAIN_S:
+            return
+        self._warned_at = now
+        log.warning(
+            "a prepared transaction keeps the slot from moving: COMMIT PREPARED or ROLLBACK PREPARED ends that",
+            gid=oldest.gid,
+            xid=oldest.xid,
+            prepare_lsn=oldest.prepare_lsn,
+            seconds=round(age_s(oldest.prepare_ts)),
+        )
+
+
+def warn_of_bare_commit(transaction: Transaction) -> None:
+    """Warn that a prepared transaction was committed that was never received."""
+    log.warning(
+        "COMMIT PREPARED of a transaction that was not received: it had no changes, or somebody else acknowledged its "
+        "PREPARE",
+        xid=transaction.xid,
+        commit_lsn=transaction.commit_lsn,
+    )
