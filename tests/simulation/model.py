@@ -288,7 +288,9 @@ class Model:
             passed = self._take_until(end)
             if self.mirror is not None:
                 self.mirror.pass_over(passed)
-        expected = self._take_until(end)
+        # A cut that ends where the last one did says nothing new of the WAL. If the server was restored meanwhile, what
+        # it has written since lies before this end, and the daemon, which has not received it, must not go beyond.
+        expected = self._take_until(end) if end > self.delivered else []
         if any(self._events_of(one) for one in expected):
             self.born_at = 0
         found = self._decode(data)
