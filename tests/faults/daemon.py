@@ -25,8 +25,9 @@ from confluent_kafka import KafkaException
 from pgsluice.app import cli
 from pgsluice.commands import Answer, CommandState
 from pgsluice.kafka.ledger import Ledger
-from pgsluice.kafka.producer import CutProducer, TransactionalProducer
+from pgsluice.kafka.producer import CutProducer
 from pgsluice.kafka.sink import KafkaSink
+from pgsluice.kafka.transactional import TransactionalProducer
 from pgsluice.pipeline.begun import Begun
 from pgsluice.pipeline.commands import Commands
 from pgsluice.pipeline.outbox import Outbox

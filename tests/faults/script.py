@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Literal, Self
 
 from pgsluice.commands import Verb
-from pgsluice.kafka.producer import TransactionalProducer
+from pgsluice.kafka.transactional import TransactionalProducer
 from tests.faults.daemon import COMMIT_PREPARED, CUT_RECORD, SILENCE, STEPS
 
 BROKERS = 3

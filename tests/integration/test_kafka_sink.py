@@ -14,7 +14,7 @@ from confluent_kafka.admin import ConfigResource
 
 from pgsluice.errors import ConfigError, DeadlineMissed, Fenced, PoisonError, SinkUnavailable, TableRefused
 from pgsluice.history import last_checkpoint
-from pgsluice.kafka import producer
+from pgsluice.kafka import transactional
 from pgsluice.kafka.client import ClientOptions
 from pgsluice.kafka.ledger import Ledger
 from pgsluice.kafka.partitioner import partition_for
@@ -428,7 +428,7 @@ class TestOutages:
     async def test_what_cannot_be_aborted_ends_with_its_timeout(
         self, own_kafka: Kafka, prefix: str, orders: Target, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(producer, "_ABORT_S", 0.5)
+        monkeypatch.setattr(transactional, "_ABORT_S", 0.5)
         with structlog.testing.capture_logs() as lines, ExitStack() as stack:
             async with Session(own_kafka, prefix, timeout_s=5) as session:
                 await session.sink.open_topic(policy(orders), keyed=True)

@@ -21,10 +21,10 @@ from pgsluice.kafka.commands import CommandReader
 from pgsluice.kafka.idempotent import IdempotentProducer
 from pgsluice.kafka.ledger import Ledger
 from pgsluice.kafka.mark import Mark
-from pgsluice.kafka.producer import TransactionalProducer
 from pgsluice.kafka.sink import KafkaSink, Mode
 from pgsluice.kafka.tail import Tail
 from pgsluice.kafka.topics import Topics
+from pgsluice.kafka.transactional import TransactionalProducer
 from pgsluice.layout import Layout
 from pgsluice.loads import Load, Loaded, Place
 from pgsluice.pgoutput import messages

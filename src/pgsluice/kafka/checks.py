@@ -9,9 +9,9 @@ from confluent_kafka.admin import AclOperation
 
 from pgsluice.errors import ConfigError, PermissionDenied, PgsluiceError, TableRefused
 from pgsluice.finding import Finding, Verdict
-from pgsluice.kafka.producer import REFUSED_TIMEOUT_MS, try_transactional_id
 from pgsluice.kafka.sink import Mode, SinkOptions
 from pgsluice.kafka.topics import Topics, TopicSpec, check_compacted
+from pgsluice.kafka.transactional import REFUSED_TIMEOUT_MS, try_transactional_id
 
 _NEEDED = (AclOperation.READ, AclOperation.WRITE)
 """Of every service topic that pgsluice makes: it reads there where it left off, and writes."""

@@ -14,7 +14,8 @@ import structlog
 
 from pgsluice.errors import ConfigError, PermissionDenied, SinkUnavailable
 from pgsluice.kafka.client import connect
-from pgsluice.kafka.producer import SLICE_S, CutProducer, TransactionalProducer
+from pgsluice.kafka.producer import SLICE_S, CutProducer
+from pgsluice.kafka.transactional import TransactionalProducer
 
 log = structlog.get_logger(__name__)
 

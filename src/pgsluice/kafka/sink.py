@@ -25,11 +25,12 @@ from pgsluice.kafka.idempotent import IdempotentProducer
 from pgsluice.kafka.ledger import AGAIN_S, CONFIRM_S, Ledger, OffsetPrediction, lost_cuts, read_last_cuts
 from pgsluice.kafka.mark import OUTDATED_S, Mark
 from pgsluice.kafka.partitioner import partition_for
-from pgsluice.kafka.producer import CutProducer, ProducerOptions, TransactionalProducer
+from pgsluice.kafka.producer import CutProducer, ProducerOptions
 from pgsluice.kafka.refusals import RecordInspector, Refusals
 from pgsluice.kafka.runs import TRUNCATE
 from pgsluice.kafka.tail import Tail
 from pgsluice.kafka.topics import Topics, TopicSettings, TopicSpec, check_compacted, is_of_one_topic, other_service
+from pgsluice.kafka.transactional import TransactionalProducer
 from pgsluice.loads import Loaded
 from pgsluice.record import Record
 from pgsluice.tables import SERVICE_TOPICS, TablePolicy

@@ -75,7 +75,7 @@ def test_fencing_former_owners_needs_an_answer() -> None:
 
 
 def test_a_cluster_whose_transactions_do_not_work_is_good_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pgsluice.kafka.producer.INIT_S", 0.1)
+    monkeypatch.setattr("pgsluice.kafka.transactional.INIT_S", 0.1)
     with capture_logs() as logs:
         producer().fence("shop.checkpoint")
     assert any(entry["event"].startswith("transactions do not work") for entry in logs)

@@ -1,4 +1,4 @@
-"""What the producer does by itself, without a broker. All else: tests/integration/test_kafka_sink.py."""
+"""What every producer does by itself, without a broker. The rest: tests/integration/test_kafka_sink.py."""
 
 from threading import Event
 
@@ -7,8 +7,9 @@ from confluent_kafka import KafkaError, Message
 
 from pgsluice.errors import ConfigError, DeadlineMissed, PermissionDenied, PgsluiceError, PoisonError, SinkUnavailable
 from pgsluice.kafka.client import ClientOptions
-from pgsluice.kafka.producer import ProducerOptions, TransactionalProducer
+from pgsluice.kafka.producer import ProducerOptions
 from pgsluice.kafka.refusals import RecordInspector, Refusals
+from pgsluice.kafka.transactional import TransactionalProducer
 
 NOBODY = {"bootstrap.servers": "127.0.0.1:9"}
 TOPIC = "shop.public.orders"
