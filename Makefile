@@ -48,11 +48,10 @@ integration: setup ## Tests on a real PostgreSQL and a real Kafka
 	$(BIN)/python -m sandbox fetch
 	$(call SIDE_BY_SIDE,tests/integration)
 
-# Three processes, because most tests wait most of the time; what fails runs once more, alone. What failed is kept apart
-# from other tests that run at the same time.
+# Three processes, because most tests wait most of the time; what fails runs once more, alone.
 define SIDE_BY_SIDE
-	$(PYTEST) $(1) -q -n 3 --dist loadfile --no-loadscope-reorder -o cache_dir=.pytest_cache/servers || test $$? = 1
-	$(PYTEST) $(1) -q --last-failed --last-failed-no-failures none -o cache_dir=.pytest_cache/servers || test $$? = 5
+	$(PYTEST) $(1) -q -n 3 --dist loadfile --no-loadscope-reorder || test $$? = 1
+	$(PYTEST) $(1) -q --last-failed --last-failed-no-failures none || test $$? = 5
 endef
 
 faults-quick: setup ## Thirty random kills of everything: minutes
@@ -81,8 +80,7 @@ servers: setup # What integration and test-platform do, side by side
 	$(BIN)/python -m sandbox tools
 	$(call SIDE_BY_SIDE,tests/platform tests/integration)
 
-test: lint coverage simulation ## Everything that has to pass, on PostgreSQL 10, 14, 16 and 18
-	$(MAKE) --jobs=2 --output-sync=target servers faults-quick spark  # the first one waits most of the time
+test: lint coverage simulation servers faults-quick spark ## Everything that has to pass, on PostgreSQL 10, 14, 16 and 18
 
 test-all: export PGSLUICE_TEST_VERSIONS := all
 test-all: test ## The same on every version of PostgreSQL from 10 to 18

@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from pgsluice_spark import Delta, Iceberg
 from pgsluice_spark.targets import Target
 from tests.spark.shop import SYSTEM, Row, ordered
+from tests.support.versions import covers_all
 
 CATALOG = "iceberg"
 """The name of the catalog of Iceberg in the session."""
@@ -95,3 +96,6 @@ HAS_ICEBERG = pyspark.__version__.startswith("4.1.")
 """Whether Iceberg is among the jars."""
 
 LAKES: tuple[type[Lake], ...] = (DeltaLake, IcebergLake) if HAS_ICEBERG else (DeltaLake,)
+
+USUAL_LAKES = LAKES if covers_all() else LAKES[:1]
+"""For tests of what hardly depends on the target: Spark takes a minute for each."""

@@ -17,7 +17,7 @@ from pgsluice_spark.control import ControlTable
 from pgsluice_spark.targets import Target, TargetTable
 from sandbox.kafka import Kafka
 from sandbox.postgres import Postgres
-from tests.spark.lakes import LAKES, Lake
+from tests.spark.lakes import LAKES, USUAL_LAKES, Lake
 from tests.spark.shop import Rows, Shop, opened, ordered, spark_rows
 
 LONG = "repeat('kept out of line ', 500)"
@@ -113,7 +113,7 @@ class Dying:
         return DyingTable(table, self.made) if name == self.victim else table
 
 
-@pytest.fixture(params=LAKES)
+@pytest.fixture(params=USUAL_LAKES)
 def lake(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Lake:
     made: Lake = request.param(spark, tmp_path / "lake")
     return made

@@ -26,7 +26,7 @@ from pgsluice_spark.targets import Target
 from sandbox.kafka import Kafka
 from tests.spark.events import Json, column, logical
 from tests.spark.handmade import COLUMNS, Handmade
-from tests.spark.lakes import LAKES, Lake
+from tests.spark.lakes import USUAL_LAKES, Lake
 
 LOCAL = logical("long", "local-timestamp-micros")
 BEGIN = {"topic": "", "schema": "public", "table": "orders", "epoch": 1, "rows": 0, "replaces": True}
@@ -165,7 +165,7 @@ def test_rows_that_are_read_again(make: Callable[..., Handmade], tmp_path: Path)
     assert rows(made, tmp_path / "at once") == {1: ("r", None), 2: ("r", 5)}
 
 
-@pytest.mark.parametrize("kind", LAKES)
+@pytest.mark.parametrize("kind", USUAL_LAKES)
 def test_columns_that_come_and_widen(make: Callable[..., Handmade], tmp_path: Path, kind: type[Lake]) -> None:
     made = make("orders")
     spark = made.pipeline.spark
@@ -280,7 +280,7 @@ def test_records_that_are_lost(make: Callable[..., Handmade], tmp_path: Path, is
     assert rows(made, tmp_path, "lines") == {1: ("b", None)}
 
 
-@pytest.mark.parametrize("kind", LAKES)
+@pytest.mark.parametrize("kind", USUAL_LAKES)
 def test_what_a_mirror_cannot_follow(make: Callable[..., Handmade], tmp_path: Path, kind: type[Lake]) -> None:
     made = make("orders")
     spark = made.pipeline.spark

@@ -11,12 +11,16 @@ USUAL = (10, 14, 16, 18)
 """The oldest, the first that streams large transactions, the first that knows origins, and the newest."""
 
 
+def covers_all() -> bool:
+    """Return whether this is ``make test-all``."""
+    return os.environ.get(VARIABLE) == "all"
+
+
 def covered(versions: Iterable[int] = VERSIONS) -> list[int]:
     """Return those of a test's versions that this run covers; without an argument, of all versions.
 
     A test that would be left without a version needs one of ``USUAL`` beside the version that matters to it.
     """
-    every = os.environ.get(VARIABLE) == "all"
-    found = [version for version in versions if every or version in USUAL]
+    found = [version for version in versions if covers_all() or version in USUAL]
     assert found, f"{versions} has none of {USUAL}, so the test would only run in make test-all"
     return found
