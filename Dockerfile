@@ -10,9 +10,11 @@ RUN tools/bin/pip install --no-cache-dir --quiet --no-deps --require-hashes -r b
     && tools/bin/pip --python /opt/pgsluice/bin/python3 install --no-cache-dir --quiet --no-deps --require-hashes -r runtime.lock
 COPY LICENSE README.md pyproject.toml setup.py ./
 COPY src/pgsluice src/pgsluice
-# Without a compiler the package would be built, too, and be slow.
+# Without a compiler the package would be built, too, and be slow. The modules of pgsluice-spark are not copied, so its
+# script would not work.
 RUN tools/bin/pip wheel --no-cache-dir --quiet --no-deps --no-build-isolation --wheel-dir wheels . \
     && tools/bin/pip --python /opt/pgsluice/bin/python3 install --no-cache-dir --quiet --no-deps wheels/*.whl \
+    && rm /opt/pgsluice/bin/pgsluice-spark \
     && PGSLUICE_SPEEDUPS=require /opt/pgsluice/bin/python3 -c 'from pgsluice.native import speedups; speedups.check()'
 # Debugging symbols are a fifth of the size. Modules that were patched to find their own libraries must stay as they are.
 RUN find /opt/pgsluice -name '*.cpython-*.so' -not -path '*/confluent_kafka/*' -not -path '*/psycopg_binary/*' \
