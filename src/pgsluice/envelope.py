@@ -221,7 +221,7 @@ class ChangeEncoder:
     ) -> None:
         self.relation = relation
         self.is_full = relation.replica_identity == "f"
-        """Whether old rows are complete. If not, one that is called so is that of a partition, and has only a key."""
+        """Whether old rows are complete. If not, an ``O`` row comes from a partition and may hold only its key."""
         self.target = target
         self.insert_op = insert_op
         self._identity = [index for index, column in enumerate(relation.columns) if column.is_key]

@@ -41,7 +41,6 @@ https://www.postgresql.org/docs/current/functions-info.html#FUNCTIONS-PG-SNAPSHO
 https://spark.apache.org/docs/latest/sql-data-sources-jdbc.html
 """
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -64,7 +63,6 @@ from pgsluice_spark.reading import tables_of, topic_reading
 from pgsluice_spark.report import REFUSED, AuditReport, TableReport
 from pgsluice_spark.rows import target_schema
 from pgsluice_spark.schema import SchemaVersion, columns_of, table_of
-from pgsluice_spark.source import read_topic
 from pgsluice_spark.tail import caught_up
 from pgsluice_spark.targets import Target
 from pgsluice_spark.work import Work
@@ -155,20 +153,14 @@ class _Cuts:
         return _Tail(cuts, self._topics())
 
     def _behind(self) -> list[Cut]:
-        return last_of_each_number(joined(self._read(self.entry.offset + 1)))
+        return last_of_each_number(joined(collected(self.origin.cuts_from(self.entry.offset + 1))))
 
     def _topics(self) -> list[str]:
         transactions = self.origin.transactions
         brokers = Brokers(self.origin.spark, self.origin.bootstrap_servers, self.origin.options)
         begin = brokers.topics({(transactions, 0)})[transactions].begins[0]
-        found = self._read(max(begin, self.entry.offset - _BACK))
+        found = collected(self.origin.cuts_from(max(begin, self.entry.offset - _BACK)))
         return sorted({topic for cut in found for topic in cut.topics if self.origin.is_of_tables(topic)})
-
-    def _read(self, offset: int) -> list[Cut]:
-        origin = self.origin
-        given = {**origin.options, "startingOffsets": json.dumps({origin.transactions: {"0": offset}})}
-        records = read_topic(origin.spark, origin.transactions, origin.bootstrap_servers, given, streaming=False)
-        return collected(origin.cuts(records))
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """Delta tables as targets: one directory for each table, one commit for each batch.
 
-A commit has an application id and a version, and Delta
-makes none whose version it has already.
+A commit has an application id and a version, and Delta makes none whose version it has already.
 
 https://docs.delta.io/latest/delta-batch.html#idempotent-table-writes-in-foreachbatch
 """

@@ -8,7 +8,6 @@ from pgsluice_spark.control import NAME, ControlTable
 from pgsluice_spark.cuts import collected, joined, last_of_each_number
 from pgsluice_spark.errors import NoSuchView
 from pgsluice_spark.origin import Origin
-from pgsluice_spark.source import read_topic
 from pgsluice_spark.targets import Target
 
 
@@ -42,9 +41,7 @@ def lag_of(origin: Origin, target: Target) -> Lag:
     entry = ControlTable(target.table(origin.spark, NAME)).last()
     if entry is None:
         raise NoSuchView(f"{target.place} has no state of the database yet. Start the mirror or the change log")
-    given = {**origin.options, "startingOffsets": json.dumps({origin.transactions: {"0": entry.offset + 1}})}
-    records = read_topic(origin.spark, origin.transactions, origin.bootstrap_servers, given, streaming=False)
-    cuts = last_of_each_number(joined(collected(origin.cuts(records))))
+    cuts = last_of_each_number(joined(collected(origin.cuts_from(entry.offset + 1))))
     times = [cut.ts_us for cut in cuts if cut.ts_us is not None]
     return Lag(
         cut=entry.cut,

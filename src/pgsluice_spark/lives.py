@@ -1,8 +1,8 @@
 """The history of rows: what the changes of a key say about the rows that had it, one after the other.
 
-Used by :mod:`.fold`. The history of a key falls into lives: one begins with each insert, snapshot
-row or delete. A row consists of the values of its key's last life, each from the last change that sent it; a row that
-moved to another key goes on in another life.
+Used by :mod:`.fold`. The history of a key falls into lives: one begins with each insert, snapshot row or delete. A row
+consists of the values of its key's last life, each from the last change that sent it; a row that moved to another key
+goes on in another life.
 """
 
 from collections.abc import Mapping, Sequence

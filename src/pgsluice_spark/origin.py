@@ -38,16 +38,19 @@ class Origin:
         """Return the cut records in ``records``, which are as Kafka has them."""
         return decoded_cuts(records, cut_reading(self.registry, self.transactions))
 
+    def cuts_from(self, offset: int) -> DataFrame:
+        """Return the cut records from an offset to the present end of their topic."""
+        given = {**self.options, "startingOffsets": json.dumps({self.transactions: {"0": offset}})}
+        return self.cuts(read_topic(self.spark, self.transactions, self.bootstrap_servers, given, streaming=False))
+
     def read(self, spark: SparkSession, topic: str, offsets: Ranges) -> DataFrame:
         """Return the records of a topic at these offsets."""
         return read_ranges(spark, topic, self.bootstrap_servers, self.options, offsets)
 
     def tables_loaded_after(self, cut: Cut) -> set[str]:
         """Return the tables that a load begins of after a cut, and that its end will replace."""
-        offsets = {"startingOffsets": json.dumps({self.transactions: {"0": cut.offset + 1}})}
-        given = {**self.options, **offsets}
-        records = read_topic(self.spark, self.transactions, self.bootstrap_servers, given, streaming=False)
-        marks = self.cuts(records).select(F.inline("snapshots")).where("state = 'begin' AND replaces")
+        found = self.cuts_from(cut.offset + 1)
+        marks = found.select(F.inline("snapshots")).where("state = 'begin' AND replaces")
         return {table_name(mark["schema"], mark["table"]) for mark in marks.select("schema", "table").collect()}
 
     def tables_with_dead_letters(self, cuts: Sequence[Cut]) -> set[str]:

@@ -26,3 +26,14 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     yield session
     session.stop()
     gc.collect()  # while such sockets are no error yet
+
+
+@pytest.fixture(scope="module")
+def without_compilation(spark: SparkSession) -> Iterator[None]:
+    """Let Spark interpret its plans: where these are many and have few rows."""
+    settings = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    yield
+    for name in settings:
+        spark.conf.unset(name)

@@ -1,6 +1,5 @@
 """Commits of an Iceberg table: what they carry, and what they refuse when something else writes."""
 
-from collections.abc import Iterator
 from uuid import uuid4
 
 import pytest
@@ -12,18 +11,10 @@ from pgsluice_spark.iceberg import IcebergTable
 from pgsluice_spark.targets import Commit, Committed
 from tests.spark.lakes import CATALOG, HAS_ICEBERG
 
-pytestmark = pytest.mark.skipif(not HAS_ICEBERG, reason="the Iceberg target needs Spark 4.1")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def without_compilation(spark: SparkSession) -> Iterator[None]:
-    """Let Spark interpret its plans, which have few rows."""
-    settings = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-    for name, value in settings.items():
-        spark.conf.set(name, value)
-    yield
-    for name in settings:
-        spark.conf.unset(name)
+pytestmark = [
+    pytest.mark.skipif(not HAS_ICEBERG, reason="the Iceberg target needs Spark 4.1"),
+    pytest.mark.usefixtures("without_compilation"),
+]
 
 
 class Orders:

@@ -1,6 +1,6 @@
 """What a mirror makes of its topics, of topics that lack something, and of a target that was written to."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -27,6 +27,8 @@ from sandbox.kafka import Kafka
 from tests.spark.events import Json, column, logical
 from tests.spark.handmade import COLUMNS, Handmade
 from tests.spark.lakes import USUAL_LAKES, Lake
+
+pytestmark = pytest.mark.usefixtures("without_compilation")
 
 LOCAL = logical("long", "local-timestamp-micros")
 BEGIN = {"topic": "", "schema": "public", "table": "orders", "epoch": 1, "rows": 0, "replaces": True}
@@ -66,17 +68,6 @@ def mark(state: str, lsn: int, seq: int, **fields: Any) -> Json:  # noqa: ANN401
 def refused(made: Handmade, directory: Path, error: type[PipelineError], sentence: str, **options: Any) -> None:  # noqa: ANN401 - as above
     with pytest.raises(error, match=sentence):
         mirrored(made, directory, **options)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def without_compilation(spark: SparkSession) -> Iterator[None]:
-    """Let Spark interpret its plans: they are many here and have few rows."""
-    settings = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-    for name, value in settings.items():
-        spark.conf.set(name, value)
-    yield
-    for name in settings:
-        spark.conf.unset(name)
 
 
 @pytest.fixture
