@@ -48,6 +48,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StringType, StructField, StructType
 
 from pgsluice_spark.batches import declared, ranges, topics
 from pgsluice_spark.brokers import Brokers
@@ -199,9 +200,18 @@ class _Job:
         if side.refusal:
             return TableReport(table, REFUSED, side.refusal)
         if table not in self.schemas:
-            return TableReport(table, REFUSED, "no cut record names its topic, so its columns are not known")
+            return self._report_of_empty(table, side)
         rows, key = self._mirror(table)
         return compared(table, rows, key, Columns.of(columns_of(self._newest(table)), rows, side), self.differences)
+
+    def _report_of_empty(self, table: str, side: SourceTable) -> TableReport:
+        """Compare a table without a topic. It has had no change, so it is empty unless the mirror has rows of it."""
+        if table in self.view:
+            return TableReport(table, REFUSED, "no cut record names its topic, so its columns are not known")
+        names = {f"c{number}": name for number, (name, _, _) in enumerate(side.columns)}
+        row_type = StructType([StructField(name, StringType()) for name in names])
+        rows = self.origin.spark.createDataFrame([], target_schema(row_type))
+        return compared(table, rows, (), Columns.of(names, rows, side), self.differences)
 
     def _status(self, table: str) -> str:
         if any(mark.state == "stale" for mark in marks_of(self.tail.cuts, table)):

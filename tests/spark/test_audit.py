@@ -180,11 +180,19 @@ def test_undamaged_tables_that_are_written_to(shop: Shop, database: Database, tm
 
 def test_damage_is_named(shop: Shop, database: Database, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = mirrored(shop, tmp_path, ["public.orders", "public.events"])
+    for statement in UNLOGGED:
+        shop.connection.execute(statement)
     damage(shop, target)
     with writing(database):
         report = audited(shop, target, database, ["public.*", "public.none"])
-    assert status(report) == {"events": "different", "orders": "different", "none": "refused"}
-    assert (report.equal, report.different) == (False, ["public.events", "public.orders"])
+    assert status(report) == {
+        "events": "different",
+        "orders": "different",
+        "none": "refused",
+        "unlogged": "different",
+        "unlogged_empty": "equal",
+    }
+    assert (report.equal, report.different) == (False, ["public.events", "public.orders", "public.unlogged"])
     orders = next(table for table in report.tables if table.table == "public.orders")
     assert (orders.changed, orders.missing, orders.extra) == (1, 1, 1)
     assert {(one.kind, one.key["id"], one.column, one.mirror) for one in orders.differences} == {
@@ -196,6 +204,7 @@ def test_damage_is_named(shop: Shop, database: Database, tmp_path: Path, capsys:
     assert "id='2001', part='1': note is 'fine' in PostgreSQL, 'damaged' in the mirror" in text
     assert "id='2002', part='1': the mirror lacks the row" in text
     assert "what='invented', many=null: only the mirror has the row" in text
+    assert "id='1', Note='never sent': the mirror lacks the row" in text
     assert from_the_shell(shop, target, database, "audit", "--json") == 65
     assert json.loads(capsys.readouterr().out)["tables"][0]["extra"] == 1
     assert from_the_shell(shop, target, database, "view") == 0
@@ -217,11 +226,23 @@ def damage(shop: Shop, target: Delta) -> None:
     )
     shop.spark.sql(
         f"""
-        UPDATE {target.table(shop.spark, "_pgsluice_cuts").sql} SET tables = transform_values(tables, (name, one) ->
-            named_struct('version', CASE name {cases} ELSE one.version END, 'is_finished', one.is_finished,
-                'status', one.status, 'state', one.state))
+        UPDATE {target.table(shop.spark, "_pgsluice_cuts").sql} SET tables = map_concat(
+            transform_values(tables, (name, one) ->
+                named_struct('version', CASE name {cases} ELSE one.version END, 'is_finished', one.is_finished,
+                    'status', one.status, 'state', one.state)),
+            transform_values(map('public.unlogged', 1, 'public.unlogged_empty', 1), (name, one) ->
+                named_struct('version', CAST(NULL AS bigint), 'is_finished', true, 'status', 'loaded',
+                    'state', tables['public.events'].state)))
         """
     )
+
+
+UNLOGGED = (
+    'CREATE UNLOGGED TABLE unlogged (id int PRIMARY KEY, "Note" text)',
+    "INSERT INTO unlogged VALUES (1, 'never sent')",
+    "CREATE UNLOGGED TABLE unlogged_empty (id int PRIMARY KEY)",
+)
+"""Tables that are not replicated, so they have no topic. ``damage`` lets the mirror call them complete."""
 
 
 _SYSTEM = "named_struct('epoch', 1, 'lsn', 1L, 'seq', 1L, 'ts', NULL, 'unchanged', array(), 'raw', map())"
