@@ -51,7 +51,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StringType, StructField, StructType
 
 from pgsluice_spark.batches import declared, ranges, topics
-from pgsluice_spark.brokers import Brokers
 from pgsluice_spark.compare import Columns, compared
 from pgsluice_spark.control import NAME, ControlTable, Entry, View
 from pgsluice_spark.cuts import Cut, collected, joined, last_of_each_number, marks_of
@@ -69,8 +68,6 @@ from pgsluice_spark.targets import Target
 from pgsluice_spark.work import Work
 
 _POLL_S: Final = 1.0
-_BACK: Final = 5000
-"""Cut records before C in which topics are looked for; at least one a minute lists all."""
 _PARALLELISM: Final = 4
 """Tables that are compared beside each other."""
 
@@ -151,17 +148,10 @@ class _Cuts:
                 "a new epoch has begun behind the mirror's last cut. Nothing was compared. Repeat the audit when the "
                 "mirror has the new epoch"
             )
-        return _Tail(cuts, self._topics())
+        return _Tail(cuts, self.origin.topics_of_tables(self.entry.offset))
 
     def _behind(self) -> list[Cut]:
         return last_of_each_number(joined(collected(self.origin.cuts_from(self.entry.offset + 1))))
-
-    def _topics(self) -> list[str]:
-        transactions = self.origin.transactions
-        brokers = Brokers(self.origin.spark, self.origin.bootstrap_servers, self.origin.options)
-        begin = brokers.topics({(transactions, 0)})[transactions].begins[0]
-        found = collected(self.origin.cuts_from(max(begin, self.entry.offset - _BACK)))
-        return sorted({topic for cut in found for topic in cut.topics if self.origin.is_of_tables(topic)})
 
 
 @dataclass(frozen=True)

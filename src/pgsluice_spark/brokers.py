@@ -1,6 +1,6 @@
-"""What Kafka says of topics: their ids, and where they begin. The client is the one that Spark's source brings.
+"""What Kafka says of topics: their ids, offsets and settings. The client is the one that Spark's source brings.
 
-Used by :mod:`.query`.
+Used by :mod:`.query`, :mod:`.audit` and :mod:`.doctor`.
 
 https://kafka.apache.org/documentation/#adminapi
 """
@@ -48,16 +48,35 @@ class Brokers:
         """Return what there is of the topics of these partitions."""
         ids = self.topic_ids({topic for topic, _ in places})
         begins: dict[str, dict[int, int]] = {topic: {} for topic in ids}
-        for (topic, partition), offset in self._first_offsets(places).items():
+        for (topic, partition), offset in self._offsets(places, is_end=False).items():
             begins[topic][partition] = offset
         return {topic: TopicNow(identifier, begins[topic]) for topic, identifier in ids.items()}
 
-    def _first_offsets(self, places: Collection[Place]) -> dict[Place, int]:
+    def end(self, topic: str) -> int:
+        """Return the offset behind the last record of a topic with one partition."""
+        self.topic_ids([topic])
+        return self._offsets({(topic, 0)}, is_end=True)[topic, 0]
+
+    def settings(self, topics: Collection[str], names: Collection[str]) -> dict[str, dict[str, str]]:
+        """Return the values that settings with these names have for topics."""
+        resource = self._jvm.org.apache.kafka.common.config.ConfigResource
+        request = self._list([resource(self._topic_type, topic) for topic in topics])
+        with self._admin() as admin:
+            found = _answer(lambda: admin.describeConfigs(request).all().get(), topics)
+            return {
+                at.getKey().name(): {name: at.getValue().get(name).value() for name in names} for at in found.entrySet()
+            }
+
+    @property
+    def _topic_type(self) -> Any:  # noqa: ANN401 - py4j has no types
+        return getattr(self._jvm, "org.apache.kafka.common.config.ConfigResource$Type").TOPIC
+
+    def _offsets(self, places: Collection[Place], *, is_end: bool) -> dict[Place, int]:
         jvm = self._jvm
-        request = jvm.java.util.HashMap()
+        request, spec = jvm.java.util.HashMap(), jvm.org.apache.kafka.clients.admin.OffsetSpec
         for topic, partition in places:
             key = jvm.org.apache.kafka.common.TopicPartition(topic, partition)
-            request.put(key, jvm.org.apache.kafka.clients.admin.OffsetSpec.earliest())
+            request.put(key, spec.latest() if is_end else spec.earliest())
         with self._admin() as admin:
             found = _answer(lambda: admin.listOffsets(request).all().get(), {topic for topic, _ in places})
             return {(at.getKey().topic(), at.getKey().partition()): at.getValue().offset() for at in found.entrySet()}
@@ -66,7 +85,7 @@ class Brokers:
     def _jvm(self) -> Any:  # noqa: ANN401 - py4j has no types
         return self.spark._jvm  # noqa: SLF001 - PySpark has no other way to Java
 
-    def _list(self, items: Collection[str]) -> Any:  # noqa: ANN401 - as above
+    def _list(self, items: Collection[object]) -> Any:  # noqa: ANN401 - as above
         found = self._jvm.java.util.ArrayList()
         for item in items:
             found.add(item)

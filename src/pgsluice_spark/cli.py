@@ -7,6 +7,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 import pyspark
@@ -16,26 +17,24 @@ from pyspark.sql import SparkSession
 
 from pgsluice_spark.config import Config, ConfigError, read
 from pgsluice_spark.control import View, consistent_view
-from pgsluice_spark.delta import Delta
+from pgsluice_spark.delta import SETTINGS, Delta
 from pgsluice_spark.errors import NoSuchView, PipelineError, TopicMissing
-from pgsluice_spark.jars import packages
+from pgsluice_spark.jars import is_old_source_needed, packages
 from pgsluice_spark.pipeline import Pipeline
 from pgsluice_spark.registry import Registry, RegistryError, RestRegistry, TopicRegistry
 from pgsluice_spark.report import lsn_text
 from pgsluice_spark.schema import SchemaError
+from pgsluice_spark.submit import jar_settings, prepared, shown, submitted
 
 EXIT_OK: Final = 0
 EXIT_NOT_COMPARED: Final = 1
+EXIT_UNFIT: Final = 1
 EXIT_DATA: Final = 65
 EXIT_UNAVAILABLE: Final = 69
 EXIT_BUG: Final = 70
 EXIT_CONFIG: Final = 78
 
-_SESSION: Final[Mapping[str, str]] = {
-    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    "spark.ui.showConsoleProgress": "false",
-}
+_SESSION: Final[Mapping[str, str]] = {**SETTINGS, "spark.ui.showConsoleProgress": "false"}
 _OLDER_SOURCE: Final = {
     "spark.sql.streaming.disabledV2MicroBatchReaders": "org.apache.spark.sql.kafka010.KafkaSourceProvider"
 }
@@ -48,12 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Carry out a command; return the exit code."""
     options = parser().parse_args(arguments)
     try:
-        if options.command == "jars":
-            return _jars()
-        config = read(options.config)
-        command = COMMANDS[options.command]
-        with _session(config) as spark:
-            return command(config, _pipeline(config, spark), options)
+        return _run(options)
     except ConfigError as error:
         return _failed(error, EXIT_CONFIG)
     except (TopicMissing, NoSuchView, RegistryError) as error:
@@ -62,6 +56,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _failed(error, EXIT_UNAVAILABLE if type(error) is PipelineError else EXIT_DATA)
     except (PySparkException, Py4JError) as error:
         return _failed(error, EXIT_BUG)
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.command == "jars":
+        return _jars()
+    config = read(options.config)
+    if options.command == "submit":
+        return _submit(config, options)
+    with _session(config) as spark:
+        return COMMANDS[options.command](config, _pipeline(config, spark), options)
 
 
 def _jars() -> int:
@@ -83,8 +87,10 @@ def parser() -> argparse.ArgumentParser:
         if name == "jars":
             continue
         command.add_argument("-c", "--config", required=True, metavar="FILE", help="the TOML file")
-        if name in ("audit", "lag", "view"):
+        if name in ("audit", "doctor", "lag", "view"):
             command.add_argument("--json", action="store_true", help="print JSON")
+        if name == "submit":
+            _add_placement(command)
         if name == "view":
             command.add_argument("--at", metavar="CUT|LSN", help="the last state that is not behind it")
         if name == "audit":
@@ -93,14 +99,38 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
+def _add_placement(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--master", help="local[*], yarn, k8s://https://..., spark://... (spark.master of the file)")
+    command.add_argument("--deploy-mode", choices=("client", "cluster"), help="where the driver runs (client)")
+    command.add_argument("--write", metavar="DIRECTORY", help="write what would be submitted, and print the line")
+    command.add_argument("words", nargs=argparse.REMAINDER, metavar="COMMAND ...", help="such as: mirror")
+
+
 def _session(config: Config) -> SparkSession:
-    settings = dict(_SESSION)
-    if pyspark.__version__ in ("4.1.0", "4.1.1"):
-        settings |= _OLDER_SOURCE
     builder = SparkSession.builder.appName(f"pgsluice-spark {config.get('pipeline.prefix')}")
-    for name, value in {**settings, **config.spark}.items():
+    for name, value in _settings(config).items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
+
+
+def _settings(config: Config) -> dict[str, str]:
+    """Return the settings of Spark: those of the file, and what it does not say."""
+    older = _OLDER_SOURCE if is_old_source_needed(pyspark.__version__) else {}
+    return {**_SESSION, **older, **jar_settings(config.spark), **config.spark}
+
+
+def _submit(config: Config, options: argparse.Namespace) -> int:
+    placed = {"spark.master": options.master, "spark.submit.deployMode": options.deploy_mode}
+    settings = {**_settings(config), **{name: value for name, value in placed.items() if value is not None}}
+    words = parser().parse_args([*options.words, "-c", config.file])
+    if words.command in ("jars", "submit"):
+        raise ConfigError(f"{words.command} is not for a cluster. Submit one of {', '.join(COMMANDS)}")
+    if options.write is None:
+        return submitted(config, settings, options.words)
+    directory = Path(options.write)
+    directory.mkdir(parents=True, exist_ok=True)
+    print(shown(prepared(config, settings, options.words, directory)))  # noqa: T201 - what was asked for
+    return EXIT_OK
 
 
 def _pipeline(config: Config, spark: SparkSession) -> Pipeline:
@@ -143,12 +173,10 @@ def _query(config: Config, start: Callable[..., object]) -> int:
 
 
 def _audit(config: Config, pipeline: Pipeline, options: argparse.Namespace) -> int:
-    password = config.secret("postgres.password_file")
-    dsn = config.get("postgres.dsn")
     try:
         report = pipeline.audit(
             _target(config),
-            postgres=dsn if password is None else f"{dsn} password={_quoted(password)}",
+            postgres=_dsn(config),
             tables=config.tables,
             differences=options.differences,
             wait_s=options.wait,
@@ -159,6 +187,12 @@ def _audit(config: Config, pipeline: Pipeline, options: argparse.Namespace) -> i
     if report.different:
         return EXIT_DATA
     return EXIT_OK if report.equal else EXIT_NOT_COMPARED
+
+
+def _dsn(config: Config) -> str:
+    """Return the connection string of PostgreSQL with the password that stands in a file."""
+    dsn, password = str(config.get("postgres.dsn")), config.secret("postgres.password_file")
+    return dsn if password is None else f"{dsn} password={_quoted(password)}"
 
 
 def _quoted(text: str) -> str:
@@ -185,6 +219,13 @@ def _view_json(view: View) -> str:
     )
 
 
+def _doctor(config: Config, pipeline: Pipeline, options: argparse.Namespace) -> int:
+    postgres = None if config.find("postgres.dsn") is None else _dsn(config)
+    found = pipeline.doctor(_target(config), postgres=postgres, tables=config.tables)
+    print(found.to_json() if options.json else found)  # noqa: T201 - what was asked for
+    return EXIT_OK if found.healthy else EXIT_UNFIT
+
+
 def _lag(config: Config, pipeline: Pipeline, options: argparse.Namespace) -> int:
     found = pipeline.lag(_target(config))
     print(found.to_json() if options.json else found)  # noqa: T201 - what was asked for
@@ -197,6 +238,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "audit": _audit,
     "view": _view,
     "lag": _lag,
+    "doctor": _doctor,
 }
 
 HELP: Final[Mapping[str, str]] = {
@@ -205,5 +247,7 @@ HELP: Final[Mapping[str, str]] = {
     "audit": "compare the mirror with PostgreSQL, value by value",
     "view": "print as of which cut the target is, and the state of each table",
     "lag": "print how far the target is behind the topics",
+    "doctor": "look for what would keep a mirror from running, and print the remedies",
+    "submit": "run one of these commands on a cluster, by spark-submit",
     "jars": "print the packages for the installed PySpark, for spark.jars.packages",
 }

@@ -10,12 +10,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
+from uuid import uuid4
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from pgsluice_spark.errors import ForeignWrite, PipelineError
-from pgsluice_spark.targets import Commit, Committed, Merge, quoted
+from pgsluice_spark.targets import Commit, Committed, Merge, Requirements, quoted
+
+SETTINGS: Final[Mapping[str, str]] = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+"""What a session must be set to before it starts."""
 
 _TXN: Final = "spark.databricks.delta.write.txn"
 _METADATA: Final = "spark.databricks.delta.commitInfo.userMetadata"
@@ -61,6 +68,19 @@ class Delta:
         """What the sessions that write to it have to be set to."""
         # what is merged is kept until the commit, so Delta need not keep it, too
         return {"spark.databricks.delta.merge.materializeSource": "none"}
+
+    @property
+    def requires(self) -> Requirements:
+        """What a session must have before it starts."""
+        return Requirements(SETTINGS["spark.sql.extensions"], "delta-spark", SETTINGS)
+
+    def check_writable(self, spark: SparkSession) -> None:
+        """Write a file and delete it again."""
+        java: Any = spark._jvm  # noqa: SLF001 - PySpark has no other way to Java
+        file = java.org.apache.hadoop.fs.Path(f"{self.path.rstrip('/')}/_pgsluice_check_{uuid4().hex}")
+        files = file.getFileSystem(spark._jsc.hadoopConfiguration())  # noqa: SLF001
+        files.create(file).close()
+        files.delete(file, False)  # noqa: FBT003 - Java's
 
     def table(self, spark: SparkSession, name: str, since: int | None = None) -> "DeltaTable":
         """Return one of its tables, which need not exist yet; ``since``: the number of our last commit, if known."""

@@ -20,7 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documen
 from pyspark.sql.types import DataType, StructType
 
 from pgsluice_spark.errors import ForeignWrite, PipelineError, TableRefused
-from pgsluice_spark.targets import Commit, Committed, Merge, quoted
+from pgsluice_spark.targets import Commit, Committed, Merge, Requirements, quoted
 
 _PROPERTY: Final = "spark.sql.iceberg.snapshot-property."
 """Settings of a session that begin like this become entries in the summary of each snapshot that it makes."""
@@ -54,6 +54,24 @@ class Iceberg:
     def settings(self) -> Mapping[str, str]:
         """What the sessions that write to it have to be set to: nothing."""
         return {}
+
+    @property
+    def requires(self) -> Requirements:
+        """What a session must have before it starts."""
+        catalog = self.namespace.partition(".")[0]
+        return Requirements(
+            "org.apache.iceberg.spark.SparkCatalog", "iceberg-spark-runtime", {f"spark.sql.catalog.{catalog}": ""}
+        )
+
+    def check_writable(self, spark: SparkSession) -> None:
+        """Make a table and drop it again, in a namespace of its own below this one."""
+        namespace = ".".join(quoted(part) for part in (*self.namespace.split("."), f"_pgsluice_check_{uuid4().hex}"))
+        spark.sql(f"CREATE NAMESPACE {namespace}")
+        try:
+            spark.sql(f"CREATE TABLE {namespace}.t (id int) USING iceberg")
+            spark.sql(f"DROP TABLE {namespace}.t PURGE")
+        finally:
+            spark.sql(f"DROP NAMESPACE {namespace}")
 
     def table(self, spark: SparkSession, name: str, since: int | None = None) -> "IcebergTable":
         """Return one of its tables, which need not exist yet; ``since``: the id of our last snapshot, if known.

@@ -13,7 +13,15 @@ _TARGETS: Final = {
 }
 """By the first two parts of Spark's version."""
 
+SPARK_VERSIONS: Final = tuple(_TARGETS)
+"""The versions that are supported."""
+
 _POSTGRES: Final = "org.postgresql:postgresql:42.7.7"
+
+
+def is_old_source_needed(spark: str) -> bool:
+    """Return whether a version of Spark needs the older of its two Kafka sources, because of SPARK-55271."""
+    return spark in ("4.1.0", "4.1.1")
 
 
 def packages(spark: str) -> list[str]:

@@ -6,17 +6,22 @@ Used by :mod:`.pipeline` and by what reads for it.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
 
 from pgsluice_spark.batches import ranges
-from pgsluice_spark.cuts import Cut, Ranges, cut_reading, decoded_cuts
+from pgsluice_spark.brokers import Brokers
+from pgsluice_spark.cuts import Cut, Ranges, collected, cut_reading, decoded_cuts
 from pgsluice_spark.decode import decoded
 from pgsluice_spark.names import table_name
 from pgsluice_spark.registry import Registry
 from pgsluice_spark.schema import record_reading
 from pgsluice_spark.source import read_ranges, read_topic
+
+_BACK: Final = 5000
+"""Cut records before an offset in which topics are looked for; at least one a minute lists all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,13 @@ class Origin:
         # rows that were read are counted at the end of their load
         tables = letters.where("letter.op != 'r'").select("letter.schema", "letter.table").distinct()
         return {table_name(row["schema"], row["table"]) for row in tables.collect()}
+
+    def topics_of_tables(self, offset: int) -> list[str]:
+        """Return the topics of tables that cut records name shortly before an offset, or behind it."""
+        brokers = Brokers(self.spark, self.bootstrap_servers, self.options)
+        begin = brokers.topics({(self.transactions, 0)})[self.transactions].begins[0]
+        found = collected(self.cuts_from(max(begin, offset - _BACK)))
+        return sorted({topic for cut in found for topic in cut.topics if self.is_of_tables(topic)})
 
     def is_of_tables(self, topic: str) -> bool:
         """Return whether it is no topic of messages or dead letters."""

@@ -6,9 +6,10 @@ from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 
-from pgsluice_spark import audit, changelog, mirror
+from pgsluice_spark import audit, changelog, doctor, mirror
 from pgsluice_spark.brokers import Brokers
 from pgsluice_spark.changes import read_changes
+from pgsluice_spark.diagnosis import Diagnosis
 from pgsluice_spark.lag import Lag, lag_of
 from pgsluice_spark.origin import Origin
 from pgsluice_spark.query import Applier, Query
@@ -104,6 +105,16 @@ class Pipeline:
     def lag(self, target: Target) -> Lag:
         """Return how far a mirror or a change log is behind the topics."""
         return lag_of(self._origin, target)
+
+    def doctor(
+        self, target: Target | None = None, *, postgres: str | None = None, tables: Sequence[str] = ("*",)
+    ) -> Diagnosis:
+        """Look for what would keep a mirror or a change log from running, and return what was found, with remedies.
+
+        ``target`` and ``postgres`` are looked at if they are given. Nothing is changed; a file or a table is written
+        to the target and deleted again.
+        """
+        return doctor.run(doctor.Patient(self._origin, target, postgres, tables))
 
     def _start(self, applier: Applier, checkpoint: str, trigger: str) -> Query:
         Brokers(self.spark, self.bootstrap_servers, self.kafka_options).topic_ids([self._origin.transactions])

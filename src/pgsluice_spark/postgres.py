@@ -283,6 +283,17 @@ class Session:
         pages = self._row(_PAGES.format(oid=oid, is_root="true" if kind == "p" else "false"))[0]
         return SourceTable(source, snapshot, self.version, sql, int(pages or 0), columns, self._refusal(oid))
 
+    def sees_all_sessions(self) -> bool:
+        """Return whether the role may see what the sessions of other roles do."""
+        return self._row("SELECT pg_has_role('pg_read_all_stats', 'usage')") == ["t"]
+
+    def denial(self, oid: str) -> str:
+        """Return why the role cannot read all rows of a table; empty if it can."""
+        can_select, is_filtered = self._row(f"SELECT has_table_privilege({oid}, 'SELECT'), row_security_active({oid})")
+        if can_select != "t":
+            return "the role has no SELECT on it"
+        return "row-level security applies to the role" if is_filtered == "t" else ""
+
     def _refusal(self, oid: str) -> str:
         if self.version < 15:  # noqa: PLR2004 - a version
             return ""

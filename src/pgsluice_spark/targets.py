@@ -37,6 +37,15 @@ class Committed:
     commit: Commit
 
 
+@dataclass(frozen=True, slots=True)
+class Requirements:
+    """What a session must have: a class from a package, and settings (an empty value stands for any)."""
+
+    class_name: str
+    package: str
+    settings: Mapping[str, str]
+
+
 class TargetTable(Protocol):
     """One table of a target.
 
@@ -92,6 +101,13 @@ class Target(Protocol):
     @property
     def settings(self) -> Mapping[str, str]:
         """What the sessions that write to it have to be set to."""
+
+    @property
+    def requires(self) -> Requirements:
+        """What a session must have before it starts."""
+
+    def check_writable(self, spark: SparkSession) -> None:
+        """Write something and delete it again; an error of Spark's or Java's if that is not possible."""
 
     def table(self, spark: SparkSession, name: str, since: int | None = None) -> TargetTable:
         """Return one of its tables, which need not exist yet; ``since``: the number of our last commit, if known."""

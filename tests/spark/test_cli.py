@@ -1,0 +1,119 @@
+"""``pgsluice-spark`` as users call it: each command a process of its own, on real servers."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pyspark
+import pytest
+from confluent_kafka.admin import ConfigResource
+from pyspark.sql import SparkSession
+
+from pgsluice_spark import Delta
+from sandbox.kafka import Kafka
+from sandbox.postgres import Database, Postgres
+from sandbox.spark import jars
+from tests.spark.shop import Shop, opened
+from tests.support.kafka import configure
+
+SETUP = (
+    "CREATE TABLE orders (id int PRIMARY KEY, note text)",
+    "INSERT INTO orders SELECT n, 'order ' || n FROM generate_series(1, 500) AS n",
+)
+SETTINGS: dict[str, dict[str, Any]] = {"snapshot": {"mode": "initial"}, "delivery": {"heartbeat": "500ms"}}
+
+
+@pytest.fixture(scope="module")
+def database(postgres_server: Callable[..., Postgres]) -> Iterator[Database]:
+    with postgres_server().database() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def shop(spark: SparkSession, database: Database, kafka: Kafka) -> Iterator[Shop]:
+    with ExitStack() as stack:
+        found = stack.enter_context(opened(spark, database, kafka, "shelled", SETUP, SETTINGS))
+        found.wait_until_loaded(1)
+        yield found
+
+
+def written(directory: Path, shop: Shop, database: Database) -> Path:
+    """Write a configuration file."""
+    spark = {
+        "spark.master": "local[2]",
+        "spark.jars": ",".join(map(str, jars(pyspark.__version__))),
+        "spark.local.dir": str(directory / "spark"),
+        "spark.sql.shuffle.partitions": "2",
+        "spark.ui.enabled": "false",
+    }
+    file = directory / "mirror.toml"
+    file.write_text(
+        f"""
+        [pipeline]
+        prefix = "{shop.daemon.name}"
+        bootstrap_servers = "{shop.kafka.bootstrap_servers}"
+        [registry]
+        url = "{shop.daemon.url}"
+        [target]
+        path = "{directory / "lake"}"
+        tables = ["public.*"]
+        [query]
+        checkpoint = "{directory / "checkpoint"}"
+        trigger = "available now"
+        [postgres]
+        dsn = "{database.conninfo()}"
+        [spark]
+        """
+        + "\n".join(f'"{name}" = "{value}"' for name, value in spark.items())
+    )
+    return file
+
+
+def shell(command: str, file: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "pgsluice_spark", command, "-c", str(file), *words]
+    return subprocess.run(line, capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_from_the_doctor_to_the_audit(shop: Shop, database: Database, tmp_path: Path) -> None:
+    file = written(tmp_path, shop, database)
+    healthy = shell("doctor", file, "--json")
+    assert healthy.returncode == 0, healthy.stdout + healthy.stderr
+    texts = [check["text"] for check in json.loads(healthy.stdout)["checks"]]
+    assert any(text.endswith("lake can be written to, and has no state of the database yet") for text in texts), texts
+    assert any("they name shelled.public.orders" in text for text in texts), texts
+    assert list((tmp_path / "lake").glob("*")) == []
+
+    mirrored = shell("submit", file, "--master", "local[1]", "mirror")
+    assert mirrored.returncode == 0, mirrored.stderr
+    audited = shell("audit", file, "--json")
+    assert audited.returncode == 0, audited.stdout + audited.stderr
+    assert {table["table"]: table["rows"] for table in json.loads(audited.stdout)["tables"]}["public.orders"] == 500
+
+
+def test_what_the_doctor_finds(shop: Shop, database: Database, tmp_path: Path) -> None:
+    with database.connect() as connection:
+        connection.execute("CREATE ROLE blind LOGIN")
+    target = Delta(str(tmp_path / "lake"))
+    shop.pipeline.mirror(
+        target, tables=["public.*"], checkpoint=str(tmp_path / "checkpoint"), trigger="available now"
+    ).awaitTermination()
+    found = shop.pipeline.doctor(target, postgres=f"{database.conninfo()} user=blind")
+    assert not found.healthy
+    refused = "an audit cannot read public.orders: the role has no SELECT on it. Grant SELECT"
+    assert any(refused in str(one) for one in found.failed)
+    assert "GRANT pg_read_all_stats" in str(found)
+    assert f"{target.path} can be written to, and is at cut" in str(found)
+    with database.connect() as connection:
+        connection.execute("DROP ROLE blind")
+
+    topic = ConfigResource(ConfigResource.Type.TOPIC, "shelled.public.orders")
+    configure(shop.kafka, topic, "cleanup.policy", "compact")
+    (compacted,) = shop.pipeline.doctor(target).failed
+    assert "compacted topics lose changes" in compacted.text
+    nowhere = shop.pipeline.doctor(Delta("/proc/lake"), postgres="host=127.0.0.1 port=1 dbname=none user=none")
+    assert len(nowhere.failed) == 3
+    assert "PostgreSQL cannot be reached" in nowhere.failed[2].text
