@@ -60,8 +60,9 @@ faults-quick: setup ## Thirty random kills of everything: minutes
 faults: setup ## The long run: make faults KILLS=500 [SEED=n [ROUND=n]] [VERSION=14|16|18]
 	$(BIN)/python -m tests.faults --kills $(or $(KILLS),500) $(if $(SEED),--seed $(SEED)) $(if $(ROUND),--round $(ROUND)) $(if $(VERSION),--version $(VERSION)) $(if $(WITHOUT),--without '$(WITHOUT)')
 
-spark: setup ## Tests of the Spark side
-	$(PYTEST) tests/spark
+spark: setup ## Tests of the Spark side; what fails runs once more
+	$(PYTEST) tests/spark || test $$? = 1
+	$(PYTEST) tests/spark --last-failed --last-failed-no-failures none || test $$? = 5
 
 spark-faults: setup ## Spark's drivers killed at named steps: make spark-faults KILLS=100 [SEED=n]
 	$(BIN)/python -m tests.spark --kills $(or $(KILLS),100) $(if $(SEED),--seed $(SEED))

@@ -1,80 +1,145 @@
-"""Mirror tables from pgsluice's topics: a Structured Streaming job as anybody would write it.
+"""The mirror as its operator has it: a file, a query that runs all the time, and audits. Used by story.
 
-    spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.1.1,org.apache.spark:spark-avro_2.13:4.1.1
-        mirror.py --bootstrap-servers ... --registry http://... --directory ... --cuts shop.transactions
-        shop.public.orders ...
-
-Each run appends what is new in the topics to a change log, exactly once, and works out the tables from it. The marks in
-the cut records, which are another log, tell which rows are gone after a table was read.
-It needs nothing but pgsluice_spark; the demo is only one of its users.
-
-https://spark.apache.org/docs/latest/streaming/apis-on-dataframes-and-datasets.html#triggers
+Both are processes of their own, started as any user would start them. Its rows are read without Spark.
 """
 
-import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Self
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import StreamingQuery
+import pyspark
+from deltalake import DeltaTable
 
-from pgsluice_spark import RestRegistry, latest, read_changes, read_marks
+from sandbox.account import current_account
+from sandbox.errors import ServerError
+from sandbox.process import Server
+from sandbox.spark import jars
 
-JSON_OPTIONS = {
-    "ignoreNullFields": "false",
-    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSxxx",
-    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
-}
-"""JSON lines can be read anywhere, unlike Parquet or Delta; these options keep every digit in them."""
+PROGRAM = Path(sys.executable).with_name("pgsluice-spark")
 
+POLL_S = 0.2
+CATCH_UP_TIMEOUT_S = 180
 
-def main() -> None:
-    """Bring the change logs up to date, then the mirrors."""
-    options = _parser().parse_args()
-    spark = SparkSession.builder.appName("mirror").getOrCreate()
-    registry = RestRegistry(options.registry)
-    # The marks come first: then the changes that belong to them are in the topics.
-    marks = read_marks(spark, options.cuts, bootstrap_servers=options.bootstrap_servers, registry=registry)
-    append(marks, options.directory / options.cuts).awaitTermination()
-    queries = []
-    for topic in options.topics:
-        changes = read_changes(spark, topic, bootstrap_servers=options.bootstrap_servers, registry=registry)
-        queries.append(append(changes, options.directory / topic))
-    for query in queries:  # they ran side by side
-        query.awaitTermination()
-    for topic in options.topics:
-        print(f"{topic}: {mirror(spark, options.directory / topic, options.directory / options.cuts)}", flush=True)
-    spark.stop()
+WITH_OUTPUT_IN_FILE = ("/bin/sh", "-c", 'exec "$@" > "$0"')
 
 
-def append(records: DataFrame, directory: Path) -> StreamingQuery:
-    """Start to append all records that are new since the last run; the checkpoint knows where that ended."""
-    return (
-        records.writeStream.format("parquet")
-        .option("path", str(directory / "log"))
-        .option("checkpointLocation", str(directory / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-    )
+class Mirror:
+    """A lake in ``directory`` and what keeps it; a running query ends with the context."""
+
+    def __init__(self, directory: Path, prefix: str, bootstrap_servers: str, registry: str, postgres: str) -> None:
+        """Write the configuration file."""
+        directory.mkdir()
+        self._directory = directory
+        self.lake = directory / "lake"
+        self.config_file = directory / "mirror.toml"
+        values = configuration(directory, prefix, bootstrap_servers, registry, postgres)
+        self.config_file.write_text(values + spark_settings(directory, jars(pyspark.__version__)))
+        self.shown = values
+        self._query: Server | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._query is not None:
+            self._query.dismiss()
+
+    def command(self, name: str) -> list[str]:
+        """Return a command of ``pgsluice-spark``."""
+        return [str(PROGRAM), name, "-c", str(self.config_file)]
+
+    def start(self) -> None:
+        """Start the query."""
+        self._query = self._process("mirror")
+
+    def require_alive(self) -> None:
+        """Raise ServerError if the query has ended."""
+        if self._query is not None and not self._query.alive:
+            raise ServerError("the query that keeps the mirror has ended")
+
+    def wait_until(self, cut: int) -> None:
+        """Return when the mirror has everything up to a cut."""
+        end = time.monotonic() + CATCH_UP_TIMEOUT_S
+        while self._cut() < cut:
+            self.require_alive()
+            if time.monotonic() > end:
+                raise ServerError(f"the mirror is not up to date after {CATCH_UP_TIMEOUT_S} s")
+            time.sleep(POLL_S)
+
+    def audit(self, say: Callable[[str], None]) -> bool:
+        """Compare the mirror with PostgreSQL, pass on the report, and return whether all tables are equal."""
+        server = self._process("audit")
+        try:
+            exit_code = server.wait(CATCH_UP_TIMEOUT_S)
+        finally:
+            server.dismiss()
+        say(self._output("audit").read_text())
+        return exit_code == 0
+
+    def rows(self, table: str) -> list[dict[str, Any]]:
+        """Return the rows of a table."""
+        found = DeltaTable(str(self.lake / f"public.{table}")).to_pyarrow_table().to_pylist()
+        return [{name: value for name, value in row.items() if name != "_pgsluice"} for row in found]
+
+    def _cut(self) -> int:
+        control = self.lake / "_pgsluice_cuts"
+        if not DeltaTable.is_deltatable(str(control)):
+            return 0
+        return max(DeltaTable(str(control)).to_pyarrow_table(columns=["cut"])["cut"].to_pylist(), default=0)
+
+    def _process(self, name: str) -> Server:
+        output = self._output(name)
+        output.touch()
+        command = [*WITH_OUTPUT_IN_FILE, str(output), *self.command(name)]
+        log = self._directory / f"{name}.log"
+        java = {name: os.environ[name] for name in ("JAVA_HOME",) if name in os.environ}
+        return Server(command, self._directory, log, current_account(), signal.SIGKILL, java)
+
+    def _output(self, name: str) -> Path:
+        return self._directory / f"{name}.out"
 
 
-def mirror(spark: SparkSession, directory: Path, marks: Path) -> str:
-    """Write the table as its changes leave it; return what was done."""
-    # a column that was added in between is in some of the files only
-    changes = spark.read.option("mergeSchema", "true").parquet(str(directory / "log"))
-    rows = latest(changes, spark.read.parquet(str(marks / "log"))).cache()
-    rows.select("after.*").write.mode("overwrite").options(**JSON_OPTIONS).json(str(directory / "rows"))
-    return f"changes {changes.count():,}, rows {rows.count():,}"
+def configuration(directory: Path, prefix: str, bootstrap_servers: str, registry: str, postgres: str) -> str:
+    """Return the configuration file without the settings of Spark."""
+    return f"""\
+[pipeline]
+prefix = "{prefix}"
+bootstrap_servers = "{bootstrap_servers}"
+
+[registry]
+url = "{registry}"
+
+[target]
+path = "{directory}/lake"
+tables = ["public.*"]
+
+[query]
+checkpoint = "{directory}/checkpoint"
+trigger = "1 second"
+
+[postgres]
+dsn = "{postgres}"
+"""
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Mirror tables from pgsluice's topics.")
-    parser.add_argument("--bootstrap-servers", required=True, help="of Kafka")
-    parser.add_argument("--registry", required=True, help="URL of the schema registry; pgsluice itself serves one")
-    parser.add_argument("--directory", type=Path, required=True, help="where the change logs and the mirrors are kept")
-    parser.add_argument("--cuts", required=True, help="the topic of the cut records: <prefix>.transactions")
-    parser.add_argument("topics", nargs="+")
-    return parser
-
-
-if __name__ == "__main__":
-    main()
+def spark_settings(directory: Path, libraries: Sequence[Path]) -> str:
+    """Return the settings of Spark: where its jars are, and that it runs on this machine alone."""
+    settings: Mapping[str, str] = {
+        "spark.master": "local[2]",
+        "spark.jars": ",".join(map(str, libraries)),
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.local.dir": str(directory / "spark"),
+        "spark.sql.warehouse.dir": str(directory / "spark" / "warehouse"),
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "2",  # as many as there are cores: the data are small
+        "spark.databricks.delta.snapshotPartitions": "1",
+        "spark.ui.enabled": "false",
+        # compiling queries and bytecode thoroughly would take longer than running them once
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+    }
+    return "\n[spark]\n" + "".join(f'"{name}" = "{value}"\n' for name, value in settings.items())

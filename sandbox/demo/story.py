@@ -8,6 +8,7 @@ import time
 from sandbox.demo import comparison
 from sandbox.demo.cuts import CutReader
 from sandbox.demo.events import count
+from sandbox.demo.mirror import Mirror
 from sandbox.demo.pipeline import PREFIX
 from sandbox.demo.screen import GREEN, RED, Screen
 from sandbox.demo.shop import (
@@ -18,6 +19,7 @@ from sandbox.demo.shop import (
     KEYS,
     ORDER,
     ORDER_WITH_CHANNEL,
+    ROLE,
     SCHEMA,
     SHIP,
     STOCK,
@@ -27,12 +29,9 @@ from sandbox.demo.shop import (
     Shop,
     Visitors,
 )
-from sandbox.demo.spark_job import SparkJob
 from sandbox.demo.stage import Stage
 from sandbox.demo.watch import Watch
 from sandbox.errors import SandboxError
-
-TOPICS = [f"{PREFIX}.public.{table}" for table in KEYS]
 
 FEW = 20
 """Orders, each a transaction, between the turns of a step."""
@@ -52,15 +51,16 @@ def tell(*, keep: bool) -> bool:
         with CutReader(stage.kafka.bootstrap_servers, pgsluice.url, PREFIX, pgsluice.require_alive) as reader:
             watch = Watch(screen, reader)
             _load(screen, watch)
-            for act in ACTS:
-                _play(screen, shop, watch, act)
-            _add_column(screen, stage, shop, watch)
-            _kill(screen, stage, shop, watch)
-            spark = _mirror(screen, stage)
-            equal = _compare(screen, shop, spark)
-            verdict = _conclude(screen, watch, time.monotonic() - began, equal=equal)
-            if keep:
-                _stay(screen, stage, spark, watch)
+            with _mirror(screen, stage) as mirror:
+                for act in ACTS:
+                    _play(screen, shop, watch, act)
+                _add_column(screen, stage, shop, watch)
+                _kill(screen, stage, shop, watch)
+                equal = _compare(screen, shop, mirror, watch.cut)
+                audited = _audit(screen, mirror)
+                verdict = _conclude(screen, watch, time.monotonic() - began, equal=equal, audited=audited)
+                if keep:
+                    _stay(screen, stage, mirror, watch)
         pgsluice.stop_well()
     return verdict
 
@@ -132,34 +132,42 @@ def _kill(screen: Screen, stage: Stage, shop: Shop, watch: Watch) -> None:
         raise SandboxError("not every order arrived once")
 
 
-def _mirror(screen: Screen, stage: Stage) -> SparkJob:
+def _mirror(screen: Screen, stage: Stage) -> Mirror:
     screen.step(
-        "Spark reads the topics and works out the tables", "A log of all changes, and of each key the latest row."
+        "A mirror of the tables in Delta Lake, which a Spark query keeps up to date from now on",
+        "The query runs beside all that follows. It applies whole transactions across all tables, each once.",
     )
     servers, registry = stage.kafka.bootstrap_servers, stage.pgsluice.url
-    spark = SparkJob(stage.directory / "mirror", servers, registry, f"{PREFIX}.transactions", TOPICS)
-    screen.command(spark.command)
-    spark.run(screen.say)
-    return spark
+    mirror = Mirror(stage.directory / "mirror", PREFIX, servers, registry, stage.postgres.conninfo(DATABASE, user=ROLE))
+    screen.typed(mirror.shown)
+    screen.command(mirror.command("mirror"))
+    mirror.start()
+    return mirror
 
 
-def _compare(screen: Screen, shop: Shop, spark: SparkJob) -> bool:
+def _compare(screen: Screen, shop: Shop, mirror: Mirror, cut: int) -> bool:
     screen.step(
-        "PostgreSQL and Spark, side by side",
-        "Every row and every value is compared; a few rows of each table are shown.",
+        "PostgreSQL and the mirror, side by side",
+        "The mirror is read without Spark. Every row and every value is compared; a few rows of each table are shown.",
     )
-    mirrors = {table: spark.directory / topic / "rows" for table, topic in zip(KEYS, TOPICS, strict=True)}
-    comparisons = [
-        comparison.compare(table, KEYS[table], shop.rows(table), comparison.spark_rows(mirror))
-        for table, mirror in mirrors.items()
-    ]
+    mirror.wait_until(cut)
+    comparisons = [comparison.compare(table, KEYS[table], shop.rows(table), mirror.rows(table)) for table in KEYS]
     for line, equal in comparison.lines(comparisons, screen.width):
         screen.say(line, None if equal else RED)
     return all(one.equal for one in comparisons)
 
 
-def _conclude(screen: Screen, watch: Watch, seconds: float, *, equal: bool) -> bool:
-    problems = [*watch.tally.problems, *([] if equal else ["PostgreSQL and Spark differ"])]
+def _audit(screen: Screen, mirror: Mirror) -> bool:
+    screen.step(
+        "The proof that users have: an audit", "It would be as right while orders come in, and on tables of any size."
+    )
+    screen.command(mirror.command("audit"))
+    return mirror.audit(screen.say)
+
+
+def _conclude(screen: Screen, watch: Watch, seconds: float, *, equal: bool, audited: bool) -> bool:
+    found = {"PostgreSQL and the mirror differ": equal, "the audit did not find all tables equal": audited}
+    problems = [*watch.tally.problems, *(text for text, is_well in found.items() if not is_well)]
     screen.say(f"\nRead from Kafka: {watch.tally}.")
     if problems:
         screen.say("\n".join(problems), RED)
@@ -168,13 +176,13 @@ def _conclude(screen: Screen, watch: Watch, seconds: float, *, equal: bool) -> b
     return not problems
 
 
-def _stay(screen: Screen, stage: Stage, spark: SparkJob, watch: Watch) -> None:
+def _stay(screen: Screen, stage: Stage, mirror: Mirror, watch: Watch) -> None:
     pgsluice, shop = stage.pgsluice, stage.postgres.conninfo(DATABASE)
-    screen.step("Yours, until Ctrl-C", "What you change in the shop appears here; Spark takes in what is new.")
+    screen.step("Yours, until Ctrl-C", "What you change in the shop appears here and in the mirror.")
     screen.say(f"PostgreSQL  {shop}")
     screen.say(f"Kafka       {stage.kafka.bootstrap_servers}")
     screen.say(f"pgsluice    {pgsluice.url}, and there /status, /metrics, /subjects")
-    for command in (_sql_prompt(shop), pgsluice.command("status"), spark.command):
+    for command in (_sql_prompt(shop), pgsluice.command("status"), mirror.command("audit")):
         screen.command(command)
     print(flush=True)
     with contextlib.suppress(KeyboardInterrupt):

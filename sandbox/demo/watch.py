@@ -27,6 +27,8 @@ class Watch:
     def __init__(self, screen: Screen, reader: CutReader) -> None:
         """Show what ``reader`` reads."""
         self.tally = Tally()
+        self.cut = 0
+        """The number of the last cut that was shown."""
         self._screen = screen
         self._reader = reader
         self._describer = Describer()
@@ -62,6 +64,7 @@ class Watch:
 
     def _show(self, cut: Cut, feed: "_Feed") -> None:
         self.tally.add(cut)
+        self.cut = cut.record["cut"]
         for event in cut.events:
             feed.add(self._columns(self._describer.describe(event)))
         if cut.events:  # the others are heartbeats

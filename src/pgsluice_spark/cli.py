@@ -5,6 +5,7 @@ Exit codes are those of the daemon where they fit (docs/runbook.md).
 
 import argparse
 import json
+import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -161,6 +162,8 @@ def _target(config: Config) -> Delta:
 
 
 def _query(config: Config, start: Callable[..., object]) -> int:
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
+    logging.getLogger("pgsluice_spark").setLevel(logging.INFO)
     query = start(
         _target(config),
         tables=config.tables,

@@ -4,9 +4,12 @@ Used by :mod:`.pipeline`. A batch is a number of cuts. It is applied in pieces: 
 each other, each in one commit, and then the control table says so.
 """
 
+import logging
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Final
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
@@ -19,8 +22,11 @@ from pgsluice_spark.cuts import Cut, check_order, collected, joined, last_of_eac
 from pgsluice_spark.errors import PipelineError
 from pgsluice_spark.job import TopicJob
 from pgsluice_spark.origin import Origin
+from pgsluice_spark.progress import Progress
 from pgsluice_spark.schema import SchemaError, SchemaVersion
 from pgsluice_spark.targets import Target
+
+_LOG: Final = logging.getLogger("pgsluice_spark")
 
 
 class Query(StreamingQuery):  # type: ignore[misc]  # PySpark's types are not followed
@@ -40,6 +46,11 @@ class Query(StreamingQuery):  # type: ignore[misc]  # PySpark's types are not fo
         """Wait until all that is in the topic now is applied."""
         with self._typed_errors():
             super().processAllAvailable()
+
+    @property
+    def progress(self) -> Progress | None:
+        """What was applied last, since the query was started; Spark's own numbers are in ``lastProgress``."""
+        return self._applier.progress
 
     @contextmanager
     def _typed_errors(self) -> Iterator[None]:
@@ -62,6 +73,7 @@ class Applier:
         self._copies = Copies(origin, target, tables, prepare)
         self._is_open = False
         self.error: PipelineError | SchemaError | None = None
+        self.progress: Progress | None = None
 
     def __call__(self, batch: DataFrame, _number: int) -> None:
         """Apply the cut records of a batch."""
@@ -104,6 +116,7 @@ class Applier:
         }
 
     def _apply_piece(self, cuts: Sequence[Cut], versions: Mapping[str, tuple[SchemaVersion, ...]]) -> None:
+        begin = time.monotonic()
         used = [topic for topic in topics(cuts) if self._origin.is_of_tables(topic)]
         now = self._brokers.topics(places(cuts, used)) if used else {}
         jobs = [TopicJob(self._origin, self._copies, topic, cuts, versions[topic], now[topic]) for topic in used]
@@ -112,3 +125,5 @@ class Applier:
         for job in running:
             job.result()
         self._copies.finish(cuts, self._origin.tables_with_dead_letters(cuts))
+        self.progress = Progress.of(cuts, len(used), time.monotonic() - begin, time.time())
+        _LOG.info("%s", self.progress)

@@ -1,0 +1,45 @@
+"""What a query has applied last, for its log and its caller. Used by :mod:`.query`. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pgsluice_spark.cuts import Cut
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Cuts that were applied together, and became visible in one row of the control table.
+
+    ``events``: the changes that their cut records declare, also of tables that are not copied. ``seconds``: how long
+    it took. ``lag_s``: how old the last of their transactions was afterwards, by this machine's clock; None if no cut
+    has a time.
+    """
+
+    first_cut: int
+    last_cut: int
+    end_lsn: int
+    events: int
+    topics: int
+    seconds: float
+    lag_s: float | None
+
+    @classmethod
+    def of(cls, cuts: Sequence[Cut], topics: int, seconds: float, now_s: float) -> "Progress":
+        """Return the progress that these cuts are; ``now_s``: the time since 1970."""
+        times = [cut.ts_us for cut in cuts if cut.ts_us is not None]
+        return cls(
+            first_cut=cuts[0].number,
+            last_cut=cuts[-1].number,
+            end_lsn=cuts[-1].end_lsn,
+            events=sum(cut.events for cut in cuts),
+            topics=topics,
+            seconds=seconds,
+            lag_s=max(0.0, now_s - times[-1] / 1e6) if times else None,
+        )
+
+    def __str__(self) -> str:
+        age = "" if self.lag_s is None else f"; the last transaction is {self.lag_s:.1f} s old"
+        return (
+            f"cuts {self.first_cut} to {self.last_cut} applied: {self.events} changes in {self.topics} topics, "
+            f"{self.seconds:.1f} s{age}"
+        )
