@@ -1,8 +1,8 @@
-"""What one session has received and delivered, and what may therefore be confirmed to PostgreSQL.
+"""The positions that one session has received and delivered, and the position that it may confirm to PostgreSQL.
 
-Pure bookkeeping: the session tells it what it received and what is durable in Kafka, and asks what may be confirmed.
-The rules of acknowledgement follow
-https://www.postgresql.org/docs/current/logicaldecoding-explanation.html (a slot may send changes again).
+This is pure bookkeeping. The session tells it what it received and what is durable in Kafka, and asks what it may
+confirm. The rules follow https://www.postgresql.org/docs/current/logicaldecoding-explanation.html (a slot may send
+changes again).
 """
 
 from collections.abc import Mapping
@@ -12,80 +12,98 @@ from typing import Final, Literal, TypeAlias
 from pgsluice.errors import Diverged
 from pgsluice.lsn import INVALID_LSN, MAX_LSN, format_lsn
 
-Owed: TypeAlias = Literal["transaction", "message"]
+ResentKind: TypeAlias = Literal["transaction", "message"]
 
-_NOTHING: Final[Mapping[int, Owed]] = MappingProxyType({})
+_NOTHING: Final[Mapping[int, ResentKind]] = MappingProxyType({})
 
 
 class Progress:
-    """The positions of one session, which begins where the last one ``delivered`` to.
+    """The positions of one session, which begins with the last committed checkpoint.
 
-    ``received``: the highest position received in this session. Before it, the server may still owe us
-    changes, and there may be prepared transactions that we do not know yet. ``delivered``: the end LSN of the
-    last committed checkpoint. ``owed``: what the server has to send again before anything behind it, as its end and
-    what it is: a server that does not, is another one. ``held``: the ``held_lsn`` of that checkpoint. ``slot_lsn``:
-    where the slot stood when the session began.
+    ``received``: the highest position that this session has received. It starts from zero, because two things before
+    the checkpoint may be unknown to this session. The server may still have to send changes again, and there may be
+    prepared transactions that only the former session received.
+
+    ``delivered``: the end LSN of the last committed checkpoint. ``held``: the ``held_lsn`` of that checkpoint.
+    ``slot_lsn``: the position of the slot when the session began.
+
+    ``to_be_resent``: the end and kind of what the server has to send again before it sends anything after that end.
+    A server that leaves it out is not the one that was followed.
     """
 
     def __init__(
-        self, delivered: int, owed: Mapping[int, Owed] = _NOTHING, held: int = INVALID_LSN, slot_lsn: int = INVALID_LSN
+        self,
+        delivered: int,
+        to_be_resent: Mapping[int, ResentKind] = _NOTHING,
+        held: int = INVALID_LSN,
+        slot_lsn: int = INVALID_LSN,
     ) -> None:
-        self._owed = dict(sorted(owed.items()))
+        self._to_be_resent = dict(sorted(to_be_resent.items()))
         self._held = held
         self._slot_lsn = slot_lsn
         self.received = INVALID_LSN
         self.delivered = delivered
         self._settled = INVALID_LSN
-        """The highest position received in this session before which everything is delivered."""
+        """The highest position that this session has received and before which everything is delivered."""
         self._prepares: dict[int, int] = {}
+        """The PREPARE of each prepared transaction that holds the confirmed position back, by xid."""
         self._released: dict[int, int] = {}
+        """The end LSN of those that were committed but not delivered yet, by xid."""
         self._ceiling = MAX_LSN
+        """No position above this one counts as received."""
         self._beyond = INVALID_LSN
-        """The highest position that was not counted because of it."""
+        """The highest position that did not count because of ``_ceiling``."""
 
     def hold_back(self, lsn: int) -> None:
-        """Let nothing behind ``lsn`` count as received until :meth:`let_go`: something waits there."""
+        """Count no position after ``lsn`` as received until :meth:`let_go`, because a transaction waits there."""
         self._ceiling = min(self._ceiling, lsn)
 
     def let_go(self) -> int:
-        """Hold nothing back any more; return what will have been received once everything that waits has gone on."""
+        """Hold nothing back any more.
+
+        Return the position that will have been received once everything that waits has gone on.
+        """
         self._ceiling, beyond = MAX_LSN, self._beyond
         self._beyond = INVALID_LSN
         return beyond
 
     def on_received(self, lsn: int) -> None:
-        """Note that everything before ``lsn`` has been received: the end of a record, or an idle keepalive.
+        """Note that everything before ``lsn`` was received: the end of a record, or the position of an idle keepalive.
 
-        Diverged when something was not there that the server had to send again.
+        Diverged if the server has left out what it had to send again.
         """
-        if self._owed:
-            self._check_owed(lsn)
+        if self._to_be_resent:
+            self._check_resent(lsn)
         if lsn > self._ceiling:
             self._beyond, lsn = max(self._beyond, lsn), self._ceiling
         self.received = max(self.received, lsn)
         if lsn <= self.delivered:
             self._settle(lsn)
 
-    def _check_owed(self, lsn: int) -> None:
-        for owed_lsn, what in self._owed.items():
-            if lsn > owed_lsn:
+    def _check_resent(self, lsn: int) -> None:
+        for end_lsn, what in self._to_be_resent.items():
+            if lsn > end_lsn:
                 raise Diverged(
-                    f"The last {what} delivered ended at {format_lsn(owed_lsn)}. The slot stands before it, but the "
-                    "server did not send it again: it was restored from a backup and has another history now. Compare "
-                    "the tables, then start a new history with --adopt-slot."
+                    f"The last {what} delivered ended at {format_lsn(end_lsn)}. The slot stands before it, but the "
+                    "server did not send it again. So the server was restored from a backup and has another history "
+                    "now. Compare the tables, then start a new history with --adopt-slot."
                 )
 
-    def on_resent(self, end_lsn: int, what: Owed) -> None:
-        """Note that a transaction, or a message, came which was delivered before."""
+    def on_resent(self, end_lsn: int, what: ResentKind) -> None:
+        """Note that a transaction or a message that was delivered before came again."""
         self.on_received(end_lsn)
-        if self._owed.get(end_lsn) == what:
-            del self._owed[end_lsn]
+        if self._to_be_resent.get(end_lsn) == what:
+            del self._to_be_resent[end_lsn]
         self._settle(end_lsn)
 
     def _settle(self, lsn: int) -> None:
-        # Until a server has shown that it is the one that was followed, what it sends may have replaced what was
-        # delivered. It has to be sent again then, so nothing of it is confirmed.
-        if not self._owed:
+        """Note that everything before ``lsn`` is delivered, unless the server may have another history.
+
+        A server that was restored may send other changes than those that were delivered. All of them then have to be
+        sent again in a new epoch, so none may be confirmed. The server shows that it is the one that was followed when
+        it sends the last transaction and the last message again.
+        """
+        if not self._to_be_resent:
             self._settled = max(self._settled, lsn)
 
     def on_delivered(self, end_lsn: int, held_lsn: int = INVALID_LSN) -> None:
@@ -98,28 +116,29 @@ class Progress:
         self._drop_released()
 
     def hold(self, xid: int, prepare_lsn: int) -> None:
-        """Confirm nothing behind this Prepare: the server would not send the transaction again.
+        """Confirm no position after this Prepare, because the server would not send the transaction again.
 
-        It will if the slot stood behind it already: then the slot told of no prepares at the time.
+        A Prepare before the slot's position needs no such care. It was confirmed when the slot did not report prepared
+        transactions yet, so the server sends the rows again with the commit.
         """
         if prepare_lsn >= self._slot_lsn:
             self._prepares[xid] = prepare_lsn
 
     def release(self, xid: int, end_lsn: int) -> None:
-        """Note that the transaction ended at ``end_lsn``: it is held until everything before that is delivered."""
+        """Note that the transaction was committed at ``end_lsn``; it holds back until that position is delivered."""
         if xid in self._prepares:
             self._released[xid] = end_lsn
             self._drop_released()
 
     def forget(self, xid: int) -> None:
-        """Note that the transaction was rolled back: there is nothing of it to deliver."""
+        """Note that the transaction was rolled back, so nothing of it has to be delivered."""
         self._prepares.pop(xid, None)
 
     def held_at(self, end_lsn: int) -> int:
         """Return the ``held_lsn`` for a checkpoint with this ``end_lsn``."""
         held = [lsn for xid, lsn in self._prepares.items() if self._released.get(xid, end_lsn + 1) > end_lsn]
         if self.received <= self._held != INVALID_LSN:
-            held.append(self._held)  # what was prepared there has not come again yet
+            held.append(self._held)  # the transaction that was prepared there has not come again yet
         return min(held, default=INVALID_LSN)
 
     def _drop_released(self) -> None:
@@ -128,24 +147,26 @@ class Progress:
 
     @property
     def confirmable(self) -> int:
-        """What may be confirmed to PostgreSQL: never more than what a committed checkpoint records.
+        """The position that may be confirmed to PostgreSQL.
 
-        And no position that this session has not received: in a server that was restored, it may lie within a record.
+        It is never beyond the last committed checkpoint. It is also never beyond what this session has received,
+        because on a server that was restored, such a position may lie within a WAL record.
         """
         held = () if self._held == INVALID_LSN else (self._held,)
         positions: tuple[int, ...] = (self._settled, *self._prepares.values(), *held)
         return min(positions)
 
     @property
-    def owes(self) -> bool:
-        """Whether the server has not yet shown that it is the one that was followed."""
-        return bool(self._owed)
+    def awaits_resent(self) -> bool:
+        """Whether the server still has to send something again to show that it is the one that was followed."""
+        return bool(self._to_be_resent)
 
     @property
     def undelivered(self) -> bool:
         """Whether positions were received, or prepared transactions ended, that no checkpoint records yet.
 
-        What comes again is no news: of a transaction prepared there the end may be about to come, too.
+        This is false while ``received`` is before ``delivered``. The checkpoint records those positions already, and
+        the end of a transaction that was prepared there may come again as well.
         """
         if self.received != self.delivered:
             return self.received > self.delivered

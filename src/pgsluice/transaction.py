@@ -1,9 +1,8 @@
-"""From messages to committed changes: which transaction a row belongs to, and where it ends.
+"""Turns the messages of one replication connection into committed changes.
 
-The pipeline feeds it every message of one replication connection, in order, and gets back what follows
-from it. Ordinary transactions come whole and in commit order, and their Begin already says where they
-commit, so their rows go through as they arrive. Rows of streamed and prepared transactions wait, as the
-bytes they came in, until their commit arrives.
+The pipeline passes every message in order, and gets back the events that follow from it. Ordinary transactions
+arrive whole and in commit order, and their Begin already says where they commit. So their rows pass on as they
+arrive. Rows of streamed and prepared transactions wait, as the bytes in which they arrived, for their commit.
 
 https://www.postgresql.org/docs/current/protocol-logical-replication.html
 """
@@ -24,7 +23,7 @@ from pgsluice.relation import Relation, RelationCache, packed, size_of, unpacked
 
 @dataclass(slots=True)
 class Transaction:
-    """What all rows of one transaction share; ``commit_ts`` is in µs since 2000-01-01 UTC."""
+    """The attributes that all rows of one transaction share. ``commit_ts`` is in µs since 2000-01-01 UTC."""
 
     xid: int
     commit_lsn: int
@@ -34,9 +33,10 @@ class Transaction:
 
 @dataclass(slots=True)
 class Change:
-    """One row change (or the truncation of one table) of ``transaction``; ``message`` as it came.
+    """One row change of ``transaction``, or the truncation of one table.
 
-    ``is_streamed``: the message carries the id of the (sub)transaction.
+    ``message``: the bytes of the message as they arrived. ``is_streamed``: these bytes contain the id of the
+    (sub)transaction.
     """
 
     transaction: Transaction
@@ -47,7 +47,7 @@ class Change:
 
 @dataclass(slots=True)
 class Emitted:
-    """A message of pg_logical_emit_message; ``transaction`` None: it is not part of one."""
+    """A message of pg_logical_emit_message. ``transaction`` is None if the message is outside transactions."""
 
     transaction: Transaction | None
     message: messages.LogicalMessage
@@ -55,10 +55,10 @@ class Emitted:
 
 @dataclass(slots=True)
 class Committed:
-    """``transaction`` is complete: everything before ``end_lsn`` has been received.
+    """``transaction`` is complete, and everything before ``end_lsn`` has been received.
 
-    ``is_bare``: a Commit Prepared without a Prepare. Either the transaction changed nothing that is published,
-    or somebody else acknowledged its Prepare.
+    ``is_bare``: a Commit Prepared without a Prepare. Either the transaction changed nothing that is published, or
+    somebody else acknowledged its Prepare.
     """
 
     transaction: Transaction
@@ -68,7 +68,7 @@ class Committed:
 
 @dataclass(slots=True)
 class Resent:
-    """A transaction that ends before the position delivered came again; its changes were left out."""
+    """A transaction came again that was delivered before. Its changes were left out."""
 
     transaction: Transaction
     end_lsn: int
@@ -76,16 +76,17 @@ class Resent:
 
 @dataclass(frozen=True, slots=True)
 class MessageResent:
-    """A message outside transactions came again."""
+    """A message outside transactions came again that was delivered before."""
 
     message: messages.LogicalMessage
 
 
 @dataclass(slots=True)
 class Unexpected:
-    """A change, or a message, that lies before the position delivered, where there was nothing to deliver.
+    """A change or a message came at a position where the server had nothing to send when it was followed before.
 
-    Only changes that are left out can come again there. Any other shows that the server has another history.
+    Such positions lie between the last transaction delivered and the position up to which everything is delivered. So
+    this is not a change that comes again. The server has another history.
     """
 
     change: Change | Emitted
@@ -93,9 +94,9 @@ class Unexpected:
 
 @dataclass(slots=True)
 class Prepared:
-    """A transaction is prepared; its rows wait for COMMIT PREPARED or ROLLBACK PREPARED.
+    """A transaction is prepared. Its rows wait for COMMIT PREPARED or ROLLBACK PREPARED.
 
-    ``has_rows``: there is something to lose. ``prepare_ts`` is in µs since 2000-01-01 UTC.
+    ``has_rows``: whether it has any rows or messages. ``prepare_ts`` is in µs since 2000-01-01 UTC.
     """
 
     xid: int
@@ -108,7 +109,7 @@ class Prepared:
 
 @dataclass(slots=True)
 class Held:
-    """``transaction`` is complete, but the gate has not admitted it: it comes with :meth:`Transactions.release`."""
+    """``transaction`` is complete, but the gate holds it. Its changes come with :meth:`Transactions.release`."""
 
     transaction: Transaction
 
@@ -123,9 +124,10 @@ class RolledBack:
 
 @dataclass(slots=True)
 class Paused:
-    """The next change is not there yet: await the spool's ``load``, which also gives whoever waits a turn.
+    """The next change is not ready. Await the spool's ``load`` before taking the next event.
 
-    Rows have to be read from disk first, or many rows of subtransactions that were rolled back were passed over.
+    Either rows have to be read from disk first, or many rows of subtransactions that were rolled back were skipped. In
+    the second case, awaiting gives other tasks a turn.
     """
 
 
@@ -136,10 +138,11 @@ Event: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """How far changes are durable downstream: everything that PostgreSQL committed before ``lsn``.
+    """The positions up to which changes are durable downstream.
 
-    ``transaction_lsn``: from there to ``lsn`` no transaction ended of which anything was to be delivered, and from
-    ``message_lsn`` there was no message outside transactions.
+    ``lsn``: everything that PostgreSQL committed before it is delivered. ``transaction_lsn``: no transaction with
+    changes to deliver ended between it and ``lsn``. ``message_lsn``: no message outside transactions came between it
+    and ``lsn``.
     """
 
     lsn: int
@@ -148,44 +151,44 @@ class Delivered:
 
 
 class Rows(Protocol):
-    """What waits of one transaction: pieces of bytes, in order."""
+    """The waiting rows of one transaction, as pieces of bytes in their order."""
 
     def append(self, number: int, data: bytes) -> None:
-        """Add a piece; ``number`` (unsigned, 32 bits) comes back with it."""
+        """Add a piece. Iteration returns it with its ``number``, which is unsigned and has 32 bits."""
 
     def __iter__(self) -> Iterator[tuple[int, bytes] | None]:
-        """Return all of them, oldest first, and None wherever more has to be loaded before the next one."""
+        """Return all pieces, oldest first. None stands where more has to be loaded before the next piece."""
 
     def discard(self) -> None:
-        """Forget all of them."""
+        """Forget all pieces."""
 
 
 class Spool(Protocol):
-    """Where rows wait."""
+    """Keeps the rows that wait."""
 
     def open(self) -> Rows:
         """Return room for one more transaction."""
 
 
 class Gate(Protocol):
-    """Decides which transactions go on while rows of a table are read that belong between two of them."""
+    """Decides which transactions pass while rows of a table are read whose place is between two transactions."""
 
     def admits(self, transaction: Transaction) -> bool:
-        """Return whether ``transaction``, which begins or has just committed, may go on at once."""
+        """Return whether ``transaction``, which begins or has just committed, may pass at once."""
 
     def admits_message(self, lsn: int) -> bool:
-        """Return whether a message outside transactions, whose record ends at ``lsn``, may go on at once."""
+        """Return whether a message outside transactions, whose record ends at ``lsn``, may pass at once."""
 
     def hold(self, transaction: Transaction) -> None:
-        """Take notice that ``transaction`` has changes, has committed, and waits with all that come behind it."""
+        """Note that ``transaction`` has changes, has committed, and waits together with all that follow it."""
 
 
 class _Xids:
-    """A set of transaction ids in few bytes: a loop with an EXCEPTION clause can leave millions."""
+    """A set of transaction ids in few bytes, because a loop with an EXCEPTION clause can roll back millions."""
 
     def __init__(self) -> None:
         self._bits: dict[int, int] = {}
-        """256 ids each, which lie together as a rule."""
+        """256 ids for each number. Ids that were rolled back usually follow each other closely."""
 
     def add(self, xid: int) -> None:
         self._bits[xid >> 8] = self._bits.get(xid >> 8, 0) | 1 << (xid & 255)
@@ -199,31 +202,37 @@ class _Xids:
 
 @dataclass(slots=True)
 class _Waiting:
-    """A transaction whose rows wait. ``is_streamed``: they carry the id of their (sub)transaction."""
+    """A transaction whose rows wait. ``is_streamed``: the rows contain the id of their (sub)transaction.
+
+    Each row needs the version of its table that held when the row arrived, because the table may be altered before
+    the commit. So each row waits with a number. A number from 1 on refers to a version in ``relations``. If a
+    transaction uses more versions than fit in memory, the others are written between the rows: a piece with the number
+    ``_VERSION`` is a version, and the rows with the number ``_WRITTEN`` after it belong to this version.
+    """
 
     xid: int
     rows: Rows
     is_streamed: bool
     versions_bytes: Callable[[], int]
-    """What the versions of tables take that all transactions keep."""
+    """Returns the memory that the versions of tables of all transactions take."""
     bytes: int = 0
-    """What those in ``relations`` take."""
+    """The memory that the versions in ``relations`` take."""
     relations: list[Relation] = field(default_factory=list)
-    """The versions of tables that its rows were sent under, VERSIONS_MAX of them, and VERSIONS_BYTES_MAX of
-    all transactions; the others wait among the rows."""
+    """The first versions of tables that its rows use: at most VERSIONS_MAX, and VERSIONS_BYTES_MAX over all
+    transactions."""
     numbers: dict[Relation, int] = field(default_factory=dict)
-    """From a version to its place in ``relations``, plus one."""
+    """The index of each version in ``relations``, plus one."""
     last: dict[int, tuple[Relation, int]] = field(default_factory=dict)
-    """By OID, the version of the row that came last, and its number, if that is its place in ``relations``."""
+    """By OID, the version of the table's last row and its number, if the version is in ``relations``."""
     written: Relation | None = None
-    """The version that was last put among the rows."""
+    """The version that was written last between the rows."""
     aborted: _Xids = field(default_factory=_Xids)
     """Subtransactions that were rolled back."""
     origin: str | None = None
     has_rows: bool = False
 
     def number(self, relation: Relation) -> int:
-        """Return the number under which a row of this version of the table waits; the row has to come next."""
+        """Return the number with which a row of this version of the table waits. The row has to be appended next."""
         last = self.last.get(relation.oid)
         if last is not None and last[0] is relation:
             return last[1]
@@ -238,7 +247,7 @@ class _Waiting:
         return number
 
     def _number_of(self, relation: Relation) -> int:
-        """Return the number of a version, the same for equal ones: a transaction can alter a table to and fro."""
+        """Return the number of a version. Equal versions get the same, because a table can be altered back and forth."""
         number = self.numbers.get(relation)
         if number is None and self._has_room(size := size_of(relation)):
             self.bytes += size
@@ -251,16 +260,17 @@ class _Waiting:
 
 
 VERSIONS_MAX: Final = 4000
-"""Versions of tables that one transaction keeps in memory: more than it touches tables, as a rule."""
+"""Versions of tables that one transaction keeps in memory. Most transactions touch fewer tables."""
 
 VERSIONS_BYTES_MAX: Final = 32 * 1024 * 1024
-"""Memory for the versions that all transactions keep, by estimate: 10,000 with 20 columns, 100 with 1,600 columns."""
+"""Memory for the versions that all transactions keep, by estimate: 10,000 with 20 columns, or 100 with 1,600."""
 
 _NO_RELATION: Final = 0
+"""The number of a message of pg_logical_emit_message, which has no table."""
 _VERSION: Final = 2**32 - 1
-"""The number of a piece that is a version of a table itself, because there are too many to keep them in memory."""
+"""The number of a piece that is a version of a table, and no row."""
 _WRITTEN: Final = 2**32 - 2
-"""The number of rows of the version that was written last."""
+"""The number of the rows whose version was the last one written between the rows."""
 
 _ROWS = frozenset((b"I", b"U", b"D"))
 _CHANGES = frozenset((*_ROWS, b"T"))
@@ -274,7 +284,7 @@ _unpack_streamed_oid = struct.Struct(">xxxxxI").unpack_from
 class Transactions:
     """The transactions of one replication connection.
 
-    The server may send again what is ``delivered``. Such transactions come out as :class:`Resent`, without changes.
+    The server may send transactions again that are ``delivered``. They come out as :class:`Resent`, without changes.
     """
 
     def __init__(self, delivered: Delivered, spool: Spool) -> None:
@@ -282,15 +292,16 @@ class Transactions:
         self.current: Transaction | None = None
         """The ordinary transaction that is being received."""
         self.passing: Transaction | None = None
-        """The same while its rows need not wait and are not there already."""
+        """The current transaction, if its rows pass on at once: they need not wait, and were not delivered before."""
         self.prepared: dict[int, Prepared] = {}
-        """The transactions that are prepared, by xid: a gid may be used again at once."""
+        """The transactions that are prepared, by xid. A gid is no key, because it may be used again at once."""
         self.gate: Gate | None = None
-        """Set and reset only while no transaction passes; reset right before everything is released."""
+        """The caller sets and resets it only while no transaction passes, and resets it right before it releases
+        everything."""
         self._held: deque[tuple[_Waiting, Transaction, int] | Emitted] = deque()
-        """What the gate has not admitted, with the end LSN, and the messages behind it."""
+        """The transactions that the gate has not admitted, each with its end LSN, and the messages after them."""
         self._held_bytes = 0
-        """What the versions of tables take that these keep."""
+        """The memory that the versions of tables of held transactions take."""
         self._spool = spool
         self._decoder = Decoder()
         self._delivered = delivered
@@ -326,9 +337,9 @@ class Transactions:
         return len(self._streams) + len(self._prepares)
 
     def release(self) -> Iterator[Event]:
-        """Return what follows from the transactions that were held, as if they arrived now, in their order.
+        """Return the events of the transactions and messages that were held, in order, as if they arrived now.
 
-        All events have to be taken before the next message is received.
+        The caller has to take all events before it passes the next message.
         """
         while self._held:
             one = self._held.popleft()
@@ -339,10 +350,10 @@ class Transactions:
                 self._held_bytes -= one[0].bytes
 
     def receive(self, payload: bytes) -> Iterable[Event]:
-        """Return what follows from a message; ProtocolError when it is none, or cannot come here.
+        """Return the events that follow from a message; ProtocolError if it is invalid, or cannot come here.
 
-        The events of a commit whose rows have waited are made while they are iterated over, and all of them
-        have to be taken before the next message is received.
+        If the rows of a commit have waited, its events are made while the caller iterates over them. The caller has to
+        take all of them before it passes the next message.
         """
         receiving, kind = self._receiving, payload[:1]
         if receiving is not None and kind in _KINDS_THAT_WAIT:
@@ -369,11 +380,11 @@ class Transactions:
         return [Unexpected(Change(transaction, relation, payload)) for relation in relations]
 
     def _is_unexpected(self, transaction: Transaction) -> bool:
-        """Return whether anything of ``transaction``, which is not passed on, would have been delivered before."""
+        """Return whether ``transaction`` came where the server had nothing to send before (:class:`Unexpected`)."""
         return transaction.commit_lsn >= self._delivered.transaction_lsn
 
     def _relation_oids(self, payload: bytes, *, is_streamed: bool) -> Sequence[int]:
-        """Return the tables of a change: one, or all that were truncated by one command."""
+        """Return the tables of a change: the one of a row, or all that one TRUNCATE emptied."""
         if payload[:1] not in _ROWS:
             return self._decoder.decode(payload).relation_oids  # type: ignore[union-attr]  # of a Truncate
         unpack_oid = _unpack_streamed_oid if is_streamed else _unpack_oid
@@ -393,7 +404,7 @@ class Transactions:
                 return (emitted,)
             return (Unexpected(emitted),) if self._is_unexpected(self.current) else ()
         self._expect_between(message)
-        # Its own record ends there: delivered is delivered, as with a commit.
+        # The LSN of such a message is the end of its record, so it is compared like the end of a commit.
         if message.lsn > self._delivered.lsn:
             if self._held or (self.gate is not None and not self.gate.admits_message(message.lsn)):
                 self._held.append(Emitted(None, message))
@@ -406,7 +417,8 @@ class Transactions:
     def _begin(self, message: messages.Begin) -> Iterable[Event]:
         self._expect_between(message)
         self.current = _transaction(message)
-        # A commit record is [commit_lsn, end_lsn), and a delivered position never lies inside one.
+        # A commit record reaches from commit_lsn to end_lsn, and a delivered position never lies inside one. So the
+        # transaction was delivered if its commit record begins before the delivered position.
         is_resent = message.commit_lsn < self._delivered.lsn
         if not is_resent and self.gate is not None and not self.gate.admits(self.current):
             self._receiving = self._open(message.xid, is_streamed=False)
@@ -435,12 +447,12 @@ class Transactions:
         if end_lsn > delivered_lsn:
             raise Diverged(
                 f"Position {format_lsn(delivered_lsn)}, recorded as delivered, lies inside the commit record "
-                f"{format_lsn(transaction.commit_lsn)} to {format_lsn(end_lsn)}: the server is not the one that "
+                f"{format_lsn(transaction.commit_lsn)} to {format_lsn(end_lsn)}. So the server is not the one that "
                 "was followed before. Compare the tables, then start a new history with --adopt-slot."
             )
         return Resent(transaction, end_lsn)
 
-    # What may come anywhere
+    # Messages that may come anywhere
 
     def _relation(self, message: messages.Relation) -> Iterable[Event]:
         self.relations.on_relation(message)
@@ -462,20 +474,20 @@ class Transactions:
     # Rows that wait
 
     def _wait(self, waiting: _Waiting, payload: bytes) -> None:
-        """Keep a change as it came, with the version of its table: a later Relation message is not for it.
+        """Keep a change as it arrived, with the version of its table, because a later version is not for this change.
 
-        A truncate once for each of its tables; a message without any.
+        A truncate is kept once for each of its tables. A message of pg_logical_emit_message is kept without a table.
         """
         if payload[:1] in _CHANGES:
             for oid in self._relation_oids(payload, is_streamed=waiting.is_streamed):
                 waiting.rows.append(waiting.number(self.relations[oid]), payload)
         else:
-            self._decoder.decode(payload)  # an error belongs here, where the stream can still be looked at
+            self._decoder.decode(payload)  # to find an error now, and not at the commit when the stream has gone on
             waiting.rows.append(_NO_RELATION, payload)
         waiting.has_rows = True
 
     def _complete(self, waiting: _Waiting, transaction: Transaction, end_lsn: int) -> Iterable[Event]:
-        """Return the transaction that has waited for its commit, unless the gate keeps it waiting."""
+        """Return the events of a transaction whose commit has arrived, unless the gate keeps it waiting."""
         is_new = transaction.commit_lsn >= self._delivered.lsn
         if is_new and waiting.has_rows and self.gate is not None and not self.gate.admits(transaction):
             self.gate.hold(transaction)
@@ -485,7 +497,7 @@ class Transactions:
         return self._release(waiting, transaction, end_lsn)
 
     def _release(self, waiting: _Waiting, transaction: Transaction, end_lsn: int) -> Iterator[Event]:
-        """Return the transaction that has waited, as if it arrived now."""
+        """Return the events of a transaction that has waited, as if all of it arrived now."""
         ended = self._ended(transaction, end_lsn)
         if isinstance(ended, Committed):
             transaction.origin = waiting.origin
@@ -519,7 +531,8 @@ class Transactions:
         return self._complete(waiting, transaction, message.end_lsn)
 
     def _stream_abort(self, message: messages.StreamAbort) -> Iterable[Event]:
-        # Not to know it is no error: it had no published rows, or (some minors of 18) was never streamed.
+        # It is no error if the transaction is unknown. Either it had no published rows, or it was never streamed, which
+        # some minor versions of PostgreSQL 18 do.
         if message.xid not in self._streams:
             return ()
         if message.subxid != message.xid:
@@ -544,8 +557,8 @@ class Transactions:
 
     def _prepare(self, message: messages.Prepare) -> Iterable[Event]:
         waiting, self._receiving = self._receiving, None
-        self._expect_between(message)  # not inside an ordinary transaction
-        if waiting is None:  # some servers send no Begin Prepare when there was nothing but locks
+        self._expect_between(message)  # a Prepare cannot come inside an ordinary transaction
+        if waiting is None:  # some servers send no Begin Prepare if the transaction had nothing but locks
             waiting = self._open(message.xid, is_streamed=False)
         if waiting.is_streamed or waiting.xid != message.xid:
             raise ProtocolError(f"Prepare of transaction {message.xid} inside transaction {waiting.xid}: {_DEFECT}")
@@ -591,11 +604,11 @@ class Transactions:
 
 
 SKIPPED_AT_ONCE: Final = 10_000
-"""Rows passed over between two events."""
+"""Rows that are skipped between two events."""
 
 
 def _changes(waiting: _Waiting, transaction: Transaction) -> Iterator[Change | Emitted | Paused]:
-    """Return what has waited, but for the subtransactions that were rolled back."""
+    """Return the changes that have waited, without those of subtransactions that were rolled back."""
     decoder = Decoder()
     decoder.in_stream = waiting.is_streamed
     aborted, relations = waiting.aborted, waiting.relations
@@ -627,11 +640,11 @@ _DEFECT = "this is a defect of the server or of pgsluice; please report it."
 
 
 _BOUND: Final = 2**62
-"""An Avro long holds what is below, and the years until 1970 beside it; no server comes near."""
+"""An Avro long holds all lower numbers, even after the years from 1970 to 2000 are added. No server comes near it."""
 
 
 def _transaction(message: messages.Begin | messages.StreamCommit | messages.CommitPrepared) -> Transaction:
-    """Return the transaction; ProtocolError for a position or a time that no server reaches, nor any Avro long."""
+    """Return the transaction; ProtocolError if its position or time is one that no server reaches."""
     if message.commit_lsn >= _BOUND or message.commit_ts >= _BOUND:
         raise ProtocolError(
             f"{_name(message)}: commit at {format_lsn(message.commit_lsn)}, {message.commit_ts} µs since 2000, is"

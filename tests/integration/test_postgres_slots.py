@@ -102,7 +102,7 @@ class TestMadeAnew:
             pipeline.write()
             admin.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [pipeline.slot])
         code, log = fails(pipeline)
-        assert (code, "somebody else advanced or re-created the slot" in log) == (65, True), log
+        assert (code, "Somebody else advanced or re-created the slot" in log) == (65, True), log
 
     def test_while_we_run(self, version: int, start: Start) -> None:
         pipeline = start(version=version)

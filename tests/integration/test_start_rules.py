@@ -129,7 +129,7 @@ class TestStartRules:
             sql = "SELECT pg_replication_slot_advance(%s, confirmed_flush_lsn + 1000) FROM pg_replication_slots"
             connection.execute(f"{sql} WHERE slot_name = %s", [pipeline.slot, pipeline.slot])
         code, log = fails(pipeline)
-        assert (code, "behind a PREPARE TRANSACTION at" in log) == (65, True), log
+        assert (code, "after a PREPARE TRANSACTION at" in log) == (65, True), log
 
     def test_another_cluster(self, start: Start) -> None:
         pipeline = start()
@@ -171,7 +171,7 @@ class TestForgedCheckpoints:
         commit(pipeline.kafka, checkpoint_topic(pipeline), forged, key=pipeline.daemon.name.encode())
         for _ in range(2):
             code, log = fails(pipeline)
-            assert (code, "another program has written this checkpoint under our key" in log) == (65, True), log
+            assert (code, "Another program has written this checkpoint under our key" in log) == (65, True), log
             assert "start once with --adopt-slot" in log
         pipeline.daemon.start("--adopt-slot")
         pipeline.write()

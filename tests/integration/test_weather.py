@@ -214,7 +214,7 @@ class TestItStopsWithASentence:
         with pipeline.database.connect() as connection:
             connection.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", [pipeline.slot])
         code, log = fails(pipeline)
-        assert (code, "somebody else advanced or re-created the slot" in log) == (65, True)
+        assert (code, "Somebody else advanced or re-created the slot" in log) == (65, True)
 
     def test_a_prefix_that_belongs_to_another_pipeline(self, start: Start) -> None:
         pipeline = start()

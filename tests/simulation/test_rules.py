@@ -41,7 +41,7 @@ from pgsluice.pipeline.rounds import Rounds
 from pgsluice.pipeline.session import Session
 from pgsluice.pipeline.shutdown import ShutdownWatch
 from pgsluice.pipeline.startup import Startup
-from pgsluice.progress import Owed, Progress
+from pgsluice.progress import Progress, ResentKind
 from pgsluice.round import Round
 from pgsluice.snapshot import Shape, Snapshot, Taken
 from pgsluice.spool import disk
@@ -433,12 +433,12 @@ def nothing_is_confirmed_before_the_last_transaction_came_again(patch: pytest.Mo
 
 
 def the_last_message_comes_again_too(patch: pytest.MonkeyPatch) -> None:
-    owed = history.owed
+    original = history.to_be_resent
 
-    def transactions_only(checkpoint: Checkpoint, slot_lsn: int) -> dict[int, Owed]:
-        return {lsn: what for lsn, what in owed(checkpoint, slot_lsn).items() if what == "transaction"}
+    def transactions_only(checkpoint: Checkpoint, slot_lsn: int) -> dict[int, ResentKind]:
+        return {lsn: what for lsn, what in original(checkpoint, slot_lsn).items() if what == "transaction"}
 
-    patch.setattr(pipelines, "owed", transactions_only)
+    patch.setattr(pipelines, "to_be_resent", transactions_only)
 
 
 def another_transaction_does_not_pass_for_the_last_one(patch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ METRICS = Metrics()
 """One for all worlds: nothing is read from it."""
 
 GONE_BACK = "The slot has gone back since"
-ROWS_BEHIND = "Rows that were read of tables are in Kafka"
+ROWS_BEHIND = "Rows that were read from tables are in Kafka"
 
 PIPELINE = "sim"
 

@@ -60,7 +60,7 @@ ANSWER: Final = Answer("5f3a", "loaded", "", ("public.orders",), 1000)
 RECORD: Final = Registered("shop.public.orders-value", 1, 77, normalise(ENVELOPE), DESCRIPTION)
 
 _SERVER = ServerIdentity("7", 1, 5000)
-_IDENTITY = Identity("shop", "slot", "asked", is_atomic=True, adopt=False)
+_IDENTITY = Identity("shop", "slot", "selection", is_atomic=True, adopt=False)
 
 
 def take_checkpoint(value: bytes) -> str:

@@ -25,8 +25,8 @@ from pgsluice.history import (
     check_slot,
     check_timeline,
     last_checkpoint,
-    owed,
     resume,
+    to_be_resent,
     unexpected,
 )
 from pgsluice.loads import Load, Place
@@ -63,8 +63,8 @@ class TestCheckpoint:
             last_message_lsn=980,
             last_message_crc="0a1b2c3d",
             held_lsn=900,
-            asked="p",
-            asked_lsn=3,
+            selection="p",
+            selection_lsn=3,
             refused="Restored.",
             loads=(LOAD,),
             place=Place(950, 3),
@@ -72,7 +72,7 @@ class TestCheckpoint:
             commands=COMMANDS,
         )
         found = Checkpoint.from_json(whole.to_json())
-        assert (found, found.asked, found.asked_lsn) == (whole, "p", 3)
+        assert (found, found.selection, found.selection_lsn) == (whole, "p", 3)
 
     def test_it_is_readable_json(self) -> None:
         assert json.loads(CHECKPOINT.to_json())["end_lsn"] == 1000
@@ -228,9 +228,9 @@ class TestCheckpoint:
         assert replace(CHECKPOINT, last_message_lsn=980).delivered == Delivered(1000, 990, 980)
 
     def test_unless_something_else_was_asked_for_then(self) -> None:
-        assert CHECKPOINT.asking("") is CHECKPOINT
-        assert CHECKPOINT.asking("more tables").delivered == Delivered(1000, 1000, 1000)
-        beaten = CHECKPOINT.asking("more tables").advanced(heartbeat(1200), 10)
+        assert CHECKPOINT.selecting("") is CHECKPOINT
+        assert CHECKPOINT.selecting("more tables").delivered == Delivered(1000, 1000, 1000)
+        beaten = CHECKPOINT.selecting("more tables").advanced(heartbeat(1200), 10)
         assert beaten.delivered == Delivered(1200, 1000, 1000)
 
 
@@ -261,32 +261,32 @@ class TestGoingOn:
         assert resume(facts(CHECKPOINT), ADOPTING) == Resumption(CHECKPOINT, CHECKPOINT.cut)
 
     def test_the_session_says_what_it_asks_for(self) -> None:
-        found = resume(facts(CHECKPOINT), replace(SHOP, asked="p")).checkpoint
-        assert (found.asked, found.asked_lsn) == ("p", 1000)
+        found = resume(facts(CHECKPOINT), replace(SHOP, selection="p")).checkpoint
+        assert (found.selection, found.selection_lsn) == ("p", 1000)
 
     def test_a_slot_behind_sends_again(self) -> None:
         assert resume(facts(CHECKPOINT, slot_lsn=500), SHOP) == Resumption(CHECKPOINT, CHECKPOINT.cut)
 
     def test_a_slot_that_was_announced_begins_its_epoch(self) -> None:
         announced = Checkpoint("shop", "s", "7001", 1, 1, 0, 0)
-        found = resume(facts(announced, server=replace(SERVER, timeline=2)), replace(SHOP, asked="p"))
+        found = resume(facts(announced, server=replace(SERVER, timeline=2)), replace(SHOP, selection="p"))
         assert found == Resumption(Checkpoint("shop", "s", "7001", 2, 1, 1, 1000, tracks_loads=True), 0)
-        assert (found.checkpoint.asked, found.checkpoint.asked_lsn) == ("p", 1000)
+        assert (found.checkpoint.selection, found.checkpoint.selection_lsn) == ("p", 1000)
 
     def test_also_where_its_first_cut_is_recorded_and_the_checkpoint_of_that_is_not_committed(self) -> None:
         announced = Checkpoint("shop", "s", "7001", 1, 1, 0, 0)
         assert resume(facts(announced, cut=1), SHOP).checkpoint.cut == 1
 
     def test_a_new_history_begins_at_the_slot(self) -> None:
-        found = resume(facts(CHECKPOINT, slot_lsn=1500), replace(ADOPTING, asked="p"))
+        found = resume(facts(CHECKPOINT, slot_lsn=1500), replace(ADOPTING, selection="p"))
         assert found.checkpoint == Checkpoint("shop", "s", "7001", 1, 3, 10, 1500)
-        assert found.is_birth
-        assert "somebody else advanced" in (found.reason or "")
+        assert found.begins_epoch
+        assert "Somebody else advanced" in (found.reason or "")
 
     def test_what_comes_before_its_beginning_may_be_new(self) -> None:
         """The server was restored since, perhaps, so it is not taken for something that was delivered."""
-        born = resume(facts(CHECKPOINT, slot_lsn=1500), replace(ADOPTING, asked="p")).checkpoint
-        assert (born.delivered.lsn, born.delivered.transaction_lsn, born.delivered.message_lsn) == (1500, 0, 0)
+        first = resume(facts(CHECKPOINT, slot_lsn=1500), replace(ADOPTING, selection="p")).checkpoint
+        assert (first.delivered.lsn, first.delivered.transaction_lsn, first.delivered.message_lsn) == (1500, 0, 0)
 
     def test_its_numbers_are_new_to_readers(self) -> None:
         """They know the cut whose checkpoint is lost."""
@@ -360,7 +360,7 @@ class TestStopping:
             check_origin(CHECKPOINT, "t", SERVER)
 
     def test_with_another_cluster(self) -> None:
-        with pytest.raises(HistoryError, match="system identifier 7001, this server's is 7002"):
+        with pytest.raises(HistoryError, match="system identifier 7001, but this server's is 7002"):
             resume(facts(CHECKPOINT, server=replace(SERVER, systemid="7002")), SHOP)
 
     def test_with_a_gap_before_the_slot(self) -> None:
@@ -370,7 +370,7 @@ class TestStopping:
     def test_behind_a_transaction_that_was_prepared_and_had_not_ended(self) -> None:
         held = replace(CHECKPOINT, held_lsn=800)
         check_slot(held, 800, SERVER)
-        with pytest.raises(HistoryError, match=r"is at 0/321, behind a PREPARE TRANSACTION at 0/320"):
+        with pytest.raises(HistoryError, match=r"is at 0/321, after a PREPARE TRANSACTION at 0/320"):
             check_slot(held, 801, SERVER)
 
     def test_where_the_checkpoint_of_a_new_slot_is_lost(self) -> None:
@@ -435,7 +435,7 @@ class TestAServerThatWentBack:
     def test_and_one_before_an_epoch_that_has_delivered_nothing(self) -> None:
         change = Change(Transaction(701, 992, 56), Relation(7, "public", "t", "d", ()), b"I")
         error = unexpected(Checkpoint("shop", "s", "7001", 1, 3, 10, 1500), change)
-        assert "before 0/5DC count as delivered: this epoch began with --adopt-slot" in str(error)
+        assert "before 0/5DC count as delivered, because this epoch began at the slot's position with --adopt-slot" in str(error)
 
     def test_and_a_message(self) -> None:
         message = LogicalMessage(None, transactional=False, lsn=995, prefix="p", content=b"secret")
@@ -461,7 +461,7 @@ class TestCutRecordsAheadOfTheCheckpoint:
             resume(facts(CHECKPOINT, cut=cut, slot_lsn=2000), SHOP)
 
     def test_unless_it_stands_behind_the_last_cut_as_well(self) -> None:
-        with pytest.raises(HistoryError, match="somebody else advanced"):
+        with pytest.raises(HistoryError, match="Somebody else advanced"):
             resume(facts(CHECKPOINT, cut=10, slot_lsn=2001), SHOP)
 
     def test_a_new_history_begins_after_all_of_them(self) -> None:
@@ -519,11 +519,11 @@ class TestACheckpointWithoutItsCutRecord:
 
     def test_an_epoch_whose_first_cut_has_no_record_begins_again(self) -> None:
         announced = Checkpoint("shop", "s", "7001", 1, 1, 0, 0)
-        born = Checkpoint("shop", "s", "7001", 1, 1, 1, 1000, tracks_loads=True)
-        assert resume(facts(announced, born, cut=0), SHOP) == Resumption(born, 0)
-        assert resume(facts(announced, born, cut=1), SHOP) == Resumption(born, born.cut)
-        with pytest.raises(HistoryError, match="somebody else advanced"):
-            resume(facts(announced, born, cut=0, slot_lsn=1001), SHOP)
+        first = Checkpoint("shop", "s", "7001", 1, 1, 1, 1000, tracks_loads=True)
+        assert resume(facts(announced, first, cut=0), SHOP) == Resumption(first, 0)
+        assert resume(facts(announced, first, cut=1), SHOP) == Resumption(first, first.cut)
+        with pytest.raises(HistoryError, match="Somebody else advanced"):
+            resume(facts(announced, first, cut=0, slot_lsn=1001), SHOP)
 
     def test_it_counts_without_transactions(self) -> None:
         found = resume(facts(CHECKPOINT, self.SHOWN, cut=9), replace(SHOP, is_atomic=False))
@@ -562,7 +562,7 @@ class TestAForgedCheckpoint:
         if not genuine and forged.cut > 9:
             assert resume(found, SHOP).committed == forged.cut
             return
-        with pytest.raises(HistoryError, match=f"the cut records say that {says}.*another program.*--adopt-slot"):
+        with pytest.raises(HistoryError, match=f"the cut records say that {says}.*Another program.*--adopt-slot"):
             resume(found, SHOP)
 
     @pytest.mark.parametrize("higher", [CHECKPOINT, replace(CHECKPOINT, epoch=7)])
@@ -606,9 +606,9 @@ class TestAForgedCheckpoint:
         assert (found.checkpoint.epoch, found.checkpoint.cut, found.checkpoint.end_lsn) == (3, 10, 1000)
 
     def test_neither_is_the_first_one_of_an_epoch(self) -> None:
-        born = replace(CHECKPOINT, epoch=3, cut=10, end_lsn=1000)
+        first = replace(CHECKPOINT, epoch=3, cut=10, end_lsn=1000)
         recorded = Recorded(3, 10, 1000, positions={9: (2, 1000), 10: (3, 1000)})
-        assert resume(facts(CHECKPOINT, self.ANNOUNCED, born, recorded=recorded), SHOP) == Resumption(born, 10)
+        assert resume(facts(CHECKPOINT, self.ANNOUNCED, first, recorded=recorded), SHOP) == Resumption(first, 10)
 
     def test_a_refusal_is_none_even_if_its_position_is_that_of_a_promotion(self) -> None:
         refused = replace(CHECKPOINT, end_lsn=950, refused="The server went back.")
@@ -656,15 +656,15 @@ class TestAnotherTimeline:
 
     def test_one_whose_next_changes_would_come_before_rows_that_were_read(self) -> None:
         loading = replace(CHECKPOINT, end_lsn=1100, place=Place(1100, 3))
-        with pytest.raises(HistoryError, match="Rows that were read of tables are in Kafka at 0/44C on timeline 1"):
+        with pytest.raises(HistoryError, match="Rows that were read from tables are in Kafka at 0/44C on timeline 1"):
             check_timeline(loading, self.PROMOTED, [TimelineSwitch(1, 1099)])
         assert check_timeline(loading, self.PROMOTED, [TimelineSwitch(1, 1100)]).place == loading.place
 
     def test_one_that_lacks_only_heartbeats_goes_on_where_it_was_promoted(self) -> None:
-        ahead = replace(CHECKPOINT, end_lsn=9000, asked_lsn=8000, held_lsn=7000)
+        ahead = replace(CHECKPOINT, end_lsn=9000, selection_lsn=8000, held_lsn=7000)
         found = check_timeline(ahead, self.PROMOTED, [TimelineSwitch(1, 1200)])
         assert found == replace(CHECKPOINT, timeline=2, end_lsn=1200)
-        assert found.asked_lsn == 1200
+        assert found.selection_lsn == 1200
 
     def test_what_was_prepared_before_it_still_holds_the_slot(self) -> None:
         ahead = replace(CHECKPOINT, end_lsn=9000, held_lsn=1100)
@@ -686,18 +686,18 @@ class TestWhatTheServerOwes:
 
     def test_it_is_owed_if_the_slot_stands_before_it(self) -> None:
         last = {990: "transaction"}
-        assert [owed(CHECKPOINT, lsn) for lsn in (500, 989, 990, 1000)] == [last, last, {}, {}]
-        assert owed(replace(CHECKPOINT, last_end_lsn=0), 500) == {}
+        assert [to_be_resent(CHECKPOINT, lsn) for lsn in (500, 989, 990, 1000)] == [last, last, {}, {}]
+        assert to_be_resent(replace(CHECKPOINT, last_end_lsn=0), 500) == {}
 
     def test_so_is_the_last_message(self) -> None:
         checkpoint = replace(CHECKPOINT, last_message_lsn=995)
-        assert [owed(checkpoint, lsn) for lsn in (989, 990, 995)] == [
+        assert [to_be_resent(checkpoint, lsn) for lsn in (989, 990, 995)] == [
             {990: "transaction", 995: "message"},
             {995: "message"},
             {},
         ]
 
     def test_it_is_not_owed_to_who_asks_for_something_else(self) -> None:
-        other = CHECKPOINT.asking("q")
-        assert owed(other, 500) == {}
-        assert owed(other.advanced(heartbeat(2000), 10), 500) == {}
+        other = CHECKPOINT.selecting("q")
+        assert to_be_resent(other, 500) == {}
+        assert to_be_resent(other.advanced(heartbeat(2000), 10), 500) == {}

@@ -3,7 +3,7 @@
 import pytest
 
 from pgsluice.errors import Diverged
-from pgsluice.progress import Owed, Progress
+from pgsluice.progress import Progress, ResentKind
 
 
 class TestProgress:
@@ -77,9 +77,11 @@ class TestWhatTheServerOwes:
         progress.on_resent(900, "transaction")
         assert progress.confirmable == 900
 
-    @pytest.mark.parametrize("owed", [{900: "transaction", 950: "message"}, {950: "message", 900: "transaction"}])
-    def test_both_have_to_come(self, owed: dict[int, Owed]) -> None:
-        progress = Progress(1000, owed)
+    @pytest.mark.parametrize(
+        "to_be_resent", [{900: "transaction", 950: "message"}, {950: "message", 900: "transaction"}]
+    )
+    def test_both_have_to_come(self, to_be_resent: dict[int, ResentKind]) -> None:
+        progress = Progress(1000, to_be_resent)
         progress.on_resent(900, "transaction")
         assert progress.confirmable == 0
         with pytest.raises(Diverged, match="last message delivered ended at 0/3B6"):
@@ -90,12 +92,12 @@ class TestWhatTheServerOwes:
     def test_one_cannot_come_in_place_of_the_other(self) -> None:
         progress = Progress(1000, {900: "transaction"})
         progress.on_resent(900, "message")
-        assert (progress.owes, progress.confirmable) == (True, 0)
+        assert (progress.awaits_resent, progress.confirmable) == (True, 0)
         with pytest.raises(Diverged, match="last transaction delivered ended at 0/384"):
             progress.on_received(901)
         progress = Progress(1000, {900: "transaction"})
         progress.on_resent(900, "transaction")
-        assert (progress.owes, progress.confirmable) == (False, 900)
+        assert (progress.awaits_resent, progress.confirmable) == (False, 900)
 
 
 class TestPreparedTransactions:

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-ASKED_DIGITS: Final = 16
-"""Of the digest of what is asked for: two configurations never have the same one by chance."""
+SELECTION_DIGITS: Final = 16
+"""Length of the digest in every checkpoint: two configurations never have the same one by chance."""
 
 QUEUE_FACTOR: Final = 2
 """What librdkafka may hold, in multiples of delivery.inflight_max: also the largest row that can be delivered."""
@@ -209,7 +209,7 @@ def pipeline_options(settings: Settings, *, adopt_slot: bool) -> PipelineOptions
         create_slot=settings.postgres.create_slot,
         adopt_slot=adopt_slot,
         drain_timeout_s=settings.shutdown.drain_timeout.seconds,
-        asked=_asked(settings),
+        selection=_selection(settings),
         dead_letters=delivery.poison == "dead_letter",
         quarantine=settings.tables.refused == "quarantine",
     )
@@ -231,10 +231,10 @@ def _load_options(settings: Settings) -> LoadOptions:
     )
 
 
-def _asked(settings: Settings) -> str:
-    """Return what decides which changes are delivered, as a text that is short because every checkpoint has it."""
+def _selection(settings: Settings) -> str:
+    """Return a digest of the settings that decide which changes are delivered; every checkpoint has it."""
     postgres, tables = settings.postgres, settings.tables
-    asked = [
+    selecting = [
         sorted(postgres.publications),
         postgres.messages,
         postgres.origin,
@@ -243,7 +243,7 @@ def _asked(settings: Settings) -> str:
         tables.truncate,
         [(rule.match, rule.truncate) for rule in tables.rules],
     ]
-    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:ASKED_DIGITS]
+    return hashlib.sha256(json.dumps(selecting).encode()).hexdigest()[:SELECTION_DIGITS]
 
 
 def tables_of(settings: Settings) -> Tables:

@@ -217,7 +217,7 @@ class Loader:
 
     async def _until_shown(self) -> None:
         """Wait until it is certain that this is the server that was followed."""
-        while self._seams.progress.owes:  # noqa: ASYNC110 - nobody is told when that ends
+        while self._seams.progress.awaits_resent:  # noqa: ASYNC110 - nobody is told when that ends
             await asyncio.sleep(SHOWN_S)
 
     async def _look(self) -> None:

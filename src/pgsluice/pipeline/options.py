@@ -11,7 +11,7 @@ from pgsluice.tables import Tables
 class PipelineOptions:
     """What a pipeline needs to know; times in seconds, sizes in bytes.
 
-    ``asked``: what decides which changes are delivered, as a text to compare.
+    ``selection``: a digest of the settings that decide which changes are delivered.
     """
 
     name: str
@@ -22,6 +22,6 @@ class PipelineOptions:
     create_slot: bool
     adopt_slot: bool
     drain_timeout_s: float
-    asked: str = ""
+    selection: str = ""
     dead_letters: bool = False
     quarantine: bool = False

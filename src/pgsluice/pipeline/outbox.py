@@ -239,7 +239,7 @@ class Outbox:
     def _heartbeat_s(self) -> float:
         if self._progress.undelivered:
             return self._limits.heartbeat_s
-        return math.inf if self._progress.owes else QUIET_S
+        return math.inf if self._progress.awaits_resent else QUIET_S
 
     async def drain(self) -> None:
         """Deliver everything that is committed in PostgreSQL so far.

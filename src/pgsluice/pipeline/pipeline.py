@@ -34,7 +34,7 @@ from pgsluice.history import (
     LOAD_AGAIN,
     Checkpoint,
     last_checkpoint,
-    owed,
+    to_be_resent,
 )
 from pgsluice.lsn import format_lsn
 from pgsluice.metrics import Metrics
@@ -352,7 +352,9 @@ class Pipeline:
         options, checkpoint = self._options, start.checkpoint
         if self._dead_letters is not None:
             self._dead_letters.forget(checkpoint.end_lsn)
-        progress = Progress(checkpoint.end_lsn, owed(checkpoint, start.slot_lsn), checkpoint.held_lsn, start.slot_lsn)
+        progress = Progress(
+            checkpoint.end_lsn, to_be_resent(checkpoint, start.slot_lsn), checkpoint.held_lsn, start.slot_lsn
+        )
         self.session = Session(
             ends, checkpoint, options.session, self._metrics, progress, found=start.found, loaded=start.loaded
         )

@@ -117,7 +117,7 @@ class Startup:
         if not facts.recorded.topics.issubset(self._described_topics()):
             await self._registry.start()
         await sink.open_topics(resumption.committed, await self._known_topics(), self._described_topics())
-        if resumption.is_birth:
+        if resumption.begins_epoch:
             await sink.deliver(Cut(end_lsn=checkpoint.end_lsn), checkpoint)
         return Start(found, checkpoint, facts.slot_lsn, await sink.loaded())
 
@@ -141,7 +141,7 @@ class Startup:
 
     def _identity(self, sink: Sink) -> Identity:
         options = self._options
-        return Identity(options.name, options.slot, options.asked, is_atomic=sink.is_atomic, adopt=self._adopt)
+        return Identity(options.name, options.slot, options.selection, is_atomic=sink.is_atomic, adopt=self._adopt)
 
     async def refuse(self, sink: Sink, last: Checkpoint, error: Diverged) -> None:
         """Record with the last checkpoint that the server has another history, so that every start sees it."""

@@ -258,8 +258,8 @@ class TestWhenItMustNotGoOn:
         [
             (World(position=5), "there is no checkpoint for it in Kafka"),
             (World(checkpoint=CHECKPOINT), "does not exist on this server"),
-            (World(position=9_001, checkpoint=CHECKPOINT), "somebody else advanced"),
-            (World(position=8_001, checkpoint=replace(CHECKPOINT, held_lsn=8_000)), "behind a PREPARE TRANSACTION at"),
+            (World(position=9_001, checkpoint=CHECKPOINT), "Somebody else advanced"),
+            (World(position=8_001, checkpoint=replace(CHECKPOINT, held_lsn=8_000)), "after a PREPARE TRANSACTION at"),
             (World(position=5, checkpoint=replace(CHECKPOINT, end_lsn=10_001)), "the server's WAL ends at"),
             (World(position=5, checkpoint=replace(CHECKPOINT, slot="t")), "written for slot 't'"),
             (World(position=5, checkpoint=replace(CHECKPOINT, systemid="9")), "system identifier 9"),
@@ -420,7 +420,7 @@ class TestWhenItMustNotGoOn:
         last = replace(CHECKPOINT, last_end_lsn=8_500, last_xid=1, last_commit_ts=1)
         world = World(position=8_000, checkpoint=last)
         world.commit(1)
-        with pytest.raises(HistoryError, match="did not send it again: it was restored from a backup"):
+        with pytest.raises(HistoryError, match="did not send it again. So the server was restored from a backup"):
             await ended(pipeline(world))
 
     async def test_an_error_that_waiting_does_not_mend_ends_it(self) -> None:
@@ -601,7 +601,7 @@ class TestWhenItMustNotGoOn:
 class TestAdopting:
     async def test_it_is_asked_for_once_and_not_for_good(self) -> None:
         world = World(position=8_000)
-        with pytest.raises(HistoryError, match="somebody else advanced"):  # noqa: PT012 - the end of the block raises
+        with pytest.raises(HistoryError, match="Somebody else advanced"):  # noqa: PT012 - the end of the block raises
             async with running(world, adopt_slot=True) as found:
                 await streaming(found)
                 world.commit(1)

@@ -12,7 +12,7 @@ import structlog
 from pgsluice.avro.types import TypeOptions
 from pgsluice.commands import Answer, CommandState
 from pgsluice.errors import Diverged, PoisonError, ProtocolError, SourceUnavailable
-from pgsluice.history import Checkpoint, ServerIdentity, owed
+from pgsluice.history import Checkpoint, ServerIdentity, to_be_resent
 from pgsluice.metrics import Metrics
 from pgsluice.pgoutput import messages
 from pgsluice.pipeline import outbox, session_status, shutdown, watch
@@ -22,7 +22,7 @@ from pgsluice.pipeline.outbox import Limits
 from pgsluice.pipeline.session import Ends, Session, SessionOptions
 from pgsluice.pipeline.vitals import Vitals
 from pgsluice.postgres.stream import MIN_STATUS_GAP_S
-from pgsluice.progress import Owed, Progress
+from pgsluice.progress import Progress, ResentKind
 from pgsluice.tables import Tables
 from pgsluice.transaction import Transaction
 from tests.support.ends import (
@@ -99,10 +99,10 @@ async def running(  # noqa: PLR0913 - a session has many sides, and a test choos
     tables: Tables | None = None,
     spool: MemorySpool | None = None,
     checkpoint: Checkpoint = CHECKPOINT,
-    owed: Mapping[int, Owed] | None = None,
+    to_be_resent: Mapping[int, ResentKind] | None = None,
 ) -> AsyncIterator[Running]:
     limits = Limits(0.05, cut_bytes, inflight_max, heartbeat_s)
-    progress = Progress(checkpoint.end_lsn, owed or {})
+    progress = Progress(checkpoint.end_lsn, to_be_resent or {})
     found = Running(world, limits, tables or Tables("shop"), spool or MemorySpool(), checkpoint, progress)
     await found.start()
     try:
@@ -179,7 +179,7 @@ async def test_but_not_while_the_server_may_have_another_history(monkeypatch: py
     """A cut says that everything before its end is in Kafka, and then nobody knows."""
     monkeypatch.setattr(outbox, "QUIET_S", 0.05)
     world = World(position=9_000)
-    async with running(world, owed={9_900: "transaction"}) as found:
+    async with running(world, to_be_resent={9_900: "transaction"}) as found:
         world.keepalive(9_500)
         await until(lambda: found.has_received(9_500))
         await asyncio.sleep(0.2)
@@ -807,7 +807,7 @@ class TestAServerWithAnotherHistory:
         """What comes in its place was not delivered, and has to come again when a new history begins."""
         world = World(position=4_000, server=ServerIdentity("7001", 1, 4_500))
         world.commit(1)
-        async with running(world, checkpoint=self.LAST, owed=owed(self.LAST, slot_lsn=4_000)) as found:
+        async with running(world, checkpoint=self.LAST, to_be_resent=to_be_resent(self.LAST, slot_lsn=4_000)) as found:
             world.keepalive(4_900)
             await until(lambda: found.has_received(4_900))
             assert found.metric("resent_transactions_total") == 1
