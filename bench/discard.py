@@ -8,9 +8,9 @@ import sys
 from collections.abc import Collection, Sequence
 
 from pgsluice.app import cli, daemon
+from pgsluice.checkpoint import Checkpoint
 from pgsluice.commands import CommandState
 from pgsluice.cut import Cut, Recorded, TopicUse
-from pgsluice.history import Checkpoint
 from pgsluice.kafka.sink import CutFormat, SinkOptions
 from pgsluice.loads import Loaded
 from pgsluice.pipeline.ends import Sink

@@ -7,177 +7,18 @@ The rules follow https://www.postgresql.org/docs/current/logicaldecoding-explana
 again) and what real servers did: a slot confirms every position that it is told, even one that does not exist yet.
 """
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
-from pgsluice.avro.wire import read_json
-from pgsluice.commands import CommandState, read_command_state
-from pgsluice.cut import CUT_MAX, EPOCH_MAX, Cut, Recorded, message_crc
+from pgsluice.checkpoint import Checkpoint, last_checkpoint
+from pgsluice.commands import CommandState
+from pgsluice.cut import CUT_MAX, EPOCH_MAX, Recorded
 from pgsluice.errors import ConfigError, Diverged, HistoryError, SourceUnavailable
-from pgsluice.loads import Load, Place, read_loads, read_place
-from pgsluice.lsn import INVALID_LSN, MAX_LSN, format_lsn
-from pgsluice.pgoutput.messages import LogicalMessage
-from pgsluice.progress import ResentKind
-from pgsluice.transaction import Change, Delivered, Emitted, Resent
-
-_CHECKPOINT_VERSION = 1
+from pgsluice.lsn import INVALID_LSN, format_lsn
 
 LOAD_AGAIN: Final = "load the tables concerned again: `pgsluice snapshot start TABLE...` while pgsluice runs."
 """The end of a message: what to do if changes are missing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """The record in Kafka that says how far changes are delivered. Every acknowledgement to PostgreSQL rests on it.
-
-    ``end_lsn``: everything before it is delivered. It is 0/0 while the slot is being created. ``epoch``: the history
-    that the LSNs belong to. ``last_end_lsn``, ``last_xid`` and ``last_commit_ts`` identify the last transaction that
-    was delivered. ``last_message_lsn`` and ``last_message_crc`` identify the last message outside transactions. They
-    are 0 or empty if this epoch had no transaction, or no message. Earlier versions did not record messages.
-    """
-
-    pipeline: str
-    slot: str
-    systemid: str
-    timeline: int
-    epoch: int
-    cut: int
-    end_lsn: int
-    last_end_lsn: int = INVALID_LSN
-    last_xid: int = 0
-    last_commit_ts: int = 0
-    last_message_lsn: int = INVALID_LSN
-    last_message_crc: str = ""
-    held_lsn: int = INVALID_LSN
-    """The PREPARE of the oldest prepared transaction that had not ended. No position after it is confirmed."""
-    selection: str = field(default="", compare=False)
-    """A digest of the settings that decide which changes are delivered, such as the publications. If it changes, the
-    server sends other transactions. Its name in the record is ``asked``."""
-    selection_lsn: int = field(default=INVALID_LSN, compare=False)
-    """The position since which ``selection`` holds. It is 0/0 in an epoch that began with ``--adopt-slot``, until the
-    selection changes (see :func:`_adopted`). Its name in the record is ``asked_lsn``."""
-    refused: str = ""
-    """Why a start or a session found that the server has another history. Every later start stops for this reason."""
-    loads: tuple[Load, ...] = ()
-    """The tables whose rows are being read, and how far their loads have come."""
-    place: Place = field(default_factory=Place)
-    """The place of the last rows that were read. Further rows at the same position get the numbers after it."""
-    commands: CommandState = field(default_factory=CommandState)
-    """Which commands were read, and which of their effects last."""
-    tracks_loads: bool = False
-    """Whether a published table without a record in ``<prefix>.snapshots`` was never loaded. Earlier versions loaded
-    no table by default, so the tables that they delivered count as loaded (:func:`pgsluice.loads.assumed`)."""
-
-    def advanced(self, cut: Cut, number: int, held_lsn: int = INVALID_LSN) -> "Checkpoint":
-        """Return the checkpoint that belongs to ``cut``, which gets this ``number``."""
-        found = replace(
-            self,
-            cut=number,
-            end_lsn=cut.end_lsn,
-            held_lsn=held_lsn,
-            loads=self.loads if cut.loads is None else tuple(cut.loads),
-            place=cut.place or self.place,
-            commands=cut.commands or self.commands,
-            tracks_loads=self.tracks_loads or cut.tracks_loads,
-        )
-        if cut.last_message is not None:
-            message_lsn, message_crc = cut.last_message
-            found = replace(found, last_message_lsn=message_lsn, last_message_crc=message_crc)
-        if cut.last is None:
-            return found
-        transaction, last_end_lsn = cut.last
-        return replace(
-            found,
-            last_end_lsn=last_end_lsn,
-            last_xid=transaction.xid,
-            last_commit_ts=transaction.commit_ts,
-        )
-
-    @property
-    def is_announcement(self) -> bool:
-        """Whether it only announces that a slot will be created. The position of that slot becomes ours."""
-        return self.end_lsn == INVALID_LSN
-
-    @property
-    def delivered(self) -> Delivered:
-        """How far changes are delivered, and before that, the positions since which there was nothing to deliver."""
-        return Delivered(
-            self.end_lsn,
-            transaction_lsn=max(self.last_end_lsn, self.selection_lsn),
-            message_lsn=max(self.last_message_lsn, self.selection_lsn),
-        )
-
-    def selecting(self, selection: str) -> "Checkpoint":
-        """Return the checkpoint of a session whose settings have this ``selection``."""
-        if selection == self.selection:
-            return self
-        return replace(self, selection=selection, selection_lsn=self.end_lsn)
-
-    def to_json(self) -> bytes:
-        """Return the value of the checkpoint record."""
-        values = {_NAMES_IN_RECORD.get(name, name): value for name, value in asdict(self).items()}
-        return json.dumps({"version": _CHECKPOINT_VERSION, **values}).encode()
-
-    @classmethod
-    def from_json(cls, data: bytes, where: str = "The checkpoint record") -> "Checkpoint":
-        """Return the checkpoint that ``data`` holds; HistoryError if it holds none.
-
-        ``where``: the record in which ``data`` was found, for the message.
-        """
-        try:
-            return cls._from_fields(read_json(data.decode()))
-        except ValueError as error:
-            raise HistoryError(
-                f"{where} is not one that this version of pgsluice can read: {error}. Was it written by a newer "
-                "version, or by another program? Run the version that wrote it, or choose another kafka.topic_prefix."
-            ) from None
-
-    @classmethod
-    def _from_fields(cls, found: object) -> "Checkpoint":
-        """Return the checkpoint with these fields; ValueError with the reason if a checkpoint cannot have them."""
-        if not isinstance(found, dict):
-            raise ValueError("it is not a JSON object")  # noqa: TRY004 - wrong data, not a wrong argument
-        if found.pop("version", None) != _CHECKPOINT_VERSION:
-            raise ValueError(f"its version is not {_CHECKPOINT_VERSION}")
-        # Earlier versions did not record messages, so the last one may have been anywhere up to the end.
-        found.setdefault("last_message_lsn", found.get("end_lsn"))
-        loads, place, commands = found.pop("loads", []), found.pop("place", {}), found.pop("commands", {})
-        plain = [one for one in fields(cls) if one.name not in ("loads", "place", "commands")]
-        known = {_NAMES_IN_RECORD.get(one.name, one.name): one for one in plain}
-        if not found.keys() <= known.keys():
-            raise ValueError("it has fields that are not known")
-        missing = [name for name, one in known.items() if one.default is MISSING and name not in found]
-        if missing:
-            raise ValueError(f"{missing[0]!r} is missing")
-        for name, value in found.items():
-            _check_field(name, value, known[name].type)
-        values = {known[name].name: value for name, value in found.items()}
-        return cls(**values, loads=read_loads(loads), place=read_place(place), commands=read_command_state(commands))
-
-
-_NAMES_IN_RECORD: Final = {"selection": "asked", "selection_lsn": "asked_lsn"}
-"""Fields that have another name in the record. The record keeps the names that earlier versions gave them."""
-
-_BOUNDS: Final = {
-    "timeline": (1, 2**32 - 1),
-    "epoch": (1, EPOCH_MAX),
-    "cut": (0, CUT_MAX),
-    "last_xid": (0, 2**32 - 1),
-    "last_commit_ts": (-(2**63), 2**63 - 1),
-}
-"""The lowest and highest value of each number in a checkpoint that is not an LSN."""
-
-_KINDS: Final[Mapping[object, str]] = {str: "a string", int: "an integer", bool: "true or false"}
-
-
-def _check_field(name: str, value: object, kind: object) -> None:
-    if type(value) is not kind:
-        raise ValueError(f"{name!r} is not {_KINDS[kind]}")
-    lowest, highest = _BOUNDS.get(name, (INVALID_LSN, MAX_LSN))
-    if isinstance(value, int) and not lowest <= value <= highest:
-        raise ValueError(f"{name!r} is outside {lowest} to {highest}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,15 +91,6 @@ class Resumption:
     def begins_epoch(self) -> bool:
         """Whether the checkpoint is new and not in Kafka yet. Its cut has to be committed before any other."""
         return self.checkpoint.cut > self.committed
-
-
-def last_checkpoint(found: Sequence[Checkpoint]) -> Checkpoint | None:
-    """Return the checkpoint that counts among those that were read (see ``kafka.checkpoint``); None if there is none.
-
-    The last one counts, and not the one with the highest position. Otherwise a record that another program has forged
-    could hide all later checkpoints of ours. :func:`resume` decides whether the cut records confirm it.
-    """
-    return found[-1] if found else None
 
 
 def is_outrun(checkpoint: Checkpoint | None, recorded: Recorded) -> bool:
@@ -606,68 +438,3 @@ def check_timeline(checkpoint: Checkpoint, server: ServerIdentity, switches: Ite
         selection_lsn=min(checkpoint.selection_lsn, switch),
         held_lsn=checkpoint.held_lsn if checkpoint.held_lsn < switch else INVALID_LSN,
     )
-
-
-def check_resent(checkpoint: Checkpoint, resent: Resent) -> None:
-    """Raise Diverged if ``resent`` ends where the last delivered transaction ended, but is another transaction."""
-    found = (resent.transaction.xid, resent.transaction.commit_ts)
-    if resent.end_lsn == checkpoint.last_end_lsn and found != (
-        checkpoint.last_xid,
-        checkpoint.last_commit_ts,
-    ):
-        raise Diverged(
-            f"The transaction that ends at {format_lsn(resent.end_lsn)} is {found[0]}, but the one delivered was "
-            f"{checkpoint.last_xid}. The server was restored from a backup and has another history now. Compare the "
-            "tables, then start a new history with --adopt-slot."
-        )
-
-
-def check_message_resent(checkpoint: Checkpoint, message: LogicalMessage) -> None:
-    """Raise Diverged if ``message`` ends where the last delivered message ended, but is another message."""
-    if message.lsn == checkpoint.last_message_lsn and checkpoint.last_message_crc not in ("", message_crc(message)):
-        raise Diverged(
-            f"The message at {format_lsn(message.lsn)} is not the one that was delivered. The server was restored from "
-            "a backup and has another history now. Compare the tables, then start a new history with --adopt-slot."
-        )
-
-
-def unexpected(checkpoint: Checkpoint, change: Change | Emitted) -> Diverged:
-    """Return the error for a change at a position where the server had nothing to send when it was followed before.
-
-    See :class:`pgsluice.transaction.Unexpected`.
-    """
-    delivered = checkpoint.delivered
-    if change.transaction is not None:
-        what = f"transaction {change.transaction.xid}, which commits at {format_lsn(change.transaction.commit_lsn)}"
-        since = delivered.transaction_lsn
-    else:
-        assert isinstance(change, Emitted), "every row is part of a transaction"
-        what, since = f"a message at {format_lsn(change.message.lsn)}", delivered.message_lsn
-    end = format_lsn(delivered.lsn)
-    if since == INVALID_LSN:
-        why = (
-            f"Changes before {end} count as delivered, because this epoch began at the slot's position with "
-            "--adopt-slot, and has delivered nothing yet. The slot has gone back since. So the server crashed before "
-            "it had saved the slot's position, or it"
-        )
-    else:
-        why = (
-            f"Changes before {end} are delivered, and between {format_lsn(since)} and that position the server had "
-            "nothing to send when this pipeline followed it. So it"
-        )
-    return Diverged(
-        f"PostgreSQL has sent {what}. {why} was restored from a backup or a disk snapshot, or it is a copy of the "
-        "server that was followed. What it has sent was not delivered, and will be sent again. Compare the tables, "
-        "then start a new history with --adopt-slot. It begins at the slot's position."
-    )
-
-
-def to_be_resent(checkpoint: Checkpoint, slot_lsn: int) -> Mapping[int, ResentKind]:
-    """Return what the server has to send again: the last transaction and the last message delivered, by their end.
-
-    The server sends everything that ends after the slot's position. ``checkpoint``: the one with which the session
-    begins. What was delivered before its ``selection_lsn`` is left out, because other settings held then, and with the
-    present ones the server may not send it.
-    """
-    last: dict[int, ResentKind] = {checkpoint.last_end_lsn: "transaction", checkpoint.last_message_lsn: "message"}
-    return {lsn: what for lsn, what in last.items() if lsn > max(slot_lsn, checkpoint.selection_lsn)}

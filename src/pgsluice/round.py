@@ -11,7 +11,7 @@ from pgsluice.transaction import Transaction
 
 
 class Round:
-    """The gate (``transaction.Gate``) of one snapshot. ``end_lsn``: every change that it sees lies before."""
+    """The gate (``transactions.Gate``) of one snapshot. ``end_lsn``: every change that it sees lies before."""
 
     def __init__(self, snapshot: Snapshot, end_lsn: int) -> None:
         self.is_complete = False

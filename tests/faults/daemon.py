@@ -42,7 +42,8 @@ from pgsluice.postgres.stream import ReplicationStream
 from pgsluice.progress import Progress
 from pgsluice.round import Round
 from pgsluice.spool.rows import SpooledRows
-from pgsluice.transaction import Delivered, Transaction, Transactions
+from pgsluice.transaction import Delivered, Transaction
+from pgsluice.transactions import Transactions
 
 FLUSH_S = 10.0
 

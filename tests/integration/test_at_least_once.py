@@ -20,7 +20,7 @@ from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
-from pgsluice.history import Checkpoint
+from pgsluice.checkpoint import Checkpoint
 from sandbox.daemon import Daemon
 from sandbox.kafka import Kafka
 from tests.support.kafka import end_of, paused, read_committed

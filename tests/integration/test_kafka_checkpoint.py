@@ -12,8 +12,8 @@ import structlog
 from confluent_kafka import Producer
 from confluent_kafka.admin import AclOperation
 
+from pgsluice.checkpoint import Checkpoint, last_checkpoint
 from pgsluice.errors import HistoryError, PermissionDenied, SinkUnavailable, UnavailableError
-from pgsluice.history import Checkpoint, last_checkpoint
 from pgsluice.kafka import mark as marks
 from pgsluice.kafka import tail as tails
 from pgsluice.kafka.checkpoint import read_checkpoints

@@ -11,9 +11,9 @@ import pytest
 import structlog
 
 from pgsluice import cut as cuts
+from pgsluice.checkpoint import last_checkpoint
 from pgsluice.cut import Cut
 from pgsluice.errors import HistoryError, SinkUnavailable
-from pgsluice.history import last_checkpoint
 from pgsluice.kafka import ledger, producer, topics
 from pgsluice.kafka.account import Account, LastCuts, Place, TopicState
 from pgsluice.kafka.ledger import Ledger, OffsetPrediction, lost_cuts, read_last_cuts

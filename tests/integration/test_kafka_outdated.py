@@ -15,8 +15,8 @@ import pytest
 from confluent_kafka import IsolationLevel, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from pgsluice.checkpoint import Checkpoint, last_checkpoint
 from pgsluice.errors import SinkUnavailable
-from pgsluice.history import Checkpoint, last_checkpoint
 from pgsluice.kafka import mark as marks
 from pgsluice.kafka.account import Account, TopicState
 from pgsluice.kafka.checkpoint import read_checkpoints

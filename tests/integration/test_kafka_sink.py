@@ -12,8 +12,8 @@ import structlog
 from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import ConfigResource
 
+from pgsluice.checkpoint import last_checkpoint
 from pgsluice.errors import ConfigError, DeadlineMissed, Fenced, PoisonError, SinkUnavailable, TableRefused
-from pgsluice.history import last_checkpoint
 from pgsluice.kafka import transactional
 from pgsluice.kafka.client import ClientOptions
 from pgsluice.kafka.ledger import Ledger

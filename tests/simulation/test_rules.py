@@ -12,11 +12,11 @@ import pytest
 from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka.admin import OffsetSpec
 
-from pgsluice import history
-from pgsluice import transaction as transactions
+from pgsluice import history, resending, waiting
+from pgsluice.checkpoint import Checkpoint
 from pgsluice.commands import Answer, CommandState
 from pgsluice.errors import HistoryError, PgsluiceError, ProtocolError
-from pgsluice.history import Checkpoint, Facts, Identity, Resumption, resume
+from pgsluice.history import Facts, Identity, Resumption, resume
 from pgsluice.kafka.commands import CommandReader
 from pgsluice.kafka.idempotent import IdempotentProducer
 from pgsluice.kafka.ledger import Ledger
@@ -45,7 +45,8 @@ from pgsluice.progress import Progress, ResentKind
 from pgsluice.round import Round
 from pgsluice.snapshot import Shape, Snapshot, Taken
 from pgsluice.spool import disk
-from pgsluice.transaction import Delivered, Transactions
+from pgsluice.transaction import Committed, Delivered
+from pgsluice.transactions import Transactions
 from tests.simulation import reader as readers
 from tests.simulation.reader import Reader
 from tests.simulation.virtual import PROCESS
@@ -281,7 +282,7 @@ def messages_of_their_own_keep_their_place(patch: pytest.MonkeyPatch) -> None:
 
     async def then(self: Session, event: Any) -> None:  # noqa: ANN401 - as the original
         await end(self, event)
-        while waiting and isinstance(event, transactions.Committed):
+        while waiting and isinstance(event, Committed):
             await take(self, None, waiting.pop(0))
 
     patch.setattr(Session, "_take_message", later)
@@ -311,7 +312,7 @@ def rows_that_wait_keep_the_table_they_were_sent_under(patch: pytest.MonkeyPatch
         self.relations[number - 1] = relation
         return number
 
-    patch.setattr(transactions._Waiting, "number", latest)
+    patch.setattr(waiting.Waiting, "number", latest)
 
 
 def tables_are_described_in_order_of_arrival(patch: pytest.MonkeyPatch) -> None:
@@ -433,7 +434,7 @@ def nothing_is_confirmed_before_the_last_transaction_came_again(patch: pytest.Mo
 
 
 def the_last_message_comes_again_too(patch: pytest.MonkeyPatch) -> None:
-    original = history.to_be_resent
+    original = resending.to_be_resent
 
     def transactions_only(checkpoint: Checkpoint, slot_lsn: int) -> dict[int, ResentKind]:
         return {lsn: what for lsn, what in original(checkpoint, slot_lsn).items() if what == "transaction"}

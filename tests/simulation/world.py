@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 
 from pgsluice.avro.types import TypeOptions
 from pgsluice.avro.wire import Schema
+from pgsluice.checkpoint import Checkpoint
 from pgsluice.errors import Diverged, DrainTimeout, HistoryError, UnavailableError
-from pgsluice.history import Checkpoint
 from pgsluice.kafka.checkpoint import checkpoint_key
 from pgsluice.kafka.client import ClientErrors
 from pgsluice.kafka.mark import is_mark

@@ -11,10 +11,11 @@ from typing import Any
 
 from pgsluice.avro.schema import FieldHistory, KeyHistory
 from pgsluice.avro.wire import Schema, normalise, schema_id
+from pgsluice.checkpoint import Checkpoint
 from pgsluice.commands import CommandState
 from pgsluice.cut import Cut, Recorded
 from pgsluice.errors import PgsluiceError, SinkUnavailable, SlotInUse, TableUnreadable
-from pgsluice.history import Checkpoint, ServerIdentity, TimelineSwitch
+from pgsluice.history import ServerIdentity, TimelineSwitch
 from pgsluice.layout import Layout
 from pgsluice.loads import Loaded
 from pgsluice.pgbinary.types import TypeDescription

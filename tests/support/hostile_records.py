@@ -13,11 +13,12 @@ from pgsluice.avro.records import record_reader
 from pgsluice.avro.schema import FieldHistory, KeyHistory, TableFields, cut_schema, envelope_schema, key_schema
 from pgsluice.avro.types import TypeOptions
 from pgsluice.avro.wire import header, normalise, schema_id
+from pgsluice.checkpoint import Checkpoint
 from pgsluice.commands import TABLES_MAX, Answer, Command, read_answer, read_command
 from pgsluice.cut import Recorded
 from pgsluice.dead_letter import origin_of
 from pgsluice.errors import HistoryError, PgsluiceError
-from pgsluice.history import Checkpoint, Facts, Identity, ServerIdentity, resume
+from pgsluice.history import Facts, Identity, ServerIdentity, resume
 from pgsluice.kafka.account import Account, LastCuts, TopicState, changes
 from pgsluice.lsn import format_lsn
 from pgsluice.registry.canonical import canonical

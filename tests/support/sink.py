@@ -4,8 +4,8 @@ import json
 from collections.abc import Sequence
 from typing import Any, Self
 
+from pgsluice.checkpoint import Checkpoint, last_checkpoint
 from pgsluice.cut import Cut, Recorded
-from pgsluice.history import Checkpoint, last_checkpoint
 from pgsluice.kafka.client import ClientOptions
 from pgsluice.kafka.ledger import OffsetPrediction
 from pgsluice.kafka.producer import ProducerOptions

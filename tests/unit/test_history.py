@@ -1,38 +1,28 @@
 """Whether and where a start may go on: the checks, and the decision over all that a start has found."""
 
-import json
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from pgsluice.checkpoint import Checkpoint, last_checkpoint
 from pgsluice.commands import CommandState, Request
-from pgsluice.cut import Cut, Recorded, message_crc
+from pgsluice.cut import Cut, Recorded
 from pgsluice.errors import ConfigError, Diverged, HistoryError, SourceUnavailable
 from pgsluice.history import (
-    Checkpoint,
     Facts,
     Identity,
     Resumption,
     ServerIdentity,
     TimelineSwitch,
     announcement,
-    check_message_resent,
     check_origin,
     check_pipeline,
-    check_resent,
     check_slot,
     check_timeline,
-    last_checkpoint,
     resume,
-    to_be_resent,
-    unexpected,
 )
 from pgsluice.loads import Load, Place
-from pgsluice.pgoutput.messages import LogicalMessage
-from pgsluice.relation import Relation
-from pgsluice.transaction import Change, Delivered, Emitted, Resent, Transaction
 
 SERVER = ServerIdentity("7001", 1, 5000)
 CHECKPOINT = Checkpoint("shop", "s", "7001", 1, 2, 9, 1000, last_end_lsn=990, last_xid=700, last_commit_ts=55)
@@ -56,159 +46,7 @@ def facts(*checkpoints: Checkpoint, cut: int | None = None, **found: Any) -> Fac
     return replace(usual, **found)
 
 
-class TestCheckpoint:
-    def test_it_survives_the_way_through_kafka(self) -> None:
-        whole = replace(
-            CHECKPOINT,
-            last_message_lsn=980,
-            last_message_crc="0a1b2c3d",
-            held_lsn=900,
-            selection="p",
-            selection_lsn=3,
-            refused="Restored.",
-            loads=(LOAD,),
-            place=Place(950, 3),
-            tracks_loads=True,
-            commands=COMMANDS,
-        )
-        found = Checkpoint.from_json(whole.to_json())
-        assert (found, found.selection, found.selection_lsn) == (whole, "p", 3)
-
-    def test_it_is_readable_json(self) -> None:
-        assert json.loads(CHECKPOINT.to_json())["end_lsn"] == 1000
-
-    @pytest.mark.parametrize(
-        "data",
-        [
-            b"",
-            b"\xff",
-            b"[]",
-            b"3",
-            b"{}",
-            json.dumps({"version": 1}).encode(),
-            CHECKPOINT.to_json().replace(b'"version": 1', b'"version": 2'),
-            CHECKPOINT.to_json().replace(b"1000", b'"1000"'),
-            CHECKPOINT.to_json().replace(b'"slot"', b'"slut"'),
-        ],
-    )
-    def test_anything_else_is_refused_with_the_way_out(self, data: bytes) -> None:
-        with pytest.raises(HistoryError, match="topic_prefix"):
-            Checkpoint.from_json(data)
-
-    @pytest.mark.parametrize(
-        ("change", "complaint"),
-        [
-            ({"end_lsn": 2**64}, "'end_lsn' is outside 0 to 18446744073709551615"),
-            ({"held_lsn": -1}, "'held_lsn' is outside 0 to"),
-            ({"epoch": 0}, "'epoch' is outside 1 to 1073741824"),
-            ({"epoch": 2**31 - 1}, "'epoch' is outside 1 to 1073741824"),
-            ({"cut": -1}, "'cut' is outside 0 to 4611686018427387904"),
-            ({"cut": 2**63 - 1}, "'cut' is outside"),
-            ({"cut": True}, "'cut' is not an integer"),
-            ({"cut": 9.0}, "'cut' is not an integer"),
-            ({"timeline": 2**32}, "'timeline' is outside 1 to 4294967295"),
-            ({"last_xid": 2**32}, "'last_xid' is outside"),
-            ({"last_commit_ts": 2**63}, "'last_commit_ts' is outside"),
-            ({"slot": None}, "'slot' is not a string"),
-            ({"systemid": "\ud800"}, "half of a surrogate pair"),
-            ({"asked": [[]] * 200 + [[]]}, "'asked' is not a string"),
-            ({"later": 1}, "it has fields that are not known"),
-            ({"loads": None}, "'loads' is not an array"),
-            ({"loads": [3]}, "a Load is not an object"),
-            ({"loads": [{"id": "5f3a"}]}, "'schema' of a Load is missing"),
-            ({"place": None}, "a Place is not an object"),
-            ({"commands": None}, "'commands' is not an object"),
-            ({"tracks_loads": 1}, "'tracks_loads' is not true or false"),
-            ({"place": {"lsn": -1}}, "'lsn' has a value that it cannot have"),
-        ],
-    )
-    def test_what_is_wrong_is_said_and_where(self, change: dict[str, object], complaint: str) -> None:
-        data = json.dumps({**json.loads(CHECKPOINT.to_json()), **change}).encode()
-        with pytest.raises(HistoryError, match=f"^Record 5 is not one that .* can read: .*{complaint}"):
-            Checkpoint.from_json(data, "Record 5")
-
-    @pytest.mark.parametrize("data", [b"[" * 100_000, b'{"a":' * 100_000])
-    def test_one_that_is_nested_is_refused(self, data: bytes) -> None:
-        with pytest.raises(HistoryError, match="nested too deeply"):
-            Checkpoint.from_json(data)
-
-    def test_one_of_an_earlier_version_may_have_a_message_anywhere_before_its_end(self) -> None:
-        former = json.loads(CHECKPOINT.to_json())
-        for name in ("last_message_lsn", "last_message_crc", "asked_lsn", "refused"):
-            del former[name]
-        assert Checkpoint.from_json(json.dumps(former).encode()) == replace(CHECKPOINT, last_message_lsn=1000)
-
-    def test_one_of_a_version_without_snapshots_has_no_loads(self) -> None:
-        former = json.loads(CHECKPOINT.to_json())
-        del former["loads"], former["place"]
-        found = Checkpoint.from_json(json.dumps(former).encode())
-        assert (found, found.loads, found.place) == (CHECKPOINT, (), Place())
-
-    def test_one_of_a_version_without_commands_has_read_none(self) -> None:
-        former = json.loads(CHECKPOINT.to_json())
-        del former["commands"]
-        assert Checkpoint.from_json(json.dumps(former).encode()) == CHECKPOINT
-
-    def test_one_of_a_version_that_loaded_nothing_by_default_does_not_track_loads(self) -> None:
-        found = json.loads(replace(CHECKPOINT, tracks_loads=True).to_json())
-        del found["tracks_loads"]
-        assert not Checkpoint.from_json(json.dumps(found).encode()).tracks_loads
-
-    def test_until_a_cut_has_what_counts_as_loaded(self) -> None:
-        cut = heartbeat(2000)
-        assert not CHECKPOINT.advanced(cut, 10).tracks_loads
-        cut.add_assumed([])
-        tracking = CHECKPOINT.advanced(cut, 10)
-        assert tracking.tracks_loads
-        assert tracking.advanced(heartbeat(3000), 11).tracks_loads
-
-    def test_a_cut_says_which_commands_were_read(self) -> None:
-        advanced = CHECKPOINT.advanced(Cut(end_lsn=1200, commands=COMMANDS), 10)
-        assert advanced == replace(CHECKPOINT, cut=10, end_lsn=1200, commands=COMMANDS)
-        assert advanced.advanced(heartbeat(1300), 11).commands == COMMANDS
-
-    def test_commands_outlive_an_epoch(self) -> None:
-        """What they have asked for, they ask of the next one as well."""
-        last = replace(CHECKPOINT, commands=COMMANDS)
-        assert announcement(last, Recorded(), SHOP, SERVER).commands == COMMANDS
-        begun = resume(facts(last, slot_lsn=2000), ADOPTING).checkpoint
-        assert (begun.epoch, begun.loads, begun.commands) == (3, (), COMMANDS)
-
-    def test_a_cut_says_how_far_loads_have_come(self) -> None:
-        further = replace(LOAD, last=("50",), rows=1008)
-        loading = replace(CHECKPOINT, loads=(LOAD,), place=Place(950, 3))
-        advanced = loading.advanced(Cut(end_lsn=1200, loads=[further], place=Place(1100, 9)), 10)
-        assert advanced == replace(loading, cut=10, end_lsn=1200, loads=(further,), place=Place(1100, 9))
-        ended = advanced.advanced(Cut(end_lsn=1300, loads=[], place=Place(1250, 1)), 11)
-        assert (ended.loads, ended.place) == ((), Place(1250, 1))
-
-    def test_one_without_rows_that_were_read_keeps_them(self) -> None:
-        loading = replace(CHECKPOINT, loads=(LOAD,), place=Place(950, 3))
-        advanced = loading.advanced(heartbeat(1200), 10)
-        assert (advanced.loads, advanced.place) == ((LOAD,), Place(950, 3))
-
-    def test_a_cut_advances_it_and_names_its_last_transaction(self) -> None:
-        cut = Cut(end_lsn=1200, last=(Transaction(701, 1150, 56), 1180), last_message=(1100, "0a1b2c3d"))
-        assert CHECKPOINT.advanced(cut, 10) == replace(
-            CHECKPOINT,
-            cut=10,
-            end_lsn=1200,
-            last_end_lsn=1180,
-            last_xid=701,
-            last_commit_ts=56,
-            last_message_lsn=1100,
-            last_message_crc="0a1b2c3d",
-        )
-
-    def test_a_heartbeat_keeps_the_last_transaction_and_the_last_message(self) -> None:
-        former = replace(CHECKPOINT, last_message_lsn=980, last_message_crc="0a1b2c3d")
-        assert former.advanced(heartbeat(1200), 10) == replace(former, cut=10, end_lsn=1200)
-
-    def test_it_says_from_where_prepared_transactions_hold_the_slot(self) -> None:
-        held = CHECKPOINT.advanced(heartbeat(1200), 10, 1100)
-        assert held.held_lsn == 1100
-        assert held.advanced(heartbeat(1300), 11).held_lsn == 0
-
+class TestAnAnnouncement:
     def test_an_announcement_has_no_position_yet(self) -> None:
         assert replace(CHECKPOINT, end_lsn=0).is_announcement
         assert not CHECKPOINT.is_announcement
@@ -224,35 +62,12 @@ class TestCheckpoint:
         eighth = Recorded(2, 8, 900)
         assert announcement(CHECKPOINT, eighth, SHOP, SERVER) == Checkpoint("shop", "s", "7001", 1, 3, 8, 0)
 
-    def test_between_the_last_transaction_and_its_end_there_was_nothing_to_deliver(self) -> None:
-        assert replace(CHECKPOINT, last_message_lsn=980).delivered == Delivered(1000, 990, 980)
-
-    def test_unless_something_else_was_asked_for_then(self) -> None:
-        assert CHECKPOINT.selecting("") is CHECKPOINT
-        assert CHECKPOINT.selecting("more tables").delivered == Delivered(1000, 1000, 1000)
-        beaten = CHECKPOINT.selecting("more tables").advanced(heartbeat(1200), 10)
-        assert beaten.delivered == Delivered(1200, 1000, 1000)
-
-
-class TestTheLastCheckpoint:
-    """Of those that a read of the topic finds."""
-
-    @pytest.mark.parametrize(
-        ("found", "last"),
-        [
-            ([], None),
-            ([(2, 9, 1000)], (2, 9, 1000)),
-            ([(2, 8, 900), (2, 9, 1000)], (2, 9, 1000)),
-            ([(3, 40, 9000), (2, 10, 1100)], (2, 10, 1100)),  # a forged one does not hide those that follow
-            ([(2, 9, 1000), (2, 10, 5000), (2, 10, 1100)], (2, 10, 1100)),  # the first was never committed
-        ],
-    )
-    def test_is_the_one_that_was_written_last(
-        self, found: Sequence[tuple[int, int, int]], last: tuple[int, int, int] | None
-    ) -> None:
-        made = [replace(CHECKPOINT, epoch=epoch, cut=cut, end_lsn=lsn) for epoch, cut, lsn in found]
-        counts = last_checkpoint(made)
-        assert (counts and (counts.epoch, counts.cut, counts.end_lsn)) == last
+    def test_commands_outlive_an_epoch(self) -> None:
+        """What they have asked for, they ask of the next one as well."""
+        last = replace(CHECKPOINT, commands=COMMANDS)
+        assert announcement(last, Recorded(), SHOP, SERVER).commands == COMMANDS
+        begun = resume(facts(last, slot_lsn=2000), ADOPTING).checkpoint
+        assert (begun.epoch, begun.loads, begun.commands) == (3, (), COMMANDS)
 
 
 class TestGoingOn:
@@ -406,43 +221,6 @@ class TestAServerThatWentBack:
         ahead = replace(CHECKPOINT, timeline=2)
         with pytest.raises(SourceUnavailable, match="has not replayed"):
             resume(facts(ahead, server=self.BEHIND, is_standby=True), SHOP)
-
-    @pytest.mark.parametrize("resent", [Resent(Transaction(700, 950, 55), 990), Resent(Transaction(1, 900, 1), 930)])
-    def test_a_transaction_that_comes_again_is_the_one_delivered(self, resent: Resent) -> None:
-        check_resent(CHECKPOINT, resent)
-
-    @pytest.mark.parametrize("transaction", [Transaction(701, 950, 55), Transaction(700, 950, 56)])
-    def test_another_one_in_its_place_shows_it(self, transaction: Transaction) -> None:
-        with pytest.raises(Diverged, match="restored from a backup"):
-            check_resent(CHECKPOINT, Resent(transaction, 990))
-
-    def test_so_does_another_message_in_its_place(self) -> None:
-        message = LogicalMessage(None, transactional=False, lsn=980, prefix="p", content=b"secret")
-        delivered = replace(CHECKPOINT, last_message_lsn=980, last_message_crc=message_crc(message))
-        check_message_resent(delivered, message)
-        for other in (replace(message, content=b"Secret"), replace(message, prefix="q")):
-            with pytest.raises(Diverged, match="The message at 0/3D4 is not the one that was delivered"):
-                check_message_resent(delivered, other)
-            check_message_resent(delivered, replace(other, lsn=960))
-            check_message_resent(replace(delivered, last_message_crc=""), other)  # recorded by an earlier version
-
-    def test_so_does_a_transaction_where_there_was_none_to_deliver(self) -> None:
-        change = Change(Transaction(701, 992, 56), Relation(7, "public", "t", "d", ()), b"I")
-        error = unexpected(CHECKPOINT, change)
-        assert "has sent transaction 701, which commits at 0/3E0" in str(error)
-        assert "before 0/3E8 are delivered, and between 0/3DE and that position" in str(error)
-
-    def test_and_one_before_an_epoch_that_has_delivered_nothing(self) -> None:
-        change = Change(Transaction(701, 992, 56), Relation(7, "public", "t", "d", ()), b"I")
-        error = unexpected(Checkpoint("shop", "s", "7001", 1, 3, 10, 1500), change)
-        assert "before 0/5DC count as delivered, because this epoch began at the slot's position with --adopt-slot" in str(error)
-
-    def test_and_a_message(self) -> None:
-        message = LogicalMessage(None, transactional=False, lsn=995, prefix="p", content=b"secret")
-        error = unexpected(replace(CHECKPOINT, last_message_lsn=980), Emitted(None, message))
-        assert "has sent a message at 0/3E3" in str(error)
-        assert "between 0/3D4 and that position" in str(error)
-        assert "secret" not in str(error)
 
 
 class TestCutRecordsAheadOfTheCheckpoint:
@@ -679,25 +457,3 @@ class TestAnotherTimeline:
     def test_one_that_is_no_descendant(self) -> None:
         with pytest.raises(HistoryError, match="is not an ancestor of it"):
             check_timeline(CHECKPOINT, self.PROMOTED, [])
-
-
-class TestWhatTheServerOwes:
-    """The last transaction delivered, if the slot stands before it."""
-
-    def test_it_is_owed_if_the_slot_stands_before_it(self) -> None:
-        last = {990: "transaction"}
-        assert [to_be_resent(CHECKPOINT, lsn) for lsn in (500, 989, 990, 1000)] == [last, last, {}, {}]
-        assert to_be_resent(replace(CHECKPOINT, last_end_lsn=0), 500) == {}
-
-    def test_so_is_the_last_message(self) -> None:
-        checkpoint = replace(CHECKPOINT, last_message_lsn=995)
-        assert [to_be_resent(checkpoint, lsn) for lsn in (989, 990, 995)] == [
-            {990: "transaction", 995: "message"},
-            {995: "message"},
-            {},
-        ]
-
-    def test_it_is_not_owed_to_who_asks_for_something_else(self) -> None:
-        other = CHECKPOINT.selecting("q")
-        assert to_be_resent(other, 500) == {}
-        assert to_be_resent(other.advanced(heartbeat(2000), 10), 500) == {}

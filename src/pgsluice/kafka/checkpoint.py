@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import structlog
 
+from pgsluice.checkpoint import Checkpoint
 from pgsluice.errors import HistoryError
-from pgsluice.history import Checkpoint
 from pgsluice.kafka.tail import Tail
 from pgsluice.loads import Loaded
 

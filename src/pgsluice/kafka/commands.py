@@ -16,9 +16,9 @@ from typing import Final, Self, TypeVar
 import structlog
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 
+from pgsluice.checkpoint import Checkpoint, last_checkpoint
 from pgsluice.commands import COMMAND_BYTES_MAX, Answer, Command, CommandState, read_answer
 from pgsluice.errors import SinkUnavailable, UnavailableError
-from pgsluice.history import Checkpoint, last_checkpoint
 from pgsluice.kafka.account import TopicState
 from pgsluice.kafka.checkpoint import read_checkpoints, read_loaded
 from pgsluice.kafka.client import ClientOptions, failure

@@ -14,10 +14,10 @@ from typing import Any, Literal, TypeVar
 
 import structlog
 
+from pgsluice.checkpoint import Checkpoint, last_checkpoint
 from pgsluice.cut import Cut, Recorded, cut_records
 from pgsluice.dead_letter import Origin
 from pgsluice.errors import ConfigError, PermissionDenied, PgsluiceError, SinkUnavailable, TableRefused
-from pgsluice.history import Checkpoint, last_checkpoint
 from pgsluice.kafka.account import LastCuts, Place, TopicState
 from pgsluice.kafka.checkpoint import checkpoint_key, read_checkpoints, read_loaded
 from pgsluice.kafka.commands import CommandReader

@@ -6,12 +6,13 @@
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
-from pgsluice import transaction
+from pgsluice import waiting
 from pgsluice.avro.schema import FieldHistory, KeyHistory
 from pgsluice.avro.wire import Schema
+from pgsluice.checkpoint import Checkpoint
 from pgsluice.commands import CommandState
 from pgsluice.cut import Cut, Recorded
-from pgsluice.history import Checkpoint, ServerIdentity, TimelineSwitch
+from pgsluice.history import ServerIdentity, TimelineSwitch
 from pgsluice.layout import Layout
 from pgsluice.loads import Loaded
 from pgsluice.pgbinary.types import TypeDescription
@@ -241,7 +242,7 @@ class CommandReader(Protocol):
         """Close every connection."""
 
 
-class Spool(transaction.Spool, Protocol):
+class Spool(waiting.Spool, Protocol):
     """Where the rows of one session wait for their commit."""
 
     @property

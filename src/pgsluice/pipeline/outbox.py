@@ -10,9 +10,9 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from pgsluice.checkpoint import Checkpoint
 from pgsluice.commands import Answer, CommandState
 from pgsluice.cut import Cut
-from pgsluice.history import Checkpoint
 from pgsluice.loads import Load, Loaded, Mark, Place
 from pgsluice.pgoutput.messages import LogicalMessage
 from pgsluice.pipeline.ends import Sink

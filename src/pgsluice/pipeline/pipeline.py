@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import structlog
 
+from pgsluice.checkpoint import Checkpoint, last_checkpoint
 from pgsluice.dead_letter import DeadLetter, Refused
 from pgsluice.envelope import DeadLetters
 from pgsluice.errors import (
@@ -30,12 +31,7 @@ from pgsluice.errors import (
     TypeChanged,
     UnavailableError,
 )
-from pgsluice.history import (
-    LOAD_AGAIN,
-    Checkpoint,
-    last_checkpoint,
-    to_be_resent,
-)
+from pgsluice.history import LOAD_AGAIN
 from pgsluice.lsn import format_lsn
 from pgsluice.metrics import Metrics
 from pgsluice.pipeline.encoders import Encoders, refusals
@@ -48,6 +44,7 @@ from pgsluice.pipeline.tasks import NOTHING_LOST, drained_within, let_go, while_
 from pgsluice.pipeline.vitals import Vitals
 from pgsluice.printable import quoted
 from pgsluice.progress import Progress
+from pgsluice.resending import to_be_resent
 
 log = structlog.get_logger(__name__)
 

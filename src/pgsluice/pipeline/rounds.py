@@ -17,7 +17,8 @@ from pgsluice.pipeline.outbox import Outbox
 from pgsluice.progress import Progress
 from pgsluice.round import Round
 from pgsluice.snapshot import Taken
-from pgsluice.transaction import Transaction, Transactions
+from pgsluice.transaction import Transaction
+from pgsluice.transactions import Transactions
 
 SEEN_S: Final = 0.1
 """How long the stream waits for transactions that were sent before they became visible: with synchronous replication

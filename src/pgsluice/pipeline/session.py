@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from pgsluice import dead_letter
+from pgsluice.checkpoint import Checkpoint
 from pgsluice.cut import Cut
 from pgsluice.envelope import Stamp
 from pgsluice.errors import Diverged, StopError
-from pgsluice.history import Checkpoint, check_message_resent, check_resent, unexpected
 from pgsluice.loads import Loaded
 from pgsluice.metrics import Metrics
 from pgsluice.pgoutput import messages
@@ -33,6 +33,7 @@ from pgsluice.pipeline.tasks import cancel
 from pgsluice.pipeline.vitals import Vitals
 from pgsluice.pipeline.watch import SessionWatch, warn_of_bare_commit
 from pgsluice.progress import Progress
+from pgsluice.resending import check_message_resent, check_resent, unexpected
 from pgsluice.rows import is_row
 from pgsluice.snapshot import FLUSH_PREFIX
 from pgsluice.transaction import (
@@ -47,9 +48,9 @@ from pgsluice.transaction import (
     Resent,
     RolledBack,
     Transaction,
-    Transactions,
     Unexpected,
 )
+from pgsluice.transactions import Transactions
 
 FULL_BATCH = 256
 """A read that gives fewer frames has emptied the socket: the stream is idle, and a cut need not wait."""

@@ -6,12 +6,13 @@
 import time
 from typing import Final
 
-from pgsluice.history import Checkpoint
+from pgsluice.checkpoint import Checkpoint
 from pgsluice.pipeline.ends import Spool
 from pgsluice.pipeline.outbox import Outbox
 from pgsluice.pipeline.vitals import Vitals
 from pgsluice.progress import Progress
-from pgsluice.transaction import Prepared, Transactions
+from pgsluice.transaction import Prepared
+from pgsluice.transactions import Transactions
 
 STALL_S: Final = 10.0
 """A cut takes milliseconds; after this long Kafka is away, or too slow to be called ready. The same holds for work that

@@ -11,11 +11,11 @@ from typing import Final
 
 import structlog
 
+from pgsluice.checkpoint import Checkpoint, last_checkpoint
 from pgsluice.cut import Cut
 from pgsluice.errors import ConfigError, Diverged, Fenced, HistoryError, SlotInUse, SourceUnavailable
 from pgsluice.history import (
     LOAD_AGAIN,
-    Checkpoint,
     Facts,
     Identity,
     ServerIdentity,
@@ -24,7 +24,6 @@ from pgsluice.history import (
     check_pipeline,
     is_contradicted,
     is_outrun,
-    last_checkpoint,
     resume,
 )
 from pgsluice.loads import Loaded

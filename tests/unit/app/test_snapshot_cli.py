@@ -8,9 +8,9 @@ import pytest
 
 from pgsluice.app import snapshot_cli as module
 from pgsluice.app.snapshot_cli import follow, new_command, status
+from pgsluice.checkpoint import Checkpoint
 from pgsluice.commands import Answer, Command, CommandState, Request
 from pgsluice.errors import CommandRefused, UnavailableError
-from pgsluice.history import Checkpoint
 from pgsluice.kafka.commands import CommandClient
 from pgsluice.loads import Load, Loaded
 

@@ -11,8 +11,8 @@ from typing import Any
 import structlog
 
 from pgsluice.avro.types import TypeOptions
+from pgsluice.checkpoint import Checkpoint
 from pgsluice.commands import CommandState
-from pgsluice.history import Checkpoint
 from pgsluice.layout import ColumnLayout, Layout
 from pgsluice.loads import FIRST_SEQ, Loaded, Mark, Place
 from pgsluice.pipeline.alterations import Alterations
@@ -26,7 +26,8 @@ from pgsluice.pipeline.vitals import Vitals
 from pgsluice.progress import Progress
 from pgsluice.relation import Column, PgType, Relation
 from pgsluice.tables import TableRule, Tables
-from pgsluice.transaction import Delivered, Transactions
+from pgsluice.transaction import Delivered
+from pgsluice.transactions import Transactions
 from tests.support.ends import FakeRegistry, FakeSink, FakeSource, MemorySpool, World
 
 INT4 = PgType(23, "pg_catalog", "int4")

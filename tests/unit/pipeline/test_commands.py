@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from pgsluice.avro.types import TypeOptions
+from pgsluice.checkpoint import Checkpoint
 from pgsluice.commands import REQUESTS_BYTES_MAX, TABLES_MAX, WHERE_MAX, Answer, Command, CommandState, Request
 from pgsluice.errors import PrimaryUnavailable, TableUnreadable
-from pgsluice.history import Checkpoint
 from pgsluice.loads import Load, Loaded
 from pgsluice.metrics import Metrics
 from pgsluice.pipeline import loader as loader_module

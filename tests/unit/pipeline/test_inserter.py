@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from pgsluice.avro.types import TypeOptions
+from pgsluice.checkpoint import Checkpoint
 from pgsluice.commands import Answer, CommandState, Request
-from pgsluice.history import Checkpoint
 from pgsluice.loads import FIRST_SEQ, Load, Loaded, Mark, Place
 from pgsluice.pgoutput.copy import insert_frame
 from pgsluice.pipeline import inserter as module

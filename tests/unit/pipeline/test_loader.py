@@ -15,9 +15,9 @@ import pytest
 import structlog
 
 from pgsluice.avro.types import TypeOptions
+from pgsluice.checkpoint import Checkpoint
 from pgsluice.commands import CommandState, Request
 from pgsluice.errors import PrimaryUnavailable, ReadTooSlow, SinkUnavailable, SourceUnavailable, TableUnreadable
-from pgsluice.history import Checkpoint
 from pgsluice.layout import ColumnLayout, Layout
 from pgsluice.loads import FIRST_SEQ, Load, Loaded, Mark, Place
 from pgsluice.metrics import Metrics

@@ -2,8 +2,8 @@
 
 import pytest
 
+from pgsluice.checkpoint import Checkpoint
 from pgsluice.commands import Answer, CommandState, Request
-from pgsluice.history import Checkpoint
 from pgsluice.loads import Load, Loaded
 from pgsluice.pipeline.begun import Begun
 from pgsluice.pipeline.encoders import Encoders

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 
+from pgsluice.checkpoint import Checkpoint
 from pgsluice.errors import SourceUnavailable, TableUnreadable
-from pgsluice.history import Checkpoint
 from pgsluice.pgoutput.framing import Keepalive
 from pgsluice.pipeline import rounds as module
 from pgsluice.pipeline.outbox import Limits, Outbox
@@ -19,7 +19,8 @@ from pgsluice.pipeline.rounds import Rounds, Seams
 from pgsluice.pipeline.vitals import Vitals
 from pgsluice.progress import Progress
 from pgsluice.snapshot import Snapshot, Taken
-from pgsluice.transaction import Delivered, Transaction, Transactions
+from pgsluice.transaction import Delivered, Transaction
+from pgsluice.transactions import Transactions
 from tests.support.ends import FakeReader, FakeSink, FakeStream, MemorySpool, World
 
 END = 10_000

@@ -10,9 +10,10 @@ import pytest
 import structlog
 
 from pgsluice.avro.types import TypeOptions
+from pgsluice.checkpoint import Checkpoint
 from pgsluice.commands import Answer, CommandState
 from pgsluice.errors import Diverged, PoisonError, ProtocolError, SourceUnavailable
-from pgsluice.history import Checkpoint, ServerIdentity, to_be_resent
+from pgsluice.history import ServerIdentity
 from pgsluice.metrics import Metrics
 from pgsluice.pgoutput import messages
 from pgsluice.pipeline import outbox, session_status, shutdown, watch
@@ -23,6 +24,7 @@ from pgsluice.pipeline.session import Ends, Session, SessionOptions
 from pgsluice.pipeline.vitals import Vitals
 from pgsluice.postgres.stream import MIN_STATUS_GAP_S
 from pgsluice.progress import Progress, ResentKind
+from pgsluice.resending import to_be_resent
 from pgsluice.tables import Tables
 from pgsluice.transaction import Transaction
 from tests.support.ends import (

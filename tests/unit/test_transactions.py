@@ -1,12 +1,11 @@
 """Which events follow from the messages of one connection."""
 
-import tracemalloc
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
 
-from pgsluice import transaction as module
+from pgsluice import waiting
 from pgsluice.errors import Diverged, ProtocolError
 from pgsluice.pgoutput import messages
 from pgsluice.pgoutput.messages import Delete, Insert, LogicalMessage, StreamAbort, Truncate, Update
@@ -24,9 +23,9 @@ from pgsluice.transaction import (
     Resent,
     RolledBack,
     Transaction,
-    Transactions,
     Unexpected,
 )
+from pgsluice.transactions import Transactions
 from tests.support.ends import MemoryRows, MemorySpool
 from tests.support.pgoutput_encoder import encode
 
@@ -284,19 +283,8 @@ class TestStreamedTransactions:
         receive(found, *segment(700, row(703, 4), first=False))
         assert values(receive(found, stream_commit(700))) == [1, 3, 4]
 
-    def test_any_number_that_are_rolled_back_takes_little_memory(self) -> None:
-        found = transactions(*segment(700, row(200_699, 1), row(200_700, 2), row(200_701, 3)))
-        aborts = [StreamAbort(700, xid, None, None) for xid in (2**32 - 1, *range(701, 200_700, 2))]
-        tracemalloc.start()
-        for abort in aborts:
-            found._stream_abort(abort)
-        taken, _ = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-        assert taken < 4 * len(aborts)
-        assert values(receive(found, stream_commit(700))) == [2, 3]
-
     def test_while_many_rows_are_passed_over_others_have_their_turns(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(module, "SKIPPED_AT_ONCE", 3)
+        monkeypatch.setattr(waiting, "SKIPPED_AT_ONCE", 3)
         rows = [row(701, n) for n in range(7)]
         found = transactions(*segment(700, *rows, row(700, 7)), StreamAbort(700, 701, None, None))
         assert [type(event) for event in receive(found, stream_commit(700))] == [Paused, Paused, Change, Committed]
@@ -324,42 +312,13 @@ class TestStreamedTransactions:
         assert [len(change.relation.columns) for change in changes] == [1, 2, 1]
         assert [change.relation.name for change in changes] == ["t", "t", "o"]
 
-    def test_a_version_is_kept_once_however_many_rows_it_has(self) -> None:
-        found = transactions(*segment(700, row(700, 1), row(700, 2), row(700, 3, 8), row(700, 4)))
-        assert [version.name for version in found._streams[700].relations] == ["t", "o"]
-
-    def test_equal_versions_are_kept_once(self) -> None:
-        """A transaction can alter a table to and fro."""
-        altered = messages.Relation(700, 7, "public", "t", "d", (*TABLE.columns, column("more", 25)))
-        back = replace(TABLE, xid=700)
-        turn: list[messages.Message] = [row(700, 1), altered, row(700, 2), back]
-        found = transactions(*segment(700, *turn * 10, row(700, 3)))
-        assert len(found._streams[700].relations) == 2
-        changes = [event for event in receive(found, stream_commit(700)) if isinstance(event, Change)]
-        assert [len(change.relation.columns) for change in changes] == [1, 2] * 10 + [1]
-
-    def test_versions_beyond_what_is_kept_wait_among_the_rows(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(module, "VERSIONS_MAX", 2)
-        altered = [
-            messages.Relation(700, 7, "public", f"t{number}", "d", (column(f"c{number}", 25, is_key=True),))
-            for number in range(4)
-        ]
-        rows = [message for version in altered for message in (version, row(700, 1), row(701, 2), row(700, 3, 8))]
-        found = transactions(*segment(700, *rows, row(700, 4)), StreamAbort(700, 701, None, None))
-        assert len(found._streams[700].relations) == 2
-        changes = [event for event in receive(found, stream_commit(700)) if isinstance(event, Change)]
-        names = [change.relation.name for change in changes]
-        assert names == ["t0", "o", "t1", "o", "t2", "o", "t3", "o", "t3"]
-        assert values(changes) == [1, 3] * 4 + [4]
-        assert changes[-1].relation == found.relations[7]
-
     def test_versions_of_all_transactions_are_kept_up_to_a_size(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A row whose version is not kept keeps no other copy of it in memory either."""
         tables = [
             messages.Relation(700, oid, "public", f"t{oid}", "d", (column("c", 25, is_key=True),))
             for oid in range(10, 15)
         ]
-        monkeypatch.setattr(module, "VERSIONS_BYTES_MAX", 3 * size_of(RelationCache().on_relation(tables[0])))
+        monkeypatch.setattr(waiting, "VERSIONS_BYTES_MAX", 3 * size_of(RelationCache().on_relation(tables[0])))
         first = [(replace(one, xid=None), row(None, 1, one.oid)) for one in tables[:2]]
         found = transactions(begin_prepare(800), *(message for pair in first for message in pair))
         receive(found, prepare(800))
@@ -696,7 +655,7 @@ class TestTheGate:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         found, _ = self.gated(700)
-        monkeypatch.setattr(module, "VERSIONS_BYTES_MAX", 2 * size_of(found.relations[7]))
+        monkeypatch.setattr(waiting, "VERSIONS_BYTES_MAX", 2 * size_of(found.relations[7]))
         for _ in range(2):  # and then there is room again
             for number in range(3):
                 begin = messages.Begin(100 + 20 * number, 5, 700 + number)

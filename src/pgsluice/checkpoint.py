@@ -1,0 +1,180 @@
+"""The checkpoint: the record in Kafka that says how far changes are delivered, and its JSON.
+
+``kafka.checkpoint`` reads and writes the record. :mod:`pgsluice.history` decides whether a start may go on from it.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from typing import Final
+
+from pgsluice.avro.wire import read_json
+from pgsluice.commands import CommandState, read_command_state
+from pgsluice.cut import CUT_MAX, EPOCH_MAX, Cut
+from pgsluice.errors import HistoryError
+from pgsluice.loads import Load, Place, read_loads, read_place
+from pgsluice.lsn import INVALID_LSN, MAX_LSN
+from pgsluice.transaction import Delivered
+
+_CHECKPOINT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The record in Kafka that says how far changes are delivered. Every acknowledgement to PostgreSQL rests on it.
+
+    ``end_lsn``: everything before it is delivered. It is 0/0 while the slot is being created. ``epoch``: the history
+    that the LSNs belong to. ``last_end_lsn``, ``last_xid`` and ``last_commit_ts`` identify the last transaction that
+    was delivered. ``last_message_lsn`` and ``last_message_crc`` identify the last message outside transactions. They
+    are 0 or empty if this epoch had no transaction, or no message. Earlier versions did not record messages.
+    """
+
+    pipeline: str
+    slot: str
+    systemid: str
+    timeline: int
+    epoch: int
+    cut: int
+    end_lsn: int
+    last_end_lsn: int = INVALID_LSN
+    last_xid: int = 0
+    last_commit_ts: int = 0
+    last_message_lsn: int = INVALID_LSN
+    last_message_crc: str = ""
+    held_lsn: int = INVALID_LSN
+    """The PREPARE of the oldest prepared transaction that had not ended. No position after it is confirmed."""
+    selection: str = field(default="", compare=False)
+    """A digest of the settings that decide which changes are delivered, such as the publications. If it changes, the
+    server sends other transactions. Its name in the record is ``asked``."""
+    selection_lsn: int = field(default=INVALID_LSN, compare=False)
+    """The position since which ``selection`` holds. It is 0/0 in an epoch that began with ``--adopt-slot``, until the
+    selection changes (see :mod:`pgsluice.history`). Its name in the record is ``asked_lsn``."""
+    refused: str = ""
+    """Why a start or a session found that the server has another history. Every later start stops for this reason."""
+    loads: tuple[Load, ...] = ()
+    """The tables whose rows are being read, and how far their loads have come."""
+    place: Place = field(default_factory=Place)
+    """The place of the last rows that were read. Further rows at the same position get the numbers after it."""
+    commands: CommandState = field(default_factory=CommandState)
+    """Which commands were read, and which of their effects last."""
+    tracks_loads: bool = False
+    """Whether a published table without a record in ``<prefix>.snapshots`` was never loaded. Earlier versions loaded
+    no table by default, so the tables that they delivered count as loaded (:func:`pgsluice.loads.assumed`)."""
+
+    def advanced(self, cut: Cut, number: int, held_lsn: int = INVALID_LSN) -> "Checkpoint":
+        """Return the checkpoint that belongs to ``cut``, which gets this ``number``."""
+        found = replace(
+            self,
+            cut=number,
+            end_lsn=cut.end_lsn,
+            held_lsn=held_lsn,
+            loads=self.loads if cut.loads is None else tuple(cut.loads),
+            place=cut.place or self.place,
+            commands=cut.commands or self.commands,
+            tracks_loads=self.tracks_loads or cut.tracks_loads,
+        )
+        if cut.last_message is not None:
+            message_lsn, message_crc = cut.last_message
+            found = replace(found, last_message_lsn=message_lsn, last_message_crc=message_crc)
+        if cut.last is None:
+            return found
+        transaction, last_end_lsn = cut.last
+        return replace(
+            found,
+            last_end_lsn=last_end_lsn,
+            last_xid=transaction.xid,
+            last_commit_ts=transaction.commit_ts,
+        )
+
+    @property
+    def is_announcement(self) -> bool:
+        """Whether it only announces that a slot will be created. The position of that slot becomes ours."""
+        return self.end_lsn == INVALID_LSN
+
+    @property
+    def delivered(self) -> Delivered:
+        """How far changes are delivered, and before that, the positions since which there was nothing to deliver."""
+        return Delivered(
+            self.end_lsn,
+            transaction_lsn=max(self.last_end_lsn, self.selection_lsn),
+            message_lsn=max(self.last_message_lsn, self.selection_lsn),
+        )
+
+    def selecting(self, selection: str) -> "Checkpoint":
+        """Return the checkpoint of a session whose settings have this ``selection``."""
+        if selection == self.selection:
+            return self
+        return replace(self, selection=selection, selection_lsn=self.end_lsn)
+
+    def to_json(self) -> bytes:
+        """Return the value of the checkpoint record."""
+        values = {_NAMES_IN_RECORD.get(name, name): value for name, value in asdict(self).items()}
+        return json.dumps({"version": _CHECKPOINT_VERSION, **values}).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes, where: str = "The checkpoint record") -> "Checkpoint":
+        """Return the checkpoint that ``data`` holds; HistoryError if it holds none.
+
+        ``where``: the record in which ``data`` was found, for the message.
+        """
+        try:
+            return cls._from_fields(read_json(data.decode()))
+        except ValueError as error:
+            raise HistoryError(
+                f"{where} is not one that this version of pgsluice can read: {error}. Was it written by a newer "
+                "version, or by another program? Run the version that wrote it, or choose another kafka.topic_prefix."
+            ) from None
+
+    @classmethod
+    def _from_fields(cls, found: object) -> "Checkpoint":
+        """Return the checkpoint with these fields; ValueError with the reason if a checkpoint cannot have them."""
+        if not isinstance(found, dict):
+            raise ValueError("it is not a JSON object")  # noqa: TRY004 - wrong data, not a wrong argument
+        if found.pop("version", None) != _CHECKPOINT_VERSION:
+            raise ValueError(f"its version is not {_CHECKPOINT_VERSION}")
+        # Earlier versions did not record messages, so the last one may have been anywhere up to the end.
+        found.setdefault("last_message_lsn", found.get("end_lsn"))
+        loads, place, commands = found.pop("loads", []), found.pop("place", {}), found.pop("commands", {})
+        plain = [one for one in fields(cls) if one.name not in ("loads", "place", "commands")]
+        known = {_NAMES_IN_RECORD.get(one.name, one.name): one for one in plain}
+        if not found.keys() <= known.keys():
+            raise ValueError("it has fields that are not known")
+        missing = [name for name, one in known.items() if one.default is MISSING and name not in found]
+        if missing:
+            raise ValueError(f"{missing[0]!r} is missing")
+        for name, value in found.items():
+            _check_field(name, value, known[name].type)
+        values = {known[name].name: value for name, value in found.items()}
+        return cls(**values, loads=read_loads(loads), place=read_place(place), commands=read_command_state(commands))
+
+
+_NAMES_IN_RECORD: Final = {"selection": "asked", "selection_lsn": "asked_lsn"}
+"""Fields that have another name in the record. The record keeps the names that earlier versions gave them."""
+
+_BOUNDS: Final = {
+    "timeline": (1, 2**32 - 1),
+    "epoch": (1, EPOCH_MAX),
+    "cut": (0, CUT_MAX),
+    "last_xid": (0, 2**32 - 1),
+    "last_commit_ts": (-(2**63), 2**63 - 1),
+}
+"""The lowest and highest value of each number in a checkpoint that is not an LSN."""
+
+_KINDS: Final[Mapping[object, str]] = {str: "a string", int: "an integer", bool: "true or false"}
+
+
+def _check_field(name: str, value: object, kind: object) -> None:
+    if type(value) is not kind:
+        raise ValueError(f"{name!r} is not {_KINDS[kind]}")
+    lowest, highest = _BOUNDS.get(name, (INVALID_LSN, MAX_LSN))
+    if isinstance(value, int) and not lowest <= value <= highest:
+        raise ValueError(f"{name!r} is outside {lowest} to {highest}")
+
+
+def last_checkpoint(found: Sequence[Checkpoint]) -> Checkpoint | None:
+    """Return the checkpoint that counts among those that were read (see ``kafka.checkpoint``); None if there is none.
+
+    The last one counts, and not the one with the highest position. Otherwise a record that another program has forged
+    could hide all later checkpoints of ours. :func:`resume` decides whether the cut records confirm it.
+    """
+    return found[-1] if found else None
