@@ -1,4 +1,4 @@
-"""Everything that talks to Kafka: producer sessions, the checkpoint, topics.
+"""The package that talks to Kafka: the sink with its producers, topics, checkpoints and commands.
 
 Blocking calls of librdkafka run in one worker thread, never on the event loop.
 """

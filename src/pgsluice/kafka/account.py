@@ -1,7 +1,7 @@
-"""The account of topics: which there are, under which ids, and where their partitions end. Pure.
+"""The account of topics: which topics there are, with which ids, and where their partitions end. No I/O.
 
-A session keeps one of what it writes to; cut records carry it to the next session (:class:`LastCuts`). Compared with
-what the cluster has, it shows what happened to a topic behind our back.
+A session keeps an account of what it writes to. Cut records carry the account to the next session
+(:class:`LastCuts`). The comparison with the cluster shows what happened to a topic without pgsluice.
 
 https://cwiki.apache.org/confluence/display/KAFKA/KIP-516%3A+Topic+Identifiers
 """
@@ -20,7 +20,7 @@ Place = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class TopicState:
-    """A topic at one moment; ``id`` is empty and ``partitions`` 0 where they are not known."""
+    """A topic at one moment. ``id`` is empty and ``partitions`` is 0 if they are not known."""
 
     id: str
     partitions: int
@@ -29,36 +29,39 @@ class TopicState:
 
 @dataclass(slots=True)
 class Account:
-    """Topics, and the end of each partition: the offset behind everything written to it."""
+    """Topics, and the end of each partition, which is the offset after its last record."""
 
     topics: dict[str, TopicState] = field(default_factory=dict)
     ends: dict[Place, int] = field(default_factory=dict)
     leader_epochs: dict[Place, int] = field(default_factory=dict)
-    """Where brokers tell it: how many leaders each partition has had. The answer of the newest leader counts."""
+    """How many leaders each partition has had, if brokers say so. The answer of the newest leader counts."""
 
     def is_newer(self, other: "Account") -> bool:
-        """Return whether leaders answered here that followed those who answered there."""
+        """Return whether newer leaders have answered here than in ``other``."""
         both = self.leader_epochs.keys() & other.leader_epochs.keys()
         return sum(self.leader_epochs[place] - other.leader_epochs[place] for place in both) > 0
 
 
 class LastCuts:
-    """What the cut records say of topics, read in order, from the last full cut on."""
+    """What the cut records say about topics. They are read in order, from the last full cut on."""
 
     def __init__(self, *, unreadable: str | None = None) -> None:
         self.unreadable = unreadable
-        """Why a record could not be read as a cut record; then nothing else is known."""
+        """Why a record could not be read as a cut record. If this is set, nothing else is known."""
         self.number = self.epoch = self.end_lsn = 0
-        """The highest cut's; 0 when there is none."""
+        """Those of the highest cut, or 0 if there is none."""
         self.positions: dict[int, tuple[int, int]] = {}
-        """Epoch and end_lsn of the highest cut and of the one before it, by number. A cut's later record counts."""
+        """Epoch and end_lsn of the highest cut and of the cut before it, by number. The last record of a cut counts."""
         self.is_complete = False
-        """Whether a full cut was among them: else what came before them is missing."""
+        """Whether a full cut was read. Otherwise the account may lack topics that only earlier cuts list."""
         self._ids: dict[str, str] = {}
         self._ends: dict[Place, int] = {}
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Take the next record; the parts of one cut follow one another. ValueError when its content cannot be true."""
+        """Add the next record.
+
+        The parts of one cut follow one another. Raise ValueError if its content cannot be true.
+        """
         _check(record)
         if record["full"] and record["part"] == 0:
             self._ids.clear()
@@ -81,9 +84,10 @@ class LastCuts:
 
     @property
     def account(self) -> Account:
-        """The topics as the last cuts left them.
+        """Return the topics as the last cuts left them.
 
-        A topic's first cut of a session lists all its partitions, so after a full one they can be counted.
+        The first cut of a session that writes to a topic lists all its partitions, so they can be counted after a full
+        cut.
         """
         counts = dict.fromkeys(self._ids, 0)
         if self.is_complete:
@@ -114,31 +118,34 @@ def _check_number(name: str, number: int, lowest: int, highest: int) -> None:
 
 
 def changes(known: Account, found: Account) -> dict[str, str]:
-    """Return what happened to the topics known, a sentence for each one that is not as it was."""
+    """Return a sentence for each known topic that has changed."""
     return {topic: sentence for topic in sorted(known.topics) for sentence in _changes(topic, known, found)}
 
 
 def _changes(topic: str, known: Account, found: Account) -> Iterator[str]:
     before, now = known.topics[topic], found.topics.get(topic)
     if now is None:
-        yield f"Topic {topic} was deleted: consumers miss what they had not read of it, new ones all that was in it."
+        yield (
+            f"Topic {topic} was deleted: consumers miss what they had not read of it, and new consumers miss "
+            "everything that was in it."
+        )
     elif before.id and now.id and before.id != now.id:
         yield (
-            f"Topic {topic} was deleted and created again: consumers miss what they had not read of the former one, "
-            "and their positions in it mean nothing in this one."
+            f"Topic {topic} was deleted and created again: consumers miss what they had not read of the former topic, "
+            "and their offsets mean nothing in the new one."
         )
     elif before.partitions not in (0, now.partitions):
         yield (
             f"Topic {topic} has {now.partitions} partitions now instead of {before.partitions}, so keys move to other "
-            "partitions: consumers may see changes of a row in the wrong order, and what they keep by partition is in "
-            "the wrong place."
+            "partitions: consumers may see changes of a row in the wrong order, and what they keep by partition is "
+            "in the wrong place."
         )
     else:
         yield from _lost(topic, known, found)
 
 
 def _lost(topic: str, known: Account, found: Account) -> Iterator[str]:
-    """Say so when a partition ends before what was written to it; what retention deletes moves its beginning."""
+    """Yield a sentence if a partition ends before its known end. Retention only moves the beginning of a partition."""
     short = sorted(
         (place[1], found.ends.get(place, end), end)
         for place, end in known.ends.items()
@@ -149,6 +156,6 @@ def _lost(topic: str, known: Account, found: Account) -> Iterator[str]:
         others = f" (and {len(short) - 1} more of its partitions)" if len(short) > 1 else ""
         yield (
             f"Partition {partition} of topic {topic} ends at offset {is_at}{others}, before what was written to it up "
-            f"to {was_at}: the topic was emptied, or Kafka lost records, as after an unclean leader election. "
-            "Consumers miss them."
+            f"to {was_at}: the topic was emptied, or Kafka lost records, for example after an unclean leader "
+            "election. Consumers miss them."
         )

@@ -1,6 +1,6 @@
-"""The last committed checkpoints, read back from the compacted ``<prefix>.checkpoint`` topic; and what is loaded.
+"""The last committed checkpoints, read from the compacted topic ``<prefix>.checkpoint``, and the tables loaded.
 
-They decide where a session goes on, so the read has to be complete: see :mod:`.tail`.
+Checkpoints decide where a session goes on, so the read has to be complete (see :mod:`.tail`).
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from pgsluice.loads import Loaded
 log = structlog.get_logger(__name__)
 
 KEY_SHOWN_MAX = 100
-"""Characters of a foreign key that the log shows."""
+"""How many characters of a foreign key the log shows."""
 
 
 def checkpoint_key(pipeline: str) -> bytes:
@@ -26,23 +26,23 @@ def checkpoint_key(pipeline: str) -> bytes:
 
 
 def read_checkpoints(tail: Tail, pipeline: str, *, is_atomic: bool) -> Sequence[Checkpoint]:
-    """Return the last committed checkpoints of ``pipeline``; the last of them counts. Empty when there is none.
+    """Return the last committed checkpoints of ``pipeline``. The last of them counts. Return none if there is none.
 
-    There are checkpoints of two cuts at least, if the topic still has them: the last one does not always count.
-    HistoryError, naming the record, when one of them is no checkpoint.
+    The result has checkpoints of at least two cuts, if the topic still has them, because the last one does not always
+    count. Raise HistoryError, with the offset, if a record is no checkpoint.
 
-    Only records under the pipeline's own key are taken. Others are ignored, and the log says so. Only a pipeline that
-    has no checkpoint yet gets another pipeline's, so that it does not begin in the topics of that one.
+    Take only records with the pipeline's own key. Ignore others, and log that. A pipeline that has no checkpoint yet
+    gets another pipeline's checkpoint, so that it does not begin to write to that pipeline's topics.
 
-    With transactions (``is_atomic``) they come in the order in which they were written, and that is the order of the
-    history: a session reads them after it has fenced the former ones, from which Kafka takes nothing any more. The
-    checkpoint of an aborted cut, which a late transaction marker shows, stands where it was written, before everything
-    that later sessions write. Its cut can even be higher than theirs, if it would have begun an epoch that never came
-    about.
+    With transactions (``is_atomic``), the checkpoints come in the order in which they were written, which is the order
+    of the history. The reason is that a session reads them after it has fenced the former sessions, so Kafka takes
+    nothing more from those. A late transaction marker can make the checkpoint of an aborted cut visible. It stands
+    where it was written, before everything that later sessions write. Its cut can be higher than theirs if it was to
+    begin an epoch that never came about.
 
-    Without transactions nobody is fenced, and a former owner can write a checkpoint late. So they are put into the
-    order of their cuts. A refusal ends its epoch, so it comes last there: the late checkpoint can be of a later cut
-    than that of the session which refused the server.
+    Without transactions nobody is fenced, so a former owner can write a checkpoint late. The checkpoints are therefore
+    sorted by cut. A refusal ends its epoch, so it comes last in it. Otherwise, the late checkpoint of a former owner
+    could come after the refusal, because its cut can be higher than the cut of the session that refused the server.
     """
     ours: list[Checkpoint] = []
     others = _Others()
@@ -63,7 +63,7 @@ def read_checkpoints(tail: Tail, pipeline: str, *, is_atomic: bool) -> Sequence[
 
 
 def read_loaded(tail: Tail) -> dict[tuple[str, str], Loaded]:
-    """Return the tables that need not be loaded any more, by schema and name, as ``<prefix>.snapshots`` has them."""
+    """Return the tables that need not be loaded again, by schema and name, from the topic ``<prefix>.snapshots``."""
     *_, values = tail.windows()
     found = [Loaded.from_json(value, f"Record {tail.offset} of topic {tail.topic}") for value in values if value]
     return {(one.schema, one.table): one for one in found}
@@ -71,16 +71,16 @@ def read_loaded(tail: Tail) -> dict[tuple[str, str], Loaded]:
 
 @dataclass(slots=True)
 class _Others:
-    """The records that are not ours, of which there may be any number."""
+    """The records under other keys. There may be any number of them."""
 
     count: int = 0
     key: bytes = b""
-    """Of the last one."""
+    """The key of the last of them."""
     last: Checkpoint | None = None
     """The last checkpoint that another pipeline wrote under its own key."""
 
     def add(self, key: bytes, value: bytes) -> None:
-        """Take the next one."""
+        """Add the next record."""
         self.count, self.key = self.count + 1, key
         with suppress(HistoryError):
             one = Checkpoint.from_json(value)
@@ -88,7 +88,7 @@ class _Others:
                 self.last = one
 
     def say_ignored(self, topic: str) -> None:
-        """Log that there are some."""
+        """Log that there are such records."""
         log.warning(
             "another program writes to the topic of checkpoints: its records are ignored. Take that right away from it",
             topic=topic,

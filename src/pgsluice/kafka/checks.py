@@ -1,4 +1,4 @@
-"""What ``pgsluice check`` looks at in Kafka: reachable, allowed to, topics as they must be. Changes nothing."""
+"""What ``pgsluice check`` examines in Kafka: connection, rights and the state of topics. It changes nothing."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from pgsluice.kafka.topics import Topics, TopicSpec, check_compacted
 from pgsluice.kafka.transactional import REFUSED_TIMEOUT_MS, try_transactional_id
 
 _NEEDED = (AclOperation.READ, AclOperation.WRITE)
-"""Of every service topic that pgsluice makes: it reads there where it left off, and writes."""
+"""The rights that pgsluice needs on each of its service topics."""
 
 _TRANSACTIONAL_ID = "kafka transactional id"
 
@@ -27,31 +27,31 @@ _MODES: Mapping[Mode, str] = {
 
 
 def check(options: SinkOptions) -> list[Finding]:
-    """Return the findings, good and bad; blocks for some seconds where Kafka does not answer."""
+    """Return the findings, good and bad. This takes some seconds if Kafka does not answer."""
     try:
         topics = Topics(options.producer.client, threading.Event())
         with closing(topics):
             return _findings(topics, options)
     except PgsluiceError as error:
-        remedy = "Check kafka.bootstrap_servers, kafka.client and that a broker listens there."
+        remedy = "Check kafka.bootstrap_servers and kafka.client, and that a broker listens there."
         return [Finding("kafka reachable", Verdict.FAIL, str(error), remedy, error.exit_code)]
 
 
 def refused_tables(options: SinkOptions, specs: Sequence[TopicSpec]) -> list[str]:
-    """Return why tables with these topics could not be published, as far as Kafka knows; blocks."""
+    """Return why tables with these topics could not be published, as far as Kafka tells. This blocks."""
     try:
         with closing(Topics(options.producer.client, threading.Event())) as topics:
             return [*_full(options, specs), *_unsuitable(topics, specs)]
     except PgsluiceError:
-        return []  # the other findings say why nothing can be learned from Kafka
+        return []  # the other findings say why Kafka does not answer
 
 
 def _full(options: SinkOptions, specs: Sequence[TopicSpec]) -> Iterator[str]:
     count, limit = len({spec.name for spec in specs} | options.reserved_topics), options.topics_max
     if count > limit:
         yield (
-            f"The published tables need {count} topics, and there may be {limit} (kafka.topics.max): those whose first "
-            "row comes last get none."
+            f"The published tables need {count} topics, and there may be {limit} (kafka.topics.max): the tables whose "
+            "first row comes last get none."
         )
 
 
@@ -65,7 +65,7 @@ def _unsuitable(topics: Topics, specs: Sequence[TopicSpec]) -> Iterator[str]:
         except TableRefused as error:
             yield str(error)
         except ConfigError:
-            continue  # the size of batches is a finding of its own
+            continue  # the size of batches has its own finding
 
 
 def _findings(topics: Topics, options: SinkOptions) -> list[Finding]:
@@ -92,7 +92,7 @@ def _guarded(name: str, look: Callable[[], Finding]) -> Finding:
     try:
         return look()
     except PgsluiceError as error:
-        return Finding(name, Verdict.FAIL, str(error), "See the reason Kafka gave.", error.exit_code)
+        return Finding(name, Verdict.FAIL, str(error), "See the reason that Kafka gave.", error.exit_code)
 
 
 def _transaction_timeout(topics: Topics, options: SinkOptions) -> Finding:
@@ -103,16 +103,16 @@ def _transaction_timeout(topics: Topics, options: SinkOptions) -> Finding:
         remedy = "Allow DESCRIBE_CONFIGS on the cluster, or keep delivery.transaction_timeout below the limit yourself."
         return Finding(name, Verdict.WARN, "transaction.max.timeout.ms cannot be read", remedy)
     if allowed_ms < wanted * 1000:
-        remedy = "Raise transaction.max.timeout.ms on the brokers if larger transactions are to be expected."
+        remedy = "Raise transaction.max.timeout.ms on the brokers if you expect larger transactions."
         return Finding(name, Verdict.OK, f"{wanted:g} s wanted, {allowed_ms / 1000:g} s allowed and used", remedy)
     return Finding(name, Verdict.OK, f"{wanted:g} s")
 
 
 def _transactional_id(topics: Topics, options: SinkOptions) -> Finding:
-    """See whether the transactional id may be used, without fencing whoever uses it."""
+    """Check whether we may use the transactional id, without fencing the producer that uses it."""
     name = options.producer.transactional_id
     if not topics.refuse_transaction_timeout_ms(REFUSED_TIMEOUT_MS):
-        detail = f"{name}; whether it may be used shows at the start, because the brokers do not tell what they refuse"
+        detail = f"{name}; the start will show whether it may be used, because the brokers do not say what they refuse"
         return Finding(_TRANSACTIONAL_ID, Verdict.OK, detail)
     try:
         try_transactional_id(options.producer)
@@ -129,8 +129,8 @@ def _service_topic(topics: Topics, spec: TopicSpec) -> Finding:
         return Finding(name, Verdict.OK, "will be created")
     if state.partitions != 1:
         remedy = (
-            "pgsluice keeps it for itself, with one partition: choose another kafka.topic_prefix if somebody else uses "
-            "it, otherwise delete it."
+            "pgsluice keeps it for itself, with one partition. Choose another kafka.topic_prefix if somebody else "
+            "uses the topic. Otherwise delete it."
         )
         return Finding(name, Verdict.FAIL, f"has {state.partitions} partitions", remedy)
     if not state.has_leaders:
@@ -141,7 +141,7 @@ def _service_topic(topics: Topics, spec: TopicSpec) -> Finding:
 
 
 def _rights(topics: Topics, topic: str) -> Finding | None:
-    """Return a finding if a right is missing; None also where the brokers do not tell."""
+    """Return a finding if a right is missing. Return None as well if the brokers do not tell."""
     found = topics.rights_to(topic)
     missing = [] if found is None else [right for right in _NEEDED if right not in found]
     if not missing:
@@ -161,7 +161,7 @@ def _creation(topics: Topics, options: SinkOptions) -> Finding:
 
 
 def _batches(topics: Topics, options: SinkOptions) -> Finding:
-    """See whether many small rows that come together could be refused, where each of them would be taken."""
+    """Check whether Kafka could refuse many small rows in one batch, although it would take each of them alone."""
     name, size = "size of batches", topics.batch_bytes
     small = topics.small_topics(options.transactions_topic.name.removesuffix("transactions"))
     if not small:

@@ -1,8 +1,7 @@
-"""What all Kafka clients have in common: how they are made, what librdkafka's errors mean, who hears of them.
+"""What all Kafka clients have in common: how they are made, what librdkafka's errors mean, and how they are reported.
 
-Used by ``kafka/`` and ``registry/``, which know nothing of each other. librdkafka retries in the background and
-says why only to its error callback: what it said last makes the difference between "timed out" and a usable
-sentence.
+``kafka/`` and ``registry/`` use this module, and know nothing of each other. librdkafka retries in the background and
+gives the reasons only to its error callback. The last reason turns "timed out" into a sentence that helps.
 
 https://docs.confluent.io/platform/current/clients/librdkafka/html/md_INTRODUCTION.html
 """
@@ -26,19 +25,19 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 MAX_RECORD_BYTES: Final = 1_000_000_000
-"""librdkafka's highest ``message.max.bytes``: the limits that count are the topic's and the broker's."""
+"""The highest ``message.max.bytes`` of librdkafka, so that only the limits of topics and brokers count."""
 
 STALE_S: Final = 5.0
-"""So long after Kafka answered, other clients may still deliver reports from before: they queue until polled."""
+"""How long after an answer of Kafka other clients may still report older errors. Reports queue until a poll."""
 
 IDLE_REPORTS_MAX: Final = 5
-"""A broker that closes an idle connection is reported like one that went down, but once per client, and without
-a reason; a pipeline has no more clients than this."""
+"""How many reports without a reason count as an idle connection. A broker that closes one is reported like a broker
+that went down, but only once per client, and a pipeline has no more clients than this."""
 
-# librdkafka's own errors, as opposed to the brokers', begin with an underscore in Python too.
+# librdkafka's own errors begin with an underscore, in Python as well. Those of the brokers do not.
 PARTITION_EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - as above
 FATAL: Final = KafkaError._FATAL  # noqa: SLF001 - as above
-"""What a producer answers after a fatal error, whatever it is asked."""
+"""The error that a producer gives to every call after a fatal error."""
 _ALL_BROKERS_DOWN: Final = KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001 - as above
 PURGED: Final = frozenset(
     (
@@ -46,14 +45,14 @@ PURGED: Final = frozenset(
         KafkaError._PURGE_INFLIGHT,  # noqa: SLF001 - as above
     )
 )
-"""What becomes of records whose transaction failed."""
+"""The errors of records whose transaction failed."""
 _UNEXPLAINED: Final = PURGED | frozenset(
     (
         KafkaError._TIMED_OUT,  # noqa: SLF001 - as above
         KafkaError._MSG_TIMED_OUT,  # noqa: SLF001 - as above
     )
 )
-"""What follows from something that was reported elsewhere."""
+"""Errors whose cause was reported elsewhere."""
 
 UNKNOWN_TOPIC: Final = frozenset(
     (
@@ -91,8 +90,8 @@ _CONFIG: Final = frozenset(
 )
 
 _TOO_LARGE: Final = (
-    "Raise the topic's max.message.bytes, or the brokers' message.max.bytes; batches count like records, so "
-    "batch.size under kafka.client has to be lower."
+    "Raise the topic's max.message.bytes, or the brokers' message.max.bytes. Kafka applies these limits to whole "
+    "batches, so batch.size under kafka.client has to be lower."
 )
 _TIMESTAMP: Final = 'Compare the clocks, or set kafka.timestamp = "produce".'
 _INVALID: Final = (
@@ -113,19 +112,19 @@ _MEANING: Final[Mapping[int, tuple[type[PgsluiceError], str]]] = {
     KafkaError.INVALID_TIMESTAMP: (PoisonError, _TIMESTAMP),
     KafkaError._UNSUPPORTED_FEATURE: (  # noqa: SLF001 - as above
         ConfigError,
-        'The brokers do not have what this needs; delivery.mode = "at_least_once" does without transactions.',
+        'The brokers lack a feature that this needs. delivery.mode = "at_least_once" does without transactions.',
     ),
-    # For good, or because brokers are still starting.
+    # The setting is too high for this cluster, or some brokers are still starting.
     KafkaError.INVALID_REPLICATION_FACTOR: (
         SinkUnavailable,
         "Fewer brokers are up than replication_factor asks for.",
     ),
 }
-"""What an error means, and what to do about it; all others: Kafka is not available now."""
+"""What an error means, and what to do about it. All other errors mean that Kafka is not available now."""
 
 
 _QUOTED_SECRET: Final = re.compile(r"(sasl\.oauthbearer\.config beginning at: ).+", re.DOTALL)
-"""How librdkafka quotes the rest of a secret property from the first word on that it does not know."""
+"""librdkafka quotes the rest of this secret property, from the first word on that it does not know."""
 
 
 def _without_secret(error: KafkaError) -> KafkaError:
@@ -134,7 +133,7 @@ def _without_secret(error: KafkaError) -> KafkaError:
 
 
 def _to_debug(record: logging.LogRecord) -> bool:
-    """Keep librdkafka's chatter for those who debug: what matters of it comes through ClientErrors."""
+    """Keep librdkafka's own log lines for debugging. ClientErrors reports what matters of them."""
     record.levelno, record.levelname = logging.DEBUG, "DEBUG"
     return _chatter.isEnabledFor(logging.DEBUG)
 
@@ -145,31 +144,31 @@ _chatter.addFilter(_to_debug)
 
 @dataclass(slots=True)
 class ClientErrors:
-    """What the clients of one cluster report in the background; their calls often end only in a time-out.
+    """What the clients of one cluster report in the background. Often their calls only time out.
 
-    All clients of a cluster share one: that Kafka is away is said once, and once that it is back.
+    All clients of a cluster share one instance, so the log says once that Kafka is away, and once that it is back.
     """
 
     last: KafkaError | None = None
-    """Reported since Kafka answered."""
+    """The last report since Kafka answered."""
     count: int = 0
     is_away: bool = False
-    """Whether it has been said that Kafka is away, and not yet that it is back."""
+    """Whether the log has said that Kafka is away, and not yet that it is back."""
     _reports: int = 0
-    """Since Kafka answered."""
+    """The number of reports since Kafka answered."""
     _all_down: bool = False
     _answered_at: float = float("-inf")
     clock: Callable[[], float] = monotonic
     _lock: Lock = field(default_factory=Lock)
 
     def __call__(self, error: KafkaError) -> None:
-        """Take a report; this is ``error_cb``, called in whichever thread serves the client."""
+        """Take a report. This is librdkafka's ``error_cb``, which runs in the thread that polls the client."""
         error = _without_secret(error)
         with self._lock:
             self.count += 1
             self._reports += 1
             self._all_down |= error.code() == _ALL_BROKERS_DOWN
-            # That all brokers are down says less than the reason why, which comes before or after it.
+            # "All brokers are down" says less than the reason, which comes before or after it.
             if self.last is None or error.code() != _ALL_BROKERS_DOWN:
                 self.last = error
             explained = self.last.code() != _ALL_BROKERS_DOWN or self._reports > IDLE_REPORTS_MAX
@@ -179,7 +178,7 @@ class ClientErrors:
                 log.warning("Kafka cannot be reached, or refuses us", reason=self.last.str())
 
     def recovered(self) -> None:
-        """Note that Kafka answers; what was reported before has nothing to do with what comes now."""
+        """Note that Kafka answers. Earlier reports do not explain later errors."""
         if not self._reports:
             return
         with self._lock:
@@ -190,7 +189,7 @@ class ClientErrors:
                 log.info("Kafka answers again")
 
     def raise_if_denied(self, doing: str) -> None:
-        """Raise PermissionDenied if a broker refused the credentials; waiting would not change that."""
+        """Raise PermissionDenied if a broker refused the credentials, because waiting would not help."""
         last = self.last
         if last is not None and last.code() in _DENIED:
             raise failure(last, doing)
@@ -198,14 +197,14 @@ class ClientErrors:
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """``properties``: librdkafka's, with ``bootstrap.servers`` and whatever the user set under kafka.client."""
+    """``properties`` are librdkafka's, with ``bootstrap.servers`` and everything under kafka.client."""
 
     properties: Mapping[str, str]
     client_id: str
     errors: ClientErrors = field(default_factory=ClientErrors)
 
     def make(self, kind: Callable[[dict[str, Any]], T], own: Mapping[str, Any] | None = None) -> T:
-        """Return a client of this kind, with the properties that are its ``own``; ConfigError if one is wrong."""
+        """Return a client of this kind. ``own`` are its additional properties. Raise ConfigError if one is wrong."""
         common = {"client.id": self.client_id, "error_cb": self.errors, "logger": _chatter}
         try:
             return kind({**self.properties, **common, **(own or {})})
@@ -214,20 +213,20 @@ class ClientOptions:
 
 
 def connect(client: Producer | Consumer, topic: str, timeout_s: float) -> None:
-    """Return when ``client`` is connected, or was not in time: what follows will tell.
+    """Connect ``client``, and return at the latest when the time is up. Later calls show whether it is connected.
 
-    An idempotent or transactional producer that has no connection when it needs one looks again only half a second
-    later, a consumer after a second. ``topic``: one that exists, and may be seen.
+    Without this, a producer that has no connection when it needs one looks for it again only after half a second, and a
+    consumer after a second. ``topic`` exists and may be described.
     """
     with suppress(KafkaException):
-        client.list_topics(topic, timeout_s)  # by an address of bootstrap.servers, to which the connection then ends
-        client.list_topics(topic, timeout_s)  # by the broker itself
+        client.list_topics(topic, timeout_s)  # through an address of bootstrap.servers, whose connection ends then
+        client.list_topics(topic, timeout_s)  # through the connection to the broker itself
 
 
 def failure(error: KafkaException | KafkaError, doing: str, errors: ClientErrors | None = None) -> PgsluiceError:
-    """Return what ``error`` means, with a sentence that begins with what was being done.
+    """Return the pgsluice error for ``error``, with a sentence that begins with what was being done.
 
-    With ``errors``, one that does not say why is explained by what was reported last.
+    If the error does not say why, the last report in ``errors`` explains it.
     """
     cause = error.args[0] if isinstance(error, KafkaException) else error
     sentence = f"{doing}: {cause.str()} ({cause.name()})"

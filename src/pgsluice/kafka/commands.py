@@ -1,7 +1,7 @@
-"""The commands topic, as the pipeline reads it and as the command line does: ``<prefix>.commands``, one partition.
+"""The topic ``<prefix>.commands``, as the pipeline and the command line read it. It has one partition.
 
-Its answers are sent by the sink, with the checkpoint to which they belong. Answers stand beside the commands because
-retention deletes both, whereas ``<prefix>.snapshots`` is compacted and would keep each of them for ever.
+The sink sends the answers, together with the checkpoint to which they belong. Answers are in the same topic as
+commands because its retention deletes both. ``<prefix>.snapshots`` is compacted and would keep every answer for ever.
 """
 
 import asyncio
@@ -31,10 +31,10 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 POLL_S: Final = 0.25
-"""How long the reading thread waits for a record; closing waits for that thread."""
+"""How long the reading thread waits for a record, and so how long closing may have to wait for that thread."""
 
 BATCH: Final = 16
-"""Records that are read at once, whatever their size."""
+"""How many records are read at once, whatever their size."""
 
 SEND_S: Final = 30.0
 """How long Kafka may take to accept a command, or to show the checkpoint."""
@@ -44,7 +44,7 @@ _QUEUED_KIB: Final = 1024
 
 
 class CommandReader:
-    """Reads the commands to one pipeline, in a thread of its own; every method but ``close`` raises PgsluiceErrors."""
+    """Reads the commands to one pipeline in its own thread. Every method except ``close`` may raise PgsluiceErrors."""
 
     def __init__(self, options: ClientOptions, topic: str) -> None:
         self._options = options
@@ -54,14 +54,15 @@ class CommandReader:
         self._consumer: Consumer | None = None
 
     async def open(self, state: CommandState) -> CommandState:
-        """Begin to read where ``state`` ends, or at the topic's end if that is not known; the state from there on.
+        """Begin to read where ``state`` ends, and return the state from there on.
 
-        A topic that was made anew holds nothing that is known, so reading begins at its end as well.
+        Begin at the end of the topic if ``state`` does not belong to this topic, for example because somebody has
+        deleted the topic and created it again.
         """
         return await self._run(lambda: self._open(state))
 
     async def read(self) -> Sequence[tuple[int, bytes | None]]:
-        """Wait for records for a moment; return the offset and the value of each that has come."""
+        """Wait a moment for records. Return the offset and the value of each record."""
         return await self._run(self._read)
 
     async def close(self) -> None:
@@ -81,10 +82,10 @@ class CommandReader:
             low, high = topics.bounds(self._topic, 0)
         is_known = found.id == state.topic_id != ""
         if is_known and state.offset > high:
-            # Perhaps only this broker does not know the last records. They must not be taken a second time.
+            # Perhaps only this broker does not know the last records. They must not be read a second time.
             log.warning(
-                "the topic of commands ends before the last one that was read: new ones are ignored until it has grown "
-                "that far. If Kafka lost its records, delete the topic",
+                "the topic of commands ends before the last one that was read: new ones are ignored until it has "
+                "grown that far. If Kafka lost its records, delete the topic",
                 topic=self._topic,
                 end=high,
                 offset=state.offset,
@@ -106,7 +107,7 @@ class CommandReader:
 
 @dataclass(frozen=True, slots=True)
 class CommandTopics:
-    """Where a pipeline is told what to do, and where what it has done stands. ``is_atomic``: in transactions."""
+    """The topics of a pipeline that the command line uses. ``is_atomic`` says whether cuts are Kafka transactions."""
 
     pipeline: str
     commands: str
@@ -116,7 +117,7 @@ class CommandTopics:
 
 
 class CommandClient:
-    """Sends commands and reads what came of them, without a pipeline; every method blocks."""
+    """Sends commands and reads the answers, without a pipeline. Every method blocks."""
 
     def __init__(self, options: ClientOptions, topics: CommandTopics) -> None:
         self._options = options
@@ -134,9 +135,10 @@ class CommandClient:
         self._topics.close()
 
     def send(self, command: Command) -> None:
-        """Send ``command``, whose answers can be read from now on: it is durable when this returns.
+        """Send ``command``. It is durable when this returns, and its answers can be read from then on.
 
-        UnavailableError if no pipeline has begun to read commands, because none would begin before this one.
+        Raise UnavailableError if no pipeline has begun to read commands. A pipeline that begins later starts after this
+        command.
         """
         topic, value = self._names.commands, command.to_json()
         self._wait_until_read()
@@ -147,7 +149,7 @@ class CommandClient:
         producer = self._options.make(
             Producer,
             {
-                "enable.idempotence": True,  # Kafka must not have it twice
+                "enable.idempotence": True,  # Kafka must not take the command twice
                 "message.timeout.ms": int(SEND_S * 1000),
                 "allow.auto.create.topics": False,
             },
@@ -181,7 +183,7 @@ class CommandClient:
             time.sleep(POLL_S)
 
     def answer(self, identifier: str, timeout_s: float) -> Answer | None:
-        """Wait for the next answer to a command; None if none has come within the time."""
+        """Wait for the next answer to a command. Return None if none comes in time."""
         assert self._consumer is not None, "send() comes first"
         give_up_at = time.monotonic() + timeout_s
         while (left_s := give_up_at - time.monotonic()) > 0:
@@ -199,7 +201,7 @@ class CommandClient:
             return last_checkpoint(read_checkpoints(tail, self._names.pipeline, is_atomic=self._names.is_atomic))
 
     def loaded(self) -> list[Loaded]:
-        """Return the tables that have been loaded, or whose load was cancelled, by schema and name."""
+        """Return the tables that have been loaded, or whose load was cancelled, sorted by schema and name."""
         topic = self._names.snapshots
         if not self._topics.describe([topic]):
             return []
@@ -215,15 +217,15 @@ def _described(topics: Topics, topic: str) -> list[TopicState]:
     found = topics.describe([topic])
     if topic not in found:
         raise UnavailableError(
-            f"There is no topic {topic}. `pgsluice run` makes it at its start; check kafka.topic_prefix."
+            f"There is no topic {topic}. `pgsluice run` makes it at its start. Check kafka.topic_prefix."
         )
     return [found[topic]]
 
 
 def _reading(options: ClientOptions, isolation: str) -> dict[str, object]:
-    """Return the properties of a consumer. Only one that reads uncommitted records is never held up by others."""
+    """Return the properties of a consumer. If it reads uncommitted records, open transactions cannot hold it up."""
     return {
-        "group.id": options.client_id,  # required by the constructor; nothing is ever committed under it
+        "group.id": options.client_id,  # the constructor requires it; nothing is ever committed for it
         "isolation.level": isolation,
         "enable.auto.commit": False,
         "auto.offset.reset": "latest",
@@ -234,7 +236,7 @@ def _reading(options: ClientOptions, isolation: str) -> dict[str, object]:
 
 
 def _is_record(message: Message, topic: str) -> bool:
-    """Return whether this is a record. The client goes on after most errors; raises for a right that is missing."""
+    """Return whether this is a record. Ignore other errors than a missing right, because the client goes on."""
     error = message.error()
     if error is None:
         return True

@@ -1,7 +1,7 @@
 """The producer of ``delivery.mode = "at_least_once"``: idempotent, without transactions. Used by ``sink``.
 
-What is in Kafka of a cut that failed stays there, always a prefix of what was sent to each partition; the next
-session sends it again.
+If a cut fails, some of its records may stay in Kafka. In each partition, they are a prefix of what was sent to it. The
+next session sends the whole cut again.
 
 https://kafka.apache.org/documentation/#semantics and KIP-679.
 """
@@ -20,16 +20,19 @@ from pgsluice.kafka.transactional import TransactionalProducer
 log = structlog.get_logger(__name__)
 
 _SAME_WAIT_S = 4 * SLICE_S
-"""Who waits looks once per slice; a longer pause means that nobody waited in between."""
+"""A waiting producer reports once per slice. If reports pause for longer than this, nobody waited in between."""
 
 
 class IdempotentProducer(CutProducer):
-    """Records are seen as they arrive, in the order sent. There is no fence, and no deadline but that of waiting."""
+    """Writes records that readers see as they arrive, in the order sent.
+
+    There is no fence. The only deadline is that of waiting for Kafka.
+    """
 
     is_atomic = False
 
     _former: TransactionalProducer | None = None
-    """The producer that ended a former owner's transaction, until it has written the mark."""
+    """The producer that ended a former owner's transaction. It is kept until it has written the mark."""
     _transactions_work = False
     _left = 0
     _left_since = 0.0
@@ -38,15 +41,16 @@ class IdempotentProducer(CutProducer):
     def _properties(self) -> dict[str, object]:
         return {
             "enable.idempotence": True,
-            # A record given up, or refused, must stop those behind it: they would overtake its next attempt.
+            # If a record is dropped or refused, the records behind it must not be written. Otherwise they would
+            # overtake its next attempt.
             "enable.gapless.guarantee": True,
             "message.timeout.ms": 0,
         }
 
     def fence(self, topic: str) -> None:
-        """End the transaction that a killed owner may have left open, when its mode was exactly once.
+        """End the transaction that a killed owner may have left open when its mode was exactly once.
 
-        It would hide the checkpoint, and everything after it, from read_committed readers.
+        An open transaction hides the checkpoint, and everything after it, from read_committed readers.
         """
         former = self._transactional()
         try:
@@ -59,10 +63,10 @@ class IdempotentProducer(CutProducer):
         connect(self._producer, topic, SLICE_S)
 
     def mark(self, topics: Sequence[str], key: bytes) -> bytes | None:
-        """Have the transactional producer that ended former owners write the mark, where transactions work.
+        """Write the mark with the transactional producer that ended former owners' transactions, if transactions work.
 
-        Where they worked before, a mark that cannot be written is bad weather, and no reason to go without one:
-        SinkUnavailable.
+        Return None if they do not work. If they worked before, the failure to write a mark is a temporary one, so going
+        on without a mark would be wrong. Raise SinkUnavailable in that case.
         """
         if not self._transactions_work:
             return None
@@ -78,23 +82,23 @@ class IdempotentProducer(CutProducer):
 
     @contextmanager
     def _if_possible(self) -> Iterator[None]:
-        """Leave the block without an error where transactions cannot be used, or do not work."""
+        """Leave the block without an error if transactions may not be used, or do not work."""
         try:
             yield
         except (PermissionDenied, ConfigError) as error:
-            # Whoever may not, or cannot, use transactions has left none open.
+            # A process that may not use transactions has left none open.
             log.info("transactions cannot be used, and are not needed", reason=str(error))
         except SinkUnavailable as error:
             if self._given_up.is_set():
                 raise
-            # A cluster may never have had a transaction coordinator that works, and this mode does not need one.
+            # Some clusters have never had a transaction coordinator that works, and this mode does not need one.
             log.warning(
                 "transactions do not work: if a former owner left one open, readers wait for its timeout",
                 reason=str(error),
             )
 
     def begin(self) -> None:
-        """Nothing: records are seen one by one."""
+        """Do nothing, because readers see each record as it arrives."""
 
     def commit(self) -> None:
         """Return when everything sent so far is in Kafka."""
@@ -102,7 +106,7 @@ class IdempotentProducer(CutProducer):
         self._recovered()
 
     def abort(self) -> None:
-        """As :meth:`abandon`."""
+        """Do the same as :meth:`abandon`, because there is no transaction to abort."""
         self.abandon()
 
     def _end(self) -> None:
@@ -111,11 +115,11 @@ class IdempotentProducer(CutProducer):
         self.abandon()
 
     def abandon(self) -> None:
-        """Throw away what has not left yet: nobody keeps it from following what the next owner writes."""
+        """Drop what has not been sent yet. Without a fence, it could follow records of the next owner."""
         self._producer.purge(in_queue=True, in_flight=True, blocking=False)
 
     def _waited(self, left: int) -> None:
-        """Raise SinkUnavailable when Kafka has taken nothing for too long."""
+        """Raise SinkUnavailable if Kafka has taken nothing for too long."""
         now = time.monotonic()
         if left != self._left or now - self._looked_at > _SAME_WAIT_S:
             self._left, self._left_since = left, now

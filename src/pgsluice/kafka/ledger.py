@@ -1,7 +1,8 @@
-"""A session's account of the topics it writes to, compared with the cluster: at its start, at cuts, when writes hang.
+"""A session's account of the topics it writes to, and the comparison of this account with the cluster.
 
-Used by the sink, in its worker thread. Kafka itself notices nothing: a producer goes on in a topic made anew as if it
-were the former one, and waits for a deleted one to come back.
+The sink uses it in its worker thread: at the start of the session, at every cut, and when writes make no progress.
+Kafka's clients report no change of a topic. A producer goes on writing to a topic that was deleted and created again,
+and it waits for a deleted topic to come back.
 """
 
 import threading
@@ -22,44 +23,47 @@ from pgsluice.kafka.topics import Topics
 log = structlog.get_logger(__name__)
 
 FULL_CUT_S = 45.0
-"""When the next cut is a full one: with a cut every 10 s at least, there is one a minute."""
+"""How long after a full cut the next one is due. There is a cut every 10 s at least, so one cut a minute is full."""
 
 CONFIRM_S = 5.0
-"""How long every answer has to show a change: brokers hear of a topic, and of its new leaders, one after the other,
-and one that lost touch with its cluster does not hear of them at all."""
+"""How long all answers have to show a change before we believe it. Brokers hear of a new topic, or a new leader, one
+after the other. A broker that lost touch with its cluster does not hear of it at all."""
 
 DISTRUST_S = 600.0
-"""How long to go without predictions after one turned out wrong: whatever caused that may do so again."""
+"""How long to do without predictions after a wrong one, because what caused it may happen again."""
 
 AGAIN_S = 0.25
-"""Between two answers about a change, each of which is asked for by a client of its own."""
+"""The pause between two requests about a change. A new client makes each request."""
 
 _PARTITIONS_SHOWN = 10
 
 _REMEDY = (
-    'See to the consumers, then start once with kafka.topics.changed = "accept": it goes on with the topics as they '
-    f"are. If the consumers lack rows, {LOAD_AGAIN}"
+    'See to the consumers. Then start once with kafka.topics.changed = "accept": it goes on with the topics '
+    f"as they are. If the consumers lack rows, {LOAD_AGAIN}"
 )
 
 
 class OffsetPrediction:
-    """Whether the end offsets of a cut can be predicted. All sessions of a process share it."""
+    """Tracks whether the end offsets of cuts can be predicted. All sessions of a process share it."""
 
     def __init__(self) -> None:
         self._wrong_at = float("-inf")
 
     @property
     def is_clear(self) -> bool:
-        """Whether no prediction has turned out wrong lately."""
+        """Return whether no prediction has been wrong lately."""
         return time.monotonic() - self._wrong_at > DISTRUST_S
 
     def failed(self) -> None:
-        """Note that a prediction turned out wrong."""
+        """Note that a prediction was wrong."""
         self._wrong_at = time.monotonic()
 
 
 class Ledger:
-    """Topics with their ids, partitions and ends. Every method may block, until ``given_up`` is set at the latest."""
+    """The topics of a session, with their ids, their partitions and the ends of these.
+
+    Every method may block until Kafka answers, but no longer than until ``given_up`` is set.
+    """
 
     def __init__(
         self,
@@ -70,7 +74,11 @@ class Ledger:
         is_atomic: bool = True,
         prediction: OffsetPrediction | None = None,
     ) -> None:
-        """``accept``: a new session goes on with what changed, instead of none. ``is_atomic``: in transactions."""
+        """Make an empty ledger.
+
+        With ``accept``, a session goes on with topics that have changed. Without it, no session starts until somebody
+        has accepted the changes. ``is_atomic`` says whether cuts are written in Kafka transactions.
+        """
         self._topics = topics
         self._given_up = given_up
         self._accept = accept
@@ -78,56 +86,65 @@ class Ledger:
         self._prediction = prediction or OffsetPrediction()
         self._known = Account()
         self._marked: set[Place] = set()
-        """Partitions whose known end is followed by the marker of a transaction, which takes an offset, too."""
+        """Partitions in which the marker of our last transaction follows the end that we know. A marker takes an
+        offset."""
         self._unlisted: set[str] = set()
         self._full_at = float("-inf")
         self._memory = ""
         self._missing: list[str] = []
-        """Replicas, as last said."""
+        """The partitions with missing replicas that the log has named last."""
 
     @property
     def full_is_due(self) -> bool:
-        """Whether the next cut has to list everything."""
+        """Return whether the next cut has to list every partition of every topic."""
         return time.monotonic() - self._full_at > FULL_CUT_S
 
     def __contains__(self, topic: str) -> bool:
         return topic in self._known.topics
 
     def partitions(self, topic: str) -> int:
-        """Return how many partitions a pinned topic has."""
+        """Return the number of partitions of a pinned topic."""
         return self._known.topics[topic].partitions
 
     def ids(self) -> dict[str, str]:
-        """Return the topics' ids."""
+        """Return the id of each topic."""
         return {topic: state.id for topic, state in self._known.topics.items()}
 
     def end(self, place: Place) -> int:
-        """Return where a partition ended at the last cut."""
+        """Return the end offset that a partition had at the last cut."""
         return self._known.ends.get(place, 0)
 
     def watch(self, topic: str, state: TopicState) -> None:
-        """From now on the topic must stay what it is."""
+        """End sessions from now on if the topic changes."""
         self._known.topics[topic] = state
 
     def rely_on(self, topic: str, state: TopicState) -> None:
-        """As :meth:`watch`; this one tells where to go on, so nothing can be accepted."""
+        """Watch the topic that says how far changes were delivered. A change of this topic cannot be accepted."""
         self._memory = topic
         self.watch(topic, state)
 
     def pin(self, states: Mapping[str, TopicState], reached: Mapping[Place, int] | None = None) -> None:
-        """Watch topics that changes are written to, with their ends, which have ``reached`` these offsets at least."""
+        """Watch topics that changes are written to, and note the end of each partition.
+
+        ``reached`` has offsets that these partitions have certainly reached.
+        """
         places = [(topic, partition) for topic, state in states.items() for partition in range(state.partitions)]
-        # An outdated broker may not know all that was reached, and the next cut would begin inside a former one.
+        # An outdated broker may report a lower end than the partition really has. If we believed it, the next cut would
+        # begin inside an earlier one.
         ends = self._topics.next_offsets(places)
         self._known.ends |= {place: max(end, (reached or {}).get(place, 0)) for place, end in ends.items()}
         self._known.topics |= states
         self._unlisted |= states.keys()
 
     def recall(self, last: LastCuts, lost: str | None, others: Iterable[str], described: Collection[str]) -> None:
-        """Pin what earlier sessions wrote to. HistoryError when something happened to it since, unless accepted.
+        """Pin the topics that earlier sessions wrote to.
 
-        ``lost`` says what happened to the cut records themselves; ``others`` may have been written to, too. What is
-        not ``described`` has lost its schema; once accepted, it is out of the account until its next row.
+        Raise HistoryError if something has happened to one of them since, unless such changes are accepted. ``lost``
+        says what happened to the topic of cut records itself. ``others`` are topics that may have been written to
+        without a cut record.
+
+        The schemas of ``described`` topics are registered. A topic without a schema counts as changed. If this is
+        accepted, the topic stays out of the account until its next row arrives.
         """
         known = last.account
         forgotten = known.topics.keys() - described
@@ -147,15 +164,16 @@ class Ledger:
         self.pin(found.topics | new, found.ends)
 
     def examine(self) -> None:
-        """Raise if something happened to a topic; also while a transaction waits for Kafka.
+        """Raise an error if something has happened to a topic. This also works while a transaction waits for Kafka.
 
-        Say which replicas are missing, if that may be why: librdkafka tries again without a word.
+        Log which replicas are missing, because that may be the reason for the wait. librdkafka says nothing about it,
+        and only tries again.
         """
         try:
             _, changed = self._compare(Account(self._known.topics))
             missing = self._topics.out_of_sync(self._known.topics)
         except SinkUnavailable:
-            return  # then this is the reason for waiting, and no topic
+            return  # Kafka does not answer, which explains the wait. No topic has to have changed.
         self._raise_if(changed)
         if missing and missing != self._missing:
             log.warning(
@@ -165,9 +183,9 @@ class Ledger:
         self._missing = missing
 
     def following(self, cut: Cut, *, full: bool) -> dict[Place, int]:
-        """Return the ends of the partitions that ``cut`` has to list; raise if something happened to a topic.
+        """Return the end offset of each partition that ``cut`` has to list.
 
-        Everything in ``cut`` is in Kafka by then.
+        All records of ``cut`` have to be in Kafka already. Raise an error if something has happened to a topic.
         """
         produced = cut.produced()
         ends = self._ends_behind(produced, self._known.ends.keys() if full else self._listed(cut, produced))
@@ -190,9 +208,9 @@ class Ledger:
         return self._ends_behind(produced, self._listed(cut, produced))
 
     def mismatch(self, predicted: Mapping[Place, int]) -> SinkUnavailable | None:
-        """Return what is wrong if partitions do not end where they were predicted to; None if all do.
+        """Return what is wrong if a partition does not end where it was predicted to. Return None if all of them do.
 
-        All records of the cut have to be in Kafka by now. Raises if something happened to a topic.
+        All records of the cut have to be in Kafka already. Raise an error if something has happened to a topic.
         """
         found = self._topics.next_offsets(list(predicted))
         if any(found[place] < end for place, end in predicted.items()):
@@ -203,20 +221,27 @@ class Ledger:
         self._prediction.failed()
         behind = {place: predicted[place] + 1 for place in wrong}
         if behind == {place: found[place] for place in wrong} == self._topics.stable_offsets(wrong):
-            # Nothing but a marker, behind the cut's records, and it has ended the transaction there. As a late copy of
-            # the former transaction's it shows them to readers, and giving the cut up would write them again. Or this
-            # transaction was ended for good: then Kafka refuses the commit.
+            # Each of these partitions has exactly one more offset than predicted, behind the records of this cut, and
+            # no transaction is open there. So the additional record is a marker, and it has ended our transaction in
+            # this partition. There are two explanations.
+            #
+            # * A second copy of the marker of the transaction before arrived late. Readers already see the records of
+            #   this cut then. If we aborted the cut, the next session would write them again, and readers would see
+            #   them twice.
+            # * Somebody has ended this transaction for us, for example because it timed out. Then Kafka refuses the
+            #   commit, so nothing is lost if we go on to it.
             return None
         topic, partition = wrong[0]
         return SinkUnavailable(
             f"Partition {partition} of topic {topic} ends at offset {found[wrong[0]]} instead of "
-            f"{predicted[wrong[0]]}: somebody else has written to it, or Kafka has marked a transaction twice. The cut "
-            "is given up, and written again. Only pgsluice may write to its topics: take that right away from others."
+            f"{predicted[wrong[0]]}: somebody else has written to it, or Kafka has marked a transaction twice. "
+            "The cut is given up and written again. Only pgsluice may write to its topics: take that right "
+            "away from others."
         )
 
     def committed(self, cut: Cut, following: Mapping[Place, int], *, full: bool) -> None:
-        """Note that ``cut``, with these ends, is in Kafka."""
-        # Where nothing was written, the marker of the transaction before may still be on its way.
+        """Note that ``cut`` is in Kafka, and that partitions end at ``following``."""
+        # A partition that has grown has passed the old marker. In the others, that marker may still be on its way.
         self._marked -= {place for place, end in following.items() if end > self._known.ends[place]}
         if self._is_atomic:
             self._marked |= cut.produced().keys()
@@ -227,10 +252,12 @@ class Ledger:
             self._full_at = time.monotonic()
 
     def _ends_behind(self, produced: Mapping[Place, int], places: Iterable[Place]) -> dict[Place, int]:
-        """Return where ``places`` end behind what was ``produced``, if nobody else has written.
+        """Return where ``places`` end behind what was ``produced``, if nobody else has written to them.
 
-        The marker of the transaction before is in all its partitions before Kafka takes anything of the next one.
-        Without it, the end that an outdated broker knows, marker included, would pass for the one behind our record.
+        A partition in ``_marked`` gets one offset more, for the marker of the transaction before. Kafka takes no record
+        of a new transaction before that marker is in all partitions of the old one. If the marker were not counted, an
+        outdated broker could deceive us: the end that it knows, with the marker but without our new record, would equal
+        the end that we expect behind that record.
         """
         ends = self._known.ends
         return {
@@ -239,8 +266,8 @@ class Ledger:
         }
 
     def _listed(self, cut: Cut, produced: Mapping[Place, int]) -> set[Place]:
-        """Return the partitions that ``cut`` has to list, unless it is a full one."""
-        new = self._unlisted & cut.topics.keys()  # of these all partitions, so that their number can be read back
+        """Return the partitions that ``cut`` has to list if it is not a full one."""
+        new = self._unlisted & cut.topics.keys()  # all their partitions, so that readers can count them
         return {(topic, number) for topic in new for number in range(self.partitions(topic))} | produced.keys()
 
     def _agreed(self, known: Account) -> Account:
@@ -249,9 +276,10 @@ class Ledger:
         return found
 
     def _compare(self, known: Account) -> tuple[Account, dict[str, str]]:
-        """Return what the cluster has of the topics known, and what has changed, if every answer for a while shows it.
+        """Return what the cluster has of the known topics, and what has changed.
 
-        One answer that agrees with what is known is enough: then the others were outdated.
+        A change counts only if every answer within CONFIRM_S shows it. One answer that agrees with what is known is
+        enough to dismiss it, because the other answers were outdated then.
         """
         found = self._topics.account(known)
         end = time.monotonic() + CONFIRM_S
@@ -267,8 +295,8 @@ class Ledger:
     def _raise_if(self, changed: Mapping[str, str]) -> None:
         """End the session if something has changed.
 
-        Only the start of a session stops the process: it asks with clients of its own, and compares with what the cut
-        records say. Here a broker with an outdated view may still be the reason.
+        This never stops the process, because a broker with an outdated view may be the reason. Only the start of a
+        session stops the process: it uses new clients, and compares the cluster with the cut records.
         """
         if not changed:
             return
@@ -291,10 +319,10 @@ def read_last_cuts(
     decode: Callable[[bytes], Mapping[str, Any]],
     committed: int | None = None,
 ) -> LastCuts:
-    """Return the last full cut with those after it, two cuts at least; nothing of them where a record is no cut record.
+    """Return the last full cut and those after it, but two cuts at least.
 
-    Records of cuts behind ``committed`` are left out. When retention has deleted every record, nothing is known, and
-    nothing is wrong.
+    Leave out the cuts after cut ``committed``. If a record is not a cut record, return only where it is. If retention
+    has deleted all records, return an empty account. Nothing is wrong in that case.
     """
     last = LastCuts()
     for values in tail.windows():
@@ -311,26 +339,27 @@ def read_last_cuts(
 
 
 def lost_cuts(topic: str, last: LastCuts, low: int, committed: int) -> str | None:
-    """Return a sentence if the topic of cut records, which begins at ``low``, is not what earlier sessions left.
+    """Return a sentence if the topic of cut records is not as earlier sessions left it. Otherwise return None.
 
-    ``committed``: the number of the last cut that is known to be committed.
+    ``low`` is the first offset of the topic. ``committed`` is the number of the last cut that is known to be committed.
     """
     if last.unreadable is not None:
         return f"Topic {topic} has a record that is no cut record: {last.unreadable}. Only pgsluice may write to it."
-    # Where retention has deleted something, the beginning has moved. The mark is always there, and no cut record.
+    # If retention has deleted records, the topic begins at a higher offset. It may then have no cut record left,
+    # because the mark of the session, which is none, may be the only record.
     if last.number >= committed or (low and not last.number):
         return None
     held = f"ends with cut {last.number}" if last.number else "is empty"
     sentence = (
-        f"Topic {topic} {held}, but cut {committed} was committed: it was deleted, or Kafka lost records. Those who "
-        "read consistent states by its records miss some."
+        f"Topic {topic} {held}, but cut {committed} was committed: it was deleted, or Kafka lost records. "
+        "Consumers that use its records to read consistent states miss some cuts."
     )
     if last.number != committed - 1:
         return sentence
     return (
-        f"{sentence} Or cut {committed} was aborted, a transaction marker that arrived late shows its checkpoint, and "
-        "Kafka has compacted the one before away. Then no topic has the changes of that cut, and they will not be "
-        "delivered: compare the tables."
+        f"{sentence} Or cut {committed} was aborted, a transaction marker that arrived late makes its checkpoint "
+        "visible, and compaction has deleted the checkpoint before it. Then no topic has the changes of that cut, "
+        "and they will not be delivered: compare the tables."
     )
 
 
@@ -338,19 +367,20 @@ def _undescribed(topics: list[str]) -> str:
     others = f" (and those of {len(topics) - 1} more topics)" if len(topics) > 1 else ""
     return (
         f"The schemas of topic {topics[0]}{others} are not registered any more: the topic of schemas was deleted, or "
-        "lost records, or the broker that answered has lost touch with its cluster. Start again first: then the last "
-        "of these is over. If it was another, consumers cannot read what is there without them. Bring them back from "
-        "a copy, if there is one; else those that are in use come back, under the same ids, as rows are published."
+        "lost records, or the broker that answered has lost touch with its cluster. First start again: a broker that "
+        "has lost touch gives another answer then. If the message comes again, consumers cannot read what is in the "
+        "topic. Bring back the topic of schemas from a copy. Without a copy, the schemas in use come back, under the "
+        "same ids, as rows are published."
     )
 
 
 def _in_words(sentences: list[str]) -> str:
-    """Return one message for all that happened, with what to do about it."""
+    """Return one message for all sentences, with what to do about them."""
     return f"{_shortened(sentences)} {_REMEDY}"
 
 
 def _shortened(sentences: list[str]) -> str:
-    """Return what happened in a few sentences, short enough to be read."""
+    """Return the first few sentences, and the number of the others."""
     shown, rest = sentences[:5], len(sentences) - 5
     more = f" And {rest} more topics have changed." if rest > 0 else ""
     return f"{' '.join(shown)}{more}"

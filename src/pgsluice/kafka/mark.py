@@ -1,8 +1,8 @@
-"""The mark: a record that a session writes behind everything, so that an outdated answer can be told apart.
+"""The mark: a record that a session writes behind all others, so that it can recognise an outdated answer.
 
-A broker that lost touch with its cluster goes on to answer as the leader, with the high watermark that it knew then.
-Who believes it goes on from an old checkpoint. The mark is in the partition, because all in-sync replicas have
-acknowledged it, and it is aborted, so readers never see it. An answer without it is outdated.
+A broker that lost touch with its cluster still answers as the leader, with the high watermark of that time. A session
+that believed it would go on from an old checkpoint. All in-sync replicas have acknowledged the mark, so it is in the
+partition, and an answer without it is outdated. Its transaction is aborted, so readers never see it.
 
 https://kafka.apache.org/documentation/#semantics
 """
@@ -23,19 +23,19 @@ from pgsluice.kafka.topics import Topics
 log = structlog.get_logger(__name__)
 
 OUTDATED_S = 20.0
-"""How long the mark is looked for: a cluster gives a partition another leader within ``broker.session.timeout.ms``,
-9 s by default, and a client that asks anew soon finds it."""
+"""How long to look for the mark. A cluster gives a partition a new leader within ``broker.session.timeout.ms``, 9 s by
+default, and new clients find that leader soon."""
 
 LOOK_S = 1.0
-"""How long the first look may take, from connecting to the answer; each further one has twice the time. A follower that
-is read from has the mark a moment later, and a cluster far away takes a dozen round trips to answer at all."""
+"""How long the first look may take, from connecting to the answer. Each further look has twice the time. A follower
+that serves reads has the mark a moment later, and a distant cluster needs a dozen round trips for its first answer."""
 
 PAUSE_S = 0.2
-"""Between two looks, each with clients of its own, which ask for the leader anew."""
+"""The pause between two looks. Each look has a new client, which asks again for the leader."""
 
 WINDOW = 64
-"""How many offsets before the high watermark are read. Behind the mark stands what ended its transaction, and what
-others have written since, who must not write to these topics."""
+"""How many offsets before the high watermark are read. After the mark come the marker of its transaction and records of
+other programs, which must not write to these topics."""
 
 _POLL_S = 0.1
 
@@ -43,17 +43,17 @@ _PREFIX = b"mark "
 
 
 def new_mark() -> bytes:
-    """Return the value of a mark, which no other has."""
+    """Return the value of a new mark, which is unique."""
     return _PREFIX + uuid4().hex.encode()
 
 
 def is_mark(value: bytes) -> bool:
-    """Return whether a record is a mark: a late transaction marker can show one to readers."""
+    """Return whether a record is a mark. A late transaction marker can make a mark visible to readers."""
     return value.startswith(_PREFIX)
 
 
 class Mark:
-    """Where the mark stands, for the topics that have one; it has to be found before they are read."""
+    """The offsets of the mark, in the topics that have one. Find it before you read them."""
 
     def __init__(self, options: ClientOptions, given_up: threading.Event) -> None:
         self._options = options
@@ -61,11 +61,14 @@ class Mark:
         self._ends: dict[str, int] = {}
 
     def end(self, topic: str) -> int:
-        """Return the offset behind the mark in ``topic``, 0 where there is none: a read has to get that far."""
+        """Return the offset behind the mark in ``topic``, or 0 if there is none.
+
+        A read of the topic has to reach it.
+        """
         return self._ends.get(topic, 0)
 
     def find(self, value: bytes, topics: Collection[str], admin: Topics) -> None:
-        """Find the mark in ``topics``, through ``admin`` at first; SinkUnavailable if no broker shows it in time."""
+        """Find the mark in ``topics``. Use ``admin`` first. Raise SinkUnavailable if no broker shows it in time."""
         deadline, look_s, said = time.monotonic() + OUTDATED_S, LOOK_S, False
         found = self._look(value, topics, admin, look_s)
         while missing := [topic for topic in topics if topic not in found]:
@@ -82,14 +85,14 @@ class Mark:
         self._ends |= found
 
     def behind(self, value: bytes, topic: str, admin: Topics) -> int | None:
-        """Return the offset behind what this session has just written to ``topic``; None if a broker does not know it.
+        """Return the offset behind a record that this session has just written to ``topic``.
 
-        Readers of committed records may not see it yet.
+        Return None if the broker does not know the record. Readers of committed records may not see it yet.
         """
         return self._look(value, [topic], admin, LOOK_S).get(topic)
 
     def _look(self, value: bytes, topics: Iterable[str], admin: Topics, look_s: float) -> dict[str, int]:
-        """Return the offset behind ``value`` in those topics whose broker shows it."""
+        """Return the offset behind ``value`` in each topic whose broker shows it."""
         bounds = {topic: admin.bounds(topic, 0) for topic in topics}
         starts = [
             TopicPartition(topic, 0, max(low, high - WINDOW, self.end(topic))) for topic, (low, high) in bounds.items()
@@ -128,10 +131,10 @@ def outdated(topic: str) -> SinkUnavailable:
 
 def _properties(options: ClientOptions) -> dict[str, object]:
     return {
-        "group.id": options.client_id,  # required by the constructor; nothing is ever committed under it
+        "group.id": options.client_id,  # the constructor requires it; nothing is ever committed for it
         "isolation.level": "read_uncommitted",
         "enable.auto.commit": False,
-        "fetch.wait.max.ms": 10,  # at the end of the topic, where this read always ends
-        "auto.offset.reset": "earliest",  # retention may have moved the beginning meanwhile
+        "fetch.wait.max.ms": 10,  # this read always ends at the end of the topic
+        "auto.offset.reset": "earliest",  # retention may have moved the beginning of the topic meanwhile
         "allow.auto.create.topics": False,
     }

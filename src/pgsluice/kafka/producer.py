@@ -1,7 +1,8 @@
-"""One producer instance, from fencing to its end: what all kinds of producers have in common.
+"""What all kinds of producers of cuts have in common, from fencing to the end of the producer.
 
-An instance is never used again after an error: a commit whose answer was lost could otherwise commit half of
-the next transaction. Whoever gets an error out of it makes a new one and reads from Kafka what became of the last.
+No producer is used again after an error. If the answer to a commit was lost, nobody knows whether the transaction
+ended, and a second commit could commit half of the next transaction. So the session ends with its producer. The next
+session makes a new producer, and reads from Kafka what became of the last cut.
 
 https://kafka.apache.org/documentation/#semantics and KIP-98.
 """
@@ -32,35 +33,38 @@ else:
 log = structlog.get_logger(__name__)
 
 SLICE_S = 0.5
-"""Longest single blocking call, so that giving up is noticed soon."""
+"""The longest single blocking call. The end of a session is noticed after this time at the latest."""
 
 FULL_S = 0.01
-"""How long to wait for room in librdkafka's queue: it says nothing of what was delivered well."""
+"""How long to wait for room in librdkafka's queue. librdkafka does not report good deliveries, so we have to poll."""
 
 RECORD_OVERHEAD_BYTES = 512
-"""What librdkafka holds for a record beside its value, key included; its own limit counts the values only."""
+"""What librdkafka holds for a record in addition to its value, including the key. Its own limit counts only values."""
 
 REQUEST_OVERHEAD_BYTES = 1024
-"""What a produce request holds beside its one batch: names, ids and the batch's own head."""
+"""What a produce request holds in addition to its one batch: names, ids and the header of the batch."""
 
 GATHER_S = 0.2
-"""How long to listen for more reports after a bad one: batches that are on their way are answered within that."""
+"""How long to wait for further reports after a bad one. Kafka answers batches that are on their way within that
+time."""
 
 GATHERED_MAX = 1000
-"""As often at most."""
+"""How often to wait for further reports, at most."""
 
 STALL_S = 5.0
-"""How long nothing reaches Kafka before somebody looks for the reason; again after as long."""
+"""How long nothing may reach Kafka before we look for the reason. We look again after the same time."""
 
 INFLIGHT_SHARE = 2
-"""Half of what librdkafka may hold is sent before more is added; the other half is for a record as large."""
+"""Half of what librdkafka may hold is sent before more is added. The other half leaves room for one record of that
+size."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerOptions:
-    """``queue_bytes``: what librdkafka may hold; ``timeout_s``: of a transaction, at most what brokers allow.
+    """What a producer needs to know.
 
-    ``request_bytes``: the brokers' socket.request.max.bytes, None when it cannot be known.
+    ``queue_bytes`` limits what librdkafka may hold. ``timeout_s`` is the timeout of a transaction, which is at most
+    what the brokers allow. ``request_bytes`` is the brokers' socket.request.max.bytes, or None if nobody can know it.
     """
 
     client: ClientOptions
@@ -70,23 +74,24 @@ class ProducerOptions:
     request_bytes: int | None = None
 
     def value_limit(self) -> tuple[int, str]:
-        """Return the largest value that can be sent at all, and what it would exceed, with the remedy."""
+        """Return the size of the largest value that can be sent, and what limits it, with a remedy."""
         limits = [
             (self.queue_bytes, "the {limit} bytes that the producer may hold: raise delivery.inflight_max"),
             (MAX_RECORD_BYTES, "the {limit} bytes that a client can send at all"),
         ]
         if self.request_bytes is not None:
-            # They close the connection on a larger one, without a word, however often it is sent.
+            # The brokers close the connection when a request is larger, and give no reason. Sending it again does not
+            # help.
             what = "the {limit} bytes that the brokers' socket.request.max.bytes leaves, before compression: raise that"
             limits.append((self.request_bytes - REQUEST_OVERHEAD_BYTES, what))
         return min(limits)
 
 
 class CutProducer(ABC):
-    """Writes cuts. Every method blocks; any error out of them is its end, except for :meth:`close`."""
+    """Writes cuts. Every method blocks. After an error, only :meth:`close` may be called."""
 
     is_atomic: bool
-    """Whether a cut is seen whole, however it was sent, and nothing of it before :meth:`commit`."""
+    """Whether readers see a cut as a whole, and nothing of it before :meth:`commit`."""
 
     def __init__(
         self,
@@ -95,7 +100,11 @@ class CutProducer(ABC):
         refusals: Refusals,
         find_reason: Callable[[], None] = lambda: None,
     ) -> None:
-        """``find_reason``, called when nothing reaches Kafka for a while or a topic is gone, may raise the reason."""
+        """Make a producer that has no contact with Kafka yet.
+
+        ``find_reason`` is called when nothing reaches Kafka for a while, or when a topic is gone. It may raise the
+        reason.
+        """
         self._options = options
         self._given_up = given_up
         self._refusals = refusals
@@ -106,7 +115,7 @@ class CutProducer(ABC):
         self._value_limit, self._beyond_limit = options.value_limit()
         self._failed: PgsluiceError | None = None
         self._purged: set[str] = set()
-        """Topics of records that were given up because something else had failed."""
+        """Topics of records that librdkafka dropped because something else had failed."""
         common = {
             "message.max.bytes": MAX_RECORD_BYTES,
             "queue.buffering.max.messages": max(1, options.queue_bytes // RECORD_OVERHEAD_BYTES),
@@ -122,13 +131,17 @@ class CutProducer(ABC):
 
     @abstractmethod
     def fence(self, topic: str) -> None:
-        """Keep former owners out, as far as this kind of producer can. ``topic``: one that exists, and may be seen."""
+        """Keep former owners from writing, as far as this kind of producer can.
+
+        ``topic`` exists and may be described.
+        """
 
     @abstractmethod
     def mark(self, topics: Sequence[str], key: bytes) -> bytes | None:
-        """Write a record to each of ``topics`` that readers never see, and return its value, which is unique.
+        """Write a record that readers never see to each of ``topics``, and return its unique value.
 
-        Call it after :meth:`fence`: then no former owner has written anything behind it. None if this cannot be done.
+        Call :meth:`fence` first. Then no former owner can write anything after this record. Return None if this kind of
+        producer cannot write such records.
         """
 
     @abstractmethod
@@ -137,40 +150,41 @@ class CutProducer(ABC):
 
     @abstractmethod
     def commit(self) -> None:
-        """End the cut: everything sent is durable and visible when this returns."""
+        """End the cut. Everything that was sent is durable and visible when this returns."""
 
     @abstractmethod
     def abort(self) -> None:
-        """Give up the cut in progress, and raise if another owner has taken over, or time was up."""
+        """Abort the cut in progress. Raise an error if another owner has taken over, or if the time was up."""
 
     @abstractmethod
     def abandon(self) -> None:
-        """Write nothing more; for any thread, at any time."""
+        """Write nothing more. Any thread may call this at any time."""
 
     def close(self) -> None:
-        """End it, without what was not committed; its threads have ended when this returns.
+        """End the producer without committing anything. Its threads have ended when this returns.
 
-        Not with confluent_kafka's own ``close``, which waits without limit while Kafka does not answer. The client
-        refers to us by its callback, so it would otherwise live until the garbage collector comes round.
+        We do not call the ``close`` of confluent_kafka, because it waits without limit while Kafka does not answer. We
+        delete the client instead. The client's callback refers to us, so without that it would live until the garbage
+        collector runs.
         """
         self._end()
         with suppress(KafkaException, SystemError):
             self._producer.purge(in_queue=True, in_flight=True, blocking=False)
-            self._producer.flush(0)  # what is still to be reported refers to us, too
+            self._producer.flush(0)  # reports that are still to come refer to us as well
         del self._producer
 
     @abstractmethod
     def _end(self) -> None:
-        """Give up what was not committed, as far as Kafka answers."""
+        """Abort what was not committed, if Kafka answers."""
 
     def send(self, topic: str, partition: int, key: bytes | None, value: bytes | None, timestamp_ms: int = 0) -> None:
-        """Queue a record; waits while librdkafka's queue is full."""
+        """Queue a record. Wait while librdkafka's queue is full."""
         if value is not None and len(value) > self._value_limit:
             raise self._refusals.too_large((topic, partition), key, value, self._value_limit, self._beyond_limit)
         waited = False
         while True:
             try:
-                # by position, which is faster: the callback has two names, so two places
+                # Arguments by position are faster. The callback has two names, so two positions are None.
                 self._producer.produce(topic, value, key, partition, None, None, timestamp_ms)
             except BufferError:
                 self._look_if_stalled(moved=not waited)
@@ -188,9 +202,9 @@ class CutProducer(ABC):
             self.flush()
 
     def send_run(self, records: list[Record], at: int, partitions: Callable[[str], int], cut: Cut) -> int:
-        """Queue the records that begin at ``records[at]``, and count them in ``cut``, while they are simple.
+        """Queue the records from ``records[at]`` on, as long as they are simple, and count them in ``cut``.
 
-        Where that ended: the next one has to be sent by itself.
+        Return the index of the first record that was not queued. Send that record with :meth:`send`.
         """
         at, room = produce_run(
             self._producer.produce,
@@ -207,7 +221,7 @@ class CutProducer(ABC):
         return at
 
     def check(self, wait_s: float = 0.0) -> None:
-        """Raise when a record was refused, or the session was given up."""
+        """Raise an error if a record was refused, or if the session was abandoned."""
         with self._judging("Writing to Kafka"):
             self._producer.poll(wait_s)
         if self._refusals or self._failed is not None:
@@ -218,7 +232,7 @@ class CutProducer(ABC):
             raise SinkUnavailable("Writing to Kafka was given up because the session ends.")
 
     def flush(self) -> None:
-        """Return when everything queued is in Kafka."""
+        """Return when all queued records are in Kafka."""
         before = 0
         with self._judging("Writing to Kafka"):
             while left := self._producer.flush(SLICE_S):
@@ -230,7 +244,7 @@ class CutProducer(ABC):
         self.check()
 
     def _look_if_stalled(self, *, moved: bool) -> None:
-        """Look for the reason when nothing has moved for a while: what librdkafka waits for may never come."""
+        """Look for the reason if nothing has moved for a while. librdkafka may wait for what never comes."""
         now = time.monotonic()
         if moved:
             self._moved_at = now
@@ -239,19 +253,22 @@ class CutProducer(ABC):
             self._moved_at = time.monotonic()
 
     def _why_purged(self) -> PgsluiceError:
-        """Return why records were given up that nobody refused."""
-        return SinkUnavailable("Records were given up that Kafka did not have yet.")
+        """Return why librdkafka dropped records that Kafka had not refused."""
+        return SinkUnavailable("Records were given up before Kafka had them. A new session sends them again.")
 
     @abstractmethod
     def _waited(self, left: int) -> None:
-        """Take note that Kafka does not have the last ``left`` records yet; 0: that there is room again."""
+        """Note that Kafka does not have the last ``left`` records yet. 0 means that there is room again."""
 
     def _recovered(self) -> None:
-        self._producer.poll(0)  # what it still has to report is from before
+        self._producer.poll(0)  # errors that it has still to report are older than this success
         self._options.client.errors.recovered()
 
     def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
-        """Keep what was refused, and the first other failure: a transaction's error only says that there was one."""
+        """Keep the refused records, and the first other failure.
+
+        The error of the transaction only says that something failed.
+        """
         fatal = _pending()
         if error is not None and error.code() in FOR_CONTENT:
             self._refusals.add(error, message)
@@ -263,9 +280,10 @@ class CutProducer(ABC):
             raise fatal
 
     def _verdict(self, found: PgsluiceError | None = None) -> PgsluiceError:
-        """Return what follows from the reports, those that are on their way included; else ``found``.
+        """Return the error that follows from the delivery reports, or ``found`` if there is nothing in them.
 
-        What was refused for its content says more than all the rest, and may come after it.
+        Wait for reports that are on their way. If a record was refused for its content, that report explains more than
+        all others, and it may come last.
         """
         for _ in range(GATHERED_MAX):
             with suppress(KafkaException, SystemError):
@@ -280,20 +298,23 @@ class CutProducer(ABC):
 
     @contextmanager
     def _judging(self, doing: str) -> Iterator[None]:
-        """Raise what an error of librdkafka means; a fatal one may come out of any call that serves callbacks."""
+        """Raise the pgsluice error for an error of librdkafka.
+
+        Any call that serves callbacks may raise a fatal error.
+        """
         try:
             yield
         except KafkaException as error:
             raise self._broken(error, doing) from error
         except SystemError as error:
-            # So Python complains when a delivery report is taken while a fatal error is on its way out.
+            # Python raises SystemError if a delivery report is handled while a fatal error is about to be raised.
             if not isinstance(error.__cause__, KafkaException):
                 raise
             raise self._broken(error.__cause__, doing) from error
 
     def _broken(self, error: KafkaException, doing: str) -> PgsluiceError:
         if error.args[0].code() == FATAL:
-            # Which one it was is reported once, to whoever serves callbacks next.
+            # librdkafka reports only once which error was fatal: to the next call that serves callbacks.
             with self._judging(doing):
                 self._producer.poll(GATHER_S)
         found = self._meaning(error, doing)
@@ -305,17 +326,20 @@ class CutProducer(ABC):
 
 
 class _Probe(Exception):
-    """Raised to find another."""
+    """An exception that we raise in order to find another one that is pending."""
 
 
 def _pending() -> BaseException | None:
-    """Return, and clear, the exception on its way out of the librdkafka call that called back.
+    """Return and clear the exception that the calling librdkafka function is about to raise.
 
-    While it flushes, librdkafka calls back although a fatal error is to be raised as soon as it returns. The first
-    thing in Python that looks for exceptions would stumble over that one; making an exception does look.
+    Return None if there is none.
+
+    While librdkafka flushes, it may call back although it is about to raise a fatal error. Python would fail at the
+    first statement of the callback that looks for exceptions. Raising an exception is such a statement, so we raise one
+    here, where we can catch the failure.
     """
     try:
-        raise _Probe  # noqa: TRY301 - that it is raised here is the point
+        raise _Probe  # noqa: TRY301 - it has to be raised here, in order to find the pending one
     except _Probe:
         return None
     except SystemError as complaint:

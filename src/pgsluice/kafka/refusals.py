@@ -1,7 +1,7 @@
-"""What Kafka refuses for the content of a record: which change it was, what it exceeds, what to do about it.
+"""Records that Kafka refuses for their content: the change behind each, the limit it exceeds, and what to do.
 
-Used by the producers, which Kafka tells of refusals, and by the sink, which provides the inspector.
-A batch that is too large is refused with all its records, so the topic's limit tells which of them is to blame.
+The producers use this module, because Kafka reports refusals to them. The sink provides the inspector. Kafka refuses a
+batch that is too large with all its records, so only the topic's limit shows which of them are too large.
 
 https://kafka.apache.org/documentation/#messageformat
 """
@@ -20,14 +20,14 @@ from pgsluice.kafka.client import failure
 _TOO_LARGE: Final = frozenset((KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE))
 
 FOR_CONTENT: Final = _TOO_LARGE | {KafkaError.INVALID_RECORD, KafkaError.INVALID_TIMESTAMP}
-"""What will be refused again however often it is sent."""
+"""Errors that come again however often the record is sent."""
 
 REFUSALS_MAX: Final = 1000
-"""So many are looked at; those that are left will be refused again."""
+"""How many refused records are kept. Kafka will refuse the others again."""
 
 _BATCH_OVERHEAD_BYTES: Final = 61
 _FIXED_FIELDS_BYTES: Final = 4
-"""In a batch of one: attributes, no delta of time, none of offset, no headers."""
+"""The fields of a single record in a batch: attributes, time delta, offset delta, and the number of headers."""
 
 _WAY_OUT: Final = 'exclude the table, or set delivery.poison = "dead_letter"'
 
@@ -51,7 +51,7 @@ class _Record:
     partition: int
     key: bytes | None
     sizes: tuple[int, int]
-    """Of key and value."""
+    """The sizes of key and value."""
     origin: Origin | None
     error: KafkaError | None = None
 
@@ -61,7 +61,7 @@ class _Record:
 
     @property
     def batch_bytes(self) -> int:
-        """What Kafka holds against its limit, before compression: a batch with nothing but this record."""
+        """The bytes that Kafka compares with its limit, before compression: a batch that has only this record."""
         lengths = sum(len(encode_long(size)) for size in self.sizes)
         body = _FIXED_FIELDS_BYTES + lengths + self.size
         return _BATCH_OVERHEAD_BYTES + len(encode_long(body)) + body
@@ -74,7 +74,7 @@ class _Record:
 
 @dataclass(slots=True)
 class Refusals:
-    """Of one producer, from the first to the verdict that ends it."""
+    """The refusals of one producer, from the first refusal to the verdict that ends the producer."""
 
     inspector: RecordInspector
     _found: list[_Record] = field(default_factory=list)
@@ -90,14 +90,15 @@ class Refusals:
             )
 
     def verdict(self) -> PgsluiceError:
-        """Return what follows from the refusals."""
+        """Return the error that follows from the refusals."""
         culprits, limits = self._culprits()
         if not culprits:
             one = max(self._found, key=lambda record: record.size)
             limit = limits[one.topic]
             return ConfigError(
-                f"Kafka refuses a batch of records for {one.topic} [{one.partition}] as too large; each is within "
-                f"the topic's max.message.bytes ({limit}): set batch.size under kafka.client to {limit} or less."
+                f"Kafka refuses a batch of records for {one.topic} [{one.partition}] as too large, although each "
+                f"record is within the topic's max.message.bytes ({limit}). Set batch.size under kafka.client to "
+                f"{limit} or less."
             )
         letters = [self._letter(record, limits.get(record.topic)) for record in culprits]
         return self._refused(culprits[0], _sentence(culprits[0], limits.get(culprits[0].topic)), letters)
@@ -105,7 +106,10 @@ class Refusals:
     def too_large(
         self, place: tuple[str, int], key: bytes | None, value: bytes, limit: int, what: str
     ) -> PgsluiceError:
-        """Return what follows from a record that need not even be sent; ``what`` it exceeds, and the remedy."""
+        """Return the error for a record that is too large to be sent.
+
+        ``what`` is the limit it exceeds, with a remedy.
+        """
         record = self._record(*place, key, value)
         detail = f"larger than {what.format(limit=limit)}"
         letter = self._dead(record, Reason.RECORD_TOO_LARGE, detail, limit)
@@ -119,14 +123,14 @@ class Refusals:
         return _Record(topic, partition, kept, (len(key or b""), len(value or b"")), origin, error)
 
     def _culprits(self) -> tuple[list[_Record], dict[str, int | None]]:
-        """Return the records to blame, the largest first, and the limits of topics where something was too large."""
+        """Return the records that are to blame, the largest first, and the limits of topics of too large records."""
         large = sorted(filter(_is_too_large, self._found), key=lambda record: record.size, reverse=True)
         limits = {topic: self.inspector.limit_of(topic) for topic in {record.topic for record in large}}
         named: set[str] = set()
         culprits = []
         for record in large:
             limit = limits[record.topic]
-            # With an unknown limit, the largest record: there is one at least.
+            # If the limit is unknown, blame the largest record of the topic, because at least one is too large.
             if record.batch_bytes > limit if limit is not None else record.topic not in named:
                 culprits.append(record)
                 named.add(record.topic)
@@ -143,7 +147,7 @@ class Refusals:
             return self._dead(
                 record, Reason.RECORD_TOO_LARGE, "larger than the topic's max.message.bytes, after compression", limit
             )
-        assert record.error is not None, "it was reported with one"
+        assert record.error is not None, "Kafka's report has an error"
         return self._dead(record, Reason.REFUSED, f"{record.error.str()} ({record.error.name()})", None)
 
     def _dead(self, record: _Record, reason: Reason, detail: str, limit: int | None) -> DeadLetter | None:
@@ -157,10 +161,10 @@ def _is_too_large(record: _Record) -> bool:
 
 
 def _sentence(record: _Record, limit: int | None) -> str:
-    assert record.error is not None, "it was reported with one"
+    assert record.error is not None, "Kafka's report has an error"
     if limit is None or not _is_too_large(record):
         return str(failure(record.error, f"Writing {record}"))
     return (
         f"Kafka cannot take {record}: it is larger than the topic's max.message.bytes ({limit}, after compression). "
-        f"Raise that, {_WAY_OUT}."
+        f"Raise max.message.bytes, {_WAY_OUT}."
     )

@@ -1,8 +1,8 @@
-"""Runs of records into librdkafka's queue: the way that nearly every record takes.
+"""Runs of records: nearly every record reaches librdkafka's queue in a run.
 
-The sink hands over what it has, and where it is; the run goes on while records are simple and there is room, and counts
-them. What ends it, the sink does, and comes back. ``_runs`` is the compiled twin of this module, chosen by
-``speedups``.
+The sink passes a list of records and the index of the first one. The run queues and counts records as long as they are
+simple and there is room. The sink sends the record that ended the run by itself, and then starts a new run.
+``native.runs`` is the compiled twin of this module. ``speedups`` chooses between them.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from pgsluice.record import Record
 TRUNCATE: Final = "t"
 
 LONGEST: Final = 2000
-"""Records in one run: a compiled one lets no other thread have a turn."""
+"""Records in one run. While a compiled run works, no other thread runs."""
 
 
 def produce_run(  # noqa: PLR0913 - what a sink keeps, and where it stands
@@ -28,11 +28,13 @@ def produce_run(  # noqa: PLR0913 - what a sink keeps, and where it stands
     room: int,
     largest: int,
 ) -> tuple[int, int]:
-    """Produce the records that begin at ``records[at]``, and count them in ``cut``; where it ended, and the room left.
+    """Produce the records from ``records[at]`` on, and count them in ``cut``.
 
-    ``partitions``: how many a topic has. ``room``: bytes of values that may be queued; the run ends when there is
-    none, and after LONGEST. It ends before a record for all partitions, a value above ``largest`` bytes, and one that
-    ``produce`` refuses.
+    Return the index of the next one, and the room left.
+
+    ``partitions`` returns how many partitions a topic has. ``room`` is how many bytes of values may be queued. The run
+    ends when there is no room left, or after LONGEST records. It also ends before a record for all partitions, before a
+    value of more than ``largest`` bytes, and before a record that ``produce`` refuses.
     """
     end = min(len(records), at + LONGEST)
     while at < end and room > 0:
@@ -42,9 +44,9 @@ def produce_run(  # noqa: PLR0913 - what a sink keeps, and where it stands
             break
         partition = 0 if key is None else partition_for(key, partitions(target.topic))
         try:
-            # by position, which is faster: the callback has two names, so two places
+            # Arguments by position are faster. The callback has two names, so two positions are None.
             produce(target.topic, value, key, partition, None, None, timestamp_ms)
-        except Exception:  # noqa: BLE001 - whoever comes next meets it again, and knows what to do about it
+        except Exception:  # noqa: BLE001 - the sink sends this record again and handles the error
             break
         room -= 0 if value is None else len(value)
         cut.count(target, {} if op is None else {op: 1}, {partition: 1})

@@ -1,6 +1,7 @@
-"""One session of delivery: cuts into Kafka transactions, the account of their offsets, the checkpoint.
+"""One session of delivery: it writes cuts in Kafka transactions, with the cut record and the checkpoint.
 
-The pipeline's lower end (``pipeline.ends.Sink``). Nothing survives the session but what is in Kafka.
+``KafkaSink`` is the pipeline's lower end (``pipeline.ends.Sink``). Nothing survives the session except what is in
+Kafka.
 """
 
 import asyncio
@@ -49,12 +50,13 @@ _PRODUCERS: Mapping[Mode, type[CutProducer]] = {
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """The producer, the two service topics, how often a change may be seen, and what else there is to decide.
+    """What the sink is told: the producer, the service topics, and how to deliver.
 
-    ``pipeline``: whose checkpoints are written and read. ``snapshots_topic``: None if no tables are
-    loaded. ``commands_topic``: None if no commands are taken.
-    ``accept_changed_topics``: go on with topics that changed behind our back. ``prediction`` outlives the session.
-    ``topics_max``: how many topics there may be beside the service topics before no more are created;
+    The sink writes and reads the checkpoints of ``pipeline``. ``snapshots_topic`` is None if no tables are loaded, and
+    ``commands_topic`` is None if no commands are taken. With ``accept_changed_topics``, a session goes on with topics
+    that have changed since the last one. ``prediction`` outlives the session.
+
+    No topic of a table is created if there are already ``topics_max`` topics besides the service topics.
     ``reserved_topics`` count from the beginning.
     """
 
@@ -74,9 +76,12 @@ class SinkOptions:
 
 @dataclass(frozen=True, slots=True)
 class CutFormat:
-    """How the cut record is framed: its key, its encoder, and what reads it back (ValueError if it is none).
+    """The framing of cut records: their key, their encoder and their decoder.
 
-    ``origin_of`` says which change another record is about, if that is known.
+    The decoder raises ValueError for other records.
+
+    ``origin_of`` takes another record's key and value. It returns the change that the record is about, or None if
+    nobody knows it.
     """
 
     key: bytes
@@ -86,9 +91,9 @@ class CutFormat:
 
 
 class KafkaSink:
-    """Delivery in one session. Coroutines run one at a time; each blocks a worker thread, never the loop.
+    """Delivers changes in one session. Its coroutines run one at a time. Each blocks a worker thread, never the loop.
 
-    Any PgsluiceError out of it ends the session: close it and make a new one.
+    Any PgsluiceError that it raises ends the session. Close it then, and make a new one.
     """
 
     def __init__(self, options: SinkOptions, cut_format: CutFormat) -> None:
@@ -98,66 +103,69 @@ class KafkaSink:
         self._given_up = threading.Event()
         self._producer_options = options.producer
         self._mark = Mark(options.producer.client, self._given_up)
-        """Since the mark was written."""
         self._admin: Topics | None = None
         self._producer: CutProducer | None = None
         self._topic_ledger: Ledger | None = None
         self._last_cuts = LastCuts()
         self._cuts_begin = 0
-        """The first offset of the topic of cut records when they were read."""
+        """The first offset of the topic of cut records at the time when they were read."""
 
     async def prepare(self) -> None:
-        """Make the service topics exist. No producer yet: a standby must not disturb the owner."""
+        """Create the service topics if they do not exist.
+
+        Make no producer yet, because a standby must not disturb the owner.
+        """
         await self._run(self._prepare)
 
     async def present_checkpoint(self) -> Checkpoint | None:
-        """Return the last checkpoint that can be read at once, without disturbing anybody."""
+        """Return the last checkpoint that can be read at once. This disturbs nobody."""
         return await self._run(self._present_checkpoint)
 
     @property
     def is_atomic(self) -> bool:
-        """Whether the records of a cut, its own and its checkpoint are committed together."""
+        """Return whether the records of a cut are committed together with its cut record and its checkpoint."""
         return _PRODUCERS[self._options.mode].is_atomic
 
     async def checkpoints(self) -> Sequence[Checkpoint]:
-        """Return the last committed checkpoints, the one that counts last; complete only after :meth:`fence`."""
+        """Return the last committed checkpoints, the decisive one last. They are complete only after :meth:`fence`."""
         return await self._run(self._checkpoints)
 
     async def fence(self) -> None:
-        """From here on no earlier producer of this pipeline can commit anything, if transactions are used."""
+        """Keep earlier producers of this pipeline from committing anything from now on, if transactions are used."""
         await self._run(self._fence)
 
     async def announce(self, checkpoint: Checkpoint) -> None:
-        """Commit ``checkpoint`` alone: durable when this returns."""
+        """Commit ``checkpoint`` alone. It is durable when this returns."""
         await self._run(lambda: self._announce(checkpoint))
 
     async def refuse(self, checkpoint: Checkpoint) -> None:
-        """Give up what is not committed, and commit ``checkpoint`` alone: durable when this returns."""
+        """Give up what is not committed, and commit ``checkpoint`` alone. It is durable when this returns."""
         await self._run(lambda: self._refuse(checkpoint))
 
     async def recorded(self) -> Recorded:
-        """Return what the cut records tell of earlier sessions."""
+        """Return what the cut records say about earlier sessions."""
         return await self._run(self._recorded)
 
     async def loaded(self) -> Mapping[tuple[str, str], Loaded]:
-        """Return the tables whose rows have been read to the end, by schema and name; after :meth:`fence`."""
+        """Return the tables whose rows have been read completely, by schema and name. Call it after :meth:`fence`."""
         return await self._run(self._loaded)
 
     def commands(self) -> CommandReader | None:
-        """Return what reads the commands to this pipeline, with clients of its own; None if it takes none."""
+        """Return the reader of the commands to this pipeline, with its own clients, or None if it takes no commands."""
         topic = self._options.commands_topic
         return None if topic is None else CommandReader(self._options.producer.client, topic.name)
 
     async def open_topics(self, cut: int, topics: Sequence[str], described: Collection[str]) -> None:
-        """Account for what earlier sessions wrote to, and for ``topics`` if they exist: full cuts name them.
+        """Account for the topics that earlier sessions wrote to, and for ``topics`` if they exist. Full cuts name them.
 
-        After :meth:`recorded`. HistoryError when something happened to a topic meanwhile, or to its schema
-        (``described`` have one), or to the records of cuts up to ``cut``, the last one that was committed.
+        Call it after :meth:`recorded`. ``cut`` is the last cut that was committed. ``described`` are the topics whose
+        schemas are registered. Raise HistoryError if something has happened to a topic, to its schema, or to the
+        records of cuts up to ``cut``.
         """
         await self._run(lambda: self._open_topics(cut, topics, described))
 
     async def open_topic(self, policy: TablePolicy, *, keyed: bool) -> None:
-        """Make the topic of a table exist and pin its partitions for the session."""
+        """Create the topic of a table if it does not exist, and pin its partitions for the session."""
         spec = TopicSpec(
             policy.topic,
             policy.partitions,
@@ -172,19 +180,22 @@ class KafkaSink:
         await self._run(self._live.begin)
 
     async def produce(self, cut: Cut, records: list[Record]) -> None:
-        """Hand ``records`` to the producer, within the transaction begun, and count them in ``cut``."""
+        """Hand ``records`` to the producer, within the current transaction, and count them in ``cut``."""
         await self._run(lambda: self._produce(cut, records))
 
     async def commit(self, cut: Cut, checkpoint: Checkpoint) -> None:
-        """Commit the transaction with ``cut``'s record and ``checkpoint``: durable when this returns."""
+        """Commit the transaction with the record of ``cut`` and with ``checkpoint``.
+
+        Both are durable when this returns.
+        """
         await self._run(lambda: self._commit(cut, checkpoint))
 
     async def deliver(self, cut: Cut, checkpoint: Checkpoint) -> None:
-        """Begin, produce all of ``cut`` and commit: durable when this returns."""
+        """Begin a transaction, produce all of ``cut`` and commit it. All of it is durable when this returns."""
         await self._run(lambda: self._deliver(cut, checkpoint))
 
     async def close(self) -> None:
-        """Give up what is not committed and free the producer; waits for the call in progress to notice."""
+        """Give up what is not committed, and free the producer. Wait until the call in progress has noticed."""
         self._given_up.set()
         if self._producer is not None:
             self._producer.abandon()
@@ -231,9 +242,9 @@ class KafkaSink:
         for spec, state, one in zip(specs, states, settings, strict=True):
             if state.partitions != 1:
                 raise ConfigError(
-                    f"Topic {spec.name} has {state.partitions} partitions, but pgsluice keeps it for itself, with one. "
-                    "Choose another kafka.topic_prefix if somebody else uses the topic; otherwise delete it, and "
-                    "pgsluice makes it anew."
+                    f"Topic {spec.name} has {state.partitions} partitions, but pgsluice keeps it for itself, with "
+                    "one. Choose another kafka.topic_prefix if somebody else uses the topic. Otherwise delete it, "
+                    "and pgsluice creates it again."
                 )
             self._topics.check(spec, one)
         for spec, state in zip(specs, states, strict=True):
@@ -290,10 +301,10 @@ class KafkaSink:
         return producer
 
     def _write_mark(self) -> None:
-        """Write something behind everything, and see to it that the brokers which answer know of it."""
+        """Write the mark behind all records, and wait until the brokers that answer us know it."""
         topics = [self._options.checkpoint_topic.name]
         if self.is_atomic:
-            # Without transactions, readers of the cuts need not read committed records, and would see the mark.
+            # Without transactions, consumers may read uncommitted records of cuts, so they would see the mark.
             topics.append(self._options.transactions_topic.name)
         value = self._live.mark(topics, self._format.key)
         if value is not None:
@@ -302,10 +313,10 @@ class KafkaSink:
             self._mark.find(value, topics, self._topics)
 
     def _replace_producer(self) -> None:
-        """Go on with another producer than the one that has aborted a transaction.
+        """Replace a producer that has aborted a transaction by a new one.
 
-        A copy of the marker that aborts it may arrive late. It would hide what the same producer has written since, but
-        Kafka takes no copy any more once a producer with a newer epoch has written to the partition.
+        Kafka may append a second copy of the abort marker late. That copy would hide what the same producer has written
+        since. Kafka takes no more copies as soon as a producer with a newer epoch has written to the partition.
         """
         former, self._producer = self._live, None
         former.close()
@@ -327,9 +338,10 @@ class KafkaSink:
         return self._last_cuts
 
     def _lost_cuts(self, committed: int) -> str | None:
-        """Return what has happened to the cut records, a sentence, or None.
+        """Return a sentence that says what has happened to the cut records, or None.
 
-        Where no mark tells whether the broker is outdated, others are asked before the topic counts as lost.
+        If there is no mark, nothing shows whether the broker is outdated. Then ask other brokers before the records
+        count as lost.
         """
         topic, end = self._options.transactions_topic.name, time.monotonic() + OUTDATED_S
         while lost := lost_cuts(topic, self._last_cuts, self._cuts_begin, committed):
@@ -352,8 +364,8 @@ class KafkaSink:
         dead_letters = self._options.dead_letters_topic
         others = [*topics, *([dead_letters.name] if dead_letters else [])]
         if self._last_cuts.number == cut + 1:
-            # A transaction marker that arrived late shows the record of a cut that was aborted: it counts on records
-            # that may not be there.
+            # A transaction marker that arrived late has made the record of an aborted cut visible. Its offsets include
+            # records that may not be there, so read the cut records again without it.
             self._read_last_cuts(self._topics, cut)
         lost = self._lost_cuts(cut)
         self._ledger.recall(self._last_cuts, lost, others, described)
@@ -364,7 +376,10 @@ class KafkaSink:
         self._topics.check(spec, self._settings_of(spec.name))
 
     def _ensure(self, spec: TopicSpec) -> TopicState:
-        """Make a topic if need be; TableRefused if it is a table's, and may not be made or written to."""
+        """Create a topic if it does not exist.
+
+        Raise TableRefused if a table's topic may not be created or written to.
+        """
         is_ours = spec.name in self._services()
         if not is_ours:
             self._check_owner(spec.name)
@@ -375,27 +390,27 @@ class KafkaSink:
             if is_ours or not is_of_one_topic(error):
                 raise
             raise TableRefused(
-                f"{error} Make topic {spec.name} yourself, give pgsluice the right to make it (Create), or leave the "
-                "table out with tables.exclude; then start pgsluice again."
+                f"{error} Make topic {spec.name} yourself, give pgsluice the right to make it (Create), or leave "
+                "the table out with tables.exclude. Then start pgsluice again."
             ) from error
         return state
 
     def _services(self) -> set[str]:
-        """Return our own topics beside those of tables."""
+        """Return the names of pgsluice's own topics."""
         prefix = self._options.checkpoint_topic.name.removesuffix("checkpoint")
         return {prefix + service for service in SERVICE_TOPICS}
 
     def _check_owner(self, topic: str) -> None:
-        """Raise TableRefused for a service topic of another pipeline, whose prefix is ours and a schema's name."""
+        """Raise TableRefused if this is a service topic of a pipeline whose prefix is our prefix and a schema."""
         if other_service(topic) not in self._ledger:
             self._topics.check_owner(topic)
 
     def _check_room(self, spec: TopicSpec) -> None:
-        """Raise TableRefused if ``spec`` has yet to be created, and no more topics may be.
+        """Raise TableRefused if ``spec`` has yet to be created, and the limit for topics is reached.
 
-        Everybody who may create tables in a published schema has topics created here, with all their partitions. Those
-        count that earlier sessions wrote to, and those of this one. A topic that exists already costs nothing more.
-        Room is kept for the tables that the settings name.
+        Everybody who may create tables in a published schema makes us create topics here, with all their partitions.
+        The limit counts the topics that earlier sessions and this session have written to. It also keeps room for the
+        tables that the settings name. A topic that already exists costs nothing more, so it is always accepted.
         """
         known = (self._ledger.ids().keys() | self._options.reserved_topics) - self._services() - {spec.name}
         if len(known) >= self._options.topics_max and not self._topics.describe([spec.name]):
@@ -410,7 +425,7 @@ class KafkaSink:
         try:
             (settings,) = self._topics.settings_of(topic)
         except SinkUnavailable:
-            self._ledger.examine()  # it may be gone
+            self._ledger.examine()  # raises the reason if the topic is gone
             raise
         return settings
 
@@ -424,7 +439,7 @@ class KafkaSink:
         self._live.check()
 
     def _send(self, cut: Cut, record: Record) -> None:
-        """Queue a record, whatever it is."""
+        """Queue one record of any kind."""
         target, op, key, value, timestamp_ms = record
         count = self._ledger.partitions(target.topic)
         if op == TRUNCATE:
@@ -438,26 +453,26 @@ class KafkaSink:
     def _deliver(self, cut: Cut, checkpoint: Checkpoint) -> None:
         self._live.begin()
         self._produce(cut, cut.records)
-        cut.records.clear()  # librdkafka has copies
+        cut.records.clear()  # librdkafka has copied them
         self._commit(cut, checkpoint)
 
     def _commit(self, cut: Cut, checkpoint: Checkpoint) -> None:
         full = self._ledger.full_is_due
         following = self._ledger.predict(cut) if self._live.is_atomic and not full else None
         if following is not None:
-            # Everything goes out together, which takes one round of requests less.
+            # The records, the cut record and the checkpoint are sent together. This saves one round of requests.
             self._send_cut(cut, checkpoint, following, full=False)
             self._send_checkpoint(checkpoint)
             self._live.flush()
             if (wrong := self._ledger.mismatch(following)) is not None and not self._is_shown(checkpoint):
-                self._live.abort()  # says so if it is another owner who wrote
+                self._live.abort()  # if another owner has written, this raises Fenced
                 raise wrong
         else:
             self._live.flush()
             following = self._ledger.following(cut, full=full)
             self._send_cut(cut, checkpoint, following, full=full)
             if not self._live.is_atomic:
-                self._live.flush()  # the checkpoint must not be seen without the cut
+                self._live.flush()  # the checkpoint must not become visible before the cut record
             self._send_checkpoint(checkpoint)
         self._live.commit()
         self._ledger.committed(cut, following, full=full)
@@ -480,10 +495,14 @@ class KafkaSink:
         self._live.send(self._options.checkpoint_topic.name, 0, key, checkpoint.to_json())
 
     def _is_shown(self, checkpoint: Checkpoint) -> bool:
-        """Return whether readers see ``checkpoint``, which was sent: a late marker of the former transaction shows it.
+        """Return whether readers see ``checkpoint``, which was just sent, because of a late marker.
 
-        If we abandoned the cut then, readers would never see its remaining records. We therefore commit it, even though
-        its offsets may be slightly too low. A broker that does not know of the checkpoint cannot tell.
+        A late copy of the commit marker of the former transaction ends our transaction in a partition, and makes its
+        records there visible. If that has happened to the checkpoint, the next session goes on after this cut. If we
+        aborted the cut then, readers would never see its remaining records. We therefore commit it, even though its
+        offsets may be slightly too low.
+
+        A broker that does not know the checkpoint cannot answer, so several clients ask for CONFIRM_S.
         """
         place = (self._options.checkpoint_topic.name, 0)
         end = time.monotonic() + CONFIRM_S
@@ -500,12 +519,13 @@ class KafkaSink:
         self._live.begin()
         self._send_checkpoint(checkpoint)
         self._live.commit()
-        self._write_mark()  # the checkpoint is read once more, and must not be hidden from that read
+        self._write_mark()  # the checkpoint will be read again, and no outdated broker may hide it from that read
 
     def _refuse(self, checkpoint: Checkpoint) -> None:
         self._replace_producer()
         last = last_checkpoint(self._checkpoints())
-        # A new epoch may have begun since: whether the server has that history is for its own starts to judge.
+        # Another process may have begun a new epoch meanwhile. Only the starts of that epoch can judge whether the
+        # server has its history.
         if last is None or last.epoch <= checkpoint.epoch:
             self._announce(checkpoint)
 

@@ -1,7 +1,7 @@
 """The last committed records of a topic with one partition, complete up to its high watermark.
 
-Used for the checkpoint and for the last cuts: what a session goes on from. An ordinary read_committed reader would
-not do, because somebody's open transaction hides what is committed behind it.
+A session reads checkpoints and the last cuts with it, to find out where to go on. An ordinary read_committed reader
+would not be enough, because another producer's open transaction hides everything that was committed behind it.
 """
 
 import threading
@@ -21,28 +21,28 @@ from pgsluice.kafka.topics import Topics
 log = structlog.get_logger(__name__)
 
 FETCH_WAIT_MS = 10
-"""How long a broker may wait for more at the end of the topic, where this read always ends: 500 by default."""
+"""How long a broker may wait for more records. This read always ends at the end of the topic. The default is 500."""
 
 FIRST_WINDOW = 64
-"""Records read from the end at first: a record and its commit marker take two offsets."""
+"""How many offsets from the end the first attempt reads. A record and its commit marker take two offsets."""
 
 WINDOW_FACTOR = 16
-"""How much further back the next attempt begins."""
+"""How many times more offsets the next attempt reads."""
 
 SAY_S = 5.0
-"""How long nothing is said about a read that waits: an orderly one takes milliseconds."""
+"""How long a read may wait before the log says so. Usually a read takes milliseconds."""
 
 RENEW_S = 5.0
-"""How long a consumer may come no further before another one is tried."""
+"""How long a consumer may make no progress before it is replaced."""
 
 _POLL_S = 0.2
 
 
 class Tail:
-    """One read, from the end backwards; it takes ``patience_s`` at most. Every method blocks.
+    """One read from the end backwards, which takes ``patience_s`` at most. Every method blocks.
 
-    ``complete``: else what stands behind an open transaction is left out instead of waited for. ``reach``: the topic
-    is known to hold something up to there, so a broker that does not show it is outdated.
+    If it is ``complete``, it waits for an open transaction to end. Otherwise it leaves out what comes after the open
+    transaction. The topic is known to have records up to ``reach``, so a broker that does not show them is outdated.
     """
 
     def __init__(  # noqa: PLR0913 - what a session has, and what this read needs
@@ -59,7 +59,7 @@ class Tail:
         self.topic = topic
         self.offset = -1
         self.key: bytes | None = None
-        """Of the record that was yielded last, as its offset."""
+        """The key of the record that was yielded last, as ``offset`` is its offset."""
         self._complete = complete
         self.low, self.high = topics.bounds(topic, 0)
         self.high = max(self.high, reach)
@@ -82,7 +82,7 @@ class Tail:
         return self._options.make(
             Consumer,
             {
-                "group.id": self._options.client_id,  # required by the constructor; nothing is ever committed under it
+                "group.id": self._options.client_id,  # the constructor requires it; nothing is committed for it
                 "isolation.level": "read_committed",
                 "enable.auto.commit": False,
                 "enable.partition.eof": True,
@@ -93,10 +93,10 @@ class Tail:
         )
 
     def windows(self) -> Iterator[Iterator[bytes]]:
-        """Yield the values of the records up to the end, each time from further back; the last time all there are.
+        """Yield the values of the records up to the end, again and again, each time from further back.
 
-        SinkUnavailable when Kafka does not answer; UnavailableError when a transaction of another producer stays
-        open on the topic.
+        The last time, yield all records of the topic. Raise SinkUnavailable if Kafka does not answer, and
+        UnavailableError if a transaction of another producer stays open.
         """
         window = FIRST_WINDOW
         while True:
@@ -120,7 +120,7 @@ class Tail:
                     yield value
                 continue
             if error is not None and error.code() == PARTITION_EOF:
-                # Behind commit markers, but not behind an open transaction: there it stays below the end.
+                # This position is behind commit markers. If a transaction is open, it stays at that transaction.
                 position, hidden = max(position, message.offset()), True
                 if not self._complete:
                     return
@@ -131,14 +131,14 @@ class Tail:
                 self._renew(position)
 
     def _renew(self, position: int) -> None:
-        """Go on with a new consumer, which asks for the leader anew: the one asked so far may be outdated."""
+        """Go on with a new consumer, which asks again for the leader, because the former broker may be outdated."""
         self._consumer.close()
         self._consumer = self._make_consumer()
         self._consumer.assign([TopicPartition(self.topic, 0, position)])
         self._renew_at = time.monotonic() + RENEW_S
 
     def _check_patience(self, position: int, *, hidden: bool) -> None:
-        """Raise when it has taken too long. ``hidden``: the rest is there, but not to be read."""
+        """Raise an error if the read has taken too long. If records are ``hidden``, they exist but cannot be read."""
         if self._given_up.is_set():
             raise SinkUnavailable(f"Reading {self.topic} was given up because the session ends.")
         now = time.monotonic()
@@ -155,7 +155,10 @@ class Tail:
         raise self._why_hidden(position)
 
     def _why_hidden(self, position: int) -> PgsluiceError:
-        """Return why nothing can be read beyond ``position``; raises if Kafka does not answer: then that is why."""
+        """Return why nothing can be read beyond ``position``.
+
+        Raise an error if Kafka does not answer, which explains it.
+        """
         fresh, place = Topics(self._options, self._given_up), (self.topic, 0)
         try:
             _, end = fresh.bounds(*place)
@@ -166,6 +169,6 @@ class Tail:
             return outdated(self.topic)
         return UnavailableError(
             f"{self.topic} cannot be read beyond offset {position} (its end is {self.high}): another producer keeps a "
-            "transaction open on it. Find it with kafka-transactions.sh find-hanging and end it; only pgsluice may "
+            "transaction open on it. Find it with kafka-transactions.sh find-hanging and end it. Only pgsluice may "
             "write to this topic."
         )

@@ -1,4 +1,4 @@
-"""Topics: created when first needed, with the configured partitions, and checked for what breaks delivery.
+"""Topics: they are created when first needed, and checked for settings that prevent delivery.
 
 https://kafka.apache.org/documentation/#topicconfigs
 """
@@ -23,45 +23,46 @@ T = TypeVar("T")
 
 REQUEST_S = 15.0
 _LEADERS_S = 3.0
-"""Until partitions are asked for their leaders again: a broker that died is asked in vain."""
+"""After this time we ask again which brokers are the leaders, because a dead broker never answers."""
 
 _LOOK_S = 1.0
 
 _SLICE_S = 0.5
 _RETRY_FIRST_S = 0.005
 _RETRY_S = 0.05
-"""Between two tries, at first and later: of a new topic the brokers hear within milliseconds, mostly."""
+"""The first and the longest pause between two tries. Brokers usually hear of a new topic within milliseconds."""
 
 _SETTLE_S = 30.0
-"""Until every partition of a new topic has a leader; librdkafka waits as long for its metadata."""
+"""How long a new topic may take to have a leader for every partition. librdkafka waits as long for its metadata."""
 
 BATCH_BYTES = 1_000_000
 """librdkafka's default of ``batch.size``."""
 
 SETTINGS_MAX = 25
-"""Topics whose configurations are read with one request: of each one the broker tells all settings, in 0.5 to 1 ms."""
+"""How many topics one request asks for their settings. A broker sends all settings, which takes 0.5 to 1 ms per
+topic."""
 
 _PROPERTIES: Final = {"allow.auto.create.topics": False, "topic.metadata.refresh.interval.ms": 1000}
-"""A broker that is about to come back tells of no controller, and librdkafka asks again with its next refresh only: by
-default after 5 minutes, so that every request until then would time out."""
+"""A broker that comes back reports no controller at first. librdkafka asks again only with its next refresh of
+metadata, which comes after 5 minutes by default. Every request until then would time out."""
 
 _TRANSACTION_TIMEOUT: Final = "transaction.max.timeout.ms"
 
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
-"""What brokers older than topic ids (Kafka 2.8) say."""
+"""The topic id that brokers older than topic ids (Kafka 2.8) report."""
 
 
 _Answer = tuple[int, int | None]
-"""An offset, and the epoch of the leader that told it, if it did."""
+"""An offset, and the epoch of the leader that answered, if it is known."""
 
 
 class _UnknownTopic(SinkUnavailable):
-    """The topic does not exist, or the broker asked has not heard of it yet."""
+    """The topic does not exist, or the broker that answered has not heard of it yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicSpec:
-    """A topic as it is to be created; ``compactable``: every record in it has a key."""
+    """A topic that may have to be created. It is ``compactable`` if every record in it has a key."""
 
     name: str
     partitions: int
@@ -72,14 +73,14 @@ class TopicSpec:
 
 @dataclass(frozen=True, slots=True)
 class TopicSettings:
-    """What of a topic's configuration decides which records it takes; None where that cannot be known."""
+    """The settings of a topic that decide which records it takes. None means that the setting is not known."""
 
     cleanup_policy: str | None = None
     max_message_bytes: int | None = None
 
 
 class Topics:
-    """Administration of topics; every method blocks, until ``given_up`` is set at the latest."""
+    """Administers topics. Every method blocks until Kafka answers, but no longer than until ``given_up`` is set."""
 
     def __init__(self, options: ClientOptions, given_up: threading.Event) -> None:
         self._options = options
@@ -87,35 +88,35 @@ class Topics:
         self._given_up = given_up
         self._admin = options.make(AdminClient, _PROPERTIES)
         self.batch_bytes = int(options.properties.get("batch.size", BATCH_BYTES))
-        """How large a batch of records may get before it is compressed."""
+        """How large a batch of records may be before it is compressed."""
 
     def another(self) -> "Topics":
-        """Return one with a client of its own, which asks for the leaders anew: a broker that answers may be outdated.
+        """Return an administrator with a new client, which looks up the leaders again. The caller closes it.
 
-        Whoever asks for it closes it.
+        Use it when the broker that answers may be outdated.
         """
         return Topics(self._options, self._given_up)
 
     def close(self) -> None:
-        """End the client; its threads have ended when this returns. May be called twice."""
+        """Close the client. Its threads have ended when this returns. May be called twice."""
         self._admin.__exit__(None, None, None)
 
     def ensure(self, *specs: TopicSpec) -> list[TopicState]:
-        """Return the topics, which exist afterwards; else ConfigError."""
+        """Return the state of the topics, after creating those that do not exist. Raise ConfigError if that fails."""
         states = self.describe([spec.name for spec in specs])
         self._create([spec for spec in specs if spec.name not in states])
         states |= self._settled([spec.name for spec in specs if not _is_settled(states.get(spec.name))])
         return [states[spec.name] for spec in specs]
 
     def settings(self, topics: Collection[str]) -> dict[str, TopicSettings]:
-        """Return what ``topics`` take, without those that are gone; the brokers may not know yet of new ones."""
+        """Return the settings of ``topics`` that exist. Brokers may not know the newest topics yet."""
         names, found = list(topics), dict[str, TopicSettings]()
         for at in range(0, len(names), SETTINGS_MAX):
             found |= self._settings(names[at : at + SETTINGS_MAX])
         return found
 
     def settings_of(self, *topics: str) -> list[TopicSettings]:
-        """Return what ``topics`` take, which exist, and may be new."""
+        """Return the settings of ``topics``, all of which exist. They may have been created just now."""
 
         def ask() -> list[TopicSettings]:
             found = self._settings(topics)
@@ -126,13 +127,16 @@ class Topics:
         return self._patiently(topics, ask)
 
     def check_owner(self, topic: str) -> None:
-        """Raise TableRefused for a service topic of another pipeline, as another one beside it shows."""
+        """Raise TableRefused if this is a service topic of another pipeline.
+
+        A second one under its prefix shows that.
+        """
         prefix, _, ending = topic.rpartition(".")
         other = other_service(topic)
         if ending in SERVICE_TOPICS and self.describe([other]):
             raise TableRefused(
-                f"Topic {topic} belongs to another pipeline, whose kafka.topic_prefix is {prefix!r}: there is {other}. "
-                'Name another with `topic = "..."` in a [[tables.rules]] entry.'
+                f"Topic {topic} belongs to another pipeline, whose kafka.topic_prefix is {prefix!r}, because {other} "
+                'exists. Name another topic with `topic = "..."` in a [[tables.rules]] entry.'
             )
 
     def check(self, spec: TopicSpec, settings: TopicSettings) -> None:
@@ -140,19 +144,19 @@ class Topics:
         if not spec.compactable and "compact" in (settings.cleanup_policy or ""):
             raise TableRefused(
                 f"Topic {spec.name} has cleanup.policy=compact, but rows without key or truncates go to it, and Kafka "
-                "refuses records without key there: give the table a key (`keys` in [[tables.rules]]), set "
+                "refuses records without key there. Give the table a key (`keys` in [[tables.rules]]), set "
                 'truncate = "skip", or change the policy.'
             )
         limit = settings.max_message_bytes
         if limit is not None and limit < self.batch_bytes:
             raise ConfigError(
                 f"Topic {spec.name} takes {limit} bytes at once (max.message.bytes), but the producer's batches may "
-                f"have {self.batch_bytes} (batch.size), so it would refuse many small rows that come together. Raise "
-                f"the one, or set batch.size under kafka.client to {limit} or less."
+                f"have {self.batch_bytes} (batch.size), so Kafka would refuse many small rows that come together. "
+                f"Raise max.message.bytes, or set batch.size under kafka.client to {limit} or less."
             )
 
     def small_topics(self, prefix: str) -> dict[str, int]:
-        """Return the max.message.bytes of those topics beginning with ``prefix`` that do not take our batches."""
+        """Return the max.message.bytes of each topic that begins with ``prefix`` and does not take our batches."""
         doing = "Listing topics"
         try:
             found = self._admin.list_topics(timeout=REQUEST_S).topics
@@ -163,10 +167,7 @@ class Topics:
         return {topic: limit for topic, limit in limits.items() if limit is not None and limit < self.batch_bytes}
 
     def describe(self, topics: Collection[str]) -> dict[str, TopicState]:
-        """Return what is known of each of ``topics``.
-
-        Those that do not exist are left out; nothing is created by asking.
-        """
+        """Return the state of each of ``topics`` that exists. This creates no topic."""
         states = {}
         for topic, found in self._describe(topics):
             identifier = str(found.topic_id)
@@ -177,7 +178,7 @@ class Topics:
         return states
 
     def rights_to(self, topic: str) -> set[AclOperation] | None:
-        """Return what we may do with a topic, None where the brokers do not tell."""
+        """Return what we may do with a topic, or None if the brokers do not tell."""
         request = self._admin.describe_topics(
             TopicCollection([topic]), include_authorized_operations=True, request_timeout=REQUEST_S
         )
@@ -185,7 +186,7 @@ class Topics:
         return None if found is None else set(found)
 
     def out_of_sync(self, topics: Collection[str]) -> list[str]:
-        """Return the partitions of which replicas are missing or behind, in words."""
+        """Return a description of each partition that has missing or lagging replicas."""
         return [
             f"{topic} [{one.id}]: {len(one.isr)} of {len(one.replicas)} replicas in sync"
             for topic, found in self._describe(topics)
@@ -208,7 +209,7 @@ class Topics:
                 raise
 
     def account(self, known: Account) -> Account:
-        """Return the cluster's account of the topics and partitions that stand in ``known``."""
+        """Return what the cluster has of the topics and partitions in ``known``."""
         states = self.describe(known.topics)
         places = [place for place in known.ends if place[0] in states and place[1] < states[place[0]].partitions]
         found = self._answers(places, IsolationLevel.READ_UNCOMMITTED)
@@ -216,15 +217,15 @@ class Topics:
         return Account(states, {place: offset for place, (offset, _) in found.items()}, epochs)
 
     def max_transaction_timeout_ms(self) -> int | None:
-        """Return the brokers' transaction.max.timeout.ms, None when it cannot be known."""
+        """Return the brokers' transaction.max.timeout.ms, or None if it cannot be read."""
         return self._broker_setting(_TRANSACTION_TIMEOUT)
 
     def max_request_bytes(self) -> int | None:
-        """Return the brokers' socket.request.max.bytes, None when it cannot be known."""
+        """Return the brokers' socket.request.max.bytes, or None if it cannot be read."""
         return self._broker_setting("socket.request.max.bytes")
 
     def max_message_bytes(self, topic: str) -> int | None:
-        """Return the topic's max.message.bytes, None when it cannot be known."""
+        """Return the topic's max.message.bytes, or None if it cannot be read."""
         return self.settings([topic]).get(topic, TopicSettings()).max_message_bytes
 
     def refuse_transaction_timeout_ms(self, timeout_ms: int) -> bool:
@@ -233,7 +234,7 @@ class Topics:
         return all(limit is not None and limit < timeout_ms for limit in limits)
 
     def _broker_setting(self, setting: str) -> int | None:
-        """Return a setting that is the same on all brokers, None when it cannot be known."""
+        """Return a setting that is the same on all brokers, or None if it cannot be read."""
         return self._setting_of(min(self.brokers()), setting)
 
     def _setting_of(self, broker: int, setting: str) -> int | None:
@@ -247,7 +248,7 @@ class Topics:
         return [node.id for node in self._answer(future, "Asking Kafka for its brokers").nodes]
 
     def refusal_to_create(self, spec: TopicSpec) -> str | None:
-        """Return why Kafka would not create such a topic, None when it would; creates nothing."""
+        """Return why Kafka would not create this topic, or None if it would. This creates no topic."""
         new, doing = _new_topic(spec), f"Creating topic {spec.name}"
         try:
             self._wait(
@@ -259,11 +260,11 @@ class Topics:
         return None
 
     def next_offsets(self, places: Sequence[Place]) -> dict[Place, int]:
-        """Return the end of each partition, transactions still open included."""
+        """Return the end of each partition, including open transactions."""
         return self._latest(places, IsolationLevel.READ_UNCOMMITTED)
 
     def stable_offsets(self, places: Sequence[Place]) -> dict[Place, int]:
-        """Return the offset in each partition that read_committed readers get to: of the first transaction open."""
+        """Return the offset up to which read_committed readers get in each partition: the first open transaction."""
         return self._latest(places, IsolationLevel.READ_COMMITTED)
 
     def _latest(self, places: Sequence[Place], isolation: IsolationLevel) -> dict[Place, int]:
@@ -274,7 +275,7 @@ class Topics:
         return self._list_offsets(request, isolation) if request else {}
 
     def bounds(self, topic: str, partition: int) -> tuple[int, int]:
-        """Return the first offset of a partition and its high watermark, transactions still open included."""
+        """Return the first offset of a partition and its high watermark, including open transactions."""
         place = TopicPartition(topic, partition)
         low, high = (
             self._offsets({place: spec}, IsolationLevel.READ_UNCOMMITTED)[topic, partition]
@@ -294,14 +295,14 @@ class Topics:
                 (at.topic, at.partition): self._answer(one, f"Listing the offsets of topic {at.topic}")
                 for at, one in futures.items()
             }
-            if min(one.offset for one in found.values()) < 0:  # no error, where only some of the leaders answered
+            if min(one.offset for one in found.values()) < 0:  # some leaders did not answer, which is not an error
                 raise SinkUnavailable("Listing the offsets of topics: a partition's leader did not answer in time.")
             return {place: (one.offset, one.leader_epoch) for place, one in found.items()}
 
         return self._patiently({place.topic for place in request}, ask)
 
     def _patiently(self, topics: Iterable[str], ask: Callable[[], T]) -> T:
-        """Ask again for a while: of new topics, and of leaders that move, the brokers hear one after the other."""
+        """Repeat a request for a while. Brokers hear of new topics and leaders one after the other."""
         end, pause_s = time.monotonic() + REQUEST_S, _RETRY_FIRST_S
         while True:
             try:
@@ -313,13 +314,13 @@ class Topics:
             pause_s = min(_RETRY_S, 2 * pause_s)
 
     def _look_for_leaders(self, topics: Iterable[str]) -> None:
-        """Tell the client of new leaders, and of brokers that are gone: by itself it asks the former ones again."""
+        """Make the client look up the leaders. Otherwise it goes on asking the former ones, even if they are gone."""
         with suppress(KafkaException):
             for topic in topics:
                 self._admin.list_topics(topic, _LOOK_S)
 
     def _answer(self, future: "Future[Any]", doing: str) -> Any:  # noqa: ANN401 - the requests' answers differ
-        """Wait for an answer; raise what a refusal means."""
+        """Wait for an answer. Raise the pgsluice error for a refusal."""
         try:
             return self._wait(future, doing)
         except KafkaException as error:
@@ -328,17 +329,17 @@ class Topics:
             raise failure(error, doing, self._errors) from error
 
     def _wait(self, future: "Future[Any]", doing: str) -> Any:  # noqa: ANN401 - as above
-        """Wait for an answer in slices, so that giving up is noticed; KafkaException when it is a refusal."""
+        """Wait for an answer in slices, so that the end of a session is noticed. Raise KafkaException for a refusal."""
         while True:
             try:
                 answer = future.result(_SLICE_S)
             except TimeoutError:
-                self._admin.poll(0)  # has it report errors
+                self._admin.poll(0)  # makes the client report errors
                 self._errors.raise_if_denied(doing)
                 if self._given_up.is_set():
                     raise SinkUnavailable(f"{doing} was given up because the session ends.") from None
             else:
-                self._admin.poll(0)  # what it still has to report is from before
+                self._admin.poll(0)  # errors that it has still to report are older than this answer
                 self._errors.recovered()
                 return answer
 
@@ -347,7 +348,7 @@ class Topics:
         return {topic: _topic_settings(values) for topic, values in found.items()}
 
     def _configs(self, resources: Collection[ConfigResource]) -> dict[str, dict[str, str]]:
-        """Return all settings of each, without what is gone; none when we may not ask: then the records will tell."""
+        """Return the settings of each resource that exists. Without the right to read them, return no settings."""
         futures = self._admin.describe_configs(list(resources), request_timeout=REQUEST_S)
         configs = {}
         for resource, future in futures.items():
@@ -361,7 +362,7 @@ class Topics:
         return configs
 
     def _create(self, specs: Sequence[TopicSpec]) -> None:
-        """Make all of them with one request; that somebody else just did is fine."""
+        """Create all topics with one request. A topic that somebody else has just created is accepted."""
         if not specs:
             return
         futures = self._admin.create_topics([_new_topic(spec) for spec in specs], request_timeout=REQUEST_S)
@@ -378,14 +379,14 @@ class Topics:
             return
         if code == KafkaError.TOPIC_EXCEPTION:
             raise TableRefused(
-                f"Kafka refuses topic {spec.name!r}: {error.args[0].str()}. Where it collides with another topic "
-                "in '.' and '_', name it with `topic = \"...\"` in a [[tables.rules]] entry, or choose another "
-                "kafka.topic_prefix if it is one of pgsluice's own."
+                f"Kafka refuses topic {spec.name!r}: {error.args[0].str()}. If it collides with another topic whose "
+                "name differs only in '.' and '_', name it with `topic = \"...\"` in a [[tables.rules]] entry, or "
+                "choose another kafka.topic_prefix if it is one of pgsluice's own."
             ) from error
         raise failure(error, doing, self._errors) from error
 
     def _settled(self, topics: Collection[str]) -> dict[str, TopicState]:
-        """Return the topics once each of their partitions has a leader: mostly at once, or some milliseconds later."""
+        """Return the topics as soon as each of their partitions has a leader, which usually takes some milliseconds."""
         end, pause_s = time.monotonic() + _SETTLE_S, _RETRY_FIRST_S
         while True:
             states = self.describe(topics)
@@ -409,24 +410,24 @@ _OF_ONE_TOPIC: Final = frozenset(
 
 
 def is_of_one_topic(error: PgsluiceError) -> bool:
-    """Return whether Kafka refused to show or make one topic, which says nothing of others, or of our credentials."""
+    """Return whether Kafka refused to show or create this one topic, and not everything that we do."""
     cause = error.__cause__
     return isinstance(cause, KafkaException) and cause.args[0].code() in _OF_ONE_TOPIC
 
 
 def other_service(topic: str) -> str:
-    """Return a service topic that stands beside ``topic`` if that is one, too."""
+    """Return the name of another service topic, which exists if ``topic`` is a service topic."""
     prefix, _, ending = topic.rpartition(".")
     return f"{prefix}.{'transactions' if ending == 'checkpoint' else 'checkpoint'}"
 
 
 def check_compacted(topic: str, settings: TopicSettings) -> None:
-    """Raise ConfigError unless ``topic`` keeps the last record of every key for ever."""
+    """Raise ConfigError unless ``topic`` keeps the last record of every key."""
     policy = settings.cleanup_policy
     if policy not in (None, "compact"):
         raise ConfigError(
-            f"Topic {topic} has cleanup.policy={policy}, so Kafka would delete in time what a restart needs. Set "
-            "it to compact."
+            f"Topic {topic} has cleanup.policy={policy}, so Kafka would delete records that a restart needs. Set it "
+            "to compact."
         )
 
 
@@ -440,6 +441,9 @@ def _topic_settings(values: Mapping[str, str]) -> TopicSettings:
 
 
 def _new_topic(spec: TopicSpec) -> NewTopic:
-    """Return the topic to be made. One for records without key is not compacted, whatever the brokers' default."""
+    """Return the topic to create.
+
+    A topic with records without key is never compacted, whatever the brokers' default.
+    """
     config = dict(spec.config) if spec.compactable else {"cleanup.policy": "delete", **spec.config}
     return NewTopic(spec.name, spec.partitions, spec.replication_factor, config=config)

@@ -19,20 +19,20 @@ from pgsluice.kafka.producer import SLICE_S, CutProducer, ProducerOptions
 log = structlog.get_logger(__name__)
 
 RETRY_S = 0.05
-"""Between two tries of a call that failed at once, as while a coordinator loads."""
+"""The pause between two tries of a call that failed at once, for example because a coordinator is loading."""
 
 REST_S = 0.002
-"""Between two transactions: Kafka answers a commit before it has marked its end everywhere, for which it takes a
-millisecond or two. Whoever writes before that is refused, and librdkafka then waits for 20 ms."""
+"""The pause between two transactions. Kafka answers a commit before its markers are in all partitions, which takes a
+millisecond or two. It refuses records that arrive before that, and librdkafka then waits for 20 ms."""
 
 INIT_S = 30.0
 """How long to wait for the transaction coordinator."""
 
 DEADLINE_SHARE = 0.9
-"""The part of the transaction timeout that we use: the broker's clock starts with the first partition registered."""
+"""The part of the transaction timeout that we use. The broker's clock starts with the first partition registered."""
 
 TOPICS_NAMED = 10
-"""In a sentence, at most: Kafka does not say for which of them a right is missing."""
+"""How many topics a message names at most. Kafka does not say for which of them a right is missing."""
 
 _ABORT_S = 5.0
 
@@ -40,11 +40,11 @@ TRY_S = 15.0
 """How long a check waits for the transaction coordinator."""
 
 REFUSED_TIMEOUT_MS: Final = 2**31 - 1
-"""The longest timeout of a transaction that a client can ask for, longer than brokers allow, as a rule."""
+"""The longest transaction timeout that a client can ask for. Most brokers do not allow it."""
 
 
 class TransactionalProducer(CutProducer):
-    """A Kafka transaction for each cut: seen once, whole, or not at all."""
+    """Writes each cut in a Kafka transaction, so readers see it once and as a whole, or not at all."""
 
     is_atomic = True
 
@@ -61,14 +61,14 @@ class TransactionalProducer(CutProducer):
         }
 
     def fence(self, topic: str) -> None:
-        """From here on no earlier instance with this transactional.id can commit anything."""
+        """Fence off all earlier producers with this transactional.id. They can commit nothing after this returns."""
         connect(self._producer, topic, SLICE_S)
         with self._judging("Registering the transactional producer"):
             self._until("init_transactions", time.monotonic() + INIT_S)
             self._recovered()
 
     def mark(self, topics: Sequence[str], key: bytes) -> bytes:
-        """Write the mark in a transaction of its own, which is aborted; SinkUnavailable if that takes too long."""
+        """Write the mark in a transaction of its own and abort it. Raise SinkUnavailable if this takes too long."""
         value = new_mark()
         self.begin()
         self._deadline = time.monotonic() + INIT_S
@@ -95,17 +95,20 @@ class TransactionalProducer(CutProducer):
         self._open = True
 
     def check(self, wait_s: float = 0.0) -> None:
-        """Raise when a record was refused, the session was given up, or the transaction took too long."""
+        """Raise an error if a record was refused, the session was abandoned, or the transaction took too long."""
         try:
             super().check(wait_s)
         except SinkUnavailable as error:
-            # The deadline's own doing: what could not be written in time is given up by librdkafka, too.
+            # When the deadline passes, librdkafka drops what it could not write. So the deadline explains this failure.
             raise self._too_late() if self._failed is not None and self._is_late else error from None
         if self._is_late:
             raise self._too_late()
 
     def _why_purged(self) -> PgsluiceError:
-        """Return why the transaction failed: a call that is out of turn is refused with the reason, no other tells."""
+        """Return why the transaction failed.
+
+        We find the reason by an invalid call, because only its refusal contains it.
+        """
         try:
             with self._judging("Writing to Kafka"):
                 self._producer.begin_transaction()
@@ -117,14 +120,15 @@ class TransactionalProducer(CutProducer):
         return super()._why_purged()
 
     def commit(self) -> None:
-        """Commit: the outcome is certain only when this returns."""
+        """Commit the transaction. The outcome is certain only if this returns."""
         if self._open:
-            self.flush()  # as librdkafka would do, but here a stall is looked into
+            self.flush()  # commit_transaction would flush as well, but this flush looks for the reason of a stall
         with self._judging("Committing a Kafka transaction"):
             try:
                 self._until("commit_transaction", self._deadline)
             except KafkaException as error:
-                # Otherwise it may have been committed: aborting could hit the next one.
+                # Abort only if librdkafka asks for it. In all other cases Kafka may have committed the transaction, and
+                # an abort could hit the next one.
                 self._open = error.args[0].txn_requires_abort()
                 raise
             self._open = False
@@ -132,17 +136,17 @@ class TransactionalProducer(CutProducer):
             self._recovered()
 
     def abort(self) -> None:
-        """Abort the transaction: whoever was fenced hears of it now."""
+        """Abort the transaction. A producer that was fenced learns it here."""
         with self._judging("Aborting a Kafka transaction"):
             try:
                 self._producer.abort_transaction(_ABORT_S)
             except KafkaException as error:
-                if error.args[0].code() != KafkaError.INVALID_TXN_STATE:  # nothing of it has reached the coordinator
+                if error.args[0].code() != KafkaError.INVALID_TXN_STATE:  # the coordinator has nothing of it
                     raise
         self._open = False
 
     def abandon(self) -> None:
-        """Nothing: what is not committed is never seen."""
+        """Do nothing, because readers never see what is not committed."""
 
     def _end(self) -> None:
         """Abort the transaction, so that readers need not wait for its timeout."""
@@ -151,23 +155,23 @@ class TransactionalProducer(CutProducer):
         try:
             self.abort()
         except (Fenced, DeadlineMissed):
-            pass  # the new owner has aborted it, or the broker
+            pass  # the new owner or the broker has already aborted it
         except PgsluiceError as error:
             log.warning("a Kafka transaction stays open until its timeout", reason=str(error))
 
     def _waited(self, _left: int) -> None:
-        """Nothing: the transaction has a deadline."""
+        """Do nothing, because the transaction has a deadline."""
 
     def _until(self, call: str, end: float) -> None:
-        """Repeat a resumable call in slices until it succeeds; KafkaException when it fails or time is up.
+        """Repeat a resumable call in slices until it succeeds. Raise KafkaException if it fails or the time is up.
 
-        ``call`` is a name, because a bound method in the error's traceback would keep the client alive.
+        ``call`` is a name and not a bound method, because a bound method in the traceback would keep the client alive.
         """
         while True:
             try:
                 getattr(self._producer, call)(SLICE_S)
             except KafkaException as error:
-                self._producer.poll(0)  # has it report errors
+                self._producer.poll(0)  # makes the client report errors
                 if not error.args[0].retriable() or time.monotonic() > end or self._given_up.wait(RETRY_S):
                     raise
             else:
@@ -175,7 +179,7 @@ class TransactionalProducer(CutProducer):
 
     def _broken(self, error: KafkaException, doing: str) -> PgsluiceError:
         found = super()._broken(error, doing)
-        # Kafka says the same of a transaction that it has timed out.
+        # Kafka gives the same error for a transaction that it has aborted because of its timeout.
         return self._too_late() if isinstance(found, Fenced) and self._is_late and self._deadline else found
 
     @property
@@ -184,16 +188,16 @@ class TransactionalProducer(CutProducer):
 
     def _too_late(self) -> DeadlineMissed:
         return DeadlineMissed(
-            f"A Kafka transaction did not finish within {self._options.timeout_s:.0f} s, so it is given up "
-            "(delivery.transaction_timeout, and the brokers' transaction.max.timeout.ms)."
+            f"A Kafka transaction did not finish within {self._options.timeout_s:.0f} s, so pgsluice aborts it and "
+            "tries again (delivery.transaction_timeout, and the brokers' transaction.max.timeout.ms)."
         )
 
 
 def try_transactional_id(options: ProducerOptions) -> None:
-    """Raise PermissionDenied if a right to the transactional id is missing; registers nothing.
+    """Raise PermissionDenied if a right to the transactional id is missing. Register nothing.
 
-    Call it only if the brokers refuse ``REFUSED_TIMEOUT_MS``: they look for the rights first, and at the timeout before
-    they fence anybody. Any other error of Kafka is raised as what it means.
+    Call this only if the brokers refuse ``REFUSED_TIMEOUT_MS``. They check the rights first, and they check the timeout
+    before they fence anybody. Raise the pgsluice error for any other error of Kafka.
     """
     properties = {"transactional.id": options.transactional_id, "transaction.timeout.ms": REFUSED_TIMEOUT_MS}
     producer = options.client.make(Producer, properties)
@@ -202,8 +206,8 @@ def try_transactional_id(options: ProducerOptions) -> None:
         try:
             producer.init_transactions(SLICE_S)
         except KafkaException as error:
-            with suppress(KafkaException, SystemError):  # the same again, if it was fatal
-                producer.poll(0)  # has it report errors
+            with suppress(KafkaException, SystemError):  # poll raises a fatal error a second time
+                producer.poll(0)  # makes the client report errors
             if error.args[0].code() == KafkaError.INVALID_TRANSACTION_TIMEOUT:
                 return
             if not error.args[0].retriable() or time.monotonic() > end:

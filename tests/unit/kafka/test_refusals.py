@@ -55,7 +55,7 @@ class TestTooLarge:
         assert str(error) == (
             "Kafka cannot take a record for shop.public.orders [2] (key 8 bytes, value 2000 bytes), a change of table "
             "public.orders (key: id; epoch 1, LSN 0/10, seq 0): it is larger than the topic's max.message.bytes (1000, "
-            'after compression). Raise that, exclude the table, or set delivery.poison = "dead_letter".'
+            'after compression). Raise max.message.bytes, exclude the table, or set delivery.poison = "dead_letter".'
         )
         detail = "larger than the topic's max.message.bytes, after compression"
         assert letters(error) == {
@@ -78,7 +78,7 @@ class TestTooLarge:
         error = verdict(*((TOO_LARGE, message(n, 400)) for n in range(5)), limits={TOPIC: 1000})
         assert type(error) is ConfigError
         assert "shop.public.orders [2]" in str(error)
-        assert "set batch.size under kafka.client to 1000 or less" in str(error)
+        assert "Set batch.size under kafka.client to 1000 or less" in str(error)
 
     def test_with_an_unknown_limit_it_is_the_largest(self) -> None:
         reports = [(TOO_LARGE, message(0, 10)), (TOO_LARGE, message(1, 2000)), (TOO_LARGE, message(2, 30, OTHER))]
