@@ -1,4 +1,4 @@
-"""One slot's life: from its changes to what is delivered, whatever the two ends are.
+"""The life of one slot: from its changes to what is delivered.
 
-Both ends are known only as the protocols in :mod:`.ends`.
+The package knows PostgreSQL and Kafka only as the protocols in :mod:`.ends`.
 """

@@ -1,9 +1,9 @@
-"""Finds tables of which the stream does not send everything after they were loaded.
+"""Finds loaded tables that the stream does not keep complete any more.
 
-They were altered so that rows have other values, or they have left the publications.
+Such a table was altered so that its rows have other values, or it has left the publications.
 
-Used by ``loader``, each time that it looks at the publications. Their rows are stale from then on: a mark says so, and
-they are loaded again unless the settings keep that from happening.
+``loader`` uses this each time that it looks at the publications. From then on, the rows of such a table are stale. A
+mark says so, and the table is loaded again unless the settings prevent that.
 """
 
 from collections.abc import Collection, Sequence
@@ -25,12 +25,12 @@ log = structlog.get_logger(__name__)
 
 
 class Alterations:
-    """The tables that are loaded, and what has become of their columns."""
+    """Compares the layouts of loaded tables with those that they had when they were loaded."""
 
     def __init__(
         self, source: Source, encoders: Encoders, begun: Begun, inserter: Inserter, seams: Seams, *, loads_again: bool
     ) -> None:
-        """``loads_again``: whether the loader reads altered tables again by itself."""
+        """``loads_again`` says whether the loader reads altered tables again by itself."""
         self._source = source
         self._encoders = encoders
         self._begun = begun
@@ -39,10 +39,10 @@ class Alterations:
         self._loads_again = loads_again
 
     async def look(self) -> Sequence[PublishedName]:
-        """Compare the tables that are loaded with what they were; return the published tables."""
+        """Compare all loaded tables with their records. Return the published tables."""
         published = await self._source.published_names()
         for some in in_portions([one for one in published if self._begun.complete(one) is not None]):
-            # The layouts are no newer than the relations, so all columns that a layout counts are known there.
+            # The layouts were read before the relations. So the relations have all columns that a layout counts.
             layouts = await self._source.layouts([one.oid for one in some])
             async for relation in self._source.published_relations(some):
                 loaded, layout = self._begun.complete(relation), layouts.get(relation.oid)
@@ -52,13 +52,13 @@ class Alterations:
         return published
 
     async def _note_left(self, published: Collection[int]) -> None:
-        """Mark the tables that have left the publications: if they come back, changes are missing."""
+        """Mark the tables that have left the publications. If they come back, changes will be missing."""
         left = [one for one in self._begun.all_complete() if one.oid not in published]
         there = await self._source.layouts([one.oid for one in left]) if left else {}
         for loaded in left:
             table = PublishedName(loaded.oid, loaded.schema, loaded.table, columns=0, is_trusted=False)
             policy = self._encoders.possible_policy(table)
-            if policy is not None and loaded.oid in there:  # else it was dropped
+            if policy is not None and loaded.oid in there:  # otherwise it was dropped
                 async with self._seams.pause():
                     await self._note_stale(loaded, policy)
                 log.warning(
@@ -92,7 +92,7 @@ class Alterations:
             )
 
     async def _note_stale(self, loaded: Loaded, policy: TablePolicy) -> None:
-        """Let the table's record and a mark say so; in a pause."""
+        """Record that the rows of the table are stale, and add a mark that says so. Call it in a pause."""
         progress = self._seams.progress
         lsn = max(progress.received, progress.delivered)
         await self._inserter.note(replace(loaded, state="stale"), lsn, policy.topic)

@@ -1,4 +1,4 @@
-"""The loads that have begun: how far each has come, and the rows that have to be read again before its end."""
+"""The loads that have begun: how far each has come, and which rows it has to read again before its end."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -17,17 +17,19 @@ log = structlog.get_logger(__name__)
 
 MOVED_MAX: Final = 1000
 MOVED_BYTES_MAX: Final = 64 * 1024
-"""Rows with a new key that are read again before the end, and what their keys may take in each checkpoint until then.
-If there are more, the load begins again."""
+"""How many rows with a new key are read again before the end of a load, and how many bytes their keys may take in each
+checkpoint until then. If there are more, the load begins again."""
 
 ALL_MOVED_BYTES_MAX: Final = 256 * 1024
-"""What such keys of all tables may take in a checkpoint. If it is more, the load that has most of them begins again."""
+"""How many bytes the keys of all loads may take in a checkpoint. Above that, the load with most of them begins
+again."""
 
 
 class Begun:
-    """The loads in progress, those of former sessions included, and the tables that have been loaded.
+    """The loads in progress, including those of former sessions, and the tables that have been loaded.
 
-    A row that comes under a new key without all its values is noted here while its table is being read.
+    While a table is being read, an UPDATE may give a row a new key without sending all values of the row. Such keys are
+    noted here.
     """
 
     def __init__(
@@ -37,7 +39,7 @@ class Begun:
         loads: Iterable[Load],
         loaded: Mapping[tuple[str, str], Loaded],
     ) -> None:
-        """Go on from these; what is finished from now on belongs to ``epoch``."""
+        """Go on from these loads. Loads that end from now on belong to ``epoch``."""
         self.is_changed = False
         """Whether loads have changed in a way that the next cut with changes has to record."""
         self._encoders = encoders
@@ -48,7 +50,7 @@ class Begun:
             self.put(load)
 
     def of(self, oid: int) -> Load | None:
-        """Return the load of the table with this oid; None if it has not begun, or begins again."""
+        """Return the load of the table with this oid. None means that it has not begun, or begins again."""
         return self._loads.get(oid)
 
     def put(self, load: Load) -> None:
@@ -58,35 +60,36 @@ class Begun:
         self._loads[load.oid] = load
 
     def drop(self, oid: int) -> None:
-        """Forget the load of the table with this oid, if there is one: it is finished, or is to begin again.
+        """Forget the load of the table with this oid, if there is one, because it has ended or is to begin again.
 
-        From here on no keys are noted, so no later session may go on with it: its shape may come back.
+        From now on its keys are not noted. So no later session may go on with this load, even if the table gets the
+        same shape again.
         """
         if self._loads.pop(oid, None) is not None:
             self.is_changed = True
             self._encoders.watch(oid, None)
 
     def keep_only(self, oids: Iterable[int]) -> None:
-        """Forget the loads of all tables but these."""
+        """Forget the loads of all tables except these."""
         for oid in self._loads.keys() - set(oids):
             self.drop(oid)
 
     def finish(self, load: Load, layout: Layout | None) -> Loaded:
-        """Note that all rows of a table of this layout are in the stream, and return the table's record."""
+        """Note that all rows of a table with this layout are in the stream. Return the table's record."""
         self.drop(load.oid)
         loaded = Loaded(load.id, load.schema, load.table, load.oid, load.rows, self._epoch, layout=layout)
         return self.replace(loaded)
 
     def replace(self, loaded: Loaded) -> Loaded:
-        """Let this be the table's record."""
+        """Make this the table's record."""
         self._loaded[loaded.schema, loaded.table] = loaded
         return loaded
 
     def cancel(self, relation: TableId) -> Loaded | None:
-        """Note that a command has ended the load; return the table's record, None if the present one stays.
+        """Note that a command has ended the load. Return the table's new record, or None if its present record stays.
 
-        A table that was loaded before is loaded still, although some of its rows have come once more. Without a key,
-        they do not replace those that came before: copies of the table have them twice.
+        A table that was loaded before stays loaded, although some of its rows have come once more. But without a key,
+        the new rows do not replace the old ones, so copies of the table have these rows twice.
         """
         load = self._loads.get(relation.oid)
         self.drop(relation.oid)
@@ -97,29 +100,32 @@ class Begun:
         return self.replace(Loaded(identifier, *name, relation.oid, rows, self._epoch, state="cancelled"))
 
     def assume(self, relations: Iterable[TableId]) -> list[Loaded]:
-        """Let the tables that were never loaded count as loaded; return their records."""
+        """Let the tables that were never loaded count as loaded. Return their records."""
         tables = {(one.namespace, one.name): one.oid for one in relations}
         found = assumed(tables, self._loads.values(), self._loaded, self._epoch)
         self._loaded |= {(one.schema, one.table): one for one in found}
         return found
 
     def is_loaded(self, relation: TableId) -> bool:
-        """Return whether the rows of this very table need not be read: they were, or a command has cancelled that."""
+        """Return whether the rows of this very table need not be read.
+
+        That is so if they were read, or if a command has cancelled the load.
+        """
         loaded = self.loaded(relation)
         return loaded is not None and loaded.state != "stale"
 
     def complete(self, relation: TableId) -> Loaded | None:
-        """Return the record of this very table, if its rows and changes are in the stream as far as that is known."""
+        """Return the record of this very table if its rows and changes are in the stream, as far as we know."""
         loaded = self.loaded(relation)
         return loaded if loaded is not None and _is_complete(loaded) else None
 
     def all_complete(self) -> list[Loaded]:
-        """Return the records of all tables of which that is so."""
+        """Return the records of all tables whose rows and changes are in the stream, as far as we know."""
         return [one for one in self._loaded.values() if _is_complete(one)]
 
     @property
     def has_loaded(self) -> bool:
-        """Whether any table is complete, or was before it was altered."""
+        """Return whether any table is complete, or was complete before it was altered."""
         return any(one.state != "cancelled" for one in self._loaded.values())
 
     def loaded(self, relation: TableId) -> Loaded | None:
@@ -128,7 +134,7 @@ class Begun:
         return loaded if loaded is not None and loaded.oid == relation.oid else None
 
     def all(self) -> list[Load]:
-        """Return the loads in progress: what the next checkpoint has."""
+        """Return the loads in progress, which the next checkpoint contains."""
         self.is_changed = False
         return list(self._loads.values())
 
@@ -136,7 +142,7 @@ class Begun:
         """Note the key of a row that lacks values, if its table is being read."""
         load = self._loads[relation.oid]
         if not load.last:
-            return  # whatever its key, it will be read
+            return  # nothing has been read yet, so the row will be read under any key
         self.is_changed = True
         names = [column.name for column in relation.columns]
         key = moved_key([new[names.index(one)] for one in load.key]) if set(load.key) <= set(names) else None

@@ -1,7 +1,8 @@
-"""Carries out commands: reads them, decides what follows from each, and has that join the open cut with the answer.
+"""Carries out commands: reads each command, decides what follows from it, and records that in the open cut.
 
-Runs beside the session's work. The offset behind a command is in the same checkpoint as what follows from it, so each
-is applied exactly once. What is wrong with a command, its answer says; nothing stops because of it.
+This runs beside the session's work. The same checkpoint has the offset behind a command and the consequences of the
+command, so each command is applied exactly once. If something is wrong with a command, the answer says so, and nothing
+stops.
 """
 
 import asyncio
@@ -26,11 +27,11 @@ log = structlog.get_logger(__name__)
 
 
 class _Refusal(Exception):
-    """Why nothing follows from a command: a sentence for its answer."""
+    """Why a command has no effect, as a sentence for the answer."""
 
 
 class Commands:
-    """The commands of one session."""
+    """Carries out the commands of one session."""
 
     def __init__(
         self, source: Source, commands: CommandReader, encoders: Encoders, seams: Seams, loader: Loader
@@ -44,14 +45,14 @@ class Commands:
         self._requests = loader.requests
 
     async def run(self) -> NoReturn:
-        """Take commands as they come."""
+        """Carry out commands as they come."""
         try:
             await self._loader.looked.wait()
             state = await self._commands.open(self._requests.state)
             await self._go_on(state.topic_id, state.offset)
             while True:
                 for offset, value in await self._commands.read():
-                    # A broker whose view is outdated shows again what was taken.
+                    # An outdated broker may show commands again that were already carried out.
                     if offset >= self._requests.state.offset:
                         await self._take(offset, value)
                 await self._reader.close()
@@ -60,7 +61,7 @@ class Commands:
             await self._reader.close()
 
     async def _go_on(self, topic_id: str, offset: int, *answers: Answer) -> None:
-        """Have it join the open cut that everything before this offset was taken."""
+        """Record in the open cut that everything before this offset has been processed."""
         async with self._pause():
             state = replace(self._requests.state, topic_id=topic_id, offset=offset)
             if answers or state != self._requests.state:
@@ -90,7 +91,7 @@ class Commands:
         )
 
     async def _carry_out(self, command: Command, offset: int) -> Answer:
-        """Have what follows from the command join the open cut; _Refusal, or what is wrong with a table."""
+        """Record the consequences of the command in the open cut. Raise _Refusal, or the error of a table."""
         if command.expires_ms < time.time() * 1000:
             raise _Refusal("It came too late: it had expired.")
         patterns = _patterns(command)
@@ -108,10 +109,10 @@ class Commands:
             return answer
 
     async def _named(self, patterns: Sequence[TablePattern]) -> tuple[list[PublishedName], list[PublishedName]]:
-        """Return the published tables that match, each pattern one at least.
+        """Return the published tables that match. Each pattern has to match at least one table.
 
-        Those whose owners nobody has chosen to trust come apart: where a pattern matches others as well, a stranger
-        must not be able to keep these from being loaded.
+        The second list has the tables whose owners nobody has chosen to trust. If a pattern matches other tables as
+        well, such a table must not prevent these from being loaded.
         """
         if self._loader.obstacle is not None:
             raise _Refusal(self._loader.obstacle)
@@ -123,8 +124,8 @@ class Commands:
             matching = {name: names[name] for name in _matching(pattern, names) if self._is_published(names[name])}
             if not matching:
                 raise _Refusal(
-                    f"No published table matches {pattern}. Add it to the publication, or correct its name: schema and "
-                    "table, as in public.orders."
+                    f"No published table matches {pattern}. Add it to the publication, or correct its name: schema "
+                    "and table, as in public.orders."
                 )
             trusted = {name: one for name, one in matching.items() if self._is_trusted(one)}
             if not trusted:
@@ -140,7 +141,7 @@ class Commands:
         return table.is_trusted or self._encoders.names(table)
 
     async def _loadable(self, names: Sequence[PublishedName], where: str) -> list[Relation]:
-        """Return the tables as they are now; raise what keeps one from being read with this condition."""
+        """Return the tables as they are now. Raise the reason if one of them cannot be read with this condition."""
         if len(where) > WHERE_MAX:
             raise _Refusal(f"The condition has more than {WHERE_MAX} characters.")
         found = []
@@ -158,7 +159,7 @@ class Commands:
         self, command: Command, state: CommandState, found: Sequence[Relation], left_out: Sequence[PublishedName]
     ) -> Answer:
         if busy := [str(one) for one in found if self._loader.has_begun(one)]:
-            raise _Refusal(f"{busy[0]} is being loaded already. Wait for its end, or cancel that first.")
+            raise _Refusal(f"{busy[0]} is being loaded already. Wait for the end of that load, or cancel it first.")
         requests = tuple(Request(command.id, one.namespace, one.name, command.where) for one in found)
         try:
             state = state.requesting(requests)
@@ -186,7 +187,7 @@ class Commands:
 
 
 def _patterns(command: Command) -> list[TablePattern]:
-    """Return which tables the command means."""
+    """Return the patterns of the tables that the command names."""
     if command.verb in ("pause", "resume"):
         return []
     if not 0 < len(command.tables) <= TABLES_MAX:

@@ -1,7 +1,7 @@
-"""The encoder of each relation: made when the first row of a new version of the table arrives.
+"""The encoder of each relation, which is made when the first row of a new version of the table arrives.
 
-By then the row is known to be committed, so this is also when its schemas are registered and its topic is
-created. A Relation message alone would be too early: it may describe an ALTER TABLE that is rolled back.
+By then we know that the row is committed. So this is also the time to register the schemas and to create the topic. A
+Relation message alone would be too early, because it may describe an ALTER TABLE that is rolled back.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -48,37 +48,38 @@ TRUNCATE = b"T"
 """The kind of a Truncate message."""
 
 FORMER_COLUMNS_MAX = 50_000
-"""Columns that a table may have had, 1,600 of them at a time. Whoever may alter it can rename them again and again, and
-each new version has to be compared with all of them."""
+"""How many columns a table may have had, with 1,600 of them at a time. Everybody who may alter the table can rename
+columns again and again, and each new version has to be compared with all former columns."""
 
 READY_MAX = 10_000
-"""Tables whose encoder is kept, those of dropped tables included. One that is needed again is made
-again, which takes some milliseconds, so there have to be more than tables that are busy at the same time."""
+"""How many tables keep their encoder, including dropped tables. To make an encoder again takes some milliseconds. So
+this has to be more than the number of tables that are busy at the same time."""
 
 READY_BYTES_MAX = 256 * 1024 * 1024
-"""Memory for these encoders, by estimate: 20 KiB each with 20 columns, 1.1 MiB with 1,600 columns with long names."""
+"""Memory for these encoders, by estimate. One takes 20 KiB with 20 columns, and 1.1 MiB with 1,600 long column
+names."""
 
 ENCODER_BYTES = 4096
 ENCODER_COLUMN_BYTES = 512
-"""What an encoder takes beside its relation, and for each column: measured 200 to 500 bytes."""
+"""What an encoder takes in addition to its relation, and for each column. 200 to 500 bytes were measured."""
 
 TYPE_BYTES = 1024
 TYPE_PART_BYTES = 128
-"""What it takes for each type that the catalog described, and for each part of one."""
+"""What an encoder takes for each type that the catalog described, and for each part of such a type."""
 
 AnyRows = TypeVar("AnyRows", Rows, RefusedRows)
 
 Describe = Callable[[Sequence[int]], Awaitable[Sequence[TypeDescription]]]
-"""What asks the catalog about types, by OID."""
+"""A function that asks the catalog about types, by OID."""
 
 Relations = Callable[[Sequence[PublishedName]], AsyncIterator[Relation]]
-"""What asks the catalog about tables."""
+"""A function that asks the catalog about tables."""
 
 
 async def refusals(
     tables: Tables, types: TypeOptions, names: Sequence[PublishedName], relations: Relations, describe: Describe
 ) -> list[TableRefused]:
-    """Return why some of these tables cannot be published: no topic, or a type that a column cannot have."""
+    """Return why some of these tables cannot be published: they have no topic, or a column cannot have its type."""
     found: list[TableRefused] = []
     choices: dict[int, tuple[ColumnChoice, ...]] = {}
     for name in names:
@@ -121,29 +122,29 @@ class Encoders:
         self._types = types
         self._dead_letters = dead_letters
         self.ready: dict[int, Rows] = {}
-        """By OID, of the version of each table that was seen last, in the order in which they were made."""
+        """By OID, the encoders of the last known version of each table, in the order in which they were made."""
         self._watched: dict[int, OnIncomplete] = {}
         self._bytes: dict[int, int] = {}
-        """What the encoders take, by OID."""
+        """The memory that each encoder takes, by OID."""
         self._ready_bytes = 0
         self._messages: MessageEncoder | None = None
         self._quarantine = quarantine
         self._refused: dict[int, RefusedRows] = {}
-        """By OID, as in ``ready``, the tables in quarantine."""
+        """The tables in quarantine, by OID, as in ``ready``."""
         self._letters: DeadLetters | None = None
 
     def known(self, relation: Relation) -> Rows | RefusedRows | None:
-        """Return the encoder of this version of the table if it has been made already."""
+        """Return the encoder of this version of the table if it exists already."""
         found = self.ready.get(relation.oid) or self._refused.get(relation.oid)
         return found if found is not None and found.relation is relation else None
 
     async def of(self, relation: Relation) -> Rows | RefusedRows:
-        """Return the encoder of this version of the table: its schemas are durable and its topic exists then."""
+        """Return the encoder of this version of the table. Its schemas are durable and its topic exists then."""
         found = self.known(relation)
         if found is None:
             try:
                 found = await self._rows(relation)
-            except (TableRefused, PoisonError) as error:  # the latter: its schema is too large
+            except (TableRefused, PoisonError) as error:  # PoisonError: its schema is too large
                 if self._quarantine is None:
                     raise
                 self._quarantine.add(relation, str(error))
@@ -151,11 +152,14 @@ class Encoders:
         return found
 
     def policy(self, relation: TableId) -> TablePolicy | None:
-        """Return how the table is published, None if it is not; TableRefused if it cannot be."""
+        """Return how the table is published, or None if it is not. Raise TableRefused if it cannot be published."""
         return self._tables.policy(relation.namespace, relation.name)
 
     def possible_policy(self, relation: TableId) -> TablePolicy | None:
-        """Return how the table is published; None if it is not, or cannot be, of which its first change will tell."""
+        """Return how the table is published, or None if it is not or cannot be.
+
+        Its first change will raise the reason.
+        """
         try:
             return self.policy(relation)
         except TableRefused:
@@ -167,7 +171,7 @@ class Encoders:
         return policy is not None and policy.named
 
     def watch(self, oid: int, tell: OnIncomplete | None) -> None:
-        """Tell of the table's incomplete rows from now on; None: no longer."""
+        """Call ``tell`` with the table's incomplete rows from now on. None ends that."""
         if tell is None:
             self._watched.pop(oid, None)
         else:
@@ -177,15 +181,17 @@ class Encoders:
             known.encoder.on_incomplete = tell
 
     def forget(self, oid: int) -> None:
-        """Make the table's encoder again at its next row."""
+        """Drop the table's encoder, so that its next row makes a new one."""
         self.ready.pop(oid, None)
         self._refused.pop(oid, None)
         self._ready_bytes -= self._bytes.pop(oid, 0)
 
     async def of_loaded(self, relation: Relation) -> Rows:
-        """Return an encoder of rows that are read, as Insert messages; TableRefused, PoisonError if there can be none.
+        """Return an encoder of rows that are read, as Insert messages.
 
-        It is not kept: the version of the table may be another than that of the stream.
+        Raise TableRefused or PoisonError if there cannot be one.
+
+        It is not kept, because the stream may be at another version of the table.
         """
         policy = self.policy(relation)
         assert policy is not None, "only tables that are published are read"
@@ -207,7 +213,7 @@ class Encoders:
     async def _refuse(self, relation: Relation, detail: str) -> RefusedRows:
         if self._letters is None:
             await self._sink.open_topic(self._tables.dead_letters_policy(), keyed=True)
-            # Of each table was told when it was refused.
+            # The reason was already logged when the table was refused.
             self._letters = await open_dead_letters(self._registry, self._tables.prefix, lambda _letter: None)
         found = RefusedRows(
             relation, self._tables.usual_topic(relation.namespace, relation.name), detail, self._letters
@@ -216,7 +222,7 @@ class Encoders:
         return found
 
     def delivers(self, change: Change) -> bool:
-        """Return whether any record would be written of ``change``."""
+        """Return whether ``change`` would lead to a record."""
         relation = change.relation
         known = self.known(relation)
         if isinstance(known, Rows) and known.encoder is None:
@@ -224,14 +230,14 @@ class Encoders:
         try:
             policy = self._tables.policy(relation.namespace, relation.name)
         except TableRefused:
-            return True  # as a dead letter, or it stops the pipeline
+            return True  # it becomes a dead letter, or stops the pipeline
         if policy is None:
             self._keep(Rows(relation, None), self.ready)
             return False
         return policy.truncate or not change.message.startswith(TRUNCATE)
 
     def _keep(self, rows: AnyRows, among: dict[int, AnyRows], described: Sequence[TypeDescription] = ()) -> None:
-        """Keep the encoder that was just made, and let go of those that were made longest ago, if there are many."""
+        """Keep this new encoder. Drop the oldest encoders if there are too many."""
         oid = rows.relation.oid
         self.forget(oid)
         among[oid] = rows
@@ -241,7 +247,7 @@ class Encoders:
             self.forget(next(iter(among if len(among) > READY_MAX else self._bytes)))
 
     async def of_messages(self) -> MessageEncoder:
-        """Return the encoder of messages, which are readable and have a topic then."""
+        """Return the encoder of messages. Its schemas are durable and its topic exists then."""
         if self._messages is None:
             policy = self._tables.messages_policy()
             await self._sink.open_topic(policy, keyed=True)
@@ -295,42 +301,48 @@ class Encoders:
         )
 
     async def _identified(self, relation: Relation) -> Relation:
-        """Return the table with the identity by which its old rows are sent; TableRefused if it has several."""
+        """Return the table with the identity that its old rows have.
+
+        Raise TableRefused if its partitions differ in it.
+        """
         if not relation.partition_keys or not await self._source.is_partitioned(relation.oid):
             return replace(relation, partition_keys=())
         found = with_identity_of_partitions(relation)
         if found is None:
             raise TableRefused(
                 f"The partitions of table {relation} have other replica identities than the table itself or than each "
-                "other, so PostgreSQL does not send the old values of the same columns for each row: give them all the "
-                "same one with ALTER TABLE ... REPLICA IDENTITY, for example FULL."
+                "other, so PostgreSQL does not send the old values of the same columns for each row. Give "
+                "them all the same one with ALTER TABLE ... REPLICA IDENTITY, for example FULL."
             )
         return found
 
     async def _describe(self, relation: Relation) -> Sequence[TypeDescription]:
-        """Return what only the catalog knows of the columns' types: what arrays, or all binary values, consist of."""
+        """Return what only the catalog knows of the columns' types.
+
+        These are the elements of arrays, or the parts of all values in binary format.
+        """
         unknown = unknown_types(relation) if self._types.binary else unknown_arrays(relation)
         return await self._source.describe_types(unknown) if unknown else []
 
     def _check_alone(self, relation: Relation, policy: TablePolicy, space: str, *, is_new: bool) -> None:
-        """Raise TableRefused when the topic holds another table's rows, and no rule says that it may."""
+        """Raise TableRefused if the topic has another table's rows, and no rule allows that."""
         last = self._registry.record_namespace(f"{policy.topic}-value")
         if is_new and last not in (None, space) and not policy.shared:
             raise TableRefused(
-                f"Table {relation} would go to topic {policy.topic}, which has the rows of "
-                'another table: name another with `topic = "..."` in a [[tables.rules]] entry.'
+                f"Table {relation} would go to topic {policy.topic}, which has the rows of another table. Name "
+                'another topic with `topic = "..."` in a [[tables.rules]] entry.'
             )
 
     async def _key(self, relation: Relation, policy: TablePolicy, subject: str, space: str) -> Sequence[str]:
-        """Return the names of the key's columns; empty: no key."""
+        """Return the names of the key's columns. An empty result means that there is no key."""
         identity = [column.name for column in relation.columns if column.is_key]
         is_partial = relation.replica_identity in "di" and bool(identity)
         if policy.keys is not None:
             if is_partial and not set(policy.keys) <= set(identity):
                 raise TableRefused(
                     f"`keys` of table {relation} name columns outside its replica identity "
-                    f"({', '.join(map(quoted, identity))}), whose old values PostgreSQL does not send: set "
-                    "REPLICA IDENTITY FULL, or choose others."
+                    f"({', '.join(map(quoted, identity))}), whose old values PostgreSQL does not send: set REPLICA "
+                    "IDENTITY FULL, or choose other columns."
                 )
             return policy.keys
         if is_partial:
@@ -339,40 +351,41 @@ class Encoders:
         primary_key = await self._source.primary_key(relation.oid)
         if primary_key is not None and set(primary_key) <= published:
             return primary_key
-        # The catalog is of now, the row of then: the table was dropped, or a column of the primary key was
-        # renamed or replaced meanwhile.
+        # The catalog shows the table as it is now, and the row may be older. Meanwhile the table was dropped, or a
+        # column of the primary key was renamed or replaced.
         last = (await self._registry.keys(subject, space)).last_among(published)
         if last is not None:
             return last
         if primary_key is None:
             return ()
         raise TableRefused(
-            f"The primary key of table {relation} ({', '.join(map(quoted, primary_key))}) is not among "
-            "its published columns: publish them, or name the key with `keys` in [[tables.rules]]."
+            f"The primary key of table {relation} ({', '.join(map(quoted, primary_key))}) is not among its published "
+            "columns. Publish them, or name the key with `keys` in [[tables.rules]]."
         )
 
 
 def _size_of(rows: Rows | RefusedRows, described: Sequence[TypeDescription]) -> int:
-    """Estimate how much memory an encoder takes, with the version of the table that it keeps."""
+    """Estimate how much memory an encoder takes, together with its version of the table."""
     columns = rows.relation.columns if isinstance(rows, Rows) and rows.encoder is not None else ()
     types = sum(TYPE_BYTES + TYPE_PART_BYTES * len(found.parts) for found in described)
     return size_of(rows.relation) + ENCODER_BYTES + ENCODER_COLUMN_BYTES * len(columns) + types
 
 
 def _check_past(relation: Relation, policy: TablePolicy, former: FieldHistory) -> None:
-    """Raise TableRefused when a table has had more columns than are to be remembered."""
+    """Raise TableRefused if the table has had more columns than we remember."""
     if len(former) > FORMER_COLUMNS_MAX:
         raise TableRefused(
-            f"Table {relation} has had more than {FORMER_COLUMNS_MAX} columns, whose names are all "
-            f'taken in topic {policy.topic}. Find out who renames them, then name another with `topic = "..."` in a '
+            f"Table {relation} has had more than {FORMER_COLUMNS_MAX} columns, whose names are all taken in topic "
+            f'{policy.topic}. Find out who renames them. Then name another topic with `topic = "..."` in a '
             "[[tables.rules]] entry."
         )
 
 
 def _description(relation: Relation, key: Sequence[str], layout: Layout | None) -> dict[str, Any]:
-    """Return what PostgreSQL said of the table, which stands beside the schema in the registry.
+    """Return PostgreSQL's description of the table, which is registered beside the schema.
 
-    The ``layout`` is of now, the relation of then: a column that is not there any more has no number.
+    The ``layout`` is the present one, and the relation may be older. So a column that does not exist any more has no
+    number.
     """
     return {
         "oid": relation.oid,

@@ -1,4 +1,4 @@
-"""The two ends of a pipeline, as it knows them, and the registry between: what it may assume of each.
+"""The two ends of a pipeline and the registry, as protocols that say what the pipeline may assume of each.
 
 ``postgres.source``, ``kafka.sink``, ``registry.builtin`` and ``registry.confluent`` implement them.
 """
@@ -24,194 +24,214 @@ from pgsluice.tables import TablePolicy
 
 
 class Stream(Protocol):
-    """A slot being streamed."""
+    """A slot that is being streamed."""
 
     async def read(self) -> list[XLogData | Keepalive]:
-        """Wait for frames; at least one. Cancelling loses none. Raises what ended the stream."""
+        """Wait for frames, and return at least one. Cancelling loses none. Raise the error that ended the stream."""
 
     async def wait_ended(self) -> None:
-        """Raise what ended the stream as soon as it is known, also while nobody reads; never returns."""
+        """Raise the error that ended the stream as soon as it is known, even if nobody reads. Never return."""
 
     def report(self, received: int, flushed: int) -> None:
-        """Let the status updates say so from now on; they go out on their own, never waiting for us."""
+        """Report these positions with every status update from now on. The updates are sent without further calls."""
 
     def ask_position(self) -> None:
-        """Ask the server how far it has come; the answer is a keepalive."""
+        """Ask the server how far it has come. It answers with a keepalive."""
 
     def answer_shutdown(self, wal_end: int) -> None:
-        """Let a server go that shuts down, without moving the slot."""
+        """Let a server that shuts down go, without moving the slot."""
 
     async def stop(self) -> None:
-        """Send the last report and end the stream in order."""
+        """Send the last report and end the stream properly."""
 
 
 class Source(Protocol):
-    """One session's connections to PostgreSQL."""
+    """The connections of one session to PostgreSQL."""
 
     async def identify(self) -> ServerIdentity:
-        """Return who the server is; before :meth:`start`."""
+        """Return the identity of the server. Call it before :meth:`start`."""
 
     async def timeline_history(self, timeline: int) -> Sequence[TimelineSwitch]:
-        """Return where the ancestors of ``timeline`` ended; before :meth:`start`."""
+        """Return where the ancestors of ``timeline`` ended. Call it before :meth:`start`."""
 
     async def slot_position(self) -> int | None:
-        """Return the slot's confirmed_flush_lsn, None when there is no slot; SlotInUse while another streams.
+        """Return the slot's confirmed_flush_lsn, or None if there is no slot.
 
-        After :meth:`start`, SourceUnavailable when it is no longer us who streams.
+        Raise SlotInUse while another process streams. After :meth:`start`, raise SourceUnavailable if it is not this
+        process that streams any more.
         """
 
     async def flushed_lsn(self) -> int:
         """Return the end of the server's flushed WAL."""
 
     async def is_standby(self) -> bool:
-        """Return whether the server is in recovery; SourceUnavailable when it was promoted since :meth:`identify`."""
+        """Return whether the server is in recovery.
+
+        Raise SourceUnavailable if it was promoted since :meth:`identify`.
+        """
 
     async def can_read_rows(self) -> bool:
-        """Return whether :meth:`reader` can read rows, which takes a primary; raises as :meth:`is_standby`."""
+        """Return whether :meth:`reader` can read rows, which needs a primary. Raise the same as :meth:`is_standby`."""
 
     async def create_slot(self) -> int:
-        """Create the slot and return its consistent point: everything committed later will be streamed."""
+        """Create the slot and return its consistent point. Everything that commits later will be streamed."""
 
     async def start(self) -> Stream:
-        """Stream from the slot's own position; SlotInUse while another process does, StopError if unusable."""
+        """Stream from the slot's own position.
+
+        Raise SlotInUse if another process streams, StopError if it is unusable.
+        """
 
     async def published_names(self) -> Sequence[PublishedName]:
-        """Return the published tables; it waits for none that somebody has locked."""
+        """Return the published tables, without waiting for locks."""
 
     def published_relations(self, tables: Sequence[PublishedName]) -> AsyncIterator[Relation]:
-        """Yield these tables as Relation messages would describe them now, but for their keys; none that is gone.
+        """Yield these tables as Relation messages would describe them now, but without their keys.
 
-        It waits for no table that somebody has locked, and holds a portion of them in memory at a time.
+        Leave out those that are gone.
+
+        This waits for no lock, and holds only a portion of the tables in memory at a time.
         """
 
     async def table_sizes(self, oids: Sequence[int]) -> Mapping[int, TableSize]:
-        """Return the sizes of tables as PostgreSQL has estimated them last, by oid; it waits for no lock."""
+        """Return PostgreSQL's last estimates of the sizes of tables, by oid, without waiting for locks."""
 
     async def layouts(self, oids: Sequence[int]) -> Mapping[int, Layout]:
-        """Return the layouts of these tables as of now, by oid; those that are gone have none. It waits for no lock."""
+        """Return the present layouts of these tables, by oid, without waiting for locks.
+
+        Leave out those that are gone.
+        """
 
     async def primary_key(self, relation_oid: int) -> tuple[str, ...] | None:
-        """Return the primary key's columns as of now; empty when there is none, None when the table is gone."""
+        """Return the columns of the present primary key.
+
+        Empty means that there is none, None that the table is gone.
+        """
 
     async def is_partitioned(self, relation_oid: int) -> bool:
-        """Return whether the table has partitions as of now, or is gone, so that it may have had some."""
+        """Return whether the table has partitions now.
+
+        Return True as well if it is gone, because it may have had some.
+        """
 
     async def describe_types(self, oids: Sequence[int]) -> Sequence[TypeDescription]:
-        """Return these types and all that they consist of, as of now; without those that are gone or built in."""
+        """Return these types and all types that they consist of. Leave out those that are gone or built in."""
 
     def reader(self) -> "Reader":
-        """Return what reads the rows of tables, on connections of its own to the primary; not connected yet."""
+        """Return a reader of tables, which connects to the primary when it is first used."""
 
     async def close(self) -> None:
         """Close every connection."""
 
 
 class Reader(Protocol):
-    """Reads rows of tables at a snapshot. Everything raises SourceUnavailable, or TableUnreadable about one table."""
+    """Reads rows of tables at a snapshot. All methods may raise SourceUnavailable, or TableUnreadable for one table."""
 
     async def shape(self, table: TableId) -> Shape | None:
-        """Return what the table looks like now; None if it is gone, or not published any more."""
+        """Return the present shape of the table, or None if it is gone or not published any more."""
 
     async def writers(self, shape: Shape) -> Collection[str]:
-        """Return the transactions that may have changed the table and have not ended; names of no meaning."""
+        """Return the unfinished transactions that may have changed the table, under arbitrary names."""
 
     async def begin(self, shape: Shape) -> None:
-        """Begin a transaction and lock the table against what would change it unseen."""
+        """Begin a transaction, and lock the table against changes that the stream does not send."""
 
     async def look(self) -> Snapshot:
-        """Return what is visible at this moment."""
+        """Return a snapshot of what is visible now."""
 
     async def take(self) -> Taken:
-        """Take the snapshot of the transaction that was begun."""
+        """Take the snapshot of the current transaction."""
 
     async def rows(self, shape: Shape, after: Sequence[str], limit: int, size: int) -> Chunk:
         """Return the rows that follow the key ``after``, in the order of the key.
 
-        ``limit`` of them at most, and no more once they have ``size`` bytes. TableUnreadable if the table is not of
-        that ``shape`` any more.
+        They are at most ``limit`` rows, and no further row is added once they have ``size`` bytes. Raise
+        TableUnreadable if the table does not have this ``shape`` any more.
         """
 
     async def rows_of(self, shape: Shape, keys: Sequence[Sequence[str]]) -> Chunk:
-        """Return the rows that have these keys (see :func:`pgsluice.loads.moved_key`); as :meth:`rows`."""
+        """Return the rows with these keys (see :func:`pgsluice.loads.moved_key`). Raise the same as :meth:`rows`."""
 
     async def size(self, shape: Shape) -> int:
         """Return how many bytes the table takes on disk, without its indexes."""
 
     async def open_rows(self, shape: Shape) -> None:
-        """Make ready to read all rows of the table, in any order; TableUnreadable as with :meth:`rows`."""
+        """Prepare to read all rows of the table, in any order. Raise TableUnreadable as :meth:`rows` does."""
 
     async def next_rows(self, shape: Shape, limit: int) -> Chunk:
-        """Return the next ``limit`` of them at most."""
+        """Return the next rows, at most ``limit``."""
 
     async def check_readable(self, shape: Shape) -> None:
-        """TableUnreadable if no row may be read, or PostgreSQL cannot take ``shape.where`` as a condition on them."""
+        """Raise TableUnreadable if we may not read the rows, or if ``shape.where`` is not a valid condition on them."""
 
     async def confirm(self) -> None:
-        """Make sure that what the snapshot saw is still there, once the stream has come to it; else SourceUnavailable.
+        """Check that the server still has what the snapshot saw. Call it when the stream has come to the snapshot.
 
-        A primary that has crashed can have lost it, and the stream of its standby does not end then.
+        A primary that has crashed may have lost it, while the stream of its standby goes on. Raise SourceUnavailable
+        then.
         """
 
     async def end(self) -> None:
         """End the transaction, if there is one."""
 
     async def flush(self) -> None:
-        """Have the server write something, so that its stream comes to what was written before."""
+        """Make the server write something, so that its stream comes to what was written before."""
 
     async def close(self) -> None:
         """Close every connection."""
 
 
 class Sink(Protocol):
-    """One session of delivery; any error out of it ends the session, and a new sink is made."""
+    """One session of delivery. Any error ends the session, and the next one makes a new sink."""
 
     async def prepare(self) -> None:
-        """Make the service topics exist, without disturbing an owner at work."""
+        """Create the service topics if they do not exist. This does not disturb an owner at work."""
 
     @property
     def is_atomic(self) -> bool:
-        """Whether the records of a cut, its own and its checkpoint are committed together."""
+        """Return whether the records of a cut are committed together with its cut record and its checkpoint."""
 
     async def present_checkpoint(self) -> Checkpoint | None:
-        """Return the last checkpoint that can be read at once, without disturbing an owner at work."""
+        """Return the last checkpoint that can be read at once. This does not disturb an owner at work."""
 
     async def checkpoints(self) -> Sequence[Checkpoint]:
-        """Return the last committed checkpoints, the one that counts last; complete only after :meth:`fence`.
+        """Return the last committed checkpoints, the decisive one last. They are complete only after :meth:`fence`.
 
-        The one before the last cut's is among them if Kafka still has it. Where there is none of this pipeline, there
-        may be one of another pipeline.
+        The checkpoint of the cut before the last one is among them if Kafka still has it. If there is no checkpoint of
+        this pipeline, there may be one of another pipeline.
         """
 
     async def fence(self) -> None:
-        """From here on no earlier session of this pipeline can commit anything."""
+        """Keep earlier sessions of this pipeline from committing anything from now on."""
 
     async def announce(self, checkpoint: Checkpoint) -> None:
-        """Commit ``checkpoint`` alone: durable when this returns."""
+        """Commit ``checkpoint`` alone. It is durable when this returns."""
 
     async def refuse(self, checkpoint: Checkpoint) -> None:
-        """Give up what is not committed, and commit ``checkpoint`` alone: durable when this returns.
+        """Give up what is not committed, and commit ``checkpoint`` alone. It is durable when this returns.
 
-        It records that the server has another history, so that no later start accepts it because its WAL has grown.
+        The checkpoint records that the server has another history. So no later start accepts the server because its WAL
+        has grown.
         """
 
     async def recorded(self) -> Recorded:
-        """Return what the cut records tell of earlier sessions."""
+        """Return what the cut records say about earlier sessions."""
 
     async def loaded(self) -> Mapping[tuple[str, str], Loaded]:
-        """Return the tables whose rows have been read to the end, by schema and name; after :meth:`fence`."""
+        """Return the tables whose rows have been read completely, by schema and name. Call it after :meth:`fence`."""
 
     def commands(self) -> "CommandReader | None":
-        """Return what reads the commands to this pipeline, with clients of its own; None if it takes none."""
+        """Return the reader of the commands to this pipeline, with its own clients, or None if it takes no commands."""
 
     async def open_topics(self, cut: int, topics: Sequence[str], described: Collection[str]) -> None:
-        """Account for topics that were written in earlier sessions, so that full cuts name them.
+        """Account for topics that earlier sessions wrote to, so that full cuts name them.
 
-        After :meth:`recorded`; ``cut``: the number of the last one that was committed; ``described``: all topics that
-        have a schema.
+        Call it after :meth:`recorded`. ``cut`` is the number of the last cut that was committed. ``described`` are all
+        topics that have a schema.
         """
 
     async def open_topic(self, policy: TablePolicy, *, keyed: bool) -> None:
-        """Make the topic of a table exist and pin its partitions for the session."""
+        """Create the topic of a table if it does not exist, and pin its partitions for the session."""
 
     async def begin(self) -> None:
         """Start a Kafka transaction."""
@@ -220,79 +240,88 @@ class Sink(Protocol):
         """Add records to the transaction and count them in ``cut``."""
 
     async def commit(self, cut: Cut, checkpoint: Checkpoint) -> None:
-        """Commit it with the cut's record and the checkpoint: durable when this returns."""
+        """Commit the transaction with the record of ``cut`` and with ``checkpoint``.
+
+        Both are durable when this returns.
+        """
 
     async def deliver(self, cut: Cut, checkpoint: Checkpoint) -> None:
-        """Begin, produce all of ``cut`` and commit: durable when this returns."""
+        """Begin a transaction, produce all of ``cut`` and commit it. All of it is durable when this returns."""
 
     async def close(self) -> None:
         """Give up what is not committed."""
 
 
 class CommandReader(Protocol):
-    """Reads the commands that somebody has sent to the pipeline; what is in the records, the caller finds out."""
+    """Reads the commands to the pipeline. The caller decodes the records."""
 
     async def open(self, state: CommandState) -> CommandState:
-        """Begin to read where ``state`` ends, or at the topic's end if that is not known; the state from there on."""
+        """Begin to read where ``state`` ends, or at the topic's end if it is unknown.
+
+        Return the state from there on.
+        """
 
     async def read(self) -> Sequence[tuple[int, bytes | None]]:
-        """Wait for records for a moment; return the offset and the value of each that has come."""
+        """Wait a moment for records. Return the offset and the value of each record."""
 
     async def close(self) -> None:
         """Close every connection."""
 
 
 class Spool(waiting.Spool, Protocol):
-    """Where the rows of one session wait for their commit."""
+    """Keeps the rows of one session until their transactions commit."""
 
     @property
     def memory(self) -> int:
-        """Bytes in memory."""
+        """Return how many bytes are in memory."""
 
     @property
     def spilled(self) -> int:
-        """Bytes on disk."""
+        """Return how many bytes are on disk."""
 
     @property
     def busy_s(self) -> float:
-        """How long the disk has been busy with one job; 0 when it has nothing to do."""
+        """Return how long the disk has been busy with one job, or 0 if it has nothing to do."""
 
     async def relieve(self) -> bool:
-        """Move a part of what waits to disk if memory is above its bound, and return whether more has to be moved.
+        """Move some rows to disk if they take too much memory. Return whether more has to be moved.
 
-        UnavailableError when there is no room on disk either, or when the disk hangs.
+        Raise UnavailableError if the disk has no room or hangs.
         """
 
     async def load(self) -> None:
-        """Read what has to be loaded before the next row (:class:`pgsluice.transaction.Paused`), or give others a turn.
+        """Read what the next row needs (:class:`pgsluice.transaction.Paused`), or give other tasks a turn.
 
-        UnavailableError when the disk hangs, or what is read is not as it was written.
+        Raise UnavailableError if the disk hangs, or if its content is not what was written.
         """
 
     def close(self) -> None:
-        """Forget everything."""
+        """Drop everything."""
 
 
 class Registry(Protocol):
-    """Where Avro schemas get their ids."""
+    """Gives ids to Avro schemas."""
 
     async def start(self) -> None:
-        """Know every schema registered so far; again at each session."""
+        """Learn all schemas that are registered so far. Call it again in each session."""
 
     def subjects(self) -> Sequence[str]:
         """Return every subject."""
 
     def record_name(self, subject: str) -> str | None:
-        """Return the name of the record that was registered last for ``subject``, None if that is no record."""
+        """Return the name of the record that was registered last for ``subject``. None means that it is no record."""
 
     def record_namespace(self, subject: str) -> str | None:
-        """Return the namespace of the record that was registered last for ``subject``, None if it has none."""
+        """Return the namespace of the record that was registered last for ``subject``, or None if it has none."""
 
     async def fields(self, subject: str, namespace: str) -> FieldHistory:
-        """Return the fields that the schemas of ``subject`` with this namespace have had. Use it at once."""
+        """Return the fields that the schemas of ``subject`` with this namespace have had. Use the result at once."""
 
     async def keys(self, subject: str, namespace: str) -> KeyHistory:
-        """Return the keys that were registered for ``subject`` with this namespace. Use it at once."""
+        """Return the keys that were registered for ``subject`` with this namespace. Use the result at once."""
 
     async def register(self, subject: str, schema: Schema, postgres: Mapping[str, Any] | None = None) -> int:
-        """Return the schema's id; when this returns, the schema is durable and readable by consumers."""
+        """Register the schema and return its id.
+
+        The schema is durable, and consumers can read it, when this returns.
+        """

@@ -24,15 +24,15 @@ from pgsluice.transaction import Transaction
 log = structlog.get_logger(__name__)
 
 TURN: Final = 1000
-"""Rows after which everybody else on the event loop has a turn."""
+"""After this many rows, other tasks on the event loop have a turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A table whose rows are read, and what encodes them.
+    """A table whose rows are being read, and the encoder of the rows.
 
-    ``replaces``: at the end, rows that are older and were not read are gone. ``layout``: that of the table when it was
-    opened; None if it is not known.
+    If it ``replaces``, older rows that were not read are gone at the end of the load. ``layout`` is the table's layout
+    when it was opened, or None if that is not known.
     """
 
     shape: Shape
@@ -42,18 +42,18 @@ class Opened:
 
     @property
     def oid(self) -> int:
-        """The table's oid."""
+        """Return the table's oid."""
         return self.shape.relation.oid
 
     @property
     def topic(self) -> str:
-        """Where its rows go."""
+        """Return the topic of the rows."""
         assert self.rows.encoder is not None, "the table is published"
         return self.rows.encoder.target.topic
 
 
 class Inserter:
-    """The rows of one session; all of it takes place in a pause of the session's work."""
+    """Inserts the rows of one session. Call its methods in a pause of the session's work."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Inserter:
     async def insert(
         self, table: Opened, chunk: Chunk, lsn: int, timestamp: int, moved: Sequence[tuple[str, ...]] = ()
     ) -> None:
-        """Put the rows of the chunk into the open cut, at ``lsn``; ``moved``: the keys by which they were read."""
+        """Put the rows of the chunk into the open cut, at ``lsn``. ``moved`` has the keys by which they were read."""
         self._place = self._place.at(lsn)
         load = self._begun.of(table.oid)
         if load is None:
@@ -94,7 +94,7 @@ class Inserter:
             log.info("loaded", table=str(load), topic=table.topic, rows=load.rows)
 
     async def note(self, loaded: Loaded, lsn: int, topic: str | None = None) -> None:
-        """Let the table's record join the open cut; with the ``topic``, also the mark that its rows are stale."""
+        """Add the table's record to the open cut. With a ``topic``, also add the mark that its rows are stale."""
         marks = []
         if topic is not None:
             self._place = self._place.at(max(lsn, self._place.lsn))
@@ -104,7 +104,7 @@ class Inserter:
     async def _insert_some(
         self, table: Opened, load: Load, frames: list[XLogData], at: int, timestamp: int
     ) -> tuple[Load, int]:
-        """Put rows from ``frames[at]`` on into the open cut until it is full; return the load, and where that was."""
+        """Put rows from ``frames[at]`` on into the open cut until it is full. Return the load and the next index."""
         pending, place, began = self._outbox.pending, self._place, at
         transaction = Transaction(0, place.lsn, timestamp)
         stamp = Stamp(transaction, self._epoch, commit_timestamps=self._commit_timestamps)
@@ -112,7 +112,7 @@ class Inserter:
         relations, ready = {table.oid: table.rows.relation}, {table.oid: table.rows}
         while at < len(frames) and not pending.full:
             added = add_run(frames[at : at + TURN], 0, relations, ready, stamp, pending)
-            assert added, "they are rows of the table"
+            assert added, "these are rows of the table"
             at += added
             await asyncio.sleep(0)
         self._place = Place(place.lsn, stamp.next_seq - FIRST_SEQ)
@@ -122,13 +122,13 @@ class Inserter:
         return load, at
 
     def _mark(self, topic: str, load: Load | Loaded, state: State, *, replaces: bool) -> Mark:
-        """Return a mark of how far the load has come, and let what follows stand behind it."""
+        """Return a mark that says how far the load has come. What follows comes after this mark."""
         place, name = self._place, (load.schema, load.table)
         self._place = place.behind(1)
         return Mark(topic, *name, load.id, state, self._epoch, place.lsn, place.seq, load.rows, replaces)
 
     async def _join(self, table: Opened, load: Load, state: State) -> None:
-        """Let what was added join the open cut, with a mark of how far the load has come."""
+        """Add the pending rows to the open cut, with a mark that says how far the load has come."""
         marks, ended = [self._mark(table.topic, load, state, replaces=table.replaces)], []
         if state != "end":
             self._begun.put(load)
@@ -147,6 +147,6 @@ class Inserter:
 def _key(shape: Shape, frame: XLogData) -> tuple[str, ...]:
     """Return the values of the row's key, as text."""
     decoded = Decoder().decode(frame[MESSAGE_AT:])
-    assert isinstance(decoded, Insert), "insert_frame() has made it"
+    assert isinstance(decoded, Insert), "insert_frame() has made this message"
     values = [decoded.new[place] for place in shape.key_places]
     return tuple(value.decode() for value in values if isinstance(value, bytes))

@@ -1,6 +1,6 @@
-"""How far the loads of a session have come: what the status and the metrics show, and the log says.
+"""How far the loads of a session have come, for the status, the metrics and the log.
 
-Pure but for the log: the caller has the clock.
+The module logs, but has no clock. The caller passes the time.
 """
 
 from collections import Counter
@@ -13,27 +13,26 @@ import structlog
 log = structlog.get_logger(__name__)
 
 TableState = Literal["waiting", "loading", "blocked", "left_out", "stale", "skipped", "assumed", "loaded"]
-"""``blocked``: it could not be read the last time, or waits for transactions of others. ``left_out``: it cannot be
-loaded as it is. ``stale``: it was altered after it was loaded, and is not loaded again by itself. ``skipped``: the
-settings say that it is not to be loaded. ``assumed``: it counts as loaded, because an earlier version has delivered its
-changes."""
+"""``blocked``: the last read failed, or the table waits for transactions of others. ``left_out``: it cannot be loaded
+as it is. ``stale``: it was altered after it was loaded, and is not loaded again by itself. ``skipped``: the settings
+say that it is not loaded. ``assumed``: it counts as loaded, because an earlier version has delivered its changes."""
 
 STATES: Final[Sequence[TableState]] = get_args(TableState)
 
 UNFINISHED: Final = ("loading", "blocked", "waiting")
 
 SAY_S: Final = 60.0
-"""How often the log says how far the loads have come."""
+"""How often the log reports the progress."""
 
 SHOWN_MAX: Final = 20
-"""Tables that the status names, of which there may be thousands."""
+"""How many tables the status names. There may be thousands."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableReport:
-    """A published table, the rows that were read, and those that it has as PostgreSQL estimates them.
+    """A published table, the number of rows that were read, and PostgreSQL's estimate of all its rows.
 
-    ``reason``: why it is not read. ``is_stale``: it was loaded before, and then altered.
+    ``reason`` says why it is not read. ``is_stale`` says that it was loaded and then altered.
     """
 
     table: str
@@ -48,8 +47,9 @@ class TableReport:
 class LoadReport:
     """How far all loads have come.
 
-    ``rows``: those that were read of the tables that are to be loaded, or are. ``estimated_rows``: how many that will
-    be at the end. ``tables``: how many there are by state. ``named``: some that are not loaded, those being read first.
+    ``rows`` counts the rows read of tables that are loaded or to be loaded. ``estimated_rows`` is the estimate of that
+    number at the end. ``tables`` has the number of tables by state. ``named`` has some tables that are not loaded,
+    beginning with those that are being read.
     """
 
     tables: Mapping[str, int]
@@ -60,34 +60,35 @@ class LoadReport:
 
     @property
     def unfinished(self) -> int:
-        """How many tables are to be loaded yet."""
+        """Return how many tables have yet to be loaded."""
         return sum(self.tables[state] for state in UNFINISHED)
 
     @property
     def is_stuck(self) -> bool:
-        """Whether there is something to load, and all of it is blocked."""
+        """Return whether there is something to load, and all of it is blocked."""
         return self.unfinished == self.tables["blocked"] > 0
 
     @property
     def seconds_left(self) -> int | None:
-        """How long it takes to read the other rows at the present rate; None if none are being read."""
+        """Return how long the other rows take at the present rate, or None if no rows are being read."""
         return round((self.estimated_rows - self.rows) / self.rows_per_s) if self.rows_per_s > 0 else None
 
 
 class LoadWatch:
-    """Sees how fast loads go, and says so in the log: when they begin, every minute, and when they have ended.
+    """Measures the speed of loads, and logs their progress: at the beginning, every minute, and at the end.
 
-    Nothing is said while all tables are blocked: the log has the reason once.
+    Nothing is logged while all tables are blocked, because the log already has the reason.
     """
 
     def __init__(self) -> None:
         self._began_at: float | None = None
-        """When there was something to load; None while there is nothing."""
+        """Since when there has been something to load. None while there is nothing."""
         self._marks: tuple[tuple[float, int], tuple[float, int]] = ((0.0, 0), (0.0, 0))
-        """Two times in the past, and how many rows had been read by then: a minute apart, once there was one."""
+        """Two past times, and how many rows had been read by each. They are a minute apart as soon as a minute has
+        passed."""
 
     def report(self, tables: Iterable[TableReport], now: float) -> LoadReport:
-        """Return how far ``tables`` have come."""
+        """Return a report on ``tables``."""
         found = list(tables)
         states = Counter(one.state for one in found)
         counted = [one for one in found if one.state in UNFINISHED or one.state == "loaded"]
@@ -104,7 +105,7 @@ class LoadWatch:
         return max(0, rows - before) / (now - since)
 
     def say(self, report: LoadReport, now: float) -> None:
-        """Log how far the loads have come, if it is time."""
+        """Log the progress of the loads, if it is time."""
         if self._began_at is None:
             if report.unfinished and not report.is_stuck:
                 self._began_at = now

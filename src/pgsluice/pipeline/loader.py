@@ -1,10 +1,11 @@
 """Loads tables: reads their rows in chunks while the stream goes on, and puts each chunk where it belongs.
 
-Runs beside the session's work. A chunk is read at a snapshot that is taken between two transactions. From then on a
-:class:`pgsluice.round.Round` decides which transactions go on, until the chunk is in the open cut; the others wait. So
-at the end of every cut, the rows that were read and the changes behind them are what the table was at that position.
+The loader runs beside the session's work. It reads each chunk at a snapshot that is taken between two transactions.
+From then on, a :class:`pgsluice.round.Round` decides which transactions go on and which wait, until the chunk is in the
+open cut. So at the end of every cut, the rows that were read, together with the changes behind them, equal the table at
+that position.
 
-What goes wrong here is logged, and tried again later: loading never stops the stream.
+Errors of loading are logged, and the loader tries again later. They never stop the stream.
 """
 
 import asyncio
@@ -38,21 +39,21 @@ from pgsluice.transaction import Transaction
 log = structlog.get_logger(__name__)
 
 LOOK_S: Final = 10.0
-"""How often the publications are asked for tables that are not loaded yet."""
+"""How often the loader looks for published tables that are not loaded yet."""
 
 AGAIN_S: Final = 2.0
 AGAIN_MAX_S: Final = 60.0
-"""When a table that could not be read is tried again, at first and at most."""
+"""How long to wait before a table that could not be read is tried again: at first and at most."""
 
 SHOWN_S: Final = 0.02
-"""How often it is looked whether the server has shown that it is the one that was followed."""
+"""How often to check whether the server has been recognised as the one that was followed before."""
 
 STANDBY: Final = (
     "Tables cannot be loaded from a standby. Let snapshot.primary name the primary, or connect pgsluice to it."
 )
 
 REPORT_S: Final = 1.0
-"""How often it is put together how far the loads have come: there may be thousands of tables."""
+"""How often the report of the loads is made, which may have thousands of tables."""
 
 
 class Loader:
@@ -93,11 +94,11 @@ class Loader:
         loads_again = options.is_initial and options.is_altered
         self._alterations = Alterations(source, encoders, self._begun, self._inserter, seams, loads_again=loads_again)
         self._tables: dict[int, LoadingTable] = {}
-        """By oid."""
+        """The tables to load, by oid."""
         self.looked = asyncio.Event()
-        """Set once it is known which tables are to be loaded."""
+        """Set as soon as the loader knows which tables are to be loaded."""
         self.obstacle: str | None = None
-        """Why this server lets no table be loaded at all."""
+        """Why this server does not let us load any table."""
         self._wake = asyncio.Event()
         session = LoadingSession(source, self._reader, encoders, seams, options, metrics, self._begun, self.requests)
         self._reading = TableReading(
@@ -109,32 +110,32 @@ class Loader:
         self._watch = LoadWatch()
         self._said_at = 0.0
         self._trouble: str | None = None
-        """Why no table can be read, since the last one was."""
+        """Why no table could be read since the last successful read."""
         self.report: LoadReport | None = None
-        """How far the loads have come, as of a moment ago; None until the published tables are known."""
+        """The last report of the loads. None until the published tables are known."""
 
     @property
     def loading(self) -> Mapping[tuple[str, str], TableId]:
-        """The tables that are being loaded, or are going to be, by schema and name."""
+        """Return the tables that are being loaded, or are going to be, by schema and name."""
         strange = {(one.namespace, one.name): one for one in self._strange.values()}
         return strange | {one.name: one.relation for one in self._tables.values()}
 
     def has_begun(self, relation: TableId) -> bool:
-        """Return whether rows of the table were read already, or a command has asked for them."""
+        """Return whether rows of the table have been read already, or a command has asked for them."""
         return self._is_asked_for(relation) or self._begun.of(relation.oid) is not None
 
     def take_up(self, relations: Iterable[Relation]) -> None:
-        """Begin with tables that commands ask for now; in a pause."""
+        """Begin with tables that a command asks for. Call it in a pause."""
         for relation in relations:
             self._tables[relation.oid] = LoadingTable(relation)
         self.wake()
 
     def wake(self) -> None:
-        """Look at once what there is to load."""
+        """Make the loader look for work at once."""
         self._wake.set()
 
     def cancel(self, relation: TableId) -> None:
-        """End the load of a table, which does not begin again by itself; in a pause."""
+        """End the load of a table. It does not begin again by itself. Call it in a pause."""
         name = relation.namespace, relation.name
         self._tables.pop(relation.oid, None)
         self._strange.pop(relation.oid, None)
@@ -148,24 +149,25 @@ class Loader:
         log.info("loading was cancelled", table=quoted(*name))
 
     def on_commit(self, transaction: Transaction) -> None:
-        """Take notice that ``transaction`` goes on.
+        """Note that ``transaction`` goes on.
 
-        It is called before the transaction joins its cut: the keys of rows that it has moved are recorded there.
+        Call it before the transaction joins its cut, because that cut records the keys of rows that the transaction has
+        moved.
         """
         self._rounds.on_commit(transaction)
         if self._begun.is_changed:
             self._seams.outbox.note_loads(self._begun.all())
 
     def on_held(self) -> None:
-        """Take notice that a transaction waits for rows to be read."""
+        """Note that a transaction waits until rows are read."""
         self._rounds.on_held()
 
     def on_position(self, lsn: int) -> None:
-        """Take notice that, between two transactions, the server says that it has come to ``lsn``."""
+        """Note that the server reports position ``lsn`` between two transactions."""
         self._rounds.on_position(lsn)
 
     async def run(self) -> NoReturn:
-        """Load what is to be loaded, and look again and again whether there is more."""
+        """Load all tables that are to be loaded, and look for more again and again."""
         try:
             if not await self._source.can_read_rows():
                 self.obstacle = STANDBY
@@ -198,16 +200,17 @@ class Loader:
             await self._reader.close()
 
     def _close_tables(self) -> None:
-        """Note no transactions while nothing can be read, however long that is so.
+        """Close the tables, and stop noting transactions, because nothing can be read for an unknown time.
 
-        So whoever has changed a table by the next time is waited for again.
+        Before a table is opened again, the loader waits again for all transactions that are changing it. So it misses
+        none.
         """
         for table in self._tables.values():
             table.opened = table.writers = None
         self._rounds.watch(on=False)
 
     async def _rest(self) -> None:
-        """Wait until it is time to look again, or for a table that could not be read; or somebody says so."""
+        """Wait until it is time for the next look or the next try of a table, or until :meth:`wake` is called."""
         now = time.monotonic()
         due_at = min((one.due_at for one in self._tables.values() if one.due_at > now), default=math.inf)
         with suppress(TimeoutError):
@@ -216,8 +219,8 @@ class Loader:
         self._wake.clear()
 
     async def _until_shown(self) -> None:
-        """Wait until it is certain that this is the server that was followed."""
-        while self._seams.progress.awaits_resent:  # noqa: ASYNC110 - nobody is told when that ends
+        """Wait until it is certain that the server is the one that was followed before."""
+        while self._seams.progress.awaits_resent:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(SHOWN_S)
 
     async def _look(self) -> None:
@@ -250,7 +253,7 @@ class Loader:
         self._watch_if_needed()
 
     async def _assume(self) -> None:
-        """Record, once, which tables count as loaded because an earlier version has delivered their changes."""
+        """Record once which tables count as loaded because an earlier version has delivered their changes."""
         published = self._published if self._options.assumes else ()
         delivered = [one for one in published if self._encoders.possible_policy(one) is not None]
         async with self._seams.pause():
@@ -266,9 +269,9 @@ class Loader:
             )
 
     async def _leave_out(self, tables: Sequence[PublishedName]) -> None:
-        """Note, and say once, that these tables are not read, because nobody has chosen to trust their owners.
+        """Note that these tables are not read because nobody has chosen to trust their owners, and log it once.
 
-        There may be any number of them, so nothing is asked about them, and they do not wait in line.
+        There may be any number of such tables. So we ask nothing about them, and they do not wait in line.
         """
         former, self._strange = self._strange, {one.oid: one for one in tables}
         new = {(one.namespace, one.name): one for one in tables if one.oid not in former}
@@ -289,7 +292,7 @@ class Loader:
                 one.size = sizes.get(oid, TableSize())
 
     def _is_wanted(self, relation: TableId) -> bool:
-        """Return whether the table is to be loaded: because a command says so, it never was, or it was altered."""
+        """Return whether the table is to be loaded: a command asks for it, it never was loaded, or it was altered."""
         if self._is_asked_for(relation) or not self._options.is_initial:
             return self._is_asked_for(relation)
         return not (self._begun.is_loaded(relation) or (self._is_stale(relation) and not self._options.is_altered))
@@ -299,7 +302,7 @@ class Loader:
         return loaded is not None and loaded.state == "stale"
 
     def _may_load(self, relation: TableId) -> bool:
-        """Return whether the settings let the table be loaded, or a command does."""
+        """Return whether the settings or a command let us load the table."""
         policy = self._encoders.possible_policy(relation)
         return policy is not None and (policy.is_loaded or self._is_asked_for(relation))
 
@@ -307,7 +310,7 @@ class Loader:
         return self.requests.of((relation.namespace, relation.name)) is not None
 
     def _say(self) -> None:
-        """Let the status and the log know how far the loads have come, where tables are known that may be loaded."""
+        """Update the report for the status, and log it from time to time, if there are published tables."""
         if not self._published:
             return
         now = self._said_at = time.monotonic()
@@ -338,7 +341,7 @@ class Loader:
         self._rounds.watch(on=self.obstacle is None and any(not one.is_out for one in self._tables.values()))
 
     async def _load_all(self) -> bool:
-        """Read until every table is loaded, or has to wait; return True if it is time to look before that."""
+        """Read until every table is loaded or has to wait. Return True if it is time for a look before that."""
         look_at = time.monotonic() + LOOK_S
         while True:
             now = time.monotonic()
@@ -354,9 +357,11 @@ class Loader:
             self._say_if_due()
 
     def _place_in_line(self, table: LoadingTable) -> tuple[bool, float, int]:
-        """Return what tables are ordered by: one after the other, as every checkpoint has those that have begun.
+        """Return the sort key of a table among those that are ready.
 
-        Those that had to wait come last, and small ones first, so that many are finished early.
+        A table that has begun comes first, so that few loads are unfinished at a time and every checkpoint stays small.
+        After it come tables that need not wait, before those that had to wait. Small tables come before large ones, so
+        that many are finished early.
         """
         size = 0 if table.size is None else table.size.bytes
         return self._begun.of(table.relation.oid) is None, table.due_at, size
@@ -364,7 +369,7 @@ class Loader:
     def _on_end(self, opened: Opened) -> None:
         del self._tables[opened.oid]
         if opened.shape.where:
-            self.wake()  # the table may have to be loaded still
+            self.wake()  # only some rows were asked for, so the table itself may still have to be loaded
 
     async def _advance(self, table: LoadingTable) -> None:
         try:
@@ -387,4 +392,4 @@ class Loader:
 
 
 _REPORTED: Final[Mapping[str, TableState]] = {"end": "loaded", "assumed": "assumed", "stale": "stale"}
-"""How the report calls what the record of a table says; other tables are skipped."""
+"""How the report names the state in a table's record. Tables in other states are skipped."""

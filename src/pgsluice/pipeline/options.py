@@ -1,4 +1,4 @@
-"""What a pipeline is told to do."""
+"""The options of a pipeline."""
 
 from dataclasses import dataclass
 
@@ -9,9 +9,9 @@ from pgsluice.tables import Tables
 
 @dataclass(frozen=True, slots=True)
 class PipelineOptions:
-    """What a pipeline needs to know; times in seconds, sizes in bytes.
+    """The options of a pipeline, with times in seconds and sizes in bytes.
 
-    ``selection``: a digest of the settings that decide which changes are delivered.
+    ``selection`` is a text of all settings that decide which changes are delivered, so that two runs can be compared.
     """
 
     name: str

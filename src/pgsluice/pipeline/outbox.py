@@ -1,7 +1,8 @@
-"""Encoded records on their way into cuts: what is open, what is being committed, what must wait.
+"""Encoded records on their way into cuts: the open cut, the cut that is being committed, and what has to wait.
 
-One cut commits while the next is filled. A transaction larger than ``cut_bytes`` gets a Kafka transaction
-of its own and is produced as it arrives; nothing else is ever in that one, so aborting it tears nothing.
+While one cut is being committed, the next one is filled. A transaction larger than ``cut_bytes`` gets a Kafka
+transaction of its own and is produced while it arrives. That Kafka transaction has nothing else in it, so it can be
+aborted without tearing another PostgreSQL transaction apart.
 """
 
 import asyncio
@@ -22,16 +23,16 @@ from pgsluice.record import Pending, held_bytes
 from pgsluice.transaction import Transaction
 
 CHUNK_BYTES = 1024 * 1024
-"""A large transaction is handed to the producer in pieces of this size: one switch of threads each."""
+"""A large transaction is handed to the producer in pieces of this size. Each piece costs one switch of threads."""
 
 MANY_EVENTS = 1000
-"""A cut with fewer is committed nearly as quickly as one with a single event."""
+"""A commit with fewer events takes hardly longer than a commit with a single event."""
 
 CLOSING_S = 0.001
-"""The time that the session gets to begin with the next cut."""
+"""How long the session gets to begin the next cut."""
 
 QUIET_S = 60.0
-"""How often a cut is written though nothing happens: with every cut Kafka is asked what became of the topics."""
+"""How often a cut is written while nothing happens. With every cut, pgsluice compares its topics with the cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Limits:
 
 
 class Outbox:
-    """Cuts of one session; ``on_delivered`` gets each cut that was committed, and the seconds it took."""
+    """The cuts of one session. ``on_delivered`` is called with each committed cut and the seconds that it took."""
 
     def __init__(
         self,
@@ -57,7 +58,8 @@ class Outbox:
         vitals: Vitals,
     ) -> None:
         self.checkpoint = self.attempted = checkpoint
-        """The last one committed, and the one that was last tried: its outcome may be unknown."""
+        """The last checkpoint that was committed, and the last one that was tried. The outcome of the latter may be
+        unknown."""
         self.committing: asyncio.Task[None] | None = None
         self._sink = sink
         self._progress = progress
@@ -65,7 +67,7 @@ class Outbox:
         self._on_delivered = on_delivered
         self._vitals = vitals
         self.pending = Pending(limits.cut_bytes)
-        """What there is of the transaction in progress; when it is full: :meth:`overflow`."""
+        """The records of the transaction in progress. When it is full, call :meth:`overflow`."""
         self._open = Cut()
         self._opened_at = 0.0
         self._closed_at = time.monotonic()
@@ -74,45 +76,45 @@ class Outbox:
         self._own_since = 0.0
         self._busy_since: float | None = None
         self.own_transaction: Transaction | None = None
-        """The transaction that has a Kafka transaction of its own, while it is being written."""
+        """The transaction that is being written in a Kafka transaction of its own."""
 
     @property
     def size(self) -> int:
-        """Bytes in memory that are not yet durable."""
+        """Return how many bytes in memory are not durable yet."""
         return self.pending.held + _held(self._open) + (_held(self._closing) if self._closing else 0)
 
     @property
     def busy_s(self) -> float:
-        """How long Kafka has been busy with what it was last given; 0 when it has nothing to do."""
+        """Return how long Kafka has been busy with the last call, or 0 if it has nothing to do."""
         return 0.0 if self._busy_since is None else time.monotonic() - self._busy_since
 
     @property
     def own_written(self) -> tuple[int, float]:
-        """Bytes that the producer has taken of the transaction that has its own, and the seconds since its begin."""
+        """Return how many bytes of the own transaction the producer has taken, and the seconds since it began."""
         return (0, 0.0) if self._own is None else (self._own.size, time.monotonic() - self._own_since)
 
     @property
     def oldest(self) -> Transaction | None:
-        """The first transaction that is complete, and not yet durable."""
+        """Return the first transaction that is complete and not durable yet."""
         closing = self._closing.first if self._closing is not None else None
         return closing or self._open.first
 
     @property
     def is_empty(self) -> bool:
-        """Whether everything that was received is durable, or is nothing to deliver."""
+        """Return whether everything that was received is durable, or did not have to be delivered."""
         closing = self._closing.events if self._closing is not None else 0
         return self._own is None and not (closing or self._open.events or self.pending.events)
 
     @property
     def full(self) -> bool:
-        """Whether nothing more may be read until something is delivered."""
+        """Return whether nothing more may be read until something has been delivered."""
         return self.size >= self._limits.inflight_max and self.committing is not None
 
     async def until_closed(self) -> None:
-        """Return when the records of the open cut do not wait for the end of another commit any more, or are few.
+        """Wait until the open cut has few records, or need not wait for the end of another commit any more.
 
-        Whoever adds records that nobody waits for waits here before: a cut that has grown while another was committed
-        takes long, and changes wait with it.
+        Call it before you add records that nobody waits for. A cut that has grown during another commit takes long, and
+        the changes in it have to wait with the rest.
         """
         cut = self._open
         while self.committing is not None and self._open is cut and cut.events >= MANY_EVENTS:
@@ -120,7 +122,7 @@ class Outbox:
             await asyncio.sleep(CLOSING_S)
 
     async def overflow(self, transaction: Transaction) -> None:
-        """Give the transaction in progress a Kafka transaction of its own, and produce what is there of it."""
+        """Produce the records so far of the transaction in progress, in a Kafka transaction of its own."""
         if self._own is None:
             await self.drain()
             self.own_transaction = transaction
@@ -133,7 +135,7 @@ class Outbox:
         self.pending.clear()
 
     async def commit(self, transaction: Transaction, end_lsn: int) -> None:
-        """End the transaction in progress: its records join the open cut, or its own cut is committed."""
+        """End the transaction in progress. Its records join the open cut, or its own cut is committed."""
         if self._own is not None:
             await self._commit_own(transaction, end_lsn)
         elif self.pending.records:
@@ -143,9 +145,12 @@ class Outbox:
                 await self._close_large()
 
     async def _close_large(self) -> None:
-        """Begin to commit the open cut; where there is no room for another beside the one before it, wait for that.
+        """Begin to commit the open cut, which is large enough.
 
-        A single read can bring the commits of many transactions whose rows have waited.
+        If there is no room for another one, wait for the commit before.
+
+        A single read can bring the commits of many transactions whose rows have waited. So this cannot be left to the
+        end of the read.
         """
         if self.committing is not None and (self.full or self.committing.done()):
             await self.settle()
@@ -153,23 +158,23 @@ class Outbox:
             self._close(time.monotonic())
 
     def join(self) -> None:
-        """Let what was added join the open cut: it is complete."""
+        """Add the pending records, which are complete, to the open cut."""
         if self._open.is_empty:
             self._opened_at = time.monotonic()
         self._open.add_records(self.pending.records, self.pending.size, self.pending.events)
         self.pending.clear()
 
     def join_message(self, message: LogicalMessage) -> None:
-        """Let the ``message`` outside transactions that was added join the open cut."""
+        """Add the pending ``message``, which belongs to no transaction, to the open cut."""
         self.join()
         self._open.add_message(message)
 
     async def join_load(
         self, loads: Sequence[Load], place: Place, marks: Sequence[Mark], loaded: Sequence[Loaded]
     ) -> None:
-        """Let rows of tables that were added join the open cut, with how far they have come after that.
+        """Add the pending rows of tables to the open cut, and record how far their loads have come.
 
-        The caller has seen to it that no transaction is in progress.
+        The caller has made sure that no transaction is in progress.
         """
         self.join()
         self._open.add_load(loads, place, marks, loaded)
@@ -177,15 +182,15 @@ class Outbox:
             await self._close_large()
 
     def note_loads(self, loads: Sequence[Load]) -> None:
-        """Record with the transaction that is about to be committed how far the loads have come."""
+        """Record how far loads have come, in the same cut as the transaction that is about to be committed."""
         (self._own or self._open).loads = loads
 
     def note_commands(
         self, commands: CommandState, answers: Sequence[Answer], loads: Sequence[Load], loaded: Sequence[Loaded]
     ) -> None:
-        """Let what commands have left behind join the open cut, with ``answers`` to them and what became of loads.
+        """Add the state that commands have left behind to the open cut, with ``answers`` and what became of loads.
 
-        The caller has seen to it that no transaction is in progress.
+        The caller has made sure that no transaction is in progress.
         """
         if self._open.is_empty:
             self._opened_at = time.monotonic()
@@ -193,7 +198,7 @@ class Outbox:
         self._open.opens_commands |= commands.topic_id != self.checkpoint.commands.topic_id
 
     def note_assumed(self, assumed: Sequence[Loaded]) -> None:
-        """Let it join the open cut that these tables count as loaded; the caller is in a pause."""
+        """Record in the open cut that these tables count as loaded. The caller is in a pause."""
         if self._open.is_empty:
             self._opened_at = time.monotonic()
         self._open.add_assumed(assumed)
@@ -201,7 +206,7 @@ class Outbox:
     async def _commit_own(self, transaction: Transaction, end_lsn: int) -> None:
         await self.overflow(transaction)
         cut = self._own
-        assert cut is not None, "overflow() has begun it"
+        assert cut is not None, "overflow() has made it"
         cut.add(transaction, end_lsn)
         cut.end_lsn = end_lsn
         started = self._closed_at = time.monotonic()
@@ -212,9 +217,10 @@ class Outbox:
         self._delivered(cut, checkpoint, time.monotonic() - started)
 
     def close_if_due(self, *, idle: bool, at_once: bool = False) -> None:
-        """Begin to commit the open cut, or a heartbeat, when it is time for it.
+        """Begin to commit the open cut, or a heartbeat, if it is due.
 
-        ``idle``: there is nothing more to read now. ``at_once``: do not wait for the heartbeat either.
+        The stream is ``idle`` if there is nothing more to read now. With ``at_once``, do not wait for the heartbeat
+        either.
         """
         if self.committing is not None or self._own is not None:
             return
@@ -227,7 +233,7 @@ class Outbox:
             self._close(now)
 
     def seconds_until_due(self) -> float:
-        """Return how long nothing will have to be closed, if nothing arrives and no commit ends."""
+        """Return how long nothing becomes due, unless something arrives or a commit ends."""
         now = time.monotonic()
         if self.committing is None and self._own is None:
             if not self._open.is_empty:
@@ -242,9 +248,9 @@ class Outbox:
         return math.inf if self._progress.awaits_resent else QUIET_S
 
     async def drain(self) -> None:
-        """Deliver everything that is committed in PostgreSQL so far.
+        """Deliver everything that PostgreSQL has committed so far.
 
-        What lies behind a transaction that is given up in the middle is given up with it.
+        If a transaction is given up in the middle, everything behind it is given up as well.
         """
         await self.settle()
         if self._own is None and not self._open.is_empty:
@@ -252,7 +258,7 @@ class Outbox:
             await self.settle()
 
     async def settle(self) -> None:
-        """Wait for the cut that is being committed, and raise what went wrong with it."""
+        """Wait for the cut that is being committed. Raise its error."""
         if self.committing is not None:
             with self._vitals.waiting():
                 await self.committing
@@ -273,12 +279,12 @@ class Outbox:
         self._delivered(cut, checkpoint, time.monotonic() - started)
 
     async def _wait(self, call: Awaitable[None]) -> None:
-        """Wait for the sink while nothing else is done: it is no silence of ours."""
+        """Wait for the sink while nothing else is done. This does not count as our silence."""
         with self._vitals.waiting():
             await self._busy(call)
 
     async def _busy(self, call: Awaitable[None]) -> None:
-        """Wait for the sink, and know since when."""
+        """Wait for the sink, and note since when."""
         self._busy_since = time.monotonic()
         await call
         self._busy_since = None

@@ -211,8 +211,8 @@ class Pipeline:
     def _go_on_in_text(self, error: RetryableError) -> None:
         """Ask for values in text format from the next session on, because every value can be sent and read in it.
 
-        What is published is the same in both formats. So whoever makes a table with such a value takes some speed from
-        the pipeline, and cannot stop it.
+        Both formats lead to the same records. So a table with such a value costs the pipeline some speed, but cannot
+        stop it.
         """
         log.warning(
             "values come in text format until the next start, although postgres.binary is set: what is published is "

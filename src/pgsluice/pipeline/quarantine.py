@@ -1,7 +1,8 @@
-"""The quarantine: tables that cannot be published as the settings are, while all others go on.
+"""The quarantine: tables that cannot be published with the present settings, while all others go on.
 
-Whoever may create a table can make one that no setting fits: its columns contradict a rule, or its topic's name
-collides with another. It must not stop the pipeline, so a dead letter stands in place of each of its changes.
+Everybody who may create a table can create one that no setting fits. For example, its columns contradict a rule, or
+the name of its topic collides with another one. Such a table must not stop the pipeline. So each of its changes is
+replaced by a dead letter.
 """
 
 from typing import TYPE_CHECKING
@@ -26,13 +27,16 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 LISTED_MAX = 100
-"""Tables that the status names, those refused last; the metric counts no more either."""
+"""How many tables the status names: the last ones that were refused. The metric counts no more than these."""
 
 _OPS = {b"I": "c", b"U": "u", b"D": "d", b"T": "t"}
 
 
 async def open_dead_letters(registry: "Registry", prefix: str, say: "Callable[[DeadLetter], None]") -> DeadLetters:
-    """Return what writes to ``<prefix>.dead_letters``, whose schemas are registered then; ``say`` is told of each."""
+    """Register the schemas of ``<prefix>.dead_letters``, and return its writer.
+
+    ``say`` is called for each dead letter.
+    """
     topic = f"{prefix}.dead_letters"
     value_id = await registry.register(f"{topic}-value", dead_letter_schema(prefix))
     key_id = await registry.register(f"{topic}-key", "string")
@@ -40,14 +44,14 @@ async def open_dead_letters(registry: "Registry", prefix: str, say: "Callable[[D
 
 
 class Quarantine:
-    """Which tables are in quarantine, and why; it outlives sessions."""
+    """The tables in quarantine, with the reasons. It outlives sessions."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._reasons: dict[str, str] = {}
 
     def add(self, relation: Relation, reason: str) -> None:
-        """Note, and say, that the table cannot be published."""
+        """Note and log that the table cannot be published."""
         table = _name(relation)
         if self._reasons.pop(table, None) != reason:
             log.error("table in quarantine", table=table, reason=reason)
@@ -57,19 +61,19 @@ class Quarantine:
         self._metrics.quarantined_tables.set(len(self._reasons))
 
     def remove(self, relation: Relation) -> None:
-        """Note that the table is published."""
+        """Note and log that the table is published again."""
         if self._reasons.pop(_name(relation), None) is not None:
             log.warning("table released from quarantine", table=_name(relation))
             self._metrics.quarantined_tables.set(len(self._reasons))
 
     @property
     def tables(self) -> list[dict[str, str]]:
-        """The tables and the reasons, for the status."""
+        """Return the tables and the reasons, for the status."""
         return [{"table": table, "reason": reason} for table, reason in self._reasons.items()]
 
 
 class RefusedRows:
-    """The changes of one version of a table in quarantine: what :class:`pgsluice.rows.Rows` is for others."""
+    """Replaces the changes of a table in quarantine. It takes the place of :class:`pgsluice.rows.Rows`."""
 
     def __init__(self, relation: Relation, topic: str, detail: str, dead_letters: DeadLetters) -> None:
         self.relation = relation
@@ -78,7 +82,7 @@ class RefusedRows:
         self._dead_letters = dead_letters
 
     def add(self, message: bytes, stamp: "Stamp", pending: "Pending", *, is_streamed: bool) -> None:  # noqa: ARG002
-        """Add the dead letter that stands for a change."""
+        """Add the dead letter that replaces a change."""
         seq = stamp.next_seq
         stamp.next_seq = seq + 1
         origin = stamp.origin_of(self.relation, _OPS[message[:1]], seq)
@@ -87,5 +91,5 @@ class RefusedRows:
 
 
 def _name(relation: Relation) -> str:
-    """Return the table's name as a pattern has it, so that no other table has the same."""
+    """Return the table's name as a pattern, which is unique."""
     return str(TablePattern(relation.namespace, relation.name))

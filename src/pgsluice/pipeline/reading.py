@@ -1,7 +1,7 @@
-"""Reads the rows of a table, a chunk at a time, and puts each chunk where it belongs in the stream.
+"""Reads the rows of a table in chunks, and puts each chunk where it belongs in the stream.
 
-A chunk is read at a snapshot that is taken between two transactions. From then on a :class:`pgsluice.round.Round`
-decides which transactions go on, until the chunk is in the open cut; the others wait.
+Each chunk is read at a snapshot that is taken between two transactions. From then on, a
+:class:`pgsluice.round.Round` decides which transactions go on and which wait, until the chunk is in the open cut.
 """
 
 import asyncio
@@ -30,27 +30,31 @@ from pgsluice.snapshot import Chunk, Shape, TableSize
 log = structlog.get_logger(__name__)
 
 VOIDS_MAX: Final = 8
-"""How often in a row a chunk may turn out to fit nowhere. Each time, half as many rows are read."""
+"""How many chunks in a row may fit nowhere. After each of them, half as many rows are read."""
 
 WRITERS_S: Final = 0.1
-"""How often it is looked whether those who were changing a table have ended."""
+"""How often to check whether the transactions that were changing a table have ended."""
 
 WRITERS_MAX_S: Final = 2.0
-"""For how long other tables wait for them, too."""
+"""How long other tables wait for these transactions as well."""
 
 MOVED_AT_ONCE: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How much is read at once, and ``without_key_max``: the largest table that may be read without a key, in bytes.
+    """How tables are loaded.
 
-    ``max_rows_per_s``: how many rows are read by a key in a second; None: as many as possible.
-    ``replaces``: rows that were not read, and are older, are gone. That is not so where only a part of the changes is
-    followed (postgres.origin). ``in_each_epoch``: tables are loaded again once changes may be missing, which is why a
-    new epoch begins. ``is_initial``: every published table is loaded once, also if no command asks for it; and
-    ``is_altered``: again when it was altered so that rows have values that the stream did not send. ``assumes``: what
-    an earlier version has delivered counts as loaded, as nobody has chosen whether tables are to be.
+    ``chunk_rows`` and ``chunk_bytes`` limit what is read at once. ``without_key_max`` is the size in bytes of the
+    largest table that may be read without a key. ``max_rows_per_s`` limits the rows that are read by a key per second.
+    None means no limit.
+
+    If a load ``replaces``, older rows that were not read are gone at its end. This is not so if only a part of the
+    changes is followed (postgres.origin). With ``in_each_epoch``, tables are loaded again in each new epoch, because a
+    new epoch begins when changes may be missing. With ``is_initial``, every published table is loaded once, even if no
+    command asks for it. With ``is_altered``, it is loaded again after an alteration that gave rows values which the
+    stream did not send. With ``assumes``, the tables that an earlier version has delivered count as loaded, because
+    nobody has chosen whether to load them.
     """
 
     chunk_rows: int
@@ -66,11 +70,11 @@ class LoadOptions:
 
 @dataclass(slots=True)
 class LoadingTable:
-    """A table that is being loaded, or is to be."""
+    """A table that is being loaded, or is to be loaded."""
 
     relation: Relation
     size: TableSize | None = None
-    """As estimated; None until it is asked for."""
+    """The estimated size. None until it is asked for."""
     opened: Opened | None = None
     voids: int = 0
     """How many chunks in a row fitted nowhere."""
@@ -81,17 +85,17 @@ class LoadingTable:
     said: str | None = None
     """Why it is not being read."""
     writers: tuple[str, set[str]] | None = None
-    """While it is to be opened: the digest of its shape, and transactions that were changing it and have not ended."""
+    """While it is to be opened: the digest of its shape, and the unfinished transactions that were changing it."""
 
     @property
     def name(self) -> tuple[str, str]:
-        """Schema and table."""
+        """Return schema and table."""
         return self.relation.namespace, self.relation.name
 
 
 @dataclass(frozen=True, slots=True)
 class LoadingSession:
-    """What one session loads from and into."""
+    """The objects that the loads of one session work with."""
 
     source: Source
     reader: Reader
@@ -104,7 +108,7 @@ class LoadingSession:
 
 
 class TableReading:
-    """How the tables of one session are read."""
+    """Reads the tables of one session."""
 
     def __init__(
         self,
@@ -115,7 +119,7 @@ class TableReading:
         on_end: Callable[[Opened], None],
         on_progress: Callable[[], None],
     ) -> None:
-        """``tables``, by oid: those that are being loaded. ``on_end`` is told of a load that has come to its end."""
+        """``tables`` has the tables that are being loaded, by oid. ``on_end`` is called when a load has ended."""
         self._source = session.source
         self._reader = session.reader
         self._encoders = session.encoders
@@ -132,23 +136,25 @@ class TableReading:
         self._pace = Pace(session.options.max_rows_per_s)
 
     def wait_s(self, now: float) -> float:
-        """Return how long to wait with the next chunk."""
+        """Return how long to wait before the next chunk."""
         return self._pace.wait_s(now)
 
     async def read(self, table: LoadingTable, opened: Opened) -> None:
-        """Read the next rows, or all of a table without key; TableUnreadable."""
+        """Read the next rows, or all rows of a table without key. May raise TableUnreadable."""
         if opened.shape.key:
             await self._read_chunk(table, opened)
         else:
             await self._read_whole(table, opened)
 
     async def open(self, table: LoadingTable) -> Opened | None:
-        """Find out how the table is read, and wait for those who are changing it; None if it cannot be loaded.
+        """Find out how to read the table, and wait for transactions that are changing it.
 
-        Whoever has changed it already and has not ended may be neither in the snapshot nor in the stream: the table may
-        have been published, or this session begun, after he wrote.
+        Return None if it cannot be loaded.
+
+        An unfinished transaction that has already changed the table may be missing from the snapshot and from the
+        stream. That is because the table may have been published, or this session may have begun, after that change.
         """
-        # The layout is no newer than what is read, so that no change remains unnoticed.
+        # The layout is read first, so it is no newer than the rows. Otherwise an alteration could remain unnoticed.
         layout = (await self._source.layouts([table.relation.oid])).get(table.relation.oid)
         shape = await self._reader.shape(table.relation)
         if shape is None or layout is None:
@@ -159,7 +165,7 @@ class TableReading:
             await self._check_size(shape)
         shape = replace(shape, where=self._requests.where(table.name) or ("" if policy is None else policy.where))
         load = self._begun.of(shape.relation.oid)
-        # Without a key, nobody knows which rows were read.
+        # Without a key, nobody knows which rows have been read.
         if load is not None and not (shape.key and load.shape == shape.read_digest):
             self._begun.drop(load.oid)
             load = None
@@ -170,7 +176,7 @@ class TableReading:
                 rows = await self._encoders.of_loaded(shape.relation)
             except (TableRefused, PoisonError) as error:
                 table.said = str(error)
-                log.error(  # noqa: TRY400 - it is no defect
+                log.error(  # noqa: TRY400 - this is no defect, so the log needs no traceback
                     "a table cannot be loaded", table=str(shape.relation), reason=table.said
                 )
                 self._requests.end(table.name, "ended", table.said)
@@ -181,19 +187,21 @@ class TableReading:
         return Opened(shape, rows, is_whole and policy is not None and policy.truncate, layout)
 
     async def _check_size(self, shape: Shape) -> None:
-        """Raise if the table is too large to be read in one piece, while all changes wait."""
+        """Raise TableUnreadable if the table is too large to be read in one piece while all changes wait."""
         size, limit = await self._reader.size(shape), self._options.without_key_max
         if size > limit:
             raise TableUnreadable(
                 f"Table {shape.relation} is left out: it takes {size:,} bytes, and without a key it would be read in "
-                f"one piece while all changes wait. Give it a primary key, or another unique index over published "
+                "one piece while all changes wait. Give it a primary key, or another unique index over published "
                 f"columns that are NOT NULL; or raise snapshot.without_key_max, which is {limit:,}."
             )
 
     async def _wait_for_writers(self, table: LoadingTable, shape: Shape) -> None:
-        """Wait for those who are changing the table; TableUnreadable if it takes long, so that others have their turn.
+        """Wait for the transactions that are changing the table.
 
-        Whoever begins later writes what the stream has, so that is not begun anew each time, unless the table changes.
+        Raise TableUnreadable if this takes long, so that other tables have their turn. The next try goes on with the
+        same transactions, unless the table has changed. Later transactions need no wait, because the stream has their
+        changes.
         """
         if table.writers is None or table.writers[0] != shape.digest:
             table.writers = shape.digest, set(await self._reader.writers(shape))
@@ -226,7 +234,7 @@ class TableReading:
         self._note_fit(table, fits=lsn is not None)
 
     async def _read_whole(self, table: LoadingTable, opened: Opened) -> None:
-        """Read all rows at one snapshot, in portions, while everything that it does not see waits."""
+        """Read all rows at one snapshot, in portions. Everything that the snapshot does not see waits meanwhile."""
         self._begun.drop(opened.oid)
         options, limit = self._options, 1
         async with self._round(opened.shape) as timestamp:
@@ -244,7 +252,7 @@ class TableReading:
 
     @asynccontextmanager
     async def _round(self, shape: Shape) -> AsyncIterator[int]:
-        """Lock the table and take a snapshot; until the end, what it does not see waits. Return the snapshot's time."""
+        """Lock the table and take a snapshot. What it does not see waits for the end of this block. Yield its time."""
         began = time.monotonic()
         try:
             await self._reader.begin(shape)
@@ -275,9 +283,9 @@ class TableReading:
         timestamp: int,
         moved: Sequence[tuple[str, ...]] = (),
     ) -> None:
-        """Put the chunk into the open cut; ``load``: as it was when the chunk was read."""
+        """Put the chunk into the open cut. ``load`` is as it was when the chunk was read."""
         async with self._seams.pause():
-            # Meanwhile the load may have been cancelled, or so many rows may have moved that it begins again.
+            # Meanwhile, the load may have been cancelled. Or it begins again, because too many rows have moved.
             if self._is_current(opened) and (load is None) == (self._begun.of(opened.oid) is None):
                 self._seams.progress.on_received(lsn)
                 await self._inserter.insert(opened, chunk, lsn, timestamp, moved)
@@ -286,7 +294,10 @@ class TableReading:
         self._on_progress()
 
     def _is_current(self, opened: Opened) -> bool:
-        """Return whether the table is still being loaded, and not once more since a command has cancelled that."""
+        """Return whether this load of the table is still going on.
+
+        A cancelled load may have been started again since.
+        """
         table = self._tables.get(opened.oid)
         return table is not None and table.opened is opened
 
@@ -299,7 +310,7 @@ class TableReading:
     async def _rows(
         self, table: LoadingTable, shape: Shape, load: Load | None, moved: Sequence[tuple[str, ...]]
     ) -> Chunk:
-        """Read the next rows of the table; once all have been read, those that have ``moved``."""
+        """Read the next rows of the table. If all rows have been read, read those that have ``moved``."""
         options = self._options
         if load is not None and load.is_read:
             return await self._reader.rows_of(shape, moved)

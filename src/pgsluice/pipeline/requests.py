@@ -1,4 +1,4 @@
-"""What commands have left behind in this session: the tables that they ask for, and whether loads are paused."""
+"""The state that commands have left behind in this session: the tables to load, and whether loads are paused."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,10 +9,10 @@ from pgsluice.pipeline.outbox import Outbox
 
 
 class Requests:
-    """The requests of one session. Whatever changes them takes place in a pause of the session's work."""
+    """The requests of one session. Change them only in a pause of the session's work."""
 
     def __init__(self, outbox: Outbox, begun: Begun, state: CommandState, wake: Callable[[], None]) -> None:
-        """``wake``: have the session look whether its cut is due."""
+        """``wake`` makes the session check whether its cut is due."""
         self.state = state
         self._outbox = outbox
         self._begun = begun
@@ -23,24 +23,24 @@ class Requests:
         return self.state.of(name)
 
     def where(self, name: tuple[str, str]) -> str:
-        """Return which of the table's rows are asked for; empty: all."""
+        """Return the condition on the rows that are asked for. It is empty for all rows."""
         request = self.state.of(name)
         return "" if request is None else request.where
 
     def become(self, state: CommandState, answers: Sequence[Answer] = (), loaded: Sequence[Loaded] = ()) -> None:
-        """Let commands have left this behind, from the open cut on."""
+        """Let the open cut record ``state``, which commands have left behind, with the ``answers`` to them."""
         self.state = state
         self._outbox.note_commands(state, answers, self._begun.all(), loaded)
         self._wake()
 
     def note(self, name: tuple[str, str], detail: str) -> None:
-        """Tell whoever has asked for the table why it waits."""
+        """Answer to the command that asked for the table why the table waits."""
         request = self.state.of(name)
         if request is not None:
             self.become(self.state, [request.answer("waiting", detail)])
 
     def end(self, name: tuple[str, str], outcome: Outcome, detail: str = "", rows: int = 0) -> None:
-        """Tell whoever has asked for the table what has become of it: the request ends."""
+        """Answer what has become of the table, and end the request for it."""
         request = self.state.of(name)
         if request is not None:
             self.become(self.state.without(name), [request.answer(outcome, detail, rows)])

@@ -1,7 +1,8 @@
-"""Rounds: takes a database snapshot between two transactions, and waits until the stream has come to it.
+"""Rounds: each takes a database snapshot between two transactions, and waits until the stream has come to it.
 
-From the snapshot on, :class:`pgsluice.round.Round` decides which transactions go on; the others wait for the end of the
-round. What was read at the snapshot can join the open cut once the stream has passed all that the snapshot sees.
+From the snapshot on, :class:`pgsluice.round.Round` decides which transactions go on. The others wait for the end of the
+round. The rows that were read at the snapshot can join the open cut when the stream has passed everything that the
+snapshot sees.
 """
 
 import asyncio
@@ -21,8 +22,8 @@ from pgsluice.transaction import Transaction
 from pgsluice.transactions import Transactions
 
 SEEN_S: Final = 0.1
-"""How long the stream waits for transactions that were sent before they became visible: with synchronous replication
-they do so once a standby has answered."""
+"""How long the stream waits for transactions that were sent before they became visible. With synchronous replication,
+they become visible when a standby has answered."""
 
 SEEN_AGAIN_S: Final = 0.002
 
@@ -30,26 +31,27 @@ TAKE_S: Final = 2.0
 """How long the stream waits for a server that does not answer."""
 
 PAUSE_S: Final = 5.0
-"""How long the table stays locked until no transaction is half done."""
+"""How long a table stays locked while we wait for the end of the transaction that is being received."""
 
 ASK_S: Final = 0.02
 """How often the server is asked how far the stream has come, until its answer ends the wait."""
 
 FLUSH_S: Final = 0.05
-"""When something is written to move the stream: what a transaction in progress has written may stay unflushed."""
+"""When we write something to move the stream, because WAL of a transaction in progress may stay unflushed."""
 
 FLUSH_AGAIN_S: Final = 1.0
 
 ROUND_S: Final = 20.0
-"""How long a round may wait while the stream comes no nearer. It comes no further than to what waits for the round."""
+"""How long a round may wait while the stream comes no nearer. The stream stops at transactions that wait for the
+round."""
 
 
 @dataclass(slots=True)
 class Seams:
-    """What loading needs of the session.
+    """What the loader needs of the session.
 
-    ``pause``: hold up the session's work while no transaction is half done. ``go_on``: take what was held, in a pause.
-    ``wake``: have the session look whether its cut is due.
+    ``pause`` suspends the session's work at a moment at which no transaction is received in part. ``go_on`` processes
+    the transactions that were held, in a pause. ``wake`` makes the session check whether its cut is due.
     """
 
     transactions: Transactions
@@ -64,7 +66,7 @@ class Rounds:
     """The rounds of one session, one after the other."""
 
     def __init__(self, reader: Reader, stream: Stream, seams: Seams, count_held: Callable[[float], None]) -> None:
-        """``count_held`` is told for how many seconds changes have waited for rows to be read."""
+        """``count_held`` is called with the seconds for which changes have waited until rows were read."""
         self._reader = reader
         self._stream = stream
         self._seams = seams
@@ -74,38 +76,40 @@ class Rounds:
         self.held_s = 0.0
         """How long a transaction has waited for the end of the last round."""
         self._decided = asyncio.Event()
-        """Set when it is certain where the rows belong, or that no position fits them."""
+        """Set as soon as it is certain where the rows belong, or that no position fits them."""
         self._round: Round | None = None
         self._is_watching = False
         self._unseen: set[int] = set()
-        """Transactions that went on while it was so and may not be visible to others yet."""
+        """Transactions that went on while we were watching, and that other sessions of PostgreSQL may not see yet."""
 
     def watch(self, *, on: bool) -> None:
-        """Note which transactions go on, or nothing while no table is to be loaded.
+        """Begin or end noting which transactions go on. Without tables to load, none are noted.
 
-        That misses none which matters: before the next table is read, those who are changing it are waited for.
+        This misses no transaction that matters, because the loader waits for all transactions that are changing a table
+        before it reads the table.
         """
         self._is_watching = on
         if not on:
             self._unseen.clear()
 
     def on_commit(self, transaction: Transaction) -> None:
-        """Take notice that ``transaction`` goes on: no snapshot that does not see it is of use.
+        """Note that ``transaction`` goes on. Every later snapshot has to see it.
 
-        What the snapshot of the round sees, a later one does as well; while the stream is behind, that is all of it.
+        A later snapshot sees everything that the snapshot of the round sees. While the stream is behind that snapshot,
+        these are all transactions, so none has to be noted.
         """
         if self._is_watching and not (self._round is not None and self._round.sees(transaction)):
             self._unseen.add(transaction.xid)
         self._note()
 
     def on_held(self) -> None:
-        """Take notice that a transaction waits for the end of the round."""
+        """Note that a transaction waits for the end of the round."""
         if self._held_at is None:
             self._held_at = time.monotonic()
         self._note()
 
     def on_position(self, lsn: int) -> None:
-        """Take notice that, between two transactions, the server says that it has come to ``lsn``."""
+        """Note that the server reports position ``lsn`` between two transactions."""
         if self._round is not None:
             self._round.reach(lsn)
             self._note()
@@ -115,13 +119,13 @@ class Rounds:
             self._decided.set()
 
     async def prune(self) -> None:
-        """Forget the transactions that are visible by now."""
+        """Drop the transactions that have become visible."""
         if self._unseen:
             snapshot = await self._reader.look()
             self._unseen = {xid for xid in self._unseen if not snapshot.is_visible(xid)}
 
     async def take(self) -> Taken:
-        """Take the snapshot between two transactions; from now on the round decides which go on."""
+        """Take the snapshot between two transactions. From now on, the round decides which transactions go on."""
         seams = self._seams
         async with AsyncExitStack() as stack:
             try:
@@ -147,7 +151,7 @@ class Rounds:
         self._count_held(time.monotonic() - since)
 
     async def _see_all(self) -> None:
-        """Wait until everything that went on is visible to others."""
+        """Wait until all transactions that went on are visible to others."""
         give_up_at = time.monotonic() + SEEN_S
         await self.prune()
         while self._unseen:
@@ -157,10 +161,11 @@ class Rounds:
             await self.prune()
 
     async def wait_complete(self, *, is_locked: bool = False) -> int | None:
-        """Wait until the stream has come to where the rows belong, and see to it that it does.
+        """Wait until the stream has come to the position where the rows belong, and return that position.
 
-        Return that position. None: no position fits them, because a transaction that the snapshot sees came behind one
-        that it does not see. ``is_locked``: the table is, so that is not waited for however far the stream is behind.
+        Write something if the stream does not move by itself. Return None if no position fits the rows, because a
+        transaction that the snapshot sees came after one that it does not see. If the table ``is_locked``, wait only
+        ROUND_S in all, however far the stream is behind.
         """
         progress, received = self._seams.progress, -1
         since = time.monotonic()
@@ -182,7 +187,7 @@ class Rounds:
         return None if self._current.is_void else self._current.lsn
 
     async def end(self) -> None:
-        """Let go on what has waited; in a pause."""
+        """Let the transactions that have waited go on. Call it in a pause."""
         seams = self._seams
         self._round = seams.transactions.gate = None
         beyond = seams.progress.let_go()

@@ -1,7 +1,7 @@
 """One session: from START_REPLICATION to the end of the connection, or of the producer.
 
-Everything here dies with the session: decoder, relation cache, encoders, records not yet delivered. What
-survives stands in Kafka, and the next session reads it from there.
+Everything here ends with the session: decoder, relations, encoders, and records that are not delivered. Only what is in
+Kafka survives, and the next session reads it from there.
 """
 
 import asyncio
@@ -53,23 +53,23 @@ from pgsluice.transaction import (
 from pgsluice.transactions import Transactions
 
 FULL_BATCH = 256
-"""A read that gives fewer frames has emptied the socket: the stream is idle, and a cut need not wait."""
+"""If a read returns fewer frames, it has emptied the socket. The stream is idle then, so a cut need not wait."""
 
 FULL_BATCH_BYTES = 512 * 1024
-"""The same for large rows: a read ends at 1 MiB, too."""
+"""The same for large rows, because a read also ends at 1 MiB."""
 
 TURN = 1000
-"""Changes after which everybody else on the event loop has a turn: a commit that has waited may bring millions."""
+"""After this many changes, other tasks on the event loop have a turn. A late commit may bring millions of changes."""
 
 PAUSE_AGAIN_S = 0.005
-"""How often whoever needs a pause looks for the end of the transaction that is being received."""
+"""How often a task that needs a pause checks whether the current transaction has been received completely."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
-    """``commit_timestamps``: records carry the commit time instead of the time of producing.
+    """The options of a session. ``loading`` says how tables are loaded. None means that they are not loaded.
 
-    ``loading``: how tables are loaded; None: not at all.
+    With ``commit_timestamps``, records carry the time of the commit instead of the time of producing.
     """
 
     limits: Limits
@@ -79,7 +79,7 @@ class SessionOptions:
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """What a session stands between."""
+    """The ends between which a session works."""
 
     source: Source
     stream: Stream
@@ -90,7 +90,7 @@ class Ends:
 
 
 class Session:
-    """Changes out of the stream, through the encoders, into the sink, until one ends or stop is asked for."""
+    """Carries changes from the stream through the encoders into the sink, until an error or a stop."""
 
     def __init__(  # noqa: PLR0913 - the ends, and what is known of former sessions
         self,
@@ -103,9 +103,9 @@ class Session:
         found: Checkpoint | None = None,
         loaded: Mapping[tuple[str, str], Loaded] | None = None,
     ) -> None:
-        """Go on from ``checkpoint``; ``found``: the last one that stands in Kafka, if that is another.
+        """Go on from ``checkpoint``. ``found`` is the last checkpoint in Kafka, if that is a different one.
 
-        ``loaded``: the tables that need not be loaded any more.
+        ``loaded`` are the tables that need not be loaded any more.
         """
         self.progress = progress
         self._stream = ends.stream
@@ -124,10 +124,10 @@ class Session:
         self._idle = True
         self._shutdown = ShutdownWatch()
         self._changes = 0
-        """Those that came in no run."""
+        """How many changes came outside of runs."""
         self._stop = asyncio.Event()
         self._turn = asyncio.Lock()
-        """Held by whoever works on what was received."""
+        """Held by the task that works on what was received."""
         self._nudge = asyncio.Event()
         self._loader: Loader | None = None
         self._commands: Commands | None = None
@@ -151,30 +151,31 @@ class Session:
 
     @property
     def load_report(self) -> LoadReport | None:
-        """How far loads have come; None where that is not known yet, and where tables are not loaded."""
+        """Return how far loads have come. None means that this is not known yet, or that tables are not loaded."""
         return None if self._loader is None else self._loader.report
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """The last checkpoint committed."""
+        """Return the last checkpoint that was committed."""
         return self._outbox.checkpoint
 
     @property
     def own_transaction(self) -> Transaction | None:
-        """The transaction that is being written in a Kafka transaction of its own."""
+        """Return the transaction that is being written in a Kafka transaction of its own."""
         return self._outbox.own_transaction
 
     @property
     def own_written(self) -> tuple[int, float]:
-        """Bytes of it that are written, and in how many seconds."""
+        """Return how many bytes of that transaction are written, and in how many seconds."""
         return self._outbox.own_written
 
     def may_have_written(self, checkpoint: Checkpoint | None) -> bool:
-        """Return whether ``checkpoint``, read just now, leaves open that nobody but this session has written.
+        """Return whether ``checkpoint``, which was read just now, can be the work of this session.
 
-        That is so if the session found it, resumed from it, committed it, or tried to. It may be a refusal by now,
-        recorded by a process that had the slot while it was starting. A checkpoint that is older than our own last one,
-        or none at all, tells nothing: the broker that showed it has an outdated view.
+        That is so if the session found it, resumed from it, committed it, or tried to commit it. It may be marked as
+        refused by now, because a process that had the slot while it was starting has recorded a refusal. If there is no
+        checkpoint, or an older one than our own last one, the broker that answered is outdated, so this says nothing
+        about others.
         """
         own = self._outbox.checkpoint
         if checkpoint is None or checkpoint.cut < own.cut:
@@ -183,11 +184,14 @@ class Session:
 
     @property
     def has_delivered(self) -> bool:
-        """Whether a cut was committed in this session."""
+        """Return whether a cut was committed in this session."""
         return self.checkpoint is not self._resumed_from
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run until ``stop`` is set, then deliver what is complete; raises whatever ends the session before."""
+        """Run until ``stop`` is set, then deliver what is complete.
+
+        Raise the error that ends the session before that.
+        """
         self._stop = stop
         tasks = [
             asyncio.create_task(self._work(), name="work"),
@@ -205,9 +209,9 @@ class Session:
             await cancel(*tasks)
 
     async def _wait_lost(self) -> None:
-        """Raise what ended the stream, also while nobody reads it; a StopError is left to the reader.
+        """Raise the error that ended the stream, even if nobody reads the stream, unless it is a StopError.
 
-        It stands behind what came before it, which is to be delivered first.
+        The reader raises a StopError itself, after it has delivered everything that came before that error.
         """
         try:
             await self._stream.wait_ended()
@@ -242,14 +246,14 @@ class Session:
                 await self._outbox.drain()
             self._report()
         except Diverged:
-            await self._outbox.settle()  # so that the checkpoint is the last one when the refusal is recorded
+            await self._outbox.settle()  # its checkpoint has to be the last one before the refusal is recorded
             raise
         finally:
             await cancel(reading, stopping, nudged, self._outbox.committing)
 
     @contextlib.asynccontextmanager
     async def _paused(self) -> AsyncIterator[None]:
-        """Hold up the work while no transaction is half done."""
+        """Suspend the session's work for this block, at a moment at which no transaction is received in part."""
         while True:
             async with self._turn:
                 if self._transactions.passing is None:
@@ -261,9 +265,9 @@ class Session:
         await self._take_events(self._transactions.release())
 
     async def _received(self, reading: "asyncio.Task[list[XLogData | Keepalive]]") -> list[XLogData | Keepalive]:
-        """Return what was read. Before a StopError is raised, what was received before it is delivered.
+        """Return what was read. Deliver everything that came before a StopError, and then raise the error.
 
-        The way past such an error (a new slot, one that is advanced) leaves behind what is not in Kafka by then.
+        The ways to get past such an error, a new slot or an advanced one, skip what is not in Kafka by then.
         """
         try:
             return reading.result()
@@ -277,7 +281,7 @@ class Session:
         return min(self._outbox.seconds_until_due(), shutdown.LOOK_S if self._shutdown.suspected else watch.WATCH_S)
 
     async def _take(self, frames: list[XLogData | Keepalive]) -> None:
-        """Carry a batch of frames through to the outbox."""
+        """Process a batch of frames, so that their records are in the outbox."""
         transactions, pending = self._transactions, self._outbox.pending
         relations, ready, stop = transactions.relations.by_oid, self._encoders.ready, self._stop
         at = 0
@@ -294,7 +298,7 @@ class Session:
                     await self._take_events(transactions.receive(frame[MESSAGE_AT:]))
                 at += 1
             if stop.is_set() and self.own_transaction is not None:
-                return  # in the middle of a large transaction, which is aborted
+                return  # in the middle of a large transaction, which will be aborted
         size = sum(len(frame) - MESSAGE_AT for frame in frames if isinstance(frame, bytes))
         self._idle = len(frames) < FULL_BATCH and size < FULL_BATCH_BYTES
         self._metrics.received_bytes.inc(size)
@@ -304,12 +308,12 @@ class Session:
             self._vitals.beat()
 
     async def _take_events(self, events: Iterable[Event]) -> None:
-        """Take what followed from a message that is no row of a run."""
+        """Process the events of a message that did not come in a run."""
         for event in events:
             if isinstance(event, Change):
                 rows = self._encoders.known(event.relation)
                 if rows is None:
-                    with self._vitals.waiting():  # for a topic, and for schemas
+                    with self._vitals.waiting():  # for a topic and for schemas
                         rows = await self._encoders.of(event.relation)
                 stamp = self._stamp_of(event.transaction)
                 rows.add(event.message, stamp, self._outbox.pending, is_streamed=event.is_streamed)
@@ -326,10 +330,10 @@ class Session:
             else:
                 await self._take_other(event)
             if self._stop.is_set() and self.own_transaction is not None:
-                return  # in the middle of a large transaction, which is aborted
+                return  # in the middle of a large transaction, which will be aborted
 
     def _judge(self, change: Change | Emitted) -> None:
-        """Raise Diverged if the change would be delivered: there was none when this part of the WAL was followed."""
+        """Raise Diverged if the change would be delivered, because it was not in this part of the WAL before."""
         if _is_ours(change):
             return
         if isinstance(change, Emitted) or self._encoders.delivers(change):
@@ -345,7 +349,7 @@ class Session:
         await self._outbox.commit(transaction, end_lsn)
 
     async def _take_other(self, event: Event) -> None:
-        """Take what is neither a change nor a commit."""
+        """Process an event that is neither a change nor a commit."""
         match event:
             case Held(transaction):
                 self._hold_back(transaction)
@@ -373,7 +377,7 @@ class Session:
                 await self._spool.load()
 
     def _hold_back(self, transaction: Transaction) -> None:
-        assert self._loader is not None, "transactions wait for rows that it reads"
+        assert self._loader is not None, "transactions wait only while it reads rows"
         self.progress.hold_back(transaction.commit_lsn)
         self._loader.on_held()
 
@@ -382,7 +386,7 @@ class Session:
         self.progress.release(transaction.xid, end_lsn)
 
     async def _take_message(self, transaction: Transaction | None, message: messages.LogicalMessage) -> None:
-        with self._vitals.waiting():  # for a topic, and for schemas
+        with self._vitals.waiting():  # for a topic and for schemas
             encoder = await self._encoders.of_messages()
         if transaction is None:
             self._outbox.pending.add(encoder.encode_standalone(message, self._resumed_from.epoch))
@@ -441,5 +445,5 @@ class Session:
 
 
 def _is_ours(change: Change | Emitted) -> bool:
-    """Return whether it is a message that was written to move the stream."""
+    """Return whether this is a message that pgsluice itself has written in order to move the stream."""
     return isinstance(change, Emitted) and change.message.prefix == FLUSH_PREFIX

@@ -1,4 +1,4 @@
-"""What a session tells of itself: its positions, what waits and how long, and why nothing moves.
+"""The status of a session: its positions, what waits and how long, and why nothing moves.
 
 ``tests/unit/pipeline/test_session.py`` covers it, with whole sessions.
 """
@@ -15,8 +15,8 @@ from pgsluice.transaction import Prepared
 from pgsluice.transactions import Transactions
 
 STALL_S: Final = 10.0
-"""A cut takes milliseconds; after this long Kafka is away, or too slow to be called ready. The same holds for work that
-gives no sign of life."""
+"""A cut takes milliseconds. After this time, Kafka is away, or too slow for us to be ready. The same holds for work
+without signs of life."""
 
 _MICROSECONDS: Final = 1_000_000
 _POSTGRES_EPOCH_S: Final = 946_684_800
@@ -34,11 +34,11 @@ class SessionStatus:
         spool: Spool,
         vitals: Vitals,
     ) -> None:
-        """``checkpoint``: the one that the session resumed from."""
+        """``checkpoint`` is the one that the session resumed from."""
         self.server_lsn = checkpoint.end_lsn
-        """How far the server's WAL goes, as far as is known."""
+        """How far the server's WAL goes, as far as we know."""
         self.heard_at: float | None = None
-        """When the server last told how far its WAL goes, by the monotonic clock."""
+        """When the server last reported how far its WAL goes, by the monotonic clock."""
         self._resumed_from = checkpoint
         self._progress = progress
         self._transactions = transactions
@@ -47,17 +47,17 @@ class SessionStatus:
         self._vitals = vitals
 
     def hear_of(self, *positions: int) -> None:
-        """Take notice that the server's WAL goes as far as these positions."""
+        """Note that the server's WAL goes as far as these positions."""
         self.server_lsn, self.heard_at = max(self.server_lsn, *positions), time.monotonic()
 
     @property
     def is_stalled(self) -> bool:
-        """Whether Kafka has not finished for long what it was last given."""
+        """Return whether Kafka has been busy with the last call for a long time."""
         return self._outbox.busy_s > STALL_S
 
     @property
     def stall(self) -> str | None:
-        """Why nothing moves, if that has been so for long."""
+        """Return why nothing moves, if this has lasted for a long time."""
         if self.is_stalled:
             return "Kafka does not take what it is given"
         if self._vitals.silent_s <= STALL_S:
@@ -73,44 +73,44 @@ class SessionStatus:
 
     @property
     def oldest_prepared(self) -> Prepared | None:
-        """The one that has waited longest, of those with changes."""
+        """Return the prepared transaction with changes that has waited longest."""
         return next((one for one in self.prepared if one.has_rows), None)
 
     @property
     def waiting_transactions(self) -> int:
-        """How many streamed and prepared transactions wait for their commit."""
+        """Return how many streamed and prepared transactions wait for their commit."""
         return self._transactions.waiting
 
     @property
     def waiting_bytes(self) -> tuple[int, int]:
-        """What their rows take in memory, and on disk."""
+        """Return how many bytes their rows take in memory and on disk."""
         return self._spool.memory, self._spool.spilled
 
     @property
     def buffered_bytes(self) -> int:
-        """Encoded bytes that are not yet durable."""
+        """Return how many encoded bytes are not durable yet."""
         return self._outbox.size
 
     @property
     def confirmed_lsn(self) -> int:
-        """What is confirmed, or was before the session began."""
+        """Return the position that is confirmed, or was confirmed before the session began."""
         return max(self._progress.confirmable, self._resumed_from.end_lsn)
 
     @property
     def caught_up_lsn(self) -> int:
-        """The position before which everything is delivered, or is nothing to deliver."""
+        """Return the position before which everything is delivered, or did not have to be delivered."""
         delivered = self._progress.delivered
         return max(self._progress.received, delivered) if self._outbox.is_empty else delivered
 
     def oldest_commit_age_s(self) -> float:
-        """Return the age of the oldest commit that was received and is not yet durable, else 0."""
+        """Return the age of the oldest commit that was received and is not durable yet, or 0."""
         oldest = self._outbox.own_transaction or self._outbox.oldest
         if oldest is None:
             return 0.0
         return age_s(oldest.commit_ts)
 
     def positions(self) -> dict[str, int]:
-        """Return the positions by the names they have in the metrics."""
+        """Return the positions, by their names in the metrics."""
         return {
             "server": self.server_lsn,
             "received": self._progress.received,
@@ -120,5 +120,5 @@ class SessionStatus:
 
 
 def age_s(timestamp: int) -> float:
-    """Return how long ago a time of PostgreSQL's was, by our clock, in seconds."""
+    """Return how many seconds ago, by our clock, a timestamp of PostgreSQL was."""
     return max(0.0, time.time() - _POSTGRES_EPOCH_S - timestamp / _MICROSECONDS)

@@ -1,4 +1,4 @@
-"""Recognises a server that shuts down, by what its walsender asks for.
+"""Recognises a server that shuts down, by the requests for replies that its walsender sends.
 
 https://www.postgresql.org/docs/current/protocol-replication.html
 """
@@ -7,30 +7,31 @@ import time
 from typing import Final
 
 SIGN_S: Final = 1.0
-"""A server that shuts down asks for a reply as soon as it has one, so our answers set the pace: five a second (the
-stream's MIN_STATUS_GAP_S), fewer where the machine is busy. At other times, it asks when it has heard nothing for half
-of wal_sender_timeout, and it is told something three times as often."""
+"""How quickly requests for replies follow one another when the server shuts down. It asks again as soon as it has our
+reply, so our replies set the pace: five a second (the stream's MIN_STATUS_GAP_S), or fewer on a busy machine. At other
+times, the server asks only after it has heard nothing for half of wal_sender_timeout, and we write to it three times as
+often."""
 
 PATIENCE_S: Final = 1.0
-"""How long we have to write a checkpoint of the server's last position. Then the server is let go without one, because
-it would wait for us for ever."""
+"""How long we have to write a checkpoint of the server's last position. After that we let the server go without one,
+because otherwise it would wait for us without limit."""
 
 LOOK_S: Final = 0.1
-"""How often to look meanwhile whether it is over."""
+"""How often to check during that time whether the checkpoint is written."""
 
 
 class ShutdownWatch:
-    """Recognises a server that shuts down: it asks for a reply again and again, at the same position."""
+    """Recognises a server that shuts down, because it asks for replies again and again at the same position."""
 
     def __init__(self) -> None:
         self.wal_end = 0
-        """The position at which the server has asked last."""
+        """The server's position at its last request for a reply."""
         self.suspected = False
         self._asked_at = float("-inf")
         self._since = 0.0
 
     def asked(self, wal_end: int) -> None:
-        """Take notice that the server, which has sent everything before ``wal_end``, has asked for a reply."""
+        """Note that the server, which has sent everything before ``wal_end``, has asked for a reply."""
         now = time.monotonic()
         if wal_end == self.wal_end and now - self._asked_at < SIGN_S and not self.suspected:
             self.suspected = True
@@ -40,5 +41,5 @@ class ShutdownWatch:
 
     @property
     def overdue(self) -> bool:
-        """Whether the server has waited for long enough."""
+        """Return whether the server has waited long enough."""
         return self.suspected and time.monotonic() - self._since > PATIENCE_S

@@ -1,7 +1,8 @@
-"""What comes before a session streams: owning the slot and the topics, and finding where to go on.
+"""What comes before a session streams: it takes the slot and the topics, and finds out where to go on.
 
-PostgreSQL decides who runs, so replication is started first. Then others are kept from writing to the topics, and only
-then is it read where to go on. The decision is a pure function, :func:`pgsluice.history.resume`.
+PostgreSQL decides which process runs, so replication starts first. Then other processes are kept from writing to the
+topics. Only then does this process read where to go on, because nobody can change it any more. The decision itself is a
+pure function, :func:`pgsluice.history.resume`.
 """
 
 import asyncio
@@ -36,17 +37,18 @@ from pgsluice.pipeline.vitals import Vitals
 log = structlog.get_logger(__name__)
 
 _VALUE: Final = "-value"
-"""What a topic's subject for values ends with."""
+"""The end of a subject that has the values of a topic."""
 
 _DATA: Final = ("Envelope", "Message")
-"""What the values in data topics are called in their schemas."""
+"""The names of the records in data topics."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where a session begins. ``found``: the last checkpoint in Kafka; ``slot_lsn``: where the slot stands.
+    """Where a session begins.
 
-    ``loaded``: the tables that need not be loaded any more.
+    ``found`` is the last checkpoint in Kafka, and ``slot_lsn`` is the slot's position. ``loaded`` are the tables that
+    need not be loaded any more.
     """
 
     found: Checkpoint | None
@@ -56,7 +58,7 @@ class Start:
 
 
 class Startup:
-    """The start of one session after the other."""
+    """Starts one session after the other."""
 
     def __init__(
         self,
@@ -65,7 +67,7 @@ class Startup:
         vitals: Vitals,
         open_dead_letters: Callable[[], Awaitable[None]],
     ) -> None:
-        """``open_dead_letters``: once schemas can have ids, and nobody else writes to the topics."""
+        """``open_dead_letters`` is called when schemas can have ids, and nobody else writes to the topics."""
         self._options = options
         self._registry = registry
         self._vitals = vitals
@@ -73,9 +75,9 @@ class Startup:
         self._adopt = False
 
     async def start(self, source: Source, sink: Sink, *, adopt: bool) -> tuple[Stream, Start]:
-        """Own the slot, then the topics, and find where to go on; ``adopt``: at the slot's own position."""
+        """Take the slot, then the topics, and find out where to go on. ``adopt`` means at the slot's own position."""
         self._adopt = adopt
-        await source.slot_position()  # a standby goes no further
+        await source.slot_position()  # a standby stops here
         await self._vitals.wait(sink.prepare())
         server = await source.identify()
         switches = await source.timeline_history(server.timeline) if server.timeline > 1 else ()
@@ -83,16 +85,16 @@ class Startup:
             await self._vitals.wait(self._create_slot(source, sink, server))
         self._vitals.beat()
         stream = await source.start()
-        # What is asked of PostgreSQL in between has time-outs of its own.
+        # The requests to PostgreSQL in between have time-outs of their own.
         finding = self._vitals.wait(self._find_start(source, sink, server, switches))
         return stream, await while_served(source, stream, finding)
 
     async def _find_start(
         self, source: Source, sink: Sink, server: ServerIdentity, switches: Sequence[TimelineSwitch]
     ) -> Start:
-        """Return where the session begins, once nobody else can write to the topics."""
+        """Keep all others from writing to the topics, and return where the session begins."""
         await sink.fence()
-        # Asked for only now: another owner may have worked until a moment ago.
+        # Read the schemas only now, because another owner may have registered some until a moment ago.
         await self._registry.start()
         await self._open_dead_letters()
         facts = await self._gather(source, sink, server, switches)
@@ -123,7 +125,7 @@ class Startup:
     async def _gather(
         self, source: Source, sink: Sink, server: ServerIdentity, switches: Sequence[TimelineSwitch]
     ) -> Facts:
-        """Return what there is to decide by."""
+        """Return the facts that the decision needs."""
         checkpoints = await sink.checkpoints()
         slot_lsn = await source.slot_position()
         if slot_lsn is None:
@@ -132,7 +134,7 @@ class Startup:
         server = replace(server, xlogpos=await source.flushed_lsn())
         recorded = await sink.recorded()
         facts = Facts(checkpoints, recorded, slot_lsn, server, switches, is_standby)
-        # What does not fit may be the work of another owner, who has just fenced us.
+        # If the facts contradict each other, this may be the work of another owner, who has just fenced us.
         fits = not (is_outrun(facts.checkpoint, recorded) or is_contradicted(facts.checkpoint, recorded))
         if not fits and last_checkpoint(await sink.checkpoints()) != facts.checkpoint:
             raise Fenced("Another process has taken over while this one was starting.")
@@ -143,18 +145,19 @@ class Startup:
         return Identity(options.name, options.slot, options.selection, is_atomic=sink.is_atomic, adopt=self._adopt)
 
     async def refuse(self, sink: Sink, last: Checkpoint, error: Diverged) -> None:
-        """Record with the last checkpoint that the server has another history, so that every start sees it."""
+        """Record with the last checkpoint that the server has another history, so that every later start sees it."""
         await sink.refuse(replace(last, refused=str(error)))
 
     async def _create_slot(self, source: Source, sink: Sink, server: ServerIdentity) -> None:
-        """Create the slot, announced in Kafka first: a crash in between must not look like a lost checkpoint."""
+        """Announce the slot in Kafka, and create it. A crash in between must not look like a lost checkpoint."""
         slot = self._options.slot
         if not self._options.create_slot:
             raise ConfigError(
                 f"Slot {slot!r} does not exist and postgres.create_slot is false: create it with `pgsluice slot "
                 "create`, or set postgres.create_slot = true."
             )
-        # Whoever was sent to a server without our slot must not fence the owner, who is at work on another one.
+        # We may be connected to a server without our slot, while the owner works on another server. So check this
+        # before we fence the owner.
         await self._check_delivered_from(await sink.present_checkpoint(), source)
         await sink.fence()
         last = last_checkpoint(await sink.checkpoints())
@@ -165,7 +168,7 @@ class Startup:
         log.info("slot created", slot=slot, consistent_point_lsn=point)
 
     async def _check_delivered_from(self, last: Checkpoint | None, source: Source) -> None:
-        """Raise what follows from ``last`` where there is no slot; nothing when one may be created."""
+        """Raise the error that follows from ``last`` if there is no slot. Return if the slot may be created."""
         name, slot = self._options.name, self._options.slot
         if await source.slot_position() is not None:
             raise SlotInUse(f"Slot {slot!r} was created by another process just now.")
@@ -176,12 +179,12 @@ class Startup:
         await self._wait_if_standby(source, "the slot is not there")
         raise HistoryError(
             f"Slot {slot!r} does not exist on this server, but changes before {format_lsn(last.end_lsn)} were "
-            "delivered from it. If this is the wrong server, connect to the right one; if the slot was dropped, what "
-            f"came after them is lost to this pipeline: start a new history with --adopt-slot, then {LOAD_AGAIN}"
+            "delivered from it. If this is the wrong server, connect to the right one. If the slot was dropped, the "
+            f"changes after them are lost to this pipeline: start a new history with --adopt-slot, then {LOAD_AGAIN}"
         )
 
     async def _wait_if_standby(self, source: Source, but: str) -> None:
-        """Raise SourceUnavailable on a standby, which may be behind, or the wrong server for a moment."""
+        """Raise SourceUnavailable on a standby, because it may be behind, or be the wrong server for a moment."""
         if await source.is_standby():
             raise SourceUnavailable(f"The server is a standby, and {but}: waiting for it, or for the primary.")
 
@@ -191,7 +194,7 @@ class Startup:
         for topic in self._described_topics():
             if self._registry.record_name(topic + _VALUE) in _DATA:
                 known.append(topic)
-            await asyncio.sleep(0)  # there may be thousands, whose schemas are large
+            await asyncio.sleep(0)  # there may be thousands, with large schemas
         return known
 
     def _described_topics(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Work that ends early: because PostgreSQL goes away, or because a stop takes too long."""
+"""Tasks that end early, because PostgreSQL goes away or because a stop takes too long."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
@@ -15,9 +15,10 @@ NOTHING_LOST: Final = "Nothing is lost: what was not delivered was not confirmed
 
 
 async def while_served(source: Source, stream: Stream, step: Coroutine[Any, Any, T]) -> T:
-    """Wait for ``step``, or raise that PostgreSQL went away.
+    """Wait for ``step``. Raise an error if PostgreSQL goes away meanwhile.
 
-    Kafka may keep us waiting before anybody reads the stream, and a server that shuts down waits for its walsender.
+    Kafka may delay ``step`` before anybody reads the stream. A server that shuts down would wait for its walsender all
+    that time.
     """
     waiting, watches = asyncio.create_task(step, name="start"), _watches(source, stream)
     try:
@@ -31,7 +32,7 @@ async def while_served(source: Source, stream: Stream, step: Coroutine[Any, Any,
 
 
 async def let_go(source: Source, stream: Stream, step: Coroutine[Any, Any, None]) -> None:
-    """Wait for ``step``; if PostgreSQL goes away meanwhile, close its connections, which it waits for, and go on."""
+    """Wait for ``step``. If PostgreSQL goes away meanwhile, close its connections, because it waits for them."""
     waiting, watches = asyncio.create_task(step, name="refuse"), _watches(source, stream)
     try:
         await asyncio.wait((waiting, *watches), return_when=asyncio.FIRST_COMPLETED)
@@ -43,7 +44,7 @@ async def let_go(source: Source, stream: Stream, step: Coroutine[Any, Any, None]
 
 
 def _watches(source: Source, stream: Stream) -> list[asyncio.Task[None]]:
-    """Return tasks that raise that PostgreSQL went away."""
+    """Return tasks that raise an error if PostgreSQL goes away."""
     return [asyncio.create_task(stream.wait_ended()), asyncio.create_task(_watch(source))]
 
 
@@ -55,7 +56,7 @@ async def _watch(source: Source) -> None:
 
 @asynccontextmanager
 async def drained_within(seconds: float, stop: asyncio.Event) -> AsyncIterator[None]:
-    """Give the block ``seconds`` once ``stop`` is set; DrainTimeout when it needs more."""
+    """Give the block ``seconds`` from the moment when ``stop`` is set. Raise DrainTimeout if it takes longer."""
     try:
         async with asyncio.timeout(None) as limit:
             watch = asyncio.create_task(_arm(stop, limit, seconds))
@@ -77,7 +78,7 @@ async def _arm(stop: asyncio.Event, limit: asyncio.Timeout, seconds: float) -> N
 
 
 async def cancel(*tasks: "asyncio.Task[Any] | None") -> None:
-    """End these tasks, whatever they were about to raise."""
+    """Cancel these tasks and wait for their end. Ignore what they raise."""
     for task in tasks:
         if task is not None and not task.done():
             task.cancel()

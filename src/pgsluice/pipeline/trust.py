@@ -1,4 +1,4 @@
-"""Whose tables are read: reading a table can run functions of its owner with the rights of the reader."""
+"""The tables that pgsluice may read. Reading a table can run functions of its owner with the reader's rights."""
 
 from pgsluice.errors import TableUnreadable
 from pgsluice.printable import quoted
@@ -6,15 +6,15 @@ from pgsluice.relation import TableId
 
 
 def check_trusted(table: TableId, *, is_trusted: bool) -> None:
-    """Raise TableUnreadable if reading the table could run functions of somebody whom nobody has chosen to trust."""
+    """Raise TableUnreadable if reading the table could run functions of an owner whom nobody has chosen to trust."""
     if not is_trusted:
         raise TableUnreadable(distrust(table))
 
 
 def distrust(table: TableId) -> str:
-    """Return why a table is not read."""
+    """Return why pgsluice does not read this table."""
     return (
         f"Table {quoted(table.namespace, table.name)} is left out until tables.include or a publication names it, or "
-        "superusers and the database's owner own it, its partitions and its schema: whoever owns one of these can have "
-        "functions run with the rights of who reads the table."
+        "superusers and the database's owner own it, its partitions and its schema: whoever owns one of these can "
+        "have functions run with the rights of the role that reads the table."
     )

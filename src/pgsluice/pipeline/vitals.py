@@ -1,7 +1,7 @@
 """Signs of life: whether the work of a pipeline goes on.
 
-The session and the pipeline give them, the daemon looks at them for ``/livez`` and ``/readyz``. An event loop that runs
-is not enough of a sign, because the one task that does the work may wait for something that never comes.
+The session and the pipeline give them. The daemon evaluates them for ``/livez`` and ``/readyz``. It is not enough that
+the event loop runs, because the one task that does the work may wait for something that never comes.
 """
 
 import time
@@ -13,21 +13,22 @@ T = TypeVar("T")
 
 
 class Vitals:
-    """When the work last went on. One task at a time does it."""
+    """Knows when the work last went on. One task at a time does the work."""
 
     def __init__(self) -> None:
         self._beat_at = time.monotonic()
         self._waits = 0
 
     def beat(self) -> None:
-        """Say that the work goes on."""
+        """Note that the work goes on."""
         self._beat_at = time.monotonic()
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Wait for others in the block, for as long as it takes: for Kafka, or for transactions in PostgreSQL to end.
+        """Wait in this block for others, for example for Kafka or for the end of transactions in PostgreSQL.
 
-        Such a wait is no silence, because it is reported by other means and starting the process anew would not help.
+        Such a wait may take any time and does not count as silence. It is reported by other means, and a restart of the
+        process would not help.
         """
         self._waits += 1
         try:
@@ -37,11 +38,11 @@ class Vitals:
             self.beat()
 
     async def wait(self, step: Awaitable[T]) -> T:
-        """Return what comes of ``step``, which others may hold up for as long as they like."""
+        """Return the result of ``step``, which others may delay for any time."""
         with self.waiting():
             return await step
 
     @property
     def silent_s(self) -> float:
-        """How long there has been no sign of life; 0 while others are waited for."""
+        """Return how long there has been no sign of life, or 0 while the work waits for others."""
         return 0.0 if self._waits else time.monotonic() - self._beat_at

@@ -1,4 +1,4 @@
-"""Looks after a session from outside: asks how far the server is, and warns if nothing moves.
+"""Watches a session from outside: it asks how far the server's WAL goes, and warns if nothing moves.
 
 ``tests/unit/pipeline/test_session.py`` covers it, with whole sessions.
 """
@@ -21,7 +21,7 @@ WATCH_S: Final = 2.0
 
 PREPARED_LONG_S: Final = 60.0
 PREPARED_AGAIN_S: Final = 300.0
-"""A prepared transaction that is older is worth a warning, now and again."""
+"""When a prepared transaction is old enough for a warning, and how often the warning comes again."""
 
 
 class SessionWatch:
@@ -34,13 +34,16 @@ class SessionWatch:
         self._warned_at = float("-inf")
 
     def on_listening(self) -> None:
-        """Take notice that the session reads the stream, so that it hears of whatever ends it."""
+        """Note that the session reads the stream, so it learns what ends the stream."""
         self._listened_at = time.monotonic()
 
     async def run(self) -> NoReturn:
-        """Ask how far the server's WAL goes; while nobody reads the stream, it is all we hear of the server.
+        """Ask again and again how far the server's WAL goes.
 
-        A server that shuts down ends ordinary connections at once, and waits for a walsender that nobody reads.
+        Raise the error if nothing else shows that the server is gone.
+
+        A server that shuts down ends ordinary connections at once, and then waits for its walsenders. If nobody reads
+        the stream at that time, a failed request is the only sign of it.
         """
         said = None
         while True:
@@ -54,14 +57,14 @@ class SessionWatch:
                     raise
 
     def _warn_of_stall(self, said: str | None) -> str | None:
-        """Say once why nothing moves; return what was said, None when all is well again."""
+        """Log once why nothing moves. Return the reason, or None if something moves again."""
         reason = self._status.stall
         if reason is not None and said is None:
             log.warning("nothing moves", reason=reason)
         return reason
 
     def _warn_of_prepares(self) -> None:
-        """Say now and again which prepared transaction keeps the slot from moving."""
+        """Log from time to time which prepared transaction keeps the slot from moving."""
         oldest, now = self._status.oldest_prepared, time.monotonic()
         if oldest is None or age_s(oldest.prepare_ts) < PREPARED_LONG_S or now - self._warned_at < PREPARED_AGAIN_S:
             return
@@ -76,7 +79,7 @@ class SessionWatch:
 
 
 def warn_of_bare_commit(transaction: Transaction) -> None:
-    """Warn that a prepared transaction was committed that was never received."""
+    """Warn that the commit of a prepared transaction came, but the transaction itself never did."""
     log.warning(
         "COMMIT PREPARED of a transaction that was not received: it had no changes, or somebody else acknowledged its "
         "PREPARE",
