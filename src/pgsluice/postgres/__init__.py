@@ -1,4 +1,4 @@
-"""PostgreSQL's side of the daemon: the replication stream, the catalog beside it, the checks of a server.
+"""The package that talks to PostgreSQL: the replication stream, the catalog, and the checks of a server.
 
-Everything here talks to a socket. What the bytes mean is the business of ``pgsluice.pgoutput``.
+Everything here uses a socket. ``pgsluice.pgoutput`` knows what the bytes mean.
 """

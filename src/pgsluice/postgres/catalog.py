@@ -1,7 +1,7 @@
 """The system catalog: what the replication protocol does not say about the slot, publications and tables.
 
-Used by the session of ``pipeline`` and by the checks. An ordinary connection beside the replication one; it
-only reads, and pg_catalog is readable by everybody, so a role with LOGIN and REPLICATION is enough.
+Sessions and checks use it, on an ordinary connection beside the replication connection. It only reads, and everybody
+may read pg_catalog, so a role with LOGIN and REPLICATION is enough.
 
 https://www.postgresql.org/docs/current/catalogs.html
 """
@@ -28,16 +28,17 @@ from pgsluice.relation import Column, PgType, PublishedName, Relation, in_portio
 from pgsluice.snapshot import TableSize
 
 STATEMENT_TIMEOUT_MS = 10_000
-"""For one query. They take milliseconds, unless somebody locks system tables."""
+"""The limit for one query. Queries take milliseconds, unless somebody locks system tables."""
 
 ANSWER_TIMEOUT_S = STATEMENT_TIMEOUT_MS / 1000 + 5
-"""After that it is not the server that is slow: the network passes nothing on."""
+"""After this time, the server is not slow: the network transports nothing."""
 
 TYPES_AT_ONCE = 50
-"""Types that one query asks for: a composite can have 1,600 attributes."""
+"""How many types one query asks for. A composite can have 1,600 attributes."""
 
 PARTS_MAX = 100_000
-"""Parts of types, and parts of those, that one table's columns may have: whoever may create types makes any number."""
+"""How many parts the types of one table may have, including parts of parts. Everybody may create types with many
+parts."""
 
 Parameters = Sequence[object] | Mapping[str, object]
 
@@ -46,7 +47,7 @@ _SESSION_SETTINGS = {"default_transaction_read_only": "on", "statement_timeout":
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """The server as the session sees it."""
+    """The server, as seen by the session."""
 
     version: int
     """As PostgreSQL numbers it: 170010 is 17.10."""
@@ -55,22 +56,22 @@ class Server:
     encoding: str
     in_recovery: bool
     tls: str | None
-    """Protocol and cipher; None without TLS."""
+    """Protocol and cipher, or None without TLS."""
 
     @property
     def major(self) -> int:
-        """The major version."""
+        """Return the major version."""
         return self.version // 10000
 
     @property
     def minor(self) -> int:
-        """The minor version."""
+        """Return the minor version."""
         return self.version % 10000
 
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """One publication and the commands that it publishes."""
+    """A publication, and the commands that it publishes."""
 
     name: str
     insert: bool
@@ -81,24 +82,27 @@ class Publication:
 
 @dataclass(frozen=True, slots=True)
 class PublishedTable:
-    """One table with rows of its own that is published, under its own name or under its partition root's."""
+    """A published table with its own rows.
+
+    It is published under its own name, or under the name of its partition root.
+    """
 
     schema: str
     name: str
     replica_identity: str
     """``d``, ``n``, ``f`` or ``i``, as in pg_class."""
     has_identity: bool
-    """Whether rows can be told apart by it: without, updates and deletes of a published table are refused."""
+    """Whether its identity tells rows apart. If not, PostgreSQL refuses updates and deletes of a published table."""
     publishes_old_rows: bool
-    """Whether updates or deletes are published, which need the identity."""
+    """Whether updates or deletes are published, which need an identity."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadableTable:
-    """One published table, and whether the role can read its rows.
+    """A published table, and whether the role can read its rows.
 
-    ``is_hidden``: row security would hide rows from the role. ``is_trusted``: as in :class:`pgsluice.snapshot.Shape`.
-    ``key``: the columns that put the rows into an order.
+    ``is_hidden`` means that row security would hide rows from the role. ``is_trusted`` is as in
+    :class:`pgsluice.snapshot.Shape`. ``key`` has the columns by which the rows can be sorted.
     """
 
     oid: int
@@ -120,10 +124,10 @@ class IdentityConflict:
 
 
 class Catalog:
-    """Answers about the server; connects when first asked, and again after the connection was lost.
+    """Answers questions about the server. It connects for the first question, and again after the connection was lost.
 
-    No query waits for a table that somebody has locked. Raises SourceUnavailable, PermissionDenied or ConfigError, as
-    :mod:`pgsluice.postgres.failures` judges.
+    No query waits for a locked table. Methods raise SourceUnavailable, PermissionDenied or ConfigError, as
+    :mod:`pgsluice.postgres.failures` decides.
     """
 
     def __init__(self, options: ConnectionOptions) -> None:
@@ -144,19 +148,19 @@ class Catalog:
             self._connection = None
 
     def break_off(self) -> bool:
-        """Break the connection, so that the query under way fails at once; return whether there is a connection."""
+        """Break the connection, so that the current query fails at once. Return whether there is a connection."""
         if self._connection is None or self._connection.closed:
             return False
         break_off(self._connection.pgconn)
         return True
 
     async def server(self) -> Server:
-        """Return what kind of server this is."""
+        """Return the server's properties."""
         ((*answers,),) = await self._rows(queries.SERVER)
         return Server(await self._version(), *answers)
 
     async def setting(self, name: str) -> str | None:
-        """Return a setting of the server in its base unit, None where the server does not know it."""
+        """Return a setting of the server in its base unit, or None if the server does not know it."""
         rows = await self._rows(queries.SETTING, [name])
         return rows[0][0] if rows else None
 
@@ -176,23 +180,23 @@ class Catalog:
         return int(count)
 
     async def slot_creation_blockers(self, backend_pid: int) -> list[str]:
-        """Return what the creation of a slot by backend ``backend_pid`` waits for at this moment."""
+        """Return what backend ``backend_pid``, which is creating a slot, is waiting for now."""
         blockers = [_blocker(*row) for row in await self._rows(queries.SLOT_CREATION_BLOCKERS, [backend_pid])]
         if not blockers and (await self.server()).in_recovery:
             return ["the primary to log its running transactions: SELECT pg_log_standby_snapshot() there does it"]
         return blockers
 
     async def prepared_transactions(self) -> list[str]:
-        """Return the prepared transactions of the whole cluster: all that the creation of a slot waits for."""
+        """Return the prepared transactions of the whole cluster. The creation of a slot waits for all of them."""
         return [_prepared(*row) for row in await self._rows(queries.PREPARED_TRANSACTIONS)]
 
     async def current_wal_lsn(self) -> int:
-        """Return how far the server's WAL is flushed; on a standby, how far it is replayed."""
+        """Return how far the server's WAL is flushed, or on a standby, how far it is replayed."""
         ((lsn,),) = await self._rows(queries.CURRENT_LSN)
         return parse_lsn(lsn)
 
     async def wal_end(self) -> int | None:
-        """Return how far the server's WAL goes; on a standby, how far it has come there, None if nothing has."""
+        """Return how far the server's WAL goes. On a standby, return how far it has arrived, or None if nothing has."""
         ((lsn,),) = await self._rows(queries.WAL_END)
         return None if lsn is None else parse_lsn(lsn)
 
@@ -201,9 +205,10 @@ class Catalog:
         return bool(await self._rows(queries.PROCESS, [backend_pid]))
 
     async def wants_to_end(self, backend_pid: int) -> bool:
-        """Return whether a walsender has been ended and cannot go, because its client does not read why.
+        """Return whether a walsender is to end but cannot, because its client does not read the reason.
 
-        Until then it holds up what ended it: the checkpointer, if the slot is being invalidated.
+        Until then, it delays the process that wants to end it. This is the checkpointer if the slot is being
+        invalidated.
         """
         rows = await self._rows(queries.BLOCKED_BY_CLIENT, [backend_pid])
         return rows == [(True,)]
@@ -218,19 +223,19 @@ class Catalog:
         return [name for name in names if name not in found]
 
     async def published_tables(self, publications: Sequence[str]) -> list[PublishedTable]:
-        """Return the tables whose rows the publications carry; for a partition root, its leaves."""
+        """Return the tables whose rows the publications carry. A partition root is replaced by its leaves."""
         rows = await self._rows(queries.published_tables(await self._version()), [list(publications)])
         return [PublishedTable(*row) for row in rows]
 
     async def identity_conflicts(self, publications: Sequence[str]) -> list[IdentityConflict]:
-        """Return where a row filter or a column list contradicts the replica identity."""
+        """Return the row filters and column lists that contradict the replica identity of their table."""
         if await self._version() < queries.ROW_FILTERS_SINCE:
             return []
         rows = await self._rows(queries.IDENTITY_CONFLICTS_SINCE_15, [list(publications)])
         return [IdentityConflict(*row) for row in rows]
 
     async def differing_columns(self, publications: Sequence[str]) -> list[tuple[str, str]]:
-        """Return schema and name of the tables about whose columns the publications disagree."""
+        """Return schema and name of the tables for which the publications send different columns."""
         rows = await self._rows(queries.differing_columns(await self._version()), [list(publications)])
         return [(schema, name) for schema, name in rows]
 
@@ -242,7 +247,10 @@ class Catalog:
     async def published_relations(
         self, publications: Sequence[str], tables: Sequence[PublishedName]
     ) -> AsyncIterator[Relation]:
-        """Yield these tables as Relation messages would describe them now, but for their keys; none that is gone."""
+        """Yield these tables as Relation messages would describe them now, but without their keys.
+
+        Leave out those that are gone.
+        """
         sql = queries.published_columns(await self._version())
         for some in in_portions(tables):
             rows = await self._rows(sql, [list(publications), [table.oid for table in some]])
@@ -254,7 +262,7 @@ class Catalog:
                 yield Relation(oid, schema, table, identity, described)
 
     async def layouts(self, oids: Sequence[int], publications: Sequence[str]) -> dict[int, Layout]:
-        """Return the layouts of these tables by oid, with all their columns; those that are gone have none."""
+        """Return the layouts of these tables, with all columns, by oid. Leave out those that are gone."""
         asked = {"oids": list(oids), "publications": list(publications)}
         rows = await self._rows(queries.layouts(await self._version()), asked)
         return {
@@ -271,23 +279,23 @@ class Catalog:
         ]
 
     async def table_sizes(self, oids: Sequence[int]) -> dict[int, TableSize]:
-        """Return the sizes of tables by their oids; a root has what its partitions have."""
+        """Return the sizes of tables, by oid. The size of a root is the sum of its partitions."""
         return {oid: TableSize(rows, size) for oid, rows, size in await self._rows(queries.TABLE_SIZES, [list(oids)])}
 
     async def primary_key(self, relation_oid: int) -> tuple[str, ...] | None:
-        """Return the primary key's columns in key order; empty when there is none, None without such a table."""
+        """Return the primary key's columns in key order. Empty means no key, and None means no such table."""
         rows = await self._rows(queries.PRIMARY_KEY, [relation_oid])
         return tuple(name for (name,) in rows if name is not None) if rows else None
 
     async def is_partitioned(self, relation_oid: int) -> bool:
-        """Return whether the table has partitions, or is gone, so that it may have had some."""
+        """Return whether the table has partitions. Return True as well if it is gone, because it may have had some."""
         return await self._rows(queries.HAS_NO_PARTITIONS, [relation_oid]) == []
 
     async def describe_types(self, oids: Sequence[int]) -> list[TypeDescription]:
-        """Return these types and all that they consist of, without what is built in.
+        """Return these types and all types that they consist of, without built-in ones.
 
-        Types that are nested too deeply are described to one level beyond ``LEVELS_MAX``, which shows that they are.
-        TableRefused if there are too many.
+        If types are nested too deeply, the result has one level more than ``LEVELS_MAX``, which shows the problem.
+        Raise TableRefused if there are too many parts.
         """
         sql = queries.TYPES_SINCE_14 if await self._version() >= queries.MULTIRANGES_SINCE else queries.TYPES
         described: dict[int, TypeDescription] = {}
@@ -311,7 +319,7 @@ class Catalog:
             return (await self._connected()).info.server_version
 
     async def _rows(self, sql: str, parameters: Parameters = ()) -> list[tuple[Any, ...]]:
-        """Run a query; once more on a new connection if the old one turns out to be lost."""
+        """Run a query. If the connection turns out to be lost, run it once more on a new one."""
         async with self._lock:
             was_open = self._is_open()
             try:
@@ -351,8 +359,8 @@ def _column_layout(found: Sequence[str]) -> ColumnLayout:
 def _check_number(described: Collection[TypeDescription]) -> None:
     if sum(len(one.parts) + 1 for one in described) > PARTS_MAX:
         raise TableRefused(
-            f"The types of a table's columns consist of more than {PARTS_MAX} others: give the columns simpler types, "
-            "or leave the table out with tables.exclude"
+            f"The types of a table's columns consist of more than {PARTS_MAX} others. Give the columns simpler types, "
+            "or leave the table out with tables.exclude."
         )
 
 

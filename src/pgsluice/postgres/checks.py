@@ -1,6 +1,6 @@
-"""What ``pgsluice check`` looks at in PostgreSQL: everything that would stop ``run``, or hurt it later.
+"""What ``pgsluice check`` examines in PostgreSQL: everything that would stop ``run``, or harm it later.
 
-Changes nothing at the server, and needs no more than the role of ``run``: LOGIN and REPLICATION.
+It changes nothing at the server, and needs only the rights of the role of ``run``: LOGIN and REPLICATION.
 
 https://www.postgresql.org/docs/current/logical-replication-config.html
 """
@@ -19,7 +19,7 @@ from pgsluice.postgres.slot import SlotState
 from pgsluice.printable import quoted, sql_identifier
 
 TABLES_NAMED_MAX = 20
-"""Tables named in one finding; the rest is counted."""
+"""How many tables a finding names. It only counts the others."""
 
 _REPLICA_IS_ENOUGH_SINCE = 19_00_00  # the first logical slot raises wal_level by itself
 
@@ -27,8 +27,8 @@ _STANDBYS_DECODE_SINCE = 16_00_00
 
 _OLDEST_MAINTAINED_MAJOR = 14
 
-# major version -> the first minor release without the bug. Majors not named never had it, or got the fix
-# before their first release; those before _OLDEST_MAINTAINED_MAJOR that are not named never got it.
+# major version -> the first minor release without the bug. Majors that are not named never had the bug, or got the fix
+# before their first release. Those before _OLDEST_MAINTAINED_MAJOR that are not named never got the fix.
 _KNOWN_BUGS = (
     (
         "ALTER PUBLICATION and ALTER TYPE, run beside open transactions, can lose changes or exhaust memory",
@@ -63,7 +63,7 @@ async def check(
     *,
     create_slot: bool = True,
 ) -> list[Finding]:
-    """Return the findings, good and bad. Opens a replication connection, but neither slot nor stream."""
+    """Return the findings, good and bad. This opens a replication connection, but uses neither slot nor stream."""
     async with Catalog(options) as catalog:
         try:
             server = await catalog.server()
@@ -123,7 +123,7 @@ async def _options(around: _Surroundings) -> list[Finding]:
 
 
 async def _replication(around: _Surroundings) -> list[Finding]:
-    """Open what ``run`` opens: whether a role may is not only a matter of its attributes."""
+    """Open a replication connection as ``run`` does, because pg_hba.conf also decides whether a role may."""
     connection = await ReplicationConnection.open(around.options)
     try:
         identity = await connection.identify_system()
@@ -249,7 +249,7 @@ async def _column_conflicts(around: _Surroundings) -> list[Finding]:
 
 
 async def _retention(around: _Surroundings) -> list[Finding]:
-    """Say what happens to the WAL while pgsluice is away."""
+    """Return what happens to the WAL while pgsluice is away."""
     findings = []
     limit = await around.catalog.setting("max_slot_wal_keep_size")
     if limit == "-1":
@@ -283,6 +283,6 @@ _LOOKS: dict[str, _Look] = {
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return names as a finding has them: some of them, and how many more there are."""
+    """Return names for a finding: the first ones, and how many more there are."""
     more = len(names) - TABLES_NAMED_MAX
     return ", ".join(names[:TABLES_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")

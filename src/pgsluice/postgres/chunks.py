@@ -1,7 +1,7 @@
-"""Rows of tables, read in chunks at a database snapshot: connections beside the replication connection.
+"""Rows of tables, read in chunks at a database snapshot, on connections beside the replication connection.
 
-The pipeline's ``ends.Reader``. A chunk is read in a transaction of its own, so that nothing is locked for long, and
-VACUUM is not held up.
+``ChunkReader`` is the pipeline's ``ends.Reader``. Each chunk is read in its own short transaction, so no lock lasts for
+long, and VACUUM is not held up.
 
 https://www.postgresql.org/docs/current/sql-copy.html
 https://www.postgresql.org/docs/current/transaction-iso.html#XACT-REPEATABLE-READ
@@ -37,16 +37,16 @@ else:
     from pgsluice.native.copy import row_frame
 
 STATEMENT_TIMEOUT_MS: Final = 30_000
-"""For one chunk; it takes some ten milliseconds."""
+"""The limit for one chunk, which usually takes some ten milliseconds."""
 
 LOCK_TIMEOUT_MS: Final = 2_000
-"""For the lock that readers take. Whoever comes behind us in the queue waits as long."""
+"""The limit for the lock that readers take. Everybody who queues behind us waits as long."""
 
 IDLE_TIMEOUT_MS: Final = 30_000
-"""After which the server ends a transaction of ours that nobody goes on with: it holds up VACUUM, and ALTER TABLE."""
+"""After this time, the server ends a transaction of ours that is idle, because it holds up VACUUM and ALTER TABLE."""
 
 WHOLE_IDLE_TIMEOUT_MS: Final = 300_000
-"""The same while a table is read in one piece, portion by portion."""
+"""The same limit while a table is read in one piece, portion by portion."""
 
 _CURSOR: Final = "pgsluice_rows"
 _STATEMENT: Final = "pgsluice_shape"
@@ -55,63 +55,67 @@ _SESSION_SETTINGS: Final = {
     "statement_timeout": str(STATEMENT_TIMEOUT_MS),
     "lock_timeout": str(LOCK_TIMEOUT_MS),
     "idle_in_transaction_session_timeout": str(IDLE_TIMEOUT_MS),
-    "row_security": "off",  # rows that a policy hides would be missing without a word: this makes it an error
-    "synchronous_commit": "local",  # of the message that moves the stream
+    "row_security": "off",  # makes it an error if a policy hides rows, which would be missing silently otherwise
+    "synchronous_commit": "local",  # for the message that moves the stream
 }
 
 _SHAPE_DIGITS: Final = 16
 
 _NO_LIMIT: Final = sys.maxsize
-"""Of the bytes of rows that are read by their keys, which are few."""
+"""The limit for the bytes of rows that are read by their keys, because these are few."""
 
 _CANCELLED: Final = "57014"
-"""SQLSTATE of a statement that was cancelled."""
+"""The SQLSTATE of a cancelled statement."""
 
 
 class ChunkReader:
-    """Connections for reading and for moving the stream, made when they are first needed."""
+    """Reads rows and moves the stream, on connections that are opened when they are first needed."""
 
     def __init__(self, options: ConnectionOptions, publications: Sequence[str], primary: Primary | None = None) -> None:
-        """``primary``: what the server has to be; None: it is the one that is streamed from."""
+        """``primary`` says what the server has to be. None means that it is the server that is streamed from."""
         self._options = options
         self._publications = publications
         self._primary = primary
         self._connection: _Connection | None = None
         self._side: _Connection | None = None
-        """For what is asked while the other one reads."""
+        """The connection for questions while the other one reads."""
 
     async def shape(self, table: TableId) -> Shape | None:
-        """Return what the table looks like now; None if it is gone, or not published any more."""
+        """Return the present shape of the table, or None if it is gone or not published any more."""
         connection = await self._reading()
         sql = queries.shape(connection.version, table.oid, _array(self._publications))
         rows = await connection.query_again(sql, table)
         return _shape(table.oid, str(rows[0][0])) if rows else None
 
     async def writers(self, shape: Shape) -> Collection[str]:
-        """Return the transactions that may have changed the table and have not ended; names of no meaning."""
+        """Return the unfinished transactions that may have changed the table, under arbitrary names."""
         connection = await self._reading()
         rows = await connection.query(queries.WRITERS.format(oid=shape.relation.oid), shape.relation)
         return {str(name) for (name,) in rows}
 
     async def begin(self, shape: Shape) -> None:
-        """Begin a transaction and lock the table: neither takes a snapshot, so none misses what the lock waited for."""
+        """Begin a transaction and lock the table.
+
+        Neither takes a snapshot. So the later snapshot sees everything that the lock waited for.
+        """
         connection = await self._reading()
         begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
         await connection.query(f"{begin}; LOCK TABLE {_table(shape)} IN ACCESS SHARE MODE", shape.relation)
 
     async def look(self) -> Snapshot:
-        """Return what is visible at this moment."""
+        """Return a snapshot of what is visible now."""
         return (await _taken(await self._beside())).snapshot
 
     async def take(self) -> Taken:
-        """Take the snapshot of the transaction that was begun."""
+        """Take the snapshot of the current transaction."""
         return await _taken(await self._reading())
 
     async def rows(self, shape: Shape, after: Sequence[str], limit: int, size: int) -> Chunk:
         """Return the rows that follow the key ``after``, in the order of the key.
 
-        ``limit`` of them at most, and no more once they have ``size`` bytes. TableUnreadable if the table is not of
-        that ``shape`` any more: it was locked in its present one.
+        They are at most ``limit`` rows, and no further row is added once they have ``size`` bytes. Raise
+        TableUnreadable if the table does not have this ``shape`` any more. The table was locked after its shape was
+        read, so it may have changed in between.
         """
         await self._check_shape(shape)
         connection = await self._reading()
@@ -119,7 +123,7 @@ class ChunkReader:
         return Chunk(frames, is_last=not is_cut and len(frames) < limit)
 
     async def rows_of(self, shape: Shape, keys: Sequence[Sequence[str]]) -> Chunk:
-        """Return the rows that have these keys (see :func:`pgsluice.loads.moved_key`); as :meth:`rows`."""
+        """Return the rows with these keys (see :func:`pgsluice.loads.moved_key`). Raise the same as :meth:`rows`."""
         await self._check_shape(shape)
         connection = await self._reading()
         columns = {column.name: column for column in shape.relation.columns}
@@ -135,21 +139,24 @@ class ChunkReader:
         return int(str(size))
 
     async def open_rows(self, shape: Shape) -> None:
-        """Make ready to read all rows, in any order; TableUnreadable if the table is not of that ``shape`` any more."""
+        """Prepare to read all rows, in any order.
+
+        Raise TableUnreadable if the table does not have this ``shape`` any more.
+        """
         await self._check_shape(shape)
         connection = await self._reading()
-        # Between two portions the rows find room in Kafka, which may take long.
+        # Between two portions, the rows are written to Kafka, which may take long.
         await connection.query(f"SET LOCAL idle_in_transaction_session_timeout = {WHOLE_IDLE_TIMEOUT_MS}")
         await connection.run_one(f"DECLARE {_CURSOR} NO SCROLL CURSOR FOR {_select(shape)}", shape.relation)
 
     async def next_rows(self, shape: Shape, limit: int) -> Chunk:
-        """Return the next ``limit`` rows at most."""
+        """Return the next rows, at most ``limit``."""
         connection = await self._reading()
         rows = await connection.fetch(f"FETCH FORWARD {limit} FROM {_CURSOR}", shape.relation)
         return Chunk([insert_frame(shape.relation.oid, row) for row in rows], is_last=len(rows) < limit)
 
     async def check_readable(self, shape: Shape) -> None:
-        """TableUnreadable if no row may be read, or PostgreSQL cannot take ``shape.where`` as a condition on them."""
+        """Raise TableUnreadable if we may not read the rows, or if ``shape.where`` is not a valid condition on them."""
         connection = await self._reading()
         await connection.run_one(f"{_select(shape)} LIMIT 0", shape.relation)
 
@@ -158,19 +165,19 @@ class ChunkReader:
             raise TableUnreadable(f"Table {shape.relation} was altered, so its rows are read again from the beginning.")
 
     async def confirm(self) -> None:
-        """Make sure that the primary has not crashed, been promoted or stopped since it was connected to.
+        """Check that the primary has not crashed, been promoted or stopped since we connected to it.
 
-        A crash can lose a transaction that the snapshot saw, and then the primary writes something else in its place.
-        It ends all connections, so the one with the snapshot shows it.
+        A crash can lose a transaction that the snapshot saw, and the primary then writes something else in its place. A
+        crash ends all connections, so the connection with the snapshot shows it.
         """
         if self._primary is None:
-            return  # the stream has ended as well
+            return  # the stream would have ended as well
         if self._connection is None:
             raise PrimaryUnavailable("The connection to the primary was lost.")
         await self._primary.check(self._connection.query)
 
     async def end(self) -> None:
-        """End the transaction, if there is one; a connection that does not answer is closed."""
+        """End the transaction, if there is one. Close a connection that does not answer."""
         if self._connection is not None:
             try:
                 await self._connection.query("COMMIT")
@@ -178,7 +185,10 @@ class ChunkReader:
                 await self.close()
 
     async def flush(self) -> None:
-        """Have the server write something, so that its stream comes to what was written before; if that is allowed."""
+        """Make the server write something, so that its stream comes to what was written before.
+
+        We may lack the right to.
+        """
         connection = await self._beside()
         with suppress(TableUnreadable):
             await connection.query(f"SELECT pg_logical_emit_message(true, '{FLUSH_PREFIX}', '')")
@@ -206,7 +216,7 @@ class ChunkReader:
             return await _Connection.open(self._options)
         try:
             connection = await _Connection.open(self._options)
-        except PgsluiceError as error:  # a refused password as well: changes go on
+        except PgsluiceError as error:  # even if the password is refused, because the stream goes on
             raise self._primary.unreachable(error) from error
         try:
             await self._primary.check(connection.query)
@@ -217,14 +227,14 @@ class ChunkReader:
 
 
 class _Connection:
-    """An ordinary session, with the simple protocol."""
+    """An ordinary session, which uses the simple query protocol."""
 
     def __init__(self, connection: AsyncConnection[tuple[Any, ...]]) -> None:
         self.version = connection.pgconn.server_version
         self._connection = connection
         self._wire = Wire(connection.pgconn)
         self._planned: str | None = None
-        """What the prepared statement does, if there is one."""
+        """The query of the prepared statement, if there is one."""
 
     @classmethod
     async def open(cls, options: ConnectionOptions) -> "_Connection":
@@ -235,11 +245,11 @@ class _Connection:
         return cls(connection)
 
     async def query(self, sql: str, about: TableId | None = None) -> list[tuple[str | None, ...]]:
-        """Return the rows of ``sql``, as text; TableUnreadable for what the server refuses ``about`` a table."""
+        """Return the rows of ``sql`` as text. Raise TableUnreadable if the server refuses a query ``about`` a table."""
         return [tuple(map(_text, row)) for row in await self.fetch(sql, about)]
 
     async def query_again(self, sql: str, about: TableId | None = None) -> list[tuple[str | None, ...]]:
-        """As :meth:`query`, for what is asked again and again: PostgreSQL plans it once."""
+        """Do the same as :meth:`query`, for a query that is repeated. PostgreSQL plans it only once."""
         if self._planned != sql:
             if self._planned is not None:
                 await self.query(f"DEALLOCATE {_STATEMENT}")
@@ -249,7 +259,7 @@ class _Connection:
         return await self.query(f"EXECUTE {_STATEMENT}", about)
 
     async def fetch(self, sql: str, about: TableId | None) -> list[list[bytes | None]]:
-        """Return the rows of ``sql``; as :meth:`query`."""
+        """Return the rows of ``sql`` as bytes. Raise the same as :meth:`query`."""
         result = (await self._run(sql, about))[-1]
         return [[result.get_value(row, column) for column in range(result.nfields)] for row in range(result.ntuples)]
 
@@ -259,7 +269,8 @@ class _Connection:
         if not values:
             return [tuple(value[1:] for value in key) for key in keys]
         types = [oid for key in keys for value, oid in zip(key, oids, strict=True) if value.startswith("b")]
-        # A cast may be a function of the type's owner, which this role would run.
+        # We use concat and no cast, because a cast may be a function of the type's owner, which would run with our
+        # rights.
         listed = ", ".join(f"(concat(${place}))" for place in range(1, len(values) + 1))
         pgconn = self._wire.pgconn
         pgconn.send_query_params(f"VALUES {listed}".encode(), values, types, [1] * len(values))
@@ -274,7 +285,7 @@ class _Connection:
         return [tuple(next(found) if value.startswith("b") else value[1:] for value in key) for key in keys]
 
     async def copy(self, sql: str, about: Relation, size: int) -> tuple[list[XLogData], bool]:
-        """Return the rows of a COPY in frames, and whether it was cancelled when they had ``size`` bytes."""
+        """Return the rows of a COPY in frames, and whether it was cancelled because they had ``size`` bytes."""
         columns, oid = len(about.columns), about.oid
         found: list[XLogData] = []
         await self.run_one(sql, about)
@@ -297,7 +308,7 @@ class _Connection:
         return found, size <= 0
 
     async def _next_row(self) -> bytes:
-        """Return the next row of the COPY under way, empty at its end."""
+        """Return the next row of the current COPY, or nothing at its end."""
         pgconn = self._wire.pgconn
         while True:
             length, data = pgconn.get_copy_data(1)
@@ -309,9 +320,10 @@ class _Connection:
             pgconn.consume_input()
 
     async def run_one(self, sql: str, about: Relation) -> None:
-        """Begin to run ``sql``, which holds somebody's condition: only the extended protocol refuses a second command.
+        """Begin to run ``sql``, which may contain a condition that somebody else has written.
 
-        TableUnreadable for what the server refuses.
+        Use the extended protocol, because only that refuses a second command in ``sql``. Raise TableUnreadable for a
+        refusal.
         """
         pgconn = self._wire.pgconn
         try:
@@ -375,7 +387,7 @@ def _copy_next(shape: Shape, after: Sequence[str], limit: int) -> str:
 
 
 def _copy_those(shape: Shape, keys: Sequence[Sequence[str]]) -> str:
-    """Return the command that copies the rows that have these keys."""
+    """Return the command that copies the rows with these keys."""
     return _copy(shape, f"({_key(shape)}) IN ({', '.join(f'({_literals(key)})' for key in keys)})")
 
 
@@ -384,12 +396,12 @@ def _copy(shape: Shape, condition: str, rest: str = "") -> str:
 
 
 def _select(shape: Shape, condition: str = "") -> str:
-    # All names are quoted, and all values. Only shape.where is somebody's SQL; a line break ends a comment in it.
+    # All names and values are quoted. Only shape.where is SQL of somebody else. The line break ends a comment in it.
     columns = ", ".join(f"r.{queries.identifier(column.name)}" for column in shape.relation.columns)
     own = f"{shape.where}\n" if shape.where else ""
     conditions = " AND ".join(f"({one})" for one in (shape.filter, condition, own) if one)
     where = f" WHERE {conditions}" if conditions else ""
-    return f"SELECT {columns} FROM {_table(shape)} AS r{where}"  # noqa: S608 - as said
+    return f"SELECT {columns} FROM {_table(shape)} AS r{where}"  # noqa: S608 - see above
 
 
 def _key(shape: Shape) -> str:
@@ -401,7 +413,7 @@ def _literals(values: Sequence[str]) -> str:
 
 
 def _table(shape: Shape) -> str:
-    """Return the table as a command names it: a root with its partitions, any other without those that inherit."""
+    """Return the table for a command. A root includes its partitions, and other tables exclude those that inherit."""
     name = f"{queries.identifier(shape.relation.namespace)}.{queries.identifier(shape.relation.name)}"
     return name if shape.is_root else f"ONLY {name}"
 
@@ -412,7 +424,7 @@ def _array(names: Sequence[str]) -> str:
 
 
 def _literal(text: str) -> str:
-    """Return a string literal; standard_conforming_strings may be off."""
+    """Return a string literal that is right even if standard_conforming_strings is off."""
     escaped = text.replace("\\", "\\\\").replace("'", "''")
     return f"E'{escaped}'" if "\\" in text else f"'{escaped}'"
 

@@ -1,6 +1,6 @@
-"""The replication connection: a walsender session that manages a logical slot and starts its stream.
+"""The replication connection: a walsender session, which manages a logical slot and starts its stream.
 
-Used by the session of ``pipeline`` and by the checks. Simple query protocol only: the walsender has no other.
+The sessions of ``pipeline`` and the checks use it. It uses the simple query protocol, because a walsender has no other.
 
 https://www.postgresql.org/docs/current/protocol-replication.html
 """
@@ -29,19 +29,19 @@ OLDEST_SERVER = 10_00_00
 """The first version with pgoutput."""
 
 SLOT_CREATION_REPORT_S = 10.0
-"""How often the log says what the creation of a slot waits for: it takes milliseconds, or hours."""
+"""How often the log says what the creation of a slot waits for. The creation takes milliseconds, or hours."""
 
 CANCEL_TIMEOUT_S = 5.0
-"""For a cancelled command to end; after that the connection is closed all the same."""
+"""How long to wait for the end of a cancelled command. After that, the connection is closed anyway."""
 
-# setting -> the first version that has it; before, setting it would be an error
+# setting -> the first version that has it; on an older one, SET would fail
 _LATER_TIMEOUTS = {"idle_session_timeout": 14_00_00, "transaction_timeout": 17_00_00}
 _WAL_SENDER_TIMEOUT_PER_SESSION = 12_00_00
 _PARENTHESISED_SLOT_OPTIONS = 15_00_00
 _FAILOVER_SLOTS = 17_00_00
 _PROTO_VERSIONS = ((16_00_00, 4), (15_00_00, 3), (14_00_00, 2), (10_00_00, 1))
 
-# How a server of 18+ says that it goes on without a publication; up to 17 the same is an error.
+# The notice of a server of version 18 or later that goes on without a publication. Up to 17, this is an error.
 _SKIPPED_PUBLICATION = ("55000", "LoadPublications")
 
 Blockers = Callable[[int], Awaitable[Sequence[str]]]
@@ -50,7 +50,10 @@ log = structlog.get_logger(__name__)
 
 
 class ReplicationConnection:
-    """A session with a walsender. One task owns it; after :meth:`start` the stream does, until its stop."""
+    """A session with a walsender.
+
+    One task owns it. After :meth:`start`, the stream owns it until the stream has stopped.
+    """
 
     def __init__(self, connection: AsyncConnection[tuple[Any, ...]], options: ConnectionOptions) -> None:
         self.server_version = connection.pgconn.server_version
@@ -63,10 +66,10 @@ class ReplicationConnection:
 
     @classmethod
     async def open(cls, options: ConnectionOptions) -> Self:
-        """Connect and pin the session's settings.
+        """Connect, and fix the settings of the session.
 
-        psycopg's own connect does it: it resolves names off the event loop, tries every host and address,
-        each within connect_timeout, and polls libpq by its socket. After that only the PGconn is used.
+        psycopg's own connect does this. It resolves names outside the event loop, tries every host and address, each
+        within connect_timeout, and waits for libpq's socket. After that, only the PGconn is used.
         """
         conninfo = options.conninfo(replication="database")
         try:
@@ -85,7 +88,7 @@ class ReplicationConnection:
         if self.server_version < OLDEST_SERVER:
             raise ConfigError("PostgreSQL 10 is the first version with pgoutput: upgrade the server")
         settings = {name: "0" for name, since in _LATER_TIMEOUTS.items() if self.server_version >= since}
-        # from PGDATESTYLE and PGTZ libpq makes parameters of their own, which outrank the options
+        # libpq turns PGDATESTYLE and PGTZ into parameters of their own, which take precedence over the options.
         settings |= {name: SESSION_SETTINGS[name] for name in ("DateStyle", "TimeZone")}
         if self.server_version >= _WAL_SENDER_TIMEOUT_PER_SESSION:
             settings["wal_sender_timeout"] = str(self._options.wal_sender_timeout_ms)
@@ -93,22 +96,22 @@ class ReplicationConnection:
 
     @property
     def backend_pid(self) -> int:
-        """The server's process for this connection."""
+        """Return the PID of the server's process for this connection."""
         return self._connection.pgconn.backend_pid
 
     @property
     def address(self) -> Address:
-        """Which of the hosts that the user gave this server is."""
+        """Return which of the hosts in the settings this server is."""
         pgconn = self._connection.pgconn
         return Address(pgconn.host.decode(), pgconn.hostaddr.decode(), int(pgconn.port))
 
     @property
     def same_server(self) -> ConnectionOptions:
-        """The options of further connections to this very server, however many hosts the user gave."""
+        """Return the options for further connections to this very server, even if the settings name several hosts."""
         return self._options.at(self.address)
 
     async def close(self) -> None:
-        """Close the connection; the server frees the slot as soon as it notices."""
+        """Close the connection. The server frees the slot as soon as it notices that."""
         if self._stream is not None:
             self._stream.abandon()
         await self._connection.close()
@@ -116,7 +119,7 @@ class ReplicationConnection:
     async def query(
         self, sql: str, doing: str = "asking PostgreSQL", *, patient: bool = False
     ) -> list[tuple[str | None, ...]]:
-        """Run a replication command or plain SQL; the rows of its last result, as PostgreSQL's text."""
+        """Run a replication command or plain SQL. Return the rows of its last result, as PostgreSQL's text."""
         try:
             results = await self._run(sql, patient=patient)
         except ServerError as error:
@@ -137,7 +140,7 @@ class ReplicationConnection:
     async def timeline_history(self, timeline: int) -> list[TimelineSwitch]:
         """Return where the ancestors of ``timeline`` ended, oldest first. The first timeline has none."""
         if timeline == 1:
-            return []  # it has no history file: asking would be an error
+            return []  # it has no history file, so asking would be an error
         ((_, content),) = await self.query(f"TIMELINE_HISTORY {timeline}")
         return parse_timeline_history(content or "")
 
@@ -147,11 +150,11 @@ class ReplicationConnection:
         return parse_slot(rows[0]) if rows else None
 
     async def create_slot(self, name: str, *, failover: bool = False, blockers: Blockers | None = None) -> int:
-        """Create a logical slot for pgoutput; its consistent point, where its stream begins.
+        """Create a logical slot for pgoutput. Return its consistent point, where its stream begins.
 
-        The server waits for every transaction that is running, prepared ones included, in all databases.
-        Meanwhile the log says so, and names what ``blockers`` (given our backend's pid) finds. Cancelling
-        this ends the creation at the server, too.
+        The server waits for the end of every running transaction in all databases, including prepared ones. Meanwhile
+        the log says so, with the transactions that ``blockers`` finds for the PID of our backend. If this is cancelled,
+        the creation ends at the server as well.
         """
         if failover and self.server_version < _FAILOVER_SLOTS:
             raise ConfigError("slots that survive a failover need PostgreSQL 17: set postgres.failover = false")
@@ -179,19 +182,19 @@ class ReplicationConnection:
             await asyncio.sleep(SLOT_CREATION_REPORT_S)
             found: Sequence[str] = []
             if blockers is not None:
-                with suppress(PgsluiceError):  # it only explains
+                with suppress(PgsluiceError):  # the answer is only an explanation
                     found = await blockers(self._connection.pgconn.backend_pid)
             log.warning("slot creation waits for running transactions to end", slot=name, waits_for=list(found))
 
     async def _cancel_command(self) -> None:
-        """Let the command under way end at the server; without that it would wait on after we are gone."""
+        """Cancel the current command at the server. Otherwise it would go on waiting after we are gone."""
         with suppress(psycopg.Error, TimeoutError):
             async with asyncio.timeout(CANCEL_TIMEOUT_S):
                 await self._connection.cancel_safe(timeout=CANCEL_TIMEOUT_S)
                 await self._wire.results()
 
     async def drop_slot(self, name: str) -> None:
-        """Drop the slot; UnavailableError while somebody streams from it."""
+        """Drop the slot. Raise UnavailableError if somebody streams from it."""
         try:
             await self.query(f"DROP_REPLICATION_SLOT {identifier(name)}", f"dropping replication slot {name!r}")
         except SlotInUse as error:
@@ -203,9 +206,10 @@ class ReplicationConnection:
     async def start(
         self, slot: str, publications: Sequence[str], options: StreamOptions | None = None
     ) -> ReplicationStream:
-        """Start streaming from the slot's own position. SlotInUse while another process streams from it.
+        """Start streaming from the slot's own position. Raise SlotInUse if another process streams from it.
 
-        Once per connection: a walsender that has ended one logical stream ends the next as soon as it starts.
+        Call this once per connection. A walsender that has ended one logical stream ends the next one as soon as it
+        starts.
         """
         wanted = options or StreamOptions()
         plugin_options = wanted.of_server(self.server_version)
@@ -224,13 +228,13 @@ class ReplicationConnection:
         return self._stream
 
     async def _timing(self) -> Timing:
-        # SHOW would add the unit
+        # SHOW would add the unit.
         sql = "SELECT setting FROM pg_catalog.pg_settings WHERE name = 'wal_sender_timeout'"
         ((milliseconds,),) = await self.query(sql)
         return Timing.of(int(milliseconds or 0) / 1000, self._options.status_interval_s)
 
     async def _judge(self, error: ServerError, slot: str) -> Exception:
-        """Judge an error of the stream, with the slot's state where the session has survived it."""
+        """Return the error for an error of the stream. Ask for the slot's state if the session still works."""
         state = None
         with suppress(ServerError, psycopg.OperationalError):
             results = await self._wire.query(slot_query(self.server_version, f"slot_name = {_literal(slot)}"))
@@ -246,7 +250,10 @@ class ReplicationConnection:
 
 
 def parse_timeline_history(content: str) -> list[TimelineSwitch]:
-    """Return the switch points in a history file: timeline, LSN and reason in a line, ``#`` for comments."""
+    """Return the switch points of a history file.
+
+    Each line has timeline, LSN and reason, and ``#`` begins a comment.
+    """
     lines = (line.strip() for line in content.splitlines())
     fields = (line.split(maxsplit=2) for line in lines if line and not line.startswith("#"))
     return [TimelineSwitch(int(timeline), parse_lsn(lsn)) for timeline, lsn, *_ in fields]
@@ -270,6 +277,6 @@ def _text(value: bytes | None) -> str | None:
     return None if value is None else value.decode()
 
 
-# The walsender's grammar knows no E'' and no backslashes, so this is not libpq's escape function.
+# The walsender's grammar has no E'' and no backslashes, so libpq's escape function would be wrong.
 def _literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"

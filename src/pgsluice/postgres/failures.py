@@ -1,7 +1,7 @@
-"""What PostgreSQL's refusals mean for the daemon: retry, wait as a standby, or stop with a sentence.
+"""What PostgreSQL's refusals mean for the daemon: try again, wait as a standby, or stop with a message.
 
-The one place of the package where an SQLSTATE, a libpq message or the state of a slot becomes a
-PgsluiceError. SQLSTATEs and routine names decide wherever the server sends them: its words are translated.
+Only this module turns an SQLSTATE, a libpq message or the state of a slot into a PgsluiceError. It looks at SQLSTATEs
+and routine names if the server sends them, because messages are translated.
 
 https://www.postgresql.org/docs/current/errcodes-appendix.html
 """
@@ -29,12 +29,12 @@ from pgsluice.postgres.slot import SlotState
 PLUGIN = "pgoutput"
 
 _TWO_PHASE_AT_SYNCED = 18_00_00
-"""The first version whose standbys copy from which position on a slot decodes at PREPARE."""
+"""Since this version, standbys copy the position from which a slot decodes at PREPARE."""
 
 
 @dataclass(eq=False)
 class ServerError(Exception):
-    """An ErrorResponse, not yet judged; it does not leave this package."""
+    """An ErrorResponse before its meaning is decided. It does not leave this package."""
 
     sqlstate: str
     message: str
@@ -44,11 +44,11 @@ class ServerError(Exception):
 
     @classmethod
     def of(cls, result: pq.abc.PGresult) -> "ServerError":
-        """Take the fields that matter out of a failed result."""
+        """Make an error from the fields of a failed result."""
         return cls(*(_field(result, field) for field in _FIELDS))
 
     def __str__(self) -> str:
-        """Return PostgreSQL's own words, without full stops: they stand inside a sentence."""
+        """Return PostgreSQL's own words without full stops, because they become a part of a sentence."""
         words = f"{self.message} (SQLSTATE {self.sqlstate})"
         return f"{words}: {self.detail.rstrip('.')}" if self.detail else words
 
@@ -68,8 +68,8 @@ def _field(result: pq.abc.PGresult, field: pq.DiagnosticField) -> str:
 
 # --- connections -------------------------------------------------------------------------------------------
 
-# libpq hands over no SQLSTATE before a session is established, so its words have to do. What is not listed is
-# retried: a server that is down, starting up, full or unknown to DNS, and every message in another language.
+# libpq gives no SQLSTATE before a session exists, so its words have to decide. All other failures are tried again: a
+# server that is down, starting, full or unknown to DNS, and every message in another language.
 _CONNECTING: Sequence[tuple[str, type[PgsluiceError], str]] = (
     (
         r"authentication failed|no password supplied|empty password returned",
@@ -141,29 +141,29 @@ _CONNECTING: Sequence[tuple[str, type[PgsluiceError], str]] = (
 )
 
 
-# how psycopg lists them when it has tried more than one address
+# the form in which psycopg lists failures of several addresses
 _ATTEMPT = re.compile(r"^- (host: .*?, port: .*?), hostaddr: ", re.MULTILINE)
 
 
 def cannot_connect(error: Error) -> PgsluiceError:
-    """Judge an attempt to connect that failed.
+    """Return the error for a failed attempt to connect.
 
-    Of several hosts, one that may come back is enough to try again: it may be the one that serves us. Several
-    addresses of one host are one server.
+    If one of several hosts may come back, try again, because it may be the right one. Several addresses of one host
+    count as one server.
     """
     words = _one_line(str(error))
     judged = [_connecting(failure) for failure in _by_host(str(error))]
     if None in judged:
         if isinstance(error, psycopg.ProgrammingError):
-            # its words may quote a password
-            return ConfigError("the connection string of PostgreSQL is none that libpq can read. To do: correct it")
+            # Its words may quote a password, so they are left out.
+            return ConfigError("libpq cannot parse the connection string of PostgreSQL. To do: correct postgres.dsn")
         return SourceUnavailable(f"PostgreSQL cannot be reached: {words}")
     kind, advice = next(found for found in judged if found is not None)
     return kind(f"PostgreSQL cannot be reached: {words}. To do: {advice}")
 
 
 def _by_host(text: str) -> list[str]:
-    """Return what failed at each host."""
+    """Return the failures by host."""
     _, *listed = _ATTEMPT.split(text)
     found: dict[str, str] = {}
     for host, failure in zip(listed[::2], listed[1::2], strict=True):
@@ -172,17 +172,17 @@ def _by_host(text: str) -> list[str]:
 
 
 def _connecting(text: str) -> tuple[type[PgsluiceError], str] | None:
-    """Return what the words mean that speak against trying again; None if none do."""
+    """Return what the words mean if another try would not help, or None."""
     return next(((kind, advice) for pattern, kind, advice in _CONNECTING if re.search(pattern, text)), None)
 
 
 def connection_lost(error: Error) -> SourceUnavailable:
-    """Judge a connection that broke."""
+    """Return the error for a broken connection."""
     return SourceUnavailable(f"the connection to PostgreSQL broke: {_one_line(str(error))}")
 
 
 def query_failed(error: Error, doing: str) -> PgsluiceError:
-    """Judge a query of psycopg's that failed, for whichever reason."""
+    """Return the error for a failed query of psycopg."""
     if error.pgresult is None:
         return connection_lost(error)
     return refused(ServerError.of(error.pgresult), doing)
@@ -198,7 +198,7 @@ def _one_line(text: str) -> str:
 def unusable(
     name: str, slot: SlotState | None, database: str, wanted: StreamOptions, server_version: int
 ) -> PgsluiceError | None:
-    """Say why the slot cannot be streamed; None when nothing that the server shows speaks against it."""
+    """Return why we cannot stream from the slot, or None if nothing that the server shows prevents it."""
     if slot is None:
         return _slot_missing(name)
     if slot.plugin != PLUGIN:
@@ -219,9 +219,9 @@ def unusable(
 
 def _slot_missing(name: str) -> ConfigError:
     return ConfigError(
-        f"replication slot {name!r} does not exist. If it existed before, changes made since it was dropped "
-        "cannot be had from a new one: create it with 'pgsluice slot create', start a new history "
-        "with 'pgsluice run --adopt-slot', then load the tables again with 'pgsluice snapshot start TABLE...'"
+        f"replication slot {name!r} does not exist. If it existed before, changes made since it was dropped cannot be "
+        "had from a new one: create it with 'pgsluice slot create', start a new history with 'pgsluice run "
+        "--adopt-slot', then load the tables again with 'pgsluice snapshot start TABLE...'"
     )
 
 
@@ -239,9 +239,10 @@ def _two_phase_problem(name: str, slot: SlotState, wanted: StreamOptions, server
     if two_phase and slot.failover and server_version < _TWO_PHASE_AT_SYNCED:
         return ConfigError(
             f"replication slot {name!r} survives failovers (failover) and takes prepared transactions at PREPARE "
-            "(two_phase): before version 18 a promoted standby does not know since when, and transactions that are "
-            "prepared across the promotion would be lost. Give up one of the two: postgres.two_phase = false with a "
-            f'slot that never had it, or ALTER_REPLICATION_SLOT "{name}" (FAILOVER false) over a replication connection'
+            "(two_phase): before version 18, a promoted standby does not know since when it does so, and "
+            "transactions that are prepared across the promotion would be lost. Give up one of the two: set "
+            f'postgres.two_phase = false and use a slot that never had it, or send ALTER_REPLICATION_SLOT "{name}" '
+            "(FAILOVER false) over a replication connection"
         )
     return _slot_two_phase(name) if slot.two_phase and wanted.origin != "any" else None
 
@@ -249,15 +250,15 @@ def _two_phase_problem(name: str, slot: SlotState, wanted: StreamOptions, server
 def _slot_two_phase(name: str) -> ConfigError:
     return ConfigError(
         f"replication slot {name!r} decodes prepared transactions at PREPARE TRANSACTION (two_phase, which a slot "
-        'does not forget), and with postgres.origin = "none" PostgreSQL can lose track of them: set origin = "any", or '
-        f'on PostgreSQL 18 and later send ALTER_REPLICATION_SLOT "{name}" (TWO_PHASE false) over a replication '
-        "connection; before, drop the slot and create it without two_phase"
+        'does not forget), and with postgres.origin = "none" PostgreSQL can lose track of them. Set origin = "any". '
+        f'Or, on PostgreSQL 18 and later, send ALTER_REPLICATION_SLOT "{name}" (TWO_PHASE false) over a replication '
+        "connection; on older versions, drop the slot and create it without two_phase"
     )
 
 
 # --- commands ----------------------------------------------------------------------------------------------
 
-# 57P01 admin_shutdown, 57P02 crash_shutdown, 57P03 cannot_connect_now and everything unknown are retried
+# 57P01 admin_shutdown, 57P02 crash_shutdown, 57P03 cannot_connect_now and all unknown errors are tried again
 _COMMANDS: dict[str, tuple[type[PgsluiceError], str]] = {
     "28000": (PermissionDenied, "the role needs LOGIN and REPLICATION"),
     "28P01": (PermissionDenied, "check the user and the password"),
@@ -275,19 +276,20 @@ _COMMANDS: dict[str, tuple[type[PgsluiceError], str]] = {
     "55006": (SlotInUse, "waiting for its owner to leave; a dead one is noticed after wal_sender_timeout"),
 }
 
-# checks of the server's configuration before it decodes: 55000 like so much else, but told by their routine
+# Checks of the server's configuration before it decodes. Their SQLSTATE 55000 has many meanings, so the routine
+# decides.
 _DECODING_REQUIREMENTS = {"CheckLogicalDecodingRequirements", "CheckSlotRequirements"}
 _FEATURE_NOT_SUPPORTED = "0A000"
-# which look for the send function of what a value consists of
+# routines that look for the send functions of the parts of a value
 _SENDING_PARTS = {"array_send", "getTypeBinaryOutputInfo", "get_range_io_data", "get_multirange_io_data"}
 
 
 def refused(error: ServerError, doing: str) -> PgsluiceError:
-    """Judge a command that the server refused; what nobody foresaw is retried, with the server's words."""
+    """Return the error for a refused command. Unknown errors are tried again, with the server's words."""
     if error.routine in _DECODING_REQUIREMENTS:
         return _cannot_decode(error, doing)
     if error.routine in _SENDING_PARTS:
-        # Such a type is sent as text in a column of its own, but not in arrays and composites.
+        # Such a type is sent as text if it is the type of a column, but not in arrays and composites.
         return NotInBinary(f"{doing}: {error}")
     kind, advice = _COMMANDS.get(error.sqlstate, (SourceUnavailable, ""))
     return kind(f"{doing}: {error}" + (f". To do: {advice}" if advice else ""))
@@ -300,7 +302,7 @@ def _cannot_decode(error: ServerError, doing: str) -> PgsluiceError:
             "primary (target_session_attrs=read-write); decoding on standbys needs PostgreSQL 16"
         )
     return ConfigError(
-        f"{doing}: {error}. To do: set wal_level = logical (on a standby: on the primary, too) and "
+        f"{doing}: {error}. To do: set wal_level = logical (on a standby, also on its primary) and "
         "max_replication_slots > 0, then restart the server"
     )
 
@@ -308,15 +310,15 @@ def _cannot_decode(error: ServerError, doing: str) -> PgsluiceError:
 # --- the stream --------------------------------------------------------------------------------------------
 
 _ENCODING = {"22021", "22P05"}  # character_not_in_repertoire, untranslatable_character
-_TOO_LARGE = "54000"  # program_limit_exceeded: a row's text exceeds 1 GB
+_TOO_LARGE = "54000"  # program_limit_exceeded: the text of a row is larger than 1 GB
 _UNDEFINED_OBJECT = "42704"
 _LSN = re.compile(r"\b[0-9A-F]{1,8}/[0-9A-F]{1,8}\b")
 
 
 def stream_broke(error: ServerError, name: str, slot: SlotState | None) -> PgsluiceError:
-    """Judge an error that ended the stream of slot ``name``, or kept it from starting.
+    """Return the error for a server error that ended the stream of slot ``name``, or prevented its start.
 
-    ``slot`` is its state afterwards, where it could still be asked for.
+    ``slot`` is the slot's state after that, if the server could still be asked.
     """
     if slot is not None and slot.invalidation is not None:
         return _slot_invalidated(name, slot.invalidation)
@@ -331,15 +333,15 @@ def stream_broke(error: ServerError, name: str, slot: SlotState | None) -> Pgslu
         return _poison(error, name)
     if error.sqlstate == _FEATURE_NOT_SUPPORTED:
         return ConfigError(
-            f"streaming from slot {name!r}: {error}. To do: let the publications of one pipeline agree about "
-            "each table's columns, or follow them with separate pipelines. Decoding uses the catalog as it "
-            "was at that change, so the slot has to be created again"
+            f"streaming from slot {name!r}: {error}. To do: let the publications of one pipeline agree about each "
+            "table's columns, or follow them with separate pipelines. PostgreSQL decodes a change with the catalog "
+            "of that time, so the slot has to be created again"
         )
     return refused(error, f"streaming from slot {name!r}")
 
 
 def publication_missing(words: str) -> ConfigError:
-    """Say that the server does not know a publication at the slot's position, whatever exists by now."""
+    """Return the error for a publication that does not exist at the slot's position, whatever exists now."""
     return ConfigError(
         f"{words}. PostgreSQL decodes with the catalog as it was at the slot's position, so a publication "
         "created later does not count there, and changes would be missing: create the publication first and "
@@ -348,7 +350,7 @@ def publication_missing(words: str) -> ConfigError:
 
 
 def _poison(error: ServerError, name: str) -> PoisonError:
-    """Name the change that the server cannot send; its message may quote the row, so it is not repeated."""
+    """Return the error for a change that the server cannot send. Leave out its message, which may quote the row."""
     position = _LSN.search(error.context)
     where = f" at {position[0]}" if position else ""
     what = f"{_condition(error.sqlstate)} (SQLSTATE {error.sqlstate}), its message is in PostgreSQL's log"

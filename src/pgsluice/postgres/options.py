@@ -1,6 +1,6 @@
-"""How a session with the server is opened: libpq's parameters, and the settings that are pinned.
+"""How to open a session with the server: libpq's parameters, and the settings that pgsluice fixes.
 
-Used by the replication connection and the catalog; the daemon makes the options from its configuration.
+The replication connection and the catalog use it. The daemon makes the options from its configuration.
 
 https://www.postgresql.org/docs/current/libpq-connect.html
 """
@@ -13,8 +13,9 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from pgsluice.errors import ConfigError
 
-# The text of a value must depend on the value alone, never on ALTER ROLE or ALTER DATABASE ... SET, which
-# apply to walsenders too; and no timeout meant for people may end the session. All exist since PostgreSQL 10.
+# The text of a value must depend only on the value, and never on ALTER ROLE or ALTER DATABASE ... SET, which apply to
+# walsenders as well. And no time-out that is meant for people may end the session. All these settings exist since
+# PostgreSQL 10.
 SESSION_SETTINGS = {
     "DateStyle": "ISO",
     "IntervalStyle": "iso_8601",
@@ -24,13 +25,13 @@ SESSION_SETTINGS = {
     "lc_monetary": "C",
     "search_path": "",
     "quote_all_identifiers": "off",
-    "client_min_messages": "notice",  # "skipped loading publication" is a warning that must arrive
+    "client_min_messages": "notice",  # so that the warning "skipped loading publication" arrives
     "statement_timeout": "0",
     "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
 }
 
-# A peer that vanished without a word is noticed within 15 + 3 * 5 = 30 s when idle, and as soon when sending.
+# If the peer vanishes silently, we notice it within 15 + 3 * 5 = 30 s, whether idle or sending.
 _LIBPQ_DEFAULTS = {
     "connect_timeout": "10",
     "keepalives": "1",
@@ -47,15 +48,15 @@ MESSAGES_SINCE = 14_00_00
 TWO_PHASE_SINCE = 15_00_00
 PARALLEL_SINCE = 16_00_00
 ORIGIN_SINCE = 16_00_00
-"""Server versions that brought an option of pgoutput."""
+"""Server versions that added an option of pgoutput."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """What is asked of pgoutput beside the publications.
+    """The options of pgoutput besides the publications.
 
-    ``streaming``: off, on or parallel, as far as the server offers it. ``origin``: any, or none for changes
-    that were made on this server only.
+    ``streaming`` is off, on or parallel, as far as the server supports it. ``origin`` is any, or none for only the
+    changes that were made on this server.
     """
 
     streaming: str = "on"
@@ -65,7 +66,10 @@ class StreamOptions:
     origin: str = "any"
 
     def of_server(self, version: int) -> dict[str, str]:
-        """Return START_REPLICATION's options for a server; ConfigError for what it does not have."""
+        """Return the options of START_REPLICATION for a server.
+
+        Raise ConfigError if the server does not have one of them.
+        """
         wanted = (
             (self.two_phase, "two_phase", "two_phase = true", TWO_PHASE_SINCE, "true"),
             (self.binary, "binary", "binary = true", BINARY_SINCE, "true"),
@@ -84,7 +88,7 @@ class StreamOptions:
         return self._streaming(version) | found
 
     def _streaming(self, version: int) -> dict[str, str]:
-        # A message of a savepoint that is rolled back cannot be told apart in a stream.
+        # In a streamed transaction, nothing shows whether a message belongs to a savepoint that is rolled back later.
         if self.streaming == "off" or self.messages or version < STREAMING_SINCE:
             return {}
         return {"streaming": self.streaming if version >= PARALLEL_SINCE else "on"}
@@ -92,7 +96,7 @@ class StreamOptions:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where one server listens, as libpq has it; ``hostaddr`` is empty for a Unix socket."""
+    """Where one server listens, in libpq's terms. ``hostaddr`` is empty for a Unix socket."""
 
     host: str
     hostaddr: str
@@ -109,9 +113,10 @@ class ConnectionOptions:
     status_interval_s: float = 5.0
 
     def conninfo(self, settings: Mapping[str, str] | None = None, **parameters: str) -> str:
-        """Return the connection string of a session with our settings, ``settings`` and ``parameters`` last.
+        """Return the connection string of a session with our settings. ``settings`` and ``parameters`` come last.
 
-        The user's own ``options`` stand in front: the last one wins. ConfigError if libpq cannot read it.
+        The user's own ``options`` come first, because the last value of a setting counts. Raise ConfigError if libpq
+        cannot parse it.
         """
         pinned = " ".join(f"-c {name}={value}" for name, value in {**SESSION_SETTINGS, **(settings or {})}.items())
         try:
@@ -123,11 +128,13 @@ class ConnectionOptions:
             }
             return make_conninfo("", **{**_LIBPQ_DEFAULTS, **given, **ours, **parameters})
         except psycopg.ProgrammingError:
-            # its text may quote a piece of the string, and with it a password
-            raise ConfigError("the connection parameters of PostgreSQL are not what libpq understands") from None
+            # The text of the error may quote a part of the string, and with it a password.
+            raise ConfigError(
+                "libpq cannot parse the connection parameters of PostgreSQL. Correct the [postgres] section."
+            ) from None
 
     def at(self, address: Address) -> "ConnectionOptions":
-        """Return the options of further connections to the server that one of several hosts turned out to be."""
+        """Return the options for further connections to the server that was found among several hosts."""
         found = {"host": address.host, "port": str(address.port)}
         found |= {"hostaddr": address.hostaddr} if address.hostaddr else {}
         return replace(self, parameters={**self.parameters, **found})

@@ -1,7 +1,8 @@
-"""The primary of a standby that is streamed from. Rows are read there (``snapshot.primary``).
+"""The primary of a standby that is streamed from. Rows are read from it (``snapshot.primary``).
 
-A standby lets no snapshot be compared with its stream: it does not tell which transactions are in progress on the
-primary. Transaction ids and positions are the same on both, as long as they belong to one cluster and one timeline.
+A snapshot of a standby cannot be compared with its stream, because a standby does not say which transactions are in
+progress on the primary. Transaction ids and positions are the same on both servers, as long as they belong to one
+cluster and one timeline.
 
 https://www.postgresql.org/docs/current/functions-info.html#FUNCTIONS-INFO-CONTROLDATA
 """
@@ -12,7 +13,7 @@ from typing import Final
 
 from pgsluice.errors import PgsluiceError, PrimaryUnavailable
 
-# The name of a WAL file begins with the timeline. Before it is written in the control file, it is in force already.
+# The name of a WAL file begins with the timeline. The control file would show a new timeline too late.
 _IDENTITY: Final = """
 SELECT pg_is_in_recovery()::text, (SELECT system_identifier::text FROM pg_control_system()),
        CASE WHEN NOT pg_is_in_recovery() THEN left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END"""
@@ -32,7 +33,7 @@ class Primary:
     timeline: int
 
     async def check(self, query: Query) -> None:
-        """Raise PrimaryUnavailable, with what to do, if the server is another one."""
+        """Raise PrimaryUnavailable, with what to do, if the server is not this primary."""
         ((in_recovery, systemid, timeline),) = await query(_IDENTITY)
         if systemid != self.systemid:
             raise _refused(
@@ -50,7 +51,7 @@ class Primary:
             )
 
     def unreachable(self, error: PgsluiceError) -> PrimaryUnavailable:
-        """Return what follows from ``error``, for which the server cannot be connected to."""
+        """Return the error for a connection that failed with ``error``."""
         words = str(error).removesuffix(".")
         return PrimaryUnavailable(f"snapshot.primary: {words}. No rows are read meanwhile. {_AFTER_PROMOTION}")
 

@@ -1,6 +1,6 @@
-"""The SQL of the catalog, valid on every supported version unless its name says since when.
+"""SQL for the catalog. It is valid for every supported version, unless a name says since which one.
 
-Used by ``catalog`` only. search_path is empty there, so that pg_catalog is all that these names can mean.
+``catalog`` and ``chunks`` use it with an empty search_path, so all names are those of pg_catalog.
 
 https://www.postgresql.org/docs/current/catalogs.html
 """
@@ -12,7 +12,7 @@ ROW_FILTERS_SINCE = 15_00_00
 
 
 def identifier(name: str) -> str:
-    """Return the identifier as SQL has it, always in quotes."""
+    """Return the name as an identifier in SQL, always in quotes."""
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -29,17 +29,17 @@ WAL_SENDERS_IN_USE = "SELECT count(*) FROM pg_stat_get_wal_senders()"
 CURRENT_LSN = """
 SELECT (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END)::text"""
 
-# How far the server's WAL goes. A standby that reads an archive has received nothing, but has replayed it.
+# How far the server's WAL goes. A standby that reads an archive has received nothing, but has replayed WAL.
 WAL_END = """
 SELECT (CASE WHEN pg_is_in_recovery() THEN greatest(pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn())
              ELSE pg_current_wal_lsn() END)::text"""
 
-# While a walsender streams, it waits for its client as WalSenderWriteData.
+# A walsender that streams waits for its client with another event, WalSenderWriteData.
 BLOCKED_BY_CLIENT = "SELECT wait_event = 'ClientWrite' FROM pg_stat_activity WHERE pid = %s"
 
 PROCESS = "SELECT FROM pg_stat_activity WHERE pid = %s"
 
-# pubtruncate came with version 11
+# pubtruncate exists since version 11.
 PUBLICATIONS = """
 SELECT pubname::text, pubinsert, pubupdate, pubdelete,
        coalesce((to_jsonb(p) ->> 'pubtruncate')::boolean, false)
@@ -47,10 +47,12 @@ FROM pg_publication p
 WHERE pubname = ANY (%s::text[])
 ORDER BY 1"""
 
-# What the publications carry, of the catalog's own tables alone: what asks PostgreSQL about a table, as
-# pg_publication_tables does, waits for its locks, and that of a prepared ALTER TABLE may be held for days. A
-# publication that goes via the root publishes what is no partition of a published table, another one the tables that
-# hold rows.
+# The tables that the publications carry. The query reads only the catalog's own tables. Functions that ask PostgreSQL
+# about a table, such as pg_publication_tables, wait for the table's locks, and a prepared ALTER TABLE may hold such a
+# lock for days.
+#
+# If a publication publishes via the root, it carries tables that are no partition of a published table. Otherwise it
+# carries the tables that hold rows.
 _CARRIED = """
 WITH RECURSIVE member AS (
     SELECT p.oid AS publication, coalesce((to_jsonb(p) ->> 'pubviaroot')::boolean, false) AS via_root,
@@ -70,14 +72,14 @@ WITH RECURSIVE member AS (
     JOIN pg_inherits i ON i.inhparent = c.oid
 )"""
 
-# A publication carries a table because of the table itself or of one that it is a partition of.
+# A publication carries a table because of the table itself, or because of a table that it is a partition of.
 _ANCESTRY = """AND c.oid IN (
         WITH RECURSIVE whole AS (
             SELECT {oid}::oid AS oid UNION SELECT i.inhparent FROM whole JOIN pg_inherits i ON i.inhrelid = whole.oid
         )
         SELECT oid FROM whole)"""
 
-# The identity that counts is that of the table which holds the row: for a partition root, of each leaf.
+# The identity of the table that holds the row counts. For a partition root, this is the identity of each leaf.
 _PUBLISHED_TABLES = """
 SELECT n.nspname::text, c.relname::text, c.relreplident::text,
        c.relreplident = 'f' OR EXISTS (
@@ -95,7 +97,7 @@ JOIN pg_namespace n ON n.oid = c.relnamespace
 GROUP BY n.nspname, c.relname, c.relreplident, c.oid
 ORDER BY 1, 2"""
 
-# The columns that each publication sends of each table.
+# The columns of each table that each publication sends.
 _SENT = """, published AS (
     SELECT publication, generated, {listed} AS listed, c.oid, c.relnamespace, c.relname, c.relreplident
     FROM carried
@@ -110,7 +112,7 @@ _SENT = """, published AS (
      AND coalesce(a.attnum = ANY (c.listed), {as_a_rule})
 )"""
 
-# Without their columns, of which strangers' tables may have millions. A table without any has no rows to tell of.
+# This leaves out the columns, because tables of strangers may have millions. A table without columns sends no rows.
 _PUBLISHED_NAMES = """
 SELECT c.oid, n.nspname::text, c.relname::text, c.relnatts, {trusted}
 FROM (SELECT DISTINCT oid FROM published) p
@@ -119,7 +121,7 @@ JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)
 ORDER BY 2, 3"""
 
-# As Relation and Type messages say it: a domain has its own OID and the name of its base type.
+# The columns as Relation and Type messages describe them. A domain has its own OID and the name of its base type.
 _DESCRIBED = """, described AS (
     SELECT DISTINCT c.oid, c.nspname::text AS namespace, c.relname::text AS name, c.relreplident::text AS identity,
            c.attname::text AS "column", c.atttypid, base.namespace AS type_namespace, base.name AS type_name,
@@ -151,8 +153,8 @@ HAVING count(DISTINCT columns) > 1
 ORDER BY 1, 2"""
 
 
-# What decides whether the rows of the published tables can be read, of the catalog's own tables alone, as above. The
-# right to a partition root is the right to its partitions, since there are publications that go via the root.
+# What decides whether the rows of the published tables can be read, from the catalog's own tables only. The right to
+# read a partition root is enough for its partitions, if a publication publishes via the root.
 _LOADABLE_TABLES = """
 SELECT c.oid, n.nspname::text, c.relname::text,
        has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT'),
@@ -162,8 +164,8 @@ JOIN pg_class c ON c.oid = sent.oid
 JOIN pg_namespace n ON n.oid = c.relnamespace
 ORDER BY 2, 3"""
 
-# As VACUUM and ANALYZE have left it in the catalog: what asks for a table's present size waits for its locks. A root
-# has what its partitions have.
+# The sizes that VACUUM and ANALYZE have left in the catalog, because functions that return a table's present size wait
+# for its locks. The size of a root is the sum of its partitions.
 TABLE_SIZES = """
 WITH RECURSIVE part AS (
     SELECT c.oid AS root, c.oid FROM pg_class c WHERE c.oid = ANY (%s::oid[])
@@ -181,9 +183,10 @@ LEFT JOIN pg_class toast ON toast.oid = c.reltoastrelid
 GROUP BY part.root"""
 
 
-# What pgsluice.layout.Layout has, of the catalog's own tables alone, as above. A root has no rows: its partitions tell
-# whether rows were written anew, and whether those that were there have a value of a new column, which they have under
-# the same name. A row filter is compared as the catalog has it, because deparsing it waits for locks.
+# The layout of a table (pgsluice.layout.Layout), from the catalog's own tables only. A root has no rows. So its
+# partitions show whether rows were rewritten, and whether existing rows have a value of a new column, which has the
+# same name in each partition. A row filter is compared in the form that the catalog has, because deparsing it waits for
+# locks.
 _LAYOUTS = """
 WITH RECURSIVE part AS (
     SELECT c.oid AS root, c.oid FROM pg_class c WHERE c.oid = ANY (%(oids)s::oid[])
@@ -214,7 +217,7 @@ SELECT c.oid,
 FROM pg_class c
 WHERE c.oid = ANY (%(oids)s::oid[])"""
 
-# A publication without a filter lets all rows pass.
+# If one publication has no filter, all rows pass.
 _LAYOUT_FILTER_SINCE_15 = """(
         SELECT CASE WHEN bool_and(r.prqual IS NOT NULL)
                     THEN left(md5(string_agg(r.prqual::text, ' ' ORDER BY r.prqual::text)), 16) END
@@ -236,7 +239,7 @@ def layouts(server_version: int) -> str:
 def loadable_tables(server_version: int) -> str:
     """Return the query for what decides whether the rows of the published tables can be read.
 
-    It takes the publications twice.
+    Its parameters are the publications, twice.
     """
     found = _LOADABLE_TABLES.format(trusted=_TRUSTED.format(publications="%s"), key=_KEY.format(columns="sent.columns"))
     return _carried(server_version) + _sent(server_version) + found
@@ -250,22 +253,22 @@ def published_tables(server_version: int) -> str:
 def published_names(server_version: int) -> str:
     """Return the query for the tables under whose names rows are published.
 
-    It takes the publications twice.
+    Its parameters are the publications, twice.
     """
     found = _PUBLISHED_NAMES.format(trusted=_TRUSTED.format(publications="%s"))
     return _carried(server_version) + _sent(server_version) + found
 
 
 def published_columns(server_version: int) -> str:
-    """Return the query for the columns of some of the published tables, each table's in their order.
+    """Return the query for the columns of some published tables, in the order of each table.
 
-    It takes the publications, and the oids of these tables.
+    Its parameters are the publications, and the oids of these tables.
     """
     return _carried(server_version) + _sent(server_version, "AND c.oid = ANY (%s::oid[])") + _PUBLISHED_COLUMNS
 
 
 def differing_columns(server_version: int) -> str:
-    """Return the query for the tables of which the publications send different columns."""
+    """Return the query for the tables for which the publications send different columns."""
     return _carried(server_version) + _sent(server_version) + _DIFFERING_COLUMNS
 
 
@@ -283,8 +286,8 @@ def _sent(server_version: int, only: str = "") -> str:
     )
 
 
-# A row filter may use, and a column list must have, the columns of the replica identity; otherwise the server
-# refuses updates and deletes. The filter's columns are read from its expression tree.
+# A row filter may use only columns of the replica identity, and a column list must have all of them. Otherwise the
+# server refuses updates and deletes. The filter's columns are read from its expression tree.
 IDENTITY_CONFLICTS_SINCE_15 = r"""
 WITH member AS (
     SELECT r.prrelid, r.prattrs::int2[] AS listed, r.prqual::text AS filter, p.pubname, c.relreplident,
@@ -309,9 +312,9 @@ WHERE m.relreplident <> 'f' AND EXISTS (
    OR m.listed IS NOT NULL AND (m.relreplident = 'f' OR NOT m.identity <@ m.listed)
 ORDER BY 1, 2, 3"""
 
-# One row with null for a table without primary key, none for a table that is gone. A deferrable key is none, as
-# for PostgreSQL's default identity: rows may share its values for a moment, so it cannot tell them apart.
-# conkey, unlike the index, leaves out INCLUDE columns.
+# The result is one row with null for a table without primary key, and no row for a table that is gone. A deferrable key
+# does not count, as in PostgreSQL's default identity, because two rows may have the same values for a moment. conkey
+# leaves out INCLUDE columns, and the columns of the index do not.
 PRIMARY_KEY = """
 SELECT a.attname::text
 FROM pg_class t
@@ -323,7 +326,7 @@ ORDER BY k.place"""
 
 HAS_NO_PARTITIONS = "SELECT true FROM pg_class WHERE oid = %s AND relkind <> 'p'"
 
-# What values consist of, as pgsluice.pgbinary.types describes it. A domain's values are those of its base type.
+# The parts of types, as pgsluice.pgbinary.types describes them. The values of a domain are those of its base type.
 _TYPES = """
 SELECT t.oid, n.nspname::text, t.typname::text,
        CASE WHEN t.typtype = 'd' THEN 'domain' ELSE coalesce(p.proname::text, '') END,
@@ -349,7 +352,7 @@ TYPES_SINCE_14 = _TYPES.format(
     multiranges="WHEN t.typtype = 'm' THEN ARRAY(SELECT rngtypid FROM pg_range WHERE rngmultitypid = t.oid)"
 )
 
-# The walsender waits for the lock of one transaction after the other; a prepared one has no process.
+# The walsender waits for the locks of transactions, one after the other. A prepared transaction has no process.
 SLOT_CREATION_BLOCKERS = """
 SELECT holder.pid, a.usename::text, a.datname::text, p.gid, p.owner::text, p.database::text, p.prepared::text
 FROM pg_locks waiter
@@ -362,8 +365,8 @@ WHERE waiter.pid = %s AND waiter.locktype = 'transactionid' AND NOT waiter.grant
 PREPARED_TRANSACTIONS = """
 SELECT gid, owner::text, database::text, prepared::text FROM pg_prepared_xacts ORDER BY prepared"""
 
-# The columns of the index that is the replica identity, without those that it only includes (indclass has one entry for
-# each column of the key, and none for those); empty if there is no such index.
+# The columns of the index that is the replica identity, without INCLUDE columns (indclass has an entry for each column
+# of the key, and none for INCLUDE columns). The array is empty if there is no such index.
 _IDENTITY = """ARRAY(
             SELECT unnest((i.indkey::int2[])[0:cardinality(i.indclass::oid[]) - 1])
             FROM pg_index i
@@ -374,13 +377,16 @@ _IDENTITY = """ARRAY(
                   ELSE false
               END)"""
 
-# The key by which the rows of a table can be read: that of a unique index by which all rows can be told apart and put
-# into an order with the operators that a query uses by itself: whole, immediate, of columns that are not null, with the
-# collations and operator classes that the columns have. The operators are those of pg_catalog; for a type of an
-# extension (citext), a query would find those of another type there, which have another order. A value in quotes cannot
-# be compared with a composite type, nor with a domain over an enum or a range (their categories are C, E and R; a
-# domain has that of its base type). If there is a replica identity, its columns include those of the key: of others,
-# the stream does not tell that a row has another value now.
+# The key by which the rows of a table can be read. It is the key of a unique index that tells all rows apart, and sorts
+# them with the operators that a query uses by default. So the index is whole and immediate, its columns are not null,
+# and it has the collations and operator classes of the columns.
+#
+# The operators have to be those of pg_catalog. For a type of an extension (citext), a query would find the operators of
+# another type there, which sort differently. A quoted value cannot be compared with a composite type, nor with a domain
+# over an enum or a range. Their categories are C, E and R, and a domain has the category of its base type.
+#
+# If there is a replica identity, it has to include the columns of the key. If other columns change their values, the
+# stream does not send the old ones.
 _KEY = """(
         SELECT json_agg(a.attname ORDER BY k.place)
         FROM pg_index i
@@ -402,10 +408,10 @@ _KEY = """(
         ORDER BY i.indisprimary DESC, i.indisreplident DESC, i.indexrelid
         LIMIT 1)""".replace("{identity}", _IDENTITY)
 
-# Whoever owns a table can have functions run when it is read, with the rights of the reader: the planner evaluates
-# those in indexes and in statistics. The partitions of a root are planned as well. And whoever owns the schema can
-# rename it between two commands, so that the name means another table. So this is whether superusers or the database's
-# owner own all of these, or a publication names the table or one that it is a partition of.
+# The owner of a table can have functions run with the rights of the role that reads the table, because the planner
+# evaluates functions in indexes and in statistics. It plans the partitions of a root as well. The owner of the schema
+# can rename it between two commands, so that a name means another table. So a table is trusted if superusers or the
+# database's owner own all of these, or if a publication names the table or a table that it is a partition of.
 _TRUSTED = """(NOT EXISTS (
         WITH RECURSIVE part AS (
             SELECT c.oid, c.relkind, c.relowner
@@ -438,7 +444,7 @@ _TRUSTED = """(NOT EXISTS (
         WHERE m.prrelid IN (SELECT oid FROM whole) AND p.pubname = ANY ({publications}::text[])
     ))"""
 
-# A table as its rows are read, as one JSON text: any difference in it shows.
+# A table in the form in which its rows are read, as one JSON text. Any difference changes the text.
 _SHAPE = """
 SELECT json_build_object(
     'kind', c.relkind, 'schema', n.nspname, 'table', c.relname, 'identity', c.relreplident,
@@ -465,8 +471,8 @@ JOIN (SELECT oid, array_agg("column") AS columns FROM described GROUP BY oid) se
     "{identity}", _IDENTITY
 )
 
-# Rows that pass the filter of one publication are sent; one without a filter lets all pass. The view looks at all
-# tables of a publication, and waits for the locks of each, so it is only asked about a table that has a filter.
+# Rows that pass the filter of one publication are sent. A publication without a filter sends all rows. The view reads
+# all tables of a publication and waits for the locks of each. So it is used only for a table that has a filter.
 _FILTER_SINCE_15 = """CASE WHEN EXISTS (
         SELECT FROM pg_publication_rel m WHERE m.prrelid = c.oid AND m.prqual IS NOT NULL
     ) THEN (
@@ -478,7 +484,7 @@ _FILTER_SINCE_15 = """CASE WHEN EXISTS (
 
 
 def shape(server_version: int, oid: int, publications: str) -> str:
-    """Return the query for a published table as its rows are read; ``publications`` is a literal of an array."""
+    """Return the query for the shape of a published table. ``publications`` is a literal of an array."""
     carried = _carried(server_version, _ANCESTRY.format(oid=oid)).replace("%s::text[]", publications)
     described = _sent(server_version, f"AND c.oid = {oid}") + _DESCRIBED
     has_filters = server_version >= ROW_FILTERS_SINCE
@@ -488,9 +494,9 @@ def shape(server_version: int, oid: int, publications: str) -> str:
     return carried + described + _SHAPE.format(key=key, filter=found, trusted=trusted, publications=publications)
 
 
-# Who may have changed a table, or one of its partitions, and has not ended: whoever changes rows holds the lock of such
-# changes until the commit shows to others, prepared transactions included. A name of a transaction is not used again
-# while its backend lives.
+# The unfinished transactions that may have changed a table, or one of its partitions. A transaction that changes rows
+# holds a lock until its commit is visible to others. Prepared transactions do so as well. The name of a transaction is
+# not used again while its backend lives.
 WRITERS = """
 WITH RECURSIVE part AS (
     SELECT {oid}::oid AS oid
@@ -503,13 +509,14 @@ WHERE locktype = 'relation' AND relation IN (SELECT oid FROM part) AND granted
   AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
   AND mode IN ('RowExclusiveLock', 'AccessExclusiveLock')"""
 
-# The position is taken after the snapshot. It is the insert position: what commits asynchronously is visible before it
-# is flushed.
+# The position is read after the snapshot. It is the insert position, because asynchronous commits are visible before
+# they are flushed.
 SNAPSHOT = """
 SELECT txid_current_snapshot()::text, pg_current_wal_insert_lsn()::text,
        ((extract(epoch FROM now()) - 946684800) * 1000000)::int8, pg_size_bytes(current_setting('wal_segment_size'))"""
 
-# Of a table that others inherit from it counts those, too, though they are not read: it is a bound.
+# If other tables inherit from this table, their size is included, although their rows are not read. So this is an upper
+# bound.
 SIZE = """
 WITH RECURSIVE part AS (
     SELECT {oid}::oid AS oid

@@ -1,6 +1,6 @@
-"""A logical replication slot as ``pg_replication_slots`` shows it, whatever the server's version.
+"""A logical replication slot as ``pg_replication_slots`` shows it, for all versions of the server.
 
-Used by the replication connection and the catalog, which read it; by failures and checks, which judge it.
+The replication connection and the catalog read it, and ``failures`` and the checks judge it.
 
 https://www.postgresql.org/docs/current/view-pg-replication-slots.html
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pgsluice.lsn import INVALID_LSN, parse_lsn
 
-# column -> (server version that brought it, what stands in for it before)
+# column -> (the server version that added it, its substitute on older versions)
 _COLUMNS = {
     "slot_name": (10_00_00, ""),
     "plugin": (10_00_00, ""),
@@ -48,11 +48,11 @@ class SlotState:
     failover: bool
     synced: bool
     invalidation: str | None
-    """Why the server gave the slot up for good; None while it is usable."""
+    """Why the server has invalidated the slot. None while it is usable."""
 
 
 def slot_query(server_version: int, condition: str) -> str:
-    """Return the query whose rows :func:`parse_slot` reads; every column is text, so any protocol will do."""
+    """Return the query whose rows :func:`parse_slot` reads. Every column is text, so each protocol returns the same."""
     columns = ", ".join(
         f"{name}::text" if server_version >= since else f"{substitute}::text"
         for name, (since, substitute) in _COLUMNS.items()
@@ -82,7 +82,7 @@ def parse_slot(row: Sequence[str | None]) -> SlotState:
 
 
 def _invalidation(value: dict[str, str | None]) -> str | None:
-    """Return the reason in the words of PostgreSQL 17+, for older servers derived from what they show."""
+    """Return the reason in the words of PostgreSQL 17 and later. For older servers, derive it from other columns."""
     if value["invalidation_reason"] is not None:
         return value["invalidation_reason"]
     if value["wal_status"] == "lost":

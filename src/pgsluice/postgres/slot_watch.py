@@ -1,7 +1,7 @@
-"""The slot as the server shows it, looked at again and again beside the sessions, for the metrics.
+"""Looks at the slot again and again, beside the sessions, for the metrics.
 
-Made by the daemon. A slot keeps WAL whether or not somebody streams from it, so it is looked at on a connection of its
-own, which no session's end closes. Nothing here can stop or hold up the pipeline.
+The daemon makes it. A slot keeps WAL whether or not somebody streams from it. So this uses a connection of its own,
+which stays open at the end of a session. Nothing here can stop or delay the pipeline.
 
 https://www.postgresql.org/docs/current/view-pg-replication-slots.html
 """
@@ -21,57 +21,64 @@ from pgsluice.postgres.options import Address, ConnectionOptions
 from pgsluice.postgres.slot import SlotState
 
 PERIOD_S = 10.0
-"""How often the slot is looked at. It is two small queries, and alerts wait for minutes."""
+"""How often to look at the slot. A look is two small queries, and alerts wait for minutes anyway."""
 
 DEADLINE_S = 20.0
-"""For one look, connecting included. A query has less (``catalog``), a name that is not resolved may have none."""
+"""The limit for one look, including the time to connect. A query has a shorter limit (``catalog``), but the resolution
+of a name may have none."""
 
 BREAK_S = 0.1
-"""What a broken connection needs to show."""
+"""How long it takes until a broken connection is noticed."""
 
 LOOK_S = 0.5
-"""How often it is decided whether it is time for a look."""
+"""How often to check whether a look is due."""
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class SlotSample:
-    """The slot (None: the server has none of that name) and how far the server's WAL goes (None: not known)."""
+    """The slot, and how far the server's WAL goes.
+
+    None means that there is no such slot, or that the WAL is not known.
+    """
 
     slot: SlotState | None
     wal_end: int | None
     sampled_at: float
-    """By the monotonic clock, just before the server was asked."""
+    """The time just before the server was asked, by the monotonic clock."""
     timestamp_s: float
     """The same as Unix time."""
 
     @property
     def retained_bytes(self) -> int | None:
-        """The WAL that the server keeps for the slot; None if the slot keeps none, or that is not known."""
+        """Return how much WAL the server keeps for the slot.
+
+        None means that it keeps none, or that this is not known.
+        """
         if self.slot is None or self.slot.restart_lsn == INVALID_LSN or self.wal_end is None:
             return None
         return max(0, self.wal_end - self.slot.restart_lsn)
 
 
 class SlotWatch:
-    """Looks at the slot of one pipeline, from the moment on when :meth:`follow` names the server.
+    """Looks at the slot of one pipeline, as soon as :meth:`follow` has named the server.
 
-    ``options`` are asked for at each connection, because the password may have changed.
+    ``options`` is called for each connection, because the password may have changed.
     """
 
     def __init__(self, slot: str, options: Callable[[], ConnectionOptions]) -> None:
         self._slot = slot
         self._options = options
         self._address: Address | None = None
-        """Where the slot is."""
+        """The server that has the slot."""
         self._catalog: Catalog | None = None
         self._catalog_address: Address | None = None
-        """Where the connection leads to."""
+        """The server that the connection leads to."""
         self._due_at = 0.0
         self._has_failed = False
         self.sample: SlotSample | None = None
-        """The last successful one, however old it is."""
+        """The last successful sample, however old it is."""
 
     def follow(self, address: Address) -> None:
         """Look at the slot on this server from now on."""
@@ -79,19 +86,19 @@ class SlotWatch:
             self._address, self._due_at = address, 0.0
 
     async def run(self, is_wanted: Callable[[], bool], is_streaming: Callable[[], bool]) -> NoReturn:
-        """Look at the slot while ``is_wanted``; a look that fails is said once, and tried again.
+        """Look at the slot while ``is_wanted``. Log a failed look once, and try again.
 
-        The connection is kept only while a session ``is_streaming``: where there are few connections, or the role may
-        have few, it must not take the place of one that the next session needs.
+        The connection is kept only while a session ``is_streaming``. The server or the role may have few connections,
+        and this one must not take the place of a connection that the next session needs.
         """
         was_streaming = False
         try:
             while True:
                 if is_streaming() and not was_streaming:
-                    self._due_at = 0.0  # the slot may have been made just now, and it is in use again
+                    self._due_at = 0.0  # the slot may be new, and it is in use again
                 was_streaming = is_streaming()
                 if not is_wanted():
-                    self.sample, self._due_at = None, 0.0  # the process that streams from the slot looks at it
+                    self.sample, self._due_at = None, 0.0  # the process that streams looks at the slot itself
                 elif self._address is not None and time.monotonic() >= self._due_at:
                     self._due_at = time.monotonic() + PERIOD_S
                     await self._look(self._address)
@@ -106,7 +113,7 @@ class SlotWatch:
             catalog = await self._connected_to(address)
             self.sample = await _within_deadline(self._ask(catalog), catalog)
             self._has_failed = False
-        except Exception as error:  # noqa: BLE001 - whatever goes wrong here, it must not stop the pipeline
+        except Exception as error:  # noqa: BLE001 - no error of this may stop the pipeline
             await self._disconnect()
             if not self._has_failed:
                 reason = str(error) if isinstance(error, PgsluiceError) else repr(error)
@@ -114,7 +121,7 @@ class SlotWatch:
             self._has_failed = True
 
     async def _connected_to(self, address: Address) -> Catalog:
-        """Return the connection to this server; the last one may lead to another."""
+        """Return the connection to this server. Close the last connection if it leads to another server."""
         if self._catalog is not None and self._catalog_address != address:
             await self._disconnect()
         if self._catalog is None:
@@ -133,9 +140,10 @@ class SlotWatch:
 
 
 async def _within_deadline(asking: Coroutine[Any, Any, SlotSample], catalog: Catalog) -> SlotSample:
-    """Return what the server answers; SourceUnavailable if it does not answer in time.
+    """Return the server's answer. Raise SourceUnavailable if it does not come in time.
 
-    Cancelling a query would not do, here and when the daemon stops: psycopg asks the server to cancel it and waits.
+    To cancel the query would not help, neither here nor when the daemon stops, because psycopg would ask the server to
+    cancel it, and wait.
     """
     task = asyncio.create_task(asking, name="slot")
     try:
@@ -146,5 +154,5 @@ async def _within_deadline(asking: Coroutine[Any, Any, SlotSample], catalog: Cat
     finally:
         while not task.done():
             if not catalog.break_off():
-                task.cancel()  # it is connecting, which can be cancelled
+                task.cancel()  # it is still connecting, which can be cancelled
             await asyncio.wait((task,), timeout=BREAK_S)

@@ -1,6 +1,6 @@
-"""What ``pgsluice check`` looks at where the rows of tables are to be read: whether they can be, and what it costs.
+"""What ``pgsluice check`` examines in tables whose rows are to be read: whether they can be read, and at what cost.
 
-A table that cannot be read does not stop ``run``, so nothing here is a failure. There may be thousands of tables, so
+A table that cannot be read does not stop ``run``, so nothing here is a failure. There may be thousands of tables. So
 there is one finding for each kind of problem, and one for all tables together.
 
 https://www.postgresql.org/docs/current/ddl-priv.html
@@ -27,16 +27,16 @@ from pgsluice.tables import TablePolicy
 ROWS_PER_S: Final = 40_000
 BYTES_PER_S: Final = 15_000_000
 TABLE_S: Final = 0.25
-"""How fast tables are read, estimated with care: on two cores that PostgreSQL and Kafka run on as well, 52,000 rows of
-ten columns were read in a second, or 22 MB of large rows, or four small tables."""
+"""How fast tables are read, by a careful estimate. On two cores, on which PostgreSQL and Kafka ran as well, 52,000 rows
+of ten columns were read in a second, or 22 MB of large rows, or four small tables."""
 
 _NAME: Final = "snapshot"
 
 
 async def check_primary(stream: ConnectionOptions, primary: ConnectionOptions) -> list[Finding]:
-    """Return what is wrong with the server where rows are read, if it is not the one that is streamed from.
+    """Return what is wrong with the server from which rows are read, if it is not the server that is streamed from.
 
-    It is compared as a session does it.
+    The two servers are compared as a session does it.
     """
     replication = await ReplicationConnection.open(stream)
     try:
@@ -63,9 +63,9 @@ async def check(
 ) -> list[Finding]:
     """Return the findings on the published tables whose rows are to be read.
 
-    ``policy_of``: how a table, by schema and name, is published; None if it is not. ``without_key_max``: bytes of the
-    largest table that may be read without a key. ``rows_per_s``: the rows that may be read in a second; None: any
-    number.
+    ``policy_of`` takes schema and name of a table and returns how it is published, or None if it is not.
+    ``without_key_max`` is the size in bytes of the largest table that may be read without a key. ``rows_per_s`` is how
+    many rows may be read in a second. None means any number.
     """
     server = await catalog.server()
     if server.in_recovery:
@@ -92,9 +92,9 @@ async def check(
 async def check_conditions(
     options: ConnectionOptions, publications: Sequence[str], policy_of: Callable[[str, str], TablePolicy | None]
 ) -> list[Finding]:
-    """Return a finding on the tables of which rules want some rows, if PostgreSQL does not take the condition.
+    """Return a finding if PostgreSQL does not accept the condition of a rule that selects rows of a table.
 
-    ``options``: how to reach the server where rows are read.
+    ``options`` are those of the server from which rows are read.
     """
     reader, refused = ChunkReader(options, publications), list[str]()
     try:
@@ -115,7 +115,7 @@ async def check_conditions(
 
 
 async def _refused_condition(reader: ChunkReader, table: PublishedName, policy: TablePolicy) -> list[str]:
-    """Return why PostgreSQL does not take the condition of a table that is read; empty if it does."""
+    """Return why PostgreSQL does not accept the condition of a table that is read. Return nothing if it accepts it."""
     shape = await reader.shape(table)
     if shape is not None and (shape.is_trusted or policy.named):
         try:
@@ -141,9 +141,9 @@ def _strange(tables: Sequence[LoadableTable]) -> list[Finding]:
     if not tables:
         return []
     detail = (
-        "whoever owns a table can have functions run with the rights of who reads it, so these tables, which (or a "
-        "partition or the schema of which) somebody else than superusers and the owner of the database owns, are not "
-        f"loaded: {_names(tables)}"
+        "the owner of a table can have functions run with the rights of the role that reads it. These tables are not "
+        "loaded, because somebody else than superusers and the owner of the database owns them, a partition, or "
+        f"their schema: {_names(tables)}"
     )
     remedy = "If you trust their owners, name the tables in the publication (FOR TABLE) or in tables.include."
     return [Finding("snapshot owners", Verdict.WARN, detail, remedy)]
@@ -152,7 +152,7 @@ def _strange(tables: Sequence[LoadableTable]) -> list[Finding]:
 def _keyless(
     small: Sequence[LoadableTable], large: Sequence[LoadableTable], sizes: Mapping[int, TableSize]
 ) -> list[Finding]:
-    """Return what it costs that tables have no key: ``small`` ones are read in one piece, ``large`` ones are not."""
+    """Return the cost of tables without a key. ``small`` ones are read in one piece, ``large`` ones are not loaded."""
     findings = []
     remedy = 'Add primary keys, or set snapshot = "skip" in a [[tables.rules]] entry'
     if small:
@@ -169,7 +169,7 @@ def _keyless(
 
 
 def _grants(tables: Sequence[LoadableTable], role: str) -> str:
-    """Return the statements that allow the role to read the tables."""
+    """Return the statements that give the role the rights to read the tables."""
     named, to = tables[:TABLES_NAMED_MAX], f"TO {sql_identifier(role)};"
     schemas = ", ".join(dict.fromkeys(sql_identifier(table.schema) for table in named))
     names = ", ".join(sql_identifier(table.schema, table.name) for table in named)
@@ -179,7 +179,7 @@ def _grants(tables: Sequence[LoadableTable], role: str) -> str:
 def _summary(
     tables: Sequence[LoadableTable], skipped: int, sizes: Mapping[int, TableSize], rows_per_s: int | None
 ) -> Finding:
-    """Return how much there is to read, and for how long, as far as PostgreSQL's statistics know."""
+    """Return how much there is to read and how long it takes, according to PostgreSQL's statistics."""
     if not tables:
         return Finding(_NAME, Verdict.OK, "there is no table to load")
     of = [sizes[table.oid] for table in tables]
@@ -194,7 +194,7 @@ def _summary(
 
 
 def _seconds(tables: int, size: TableSize, rows_per_s: int | None) -> float:
-    """Return how long it takes to read so much."""
+    """Return how long it takes to read this many tables and rows."""
     rate = ROWS_PER_S if rows_per_s is None else min(rows_per_s, ROWS_PER_S)
     return tables * TABLE_S + max(size.rows / rate, size.bytes / BYTES_PER_S)
 

@@ -1,6 +1,6 @@
 """One session's connections to PostgreSQL: the replication connection, and the catalog beside it.
 
-The pipeline's upper end (``pipeline.ends.Source``). Nothing survives the session.
+``PostgresSource`` is the pipeline's upper end (``pipeline.ends.Source``). Nothing survives the session.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -23,16 +23,17 @@ from pgsluice.snapshot import TableSize
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """The slot to follow and the publications that say what it carries."""
+    """The slot to follow, and its publications."""
 
     connection: ConnectionOptions
     slot: str
     publications: Sequence[str]
     stream: StreamOptions = field(default_factory=StreamOptions)
     failover: bool = False
-    """Whether a slot that is created is to survive a failover."""
+    """Whether a new slot is to survive a failover."""
     primary: ConnectionOptions | None = None
-    """How to reach the primary of a standby that is streamed from, to read rows there; None: the server itself."""
+    """How to reach the primary of a standby that is streamed from, because rows are read there. None means the server
+    itself."""
 
 
 class PostgresSource:
@@ -45,11 +46,15 @@ class PostgresSource:
         self._started = False
         self._systemid, self._timeline = "", 0
         self._witness: ReplicationConnection | None = None
-        """On a standby, a second one: an ordinary connection is not told which timeline is being replayed."""
+        """A second replication connection to a standby, because an ordinary one cannot ask which timeline is being
+        replayed."""
 
     @classmethod
     async def open(cls, options: SourceOptions) -> "PostgresSource":
-        """Connect; ConfigError without a publication, whose changes PostgreSQL 18 would just leave out."""
+        """Connect.
+
+        Raise ConfigError if a publication is missing, because PostgreSQL 18 would silently leave out its changes.
+        """
         replication = await ReplicationConnection.open(options.connection)
         source = cls(options, replication, Catalog(replication.same_server))
         try:
@@ -68,11 +73,11 @@ class PostgresSource:
 
     @property
     def address(self) -> Address:
-        """Which of the hosts that the user gave this server is."""
+        """Return which of the hosts in the settings this server is."""
         return self._replication.address
 
     async def identify(self) -> ServerIdentity:
-        """Return who the server is; before :meth:`start`."""
+        """Return the identity of the server. Call it before :meth:`start`."""
         server = await self._replication.identify_system()
         self._systemid, self._timeline = server.systemid, server.timeline
         if await self.is_standby():
@@ -80,14 +85,17 @@ class PostgresSource:
         return server
 
     async def timeline_history(self, timeline: int) -> list[TimelineSwitch]:
-        """Return where the ancestors of ``timeline`` ended; before :meth:`start`."""
+        """Return where the ancestors of ``timeline`` ended. Call it before :meth:`start`."""
         return await self._replication.timeline_history(timeline)
 
     async def slot_position(self) -> int | None:
-        """Return the slot's confirmed_flush_lsn, None when there is no slot; SlotInUse while another streams.
+        """Return the slot's confirmed_flush_lsn, or None if there is no slot.
 
-        After :meth:`start`, SourceUnavailable when it is no longer us who streams. A walsender that has come to an
-        error lets go of the slot and lives on: what the error is, and what came before it, is there to be read.
+        Raise SlotInUse while another process streams.
+
+        After :meth:`start`, raise SourceUnavailable if this process does not stream any more. A walsender that has met
+        an error frees the slot and lives on. In that case, do not raise, because the error and the frames before it can
+        still be read.
         """
         state = await self._catalog.slot(self._options.slot)
         if state is None:
@@ -99,13 +107,16 @@ class PostgresSource:
         ours = self._replication.backend_pid
         if self._started and state.active_pid is None and not await self._catalog.has_process(ours):
             raise SourceUnavailable(
-                "The replication stream has ended, or the catalog's connection reached another server than it: with "
-                "several hosts, set target_session_attrs."
+                "The replication stream has ended, or the catalog's connection reached another server than the "
+                "stream. If there are several hosts, set target_session_attrs."
             )
         return state.confirmed_flush_lsn
 
     async def is_standby(self) -> bool:
-        """Return whether the server is in recovery; SourceUnavailable when it was promoted since :meth:`identify`."""
+        """Return whether the server is in recovery.
+
+        Raise SourceUnavailable if it was promoted since :meth:`identify`.
+        """
         in_recovery = (await self._catalog.server()).in_recovery
         if self._witness is not None and not in_recovery:
             raise SourceUnavailable(
@@ -114,13 +125,13 @@ class PostgresSource:
         return in_recovery
 
     async def can_read_rows(self) -> bool:
-        """Return whether :meth:`reader` can read rows, which takes a primary; raises as :meth:`is_standby`."""
+        """Return whether :meth:`reader` can read rows, which needs a primary. Raise the same as :meth:`is_standby`."""
         return self._options.primary is not None or not await self.is_standby()
 
     async def flushed_lsn(self) -> int:
-        """Return the end of the server's WAL; SourceUnavailable when the server waits for the stream's end.
+        """Return the end of the server's WAL. Raise SourceUnavailable if the server waits for the end of the stream.
 
-        That shows here only while nobody reads the stream.
+        This is the only sign of it while nobody reads the stream.
         """
         if self._started and await self._catalog.wants_to_end(self._replication.backend_pid):
             raise SourceUnavailable(
@@ -136,7 +147,10 @@ class PostgresSource:
         )
 
     async def start(self) -> ReplicationStream:
-        """Stream from the slot's own position; SlotInUse while another does, StopError if it is unusable."""
+        """Stream from the slot's own position.
+
+        Raise SlotInUse if another process streams, StopError if it is unusable.
+        """
         options = self._options
         stream = await self._replication.start(options.slot, options.publications, options.stream)
         stream.inquire = self._is_streaming
@@ -145,16 +159,16 @@ class PostgresSource:
         return stream
 
     async def _check_timeline(self, witness: ReplicationConnection) -> None:
-        """Raise SourceUnavailable once a standby is on a new timeline; nothing that stands on it was read then.
+        """Raise SourceUnavailable if a standby is on a new timeline. Nothing of that timeline has been processed then.
 
-        A walsender survives the promotion of its server, and of the one that its server follows. What it sends
-        afterwards belongs to a timeline of which we have not checked where it left ours.
+        A walsender survives the promotion of its server, and of the server that its server follows. What it sends after
+        that belongs to a timeline that we have not checked: we do not know where it left ours.
         """
         found = (await witness.identify_system()).timeline
         if found != self._timeline:
             raise SourceUnavailable(
                 f"The standby has gone over from timeline {self._timeline} to {found}: it was promoted, or the server "
-                "that it follows was. Going on in a new session, which looks where the one left the other."
+                "that it follows was. A new session looks where the new timeline left the old one."
             )
 
     async def _is_streaming(self) -> bool:
@@ -166,31 +180,43 @@ class PostgresSource:
         return await self._catalog.published_names(self._options.publications)
 
     def published_relations(self, tables: Sequence[PublishedName]) -> AsyncIterator[Relation]:
-        """Yield these tables as Relation messages would describe them now, but for their keys; none that is gone."""
+        """Yield these tables as Relation messages would describe them now, but without their keys.
+
+        Leave out those that are gone.
+        """
         return self._catalog.published_relations(self._options.publications, tables)
 
     async def table_sizes(self, oids: Sequence[int]) -> dict[int, TableSize]:
-        """Return the sizes of tables as PostgreSQL has estimated them last, by oid; it waits for no lock."""
+        """Return PostgreSQL's last estimates of the sizes of tables, by oid, without waiting for locks."""
         return await self._catalog.table_sizes(oids)
 
     async def layouts(self, oids: Sequence[int]) -> dict[int, Layout]:
-        """Return the layouts of these tables as of now, by oid; those that are gone have none. It waits for no lock."""
+        """Return the present layouts of these tables, by oid, without waiting for locks.
+
+        Leave out those that are gone.
+        """
         return await self._catalog.layouts(oids, self._options.publications)
 
     async def primary_key(self, relation_oid: int) -> tuple[str, ...] | None:
-        """Return the primary key's columns as of now; empty when there is none, None when the table is gone."""
+        """Return the columns of the present primary key.
+
+        Empty means that there is none, None that the table is gone.
+        """
         return await self._catalog.primary_key(relation_oid)
 
     async def is_partitioned(self, relation_oid: int) -> bool:
-        """Return whether the table has partitions as of now, or is gone, so that it may have had some."""
+        """Return whether the table has partitions now.
+
+        Return True as well if it is gone, because it may have had some.
+        """
         return await self._catalog.is_partitioned(relation_oid)
 
     async def describe_types(self, oids: Sequence[int]) -> list[TypeDescription]:
-        """Return these types and all that they consist of, as of now; without those that are gone or built in."""
+        """Return these types and all types that they consist of. Leave out those that are gone or built in."""
         return await self._catalog.describe_types(oids)
 
     def reader(self) -> ChunkReader:
-        """Return what reads the rows of tables, on connections of its own to the primary; not connected yet."""
+        """Return a reader of tables, which connects to the primary when it is first used."""
         options = self._options
         if options.primary is None:
             return ChunkReader(self._replication.same_server, options.publications)

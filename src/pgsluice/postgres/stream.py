@@ -1,7 +1,7 @@
-"""The stream of one slot: batches of frames out of COPY BOTH, status updates back into it.
+"""The stream of one slot: it takes batches of frames out of COPY BOTH, and puts status updates into it.
 
-Used by ``pipeline``. Reading and reporting are independent: whoever does not read holds the server back,
-and the status timer goes on telling it that we live.
+The session of ``pipeline`` uses it. Reading and reporting are independent. If nobody reads, the server has to wait, but
+the status timer goes on telling the server that we live.
 
 https://www.postgresql.org/docs/current/protocol-replication.html
 """
@@ -32,27 +32,28 @@ from pgsluice.postgres.failures import ServerError
 from pgsluice.postgres.wire import ANSWER_TIMEOUT_S, Wire, answered_within
 
 BATCH_MESSAGES = 1024
-"""Frames per read, at most: decoding and encoding them takes some 10 ms, and the event loop waits for it."""
+"""The number of frames in one read, at most. To decode and encode them takes some 10 ms, and the event loop has to
+wait."""
 
 BATCH_BYTES = 1024 * 1024
-"""A batch ends with the frame that reaches this: large rows must not pile up by the thousand."""
+"""A batch ends with the frame that reaches this size, so that large rows do not pile up by the thousand."""
 
 BUSY_MESSAGES = 32
-"""Frames in a read that show a busy stream: tens of thousands a second."""
+"""A read with this many frames shows a busy stream, of tens of thousands of frames a second."""
 
 GATHER_S = 0.001
-"""How long a busy stream is left alone when it has been emptied. To be woken for every few frames costs more than they
-do, here and in the walsender, which has to wake us."""
+"""How long to wait before the next read of a busy stream that has been emptied. A wake-up for every few frames would
+cost more than the frames, both here and in the walsender, which has to wake us."""
 
 MIN_STATUS_GAP_S = 0.2
-"""Between two status updates: a server that shuts down asks for 25,000 a second; five are enough for it."""
+"""The least time between two status updates. A server that shuts down asks 25,000 times a second, and five answers are
+enough."""
 
 STOP_TIMEOUT_S = 5.0
-"""To wait for the server's end of the COPY: it may first have to send what it is busy decoding."""
+"""How long to wait for the server's end of the COPY. The server may first have to send what it is decoding."""
 
-# A consume_input that completes no frame may have left the rest of a TLS record inside OpenSSL, where the
-# socket's readability does not show it. libpq reads at least 8 KiB at a time and a record has at most 16, so
-# the second one finds it.
+# If consume_input completes no frame, the rest of a TLS record may be inside OpenSSL, where the socket does not show it
+# as readable. libpq reads at least 8 KiB at a time, and a record has at most 16 KiB. So a second call finds the rest.
 _FRUITLESS_READS = 2
 
 _POSTGRES_EPOCH_S = 946_684_800
@@ -62,14 +63,14 @@ _DEFAULT_WAL_SENDER_TIMEOUT_S = 60.0
 Judge = Callable[[ServerError], Awaitable[Exception]]
 
 Inquiry = Callable[[], Awaitable[bool]]
-"""Asks on another connection whether the server still streams to us; a PgsluiceError if there is no answer."""
+"""Asks on another connection whether the server still streams to us. Raises a PgsluiceError if there is no answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """When a stream reports, when it asks for a sign of life, when it takes the peer for dead.
+    """When a stream reports, when it asks for a sign of life, and when it declares the server dead.
 
-    ``alone_after_s``: when it does so if nothing answers on another connection either.
+    ``alone_after_s`` is when it does the latter if there is no answer on another connection either.
     """
 
     status_interval_s: float
@@ -79,18 +80,19 @@ class Timing:
 
     @classmethod
     def of(cls, wal_sender_timeout_s: float, status_interval_s: float) -> "Timing":
-        """Derive the times from the session's wal_sender_timeout (0: switched off).
+        """Derive the times from the session's wal_sender_timeout. 0 means that it is switched off.
 
-        The server ends the session when it hears nothing for wal_sender_timeout: three reports fit into it.
-        Giving up is far slower: a server that decodes a large unpublished transaction can be silent for
-        minutes, and would start anew after each reconnect. A host that is gone is TCP's to notice, sooner.
+        The server ends the session if it hears nothing for wal_sender_timeout, so we report three times in that period.
+        We wait much longer before we give up, because a server that decodes a large unpublished transaction can be
+        silent for minutes. If we reconnected, it would begin to decode again. If a host is gone, TCP notices that
+        earlier.
         """
         timeout_s = wal_sender_timeout_s or _DEFAULT_WAL_SENDER_TIMEOUT_S
         return cls(min(status_interval_s, timeout_s / 3), timeout_s, 4 * timeout_s, 20 * timeout_s)
 
 
 class ReplicationStream:
-    """START_REPLICATION under way. One task reads; any task reports."""
+    """A stream that START_REPLICATION has started. One task reads, and any task may report."""
 
     def __init__(self, wire: Wire, timing: Timing, judge: Judge) -> None:
         self._wire = wire
@@ -102,25 +104,27 @@ class ReplicationStream:
         self._reply_due = asyncio.Event()
         self._copy_ended = False
         self.inquire: Inquiry | None = None
-        """Whom to ask while the server is silent: a broken network may hide from us that the stream has ended."""
+        """The function to call while the server is silent. A broken network may hide that the stream has ended."""
         self.check_received: Callable[[], Awaitable[None]] | None = None
-        """Called when frames have been received. If it raises, they are not handed out."""
+        """Called when frames have been received. If it raises an error, the frames are not returned."""
         self._held: list[XLogData | Keepalive] = []
         self._is_emptied = self._is_busy = False
         self._inquiry: asyncio.Task[None] | None = None
         self.failure: Exception | None = None
-        """Why the stream ended; None while it runs."""
+        """Why the stream ended. None while it runs."""
         self.ended = asyncio.Event()
         self._reporter = asyncio.create_task(self._report_regularly(), name="standby-status")
         self._reporter.add_done_callback(self._on_reporter_done)
 
     async def read(self) -> list[XLogData | Keepalive]:
-        """Return the next frames: at least one, at most BATCH_MESSAGES or the one that reaches BATCH_BYTES.
+        """Return the next frames.
 
-        Waits only while there is nothing; cancelling the wait loses nothing. Raises why the stream ended, after
-        what came before that in the same batch: other frames are sent again in the next session.
+        There is at least one, at most BATCH_MESSAGES, and none after the frame that reaches BATCH_BYTES.
+
+        Wait only if there is no frame. Cancelling the wait loses nothing. Raise the error that ended the stream after
+        returning the frames before it. The server sends other frames again in the next session.
         """
-        # With data always at hand nothing below waits: the reporter must have its turn.
+        # If there is always data, nothing below waits. So give the reporter a turn here.
         await asyncio.sleep(GATHER_S if self._is_busy else 0)
         while True:
             self._held = self._held or self._drain()
@@ -147,7 +151,7 @@ class ReplicationStream:
         return not self._copy_ended and self.failure is None
 
     def _drain(self) -> list[XLogData | Keepalive]:
-        """Take what libpq and the socket have, without waiting."""
+        """Take the frames that libpq and the socket have, without waiting."""
         frames: list[XLogData | Keepalive] = []
         if not self._is_open():
             return frames
@@ -164,11 +168,11 @@ class ReplicationStream:
         while messages > 0 and room > 0:
             size, data = get_copy_data(1)
             if self.failure is not None:
-                return  # of a notice that came before this frame: something is missing between the two
+                return  # a notice came before this frame, and what it reports is missing between the two
             if size > 0:
-                frame = bytes(data)  # a copy: libpq frees its buffer after the next read
+                frame = bytes(data)  # a copy, because libpq frees its buffer after the next read
                 if size >= MESSAGE_AT and frame[0] == XLOG_DATA:
-                    take(frame)  # nearly all are, and need no further look
+                    take(frame)  # nearly all frames are of this kind
                 else:
                     self._take(parse_frame(frame), take)
                 messages, room, fruitless = messages - 1, room - size, 0
@@ -184,13 +188,13 @@ class ReplicationStream:
 
     def _take(self, frame: Frame, take: Callable[[XLogData | Keepalive], None]) -> None:
         if isinstance(frame, PrimaryStatus):
-            return  # nobody asked for it
+            return  # we did not ask for it
         if isinstance(frame, Keepalive) and frame.reply_requested:
             self._reply_due.set()
         take(frame)
 
     async def _learn_why(self) -> None:
-        """Collect how the server ended the COPY."""
+        """Read the reason for which the server ended the COPY."""
         try:
             with answered_within(self._wire.pgconn, ANSWER_TIMEOUT_S):
                 results = await self._wire.results()
@@ -206,33 +210,34 @@ class ReplicationStream:
         self.fail(failure)
 
     def fail(self, error: Exception) -> None:
-        """End the stream: the read under way and all later ones raise ``error``, or what came before it."""
+        """End the stream. The current read and all later ones raise ``error``, or the error that came before it."""
         self.failure = self.failure or error
         self.ended.set()
         self._wire.interrupt(error)
 
     async def wait_ended(self) -> None:
-        """Raise what ended the stream as soon as it is known, also while nobody reads; never returns."""
+        """Raise the error that ended the stream as soon as it is known, even if nobody reads. Never return."""
         await self.ended.wait()
-        assert self.failure is not None, "it is set before"
+        assert self.failure is not None, "fail() has set it"
         raise self.failure
 
     def report(self, received: int, flushed: int) -> None:
-        """Set what the status updates say from now on; positions never go back.
+        """Set the positions for all status updates from now on. They never go back.
 
-        ``flushed`` is what the slot may forget: everything before it is durable elsewhere.
+        The slot may forget everything before ``flushed``, because that is durable elsewhere.
         """
         self._received = max(self._received, received, flushed)
         self._flushed = max(self._flushed, flushed)
 
     def ask_position(self) -> None:
-        """Ask the server how far it has come; the answer is a keepalive."""
+        """Ask the server how far it has come. It answers with a keepalive."""
         self._send_report(reply_requested=True)
 
     def answer_shutdown(self, wal_end: int) -> None:
-        """Let a server that shuts down go, although not everything is flushed: the slot does not move.
+        """Let a server that shuts down go, although not everything is flushed. This does not move the slot.
 
-        It waits until flush, or write where flush is 0/0, equals what it has sent.
+        The server waits until the flush position equals what it has sent. If flush is 0/0, it compares the write
+        position.
         """
         self._send(wal_end, INVALID_LSN, reply_requested=False)
 
@@ -269,7 +274,7 @@ class ReplicationStream:
             self.fail(error if isinstance(error, Exception) else SourceUnavailable("interrupted"))
 
     def _silence_s(self) -> float:
-        """Return for how long the reader has been waiting; while nobody reads, silence is our own."""
+        """Return for how long the reader has been waiting. While nobody reads, the server cannot be called silent."""
         since = self._listening_since
         return 0.0 if since is None else asyncio.get_running_loop().time() - since
 
@@ -280,14 +285,14 @@ class ReplicationStream:
         pgconn, now = self._wire.pgconn, int((time.time() - _POSTGRES_EPOCH_S) * 1_000_000)
         try:
             if pgconn.flush():
-                return  # the server does not take what it was sent before: more of it would only pile up
+                return  # the server does not take what we sent before, so more would only pile up
             pgconn.put_copy_data(standby_status_update(write, flush, flush, now, reply_requested=reply_requested))
             pgconn.flush()
         except psycopg.OperationalError as error:
             self.fail(failures.connection_lost(error))
 
     async def stop(self) -> None:
-        """End the COPY in order, the last report included; the connection can then take another command."""
+        """End the COPY properly, after a last report. The connection can then take another command."""
         await self._end_tasks()
         if not self._is_open():
             return
@@ -313,7 +318,7 @@ class ReplicationStream:
         await self._wire.results()
 
     def abandon(self) -> None:
-        """Stop reporting; whoever closes the connection under the stream calls this first."""
+        """Stop reporting. Call this before you close the connection."""
         for task in (self._reporter, self._inquiry):
             if task is not None:
                 task.cancel()

@@ -1,6 +1,6 @@
-"""libpq without blocking: waiting for its socket under asyncio, and queries of the simple protocol.
+"""libpq without blocking: it waits for libpq's socket under asyncio, and runs queries of the simple protocol.
 
-Used by the replication connection and its stream; nobody else touches their ``PGconn``.
+The replication connection, its stream and the reader of chunks use it. Nothing else touches their ``PGconn``.
 
 https://www.postgresql.org/docs/current/libpq-async.html
 """
@@ -17,14 +17,14 @@ from psycopg import pq
 from pgsluice.postgres.failures import ServerError
 
 ANSWER_TIMEOUT_S = 30.0
-"""For a command that takes milliseconds. Where something between us and the server keeps TCP content and passes
-nothing on, only the missing answer tells."""
+"""The limit for a command that takes milliseconds. If something between us and the server keeps TCP alive but
+transports nothing, only the missing answer shows it."""
 
 _COPY = frozenset({pq.ExecStatus.COPY_BOTH, pq.ExecStatus.COPY_IN, pq.ExecStatus.COPY_OUT})
 
 
 class Wire:
-    """One ``PGconn`` in non-blocking mode. One task at a time waits for it; any may send."""
+    """One ``PGconn`` in non-blocking mode. One task at a time waits for it, and any task may send."""
 
     def __init__(self, pgconn: pq.abc.PGconn) -> None:
         self.pgconn = pgconn
@@ -32,7 +32,7 @@ class Wire:
         self._results: list[pq.abc.PGresult] = []
 
     async def readable(self) -> None:
-        """Return when the socket has something to read. Cancelling it loses nothing: nothing was read."""
+        """Return when the socket has something to read. Cancelling this loses nothing, because it reads nothing."""
         loop = asyncio.get_running_loop()
         descriptor = self.pgconn.socket
         self._waiter = loop.create_future()
@@ -44,15 +44,15 @@ class Wire:
             self._waiter = None
 
     def interrupt(self, error: Exception) -> None:
-        """End the wait that is under way, if there is one, with ``error``."""
+        """End the current wait, if there is one, with ``error``."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(error)
 
     async def query(self, sql: str, *, patient: bool = False) -> list[pq.abc.PGresult]:
-        """Run ``sql`` in the simple protocol; the results, of which the last may open a COPY.
+        """Run ``sql`` in the simple protocol. Return the results. The last one may open a COPY.
 
-        Raises ServerError for what the server refuses, psycopg.OperationalError for a connection that is lost,
-        or does not answer in time; ``patient``: there is no time, the command may take hours.
+        Raise ServerError if the server refuses it. Raise psycopg.OperationalError if the connection is lost, or if the
+        answer does not come in time. With ``patient``, there is no limit, because the command may take hours.
         """
         self.pgconn.send_query(sql.encode())
         with nullcontext() if patient else answered_within(self.pgconn, ANSWER_TIMEOUT_S):
@@ -63,9 +63,9 @@ class Wire:
         return results
 
     async def results(self) -> list[pq.abc.PGresult]:
-        """Collect the results of the command under way, up to its end or to the COPY that it opens.
+        """Collect the results of the current command, up to its end or to the COPY that it opens.
 
-        When this is cancelled, the next call has what it found.
+        If this is cancelled, the next call returns the results as well.
         """
         while (result := await self._next_result()) is not None:
             self._results.append(result)
@@ -76,7 +76,7 @@ class Wire:
 
     async def _next_result(self) -> pq.abc.PGresult | None:
         while self.pgconn.is_busy():
-            self.pgconn.flush()  # what does not fit now goes with the next turn: the answer waits for it
+            self.pgconn.flush()  # what does not fit now is sent in the next turn, and the answer waits for it
             await self.readable()
             self.pgconn.consume_input()
         return self.pgconn.get_result()
@@ -84,9 +84,10 @@ class Wire:
 
 @contextmanager
 def answered_within(pgconn: pq.abc.PGconn, timeout_s: float) -> Iterator[None]:
-    """Break the connection when the block takes longer: what waits in it fails as if the server had gone.
+    """Break the connection if the block takes longer. What waits in it fails as if the server had gone.
 
-    Cancelling would not do: psycopg then asks the server to cancel and waits for the answer, which never comes.
+    To cancel the wait would not help, because psycopg then asks the server to cancel and waits for an answer that never
+    comes.
     """
     loop = asyncio.get_running_loop()
     watchdog = loop.call_later(timeout_s, break_off, pgconn)
@@ -101,7 +102,7 @@ def answered_within(pgconn: pq.abc.PGconn, timeout_s: float) -> Iterator[None]:
 
 
 def break_off(pgconn: pq.abc.PGconn) -> None:
-    """Break the connection: what waits for an answer fails at once, as if the server had gone."""
+    """Break the connection. What waits for an answer fails at once, as if the server had gone."""
     with suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(pgconn.socket)) as connected:
         connected.shutdown(socket.SHUT_RDWR)
 

@@ -91,7 +91,7 @@ def test_a_connection_that_could_not_be_made(words: str, kind: type[PgsluiceErro
 def test_a_connection_string_that_is_none() -> None:
     """psycopg's words may quote all of it."""
     found = failures.cannot_connect(psycopg.ProgrammingError('unexpected character in URI: "postgresql://u:secret@["'))
-    assert str(found) == "the connection string of PostgreSQL is none that libpq can read. To do: correct it"
+    assert str(found) == "libpq cannot parse the connection string of PostgreSQL. To do: correct postgres.dsn"
     assert type(found) is ConfigError
 
 
