@@ -19,7 +19,7 @@ from pgsluice.errors import SourceUnavailable, TableRefused
 from pgsluice.layout import ColumnLayout, Layout
 from pgsluice.lsn import parse_lsn
 from pgsluice.pgbinary.types import LEVELS_MAX, TypeDescription, is_built_in
-from pgsluice.postgres import failures, queries
+from pgsluice.postgres import failures, published_queries, queries
 from pgsluice.postgres.options import ConnectionOptions
 from pgsluice.postgres.slot import SlotState, parse_slot, slot_query
 from pgsluice.postgres.wire import answered_within, break_off
@@ -215,7 +215,7 @@ class Catalog:
 
     async def publications(self, names: Sequence[str]) -> list[Publication]:
         """Return those of ``names`` that exist in this database."""
-        return [Publication(*row) for row in await self._rows(queries.PUBLICATIONS, [list(names)])]
+        return [Publication(*row) for row in await self._rows(published_queries.PUBLICATIONS, [list(names)])]
 
     async def missing_publications(self, names: Sequence[str]) -> list[str]:
         """Return those of ``names`` that do not exist in this database."""
@@ -224,24 +224,24 @@ class Catalog:
 
     async def published_tables(self, publications: Sequence[str]) -> list[PublishedTable]:
         """Return the tables whose rows the publications carry. A partition root is replaced by its leaves."""
-        rows = await self._rows(queries.published_tables(await self._version()), [list(publications)])
+        rows = await self._rows(published_queries.published_tables(await self._version()), [list(publications)])
         return [PublishedTable(*row) for row in rows]
 
     async def identity_conflicts(self, publications: Sequence[str]) -> list[IdentityConflict]:
         """Return the row filters and column lists that contradict the replica identity of their table."""
         if await self._version() < queries.ROW_FILTERS_SINCE:
             return []
-        rows = await self._rows(queries.IDENTITY_CONFLICTS_SINCE_15, [list(publications)])
+        rows = await self._rows(published_queries.IDENTITY_CONFLICTS_SINCE_15, [list(publications)])
         return [IdentityConflict(*row) for row in rows]
 
     async def differing_columns(self, publications: Sequence[str]) -> list[tuple[str, str]]:
         """Return schema and name of the tables for which the publications send different columns."""
-        rows = await self._rows(queries.differing_columns(await self._version()), [list(publications)])
+        rows = await self._rows(published_queries.differing_columns(await self._version()), [list(publications)])
         return [(schema, name) for schema, name in rows]
 
     async def published_names(self, publications: Sequence[str]) -> list[PublishedName]:
         """Return the tables under whose names the publications send rows."""
-        rows = await self._rows(queries.published_names(await self._version()), [list(publications)] * 2)
+        rows = await self._rows(published_queries.published_names(await self._version()), [list(publications)] * 2)
         return [PublishedName(*row) for row in rows]
 
     async def published_relations(
@@ -251,7 +251,7 @@ class Catalog:
 
         Leave out those that are gone.
         """
-        sql = queries.published_columns(await self._version())
+        sql = published_queries.published_columns(await self._version())
         for some in in_portions(tables):
             rows = await self._rows(sql, [list(publications), [table.oid for table in some]])
             for (oid, schema, table, identity), columns in itertools.groupby(rows, key=lambda row: row[:4]):
@@ -272,7 +272,7 @@ class Catalog:
 
     async def loadable_tables(self, publications: Sequence[str]) -> list[LoadableTable]:
         """Return the tables under whose names rows are published, and whether their rows can be read."""
-        rows = await self._rows(queries.loadable_tables(await self._version()), [list(publications)] * 2)
+        rows = await self._rows(published_queries.loadable_tables(await self._version()), [list(publications)] * 2)
         return [
             LoadableTable(oid, schema, name, is_readable, is_hidden, is_trusted, tuple(key or ()))
             for oid, schema, name, is_readable, is_hidden, is_trusted, key in rows

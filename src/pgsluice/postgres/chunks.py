@@ -23,7 +23,7 @@ from pgsluice.lsn import parse_lsn
 from pgsluice.native.speedups import COMPILED
 from pgsluice.pgoutput.copy import insert_frame
 from pgsluice.pgoutput.framing import XLogData
-from pgsluice.postgres import failures, queries
+from pgsluice.postgres import failures, published_queries, queries
 from pgsluice.postgres.failures import ServerError
 from pgsluice.postgres.options import ConnectionOptions
 from pgsluice.postgres.primary import Primary
@@ -83,7 +83,7 @@ class ChunkReader:
     async def shape(self, table: TableId) -> Shape | None:
         """Return the present shape of the table, or None if it is gone or not published any more."""
         connection = await self._reading()
-        sql = queries.shape(connection.version, table.oid, _array(self._publications))
+        sql = published_queries.shape(connection.version, table.oid, _array(self._publications))
         rows = await connection.query_again(sql, table)
         return _shape(table.oid, str(rows[0][0])) if rows else None
 

@@ -1,0 +1,340 @@
+"""SQL for the published tables: which tables there are, with which columns, and how their rows can be read.
+
+``catalog`` and ``chunks`` use it with an empty search_path, as they use ``queries``. It is valid for every supported
+version, unless a name says since which one.
+
+https://www.postgresql.org/docs/current/catalogs.html
+"""
+
+from pgsluice.postgres.queries import ROW_FILTERS_SINCE
+
+GENERATED_COLUMNS_SINCE = 12_00_00
+
+# pubtruncate exists since version 11.
+PUBLICATIONS = """
+SELECT pubname::text, pubinsert, pubupdate, pubdelete,
+       coalesce((to_jsonb(p) ->> 'pubtruncate')::boolean, false)
+FROM pg_publication p
+WHERE pubname = ANY (%s::text[])
+ORDER BY 1"""
+
+# The tables that the publications carry. The query reads only the catalog's own tables. Functions that ask PostgreSQL
+# about a table, such as pg_publication_tables, wait for the table's locks, and a prepared ALTER TABLE may hold such a
+# lock for days.
+#
+# If a publication publishes via the root, it carries tables that are no partition of a published table. Otherwise it
+# carries the tables that hold rows.
+_CARRIED = """
+WITH RECURSIVE member AS (
+    SELECT p.oid AS publication, coalesce((to_jsonb(p) ->> 'pubviaroot')::boolean, false) AS via_root,
+           to_jsonb(p) ->> 'pubgencols' AS generated, p.pubupdate OR p.pubdelete AS old_rows, c.oid
+    FROM pg_publication p
+    JOIN pg_class c
+      ON p.puballtables
+      OR c.oid IN (SELECT prrelid FROM pg_publication_rel WHERE prpubid = p.oid)
+      {schemas}
+    WHERE p.pubname = ANY (%s::text[]) AND c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= 16384 {only}
+), carried AS (
+    SELECT publication, via_root, generated, old_rows, oid, false AS is_partition FROM member
+    UNION
+    SELECT publication, via_root, generated, old_rows, i.inhrelid, true
+    FROM carried
+    JOIN pg_class c ON c.oid = carried.oid AND c.relkind = 'p'
+    JOIN pg_inherits i ON i.inhparent = c.oid
+)"""
+
+# A publication carries a table because of the table itself, or because of a table that it is a partition of.
+_ANCESTRY = """AND c.oid IN (
+        WITH RECURSIVE whole AS (
+            SELECT {oid}::oid AS oid UNION SELECT i.inhparent FROM whole JOIN pg_inherits i ON i.inhrelid = whole.oid
+        )
+        SELECT oid FROM whole)"""
+
+# The identity of the table that holds the row counts. For a partition root, this is the identity of each leaf.
+_PUBLISHED_TABLES = """
+SELECT n.nspname::text, c.relname::text, c.relreplident::text,
+       c.relreplident = 'f' OR EXISTS (
+           SELECT FROM pg_index i
+           WHERE i.indrelid = c.oid AND i.indisvalid
+             AND CASE c.relreplident
+                 WHEN 'd' THEN i.indisprimary AND i.indimmediate
+                 WHEN 'i' THEN i.indisreplident
+                 ELSE false
+             END),
+       bool_or(carried.old_rows)
+FROM carried
+JOIN pg_class c ON c.oid = carried.oid AND c.relkind = 'r'
+JOIN pg_namespace n ON n.oid = c.relnamespace
+GROUP BY n.nspname, c.relname, c.relreplident, c.oid
+ORDER BY 1, 2"""
+
+# The columns of each table that each publication sends.
+_SENT = """, published AS (
+    SELECT publication, generated, {listed} AS listed, c.oid, c.relnamespace, c.relname, c.relreplident
+    FROM carried
+    JOIN pg_class c ON c.oid = carried.oid {only}
+    GROUP BY publication, via_root, generated, c.oid, c.relnamespace, c.relname, c.relreplident, c.relkind
+    HAVING CASE WHEN via_root THEN NOT bool_or(is_partition) ELSE c.relkind = 'r' END
+), sent AS (
+    SELECT c.publication, c.oid, n.nspname, c.relname, c.relreplident, a.attnum, a.attname, a.atttypid, a.atttypmod
+    FROM published c
+    JOIN pg_namespace n ON n.oid = c.relnamespace
+    JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+     AND coalesce(a.attnum = ANY (c.listed), {as_a_rule})
+)"""
+
+# This leaves out the columns, because tables of strangers may have millions. A table without columns sends no rows.
+_PUBLISHED_NAMES = """
+SELECT c.oid, n.nspname::text, c.relname::text, c.relnatts, {trusted}
+FROM (SELECT DISTINCT oid FROM published) p
+JOIN pg_class c ON c.oid = p.oid
+JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)
+ORDER BY 2, 3"""
+
+# The columns as Relation and Type messages describe them. A domain has its own OID and the name of its base type.
+_DESCRIBED = """, described AS (
+    SELECT DISTINCT c.oid, c.nspname::text AS namespace, c.relname::text AS name, c.relreplident::text AS identity,
+           c.attname::text AS "column", c.atttypid, base.namespace AS type_namespace, base.name AS type_name,
+           c.atttypmod, c.attnum
+    FROM sent c
+    CROSS JOIN LATERAL (
+        WITH RECURSIVE made_of AS (
+            SELECT p.typbasetype, p.typnamespace, p.typname FROM pg_type p WHERE p.oid = c.atttypid
+            UNION ALL
+            SELECT p.typbasetype, p.typnamespace, p.typname FROM made_of JOIN pg_type p ON p.oid = made_of.typbasetype
+        )
+        SELECT s.nspname::text AS namespace, made_of.typname::text AS name
+        FROM made_of JOIN pg_namespace s ON s.oid = made_of.typnamespace
+        WHERE made_of.typbasetype = 0
+    ) AS base
+)"""
+
+_PUBLISHED_COLUMNS = (
+    _DESCRIBED
+    + """
+SELECT * FROM described ORDER BY namespace, name, attnum"""
+)
+
+_DIFFERING_COLUMNS = """
+SELECT nspname::text, relname::text
+FROM (SELECT nspname, relname, array_agg(attnum ORDER BY attnum) AS columns FROM sent GROUP BY publication, 1, 2) c
+GROUP BY 1, 2
+HAVING count(DISTINCT columns) > 1
+ORDER BY 1, 2"""
+
+
+# What decides whether the rows of the published tables can be read, from the catalog's own tables only. The right to
+# read a partition root is enough for its partitions, if a publication publishes via the root.
+_LOADABLE_TABLES = """
+SELECT c.oid, n.nspname::text, c.relname::text,
+       has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT'),
+       row_security_active(c.oid), {trusted}, {key}
+FROM (SELECT oid, array_agg(DISTINCT attname::text) AS columns FROM sent GROUP BY oid) sent
+JOIN pg_class c ON c.oid = sent.oid
+JOIN pg_namespace n ON n.oid = c.relnamespace
+ORDER BY 2, 3"""
+
+# A row filter may use only columns of the replica identity, and a column list must have all of them. Otherwise the
+# server refuses updates and deletes. The filter's columns are read from its expression tree.
+IDENTITY_CONFLICTS_SINCE_15 = r"""
+WITH member AS (
+    SELECT r.prrelid, r.prattrs::int2[] AS listed, r.prqual::text AS filter, p.pubname, c.relreplident,
+           ARRAY(
+               SELECT attnum
+               FROM pg_index i CROSS JOIN LATERAL unnest(i.indkey) WITH ORDINALITY AS k (attnum, place)
+               WHERE i.indrelid = c.oid AND k.place <= i.indnkeyatts  -- without INCLUDE columns
+                 AND CASE c.relreplident WHEN 'd' THEN i.indisprimary ELSE i.indisreplident END
+           ) AS identity
+    FROM pg_publication_rel r
+    JOIN pg_publication p ON p.oid = r.prpubid
+    JOIN pg_class c ON c.oid = r.prrelid
+    WHERE p.pubname = ANY (%s::text[]) AND (p.pubupdate OR p.pubdelete)
+)
+SELECT n.nspname::text, c.relname::text, m.pubname::text
+FROM member m
+JOIN pg_class c ON c.oid = m.prrelid
+JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE m.relreplident <> 'f' AND EXISTS (
+          SELECT FROM regexp_matches(m.filter, ':varattno (\d+)', 'g') AS used
+          WHERE used[1]::int2 <> ALL (m.identity))
+   OR m.listed IS NOT NULL AND (m.relreplident = 'f' OR NOT m.identity <@ m.listed)
+ORDER BY 1, 2, 3"""
+
+# The columns of the index that is the replica identity, without INCLUDE columns (indclass has an entry for each column
+# of the key, and none for INCLUDE columns). The array is empty if there is no such index.
+_IDENTITY = """ARRAY(
+            SELECT unnest((i.indkey::int2[])[0:cardinality(i.indclass::oid[]) - 1])
+            FROM pg_index i
+            WHERE i.indrelid = c.oid
+              AND CASE c.relreplident
+                  WHEN 'd' THEN i.indisprimary AND i.indimmediate
+                  WHEN 'i' THEN i.indisreplident
+                  ELSE false
+              END)"""
+
+# The key by which the rows of a table can be read. It is the key of a unique index that tells all rows apart, and sorts
+# them with the operators that a query uses by default. So the index is whole and immediate, its columns are not null,
+# and it has the collations and operator classes of the columns.
+#
+# The operators have to be those of pg_catalog. For a type of an extension (citext), a query would find the operators of
+# another type there, which sort differently. A quoted value cannot be compared with a composite type, nor with a domain
+# over an enum or a range. Their categories are C, E and R, and a domain has the category of its base type.
+#
+# If there is a replica identity, it has to include the columns of the key. If other columns change their values, the
+# stream does not send the old ones.
+_KEY = """(
+        SELECT json_agg(a.attname ORDER BY k.place)
+        FROM pg_index i
+        JOIN pg_class ic ON ic.oid = i.indexrelid
+        JOIN pg_am am ON am.oid = ic.relam AND am.amname = 'btree'
+        CROSS JOIN LATERAL unnest(i.indkey::int2[], i.indclass::oid[], i.indcollation::oid[])
+            WITH ORDINALITY AS k (attnum, operators, sorting, place)
+        JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.attnum
+        JOIN pg_opclass o ON o.oid = k.operators
+        JOIN pg_type y ON y.oid = a.atttypid
+        WHERE i.indrelid = c.oid AND i.indisunique AND i.indisvalid AND i.indimmediate
+          AND i.indpred IS NULL AND k.operators IS NOT NULL
+        GROUP BY i.indexrelid, i.indclass, i.indisprimary, i.indisreplident
+        HAVING count(*) = cardinality(i.indclass::oid[])
+           AND NOT bool_or(y.typcategory = 'C' OR y.typtype = 'd' AND y.typcategory IN ('E', 'R'))
+           AND bool_and(a.attnotnull AND o.opcdefault AND o.opcnamespace = 'pg_catalog'::regnamespace
+                        AND k.sorting = a.attcollation AND a.attname = ANY ({columns}::text[]))
+           AND (cardinality({identity}) = 0 OR bool_and(a.attnum = ANY ({identity})))
+        ORDER BY i.indisprimary DESC, i.indisreplident DESC, i.indexrelid
+        LIMIT 1)""".replace("{identity}", _IDENTITY)
+
+# The owner of a table can have functions run with the rights of the role that reads the table, because the planner
+# evaluates functions in indexes and in statistics. It plans the partitions of a root as well. The owner of the schema
+# can rename it between two commands, so that a name means another table. So a table is trusted if superusers or the
+# database's owner own all of these, or if a publication names the table or a table that it is a partition of.
+_TRUSTED = """(NOT EXISTS (
+        WITH RECURSIVE part AS (
+            SELECT c.oid, c.relkind, c.relowner
+            UNION
+            SELECT p.oid, p.relkind, p.relowner
+            FROM part
+            JOIN pg_inherits i ON part.relkind = 'p' AND i.inhparent = part.oid
+            JOIN pg_class p ON p.oid = i.inhrelid
+        ), owner AS (
+            SELECT relowner AS oid FROM part
+            UNION
+            SELECT nspowner FROM pg_namespace WHERE oid = c.relnamespace
+        )
+        SELECT FROM owner
+        JOIN pg_roles o ON o.oid = owner.oid
+        WHERE NOT o.rolsuper
+          AND o.rolname <> 'pg_database_owner'
+          AND o.oid <> (SELECT datdba FROM pg_database WHERE datname = current_database())
+    ) OR EXISTS (
+        WITH RECURSIVE whole AS (
+            SELECT c.oid
+            UNION
+            SELECT i.inhparent
+            FROM whole
+            JOIN pg_inherits i ON i.inhrelid = whole.oid
+            JOIN pg_class r ON r.oid = i.inhparent AND r.relkind = 'p'
+        )
+        SELECT FROM pg_publication_rel m
+        JOIN pg_publication p ON p.oid = m.prpubid
+        WHERE m.prrelid IN (SELECT oid FROM whole) AND p.pubname = ANY ({publications}::text[])
+    ))"""
+
+# A table in the form in which its rows are read, as one JSON text. Any difference changes the text.
+_SHAPE = """
+SELECT json_build_object(
+    'kind', c.relkind, 'schema', n.nspname, 'table', c.relname, 'identity', c.relreplident,
+    'columns', (
+        SELECT json_agg(json_build_array(
+            d.attnum, d."column", d.atttypid::int8, d.type_namespace, d.type_name, d.atttypmod, a.xmin::text
+        ) ORDER BY d.attnum)
+        FROM described d JOIN pg_attribute a ON a.attrelid = d.oid AND a.attnum = d.attnum),
+    'identity_columns', (
+        SELECT json_agg(a.attname ORDER BY a.attnum)
+        FROM pg_attribute a
+        WHERE a.attrelid = c.oid AND a.attnum = ANY ({identity})),
+    'key', {key},
+    'filter', {filter},
+    'trusted', {trusted},
+    'replaces', (
+        SELECT bool_and(p.pubdelete AND coalesce((to_jsonb(p) ->> 'pubtruncate')::boolean, true))
+        FROM pg_publication p
+        WHERE p.pubname = ANY ({publications}::text[]))
+)::text
+FROM pg_class c
+JOIN pg_namespace n ON n.oid = c.relnamespace
+JOIN (SELECT oid, array_agg("column") AS columns FROM described GROUP BY oid) sent ON sent.oid = c.oid""".replace(
+    "{identity}", _IDENTITY
+)
+
+# Rows that pass the filter of one publication are sent. A publication without a filter sends all rows. The view reads
+# all tables of a publication and waits for the locks of each. So it is used only for a table that has a filter.
+_FILTER_SINCE_15 = """CASE WHEN EXISTS (
+        SELECT FROM pg_publication_rel m WHERE m.prrelid = c.oid AND m.prqual IS NOT NULL
+    ) THEN (
+        SELECT CASE WHEN bool_and(t.rowfilter IS NOT NULL)
+                    THEN string_agg('(' || t.rowfilter || ')', ' OR ' ORDER BY t.pubname) END
+        FROM pg_publication_tables t
+        WHERE t.pubname = ANY ({publications}::text[]) AND t.schemaname = n.nspname AND t.tablename = c.relname)
+    END"""
+
+
+def loadable_tables(server_version: int) -> str:
+    """Return the query for what decides whether the rows of the published tables can be read.
+
+    Its parameters are the publications, twice.
+    """
+    found = _LOADABLE_TABLES.format(trusted=_TRUSTED.format(publications="%s"), key=_KEY.format(columns="sent.columns"))
+    return _carried(server_version) + _sent(server_version) + found
+
+
+def published_tables(server_version: int) -> str:
+    """Return the query for the tables whose rows the publications carry."""
+    return _carried(server_version) + _PUBLISHED_TABLES
+
+
+def published_names(server_version: int) -> str:
+    """Return the query for the tables under whose names rows are published.
+
+    Its parameters are the publications, twice.
+    """
+    found = _PUBLISHED_NAMES.format(trusted=_TRUSTED.format(publications="%s"))
+    return _carried(server_version) + _sent(server_version) + found
+
+
+def published_columns(server_version: int) -> str:
+    """Return the query for the columns of some published tables, in the order of each table.
+
+    Its parameters are the publications, and the oids of these tables.
+    """
+    return _carried(server_version) + _sent(server_version, "AND c.oid = ANY (%s::oid[])") + _PUBLISHED_COLUMNS
+
+
+def differing_columns(server_version: int) -> str:
+    """Return the query for the tables for which the publications send different columns."""
+    return _carried(server_version) + _sent(server_version) + _DIFFERING_COLUMNS
+
+
+def _carried(server_version: int, only: str = "") -> str:
+    of_schema = "OR c.relnamespace IN (SELECT pnnspid FROM pg_publication_namespace WHERE pnpubid = p.oid)"
+    return _CARRIED.format(schemas=of_schema if server_version >= ROW_FILTERS_SINCE else "", only=only)
+
+
+def _sent(server_version: int, only: str = "") -> str:
+    listed = "(SELECT prattrs::int2[] FROM pg_publication_rel WHERE prpubid = publication AND prrelid = c.oid)"
+    return _SENT.format(
+        only=only,
+        listed=listed if server_version >= ROW_FILTERS_SINCE else "NULL::int2[]",
+        as_a_rule="a.attgenerated IN ('', c.generated)" if server_version >= GENERATED_COLUMNS_SINCE else "true",
+    )
+
+
+def shape(server_version: int, oid: int, publications: str) -> str:
+    """Return the query for the shape of a published table. ``publications`` is a literal of an array."""
+    carried = _carried(server_version, _ANCESTRY.format(oid=oid)).replace("%s::text[]", publications)
+    described = _sent(server_version, f"AND c.oid = {oid}") + _DESCRIBED
+    has_filters = server_version >= ROW_FILTERS_SINCE
+    found = _FILTER_SINCE_15.format(publications=publications) if has_filters else "NULL::text"
+    key = _KEY.format(columns="sent.columns")
+    trusted = _TRUSTED.format(publications=publications)
+    return carried + described + _SHAPE.format(key=key, filter=found, trusted=trusted, publications=publications)
