@@ -11,7 +11,7 @@ from pgsluice.app import cli, daemon
 from pgsluice.checkpoint import Checkpoint
 from pgsluice.commands import CommandState
 from pgsluice.cut import Cut, Recorded, TopicUse
-from pgsluice.kafka.sink import CutFormat, SinkOptions
+from pgsluice.kafka.options import CutFormat, SinkOptions
 from pgsluice.loads import Loaded
 from pgsluice.pipeline.ends import Sink
 from pgsluice.record import Record

@@ -18,8 +18,8 @@ from pgsluice.finding import Finding, Verdict
 from pgsluice.kafka import topics as module
 from pgsluice.kafka.checks import check
 from pgsluice.kafka.client import ClientOptions
+from pgsluice.kafka.options import SinkOptions
 from pgsluice.kafka.producer import ProducerOptions
-from pgsluice.kafka.sink import SinkOptions
 from pgsluice.kafka.topics import Topics, TopicSettings, TopicSpec, check_compacted
 from sandbox.kafka import Kafka
 from tests.support.kafka import (

@@ -21,7 +21,8 @@ from pgsluice.kafka.commands import CommandReader
 from pgsluice.kafka.idempotent import IdempotentProducer
 from pgsluice.kafka.ledger import Ledger
 from pgsluice.kafka.mark import Mark
-from pgsluice.kafka.sink import KafkaSink, Mode
+from pgsluice.kafka.options import Mode
+from pgsluice.kafka.sink import KafkaSink
 from pgsluice.kafka.tail import Tail
 from pgsluice.kafka.topics import Topics
 from pgsluice.kafka.transactional import TransactionalProducer

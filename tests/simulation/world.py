@@ -21,8 +21,9 @@ from pgsluice.errors import Diverged, DrainTimeout, HistoryError, UnavailableErr
 from pgsluice.kafka.checkpoint import checkpoint_key
 from pgsluice.kafka.client import ClientErrors
 from pgsluice.kafka.mark import is_mark
+from pgsluice.kafka.options import CutFormat, Mode, SinkOptions
 from pgsluice.kafka.producer import ProducerOptions
-from pgsluice.kafka.sink import CutFormat, KafkaSink, Mode, SinkOptions
+from pgsluice.kafka.sink import KafkaSink
 from pgsluice.kafka.topics import TopicSpec
 from pgsluice.metrics import Metrics
 from pgsluice.pipeline import ends

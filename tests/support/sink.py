@@ -8,8 +8,9 @@ from pgsluice.checkpoint import Checkpoint, last_checkpoint
 from pgsluice.cut import Cut, Recorded
 from pgsluice.kafka.client import ClientOptions
 from pgsluice.kafka.ledger import OffsetPrediction
+from pgsluice.kafka.options import CutFormat, SinkOptions
 from pgsluice.kafka.producer import ProducerOptions
-from pgsluice.kafka.sink import CutFormat, KafkaSink, SinkOptions
+from pgsluice.kafka.sink import KafkaSink
 from pgsluice.kafka.topics import TopicSpec
 from pgsluice.record import Record, Target
 from pgsluice.tables import TablePolicy

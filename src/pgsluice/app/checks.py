@@ -22,7 +22,7 @@ from pgsluice.errors import PgsluiceError, TableRefused
 from pgsluice.finding import Finding, Verdict
 from pgsluice.kafka import checks as kafka_checks
 from pgsluice.kafka.client import ClientOptions
-from pgsluice.kafka.sink import SinkOptions
+from pgsluice.kafka.options import SinkOptions
 from pgsluice.kafka.topics import TopicSpec
 from pgsluice.pipeline.encoders import refusals
 from pgsluice.postgres import checks as postgres_checks

@@ -28,7 +28,8 @@ from pgsluice.avro.wire import header
 from pgsluice.config import Settings
 from pgsluice.dead_letter import Origin, origin_of
 from pgsluice.kafka.client import ClientOptions
-from pgsluice.kafka.sink import CutFormat, KafkaSink
+from pgsluice.kafka.options import CutFormat
+from pgsluice.kafka.sink import KafkaSink
 from pgsluice.metrics import Metrics, labelled
 from pgsluice.native import speedups
 from pgsluice.pipeline.pipeline import Pipeline, State

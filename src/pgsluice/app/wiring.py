@@ -14,8 +14,8 @@ from pgsluice.config import Settings
 from pgsluice.errors import ConfigError
 from pgsluice.kafka.client import ClientErrors, ClientOptions
 from pgsluice.kafka.commands import CommandClient, CommandTopics
+from pgsluice.kafka.options import SinkOptions
 from pgsluice.kafka.producer import ProducerOptions
-from pgsluice.kafka.sink import SinkOptions
 from pgsluice.kafka.topics import TopicSpec
 from pgsluice.metrics import Metrics
 from pgsluice.pipeline.options import PipelineOptions

@@ -9,7 +9,7 @@ from confluent_kafka.admin import AclOperation
 
 from pgsluice.errors import ConfigError, PermissionDenied, PgsluiceError, TableRefused
 from pgsluice.finding import Finding, Verdict
-from pgsluice.kafka.sink import Mode, SinkOptions
+from pgsluice.kafka.options import Mode, SinkOptions
 from pgsluice.kafka.topics import Topics, TopicSpec, check_compacted
 from pgsluice.kafka.transactional import REFUSED_TIMEOUT_MS, try_transactional_id
 

@@ -10,84 +10,41 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar
+from dataclasses import replace
+from typing import TypeVar
 
 import structlog
 
 from pgsluice.checkpoint import Checkpoint, last_checkpoint
 from pgsluice.cut import Cut, Recorded, cut_records
-from pgsluice.dead_letter import Origin
-from pgsluice.errors import ConfigError, PermissionDenied, PgsluiceError, SinkUnavailable, TableRefused
-from pgsluice.kafka.account import LastCuts, Place, TopicState
+from pgsluice.errors import ConfigError, PgsluiceError, SinkUnavailable
+from pgsluice.kafka.account import LastCuts, Place
 from pgsluice.kafka.checkpoint import checkpoint_key, read_checkpoints, read_loaded
 from pgsluice.kafka.commands import CommandReader
 from pgsluice.kafka.idempotent import IdempotentProducer
-from pgsluice.kafka.ledger import AGAIN_S, CONFIRM_S, Ledger, OffsetPrediction, lost_cuts, read_last_cuts
+from pgsluice.kafka.ledger import AGAIN_S, CONFIRM_S, Ledger, lost_cuts, read_last_cuts
 from pgsluice.kafka.mark import OUTDATED_S, Mark
+from pgsluice.kafka.options import CutFormat, Mode, SinkOptions
 from pgsluice.kafka.partitioner import partition_for
-from pgsluice.kafka.producer import CutProducer, ProducerOptions
+from pgsluice.kafka.producer import CutProducer
 from pgsluice.kafka.refusals import RecordInspector, Refusals
 from pgsluice.kafka.runs import TRUNCATE
+from pgsluice.kafka.table_topics import TableTopics
 from pgsluice.kafka.tail import Tail
-from pgsluice.kafka.topics import Topics, TopicSettings, TopicSpec, check_compacted, is_of_one_topic, other_service
+from pgsluice.kafka.topics import Topics, TopicSpec, check_compacted
 from pgsluice.kafka.transactional import TransactionalProducer
 from pgsluice.loads import Loaded
 from pgsluice.record import Record
-from pgsluice.tables import SERVICE_TOPICS, TablePolicy
+from pgsluice.tables import TablePolicy
 
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
-Mode = Literal["exactly_once", "at_least_once"]
-
 _PRODUCERS: Mapping[Mode, type[CutProducer]] = {
     "exactly_once": TransactionalProducer,
     "at_least_once": IdempotentProducer,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class SinkOptions:
-    """What the sink is told: the producer, the service topics, and how to deliver.
-
-    The sink writes and reads the checkpoints of ``pipeline``. ``snapshots_topic`` is None if no tables are loaded, and
-    ``commands_topic`` is None if no commands are taken. With ``accept_changed_topics``, a session goes on with topics
-    that have changed since the last one. ``prediction`` outlives the session.
-
-    No topic of a table is created if there are already ``topics_max`` topics besides the service topics.
-    ``reserved_topics`` count from the beginning.
-    """
-
-    producer: ProducerOptions
-    transactions_topic: TopicSpec
-    checkpoint_topic: TopicSpec
-    pipeline: str
-    mode: Mode = "exactly_once"
-    dead_letters_topic: TopicSpec | None = None
-    snapshots_topic: TopicSpec | None = None
-    commands_topic: TopicSpec | None = None
-    accept_changed_topics: bool = False
-    topics_max: int = 10_000
-    reserved_topics: frozenset[str] = frozenset()
-    prediction: OffsetPrediction = field(default_factory=OffsetPrediction)
-
-
-@dataclass(frozen=True, slots=True)
-class CutFormat:
-    """The framing of cut records: their key, their encoder and their decoder.
-
-    The decoder raises ValueError for other records.
-
-    ``origin_of`` takes another record's key and value. It returns the change that the record is about, or None if
-    nobody knows it.
-    """
-
-    key: bytes
-    encode: Callable[[dict[str, Any]], bytes]
-    decode: Callable[[bytes], Mapping[str, Any]]
-    origin_of: Callable[[bytes | None, bytes], Origin | None] = lambda _key, _value: None
 
 
 class KafkaSink:
@@ -371,63 +328,7 @@ class KafkaSink:
         self._ledger.recall(self._last_cuts, lost, others, described)
 
     def _open_topic(self, spec: TopicSpec) -> None:
-        if spec.name not in self._ledger:
-            self._ledger.pin({spec.name: self._ensure(spec)})
-        self._topics.check(spec, self._settings_of(spec.name))
-
-    def _ensure(self, spec: TopicSpec) -> TopicState:
-        """Create a topic if it does not exist.
-
-        Raise TableRefused if a table's topic may not be created or written to.
-        """
-        is_ours = spec.name in self._services()
-        if not is_ours:
-            self._check_owner(spec.name)
-            self._check_room(spec)
-        try:
-            (state,) = self._topics.ensure(spec)
-        except (PermissionDenied, ConfigError) as error:
-            if is_ours or not is_of_one_topic(error):
-                raise
-            raise TableRefused(
-                f"{error} Make topic {spec.name} yourself, give pgsluice the right to make it (Create), or leave "
-                "the table out with tables.exclude. Then start pgsluice again."
-            ) from error
-        return state
-
-    def _services(self) -> set[str]:
-        """Return the names of pgsluice's own topics."""
-        prefix = self._options.checkpoint_topic.name.removesuffix("checkpoint")
-        return {prefix + service for service in SERVICE_TOPICS}
-
-    def _check_owner(self, topic: str) -> None:
-        """Raise TableRefused if this is a service topic of a pipeline whose prefix is our prefix and a schema."""
-        if other_service(topic) not in self._ledger:
-            self._topics.check_owner(topic)
-
-    def _check_room(self, spec: TopicSpec) -> None:
-        """Raise TableRefused if ``spec`` has yet to be created, and the limit for topics is reached.
-
-        Everybody who may create tables in a published schema makes us create topics here, with all their partitions.
-        The limit counts the topics that earlier sessions and this session have written to. It also keeps room for the
-        tables that the settings name. A topic that already exists costs nothing more, so it is always accepted.
-        """
-        known = (self._ledger.ids().keys() | self._options.reserved_topics) - self._services() - {spec.name}
-        if len(known) >= self._options.topics_max and not self._topics.describe([spec.name]):
-            raise TableRefused(
-                f"Topic {spec.name} was not created, because this pipeline has {len(known)} topics already or "
-                f"reserved, and may have {self._options.topics_max} (kafka.topics.max). If all these tables are to be "
-                "published, raise kafka.topics.max, and make sure that the brokers can hold the partitions. Otherwise "
-                "leave tables out with tables.exclude, and find out who creates them."
-            )
-
-    def _settings_of(self, topic: str) -> TopicSettings:
-        try:
-            (settings,) = self._topics.settings_of(topic)
-        except SinkUnavailable:
-            self._ledger.examine()  # raises the reason if the topic is gone
-            raise
-        return settings
+        TableTopics(self._options, self._topics, self._ledger).open(spec)
 
     def _produce(self, cut: Cut, records: list[Record]) -> None:
         at = 0

@@ -6,8 +6,8 @@ from pgsluice.finding import Verdict
 from pgsluice.kafka import topics as module
 from pgsluice.kafka.checks import check
 from pgsluice.kafka.client import ClientOptions
+from pgsluice.kafka.options import SinkOptions
 from pgsluice.kafka.producer import ProducerOptions
-from pgsluice.kafka.sink import SinkOptions
 from pgsluice.kafka.topics import TopicSpec
 
 

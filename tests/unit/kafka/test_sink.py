@@ -6,8 +6,9 @@ import pytest
 
 from pgsluice.errors import SinkUnavailable
 from pgsluice.kafka.client import ClientOptions
+from pgsluice.kafka.options import CutFormat, SinkOptions
 from pgsluice.kafka.producer import ProducerOptions
-from pgsluice.kafka.sink import CutFormat, KafkaSink, SinkOptions
+from pgsluice.kafka.sink import KafkaSink
 from pgsluice.kafka.topics import TopicSpec
 
 

@@ -1,0 +1,52 @@
+"""The options of a sink, and the format of its cut records. ``app.wiring`` and ``app.daemon`` make them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pgsluice.dead_letter import Origin
+from pgsluice.kafka.ledger import OffsetPrediction
+from pgsluice.kafka.producer import ProducerOptions
+from pgsluice.kafka.topics import TopicSpec
+
+Mode = Literal["exactly_once", "at_least_once"]
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    """What the sink is told: the producer, the service topics, and how to deliver.
+
+    The sink writes and reads the checkpoints of ``pipeline``. ``snapshots_topic`` is None if no tables are loaded, and
+    ``commands_topic`` is None if no commands are taken. With ``accept_changed_topics``, a session goes on with topics
+    that have changed since the last one. ``prediction`` outlives the session.
+
+    No topic of a table is created if there are already ``topics_max`` topics besides the service topics.
+    ``reserved_topics`` count from the beginning.
+    """
+
+    producer: ProducerOptions
+    transactions_topic: TopicSpec
+    checkpoint_topic: TopicSpec
+    pipeline: str
+    mode: Mode = "exactly_once"
+    dead_letters_topic: TopicSpec | None = None
+    snapshots_topic: TopicSpec | None = None
+    commands_topic: TopicSpec | None = None
+    accept_changed_topics: bool = False
+    topics_max: int = 10_000
+    reserved_topics: frozenset[str] = frozenset()
+    prediction: OffsetPrediction = field(default_factory=OffsetPrediction)
+
+
+@dataclass(frozen=True, slots=True)
+class CutFormat:
+    """The framing of cut records: their key, their encoder and their decoder.
+
+    The decoder raises ValueError for other records. ``origin_of`` takes the key and the value of another record. It
+    returns the change that the record is about, or None if that is not known.
+    """
+
+    key: bytes
+    encode: Callable[[dict[str, Any]], bytes]
+    decode: Callable[[bytes], Mapping[str, Any]]
+    origin_of: Callable[[bytes | None, bytes], Origin | None] = lambda _key, _value: None

@@ -1,0 +1,80 @@
+"""The topics of tables, which are created when the first row of the table comes. Used by ``sink``.
+
+A topic that cannot be used is an error of its table (TableRefused), so that all other tables can go on.
+"""
+
+from pgsluice.errors import ConfigError, PermissionDenied, SinkUnavailable, TableRefused
+from pgsluice.kafka.account import TopicState
+from pgsluice.kafka.ledger import Ledger
+from pgsluice.kafka.options import SinkOptions
+from pgsluice.kafka.topics import Topics, TopicSettings, TopicSpec, is_of_one_topic, other_service
+from pgsluice.tables import SERVICE_TOPICS
+
+
+class TableTopics:
+    """Creates the topics of tables in one session. Every method blocks."""
+
+    def __init__(self, options: SinkOptions, topics: Topics, ledger: Ledger) -> None:
+        self._options = options
+        self._topics = topics
+        self._ledger = ledger
+
+    def open(self, spec: TopicSpec) -> None:
+        """Create the topic if it does not exist, pin its partitions, and check that it takes the records."""
+        if spec.name not in self._ledger:
+            self._ledger.pin({spec.name: self._ensure(spec)})
+        self._topics.check(spec, self._settings_of(spec.name))
+
+    def _ensure(self, spec: TopicSpec) -> TopicState:
+        """Create a topic if it does not exist.
+
+        Raise TableRefused if a table's topic may not be created or written to.
+        """
+        is_ours = spec.name in self._services()
+        if not is_ours:
+            self._check_owner(spec.name)
+            self._check_room(spec)
+        try:
+            (state,) = self._topics.ensure(spec)
+        except (PermissionDenied, ConfigError) as error:
+            if is_ours or not is_of_one_topic(error):
+                raise
+            raise TableRefused(
+                f"{error} Make topic {spec.name} yourself, give pgsluice the right to make it (Create), or leave "
+                "the table out with tables.exclude. Then start pgsluice again."
+            ) from error
+        return state
+
+    def _services(self) -> set[str]:
+        """Return the names of pgsluice's own topics."""
+        prefix = self._options.checkpoint_topic.name.removesuffix("checkpoint")
+        return {prefix + service for service in SERVICE_TOPICS}
+
+    def _check_owner(self, topic: str) -> None:
+        """Raise TableRefused if this is a service topic of a pipeline whose prefix is our prefix and a schema."""
+        if other_service(topic) not in self._ledger:
+            self._topics.check_owner(topic)
+
+    def _check_room(self, spec: TopicSpec) -> None:
+        """Raise TableRefused if ``spec`` has yet to be created, and the limit for topics is reached.
+
+        Everybody who may create tables in a published schema makes us create topics here, with all their partitions.
+        The limit counts the topics that earlier sessions and this session have written to. It also keeps room for the
+        tables that the settings name. A topic that already exists costs nothing more, so it is always accepted.
+        """
+        known = (self._ledger.ids().keys() | self._options.reserved_topics) - self._services() - {spec.name}
+        if len(known) >= self._options.topics_max and not self._topics.describe([spec.name]):
+            raise TableRefused(
+                f"Topic {spec.name} was not created, because this pipeline has {len(known)} topics already or "
+                f"reserved, and may have {self._options.topics_max} (kafka.topics.max). If all these tables are to be "
+                "published, raise kafka.topics.max, and make sure that the brokers can hold the partitions. Otherwise "
+                "leave tables out with tables.exclude, and find out who creates them."
+            )
+
+    def _settings_of(self, topic: str) -> TopicSettings:
+        try:
+            (settings,) = self._topics.settings_of(topic)
+        except SinkUnavailable:
+            self._ledger.examine()  # raises the reason if the topic is gone
+            raise
+        return settings
