@@ -1,7 +1,7 @@
-"""A cut: whole transactions that go to Kafka together, in one Kafka transaction.
+"""A cut: whole transactions that are written to Kafka together, in one Kafka transaction.
 
-Its record in ``<prefix>.transactions`` names the offsets of the partitions it touched, so a reader that
-takes every listed partition up to ``next`` has a consistent prefix of the database's history.
+The record of a cut in ``<prefix>.transactions`` has the offsets of all partitions that the cut touched. So a reader
+that reads every listed partition up to ``next`` has a consistent prefix of the database's history.
 """
 
 import zlib
@@ -17,18 +17,20 @@ from pgsluice.record import Record, Target
 from pgsluice.transaction import Transaction
 
 EPOCH_MAX = 2**30
-"""Epochs and cuts that are read back go up to here: half of what Avro's int and long hold, so others can follow."""
+"""The highest epoch that is read back: half of what an int of Avro holds, so that further epochs can follow."""
 
 CUT_MAX = 2**62
+"""The highest number of a cut that is read back: half of what a long of Avro holds."""
 
 MAX_PART_BYTES = 512 * 1024
-"""Size of one part of a cut record, as estimated: half of what a broker takes by default."""
+"""Estimated size of one part of a cut record: half of what a broker accepts by default."""
 
 _TOPIC_BYTES, _PARTITION_BYTES, _ID_BYTES = 85, 25, 5
-"""At most, in Avro: counts and lengths of a topic's entry, and its id; an int and two longs; a schema id."""
+"""Upper limits of sizes in Avro. A topic's entry: its counts, its lengths and its id, without the names, partitions and
+schema ids in it. A partition: an int and two longs. A schema id."""
 
 Offsets = Mapping[tuple[str, int], tuple[int, int]]
-"""(topic, partition) to (first, next)."""
+"""From (topic, partition) to the offsets (first, next)."""
 
 
 @dataclass(slots=True)
@@ -36,7 +38,7 @@ class TopicUse:
     """What a cut wrote to one topic."""
 
     schema_ids: dict[int, None] = field(default_factory=dict)
-    """In the order of their last use: the last one tells what the table looks like at the cut's end."""
+    """Schema ids in the order of their last use. The last one is the table's schema at the end of the cut."""
     last_schema_id: int = 0
     counts: dict[str, int] = field(default_factory=dict)
     produced: dict[int, int] = field(default_factory=dict)
@@ -44,9 +46,11 @@ class TopicUse:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What the cut records tell: epoch, number and end of the last cut (0: none), the topics written so far.
+    """The content of the cut records.
 
-    ``positions``: epoch and end_lsn of the last cut and of the one before it, by number, as far as Kafka has them.
+    ``epoch``, ``cut`` and ``end_lsn`` are those of the last cut, or 0 if there is none. ``topics``: all topics that
+    were written so far. ``positions``: epoch and end_lsn of the last cut and of the one before it, by number, if Kafka
+    still has their records.
     """
 
     epoch: int = 0
@@ -58,7 +62,7 @@ class Recorded:
 
 @dataclass(slots=True)
 class Cut:
-    """Committed transactions with their encoded records, in order, and the account of them."""
+    """Committed transactions with their encoded records, in order, and the account of what they wrote."""
 
     records: list[Record] = field(default_factory=list)
     size: int = 0
@@ -72,44 +76,45 @@ class Cut:
     end_lsn: int = 0
     topics: dict[str, TopicUse] = field(default_factory=dict)
     loads: Sequence[Load] | None = None
-    """The loads in progress at its end; None: they are those of the cut before it."""
+    """The loads in progress at its end. None: the same as at the end of the cut before it."""
     place: Place | None = None
-    """The last place at which it has rows that were read; None: it has none."""
+    """The last place of rows that were read. None: the cut has no such rows."""
     marks: list[Mark] = field(default_factory=list)
     loaded: list[Loaded] = field(default_factory=list)
-    """The tables whose load ends in it, or that count as loaded from it on."""
+    """The tables whose load ends in it, or that count as loaded from this cut on."""
     tracks_loads: bool = False
-    """Whether ``loaded`` has what counts as loaded because an earlier version has delivered its changes."""
+    """Whether ``loaded`` has the tables that count as loaded because an earlier version delivered their changes."""
     commands: CommandState | None = None
-    """What commands have left behind at its end; None: as in the cut before it."""
+    """The state of commands at its end. None: the same as at the end of the cut before it."""
     answers: list[Answer] = field(default_factory=list)
     opens_commands: bool = False
-    """Whether it says for the first time from where on commands are read: whoever gives some waits for that."""
+    """Whether it records for the first time from which offset on commands are read. Clients wait for this before they
+    send a command."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has nothing that anybody waits for: no records, no marks, no news of tables or commands."""
+        """Whether it has nothing that anybody waits for: no records, marks, ended loads, or news of commands."""
         return not (self.records or self.marks or self.loaded or self.answers or self.opens_commands)
 
     def add_records(self, records: Iterable[Record], size: int, events: int) -> None:
-        """Join records that belong to no transaction, or to the one that :meth:`add` names."""
+        """Add records that belong to no transaction, or to the one that is passed to :meth:`add`."""
         self.records.extend(records)
         self.size += size
         self.events += events
 
     def add(self, transaction: Transaction, end_lsn: int) -> None:
-        """Join a committed transaction to the cut."""
+        """Add a committed transaction."""
         self.transactions += 1
         if self.first is None:
             self.first = transaction
         self.last = (transaction, end_lsn)
 
     def add_message(self, message: LogicalMessage) -> None:
-        """Join a message that belongs to no transaction to the cut."""
+        """Add a message outside transactions."""
         self.last_message = (message.lsn, message_crc(message))
 
     def add_load(self, loads: Sequence[Load], place: Place, marks: Iterable[Mark], loaded: Iterable[Loaded]) -> None:
-        """Join what was read of tables, up to ``place``: the loads in progress after that, their marks and ends."""
+        """Add the progress of loads up to ``place``: the loads in progress after it, their marks, and ended loads."""
         self.loads, self.place = loads, place
         self.marks.extend(marks)
         self.loaded.extend(loaded)
@@ -117,22 +122,22 @@ class Cut:
     def add_commands(
         self, commands: CommandState, answers: Iterable[Answer], loads: Sequence[Load], loaded: Iterable[Loaded]
     ) -> None:
-        """Join what commands have left behind: the loads in progress after that, answers, loads that were cancelled."""
+        """Add the effects of commands: their state, answers, the loads in progress, and loads that were cancelled."""
         self.commands, self.loads = commands, loads
         self.answers.extend(answers)
         self.loaded.extend(loaded)
 
     def add_assumed(self, assumed: Iterable[Loaded]) -> None:
-        """Join the tables that count as loaded because an earlier version has delivered their changes."""
+        """Add the tables that count as loaded because an earlier version delivered their changes."""
         self.loaded.extend(assumed)
         self.tracks_loads = True
 
     def produced(self) -> dict[tuple[str, int], int]:
-        """Return how many records went to each topic's partition."""
+        """Return how many records went to each partition."""
         return {(topic, number): count for topic, use in self.topics.items() for number, count in use.produced.items()}
 
     def count(self, target: Target, ops: Mapping[str, int], produced: Mapping[int, int]) -> None:
-        """Account for records of one target: how many of each op, tombstones left out, and to each partition."""
+        """Count the records of one target: ``ops`` of each op without tombstones, ``produced`` to each partition."""
         use = self.topics.get(target.topic)
         if use is None:
             use = self.topics[target.topic] = TopicUse()
@@ -148,16 +153,19 @@ class Cut:
 
 
 def message_crc(message: LogicalMessage) -> str:
-    """Return the CRC-32 of a message's prefix and content, in hex: it has no xid or time to be recognised by."""
+    """Return the CRC-32 of a message's prefix and content, in hex.
+
+    It identifies a message outside transactions, which has neither an xid nor a time.
+    """
     return f"{zlib.crc32(message.content, zlib.crc32(message.prefix.encode())):08x}"
 
 
 def cut_records(
     cut: Cut, identity: Mapping[str, Any], offsets: Offsets, topic_ids: Mapping[str, str], *, full: bool
 ) -> list[dict[str, Any]]:
-    """Return the cut record's parts (one, unless it names very many partitions), ready for the Cut schema.
+    """Return the parts of the cut record, ready for the Cut schema. There is one part unless partitions are very many.
 
-    ``identity`` holds ``pipeline``, ``cut`` and ``epoch``; a topic without an entry in ``topic_ids`` has none.
+    ``identity`` holds ``pipeline``, ``cut`` and ``epoch``. A topic without an entry in ``topic_ids`` gets an empty id.
     """
     chunks = _chunks(_topics(cut, offsets, topic_ids))
     last = cut.last[0] if cut.last else None
@@ -196,7 +204,7 @@ def _topics(cut: Cut, offsets: Offsets, topic_ids: Mapping[str, str]) -> list[di
 
 
 def _chunks(topics: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Split between topics, so that a part stays below MAX_PART_BYTES (unless a single topic is larger)."""
+    """Split the entries into parts of at most MAX_PART_BYTES. A topic is never split, so one may exceed this limit."""
     chunks: list[list[dict[str, Any]]] = [[]]
     room = MAX_PART_BYTES
     for topic in topics:

@@ -1,8 +1,8 @@
-"""The change event: a row change becomes topic, key and value.
+"""The change event: turns a row change into topic, key and value.
 
-One :class:`ChangeEncoder` is compiled per version of a relation; the pipeline runs it on every change.
-The envelope's fields, in order, are those of ``contract/envelope.avsc``; they are written here one after
-the other as Avro bytes, because a dict per row would cost more than everything else together.
+One :class:`ChangeEncoder` is made per version of a relation, and the pipeline runs it on every change. The fields of
+the envelope are those of ``contract/envelope.avsc``, in the same order. They are written here one after the other as
+Avro bytes, because a dict per row would cost more than everything else together.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -49,16 +49,16 @@ def _map(items: list[tuple[bytes, bytes]]) -> bytes:
 _KEY_CHANGE = _array([b"key_change"])
 
 _OPS = {messages.Update: "u", messages.Delete: "d"}
-"""The changes that have a key, beside inserts."""
+"""The ops of changes that have a key. The op of inserts is chosen by :class:`ChangeEncoder`."""
 
 OnIncomplete = Callable[[Relation, TupleData], None]
 
 InsertOp = Literal["c", "r"]
-"""``c``: the row was inserted. ``r``: it was there before, and was read."""
+"""``c``: the row was inserted. ``r``: the row already existed, and was read."""
 
 
 class Stamp:
-    """What the records of one transaction share, encoded once; hands out their ``seq``."""
+    """The fields that all records of one transaction share, encoded once. It also counts ``seq``."""
 
     __slots__ = ("_head", "_origin", "_tail", "epoch", "next_seq", "timestamp_ms", "transaction")
 
@@ -79,7 +79,7 @@ class Stamp:
         return self._head + encode_long(seq) + self._tail
 
     def origin_of(self, relation: Relation, op: str, seq: int, key_columns: tuple[str, ...] = ()) -> Origin:
-        """Return which change of the transaction a dead letter is about."""
+        """Return the origin of a dead letter: the change of the transaction that it replaces."""
         transaction = self.transaction
         return Origin(
             *(relation.namespace, relation.name, op),
@@ -88,7 +88,7 @@ class Stamp:
         )
 
     def _prepare(self) -> None:
-        """Encode what stands before ``seq``, and after it."""
+        """Encode the fields before and after ``seq``."""
         transaction, origin = self.transaction, self.transaction.origin
         self._origin = origin
         self._head = encode_long(self.epoch) + encode_long(transaction.commit_lsn)
@@ -100,7 +100,7 @@ class Stamp:
 
 
 class MessageEncoder:
-    """Messages of pg_logical_emit_message to records; their fields are those of ``contract/message.avsc``."""
+    """Turns messages of pg_logical_emit_message into records with the fields of ``contract/message.avsc``."""
 
     def __init__(self, target: Target) -> None:
         assert target.key_schema_id is not None, "the key of a message is its prefix"
@@ -122,7 +122,10 @@ class MessageEncoder:
         return [self._record(message, position + b"".join(tail), stamp.timestamp_ms)]
 
     def encode_standalone(self, message: messages.LogicalMessage, epoch: int) -> list[Record]:
-        """Return the record of a message outside transactions: its own LSN, and before a commit at the same one."""
+        """Return the record of a message outside transactions.
+
+        Its position is its own LSN. It comes before the changes of a transaction that commits at the same LSN.
+        """
         position = encode_long(epoch) + encode_long(message.lsn) + encode_long(_BEFORE_ALL)
         return [self._record(message, position + _NULL + _NULL + _NULL, 0)]
 
@@ -133,10 +136,10 @@ class MessageEncoder:
 
 
 EXPECTED_MAX: Final = 16 * 1024 * 1024
-"""Bytes of dead letters for what is not delivered yet: some ten thousand, unless their keys are large."""
+"""Memory for dead letters of changes that are not delivered yet: some ten thousand, unless their keys are large."""
 
 _LETTER_BYTES: Final = 1024
-"""What one takes in memory beside its key, generously."""
+"""Memory of one dead letter beside its key, as a generous estimate."""
 
 
 def _held_bytes(letters: Mapping[tuple[int, str], DeadLetter]) -> int:
@@ -144,10 +147,10 @@ def _held_bytes(letters: Mapping[tuple[int, str], DeadLetter]) -> int:
 
 
 class DeadLetters:
-    """Writes dead letters to ``target``, whose key schema is a string, and knows which records are to become some.
+    """Writes dead letters to ``target``, and knows which records they have to replace.
 
-    It outlives sessions: what Kafka refused in one is replaced when PostgreSQL sends it again in the next.
-    ``say`` is told of each.
+    It outlives sessions. If Kafka refuses a record in one session, the record is replaced when PostgreSQL sends the
+    change again in the next one. ``target``: its key schema is a string. ``say``: called with each dead letter.
     """
 
     def __init__(self, target: Target, say: Callable[[DeadLetter], None]) -> None:
@@ -156,12 +159,13 @@ class DeadLetters:
         self._say = say
         self._key_header, self._head = header(target.key_schema_id), header(target.value_schema_id)
         self._expected: dict[int, dict[tuple[int, str], DeadLetter]] = {}
-        """Commit LSN to (seq, topic) to what stands in place of that record."""
+        """By commit LSN, and then by (seq, topic), the dead letter that replaces this record."""
 
     def expect(self, letters: Iterable[DeadLetter]) -> bool:
-        """Have the records replaced when they come again.
+        """Replace the records of ``letters`` when their changes come again.
 
-        False when that was tried before with all of them, and when there are too many to be strays.
+        Return False if all of them were expected before, so that this did not help. Return False also if there are so
+        many that they cannot be rare exceptions.
         """
         fresh = False
         for letter in letters:
@@ -172,15 +176,15 @@ class DeadLetters:
         return fresh and sum(map(_held_bytes, self._expected.values())) <= EXPECTED_MAX
 
     def forget(self, delivered_lsn: int) -> None:
-        """Forget what was delivered."""
+        """Forget the dead letters of transactions that were delivered."""
         self._expected = {lsn: letters for lsn, letters in self._expected.items() if lsn >= delivered_lsn}
 
     def expected(self, commit_lsn: int) -> bool:
-        """Return whether the transaction has records to replace."""
+        """Return whether records of this transaction have to be replaced."""
         return commit_lsn in self._expected
 
     def replace(self, records: list[Record], commit_lsn: int, seq: int) -> list[Record]:
-        """Return ``records``, of which the first has ``seq``, with dead letters for those expected."""
+        """Return ``records`` with the expected dead letters in place of theirs. ``seq`` is that of the first record."""
         letters = self._expected[commit_lsn]
         found: list[Record] = []
         letter = None
@@ -189,7 +193,7 @@ class DeadLetters:
                 letter = letters.get((seq, record.target.topic))
                 found.append(record if letter is None else self.record(letter, record.timestamp_ms))
                 seq += 1
-            elif letter is None:  # the tombstone of a refused delete has the same key, and would be refused, too
+            elif letter is None:  # the tombstone of a refused delete has the same key, so Kafka would refuse it as well
                 found.append(record)
         return found
 
@@ -201,10 +205,10 @@ class DeadLetters:
 
 
 class ChangeEncoder:
-    """Changes of one relation version to records.
+    """Turns changes of one version of a relation into records.
 
-    ``key_encoder`` None: the table has no key. ``dead_letters`` None: a change that cannot be written is an error.
-    ``insert_op`` "r": the inserts are rows that were read.
+    ``key_encoder`` is None if the table has no key. If ``dead_letters`` is None, a change that cannot be written is an
+    error. ``insert_op`` is "r" if the inserts are rows that were read.
     """
 
     def __init__(  # noqa: PLR0913 - half of them are choices of one kind, each named where it is made
@@ -221,7 +225,8 @@ class ChangeEncoder:
     ) -> None:
         self.relation = relation
         self.is_full = relation.replica_identity == "f"
-        """Whether old rows are complete. If not, an ``O`` row comes from a partition and may hold only its key."""
+        """Whether old rows are complete. If not, an old row that is marked ``O`` comes from a partition, and may have
+        only the columns of its key."""
         self.target = target
         self.insert_op = insert_op
         self._identity = [index for index, column in enumerate(relation.columns) if column.is_key]
@@ -246,12 +251,12 @@ class ChangeEncoder:
         }
 
     def encode(self, message: RowMessage, stamp: Stamp) -> list[Record]:
-        """Return the records of a change, in order; PoisonError when its key cannot be written."""
+        """Return the records of a change, in order; PoisonError if its key cannot be written."""
         seq = stamp.next_seq
         try:
             records = self._encoders[type(message)](message, stamp)
         except PoisonError as error:
-            stamp.next_seq = seq + 1  # a change has its place, whatever was encoded of it
+            stamp.next_seq = seq + 1  # the change takes one seq, however far it was encoded
             op = self.insert_op if isinstance(message, messages.Insert) else _OPS[type(message)]
             records = [self._dead_letter(op, stamp, seq, error)]
         dead_letters = self.dead_letters
@@ -261,7 +266,8 @@ class ChangeEncoder:
 
     def _encode_insert(self, message: messages.Insert, stamp: Stamp) -> list[Record]:
         value = self._with_after(self.insert_head + NO_BEFORE, message.new, stamp, _EMPTY, [])
-        self._tell_if_incomplete(message.new)  # an update, to a publication whose row filter the old row did not pass
+        # An insert can be incomplete if it is an update in truth, and the old row did not pass the row filter.
+        self._tell_if_incomplete(message.new)
         return [Record(self.target, self.insert_op, self._encode_key(message.new), value, stamp.timestamp_ms)]
 
     def _encode_update(self, message: messages.Update, stamp: Stamp) -> list[Record]:
@@ -294,7 +300,7 @@ class ChangeEncoder:
         return self._delete_records(self._try_key(old), self._gone(before, raw, stamp, _EMPTY), stamp)
 
     def _old_row(self, message: messages.Update | messages.Delete) -> tuple[TupleData | None, TupleData | None]:
-        """Return the old row as far as it is the key's columns only, and as far as it is complete."""
+        """Return the old row as a pair: the first if it has only the columns of the key, the second if complete."""
         if self.is_full or message.old is None:
             return message.key, message.old
         return message.old, None
@@ -317,13 +323,13 @@ class ChangeEncoder:
         return records
 
     def _record(self, op: str, key: bytes | PoisonError | None, value: bytes, stamp: Stamp) -> Record:
-        """Return the record of the ``value`` encoded last, or what stands in its place."""
+        """Return the record of the ``value`` that was encoded last, or a dead letter if ``key`` is an error."""
         if isinstance(key, PoisonError):
             return self._dead_letter(op, stamp, stamp.next_seq - 1, key)
         return Record(self.target, op, key, value, stamp.timestamp_ms)
 
     def _dead_letter(self, op: str, stamp: Stamp, seq: int, error: PoisonError) -> Record:
-        """Return what stands in place of a change whose key Avro cannot hold; PoisonError where there is none."""
+        """Return the dead letter of a change whose key Avro cannot hold; PoisonError if dead letters are off."""
         origin = stamp.origin_of(self.relation, op, seq, self.key.columns if self.key is not None else ())
         if self.dead_letters is None:
             raise PoisonError(
@@ -334,7 +340,7 @@ class ChangeEncoder:
         return self.dead_letters.record(letter, stamp.timestamp_ms)
 
     def _gone(self, before: bytes, raw: list[tuple[bytes, bytes]], stamp: Stamp, flags: bytes) -> bytes:
-        """Return the value of a ``d``: ``after`` null, nothing unchanged."""
+        """Return the value of a ``d`` record, which has no ``after`` and no unchanged columns."""
         return self.delete_head + before + _NULL + _EMPTY + _map(raw) + stamp.encode() + flags
 
     def _with_after(
@@ -343,12 +349,12 @@ class ChangeEncoder:
         unchanged: list[bytes] = []
         raw: list[tuple[bytes, bytes]] = []
         row = self.row.encode(new, unchanged, raw)
-        # Nearly every row has neither: the two empty collections are then one constant.
+        # Nearly every row has neither, so two empty collections are a constant.
         marks = _array(unchanged) + _map(raw + raw_before) if unchanged or raw or raw_before else _EMPTY + _EMPTY
         return b"".join((head, _VALUE, row, marks, stamp.encode(), flags))
 
     def _before(self, key: TupleData | None, old: TupleData | None, raw: list[tuple[bytes, bytes]]) -> bytes:
-        """Return ``before`` and ``before_image``; what Avro cannot hold is appended to ``raw``."""
+        """Return ``before`` and ``before_image``. Values that Avro cannot hold are appended to ``raw``."""
         unchanged: list[bytes] = []
         found: list[tuple[bytes, bytes]] = []
         if old is not None:
@@ -365,7 +371,7 @@ class ChangeEncoder:
         return image
 
     def _filled(self, new: TupleData, old: TupleData, *, whole: bool) -> TupleData:
-        """Return ``new`` with the unchanged values that ``old`` has (``whole``, or its key columns only)."""
+        """Return ``new`` with its unchanged values taken from ``old``, which is ``whole`` or has only the key."""
         if UNCHANGED not in new:
             return new
         known = range(len(new)) if whole else self._identity
@@ -379,7 +385,7 @@ class ChangeEncoder:
         return None if self.key is None else self.key_header + self.key.encode(values)
 
     def _try_key(self, values: TupleData) -> bytes | PoisonError | None:
-        """Return the key, or the error where a dead letter can take its place."""
+        """Return the key. If it cannot be written and dead letters are on, return the error instead of raising it."""
         try:
             return self._encode_key(values)
         except PoisonError as error:

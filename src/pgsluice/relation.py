@@ -1,8 +1,8 @@
-"""Relations as the server described them: columns, their types, which of them identify a row.
+"""Relations as the server described them: the columns, their types, and which columns identify a row.
 
-The pipeline feeds :class:`RelationCache` with every Relation and Type message in arrival order and looks
-rows up in it; ``avro`` turns a :class:`Relation` into a schema and an encoder. Immutable, so that a row can
-keep the version it was sent under.
+The pipeline passes every Relation and Type message to :class:`RelationCache` in arrival order, and looks up the
+relation of each row in it. ``avro`` turns a :class:`Relation` into a schema and an encoder. A relation is immutable, so
+that a row can keep the version that held when it arrived.
 
 https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 """
@@ -20,30 +20,30 @@ from pgsluice.pgoutput import messages
 from pgsluice.printable import quoted
 
 DESCRIBED_MAX: Final = 100_000
-"""Tables that one connection may describe, dropped ones included."""
+"""Tables that the server may describe on one connection, including dropped ones."""
 
 KEPT_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Memory for the tables described last: some 20,000 with 20 columns (3 KiB each), or 200 with 1,600 columns (300 KiB).
-The others are packed, and unpacked when a row of theirs arrives, which takes a millisecond for 160 columns."""
+"""Memory for the tables needed last: some 20,000 with 20 columns (3 KiB each), or 200 with 1,600 columns (300 KiB).
+The others are packed. The next row of a packed table unpacks it, which takes a millisecond for 160 columns."""
 
 PACKED_BYTES_MAX: Final = 1024 * 1024 * 1024
-"""Memory for packed tables, of which one takes 84 KB at most. So there is room for more than 12,000 of the widest. That
-is more than one transaction can write to with PostgreSQL's default number of locks, some 6,400, so none can fill it."""
+"""Memory for packed tables. One takes 84 KB at most, so there is room for more than 12,000 of the widest. With
+PostgreSQL's default number of locks, one transaction can write to some 6,400 tables, so it cannot fill this memory."""
 
 KEYS_BYTES_MAX: Final = 128 * 1024 * 1024
-"""Memory for the replica identities of what may be partitions: of 200,000 tables with keys of one column."""
+"""Memory for the replica identities of tables that may be partitions: 200,000 with keys of one column."""
 
 TYPES_MAX: Final = 10_000
-"""Types whose names are kept: more than the columns of one table (1,600), which are described right after them."""
+"""Types whose names are kept. A table has at most 1,600 columns, and its types are described right before it."""
 
 COLUMNS_AT_ONCE: Final = 20_000
-"""Columns that the catalog is asked for with one query, which takes some 0.3 s."""
+"""Columns that one query requests from the catalog. Such a query takes some 0.3 s."""
 
 CATALOG: Final = "pg_catalog"
 """The schema of built-in types; the protocol writes it as an empty string."""
 
-# name, OID, OID of its array type: pg_type.dat. The numbers never change; a type that a version lacks is
-# simply never sent. Type messages describe only the types that are not built in.
+# Name, OID, and OID of the array type, from pg_type.dat. The numbers never change. If a server's version lacks a type,
+# it never sends this type. Type messages describe only the types that are not built in.
 _BUILTIN_TYPES: Final = """
     bool 16 1000            bytea 17 1001           char 18 1002            name 19 1003
     int8 20 1016            int2 21 1005            int2vector 22 1006      int4 23 1007
@@ -70,7 +70,7 @@ _BUILTIN_TYPES: Final = """
 
 @dataclass(frozen=True, slots=True)
 class PgType:
-    """A type by the name the protocol gives it: for a domain, that of its base type beside its own OID."""
+    """A type with the name that the protocol gives it. A domain has its own OID and the name of its base type."""
 
     oid: int
     namespace: str
@@ -83,7 +83,7 @@ class PgType:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column; ``is_key``: part of the replica identity. ``typmod`` is -1 where none is declared."""
+    """One column. ``is_key``: it is part of the replica identity. ``typmod`` is -1 if none is declared."""
 
     name: str
     type: PgType
@@ -93,13 +93,13 @@ class Column:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Relation:
-    """One version of a table, its columns in the order of the row images.
+    """One version of a table. The columns are in the order in which rows have them.
 
-    ``replica_identity`` is pg_class.relreplident: d(efault), n(othing), f(ull), i(ndex). Under ``f`` every
-    column is flagged as key: the primary key is not to be had from the protocol.
+    ``replica_identity`` is pg_class.relreplident: d(efault), n(othing), f(ull), i(ndex). With ``f``, the server flags
+    every column as part of the key, so the protocol does not tell the primary key.
 
-    ``partition_keys``: if this is the root of partitions, the columns of the replica identities that they have and
-    that the root does not tell. See :func:`with_identity_of_partitions`.
+    ``partition_keys``: if this is the root of partitions, and one of them has another replica identity than the root,
+    the columns of the partitions' identities. See :func:`with_identity_of_partitions`.
     """
 
     oid: int
@@ -109,7 +109,7 @@ class Relation:
     columns: tuple[Column, ...]
     partition_keys: tuple[frozenset[str], ...] = ()
     _hash: int = field(init=False, repr=False, compare=False)
-    """Computed once: every transaction looks up the versions of the tables that it touches."""
+    """Computed once, because every transaction looks up the versions of the tables that it touches."""
 
     def __post_init__(self) -> None:
         content = (self.oid, self.namespace, self.name, self.replica_identity, self.columns, self.partition_keys)
@@ -124,18 +124,18 @@ class Relation:
 
 
 def identity_of(relation: Relation) -> frozenset[str]:
-    """Return the columns that tell a row from others in the old rows that are sent; empty: all of them, or none."""
+    """Return the columns that old rows are sent with, if these identify a row; empty if all are sent, or none."""
     if relation.replica_identity not in "di":
         return frozenset()
     return frozenset(column.name for column in relation.columns if column.is_key)
 
 
 def with_identity_of_partitions(root: Relation) -> Relation | None:
-    """Return the root of partitions with the replica identity of its partitions; None if it cannot stand for all.
+    """Return the root of partitions with the replica identity of its partitions; None if no single one fits all.
 
     If a publication sends the rows of partitions as those of their root, PostgreSQL describes the root with the root's
-    replica identity. But what it sends of an old row follows from the identity of the partition that has the row. So
-    an old row that is called complete may have nothing but the columns of a key, and null in all others.
+    replica identity. But the identity of the row's partition decides which columns of the old row are sent. So an old
+    row that is marked as complete may have only the columns of a key, and null in all others.
     """
     if not root.partition_keys:
         return root
@@ -147,7 +147,7 @@ def with_identity_of_partitions(root: Relation) -> Relation | None:
 
 
 class TableId(Protocol):
-    """Which table it is: a :class:`Relation`, or a :class:`PublishedName`."""
+    """The identity of a table: a :class:`Relation` or a :class:`PublishedName`."""
 
     @property
     def oid(self) -> int:
@@ -164,9 +164,9 @@ class TableId(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PublishedName:
-    """A table that the publications have, without its columns: strangers may make many wide ones.
+    """A published table without its columns, because strangers may create many wide tables.
 
-    ``columns``: how many it has had. ``is_trusted``: as in :class:`pgsluice.snapshot.Shape`.
+    ``columns``: how many columns it has had so far. ``is_trusted``: as in :class:`pgsluice.snapshot.Shape`.
     """
 
     oid: int
@@ -181,7 +181,7 @@ class PublishedName:
 
 
 def in_portions(tables: Sequence[PublishedName]) -> Iterator[list[PublishedName]]:
-    """Yield the tables, as many at a time as have ``COLUMNS_AT_ONCE`` columns, one at least."""
+    """Yield the tables in portions of at most ``COLUMNS_AT_ONCE`` columns, or of one table that has more."""
     some: list[PublishedName] = []
     columns = 0
     for table in tables:
@@ -208,33 +208,35 @@ BUILTIN_TYPES: Final = _builtin_types()
 
 
 class RelationCache:
-    """What the server described on one connection; dies with it.
+    """The tables and types that the server described on one connection. It lives as long as the connection.
 
-    One cache for everything, streamed or not, overwritten in arrival order: it mirrors the single cache of
-    the server, which decides by it what needs no second description. So no table may be dropped from it: those that
-    were needed longest ago are packed, and it ends the session when it is full. What was delivered until then is not
-    sent again, so the next session gets further. Types are described again right before each Relation message that
-    needs them, so those described long ago are dropped.
+    There is one cache for streamed and other transactions, and each description replaces the one before, in the order
+    of arrival. The server has a cache of the same kind, and does not describe a table again that is in it. So no table
+    may be dropped here. Tables that were needed longest ago are packed. If the cache is full, the session ends. The
+    next session gets further, because what was delivered until then is not sent again.
+
+    Types may be dropped, because the server describes them again right before each Relation message that needs them.
     """
 
     def __init__(self) -> None:
         self._types: dict[int, PgType] = {}
         self.by_oid: dict[int, Relation] = {}
-        """The version of each table that holds for the next row, if it is not packed. A row of any other: see []."""
+        """The version of each table that holds for the next row, unless it is packed. ``[]`` finds packed ones too."""
         self._bytes: dict[int, int] = {}
-        """What those in ``by_oid`` take."""
+        """The memory that each version in ``by_oid`` takes."""
         self._kept_bytes = 0
         self._packed: dict[int, bytes | None] = {}
-        """Of all tables; None if the current version was never packed."""
+        """All tables that were described. The value is None if the current version was never packed."""
         self._packed_bytes = 0
         self._alive: WeakValueDictionary[int, Relation] = WeakValueDictionary()
-        """Those that somebody uses, packed or not: their encoders are found by the identity of the object."""
+        """The versions that somebody uses, packed or not. Encoders are found by the identity of this object."""
         self._last: int | None = None
-        """The table that was described last. If it is the root of a partition, the partition comes next."""
+        """The table that was described last. The server describes a partition right after its root."""
         self._partition_keys: dict[int, tuple[frozenset[str], ...]] = {}
-        """Of tables that may be such roots, the identities of their partitions: two at most, which is one too many."""
+        """The identities of the partitions of each table that may be a root. Two are kept at most, because already two
+        different ones mean that no single one fits all partitions."""
         self._keys_bytes = 0
-        """What these take, or have taken."""
+        """The memory that these identities take, including those that were removed since."""
 
     def on_type(self, message: messages.Type) -> None:
         """Learn the name of a type that is not built in."""
@@ -244,10 +246,11 @@ class RelationCache:
             del self._types[next(iter(self._types))]
 
     def on_relation(self, message: messages.Relation) -> Relation:
-        """Learn a version of a table; the same object again while its content stays the same and somebody uses it.
+        """Learn a version of a table, and return it.
 
-        Relation messages repeat often (after VACUUM FULL, TRUNCATE, on every reconnect), so callers may take
-        the identity of the object as the sign that nothing changed.
+        If the content is the same as before, and somebody still uses the former object, that object is returned.
+        Relation messages repeat often (after VACUUM FULL and TRUNCATE, for example). So callers may take the same
+        object as the sign that nothing changed.
         """
         relation = Relation(
             message.oid,
@@ -259,7 +262,8 @@ class RelationCache:
         _check_names(relation)
         former = self._find(message.oid)
         if former is not None and _names(former) != _names(relation):
-            self._partition_keys.pop(message.oid, None)  # its partitions were altered with it, and are described again
+            # ALTER TABLE has altered the partitions as well, so the server describes them again.
+            self._partition_keys.pop(message.oid, None)
         self._note_partition(relation)
         self._last = message.oid
         return self._learn(self._with_partition_keys(relation))
@@ -276,9 +280,9 @@ class RelationCache:
         return found
 
     def _note_partition(self, relation: Relation) -> None:
-        """Note the identity of what may be a partition of the table that was described right before it.
+        """Note the replica identity of a table that may be a partition of the table described right before it.
 
-        Whether it is one is only known to the catalog, which is asked if it matters.
+        Only the catalog knows whether it is a partition. The pipeline asks the catalog if it matters.
         """
         key = identity_of(relation)
         root = None if self._last in (None, relation.oid) else self._find(self._last)
@@ -304,8 +308,8 @@ class RelationCache:
             many = f"tables whose keys take more than {KEYS_BYTES_MAX} bytes"
         if many:
             raise TooManyDescriptions(
-                f"PostgreSQL has described {many} on one connection, most of which "
-                "were dropped since. Nothing is lost: a new connection goes on, and describes only those still used."
+                f"PostgreSQL has described {many} on one connection, and most of them were dropped since. Nothing is "
+                "lost. pgsluice goes on with a new connection, on which only the tables still used are described."
             )
 
     def __getitem__(self, oid: int) -> Relation:
@@ -329,7 +333,7 @@ class RelationCache:
         return found
 
     def _keep(self, relation: Relation) -> None:
-        """Make ``relation`` the one that was needed last, and pack others if they take too much: never this one."""
+        """Make ``relation`` the one that was needed last. Pack others, but never this one, if they take too much."""
         oid = relation.oid
         self.by_oid.pop(oid, None)
         self._kept_bytes -= self._bytes.pop(oid, 0)
@@ -348,24 +352,24 @@ class RelationCache:
 
     def _column(self, column: messages.RelationColumn) -> Column:
         oid = column.type_oid
-        # A built-in type of a newer server: regtype, too, shows an unknown OID as its number.
+        # An unknown OID is a built-in type of a newer server. PostgreSQL's regtype also shows it as its number.
         pg_type = self._types.get(oid) or BUILTIN_TYPES.get(oid) or PgType(oid, CATALOG, str(oid))
         return Column(column.name, pg_type, column.typmod, column.is_key)
 
 
 _KEYS_MAX: Final = 2
 _KEY_BYTES: Final = 512
-"""What the identity of partitions takes beside the names of its columns."""
+"""The memory that an identity of partitions takes beside the names of its columns."""
 
 _QUICKLY: Final = 1
-"""The level of compression: higher ones save little."""
+"""The level of compression. Higher levels save little."""
 
 _COLUMN_BYTES: Final = 128
-"""What a column takes beside its name: the object, its place in the tuple, its typmod, and what malloc adds."""
+"""Memory of a column beside its name: the object, its place in the tuple, its typmod, and what malloc adds."""
 
 
 def size_of(relation: Relation) -> int:
-    """Estimate how much memory a version of a table takes, as if it shared no column with another version."""
+    """Estimate the memory of a version of a table, as if it shared no column with another version."""
     types = {column.type.oid: column.type for column in relation.columns if column.type.oid not in BUILTIN_TYPES}
     names = [relation.namespace, relation.name, *(column.name for column in relation.columns)]
     names += [name for one in types.values() for name in (one.namespace, one.name)]
@@ -395,7 +399,7 @@ def _names(relation: Relation) -> frozenset[str]:
 
 
 def _sharing(relation: Relation, former: Relation) -> Relation:
-    """Return ``relation`` with the columns of the ``former`` version that are the same: many versions may be kept."""
+    """Return ``relation`` with equal columns replaced by those of ``former``, because many versions may be kept."""
     known = {column: column for column in former.columns}
     return replace(relation, columns=tuple(known.get(column, column) for column in relation.columns))
 

@@ -1,6 +1,7 @@
-"""Which tables are published, to which topic, and how: the ``[tables]`` section applied to one table.
+"""The ``[tables]`` section applied to one table: whether it is published, how, and to which topic.
 
-Decided once per relation by the pipeline. Topic names are injective: two tables never share one.
+The pipeline decides this once per relation. Two tables never get the same topic, unless a template leaves out the
+table's name.
 """
 
 import hashlib
@@ -16,17 +17,17 @@ from pgsluice.errors import TableRefused
 from pgsluice.printable import quoted
 
 SERVICE_TOPICS = ("transactions", "checkpoint", "schemas", "messages", "dead_letters", "snapshots", "commands")
-"""What pgsluice writes under the prefix beside the tables."""
+"""The topics under the prefix that are not topics of tables."""
 
 MAX_TOPIC_NAME = 249
 """Kafka's limit (org.apache.kafka.common.internals.Topic)."""
 
 _SHORTENED = "-_xFFFFFF_"
-"""What stands before the hash in a name that was too long. In no other name does this read as an escape, because there
-is no such character. The hyphen keeps it apart from an escape that was cut in two."""
+"""The text before the hash in a shortened name. It looks like an escape, but no other name has it, because there is no
+such character. The hyphen separates it from an escape that was cut in two."""
 
 _HASH_CHARACTERS = 32
-"""128 bits: nobody finds two tables that get the same."""
+"""128 bits, so that nobody can find two tables with the same hash."""
 
 _PART = r'(?:"((?:[^"]|"")+)"|([^".]+))'
 _PATTERN = re.compile(rf"{_PART}\.{_PART}")
@@ -34,42 +35,46 @@ _PATTERN = re.compile(rf"{_PART}\.{_PART}")
 _WILDCARD = re.compile(r"[*?\[]")
 _CHARACTER_SET = re.compile(r"\[!?+\]?+[^\]]*\]")
 
-# What Kafka does not allow in a topic's name, the dot (it separates the parts here), and an underscore that would read
-# as the beginning of an escape. Such an escape could end with an underscore, or with that of the escape behind it.
+# These are escaped: characters that Kafka does not allow in a topic's name, the dot, because it separates the parts
+# here, and an underscore that would read as the beginning of an escape. Such an escape could end with an underscore, or
+# with the underscore that begins the next escape.
 _TO_ESCAPE = re.compile(r"[^A-Za-z0-9_-]|_(?=x[0-9A-F]{4,6}[^A-Za-z0-9-])")
 
 
 @dataclass(frozen=True, slots=True)
 class TablePattern:
-    """A glob for the schema's name, and one for the table's: a name with a dot cannot pass for two names."""
+    """One glob for the schema's name and one for the table's, so that a name with a dot is not taken for two names."""
 
     schema: str
     table: str
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the pattern ``schema.table``; a part with a dot stands in double quotes, as in SQL. ValueError."""
+        """Return the pattern ``schema.table``; ValueError if ``text`` is none.
+
+        A part with a dot has to be in double quotes, as in SQL.
+        """
         found = _PATTERN.fullmatch(text)
         if found is None:
             raise ValueError(
-                f"{text!r} must be a pattern of schema and table, like public.* or *.*; a name with a dot in it stands "
+                f"{text!r} must be a pattern of schema and table, like public.* or *.*; put a name with a dot in it "
                 'in double quotes, like public."a.b"'
             )
         quoted_schema, schema, quoted_table, table = found.groups()
         if any("[" in _CHARACTER_SET.sub("", part or "") for part in found.groups()):
             raise ValueError(
-                f"{text!r} has a '[' without a ']' behind it: write '[[]' for a '[' in a name, '[*]' for a '*', and "
+                f"{text!r} has a '[' without a ']' after it: write '[[]' for a '[' in a name, '[*]' for a '*', and "
                 "'[?]' for a '?'"
             )
         return cls(schema or quoted_schema.replace('""', '"'), table or quoted_table.replace('""', '"'))
 
     def __str__(self) -> str:
-        """Return the text that :meth:`parse` reads; a name that is not one plain word is in quotes."""
+        """Return the text that :meth:`parse` reads. A name that is not one plain word is in quotes."""
         return quoted(self.schema, self.table)
 
     @property
     def only(self) -> tuple[str, str] | None:
-        """The one table that it matches; None if it has a wildcard."""
+        """The schema and name of the one table that it matches; None if it has a wildcard."""
         return None if _WILDCARD.search(self.schema) or _WILDCARD.search(self.table) else (self.schema, self.table)
 
     def matches(self, schema: str, table: str) -> bool:
@@ -83,7 +88,7 @@ class _Patterns:
     def __init__(self, texts: Iterable[str]) -> None:
         self._globs: list[tuple[int, TablePattern]] = []
         self._names: dict[tuple[str, str], int] = {}
-        """The tables that are named without wildcards, and the first place of each."""
+        """The first place of each table that is named without wildcards."""
         for place, pattern in enumerate(map(_pattern, texts)):
             if pattern.only is None:
                 self._globs.append((place, pattern))
@@ -91,7 +96,7 @@ class _Patterns:
                 self._names.setdefault(pattern.only, place)
 
     def first(self, schema: str, table: str) -> int | None:
-        """Return the place of the first pattern that matches, None if there is none."""
+        """Return the place of the first pattern that matches; None if no pattern does."""
         named = self._names.get((schema, table))
         for place, pattern in self._globs:
             if named is not None and named < place:
@@ -107,7 +112,7 @@ class _Patterns:
 
 @dataclass(frozen=True, slots=True)
 class TableRule:
-    """One ``[[tables.rules]]`` entry; None: as the section above it says."""
+    """One ``[[tables.rules]]`` entry. If a value is None, the value of the section above it holds."""
 
     match: str
     keys: tuple[str, ...] | None = None
@@ -124,12 +129,12 @@ class TableRule:
 
 @dataclass(frozen=True, slots=True)
 class TablePolicy:
-    """How one table is published. ``keys`` None: its replica identity or primary key.
+    """How one table is published.
 
-    ``shared``: the topic is named without the table's own name, so other tables may be meant to go there as well.
-    ``named``: the settings name the table without wildcards, so it is not just anybody's.
-    ``is_loaded``: the rows that it already has are read, where snapshots are on. ``where``: only those that fulfil this
-    condition in SQL; empty: all.
+    ``keys``: the columns of the key; None means its replica identity or primary key. ``shared``: the topic's template
+    has no table name, so several tables may go to this topic. ``named``: the settings name the table without wildcards,
+    so a stranger who creates a table cannot make it this one. ``is_loaded``: the rows that it already has are read, if
+    snapshots are on. ``where``: a condition in SQL that these rows have to fulfil; empty means all rows.
     """
 
     topic: str
@@ -148,7 +153,7 @@ class TablePolicy:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """The ``[tables]`` and ``[kafka.topics]`` sections; for the patterns see :class:`TablePattern`."""
+    """The ``[tables]`` and ``[kafka.topics]`` sections. :class:`TablePattern` explains the patterns."""
 
     prefix: str
     topic: str = "{prefix}.{schema}.{table}"
@@ -163,10 +168,10 @@ class Tables:
     _reserved: dict[str, list[tuple[str, tuple[str, str]]]] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
-    """By what Kafka tells topics apart by: the topics that are reserved, each with its table. Filled when needed."""
+    """The reserved topics, each with its table, by :func:`_as_kafka_compares`. Filled when needed."""
 
     def policy(self, schema: str, table: str) -> TablePolicy | None:
-        """Return how ``schema.table`` is published, None when it is not; TableRefused if no topic is possible."""
+        """Return how ``schema.table`` is published; None if it is not, TableRefused if it cannot have a topic."""
         if not self._includes(schema, table):
             return None
         rule = self._rule(schema, table)
@@ -175,7 +180,8 @@ class Tables:
         if self._is_named_by_another(rule, topic, schema):
             raise TableRefused(
                 f"Table {quoted(schema, table)} would go to topic {topic}, which a [[tables.rules]] entry gives to "
-                'other tables: name another with `topic = "..."` in an entry of its own, or the same one to share it.'
+                "other tables. It cannot be published. Write an entry for this table with another "
+                '`topic = "..."`, or with the same one to share it.'
             )
         self._check_not_reserved(topic, schema, table)
         return TablePolicy(
@@ -199,37 +205,38 @@ class Tables:
         return {self._named(template, *table) for table, template in self._reserving()}
 
     def _reserving(self) -> list[tuple[tuple[str, str], str]]:
-        """Return these tables, each with the template of its topic's name."""
+        """Return the published tables that are named without wildcards, each with the template of its topic's name."""
         patterns = map(_pattern, (*self.include, *(rule.match for rule in self.rules)))
         named = dict.fromkeys(pattern.only for pattern in patterns if pattern.only is not None)
         return [(table, self._rule(*table).topic or self.topic) for table in named if self._includes(*table)]
 
     def collisions(self, names: Iterable[tuple[str, str]]) -> list[TableRefused]:
-        """Return why some of these tables, each ``(schema, table)``, cannot have a topic beside those of the others."""
+        """Return an error for each of these tables, ``(schema, table)``, whose topic collides with another one's."""
         taken: dict[str, tuple[str, tuple[str, str]]] = {}
         found = []
         for schema, table in names:
             try:
                 policy = self.policy(schema, table)
             except TableRefused:
-                continue  # whatever the others are
+                continue  # this table is refused whatever the other tables are
             if policy is None:
                 continue
             topic, holder = taken.setdefault(_as_kafka_compares(policy.topic), (policy.topic, (schema, table)))
             if topic != policy.topic or (holder != (schema, table) and not policy.shared):
                 found.append(
                     TableRefused(
-                        f"Table {quoted(schema, table)} would go to topic {policy.topic}, which Kafka does not tell "
-                        f'from {topic} of table {quoted(*holder)}: name another with `topic = "..."` in a '
-                        "[[tables.rules]] entry."
+                        f"Table {quoted(schema, table)} would go to topic {policy.topic}, which Kafka cannot "
+                        f"distinguish from {topic} of table {quoted(*holder)}. It cannot be published. Name another "
+                        'topic with `topic = "..."` in a [[tables.rules]] entry.'
                     )
                 )
         return found
 
     def _check_not_reserved(self, topic: str, schema: str, table: str) -> None:
-        """Raise TableRefused if the topic is that of a table which the settings name, or Kafka would take it for that.
+        """Raise TableRefused if the topic, as Kafka compares names, belongs to another table that the settings name.
 
-        Otherwise whoever may create a table could make it before theirs, and take its topic.
+        Otherwise, somebody who may create tables could create one with this topic before the named table exists, and
+        so take the topic of the named table.
         """
         if not self._reserved:
             self._reserve()
@@ -237,8 +244,8 @@ class Tables:
             if named != (schema, table):
                 raise TableRefused(
                     f"Table {quoted(schema, table)} would go to topic {topic}, but {reserved} is reserved for table "
-                    f"{quoted(*named)}, which tables.include or a [[tables.rules]] entry names: name another topic "
-                    'with `topic = "..."` in an entry of its own.'
+                    f"{quoted(*named)}, which tables.include or a [[tables.rules]] entry names. It cannot be "
+                    'published. Name another topic with `topic = "..."` in an entry of its own.'
                 )
 
     def _reserve(self) -> None:
@@ -264,29 +271,31 @@ class Tables:
         return any(rule.types for rule in self.rules)
 
     def usual_topic(self, schema: str, table: str) -> str:
-        """Return the topic that a table would have without rules: the key of its dead letters while it has none."""
+        """Return the topic that a table would have without rules; the key of its dead letters while it has no topic."""
         return self._named(self.topic, schema, table)
 
     def messages_policy(self) -> TablePolicy:
-        """Return how messages of pg_logical_emit_message are published: one topic, in one order, every message."""
+        """Return how messages of pg_logical_emit_message are published: in one partition, and without compaction."""
         return TablePolicy(
             topic=f"{self.prefix}.messages",
             partitions=1,
             replication_factor=self.replication_factor,
-            config={**self.config, "cleanup.policy": "delete"},  # their key is no identity: compaction would lose some
+            # Several messages have the same key, so compaction would lose some.
+            config={**self.config, "cleanup.policy": "delete"},
             keys=None,
             tombstones=False,
             truncate=False,
         )
 
     def dead_letters_policy(self) -> TablePolicy:
-        """Return how dead letters are published: one topic, in one order, every one of them."""
+        """Return how dead letters are published: in one partition, and without compaction."""
         return replace(self.messages_policy(), topic=f"{self.prefix}.dead_letters")
 
     def _is_named_by_another(self, own: TableRule, topic: str, schema: str) -> bool:
-        """Return whether a rule gives ``topic`` to tables that it names, or that are to share it.
+        """Return whether another rule gives ``topic`` to tables that it names, or that share it.
 
-        Otherwise whoever may create a table could take it, by one whose usual topic has this name.
+        Otherwise, somebody who may create tables could write to this topic with a table whose usual topic has this
+        name.
         """
         for rule in self.rules:
             if rule.topic is None or rule is own or rule.topic == own.topic:
@@ -307,28 +316,28 @@ class Tables:
         topic = self._named(template, schema, table)
         if _as_kafka_compares(topic) in {_as_kafka_compares(f"{self.prefix}.{name}") for name in SERVICE_TOPICS}:
             raise TableRefused(
-                f"Table {quoted(schema, table)} would go to topic {topic}, which pgsluice keeps for itself: name "
-                'another with `topic = "..."` in a [[tables.rules]] entry.'
+                f"Table {quoted(schema, table)} would go to topic {topic}, which pgsluice keeps for itself. It cannot "
+                'be published. Name another topic with `topic = "..."` in a [[tables.rules]] entry.'
             )
         return topic
 
 
 def escape(name: str) -> str:
-    """Return ``name`` as one part of a topic's name; different names never give the same part.
+    """Return ``name`` as one part of a topic's name. Different names never give the same part.
 
-    It can be read back: from left to right, ``_xHHHH_`` stands for a character and everything else for itself.
+    The name can be read back: from left to right, ``_xHHHH_`` stands for a character, and all else for itself.
     """
     return _TO_ESCAPE.sub(lambda match: f"_x{ord(match[0]):04X}_", name)
 
 
 def _shortened(topic: str) -> str:
-    """Return a topic's name with a hash in place of its end; different names never give the same."""
+    """Return a topic's name with a hash in place of its end. Different names never give the same one."""
     end = _SHORTENED + hashlib.sha256(topic.encode()).hexdigest()[:_HASH_CHARACTERS]
     return topic[: MAX_TOPIC_NAME - len(end)] + end
 
 
 def _as_kafka_compares(topic: str) -> str:
-    """Return what Kafka tells topics apart by, because its metrics do not tell a dot from an underscore."""
+    """Return the form in which Kafka compares names of topics. Its metrics cannot distinguish dots and underscores."""
     return topic.replace(".", "_")
 
 

@@ -171,7 +171,7 @@ def test_check_names_the_tables_that_cannot_be_published(start: Start) -> None:
     assert code == 0
     words = [
         "table public.orders: column amount of type int4 cannot be uuid",
-        "Kafka does not tell from",
+        "Kafka cannot distinguish from",
         "The published tables need 6 topics, and there may be 4",
         f"Topic {name}.public.compacted has cleanup.policy=compact, but rows without key",
         f"Topic {name}.eu.transactions belongs to another pipeline",

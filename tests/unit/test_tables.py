@@ -248,7 +248,7 @@ def test_unless_another_rule_sends_it_there() -> None:
 @pytest.mark.parametrize("text", ["public.[a", "[!].*", "a[b.c]", 'public."a[.b"', "public.[a]["])
 def test_a_set_of_characters_that_does_not_end_is_refused(text: str) -> None:
     """It would match a bracket, which nobody means who writes one."""
-    with pytest.raises(ValueError, match=r"has a '\[' without a '\]' behind it: write '\[\[\]'"):
+    with pytest.raises(ValueError, match=r"has a '\[' without a '\]' after it: write '\[\[\]'"):
         TablePattern.parse(text)
 
 
@@ -267,7 +267,7 @@ def test_tables_whose_topics_kafka_does_not_tell_apart() -> None:
     names = [("a", "b_c"), ("a", "d"), ("all", "x"), ("all", "y"), ("a_b", "c"), ("left", "out"), ("x", "transactions")]
     (refused,) = tables.collisions(names)
     assert str(refused).startswith(
-        "Table a_b.c would go to topic shop.a_b.c, which Kafka does not tell from shop.a.b_c"
+        "Table a_b.c would go to topic shop.a_b.c, which Kafka cannot distinguish from shop.a.b_c"
     )
 
 
