@@ -1,4 +1,4 @@
 """The application: command line, daemon, HTTP server and log.
 
-The only package that knows both the settings and the packages that they configure.
+Only this package knows both the settings and the packages that they configure.
 """

@@ -29,15 +29,15 @@ exit codes:
 
 
 class Parser(argparse.ArgumentParser):
-    """The standard library's, which repeats arguments that it does not know."""
+    """A parser that hides secrets. The parser of the standard library repeats arguments that it does not know."""
 
     def error(self, message: str) -> NoReturn:
-        """End the process with ``message``, without what may be a secret."""
+        """End the process with ``message``, from which possible secrets are removed."""
         super().error(without_url_secrets(printable(message)))
 
 
 def parser(commands: Mapping[str, Run]) -> Parser:
-    """Return the parser; what it has parsed has one of ``commands``, which are named by their words, as ``command``."""
+    """Return the parser. It stores the function of the given command, from ``commands``, as ``command``."""
     made = Parser(
         prog="pgsluice",
         description="Change data capture from PostgreSQL to Apache Kafka.",
@@ -78,7 +78,7 @@ def parser(commands: Mapping[str, Run]) -> Parser:
     status.add_argument("--url", help="of the daemon (default: where http.listen says)")
     health = add("health", "Ask a running daemon whether it lives: exit 0, or 69.")
     health.add_argument("--url", help="of the daemon (default: where http.listen says)")
-    health.add_argument("--ready", action="store_true", help="ask whether it is ready, too")
+    health.add_argument("--ready", action="store_true", help="ask whether it is ready as well")
     health.add_argument("--role", choices=["active"], help="ask whether it is ready and owns the slot")
     config = add("config", "Print settings: in force, an example, their JSON schema, a reference.")
     config.add_argument("what", choices=["show", "example", "schema", "reference"])

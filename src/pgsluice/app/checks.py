@@ -1,4 +1,4 @@
-"""``pgsluice check``: looks at PostgreSQL, Kafka and the registry as ``run`` would find them, and changes nothing."""
+"""``pgsluice check``: examines PostgreSQL, Kafka and the registry as ``run`` would find them. It changes nothing."""
 
 import asyncio
 from collections.abc import Sequence
@@ -34,11 +34,11 @@ from pgsluice.spool.disk import Disk
 from pgsluice.tables import TablePolicy, Tables
 
 REFUSED_SHOWN: Final = 20
-"""Tables that are named because they cannot be published."""
+"""How many tables are named because they cannot be published."""
 
 
 def check(settings: Settings) -> list[Finding]:
-    """Look at PostgreSQL and Kafka as ``run`` would find them; changes nothing."""
+    """Examine everything that ``run`` uses, and return the findings."""
     return asyncio.run(_check(settings))
 
 
@@ -63,7 +63,7 @@ async def _check(settings: Settings) -> list[Finding]:
 
 
 async def _check_tables(settings: Settings, sink: SinkOptions) -> list[Finding]:
-    """Look whether the published tables can be published as the settings are."""
+    """Check whether the published tables can be published with these settings."""
     tables = tables_of(settings)
     try:
         async with Catalog(connection_options(settings)) as catalog:
@@ -71,7 +71,7 @@ async def _check_tables(settings: Settings, sink: SinkOptions) -> list[Finding]:
             asking = partial(catalog.published_relations, settings.postgres.publications), catalog.describe_types
             refused = await refusals(tables, type_options(settings), published, *asking)
     except PgsluiceError:
-        return []  # what keeps us from looking is among the findings on PostgreSQL
+        return []  # the findings on PostgreSQL have the reason
     names = [(table.namespace, table.name) for table in published]
     specs = await asyncio.to_thread(_topic_specs, tables, names)
     sentences = [*map(str, refused), *map(str, tables.collisions(names))]
@@ -82,7 +82,7 @@ async def _check_tables(settings: Settings, sink: SinkOptions) -> list[Finding]:
 
 
 async def _check_snapshots(settings: Settings) -> list[Finding]:
-    """Look whether the rows of the published tables can be read, if they are to be."""
+    """Check whether the rows of the published tables can be read, if they are to be read."""
     if settings.snapshot.mode == "never":
         return []
     tables = tables_of(settings)
@@ -107,11 +107,14 @@ async def _check_snapshots(settings: Settings) -> list[Finding]:
             )
         return [*found, *await snapshot_checks.check_conditions(primary or stream, publications, policy_of)]
     except PgsluiceError:
-        return []  # what keeps us from looking is among the findings on PostgreSQL
+        return []  # the findings on PostgreSQL have the reason
 
 
 def _topic_specs(tables: Tables, names: Sequence[tuple[str, str]]) -> list[TopicSpec]:
-    """Return the topics of the tables that have one. Which tables have keys shows only when a row comes."""
+    """Return the topics of the tables that have one.
+
+    Only the first row of a table shows whether the table has a key.
+    """
     specs = []
     for schema, table in names:
         with suppress(TableRefused):
@@ -135,7 +138,7 @@ def _refused_tables(sentences: Sequence[str], *, stops: bool) -> list[Finding]:
 
 async def _check_registry(settings: Settings) -> list[Finding]:
     if settings.schema_registry.type == "builtin":
-        return []  # it is a topic, and Kafka is looked at
+        return []  # it is a topic, which the findings on Kafka cover
     with client_installed():
         from pgsluice.registry import checks  # noqa: PLC0415 - as in schema_registry
     chosen, prefix = settings.schema_registry, settings.kafka.topic_prefix

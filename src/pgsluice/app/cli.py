@@ -1,6 +1,7 @@
-"""The command line: what ``pgsluice`` can be told to do, and the exit code it answers with.
+"""The command line: the commands of ``pgsluice``, and their exit codes.
 
-The console script of the package. A command loads what it needs when it runs, so that the small ones are fast.
+This is the console script of the package. A command imports what it needs when it runs, so that small commands are
+fast.
 """
 
 import argparse
@@ -26,21 +27,21 @@ if TYPE_CHECKING:
     from pgsluice.config import ListenAddress, Settings, Sources
 
 _EXIT_INTERRUPTED = 130
-"""What shells report for a program that Ctrl-C ended."""
+"""The exit code that shells report for a program that Ctrl-C has ended."""
 
 _EXIT_BROKEN_PIPE = 141
-"""What shells report for a program whose output nobody reads any more."""
+"""The exit code that shells report for a program whose output nobody reads any more."""
 
 _HTTP_TIMEOUT_S = 5.0
 _HTTP_OK = 200
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """Run one command; return the exit code."""
+    """Run one command, and return the exit code."""
     parser = arguments.parser(COMMANDS)
     options, unknown = parser.parse_known_args(given)
     if unknown:
-        # What is no option may be a password that stands beside its --set.
+        # An argument that is no option may be a password that belongs into a --set beside it.
         names = [one.partition("=")[0] for one in unknown if one.startswith("-")]
         parser.error(f"unrecognized arguments: {', '.join(names) or 'write --set KEY=VALUE as one argument'}")
     try:
@@ -64,7 +65,7 @@ def _write_error(error: PgsluiceError) -> None:
 
 
 def _log_end(error: PgsluiceError) -> None:
-    """Log why a service ends. At a terminal it is a sentence; a program that reads the log gets objects only."""
+    """Log why a service ends. Write a sentence at a terminal, because only programs that read the log expect JSON."""
     from pgsluice.app import log  # noqa: PLC0415 - only where something is logged
 
     logger = _logger()
@@ -81,7 +82,10 @@ def _log_bug() -> None:
 
 
 def _logger() -> "FilteringBoundLogger":
-    """Return the logger of the command line. What ends a process is logged even if the settings are wrong."""
+    """Return the logger of the command line.
+
+    It works even if the settings are wrong, because errors have to be logged.
+    """
     import structlog  # noqa: PLC0415 - only where something is logged
 
     if not structlog.is_configured():
@@ -107,7 +111,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _registry(options: argparse.Namespace) -> int:
-    # a registry serves many pipelines: it needs to be told neither a pipeline's name nor its prefix
+    # A registry serves many pipelines, so it needs neither the name nor the prefix of one.
     defaults = {"name": "registry", "kafka": {"topic_prefix": options.prefix[0]}} if options.prefix else {}
     if options.url and options.action == "serve":
         raise UsageError("--url goes with `registry export`: the server to export to")
@@ -174,7 +178,7 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _as_json(finding: Finding) -> dict[str, object]:
-    """Return a finding as ``--json`` prints it; only a failure has an exit code."""
+    """Return a finding for ``--json``. Only a failure has an exit code."""
     found = asdict(finding)
     if finding.verdict is not Verdict.FAIL:
         del found["exit_code"]
@@ -279,22 +283,22 @@ def _outlined(name: str, value: object, indent: str, width: int) -> list[str]:
 
 
 def _text(lines: Iterable[str]) -> str:
-    """Return what to write; line breaks inside a line are escaped, as everything that comes from elsewhere."""
+    """Return the text to write. Line breaks within a line are escaped, like everything that comes from elsewhere."""
     return "".join(f"{printable(line)}\n" for line in lines)
 
 
 def _say_document(text: str) -> int:
-    """Print a text of our own, in which names from elsewhere are escaped already; the exit code of success."""
+    """Print a text of our own, in which foreign names are escaped already. Return the exit code of success."""
     return _say(*text.rstrip("\n").split("\n"))
 
 
 def _say(*lines: str) -> int:
-    """Print a command's answer, line by line; the exit code of success."""
+    """Print a command's answer, line by line. Return the exit code of success."""
     try:
         sys.stdout.write(_text(lines))
         sys.stdout.flush()
     except BrokenPipeError:
-        # what is still in the buffer must not fail again when the interpreter ends
+        # The rest of the buffer must not fail again when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(_EXIT_BROKEN_PIPE)
     return 0
@@ -311,7 +315,7 @@ def _settings(options: argparse.Namespace, defaults: Mapping[str, object] | None
 
 
 def _settings_to_start_with(options: argparse.Namespace, defaults: Mapping[str, object] | None = None) -> "Settings":
-    """Return the settings of a process that goes on until it is stopped; the log has a warning for each caution."""
+    """Return the settings of a process that runs until it is stopped. Log a warning for each caution."""
     import structlog  # noqa: PLC0415 - only where something is logged
 
     sources = _sources(options, defaults)
@@ -328,14 +332,14 @@ def _applied(sources: "Sources") -> "Settings":
 
 
 def _cautions(settings: "Settings", sources: "Sources") -> list[Finding]:
-    """Return warnings of settings that work, but leave something open."""
+    """Return warnings about settings that work, but leave a risk."""
     from pgsluice.config import exposure, transport  # noqa: PLC0415 - loads pydantic
 
     return [*transport.findings(settings), *exposure.findings(settings, sources)]
 
 
 def _ask(options: argparse.Namespace, path: str) -> tuple[int, str]:
-    """Ask a running daemon over HTTP; its status code and answer."""
+    """Ask a running daemon over HTTP. Return the status code and the answer."""
     url = options.url or _url(_sources(options).listen_address())
     host, port, base = _split(url)
     connection = HTTPConnection(host, port, timeout=_HTTP_TIMEOUT_S)
@@ -356,12 +360,12 @@ def _split(url: str) -> tuple[str, int | None, str]:
         if parts.scheme == "http" and parts.hostname:
             return parts.hostname, parts.port, parts.path.rstrip("/")
     except ValueError:
-        pass  # the port is not a number, or brackets do not match
+        pass  # the port is not a number, or a bracket is missing
     raise UsageError(f"--url {without_url_secrets(url)}: must look like http://127.0.0.1:8080")
 
 
 def _url(listen: "ListenAddress") -> str:
-    """Return where a daemon that listens there can be asked from this machine."""
+    """Return the URL at which this machine can ask a daemon that listens there."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen.host, listen.host)  # noqa: S104 - not bound here
     return f"http://{replace(listen, host=host)}"
 

@@ -1,4 +1,4 @@
-"""One pipeline as a process: its registry, its HTTP server, and what ends it."""
+"""The process of one pipeline, with its registry and its HTTP server."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -45,7 +45,7 @@ log = structlog.get_logger(__name__)
 
 
 def run(settings: Settings, *, adopt_slot: bool) -> None:
-    """Run the daemon until SIGTERM or SIGINT; a PgsluiceError says why it stopped by itself."""
+    """Run the daemon until SIGTERM or SIGINT. Raise a PgsluiceError if it stops by itself."""
     speedups.check()
     asyncio.run(Daemon(settings, adopt_slot=adopt_slot).run())
 
@@ -78,7 +78,7 @@ class Daemon:
         self._spill = SpillDirectory(settings.buffer.spill_dir, self._disk)
 
     async def run(self) -> None:
-        """Run until told to stop; a PgsluiceError says why it stopped by itself."""
+        """Run until told to stop. Raise a PgsluiceError if it stops by itself."""
         health = Health(self._status.document, self._status.live, self._status.ready)
         served = self._registry.store if self._settings.schema_registry.type == "builtin" else None
         listening = self._settings.http
@@ -95,7 +95,7 @@ class Daemon:
             await http.stop()
 
     async def _run_pipeline(self) -> None:
-        """Run the pipeline with a directory for its files; a stop does not wait for a disk that hangs."""
+        """Run the pipeline with a directory for its files. A stop does not wait for a disk that hangs."""
         async with AsyncExitStack() as stack:
             await first_of(stack.enter_async_context(self._spill), self._pipeline.stopped())
             pipeline = self._pipeline
@@ -105,7 +105,7 @@ class Daemon:
             await first_of(pipeline.run(), self._registry.follow(), self._gauges.keep(), looks)
 
     async def _open_source(self) -> PostgresSource:
-        """Connect for one session; the slot is looked at on the same server from then on."""
+        """Connect for one session. From then on, the slot watch looks at the same server."""
         options = source_options(self._settings)
         stream = replace(options.stream, binary=self._pipeline.binary)
         source = await PostgresSource.open(replace(options, stream=stream))
@@ -113,7 +113,7 @@ class Daemon:
         return source
 
     async def _make_sink(self) -> KafkaSink:
-        """Make the sink of one session, once the cut record's schemas have their ids."""
+        """Make the sink of one session, after registering the schemas of cut records."""
         prefix = self._settings.kafka.topic_prefix
         await self._registry.start()
         schema = cut_schema(prefix)

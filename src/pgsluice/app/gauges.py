@@ -1,4 +1,4 @@
-"""Copies positions, lags and states into the metrics, which count nothing of these by themselves."""
+"""Copies positions, lags and states into the metrics, which do not count these themselves."""
 
 import asyncio
 from typing import Final, NoReturn
@@ -11,11 +11,11 @@ from pgsluice.pipeline.pipeline import State
 from pgsluice.pipeline.session_status import age_s
 
 GAUGES_S: Final = 1.0
-"""How often."""
+"""How often they are copied."""
 
 
 class Gauges:
-    """The metrics that show a state."""
+    """Keeps the metrics up to date that show a state."""
 
     def __init__(self, settings: Settings, metrics: Metrics, status: Status, errors: ClientErrors) -> None:
         self._metrics = metrics
@@ -24,7 +24,7 @@ class Gauges:
         self._show_limits(settings)
 
     async def keep(self) -> NoReturn:
-        """Copy what is known into the metrics, again and again."""
+        """Copy the present state into the metrics, again and again."""
         metrics = self._metrics
         while True:
             session = self._status.pipeline.session
@@ -49,7 +49,7 @@ class Gauges:
         metrics.waiting_limit_bytes.labels("disk").set(buffer.spill_max.bytes)
 
     def _show_slot(self) -> None:
-        """Show what is known of the slot, and nothing that is not known any more."""
+        """Show what is known of the slot. Remove what is not known any more."""
         metrics, sample = self._metrics, self._status.sample()
         last = self._status.slot.sample
         slot = None if sample is None else sample.slot

@@ -1,7 +1,7 @@
-"""The log: structured events on standard error, JSON unless somebody watches at a terminal.
+"""The log: structured events on standard error, as JSON unless it is a terminal.
 
-Configured once by the commands; everybody else calls ``structlog.get_logger`` or the standard library's
-``logging``, which ends up in the same stream. Row data has no way in: see :func:`only_plain_values`.
+The commands configure it once. All other modules call ``structlog.get_logger``. Libraries use the standard library's
+``logging``, which ends up in the same stream. Row data cannot get into the log: see :func:`only_plain_values`.
 
 https://www.structlog.org/en/stable/processors.html
 """
@@ -25,21 +25,21 @@ from pgsluice.lsn import MAX_LSN, format_lsn
 from pgsluice.printable import printable, without_url_secrets
 
 REPEAT_INTERVAL_S = 10.0
-"""The same event is logged once in this time, except at level debug."""
+"""How often the same event is logged, at most. There is no limit at level debug."""
 
 REPEATS_TRACKED_MAX = 1000
-"""Different events remembered for that; the oldest is forgotten first, and may then come again."""
+"""How many different events are remembered for that. The oldest is forgotten first, and may then be logged again."""
 
 _CHATTY = ("httpx", "httpx2")
-"""Libraries that have a line at level info for every request."""
+"""Libraries that log a line at level info for every request."""
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
 def configure(level: str = "info", style: str = "auto", stream: TextIO | None = None) -> None:
-    """Send every event of ``level`` and above to ``stream``, standard error if None; may be called again.
+    """Send every event of ``level`` and above to ``stream``, or to standard error if it is None. May be called again.
 
-    ``style``: ``json``, ``console``, or ``auto`` for the one that suits the stream.
+    ``style`` is ``json``, ``console``, or ``auto`` for the one that suits the stream.
     """
     out = stream or sys.stderr
     console = style == "console" or (style == "auto" and out.isatty())
@@ -47,7 +47,7 @@ def configure(level: str = "info", style: str = "auto", stream: TextIO | None = 
         processors=_processors(console=console, colors=out.isatty()),
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
         logger_factory=lambda *names: _LineWriter(out, *names),
-        cache_logger_on_first_use=False,  # loggers made before this call must follow it too
+        cache_logger_on_first_use=False,  # loggers that were made before this call must follow it as well
     )
     root = logging.getLogger()
     root.handlers[:] = [_ToStructlog()]
@@ -58,7 +58,7 @@ def configure(level: str = "info", style: str = "auto", stream: TextIO | None = 
 
 
 def writes_json() -> bool:
-    """Tell whether the log that was configured consists of JSON objects, one a line."""
+    """Return whether the configured log consists of JSON objects, one per line."""
     return isinstance(structlog.get_config()["processors"][-1], structlog.processors.JSONRenderer)
 
 
@@ -82,19 +82,19 @@ def _processors(*, console: bool, colors: bool) -> list[Processor]:
 
 def _traceback(exc_info: ExcInfo) -> str:
     """Return a traceback as text."""
-    # not structlog's default on a console: it prints local variables, and with them rows
+    # structlog's default for a console prints local variables, and with them rows.
     plain = StringIO()
     structlog.dev.plain_traceback(plain, exc_info)
     return without_url_secrets(plain.getvalue().strip("\n"))
 
 
 def _write_traceback(stream: TextIO, exc_info: ExcInfo) -> None:
-    """Write a traceback, indented, so that no line of an error's message looks like one of the log."""
+    """Write an indented traceback, so that no line of an error's message looks like a line of the log."""
     stream.writelines(f"\n  {printable(line)}" for line in _traceback(exc_info).split("\n"))
 
 
 class _LineWriter:
-    """What structlog calls with a finished line."""
+    """Writes the lines that structlog has finished."""
 
     _lock = Lock()  # lines of several threads must not mix
 
@@ -108,19 +108,19 @@ class _LineWriter:
                 self._stream.write(line + "\n")
                 self._stream.flush()
         except (OSError, ValueError):
-            pass  # nobody reads standard error any more: no reason to stop delivering changes
+            pass  # nobody reads standard error any more, which is no reason to stop delivering changes
 
     debug = info = warning = error = critical = msg
 
 
 class _ToStructlog(logging.Handler):
-    """Hands what libraries log through ``logging`` to structlog."""
+    """Passes what libraries log through ``logging`` to structlog."""
 
     def emit(self, record: logging.LogRecord) -> None:
         level = min(max(record.levelno // 10 * 10, logging.DEBUG), logging.CRITICAL)
         try:
             message = record.getMessage()
-        except Exception:  # noqa: BLE001 - a library whose arguments do not fit its text must not end a session
+        except Exception:  # noqa: BLE001 - wrong arguments of a library's log call must not end a session
             message = str(record.msg)
         structlog.get_logger(record.name).log(level, message, exc_info=record.exc_info, _record=record)
 
@@ -137,10 +137,10 @@ class _Seen:
 
 
 class RepeatLimiter:
-    """Lets an event through once per ``interval_s``, with the number of those dropped before it.
+    """Lets an event through once per ``interval_s``, with the number of events that it has dropped before.
 
-    Two events are the same if they have the same level and text, and the same texts in their fields:
-    counts, positions and times may differ.
+    Two events are the same if they have the same level and text, and the same texts in their fields. Counts, positions
+    and times may differ.
     """
 
     def __init__(self, interval_s: float = REPEAT_INTERVAL_S, clock: Callable[[], float] = time.monotonic) -> None:
@@ -174,7 +174,7 @@ class RepeatLimiter:
 
 
 def lsns_as_text(_logger: object, _method: str, event: EventDict) -> EventDict:
-    """Write positions (``lsn`` and ``*_lsn``) as PostgreSQL does."""
+    """Write positions (``lsn`` and ``*_lsn``) in PostgreSQL's notation."""
     for name, value in event.items():
         if (name == "lsn" or name.endswith("_lsn")) and type(value) is int and 0 <= value <= MAX_LSN:
             event[name] = format_lsn(value)
@@ -182,14 +182,17 @@ def lsns_as_text(_logger: object, _method: str, event: EventDict) -> EventDict:
 
 
 def only_printable_text(_logger: object, _method: str, event: EventDict) -> EventDict:
-    """Escape what could command a terminal or look like another line; lists and tables are printed escaped anyway."""
+    """Escape texts that could command a terminal or look like another line.
+
+    Lists and dicts are printed escaped anyway.
+    """
     return {name: printable(value) if isinstance(value, str) else value for name, value in event.items()}
 
 
 def only_plain_values(_logger: object, _method: str, event: EventDict) -> EventDict:
-    """Replace whatever could carry a row (bytes, messages, objects) by its type; of errors, print one line.
+    """Replace every value that could contain a row (bytes, messages, objects) by its type. Print one line of errors.
 
-    Texts keep the users, passwords and queries of URLs to themselves.
+    Remove users, passwords and queries of URLs from texts.
     """
     return {name: value if name == "exc_info" else _plain(value) for name, value in event.items()}
 
@@ -201,7 +204,7 @@ def _plain(value: object) -> object:
         case str() | datetime() | timedelta() | PurePath():
             return without_url_secrets(str(value))
         case BaseException():
-            # the lines after the first may quote a row (DETAIL: Key (id)=(5) ...)
+            # The lines after the first may quote a row (DETAIL: Key (id)=(5) ...).
             return without_url_secrets(f"{type(value).__name__}: {str(value).partition(chr(10))[0]}")
         case Mapping():
             return {str(name): _plain(entry) for name, entry in value.items()}

@@ -1,4 +1,4 @@
-"""``pgsluice registry``: serves the schemas of prefixes without a pipeline, or gives them to a registry server."""
+"""``pgsluice registry``: serves the schemas of prefixes without a pipeline, or copies them to a registry server."""
 
 import asyncio
 from collections.abc import Sequence
@@ -25,12 +25,12 @@ log = structlog.get_logger(__name__)
 
 
 def serve_registry(settings: Settings, prefixes: Sequence[str]) -> None:
-    """Serve the schemas of one or more prefixes until SIGTERM or SIGINT; any number of these can run."""
+    """Serve the schemas of one or more prefixes until SIGTERM or SIGINT. Any number of these processes can run."""
     asyncio.run(_serve_registry(settings, prefixes or [settings.kafka.topic_prefix]))
 
 
 def export_registry(settings: Settings, prefixes: Sequence[str]) -> "dict[str, Exported]":
-    """Give the schemas of one or more prefixes to a registry server, with their ids; what came of each subject."""
+    """Copy the schemas of one or more prefixes, with their ids, to a registry server. Return the result by subject."""
     return asyncio.run(_export_registry(settings, prefixes))
 
 

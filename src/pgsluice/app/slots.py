@@ -1,4 +1,4 @@
-"""``pgsluice slot``: the replication slot by itself, without a pipeline."""
+"""``pgsluice slot``: manages the replication slot without a pipeline."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -22,12 +22,12 @@ def create_slot(settings: Settings) -> int:
 
 
 def slot_status(settings: Settings) -> SlotState | None:
-    """Return the slot's state, None when there is none."""
+    """Return the slot's state, or None if there is no slot."""
     return asyncio.run(_with_replication(settings, lambda one: one.slot(settings.slot_name)))
 
 
 def drop_slot(settings: Settings) -> None:
-    """Drop the slot; what was not delivered from it is lost."""
+    """Drop the slot. What was not delivered from it is lost."""
     asyncio.run(_with_replication(settings, lambda one: one.drop_slot(settings.slot_name)))
 
 

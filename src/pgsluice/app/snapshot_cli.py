@@ -1,6 +1,6 @@
-"""``pgsluice snapshot``: commands to a running pipeline, and what it shows of their progress.
+"""``pgsluice snapshot``: sends commands to a running pipeline, and shows their progress.
 
-Used by ``cli``. How far loads have come stands in the checkpoint; how they ended, in the answers to the command.
+``cli`` uses it. The checkpoint says how far loads have come. The answers to the command say how they ended.
 """
 
 import time
@@ -14,10 +14,10 @@ from pgsluice.kafka.commands import CommandClient
 from pgsluice.printable import quoted
 
 EXPIRES_S: Final = 600.0
-"""After that, no pipeline carries out a command any more: whoever has given it may have found another way."""
+"""After this time, no pipeline carries out the command, because the user may have found another way."""
 
 LATE_S: Final = 30.0
-"""How much longer an answer is waited for: it comes with the next cut."""
+"""How much longer to wait for an answer, because it comes with the next cut."""
 
 PROGRESS_S: Final = 5.0
 """How often the progress of loads is shown."""
@@ -33,9 +33,9 @@ def new_command(verb: Verb, tables: tuple[str, ...], where: str) -> Command:
 
 
 def follow(client: CommandClient, command: Command, say: Say) -> int:
-    """Show what comes of a command that was sent until nothing more will; the exit code of success.
+    """Show the results of a command until no more will come. Return the exit code of success.
 
-    CommandRefused if it was not done in full; UnavailableError if no pipeline answers.
+    Raise CommandRefused if it was not carried out completely, and UnavailableError if no pipeline answers.
     """
     answer = _first_answer(client, command)
     if answer.outcome == "refused":
@@ -52,7 +52,7 @@ def follow(client: CommandClient, command: Command, say: Say) -> int:
 
 
 def status(client: CommandClient) -> list[str]:
-    """Return lines about all loads, as the last checkpoint has them."""
+    """Return lines about all loads, according to the last checkpoint."""
     checkpoint = client.checkpoint()
     if checkpoint is None:
         raise UnavailableError("There is no checkpoint of this pipeline yet: `pgsluice run` writes the first one.")
@@ -80,14 +80,14 @@ def _first_answer(client: CommandClient, command: Command) -> Answer:
 
 
 def _follow_loads(client: CommandClient, command: Command, accepted: Answer, say: Say) -> int:
-    """Show how the loads of the tables go on until each has ended."""
+    """Show the progress of the loads until each has ended."""
     left, progress = set(accepted.tables), _Progress(client, say)
     failed: list[str] = []
     while left:
         answer = client.answer(command.id, POLL_S)
         if answer is None:
             progress.show(left)
-        elif answer.outcome != "accepted":  # which comes a second time after a crash, at least once
+        elif answer.outcome != "accepted":  # in the mode at least once, this answer may come again after a crash
             say(_sentence(answer))
             if answer.outcome == "ended":
                 failed += answer.tables
@@ -107,7 +107,7 @@ def _sentence(answer: Answer) -> str:
 
 
 class _Progress:
-    """Shows how many rows have been read, and how fast, every few seconds."""
+    """Shows every few seconds how many rows have been read, and how fast."""
 
     def __init__(self, client: CommandClient, say: Say) -> None:
         self._client = client
@@ -116,7 +116,7 @@ class _Progress:
         self._at = time.monotonic()
 
     def show(self, tables: set[str]) -> None:
-        """Show it for these tables, if it is time."""
+        """Show the progress of these tables, if it is time."""
         now = time.monotonic()
         if now - self._at < PROGRESS_S:
             return

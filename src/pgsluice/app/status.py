@@ -17,18 +17,18 @@ from pgsluice.postgres.slot_watch import SlotSample, SlotWatch
 from pgsluice.transaction import Prepared
 
 SAMPLE_SHOWN_S: Final = 60.0
-"""How long it is shown what the slot was like: one look that fails must not reset the alerts that wait."""
+"""How long a sample of the slot is shown. One failed look must not reset alerts that are about to fire."""
 
 PREPARED_SHOWN: Final = 10
-"""Prepared transactions in the status: the oldest."""
+"""How many prepared transactions the status shows, the oldest first."""
 
 LIVE_S: Final = 120.0
-"""Longer than the work can be without a sign of life: PostgreSQL has time-outs of some ten seconds for connecting and
-for answering, and a disk that hangs ends the process after thirty."""
+"""How long the work may give no sign of life. This is more than it ever needs: PostgreSQL has time-outs of some ten
+seconds for connecting and for answering, and a disk that hangs ends the process after thirty."""
 
 
 class Status:
-    """The state of one pipeline, as others see it."""
+    """The state of one pipeline, as it is shown to others."""
 
     def __init__(self, settings: Settings, pipeline: Pipeline, slot: SlotWatch) -> None:
         self._settings = settings
@@ -38,7 +38,7 @@ class Status:
         self._started = time.time()
 
     def document(self) -> dict[str, object]:
-        """Return what ``/status`` says; LSNs in PostgreSQL's notation."""
+        """Return the content of ``/status``, with LSNs in PostgreSQL's notation."""
         pipeline, session = self.pipeline, self.pipeline.session
         lag_seconds, lag_bytes = self.lag()
         status: dict[str, object] = {
@@ -74,12 +74,15 @@ class Status:
         return status
 
     def live(self) -> str | None:
-        """Answering at all shows that the event loop runs, and signs of life show that the work goes on."""
+        """Return why the process does not live, or None if it does.
+
+        The answer itself shows that the event loop runs. Signs of life show that the work goes on.
+        """
         silent_s = self.pipeline.vitals.silent_s
         return f"nothing has moved for {silent_s:.0f} s" if silent_s > LIVE_S else None
 
     def ready(self, role: Role) -> str | None:
-        """Return why the process does not do its part, or does not own the slot; None if it does."""
+        """Return why the process does not do its part, or does not own the slot. Return None if it does."""
         state, session = self.pipeline.state, self.pipeline.session
         if session is not None and (stall := session.status.stall) is not None:
             return stall
@@ -88,7 +91,7 @@ class Status:
         return f"{state.value}: {self.pipeline.last_error or 'not streaming yet'}"
 
     def lag(self) -> tuple[float | None, int | None]:
-        """Return the lag in seconds and in bytes, each as far as it is known; a standby's is that of the owner."""
+        """Return the lag in seconds and in bytes. Each may be unknown. A standby has no lag of its own."""
         now, lag, session, sample = time.monotonic(), self._lag, self.pipeline.session, self.slot.sample
         if self.pipeline.state is State.STANDBY:
             lag.leave(now)
@@ -106,12 +109,12 @@ class Status:
         return lag.seconds(now), lag.bytes
 
     def sample(self) -> SlotSample | None:
-        """Return what the slot was like a moment ago, None if that is not known."""
+        """Return the last sample of the slot, or None if it is too old."""
         sample = self.slot.sample
         return sample if sample is not None and time.monotonic() - sample.sampled_at < SAMPLE_SHOWN_S else None
 
     def load_report(self) -> LoadReport | None:
-        """Return how far loads have come; None while that is not known, and where tables are not loaded."""
+        """Return how far loads have come. Return None if that is not known yet, or if tables are not loaded."""
         session = self.pipeline.session
         return session.load_report if session is not None and self.pipeline.state is State.STREAMING else None
 

@@ -1,4 +1,4 @@
-"""Work side by side, until part of it ends or the process is told to stop."""
+"""Tasks that run side by side until one of them ends or the process is told to stop."""
 
 import asyncio
 import os
@@ -13,7 +13,7 @@ log = structlog.get_logger(__name__)
 
 
 async def first_of(*works: Coroutine[Any, Any, Any]) -> None:
-    """Run all of ``works`` until one of them ends; raises what ended it."""
+    """Run all of ``works`` until one of them ends. Raise its error."""
     tasks = [asyncio.create_task(work) for work in works]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -27,7 +27,7 @@ async def first_of(*works: Coroutine[Any, Any, Any]) -> None:
 
 @asynccontextmanager
 async def stop_on_signals(stop: Callable[[], None]) -> AsyncIterator[None]:
-    """Call ``stop`` at the first SIGTERM or SIGINT; a second one ends the process at once."""
+    """Call ``stop`` at the first SIGTERM or SIGINT. A second signal ends the process at once."""
     loop = asyncio.get_running_loop()
     asked = False
 

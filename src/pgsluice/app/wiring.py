@@ -1,4 +1,4 @@
-"""Settings become the options of the packages that they configure, and nothing is connected yet."""
+"""Turns settings into the options of the packages that they configure. Nothing connects yet."""
 
 import hashlib
 import json
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 SELECTION_DIGITS: Final = 16
-"""Length of the digest in every checkpoint: two configurations never have the same one by chance."""
+"""How many digits of the digest are kept. Two configurations never have the same digits by chance."""
 
 QUEUE_FACTOR: Final = 2
-"""What librdkafka may hold, in multiples of delivery.inflight_max: also the largest row that can be delivered."""
+"""librdkafka may hold this many times delivery.inflight_max. This also limits the largest row that can be delivered."""
 
 
 def command_client(settings: Settings) -> CommandClient:
-    """Return what sends commands to the running pipeline, and reads its answers; nothing is asked of Kafka yet."""
+    """Return a client that sends commands to the running pipeline and reads the answers. It does not connect yet."""
     prefix = settings.kafka.topic_prefix
     topics = CommandTopics(
         settings.name,
@@ -67,19 +67,19 @@ def connection_options(settings: Settings) -> ConnectionOptions:
 
 
 def primary_options(settings: Settings) -> ConnectionOptions | None:
-    """Return how to reach the server where rows are read; None: it is the one that is streamed from."""
+    """Return how to reach the server from which rows are read. None means that it is the one that is streamed from."""
     parameters = settings.primary_parameters()
     return None if parameters is None else replace(connection_options(settings), parameters=parameters)
 
 
 def type_options(settings: Settings) -> TypeOptions:
-    """Return which Avro types stand for PostgreSQL's where the settings have a choice."""
+    """Return the Avro types for those types of PostgreSQL for which the settings have a choice."""
     tables = settings.tables
     return TypeOptions(tables.numeric.decimal or "string", tables.time_range, binary=settings.postgres.binary)
 
 
 def source_options(settings: Settings) -> SourceOptions:
-    """Return what is asked of the slot."""
+    """Return the options of the source."""
     postgres = settings.postgres
     stream = StreamOptions(
         streaming=postgres.streaming,
@@ -101,7 +101,7 @@ def source_options(settings: Settings) -> SourceOptions:
 
 
 def registry_options(settings: Settings, errors: ClientErrors) -> RegistryOptions:
-    """Return how the topic of schemas is reached, and what it is like if it has to be made."""
+    """Return how to reach the topic of schemas, and how to create it if it does not exist."""
     return RegistryOptions(
         ClientOptions(settings.kafka.librdkafka_properties(), f"pgsluice-{settings.name}-schemas", errors),
         replication_factor=settings.kafka.topics.replication_factor,
@@ -112,7 +112,7 @@ def registry_options(settings: Settings, errors: ClientErrors) -> RegistryOption
 def schema_registry(
     settings: Settings, builtin: BuiltinRegistry, metrics: Metrics
 ) -> "BuiltinRegistry | ConfluentRegistry":
-    """Return what gives schemas their ids: the topic of schemas alone, or a server with the topic as its record."""
+    """Return the registry that gives ids to schemas: the topic alone, or a server with the topic as its record."""
     chosen = settings.schema_registry
     if chosen.type == "builtin":
         return builtin
@@ -127,7 +127,7 @@ def schema_registry(
 def rest_options(
     settings: Settings, answered: Callable[[str, float], None] = lambda _result, _seconds: None
 ) -> "Callable[[], RestOptions]":
-    """Return what tells how to connect to the registry's server now."""
+    """Return a function that returns how to connect to the registry's server now."""
     with client_installed():
         from pgsluice.registry.rest import RestOptions  # noqa: PLC0415 - as in schema_registry
     chosen = settings.schema_registry
@@ -147,7 +147,7 @@ def rest_options(
 
 @contextmanager
 def client_installed() -> Iterator[None]:
-    """ConfigError where what the block imports needs a package that is not there."""
+    """Raise ConfigError if the block imports a package that is not installed."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -157,14 +157,14 @@ def client_installed() -> Iterator[None]:
 
 
 def _service_topic_config(settings: Settings) -> dict[str, str]:
-    """Return what service topics take over from the user's topics: what concerns durability."""
+    """Return the settings of the user's topics that service topics share: those that concern durability."""
     name = "min.insync.replicas"
     config = settings.kafka.topics.config
     return {name: config[name]} if name in config else {}
 
 
 def sink_options(settings: Settings, client: ClientOptions) -> SinkOptions:
-    """Return how records are produced, and the service topics."""
+    """Return the options of the sink."""
     prefix, factor = settings.kafka.topic_prefix, settings.kafka.topics.replication_factor
     common = _service_topic_config(settings)
     return SinkOptions(
@@ -192,7 +192,7 @@ def sink_options(settings: Settings, client: ClientOptions) -> SinkOptions:
 
 
 def pipeline_options(settings: Settings, *, adopt_slot: bool) -> PipelineOptions:
-    """Return what a pipeline does, whatever its ends are."""
+    """Return the options of the pipeline."""
     delivery = settings.delivery
     limits = Limits(
         delivery.cut_interval.seconds,
@@ -232,7 +232,7 @@ def _load_options(settings: Settings) -> LoadOptions:
 
 
 def _selection(settings: Settings) -> str:
-    """Return a digest of the settings that decide which changes are delivered; every checkpoint has it."""
+    """Return a digest of what decides which changes are delivered. It is short, because every checkpoint has it."""
     postgres, tables = settings.postgres, settings.tables
     selecting = [
         sorted(postgres.publications),

@@ -1,8 +1,8 @@
-"""Where Avro schemas get their ids, and where consumers find them by id.
+"""Gives ids to Avro schemas, and lets consumers find schemas by id.
 
-:mod:`.builtin` keeps them in a compacted Kafka topic, :mod:`.follower` reads such topics for ever,
-:mod:`.api` answers Confluent's REST requests from what was read. :mod:`.confluent` has a registry server give the
-ids, through :mod:`.rest`; :mod:`.export` gives one the schemas of a topic.
+:mod:`.builtin` keeps schemas in a compacted Kafka topic. :mod:`.follower` reads such topics, and goes on reading.
+:mod:`.api` answers Confluent's REST requests from what was read. With :mod:`.confluent`, a registry server gives the
+ids, through :mod:`.rest`. :mod:`.export` copies the schemas of a topic to such a server.
 
 https://docs.confluent.io/platform/current/schema-registry/develop/api.html
 """

@@ -1,8 +1,9 @@
 """The read side of Confluent's Schema Registry REST API, as a pure function over a :class:`SchemaStore`.
 
-Served by :mod:`pgsluice.app.http`. Enough for every deserializer that speaks this API, Kafka Connect's converters
-and the usual user interfaces. Schemas get in by pgsluice's own work only: requests to write are refused, in
-the way that clients know from a registry in READONLY mode. What a client may leave out or add is accepted.
+:mod:`pgsluice.app.http` serves it. It is enough for every deserializer that uses this API, for Kafka Connect's
+converters, and for the usual user interfaces. Only pgsluice itself registers schemas. Requests to write are refused in
+the way that clients know from a registry in READONLY mode. Optional parts of a request may be missing, and unknown
+parts are ignored.
 
 https://docs.confluent.io/platform/current/schema-registry/develop/api.html
 """
@@ -30,22 +31,23 @@ INVALID_SCHEMA: Final = 42201
 INVALID_VERSION: Final = 42202
 OPERATION_NOT_PERMITTED: Final = 42205
 AMBIGUOUS_ID: Final = 409
-"""Ours: with a registry of Confluent's an id has one schema, here each prefix has its own ids."""
+"""Our own code. In Confluent's registry an id has one schema, but here each prefix has its own ids."""
 
 _CONFIG: Final = {"compatibilityLevel": "NONE"}
-"""This registry compares no schemas: how they may change is decided before they get here."""
+"""This registry compares no schemas, because it is decided elsewhere how schemas may change."""
 _MODE: Final = {"mode": "READONLY"}
 _ANY: Final = "*"
-"""In the pattern of a path: a subject, a version or an id."""
+"""Stands for a subject, a version or an id in the pattern of a path."""
 _ALL_CONTEXTS: Final = ":*:"
 _DEFAULT_CONTEXT: Final = ":.:"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """``body`` is to be sent as JSON; ``allow``: the methods that a refused one should have been.
+    """The answer to a request. ``body`` is sent as JSON. ``allow`` are the methods that the path allows.
 
-    ``early``: the schema may be on its way to us, as whoever asks for an id has seen a message with it.
+    If it is ``early``, the schema may be on its way to us, because a client that asks for an id has seen a message with
+    it.
     """
 
     status: int
@@ -55,11 +57,12 @@ class Answer:
 
 
 Search: TypeAlias = Callable[[], Answer]
-"""An answer that takes long to find. It may be called in any thread, because it has all it needs; it raises nothing."""
+"""An answer that takes long to find. It may be called in any thread, because it has all that it needs. It raises
+nothing."""
 
 
 def answer(store: SchemaStore, method: str, path: str, query: Mapping[str, str], body: bytes) -> Answer | Search:
-    """Answer one request; ``path`` as it was sent, still percent-encoded. Raises nothing."""
+    """Answer one request. ``path`` is as it was sent, with percent encoding. This raises nothing."""
     segments = [unquote(segment) for segment in path.strip("/").split("/")]
     pattern, handlers = next((route for route in _ROUTES if _matches(route[0], segments)), ((), {}))
     if not handlers:
@@ -91,7 +94,7 @@ def _matches(pattern: Sequence[str], segments: Sequence[str]) -> bool:
 class _Request:
     store: SchemaStore
     names: Sequence[str]
-    """What stands in the path for a subject, a version or an id."""
+    """The parts of the path that stand for a subject, a version or an id."""
     query: Mapping[str, str]
     body: bytes
 
@@ -100,7 +103,7 @@ class _Request:
 
 
 _Handler: TypeAlias = Callable[[_Request], object]
-"""Returns the body, or a callable that does, for :data:`Search`."""
+"""Returns the body of the answer, or for :data:`Search`, a callable that returns it."""
 
 
 class _Refusal(Exception):
@@ -113,7 +116,7 @@ class _Refusal(Exception):
 
 
 def _error(code: int, message: str, *, allow: tuple[str, ...] = (), early: bool = False) -> Answer:
-    status = int(str(code)[:3])  # Confluent's codes are the HTTP status, or it and two more digits
+    status = int(str(code)[:3])  # Confluent's codes are an HTTP status, some with two more digits
     return Answer(status, {"error_code": code, "message": message}, allow, early)
 
 
@@ -263,14 +266,18 @@ def _uses(request: _Request) -> list[Registered]:
 
 
 def _schema_meant(request: _Request) -> str:
-    """Return the schema of an id. Which of several it is, the subject tells; a guess would have messages misread."""
+    """Return the schema of an id.
+
+    If there are several schemas, the subject decides. Without a subject, refuse the request, because messages would be
+    misread after a wrong guess.
+    """
     uses, subject = _uses(request), request.query.get("subject")
     if uses[0].subject != subject and len({use.schema for use in uses}) > 1:
         subjects = ", ".join(use.subject for use in uses)
         raise _Refusal(
             AMBIGUOUS_ID,
-            f"Schema {request.names[0]} is another one in each of the subjects {subjects}: ask with ?subject=, or have "
-            "a registry for each prefix",
+            f"Schema {request.names[0]} is another one in each of the subjects {subjects}: ask with ?subject=, or "
+            "have a registry for each prefix",
         )
     return uses[0].schema
 
@@ -297,7 +304,10 @@ def _described(entry: Registered) -> object:
 
 
 def _page(request: _Request, items: Sequence[object]) -> Sequence[object]:
-    """Cut ``offset`` and ``limit`` out of a list; nothing is ever deleted, so ``deletedOnly`` leaves none."""
+    """Return the part of a list from ``offset`` to ``limit``.
+
+    Nothing is ever deleted, so ``deletedOnly`` returns nothing.
+    """
     if request.flag("deletedOnly"):
         return []
     first = _number(request.query.get("offset", "")) or 0
@@ -306,7 +316,7 @@ def _page(request: _Request, items: Sequence[object]) -> Sequence[object]:
 
 
 def _number(text: str) -> int | None:
-    """Return an id, version or count from 1 up, None for anything else."""
+    """Return an id, version or count, which is at least 1. Return None for everything else."""
     if not (text.isascii() and text.isdecimal() and len(text) <= len(str(MAX_ID))):
         return None
     return int(text) if 1 <= int(text) <= MAX_ID else None
@@ -330,6 +340,6 @@ def _schema(body: bytes) -> Schema:
     if not isinstance(text, str):
         raise ValueError("not a string")  # noqa: TRY004 - wrong data, not a wrong argument
     try:
-        return json.loads(text)  # type: ignore[no-any-return]  # whatever it is, the look-up judges it
+        return json.loads(text)  # type: ignore[no-any-return]  # the look-up checks it
     except RecursionError:
         raise ValueError("it is nested too deeply") from None

@@ -1,7 +1,7 @@
-"""The registry that needs no server: schemas live in a compacted topic, ``<prefix>.schemas``.
+"""The registry that needs no server: it keeps schemas in a compacted topic, ``<prefix>.schemas``.
 
-Used by the pipeline (ids) and the daemon (its store answers REST requests). Ids are hashes, so several
-writers agree without a lock, and the order of the topic settles the numbering of versions.
+The pipeline gets ids from it, and the daemon answers REST requests from its store. Ids are hashes, so several writers
+agree without a lock. The order of the topic decides the numbers of versions.
 
 https://kafka.apache.org/documentation/#compaction
 """
@@ -28,11 +28,11 @@ from pgsluice.registry.store import SchemaStore
 log = structlog.get_logger(__name__)
 
 _SERVE_S: Final = 0.01
-"""How often the producer is asked whether a record was delivered."""
+"""How often to check whether the producer has delivered a record."""
 
 
 class BuiltinRegistry:
-    """Registers schemas in ``topic`` and knows those that others register there."""
+    """Registers schemas in ``topic``, and knows those that others register there."""
 
     def __init__(self, options: RegistryOptions, topic: str) -> None:
         self.store = SchemaStore()
@@ -50,16 +50,16 @@ class BuiltinRegistry:
         self._follower.serve(self._serve_producer)
 
     async def start(self) -> None:
-        """Know every schema registered so far; the topic is made if it is missing. Can be called again.
+        """Learn all schemas registered so far, after creating the topic if it is missing. May be called again.
 
-        ConfigError when the topic cannot keep schemas; SinkUnavailable when Kafka is not there in time.
+        Raise ConfigError if the topic cannot keep schemas, and SinkUnavailable if Kafka does not answer in time.
         """
         async with self._retry.time_limit(self._options.timeout_s, f"Preparing topic {self._topic}"):
             await self._retry.persist(self._prepare_topic)
         await asyncio.gather(self._follower.start(), self._connect())
 
     async def follow(self) -> None:
-        """Never return; raise what ended the reading of the topic, if something does."""
+        """Raise the error that ends the reading of the topic. Otherwise never return."""
         await self._follower.follow()
 
     def subjects(self) -> list[str]:
@@ -67,11 +67,11 @@ class BuiltinRegistry:
         return self.store.subjects()
 
     def record_name(self, subject: str) -> str | None:
-        """Return the name of the record that was registered last for ``subject``, None if that is no record."""
+        """Return the name of the record that was registered last for ``subject``. None means that it is no record."""
         return self._of_last(subject, "name")
 
     def record_namespace(self, subject: str) -> str | None:
-        """Return the namespace of the record that was registered last for ``subject``, None if it has none."""
+        """Return the namespace of the record that was registered last for ``subject``, or None if it has none."""
         return self._of_last(subject, "namespace")
 
     def _of_last(self, subject: str, attribute: str) -> str | None:
@@ -80,25 +80,25 @@ class BuiltinRegistry:
         return schema.get(attribute) if isinstance(schema, dict) else None
 
     async def fields(self, subject: str, namespace: str) -> FieldHistory:
-        """Return the fields that the schemas of ``subject`` with this namespace have had. Use it at once."""
+        """Return the fields that the schemas of ``subject`` with this namespace have had. Use the result at once."""
         return await self._fields.of(subject, namespace)
 
     async def keys(self, subject: str, namespace: str) -> KeyHistory:
-        """Return the keys that were registered for ``subject`` with this namespace. Use it at once."""
+        """Return the keys that were registered for ``subject`` with this namespace. Use the result at once."""
         return await self._keys.of(subject, namespace)
 
     async def register(self, subject: str, schema: Schema, postgres: Mapping[str, Any] | None = None) -> int:
-        """Return the id of ``schema``: when this returns, it is durable in Kafka and served to consumers.
+        """Return the id of ``schema``. The schema is durable in Kafka and served to consumers when this returns.
 
-        ``postgres`` is kept beside the schema, and replaces what was kept there before. SinkUnavailable when
-        Kafka does not take it in time; registering again is always safe.
+        ``postgres`` is stored beside the schema and replaces the former description. Raise SinkUnavailable if Kafka
+        does not take the schema in time. Registering a schema again is always safe.
         """
         return (await self.record(subject, schema, postgres)).id
 
     async def record(
         self, subject: str, schema: Schema, postgres: Mapping[str, Any] | None, identifier: int | None = None
     ) -> Registered:
-        """As :meth:`register`, for a schema to which a registry server gave the id ``identifier``."""
+        """Do the same as :meth:`register` for a schema with the id ``identifier`` from a registry server."""
         doing = f"Registering a schema of subject {subject} in topic {self._topic}"
         async with self._retry.time_limit(self._options.timeout_s, doing), self._registering:
             record, new = self.store.propose(subject, schema, postgres, identifier)
@@ -106,25 +106,25 @@ class BuiltinRegistry:
             while new:
                 position = await self._publish(record, doing) + 1
                 await self._follower.reach(self._topic, position)
-                # another writer may have taken the version just before: then the store has given us a new one
+                # Another writer may have taken the version just before us. Then the store proposes a new one.
                 record, new = self.store.propose(subject, schema, None, identifier)
             if is_version:
                 self._count(subject)
             return record
 
     def _count(self, subject: str) -> None:
-        """Count a new version, and say so if there are suspiciously many."""
+        """Count a new version, and warn if there are suspiciously many."""
         self._options.count_version()
         if self._rate.is_exceeded(subject):
             log.warning(
-                "a schema has got suspiciously many versions within an hour: somebody keeps altering the table. "
-                "Each version stays in the topic of schemas and in memory: stop that, or leave the table out",
+                "a schema has got suspiciously many versions within an hour: somebody keeps altering the table. Each "
+                "version stays in the topic of schemas and in memory: stop that, or leave the table out",
                 subject=subject,
                 versions=VERSIONS_MAX + 1,
             )
 
     async def close(self) -> None:
-        """Let go of Kafka."""
+        """Close the connections to Kafka."""
         await self._follower.close()
         await asyncio.get_running_loop().run_in_executor(None, _end, self._producer)
 
@@ -135,7 +135,7 @@ class BuiltinRegistry:
         except KafkaException as error:
             self._broken_by = error
         except SystemError as error:
-            # So Python complains when a delivery report is taken while a fatal error is on its way out.
+            # Python raises SystemError if a delivery report is handled while a fatal error is about to be raised.
             if isinstance(error.__cause__, KafkaException):
                 self._broken_by = error.__cause__
 
@@ -143,17 +143,17 @@ class BuiltinRegistry:
         admin = self._follower.admin
         if await admin.find(self._topic) is None:
             await admin.create(self._topic, self._options.replication_factor, self._options.topic_config)
-            # A producer that asks before a broker knows it asks again only a second later.
+            # If the producer asks before a broker knows the topic, it asks again only a second later. So wait here.
             while await admin.find(self._topic) is None:  # noqa: ASYNC110 - brokers call nobody back
                 await asyncio.sleep(RETRY_FIRST_S)
         await admin.check_policy(self._topic)
 
     async def _connect(self) -> None:
-        """Have the producer connected before there is anything to register."""
+        """Connect the producer before there is anything to register."""
         await asyncio.get_running_loop().run_in_executor(None, connect, self._producer, self._topic, CONNECT_S)
 
     async def _publish(self, record: Registered, doing: str) -> int:
-        """Return the offset of ``record``, which every in-sync replica has."""
+        """Return the offset of ``record``, when all in-sync replicas have it."""
         loop, errors = asyncio.get_running_loop(), self._options.client.errors
         delivered: asyncio.Future[Message] = loop.create_future()
 
@@ -174,7 +174,7 @@ class BuiltinRegistry:
         return offset
 
     async def _cause(self, error: KafkaException) -> KafkaException:
-        """Return why the producer failed. After a fatal error, a new producer takes its place."""
+        """Return why the producer failed. Replace the producer after a fatal error."""
         if error.args[0].code() == FATAL or error.args[0].code() in PURGED:
             self._serve_producer()  # the reason may not have been reported yet
             error = self._broken_by or error
@@ -198,7 +198,7 @@ class BuiltinRegistry:
 
 
 def _end(producer: Producer) -> None:
-    """End the threads of a producer. Nothing may be queued then: closing it waits for that without limit."""
+    """End the threads of a producer. Drop what is queued first, because closing would wait for it without limit."""
     with suppress(KafkaException, SystemError):
         producer.purge(in_queue=True, in_flight=True, blocking=False)
         producer.close()

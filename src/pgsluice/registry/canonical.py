@@ -1,9 +1,9 @@
-"""Whether two Avro schemas are the same, however they are written, or read the same bytes the same way.
+"""Whether two Avro schemas are equal, although they are written differently, or read bytes in the same way.
 
-Used by look-ups, and where ids of a server are compared with ours: clients and servers send a schema as their own
-Avro library prints it, Java's with a namespace left out where it is inherited and ``{"type": "string"}`` as
-``"string"``. Unlike Avro's parsing canonical form :func:`canonical` keeps everything that carries meaning: logical
-types, defaults, documentation, properties.
+Look-ups use it, and the comparison of a server's ids with ours. Clients and servers send a schema as their own Avro
+library writes it. Java's, for example, leaves out inherited namespaces and writes ``{"type": "string"}`` as
+``"string"``. Avro's parsing canonical form drops attributes. :func:`canonical` keeps everything that has a meaning:
+logical types, defaults, documentation and properties.
 
 https://avro.apache.org/docs/1.12.0/specification/#names
 """
@@ -21,23 +21,23 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*", 
 
 
 NAME_MAX: Final = 4096
-"""Characters of a full name. Ours have prefix, schema, table and column in them, each escaped: 1,500 at most."""
+"""The longest full name, in characters. Ours consist of prefix, schema, table and column, escaped: 1,500 at most."""
 
 NAMES_MAX: Final = 8 * 1024 * 1024
-"""Characters of all full names of a schema together. A namespace is written once and holds for thousands of names, so
-written in full they can take a thousand times as much as the text that they came from."""
+"""The longest sum of all full names of a schema, in characters. A namespace is written once but holds for thousands of
+names. So the full names can take a thousand times as much room as the schema."""
 
 _SHOWN: Final = 100
-"""So much of a mistake is repeated in the error about it."""
+"""How many characters of a mistake its error message repeats."""
 
 _SHAPE: Final = frozenset(
     ("type", "name", "fields", "items", "values", "symbols", "size", "logicalType", "precision", "scale")
 )
-"""What of a schema decides how bytes are read, and as what."""
+"""The attributes of a schema that decide how bytes are read, and as what."""
 
 
 def shape(schema: Schema) -> str:
-    """Return the text that all schemas share by which the same bytes are the same values."""
+    """Return a text that is equal for all schemas that read the same bytes as the same values."""
     return normalise(_shape(json.loads(canonical(schema))))
 
 
@@ -50,7 +50,10 @@ def _shape(part: Any) -> Any:  # noqa: ANN401 - any part of a schema
 
 
 def canonical(schema: Schema) -> str:
-    """Return the text that all ways of writing ``schema`` share; ValueError when it is not a schema, or too large."""
+    """Return a text that is equal for all ways of writing ``schema``.
+
+    Raise ValueError if it is no schema or too large.
+    """
     try:
         return normalise(_Names().schema(schema, ""))
     except RecursionError:
@@ -58,12 +61,12 @@ def canonical(schema: Schema) -> str:
 
 
 class _Names:
-    """Writes every name in full; knows the names defined so far."""
+    """Writes every name in full, and knows the names that are defined so far."""
 
     def __init__(self) -> None:
         self._defined: set[str] = set()
         self._written = 0
-        """Characters of all names so far."""
+        """The characters of all names so far."""
 
     def schema(self, schema: object, namespace: str) -> Schema:
         if isinstance(schema, str):

@@ -1,4 +1,4 @@
-"""What ``pgsluice check`` looks at in a registry server: reachable, allowed to, taking what will come. Changes nothing.
+"""What ``pgsluice check`` examines in a registry server: connection, rights, and what it accepts. It changes nothing.
 
 https://docs.confluent.io/platform/current/schema-registry/fundamentals/schema-evolution.html#compatibility-types
 """
@@ -18,7 +18,7 @@ _REFUSED: Final[Mapping[str, str]] = {
     "FORWARD": "a key that loses a column, and a column that becomes wider (int to bigint)",
     "FULL": "a key that gains or loses a column, and a column that becomes wider (int to bigint)",
 }
-"""What ALTER TABLE can do to a schema that a compatibility level does not allow; the same for _TRANSITIVE."""
+"""What ALTER TABLE can do to a schema that a compatibility level does not allow. _TRANSITIVE levels are the same."""
 
 
 async def check(
@@ -27,7 +27,7 @@ async def check(
     subject: str,
     schema: Schema,
 ) -> list[Finding]:
-    """Return the findings, good and bad. ``subject`` and ``schema``: one that ``run`` registers."""
+    """Return the findings, good and bad. ``subject`` and ``schema`` are an example of what ``run`` registers."""
     try:
         async with await RestClient.open(options()) as client:
             return [

@@ -1,7 +1,7 @@
-"""What the registry asks Kafka for, and how long it waits for an answer.
+"""How the registry uses Kafka: its options, and how it tries again.
 
-Used by :mod:`.topic`, :mod:`.follower` and :mod:`.builtin`. Clients are made and errors judged where all of
-pgsluice does it (``librdkafka``).
+:mod:`.topic`, :mod:`.follower` and :mod:`.builtin` use this module. ``kafka.client`` makes the clients, and decides
+what errors mean, as it does for all of pgsluice.
 """
 
 import asyncio
@@ -22,27 +22,32 @@ T = TypeVar("T")
 
 RETRY_FIRST_S: Final = 0.02
 RETRY_S: Final = 1.0
-"""At most between two attempts, at first and later: brokers hear of a new topic within milliseconds, mostly."""
+"""The longest pauses between two tries, at first and later. Brokers usually hear of a new topic within milliseconds."""
 
 CONNECT_S: Final = 1.0
-"""How long a start waits for each of two look-ups that connect; without them, whatever comes first connects."""
+"""How long a start waits for each of two requests that connect a client. Without them, its first real request
+connects."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegistryOptions:
-    """``replication_factor`` (-1: the broker's default) and ``topic_config`` are for a topic yet to be made."""
+    """The options of the registry.
+
+    ``replication_factor`` (-1 is the broker's default) and ``topic_config`` apply to a topic that has yet to be
+    created.
+    """
 
     client: ClientOptions
     replication_factor: int = -1
     topic_config: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float = 30.0
-    """How long Kafka may take for what is asked of it; then the caller decides."""
+    """How long Kafka may take for one operation. After that, the caller decides."""
     count_version: Callable[[], object] = lambda: None
-    """Called for every new version of a schema that was registered."""
+    """Called for every new version of a schema that is registered."""
 
 
 def pauses() -> Iterator[float]:
-    """Yield how long to wait before each further attempt."""
+    """Yield how long to wait before each further try."""
     longest = RETRY_FIRST_S
     while True:
         yield random.uniform(0.5, 1) * longest  # noqa: S311 - spreads load, guards nothing
@@ -50,16 +55,19 @@ def pauses() -> Iterator[float]:
 
 
 class Retry:
-    """Tries operations on Kafka again until they succeed or time is up, and says why they did not."""
+    """Tries operations on Kafka again until they succeed or the time is up. Says why they failed."""
 
     def __init__(self, errors: ClientErrors) -> None:
         self._errors = errors
         self._retried = ""
-        """The failure that was last answered by trying again."""
+        """The last failure after which the operation was tried again."""
 
     @asynccontextmanager
     async def time_limit(self, seconds: float, doing: str) -> AsyncIterator[None]:
-        """Let ``doing`` take no longer; SinkUnavailable when it does, PermissionDenied if that is why."""
+        """Limit the time of this block, which is ``doing`` something. Raise SinkUnavailable if it takes longer.
+
+        Raise PermissionDenied if a refused permission is the reason.
+        """
         self._retried = ""
         try:
             async with asyncio.timeout(seconds):
@@ -71,7 +79,7 @@ class Retry:
             raise SinkUnavailable(f"{doing}: {reason or 'Kafka did not answer in time'}") from None
 
     async def persist(self, operation: Callable[[], Awaitable[T]]) -> T:
-        """Return what ``operation`` returns, trying again while Kafka is not available."""
+        """Return what ``operation`` returns. Try again while Kafka is not available."""
         again = pauses()
         while True:
             try:

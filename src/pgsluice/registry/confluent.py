@@ -1,7 +1,8 @@
-"""The registry that is a server of its own: anything that speaks the API of Confluent's Schema Registry.
+"""The registry on a separate server that has the API of Confluent's Schema Registry.
 
-The server gives the ids; ``<prefix>.schemas`` keeps what pgsluice itself has to know after a restart, whatever
-becomes of the server: every schema with its id, and what PostgreSQL said of the table. Used by the pipeline.
+The server gives the ids. ``<prefix>.schemas`` keeps what pgsluice itself has to know after a restart, even if the
+server loses its schemas: every schema with its id, and PostgreSQL's description of the table. The pipeline uses this
+module.
 
 https://docs.confluent.io/platform/current/schema-registry/fundamentals/schema-evolution.html
 """
@@ -28,11 +29,12 @@ from pgsluice.registry.subjects import Strategy, subject_name
 log = structlog.get_logger(__name__)
 
 RECHECK_S: Final = 60.0
-"""How long the server's word is taken for granted: a standby begins a session every second."""
+"""How long the server's answers are trusted. A standby begins a session every second, so they are not asked for each
+time."""
 
 IDS_MAX: Final = 20_000
-"""Ids that the server has told and that are kept, of 200 bytes each: value and key of as many tables as have encoders.
-One that is forgotten is asked for again."""
+"""How many ids of the server are kept, of 200 bytes each. This is enough for value and key of as many tables as have
+encoders. A forgotten id is asked for again."""
 
 _NONE: Final = "NONE"
 
@@ -41,7 +43,10 @@ _NOTHING_LOST: Final = "Nothing is lost: what was not delivered was not confirme
 
 @dataclass(frozen=True, slots=True)
 class ConfluentOptions:
-    """``rest`` reads what to connect with, again for every connection: passwords change."""
+    """The options of this registry.
+
+    ``rest`` is called for every new connection and reads the options of the server, because passwords change.
+    """
 
     rest: Callable[[], RestOptions]
     strategy: Strategy = "topic"
@@ -49,7 +54,7 @@ class ConfluentOptions:
 
 
 class ConfluentRegistry:
-    """Registers schemas at a server, and records in ``journal`` under which ids."""
+    """Registers schemas at a server, and records their ids in ``journal``."""
 
     def __init__(self, options: ConfluentOptions, journal: BuiltinRegistry) -> None:
         self._options = options
@@ -57,17 +62,17 @@ class ConfluentRegistry:
         self._client: RestClient | None = None
         self._opened_at = 0.0
         self._ids: dict[tuple[str, bytes], int] = {}
-        """What the server said: subject and digest of a schema to its id."""
+        """The server's ids, by subject and digest of the schema."""
         self._lowered: dict[str, str | None] = {}
-        """Subjects whose level was set to NONE, with the level that they had of their own."""
+        """Subjects whose compatibility was set to NONE, with the level that they had themselves."""
 
     @property
     def store(self) -> SchemaStore:
-        """Every schema recorded so far."""
+        """Return all schemas recorded so far."""
         return self._journal.store
 
     async def start(self) -> None:
-        """Know every schema recorded so far. The server is asked again for what it said a while ago."""
+        """Learn all schemas recorded so far. Forget the server's answers if they are old, so that it is asked again."""
         await self._journal.start()
         if self._client is not None and time.monotonic() - self._opened_at < RECHECK_S:
             return
@@ -76,19 +81,19 @@ class ConfluentRegistry:
             await self._raise_level(await self._connected(), subject)
 
     async def follow(self) -> None:
-        """Never return; raise what ended the reading of the topic, if something does."""
+        """Raise the error that ends the reading of the topic. Otherwise never return."""
         await self._journal.follow()
 
     def subjects(self) -> list[str]:
-        """Return every subject, by topic."""
+        """Return every subject, in the strategy by topic."""
         return self._journal.subjects()
 
     def record_name(self, subject: str) -> str | None:
-        """Return the name of the record that was recorded last for ``subject``, None if that is no record."""
+        """Return the name of the record that was recorded last for ``subject``. None means that it is no record."""
         return self._journal.record_name(subject)
 
     def record_namespace(self, subject: str) -> str | None:
-        """Return the namespace of the record that was recorded last for ``subject``, None if it has none."""
+        """Return the namespace of the record that was recorded last for ``subject``, or None if it has none."""
         return self._journal.record_namespace(subject)
 
     async def fields(self, subject: str, namespace: str) -> FieldHistory:
@@ -100,10 +105,10 @@ class ConfluentRegistry:
         return await self._journal.keys(subject, namespace)
 
     async def register(self, subject: str, schema: Schema, postgres: Mapping[str, Any] | None = None) -> int:
-        """Return the id that the server has for ``schema``: it is readable there, and recorded with the id.
+        """Return the server's id for ``schema``. The server has the schema then, and the id is recorded.
 
-        RegistryUnavailable and SinkUnavailable when server or Kafka cannot do their part now; registering again is
-        always safe.
+        Raise RegistryUnavailable or SinkUnavailable if the server or Kafka is not available now. Registering a schema
+        again is always safe.
         """
         text = normalise(schema)
         asked = subject, _digest(text)
@@ -112,7 +117,7 @@ class ConfluentRegistry:
             try:
                 identifier = await self._ask_as_known_now(subject, schema, postgres)
             except BaseException:
-                await self._forget()  # perhaps it is for want of a newer password
+                await self._forget()  # the next try may need a newer password
                 raise
             self._warn_of_earlier(subject, text, identifier)
             if len(self._ids) == IDS_MAX:
@@ -121,7 +126,7 @@ class ConfluentRegistry:
         return (await self._journal.record(subject, self._kept(subject, schema, identifier), postgres, identifier)).id
 
     async def close(self) -> None:
-        """Let go of server and Kafka."""
+        """Close the connections to the server and to Kafka."""
         await self._forget()
         await self._journal.close()
 
@@ -132,14 +137,14 @@ class ConfluentRegistry:
         return self._client
 
     async def _forget(self) -> None:
-        """Close the connection, and forget what the server said."""
+        """Close the connection, and forget the server's answers."""
         client, self._client = self._client, None
         self._ids.clear()
         if client is not None:
             await client.close()
 
     async def _ask_as_known_now(self, subject: str, schema: Schema, postgres: Mapping[str, Any] | None) -> int:
-        """Return the server's id. Who is refused with secrets and certificates of earlier reads them again first."""
+        """Return the server's id. After a refusal, read secrets and certificates again, and try once more."""
         is_new = self._client is None
         try:
             return await self._ask(subject, schema, postgres)
@@ -150,7 +155,10 @@ class ConfluentRegistry:
         return await self._ask(subject, schema, postgres)
 
     async def _ask(self, subject: str, schema: Schema, postgres: Mapping[str, Any] | None) -> int:
-        """Return the server's id. It is asked first what it has: that takes no right to write, in any mode."""
+        """Return the server's id.
+
+        First ask for a known one, because this needs no right to write and works in any mode.
+        """
         client, text = await self._connected(), normalise(schema)
         name = subject_name(self._options.strategy, subject, schema)
         known = await client.look_up(name, text)
@@ -169,9 +177,9 @@ class ConfluentRegistry:
             ) from None
 
     async def _force(self, client: RestClient, name: str, text: str, level: str | None) -> int:
-        """Register a schema while the subject takes all.
+        """Register a schema while the subject accepts all schemas.
 
-        A subject that refused a schema and says NONE has no level of its own, whatever its server means by that.
+        If a subject has refused a schema although its own level is reported as NONE, it has no level of its own.
         """
         self._lowered[name] = None if level == _NONE else level
         await client.set_level(name, _NONE)
@@ -185,14 +193,15 @@ class ConfluentRegistry:
         del self._lowered[name]
 
     def _last(self, subject: str, postgres: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-        """Return what PostgreSQL said of the same table with the schema before this one."""
+        """Return PostgreSQL's last description of the same table."""
         described = (entry.postgres for entry in reversed(self.store.versions(subject)) if entry.postgres is not None)
         return next((one for one in described if postgres is not None and _table(one) == _table(postgres)), None)
 
     def _kept(self, subject: str, schema: Schema, identifier: int) -> Schema:
-        """Return the schema to record under ``identifier``: what is recorded already, if bytes are read alike.
+        """Return the schema to record for ``identifier``. If an equivalent schema is already recorded, return that one.
 
-        Some servers give the old id when only properties changed. HistoryError when it stands for anything else.
+        Some servers give the old id if only properties of the schema have changed. Raise HistoryError if the id stands
+        for a schema that reads bytes in another way.
         """
         uses = self.store.uses(identifier)
         if not uses:
@@ -201,13 +210,14 @@ class ConfluentRegistry:
         if not _is_read_alike(known, schema):
             raise HistoryError(
                 f"The schema registry gives id {identifier} to a schema of subject {subject}, but there are messages "
-                "with this id and another schema: the registry is another one than before, or was emptied. Bring its "
-                "schemas back from a backup, or into an empty one with `pgsluice registry export`, which keeps the ids."
+                "with this id and another schema: this is not the registry that was used before, or it was emptied. "
+                "Restore its schemas from a backup, or export them into an empty registry with `pgsluice registry "
+                "export`, which keeps the ids."
             )
         return known
 
     def _warn_of_earlier(self, subject: str, text: str, identifier: int) -> None:
-        """Say once that the server has another id for a schema than the one that was recorded last."""
+        """Warn once if the server has another id for a schema than the one that was recorded last."""
         earlier = self.store.ids_of(subject, text)
         if earlier and earlier[-1] != identifier:
             log.warning(
@@ -237,8 +247,8 @@ def _is_read_alike(known: Schema, schema: Schema) -> bool:
 def _incompatible(name: str, table: str, level: str | None, conflict: Conflict, change: str) -> IncompatibleSchema:
     return IncompatibleSchema(
         f"The schema registry refuses the new schema of {table}: subject {name} has compatibility "
-        f"{level or 'unknown'}, and {change}. In its words: {conflict.words}. {_NOTHING_LOST} To go on, start again "
-        f"after setting the subject's compatibility to NONE (PUT /config/{name}), or with "
-        'schema_registry.on_incompatible = "force". Taking the ALTER TABLE back does not help: rows were written after '
-        "it."
+        f"{level or 'unknown'}, and {change}. In its words: {conflict.words}. {_NOTHING_LOST} To go on, set the "
+        f"subject's compatibility to NONE (PUT /config/{name}) and start again, or start with "
+        'schema_registry.on_incompatible = "force". Undoing the ALTER TABLE does not help, because rows were written '
+        "after it."
     )

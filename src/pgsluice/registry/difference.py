@@ -1,6 +1,6 @@
-"""What an ALTER TABLE did, in words: the difference of two descriptions that stand beside schemas.
+"""What an ALTER TABLE did, in words: the difference between two descriptions of a table.
 
-Used by :mod:`.confluent`, to say why a registry server refuses a schema. Pure. The descriptions are those of
+:mod:`.confluent` uses it to say why a registry server refuses a schema. The descriptions are those of
 ``<prefix>.schemas``.
 
 https://www.postgresql.org/docs/current/sql-altertable.html
@@ -14,14 +14,14 @@ from pgsluice.avro.wire import Schema
 
 
 def table_of(postgres: Mapping[str, Any] | None, schema: Schema) -> str:
-    """Return what to call the table of ``schema``, or the schema itself where there is no table."""
+    """Return a name for the table of ``schema``, or for the schema itself if it has no table."""
     if postgres is not None:
         return f"table {postgres['schema']}.{postgres['table']}"
     return f"record {schema['name']}" if isinstance(schema, dict) else "a text"
 
 
 def difference(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> str:
-    """Return how the table that ``new`` describes differs from ``old``, None: not known."""
+    """Return how the table that ``new`` describes differs from ``old``. None means that a description is not known."""
     if old is None or new is None or not _is_description(old):
         return "the version before is not known here"
     return ", ".join(_differences(old, new)) or (
@@ -31,7 +31,7 @@ def difference(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> 
 
 
 def _is_description(found: Mapping[str, Any]) -> bool:
-    """Return whether it is one that pgsluice has written: other programs can write to the topic."""
+    """Return whether pgsluice has written this description. Other programs can write to the topic as well."""
     key, columns = found.get("key"), found.get("columns")
     return _all(key, str) and _all(columns, dict) and all(_is_column(column) for column in columns or ())
 
@@ -64,7 +64,7 @@ def _columns(description: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _type(name: str, typmod: int) -> str:
-    """Return a type with its modifier where that makes another schema."""
+    """Return a type, with its modifier if the modifier changes the schema."""
     if name != "numeric" or typmod < 0:
         return name
     precision, scale = numeric_modifier(typmod)

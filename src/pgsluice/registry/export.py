@@ -1,7 +1,7 @@
-"""Gives the schemas of schema topics to a registry server, under the ids that messages have.
+"""Copies the schemas of schema topics to a registry server, with the ids that messages have.
 
-Used by ``pgsluice registry export``: before ``schema_registry.type`` becomes "confluent", or when a server lost its
-schemas. It can be repeated: what is there already stays as it is.
+``pgsluice registry export`` uses it, before ``schema_registry.type`` becomes "confluent", or when a server has lost its
+schemas. It can be repeated, because schemas that the server already has stay as they are.
 
 https://docs.confluent.io/platform/current/schema-registry/installation/migrate.html
 """
@@ -19,24 +19,27 @@ from pgsluice.registry.store import SchemaStore
 from pgsluice.registry.subjects import Strategy, subject_name
 
 _IMPORT: Final = "IMPORT"
-"""The mode in which a subject takes schemas with their ids, and compares nothing."""
+"""In this mode, a subject takes schemas with their ids, and compares nothing."""
 
 
 class Exported(NamedTuple):
-    """How many schemas of a subject were exported, and how many were there before."""
+    """How many schemas of a subject were exported, and how many the server already had."""
 
     exported: int
     known: int
 
 
 async def export(store: SchemaStore, options: RestOptions, strategy: Strategy) -> dict[str, Exported]:
-    """Return what became of every subject; UnavailableError when the server does not keep ids."""
+    """Return the result for every subject. Raise UnavailableError if the server does not keep ids."""
     async with await RestClient.open(options) as client:
         return {name: await _export(client, name, entries) for name, entries in _by_name(store, strategy).items()}
 
 
 def _by_name(store: SchemaStore, strategy: Strategy) -> dict[str, list[Registered]]:
-    """Return the schemas by their subjects at the server, oldest first; each once, if topics share a subject."""
+    """Return the schemas by their subjects at the server, oldest first.
+
+    Topics that share a subject share its schemas.
+    """
     found: dict[str, dict[int, Registered]] = {}
     for subject in store.subjects():
         for entry in store.versions(subject):
@@ -60,8 +63,8 @@ async def _is_there(client: RestClient, name: str, entry: Registered) -> bool:
     if subjects and not _is_same(await client.text_of(entry.id), entry.schema):
         raise UnavailableError(
             f"The registry has another schema under id {entry.id}, in subject {subjects[0]}, than messages of "
-            f"{entry.subject} mean by it. Export to a registry of its own, or to a context of this one "
-            "(the address followed by /contexts/:.pgsluice:)."
+            f"{entry.subject} mean by it. Export to a separate registry, or to a context of this one (the address "
+            "followed by /contexts/:.pgsluice:)."
         )
     return name in subjects
 
@@ -87,7 +90,7 @@ async def _bring_in(client: RestClient, name: str, entry: Registered, version: i
     given = await client.bring_in(name, entry.schema, entry.id, version)
     if given != entry.id:
         raise UnavailableError(
-            f"The registry gave id {given} to a schema that has id {entry.id} in messages: it does not import schemas "
-            f"with their ids. Delete subject {name} there, and use a server that knows mode IMPORT; or leave "
+            f"The registry gave id {given} to a schema that has id {entry.id} in messages, so it does not import "
+            f"schemas with their ids. Delete subject {name} there, and use a server that knows mode IMPORT; or leave "
             "the schemas to `pgsluice registry`, for as long as messages with these ids are read."
         )

@@ -1,7 +1,7 @@
-"""Reads schema topics into a :class:`SchemaStore`, for ever.
+"""Reads schema topics into a :class:`SchemaStore`, and goes on reading.
 
-Used by :mod:`.builtin` for the daemon's own topic and by ``pgsluice registry`` for any number of topics. One
-consumer without a group: followers know nothing of one another, and any number of them can run.
+:mod:`.builtin` uses it for the daemon's own topic, and ``pgsluice registry`` for any number of topics. It is one
+consumer without a group. So followers are independent of each other, and any number of them can run.
 
 https://kafka.apache.org/documentation/#compaction
 """
@@ -25,26 +25,27 @@ from pgsluice.registry.topic import TopicAdmin
 log = structlog.get_logger(__name__)
 
 SCHEMAS: Final = ".schemas"
-"""What the name of a schema topic has behind its prefix."""
+"""The end of the name of a schema topic, after the prefix."""
 
 _NAMED: Final = 10
-"""How many of the topics that there are an error names, those of the nearest names first."""
+"""How many existing topics an error names, beginning with the most similar names."""
 _POLL_S: Final = 0.25
 _FIRST_POLL_S: Final = 0.01
-"""While there is nothing to read yet: what is to be read is said by the same thread, between two polls."""
-"""How long the reading thread waits for a record; ``close`` waits for that thread."""
+"""How long the reading thread waits for a record, and so how long ``close`` may have to wait for that thread. Before a
+topic is assigned, it waits for less, because the same thread assigns topics between two polls."""
 _BATCH: Final = 500
-"""Records taken into the store without letting the event loop go on."""
+"""How many records are added to the store before the event loop has a turn."""
 _LOOK_AFTER_S: Final = 5.0
-"""How often to see whether a topic is still the one that was found."""
+"""How often to check whether a topic is still the one that was found."""
 _MISSED_LOOKS: Final = 3
-"""After so many in a row a topic is gone: a broker that is behind the others may not know a new one yet."""
+"""After so many checks in a row, a missing topic counts as deleted. Before that, a broker may not know a new topic
+yet."""
 _CONSUMER: Final = {
-    "group.id": "pgsluice-registry",  # the client asks for one; nothing is committed in it
+    "group.id": "pgsluice-registry",  # the client requires it; nothing is committed for it
     "enable.auto.commit": False,
-    "enable.partition.eof": True,  # offsets that compaction emptied are passed too
+    "enable.partition.eof": True,  # shows the end even if compaction has deleted the last offsets
     "auto.offset.reset": "error",
-    "isolation.level": "read_uncommitted",  # a foreign transaction must not hide what is behind it
+    "isolation.level": "read_uncommitted",  # no transaction of others may hide what comes after it
 }
 _GONE: Final = frozenset(
     (
@@ -55,7 +56,7 @@ _GONE: Final = frozenset(
 
 
 class _Step(NamedTuple):
-    """What reading brought: a record, or None at the end of a topic; ``position``: the offset behind it."""
+    """One step of reading: a record, or None at the end of a topic. ``position`` is the offset after it."""
 
     topic: str
     position: int
@@ -63,7 +64,7 @@ class _Step(NamedTuple):
 
 
 class SchemaFollower:
-    """Keeps ``store`` up to date with ``topics``; several can be read into one store."""
+    """Keeps ``store`` up to date with ``topics``, which may be several."""
 
     def __init__(self, options: RegistryOptions, topics: Sequence[str], store: SchemaStore) -> None:
         self.retry = Retry(options.client.errors)
@@ -80,15 +81,15 @@ class SchemaFollower:
         self._closing = False
         self._missing: set[str] = set()
         self._found: dict[str, str] = {}
-        """Topic to its id."""
+        """The ids of the topics that were found."""
         self._positions: dict[str, int] = {}
-        """Topic to the offset up to which it is in the store."""
+        """The offset up to which each topic is in the store."""
 
     async def start(self) -> None:
-        """Return when the store has all that the topics hold now; one that does not exist holds nothing.
+        """Return when the store has everything that the topics have now. A missing topic has nothing.
 
-        SinkUnavailable when that takes longer than ``timeout_s``; reading goes on, and this can be called
-        again. Also to be called later, to catch up with what others have written meanwhile.
+        Raise SinkUnavailable if this takes longer than ``timeout_s``. Reading goes on then, and this can be called
+        again. It can also be called later, to read what others have written meanwhile.
         """
         if not self._tasks:
             self._tasks = [
@@ -103,7 +104,7 @@ class SchemaFollower:
         self.store.complete = True
 
     async def missing(self) -> str | None:
-        """Return a sentence on the topics that do not exist, None when :meth:`start` found all of them."""
+        """Return a sentence about the topics that do not exist, or None if :meth:`start` has found all of them."""
         missing = sorted(self._missing)
         if not missing:
             return None
@@ -113,7 +114,7 @@ class SchemaFollower:
         return f"There is no topic {', '.join(missing)} on these brokers, or we may not see it: {prefixes}."
 
     async def follow(self) -> None:
-        """Never return; raise what ended the reading, if something does."""
+        """Raise the error that ends the reading. Otherwise never return."""
         await self._until(lambda: False)
 
     async def reach(self, topic: str, position: int) -> None:
@@ -121,7 +122,7 @@ class SchemaFollower:
         await self._until(lambda: self._positions.get(topic, 0) >= position)
 
     def serve(self, client: Callable[[], object]) -> None:
-        """Have ``client`` called now and then by the reading thread, so that it can report and log."""
+        """Have the reading thread call ``client`` from time to time, so that it can report errors and log."""
         self._served.append(client)
 
     async def close(self) -> None:
@@ -142,12 +143,12 @@ class SchemaFollower:
         await self.reach(topic, await self.retry.persist(lambda: self._end(topic)))
 
     async def _end(self, topic: str) -> int:
-        # Looking for the topic comes first each time: it tells the client of a new leader, too.
+        # Look for the topic first each time, because this also tells the client of a new leader.
         await self._is_there(topic)
         return await self.admin.end(topic)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
-        """Wait for ``condition``, which can only change with progress; raise what ended the reading."""
+        """Wait for ``condition``, which only progress can change. Raise the error that ends the reading."""
         while True:
             if self._failure is not None:
                 raise self._failure
@@ -167,7 +168,7 @@ class SchemaFollower:
             self._progress.set()
 
     async def _keep(self, topic: str) -> None:
-        """Have ``topic`` read, from its beginning, as soon as it exists, and see to it that it stays the same."""
+        """Read ``topic`` from its beginning as soon as it exists, and then check that it stays the same."""
         again = pauses()
         while (found := await self._find(topic)) is None:
             self._missing.add(topic)
@@ -185,7 +186,7 @@ class SchemaFollower:
         raise _gone(topic)
 
     def _assign(self, topic: str, beginning: int) -> None:
-        """Begin to read ``topic``; in the reading thread."""
+        """Begin to read ``topic``. Call it in the reading thread."""
         connect(self._consumer, topic, CONNECT_S)
         self._consumer.incremental_assign([TopicPartition(topic, 0, beginning)])
 
@@ -193,7 +194,7 @@ class SchemaFollower:
         return await self.retry.persist(lambda: self.admin.find(topic))
 
     async def _is_there(self, topic: str) -> bool:
-        """Return whether ``topic`` exists; HistoryError when it is another one than before."""
+        """Return whether ``topic`` exists. Raise HistoryError if it was deleted and created again."""
         found = await self._find(topic)
         if found not in (None, self._found[topic]):
             raise _gone(topic)
@@ -207,7 +208,7 @@ class SchemaFollower:
             self._progress.set()
 
     def _poll(self) -> list[_Step]:
-        """Wait for records, and parse them; in the reading thread."""
+        """Wait for records, and parse them. Call it in the reading thread."""
         for serve in self._served:
             serve()
         message = self._consumer.poll(_POLL_S if self._found else _FIRST_POLL_S)
@@ -238,22 +239,22 @@ def _step(message: Message) -> _Step | None:
         raise _gone(topic)
     if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
         raise failure(error, f"Reading topic {topic}")
-    if error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:  # the client asks about its group, which we do not use
+    if error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:  # the client asks for its group, which we do not use
         log.warning("reading a schema topic", topic=topic, reason=error.str())
     return None
 
 
 def _broken(topic: str, offset: int, error: ValueError) -> HistoryError:
     return HistoryError(
-        f"Record {offset} of topic {topic} is not a schema: {error}. Only pgsluice may write there. Remove "
-        'the record; or delete the topic, and let the pipeline start once with kafka.topics.changed = "accept": the '
+        f"Record {offset} of topic {topic} is not a schema: {error}. Only pgsluice may write there. Remove the "
+        'record. Or delete the topic, and let the pipeline start once with kafka.topics.changed = "accept": the '
         "schemas in use come back, under the same ids, as rows are published."
     )
 
 
 def _gone(topic: str) -> HistoryError:
     return HistoryError(
-        f"Topic {topic} was deleted, or made anew, while it was being read: without the schemas that it held, messages "
-        "cannot be read. Bring it back from a copy, or let the pipeline start once with kafka.topics.changed = "
-        '"accept": the schemas in use come back, under the same ids, as rows are published.'
+        f"Topic {topic} was deleted, or made anew, while it was being read: without the schemas that it held, "
+        "messages cannot be read. Bring it back from a copy, or let the pipeline start once with "
+        'kafka.topics.changed = "accept": the schemas in use come back, under the same ids, as rows are published.'
     )

@@ -1,7 +1,7 @@
-"""What former versions of tables have to tell, kept for as long as it may be needed again.
+"""What former versions of tables teach: their names and keys, kept for as long as they may be needed again.
 
-Used by the registries. A user of the database can make as many versions of a table as he likes, and each needs what the
-versions before tell. So it is learned once from each version, and the next version costs what it is large itself.
+The registries use it. A user of the database can make any number of versions of a table, and each new one needs what
+the former ones teach. So each version is read only once, and the cost of the next version depends only on its own size.
 """
 
 import asyncio
@@ -15,15 +15,15 @@ from pgsluice.avro.wire import Schema
 from pgsluice.registry.store import SchemaStore
 
 KEPT_NAMES_MAX: Final = 200_000
-"""Names that are kept of all subjects together, of half a kilobyte each: those of 10,000 tables with 20 columns. The
-subjects that were needed longest ago are forgotten first, and learned again when they are needed."""
+"""How many names are kept of all subjects together, of half a kilobyte each. This is enough for 10,000 tables with 20
+columns. The subjects needed longest ago are dropped first, and read again when they are needed."""
 
 
 class History(Protocol):
     """What is learned from the schemas of one table, of which there may be any number."""
 
     def learn(self, schema: Schema) -> None:
-        """Take in the next schema."""
+        """Learn from the next schema."""
 
     def __len__(self) -> int:
         """Return how many names it keeps."""
@@ -34,29 +34,29 @@ H = TypeVar("H", bound=History)
 
 @dataclass(slots=True)
 class _Known(Generic[H]):
-    """What was learned from a subject, up to ``version``; a rule may send several tables to one topic."""
+    """What was learned from a subject, up to ``version``. A rule may send several tables to one topic."""
 
     rearranged: int
     version: int = 0
     names: int = 0
     tables: dict[str, H] = field(default_factory=dict)
-    """By the namespace of their records."""
+    """The histories by the namespace of their records."""
 
 
 class Histories(Generic[H]):
-    """The histories of the tables in ``store``, which ``make`` begins."""
+    """The histories of the tables in ``store``. ``make`` makes an empty history."""
 
     def __init__(self, store: SchemaStore, make: Callable[[], H]) -> None:
         self._store = store
         self._make = make
         self._known: OrderedDict[str, _Known[H]] = OrderedDict()
-        """By subject, in the order in which they were needed."""
+        """By subject, with the one needed last at the end."""
         self._names = 0
 
     async def of(self, subject: str, namespace: str) -> H:
-        """Return what the versions of ``subject`` tell of one table. It is learned further, so use it at once.
+        """Return what the versions of ``subject`` teach about one table. Use it at once, because it changes later.
 
-        The event loop gets a turn after every version that was not known yet.
+        The event loop gets a turn after every version that is read.
         """
         known = self._known.pop(subject, _Known[H](self._store.rearranged(subject)))
         self._names -= known.names
@@ -69,7 +69,7 @@ class Histories(Generic[H]):
         while True:
             rearranged = self._store.rearranged(subject)
             if known.rearranged != rearranged:
-                known = _Known(rearranged)  # the order of versions counts
+                known = _Known(rearranged)  # the order of versions matters, so begin again
             versions = self._store.versions(subject, known.version)
             if not versions:
                 return known
@@ -89,8 +89,8 @@ class Histories(Generic[H]):
             known.names += len(history) - before
 
     def _keep(self, subject: str, known: _Known[H]) -> None:
-        """Keep what is known of a subject, and forget others if that is too much: never the one that is in use."""
-        former = self._known.pop(subject, None)  # somebody else may have asked meanwhile
+        """Keep what is known of a subject, and drop others if that is too much. Never drop the subject in use."""
+        former = self._known.pop(subject, None)  # another task may have read it meanwhile
         self._names += known.names - (0 if former is None else former.names)
         self._known[subject] = known
         while self._names > KEPT_NAMES_MAX and len(self._known) > 1:

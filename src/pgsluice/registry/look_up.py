@@ -1,6 +1,6 @@
-"""Finds a schema among the versions of a subject, however it is written: Avro libraries each print it their own way.
+"""Finds a schema among the versions of a subject, although every Avro library writes schemas in its own way.
 
-Pure. It takes long for large schemas, so :mod:`.api` leaves it to whoever serves the request to do it in a thread.
+A search takes long for large schemas. So :mod:`.api` does not run it, and whoever serves the request uses a thread.
 """
 
 import json
@@ -14,11 +14,11 @@ from pgsluice.registry.canonical import canonical
 from pgsluice.registry.record import Registered
 
 _KEPT: Final = 10_000
-"""So many registered schemas have their digest kept."""
+"""How many registered schemas have their digest cached."""
 
 
 def find(versions: Sequence[Registered], schema: Schema) -> Registered | None:
-    """Return the version that is this schema; ValueError when ``schema`` is not a schema."""
+    """Return the version that is equal to this schema. Raise ValueError if ``schema`` is not a schema."""
     wanted, text = _digest(canonical(schema)), normalise(schema)
     for version in versions:
         if version.schema == text:
@@ -28,7 +28,7 @@ def find(versions: Sequence[Registered], schema: Schema) -> Registered | None:
 
 @lru_cache(_KEPT)
 def _digest_of(text: str) -> bytes | None:
-    """Return the digest of a registered schema; None for what is none, as others can write to the topic."""
+    """Return the digest of a registered schema, or None if it is no schema, because others may write to the topic."""
     try:
         return _digest(canonical(json.loads(text)))
     except (ValueError, RecursionError):

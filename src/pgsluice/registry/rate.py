@@ -1,6 +1,6 @@
-"""How many new versions schemas get: users of the database make them, and they stay for ever.
+"""The rate of new versions of schemas. Users of the database make them, and they stay for ever.
 
-Used by :mod:`.builtin`, which reports it. Nothing is held up: a row can only be delivered with the schema of its table.
+:mod:`.builtin` counts them and warns. Nothing is delayed, because a row cannot be delivered without its table's schema.
 """
 
 import time
@@ -10,7 +10,7 @@ from typing import Final
 
 WINDOW_S: Final = 3600.0
 VERSIONS_MAX: Final = 60
-"""New versions of a subject within a window that nobody is told about: one a minute is more than migrations need."""
+"""How many new versions a subject may get within a window without a warning. Migrations need less than one a minute."""
 
 
 class VersionRate:
@@ -22,7 +22,7 @@ class VersionRate:
         self._counts: Counter[str] = Counter()
 
     def is_exceeded(self, subject: str) -> bool:
-        """Count a new version of ``subject``; return whether it is the first one too many in this window."""
+        """Count a new version of ``subject``. Return whether it is the first one beyond the limit in this window."""
         now = self._clock()
         if now - self._began >= WINDOW_S:
             self._began = now

@@ -1,8 +1,8 @@
-"""One record of a schema topic: a schema under its subject, version and id.
+"""One record of a schema topic: a schema with its subject, version and id.
 
-Written by :mod:`.builtin`, read by :mod:`.follower`. Key and value are JSON in UTF-8, without framing.
-The key is subject and id, not subject and version: should two writers ever take the same version at the
-same time, compaction keeps both schemas, and a record names what a message needs, its id.
+:mod:`.builtin` writes it, and :mod:`.follower` reads it. Key and value are JSON in UTF-8, without framing. The key has
+subject and id instead of subject and version, because two writers may take the same version at the same time.
+Compaction then keeps both schemas, and messages refer to them by id anyway.
 """
 
 import json
@@ -21,10 +21,10 @@ _FIELDS: Final = {"subject": str, "version": int, "id": int, "schemaType": str, 
 
 
 class Packed(Mapping[str, Any]):  # noqa: PLW1641 - no hash, like a dict
-    """A JSON object, compressed: it is unpacked whole each time that it is looked at.
+    """A compressed JSON object. Each access decompresses all of it.
 
-    The description of a table is kept with every version, and hardly ever needed again. With 1,500 columns it takes
-    450 KB as dicts, and less than 10 KB packed.
+    The description of a table is kept with every version, and hardly ever needed again. With 1,500 columns it takes 450
+    KB as dicts, and less than 10 KB compressed.
     """
 
     __slots__ = ("_data",)
@@ -53,7 +53,7 @@ class Packed(Mapping[str, Any]):  # noqa: PLW1641 - no hash, like a dict
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """A schema in a subject; ``postgres``: what PostgreSQL says of the table beyond the wire schema."""
+    """A schema in a subject. ``postgres`` is what PostgreSQL says about the table beyond the wire schema."""
 
     subject: str
     version: int
@@ -80,7 +80,7 @@ class Registered:
 
 
 def parse(value: bytes | None) -> Registered:
-    """Return what a record's value says; ValueError, saying what is wrong, when it is not such a value."""
+    """Return the content of a record's value. Raise ValueError, with what is wrong, if it is not such a value."""
     if value is None:
         raise ValueError("it deletes a schema, and messages that need it may still be there")
     fields = read_json(value.decode())

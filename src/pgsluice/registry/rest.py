@@ -1,7 +1,7 @@
-"""Confluent's own registry client, with an end to every request and an error of ours for every answer.
+"""Confluent's own registry client, with a time limit for every request and a pgsluice error for every failure.
 
-Used by :mod:`.confluent`, :mod:`.checks` and :mod:`.export`. The client is the asynchronous one: nothing of a
-request runs on the event loop but the parsing of an answer. It tries the addresses in turn.
+:mod:`.confluent`, :mod:`.checks` and :mod:`.export` use it. The client is the asynchronous one, so only the parsing of
+answers runs on the event loop. It tries the addresses in turn.
 
 https://docs.confluent.io/platform/current/schema-registry/develop/api.html#errors
 """
@@ -28,7 +28,7 @@ from pgsluice.registry.record import MAX_ID
 T = TypeVar("T")
 
 WORDS_MAX: Final = 500
-"""Characters of the registry's own words in a message: some answer with a page of HTML."""
+"""How many characters of the registry's own words a message repeats. Some registries answer with a page of HTML."""
 
 _NOT_FOUND: Final = 404
 _CONFLICT: Final = 409
@@ -36,10 +36,10 @@ _NOT_NOW: Final = frozenset((408, 425, 429))
 _SERVER_ERROR: Final = 500
 _REDIRECT: Final = range(300, 400)
 _MISSING: Final = range(40401, 40500)
-"""Codes of a registry that says what is not there, as against a server that knows no such path."""
+"""Codes of a registry that says what it does not have. A server that does not know the path has other codes."""
 
 _TOKEN: Final = re.compile(r"[!-~]+")
-"""What a header can carry. The HTTP library quotes the header that it refuses."""
+"""The characters that a header may have. The HTTP library would quote a header that it refuses."""
 
 _TLS_REMEDIES: Final = {
     "CERTIFICATE_VERIFY_FAILED": "its certificate is not vouched for: name the authority in schema_registry.ca_file",
@@ -50,7 +50,10 @@ _TLS_REMEDIES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class RestOptions:
-    """``url``: addresses, separated by commas. ``token`` and ``username`` exclude one another."""
+    """How to reach the registry's server.
+
+    ``url`` has addresses, separated by commas. ``token`` and ``username`` exclude each other.
+    """
 
     url: str
     username: str | None = None
@@ -62,18 +65,18 @@ class RestOptions:
     timeout_s: float = 10.0
     """How long one address may take for one request."""
     answered: Callable[[str, float], None] = lambda _result, _seconds: None
-    """Told of every request: "ok" or what went wrong, and how long it took."""
+    """Called for every request with "ok" or what went wrong, and with the seconds that it took."""
 
     @property
     def patience_s(self) -> float:
-        """How long one request may take at all addresses together."""
+        """Return how long one request may take at all addresses together."""
         return self.timeout_s * (self.url.count(",") + 1)
 
 
 class Conflict(RegistryUnavailable):
-    """The registry finds a schema incompatible with the subject's earlier ones; ``words``: its own.
+    """The registry says that a schema is incompatible with the subject's earlier ones. ``words`` are its own words.
 
-    Where nobody can be asked what to do about that, as after the level was set to NONE, it is tried again.
+    After the level was set to NONE, this can only be a race, so the session tries again.
     """
 
     def __init__(self, message: str, words: str) -> None:
@@ -82,7 +85,7 @@ class Conflict(RegistryUnavailable):
 
 
 class RestClient:
-    """The requests that pgsluice makes. RegistryUnavailable: try again; StopErrors say what to do."""
+    """The requests that pgsluice makes. After RegistryUnavailable, try again. A StopError says what to do."""
 
     def __init__(self, options: RestOptions, client: AsyncSchemaRegistryClient) -> None:
         self._options = options
@@ -90,13 +93,13 @@ class RestClient:
 
     @classmethod
     async def open(cls, options: RestOptions) -> Self:
-        """Return a client; ConfigError when the token or the files of its certificates cannot be used."""
+        """Return a client. Raise ConfigError if the token or the files of its certificates cannot be used."""
         if options.token is not None and not _TOKEN.fullmatch(options.token):
             raise ConfigError(
                 "schema_registry.token has a blank, a line break or a character beyond ASCII, or is empty: correct "
                 "it, or the file that it is read from."
             )
-        try:  # in a thread: it reads the authorities that everybody trusts
+        try:  # in a thread, because it reads the file of trusted authorities
             client = await asyncio.to_thread(AsyncSchemaRegistryClient, _properties(options))
         except (OSError, ValueError) as error:  # SSLError is an OSError
             raise ConfigError(
@@ -118,33 +121,33 @@ class RestClient:
         await self._client.aclose()
 
     async def look_up(self, subject: str, text: str) -> int | None:
-        """Return the id of a schema in ``subject``, None when it is not there."""
+        """Return the id of a schema in ``subject``, or None if the subject does not have it."""
         doing = f"Looking for a schema of subject {subject}"
         found = await self._unless_missing(doing, lambda: self._client.lookup_schema(subject, Schema(text, "AVRO")))
         return None if found is None else _identifier(found.schema_id, doing)
 
     async def register(self, subject: str, text: str) -> int:
-        """Return the id of a schema, which is in ``subject`` from now on; Conflict if it is incompatible."""
+        """Register a schema in ``subject``, and return its id. Raise Conflict if it is incompatible."""
         doing = f"Registering a schema of subject {subject}"
         return _identifier(
             await self._ask(doing, lambda: self._client.register_schema(subject, Schema(text, "AVRO"))), doing
         )
 
     async def subject_level(self, subject: str) -> str | None:
-        """Return the compatibility level of ``subject``, None when it has no settings of its own."""
+        """Return the compatibility level of ``subject``, or None if it has no settings of its own."""
         doing = f"Asking for the compatibility of subject {subject}"
         found = await self._unless_missing(doing, lambda: self._client.get_config(subject))
         if found is None:
             return None
         level = found.compatibility_level
-        return str(level) if level is not None else await self.level()  # it has others, which must stay
+        return str(level) if level is not None else await self.level()  # it has other settings, which must stay
 
     async def level(self) -> str | None:
-        """Return the compatibility level of subjects that have none of their own."""
+        """Return the compatibility level of subjects without a level of their own."""
         return await self._unless_missing("Asking for the compatibility level", self._client.get_compatibility)
 
     async def set_level(self, subject: str, level: str | None) -> None:
-        """Set the compatibility level of ``subject``; None: it has none of its own any more."""
+        """Set the compatibility level of ``subject``. None removes its own level."""
         doing = f"Setting the compatibility of subject {subject} to {level or 'that of the registry'}"
         if level is None:
             await self._unless_missing(doing, lambda: self._client.delete_config(subject))
@@ -153,16 +156,16 @@ class RestClient:
             await self._ask(doing, lambda: self._client.set_config(subject, config))
 
     async def mode(self) -> str | None:
-        """Return the registry's mode; None when it has no modes."""
+        """Return the registry's mode, or None if it has no modes."""
         return await self._unless_missing("Asking for the mode", self._client.get_global_mode)
 
     async def subject_mode(self, subject: str) -> str | None:
-        """Return the mode set for ``subject``, None when none is."""
+        """Return the mode that is set for ``subject``, or None if none is set."""
         doing = f"Asking for the mode of subject {subject}"
         return await self._unless_missing(doing, lambda: self._client.get_mode(subject))
 
     async def set_mode(self, subject: str, mode: str | None) -> None:
-        """Set the mode of ``subject``, whatever is in it; None: it has none of its own any more."""
+        """Set the mode of ``subject``, even if it has schemas. None removes its own mode."""
         doing = f"Setting the mode of subject {subject} to {mode or 'that of the registry'}"
         if mode is None:
             await self._unless_missing(doing, lambda: self._client.delete_mode(subject))
@@ -175,7 +178,7 @@ class RestClient:
         return await self._unless_missing(doing, lambda: self._client.get_versions(subject)) or []
 
     async def subjects_of(self, identifier: int) -> list[str]:
-        """Return the subjects that have schema ``identifier``, none when there is none."""
+        """Return the subjects that have schema ``identifier``."""
         doing = f"Asking where schema {identifier} is used"
         return await self._unless_missing(doing, lambda: self._client.get_subjects_by_schema_id(identifier)) or []
 
@@ -185,7 +188,10 @@ class RestClient:
         return str(found.schema_str)
 
     async def bring_in(self, subject: str, text: str, identifier: int, version: int) -> int:
-        """Return the id of a schema, which is ``identifier`` if the server imports; ``subject`` is in mode IMPORT."""
+        """Import a schema and return its id, which is ``identifier`` if the server imports.
+
+        ``subject`` is in mode IMPORT.
+        """
         doing = f"Importing schema {identifier} into subject {subject}"
         schema = _Imported(text, identifier, version)
         return _identifier(await self._ask(doing, lambda: self._client.register_schema(subject, schema)), doing)
@@ -210,25 +216,25 @@ class RestClient:
         except SchemaRegistryError as error:
             result = str(error.http_status_code)
             raise _failure(error, doing) from None
-        except (httpx.RequestError, OSError) as error:  # TLS alerts come as they are, and a TimeoutError is one
+        except (httpx.RequestError, OSError) as error:  # TLS alerts and a TimeoutError are OSErrors
             result = "no answer"
             raise _silence(error, f"{doing} at {self._options.url}") from None
         except (ValueError, TypeError, AttributeError, KeyError) as error:
             result = "no registry"
             raise RegistryUnavailable(
-                f"{doing}: {self._options.url} answers, but not as a schema registry does "
-                f"({type(error).__name__}). If that lasts, correct schema_registry.url."
+                f"{doing}: {self._options.url} answers, but not as a schema registry does ({type(error).__name__}). "
+                "If that lasts, correct schema_registry.url."
             ) from error
         finally:
             self._options.answered(result, loop.time() - begun)
 
 
 class _Imported(Schema):  # type: ignore[misc]  # the library has no types
-    """A schema whose id and version go with the request, for which the client has no parameters."""
+    """A schema that is sent with its id and version, for which the client has no parameters."""
 
     def __init__(self, text: str, identifier: int, version: int) -> None:
         super().__init__(text, "AVRO")
-        # the class is frozen
+        # The class is frozen.
         object.__setattr__(self, "_place", {"id": identifier, "version": version})
 
     def to_dict(self) -> dict[str, Any]:
@@ -237,11 +243,11 @@ class _Imported(Schema):  # type: ignore[misc]  # the library has no types
 
 
 class _Missing(RegistryUnavailable):
-    """What was asked about is not there. Where that is no answer, there has been a change just now: try again."""
+    """The registry does not have what was asked for. If the caller cannot use this answer, try again."""
 
 
 def _properties(options: RestOptions) -> dict[str, Any]:
-    """Return the client's configuration; trying again is the pipeline's business."""
+    """Return the client's configuration. It never tries again, because the pipeline does."""
     properties = {
         "url": options.url,
         "timeout": options.timeout_s,
@@ -249,11 +255,11 @@ def _properties(options: RestOptions) -> dict[str, Any]:
         "ssl.ca.location": options.ca_file,
         "ssl.certificate.location": options.cert_file,
         "ssl.key.location": options.key_file,
-        # never asked for on the terminal
+        # so that it is never asked for on the terminal
         "ssl.key.password": "" if options.cert_file else None,
     }
     if options.token is not None:
-        # any server takes the token; the cluster's name is for Confluent Cloud, and the client insists on one
+        # Every server takes the token. Only Confluent Cloud uses the name of the cluster, but the client requires one.
         properties |= {
             "bearer.auth.credentials.source": "STATIC_TOKEN",
             "bearer.auth.token": options.token,
@@ -271,7 +277,7 @@ def _identifier(found: object, doing: str) -> int:
 
 
 def _failure(error: SchemaRegistryError, doing: str) -> Exception:
-    """Return what an answer means that is no success."""
+    """Return the error for an answer that is not a success."""
     status, code = error.http_status_code, error.error_code
     words = str(error.error_message)[:WORDS_MAX]
     said = f"{doing}: the schema registry says {words!r} (HTTP {status}, code {code})"
@@ -299,7 +305,7 @@ _MEANINGS: Final[dict[int, tuple[type[PgsluiceError], str]]] = {
     42204: _UNKNOWN_WORD,
     42205: (ConfigError, "Its mode, or the subject's, does not allow this: READWRITE is needed."),
 }
-"""By the registry's code, else by the HTTP status."""
+"""By the registry's code, or by the HTTP status."""
 
 
 def _meaning(status: int, code: int) -> tuple[type[PgsluiceError], str]:
@@ -313,9 +319,9 @@ def _meaning(status: int, code: int) -> tuple[type[PgsluiceError], str]:
 
 
 def _silence(error: Exception, doing: str) -> PgsluiceError:
-    """Return what it means that there was no answer."""
+    """Return the error for a missing answer."""
     reason = str(error) or type(error).__name__
-    is_settled = "SSL" in reason and "internal error" not in reason  # an alert that is the server's own trouble
+    is_settled = "SSL" in reason and "internal error" not in reason  # that alert is a problem of the server itself
     for mark, remedy in _TLS_REMEDIES.items():
         if is_settled and mark in reason:
             return ConfigError(f"{doing}: {remedy} ({reason}).")

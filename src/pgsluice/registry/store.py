@@ -1,7 +1,7 @@
-"""The schemas of one or more schema topics, in memory: subjects, versions, ids.
+"""The schemas of one or more schema topics, in memory: subjects, versions and ids. No I/O.
 
-Pure. Filled in the order of the topic by :mod:`.follower`, read by :mod:`.api` and :mod:`.builtin`, so every
-process that reads a topic holds the same. A schema's id is a hash of its text, so writers need no agreement.
+:mod:`.follower` fills it in the order of the topic, and :mod:`.api` and :mod:`.builtin` read it. So every process that
+reads a topic has the same content. A schema's id is a hash of its text, so writers need no agreement.
 """
 
 import itertools
@@ -23,14 +23,14 @@ class _Subject:
     by_text: dict[str, int] = field(default_factory=dict)
     """Normalised schema to version."""
     displaced: set[int] = field(default_factory=set)
-    """Ids whose recorded version another schema had taken before."""
+    """The ids of schemas whose recorded version was already taken by another schema."""
     highest: int = 0
-    """The highest version that there ever was."""
+    """The highest version that ever existed."""
     rearranged: int = 0
-    """How often a version was taken away, or came before one that was there already."""
+    """How often a version was moved, or was added before an existing one."""
 
     def next_version(self) -> int:
-        """Return the version of the next schema: the one after the highest, or the lowest free if there is none."""
+        """Return the version of the next schema: the one after the highest, or else the lowest free one."""
         highest = max(self.versions, default=0)
         if highest < MAX_ID:
             return highest + 1
@@ -38,29 +38,29 @@ class _Subject:
 
 
 class SchemaStore:
-    """Subjects with versions 1, 2, ...; the same schema has the same id in every subject."""
+    """Subjects with versions 1, 2, ... A schema has the same id in every subject."""
 
     def __init__(self) -> None:
         self.complete = False
-        """Whether all was read that the topics held at first; before that, what is missing here may exist."""
+        """Whether everything that the topics had at the start has been read. Until then, a missing schema may exist."""
         self._subjects: dict[str, _Subject] = {}
         self._by_id: dict[int, dict[str, Registered]] = {}
         self._texts: dict[tuple[str, int], str] = {}
-        """Topic and id to the one schema that messages under this prefix mean by it."""
+        """The one schema for each topic and id, because messages of a prefix can mean only one."""
         self._ids: dict[str, int] = {}
 
     def propose(
         self, subject: str, schema: Schema, postgres: Mapping[str, Any] | None, identifier: int | None = None
     ) -> tuple[Registered, bool]:
-        """Return ``schema`` as it is, or would be, registered, and whether that has yet to be recorded.
+        """Return ``schema`` as it is or would be registered, and whether it has yet to be recorded.
 
-        Changes nothing. A known schema keeps version and id; it has to be recorded again when ``postgres``
-        changed, or when its version turned out to be taken. ``identifier``: the id that a registry server gave it.
+        This changes nothing. A known schema keeps its version and id. It has to be recorded again if ``postgres`` has
+        changed, or if its version was already taken. ``identifier`` is the id that a registry server gave it.
         """
         text = normalise(schema)
         known = self._subjects.get(subject, _Subject())
         if postgres is not None:
-            postgres = json.loads(json.dumps(postgres))  # as it reads back: tuples are lists
+            postgres = json.loads(json.dumps(postgres))  # as it will be read back, with lists instead of tuples
         version = known.by_text.get(text) if identifier is None else known.by_id.get(identifier)
         if version is None:
             identifier = self._id(text) if identifier is None else identifier
@@ -72,9 +72,9 @@ class SchemaStore:
         return replace(registered, postgres=postgres), changed
 
     def add(self, record: Registered, topic: str = "") -> None:
-        """Take in the next record of ``topic``; one that was read before changes nothing.
+        """Add the next record of ``topic``. A record that was read before changes nothing.
 
-        ValueError when its id already stands for another schema of the topic, or of the subject.
+        Raise ValueError if its id already stands for another schema of the topic or of the subject.
         """
         subject = self._subjects.setdefault(record.subject, _Subject())
         old = subject.versions.get(subject.by_id.get(record.id, 0))
@@ -106,59 +106,59 @@ class SchemaStore:
         return sorted(self._subjects)
 
     def versions(self, subject: str, after: int = 0) -> list[Registered]:
-        """Return the versions of ``subject`` that are higher than ``after``, oldest first; none when it is unknown."""
+        """Return the versions of ``subject`` after version ``after``, oldest first. An unknown subject has none."""
         known = self._subjects.get(subject, _Subject())
         return [known.versions[version] for version in sorted(one for one in known.versions if one > after)]
 
     def last(self, subject: str) -> Registered | None:
-        """Return the highest version of ``subject``, None when it is unknown."""
+        """Return the highest version of ``subject``, or None if it is unknown."""
         known = self._subjects.get(subject, _Subject())
         return known.versions[max(known.versions)] if known.versions else None
 
     def ids_of(self, subject: str, text: str) -> list[int]:
-        """Return the ids under which the normalised schema ``text`` was recorded for ``subject``, oldest first."""
+        """Return the ids of the normalised schema ``text`` in ``subject``, oldest first."""
         if text not in self._subjects.get(subject, _Subject()).by_text:
             return []
         return [entry.id for entry in self.versions(subject) if entry.schema == text]
 
     def rearranged(self, subject: str) -> int:
-        """Return a number that stays the same as long as versions of ``subject`` are only added behind the others."""
+        """Return a number that stays the same as long as versions of ``subject`` are only added at the end."""
         return self._subjects.get(subject, _Subject()).rearranged
 
     def version(self, subject: str, version: int) -> Registered | None:
-        """Return one version of ``subject``, None when there is none."""
+        """Return one version of ``subject``, or None if it does not exist."""
         return self._subjects.get(subject, _Subject()).versions.get(version)
 
     def uses(self, identifier: int, subject: str | None = None) -> list[Registered]:
-        """Return every version that has this id, in the order of their subjects; ``subject`` first of all.
+        """Return every version with this id, sorted by subject, but with ``subject`` first.
 
-        Schemas of different prefixes can share an id by chance; the subject tells them apart.
+        Schemas of different prefixes can have the same id by chance. The subject tells them apart.
         """
         found = self._by_id.get(identifier, {})
         return sorted(found.values(), key=lambda entry: (entry.subject != subject, entry.subject))
 
     def ambiguous(self) -> list[int]:
-        """Return the ids that stand for several schemas, as those of different topics can by chance."""
+        """Return the ids that stand for several schemas. Schemas of different topics can have the same id by chance."""
         return [
             identifier for identifier, uses in self._by_id.items() if len({one.schema for one in uses.values()}) > 1
         ]
 
     def schema_of(self, message: bytes | None) -> dict[str, Any] | None:
-        """Return the schema of a framed message; None when it is not known, or not a record's."""
+        """Return the schema of a framed message. Return None if it is not known, or is not that of a record."""
         if message is None:
             return None
         schemas = [json.loads(entry.schema) for entry in self.uses(unframe(message)[0])]
         return next((schema for schema in schemas if isinstance(schema, dict)), None)
 
     def max_id(self) -> int:
-        """Return the largest id, 0 when there is none."""
+        """Return the largest id, or 0 if there is none."""
         return max(self._by_id, default=0)
 
     def _id(self, text: str) -> int:
         return self._ids[text] if text in self._ids else self._next_free(schema_id(text))
 
     def _next_free(self, identifier: int) -> int:
-        """Return ``identifier``, or the next one after it that no other schema has."""
+        """Return ``identifier``, or the next id after it that no other schema has."""
         while identifier in self._by_id:
             identifier = identifier % MAX_ID + 1
         return identifier

@@ -1,6 +1,7 @@
-"""Under which subject a registry server keeps a schema: the subject name strategies of Confluent's serializers.
+"""The subject under which a registry server keeps a schema: the strategies of Confluent's serializers.
 
-Used by :mod:`.confluent` and :mod:`.export`. Pure. pgsluice itself, and ``<prefix>.schemas``, always go by topic.
+:mod:`.confluent` and :mod:`.export` use it. pgsluice itself, and ``<prefix>.schemas``, always use the strategy by
+topic.
 
 https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/index.html#subject-name-strategy
 """
@@ -13,9 +14,9 @@ Strategy: TypeAlias = Literal["topic", "record", "topic-record"]
 
 
 def subject_name(strategy: Strategy, subject: str, schema: Schema) -> str:
-    """Return the subject of ``schema``, which is ``subject`` (topic and -key or -value) in the strategy by topic.
+    """Return the subject of ``schema``. ``subject`` is its subject in the strategy by topic: topic and -key or -value.
 
-    Schemas without a name (the text keys of pgsluice's own topics) go by topic in every strategy.
+    A schema without a name, such as the text keys of pgsluice's own topics, keeps this subject in every strategy.
     """
     name = full_name(schema)
     if strategy == "topic" or name is None:
@@ -25,7 +26,7 @@ def subject_name(strategy: Strategy, subject: str, schema: Schema) -> str:
 
 
 def full_name(schema: Schema) -> str | None:
-    """Return the name of a record with its namespace, None for what is no record."""
+    """Return the name of a record with its namespace, or None if the schema is no record."""
     if not isinstance(schema, dict) or "name" not in schema:
         return None
     return f"{schema['namespace']}.{schema['name']}" if schema.get("namespace") else str(schema["name"])

@@ -1,6 +1,6 @@
-"""A schema topic as an administrator sees it: whether it is there, is what it must be, and where it ends.
+"""Administration of schema topics: whether a topic exists, whether it is suitable, and where it ends.
 
-Used by :mod:`.builtin`, which makes the topic, and :mod:`.follower`, which reads it.
+:mod:`.builtin`, which creates the topic, and :mod:`.follower`, which reads it, use this module.
 
 https://kafka.apache.org/documentation/#topicconfigs_cleanup.policy
 """
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 _REQUEST_S: Final = 5.0
 _LOOK_S: Final = 1.0
 _SERVE_S: Final = 0.1
-"""How often the client is asked for what it has to report while a request is under way."""
+"""How often the client may report errors while a request is under way."""
 
 
 class TopicAdmin:
-    """Asks about schema topics and makes them. No method blocks the event loop."""
+    """Asks about schema topics and creates them. No method blocks the event loop."""
 
     def __init__(self, options: ClientOptions) -> None:
         self._errors = options.errors
         self._admin = options.make(AdminClient, {"allow.auto.create.topics": False})
 
     async def find(self, topic: str) -> str | None:
-        """Return the id of ``topic``, None when it does not exist. Asking does not make it.
+        """Return the id of ``topic``, or None if it does not exist. This does not create the topic.
 
-        ConfigError when it has not exactly one partition.
+        Raise ConfigError if the topic does not have exactly one partition.
         """
         doing = f"Looking for topic {topic}"
         request = self._admin.describe_topics(TopicCollection([topic]), request_timeout=_REQUEST_S)
@@ -48,13 +48,13 @@ class TopicAdmin:
             raise failure(error, doing, self._errors) from error
         if len(found.partitions) != 1:
             raise ConfigError(
-                f"Topic {topic} has {len(found.partitions)} partitions; a schema topic has one, as the order of its "
-                "records counts. Delete the topic if it is empty, or choose another kafka.topic_prefix."
+                f"Topic {topic} has {len(found.partitions)} partitions; a schema topic has one, because the order of "
+                "its records counts. Delete the topic if it is empty, or choose another kafka.topic_prefix."
             )
         return str(found.topic_id)
 
     async def names(self, ending: str) -> list[str]:
-        """Return the topics that end so, of those that we may see."""
+        """Return the topics whose names end with ``ending``, as far as we may see them."""
         doing, loop = "Listing topics", asyncio.get_running_loop()
         try:
             found = await loop.run_in_executor(None, lambda: self._admin.list_topics(timeout=_REQUEST_S))
@@ -63,7 +63,7 @@ class TopicAdmin:
         return sorted(name for name in found.topics if name.endswith(ending))
 
     async def check_policy(self, topic: str) -> None:
-        """Raise ConfigError unless ``topic`` keeps the last record of every key for ever."""
+        """Raise ConfigError unless ``topic`` keeps the last record of every key."""
         doing = f"Reading the configuration of topic {topic}"
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
         request = self._admin.describe_configs([resource], request_timeout=_REQUEST_S)
@@ -79,7 +79,7 @@ class TopicAdmin:
             )
 
     async def create(self, topic: str, replication_factor: int, config: Mapping[str, str]) -> None:
-        """Make ``topic``; that somebody else just did is fine."""
+        """Create ``topic``. Accept that somebody else has just created it."""
         doing = f"Creating topic {topic}"
         new = NewTopic(topic, 1, replication_factor, config={**config, "cleanup.policy": "compact"})
         try:
@@ -89,14 +89,14 @@ class TopicAdmin:
                 raise failure(error, doing, self._errors) from error
 
     async def end(self, topic: str) -> int:
-        """Return the offset behind the last record of ``topic``: everything acknowledged is before it.
+        """Return the offset after the last record of ``topic``. Every acknowledged record is before it.
 
-        A new leader answers only when it knows that end itself, so an election hides nothing.
+        A new leader answers only after it has learned this offset itself, so an election hides nothing.
         """
         return await self._offset(topic, OffsetSpec.latest(), f"Asking for the end of topic {topic}")
 
     async def beginning(self, topic: str) -> int:
-        """Return the offset of the first record: a consumer that looks for it itself takes half a second."""
+        """Return the offset of the first record. A consumer takes half a second to find it by itself."""
         return await self._offset(topic, OffsetSpec.earliest(), f"Asking for the beginning of topic {topic}")
 
     async def _offset(self, topic: str, spec: OffsetSpec, doing: str) -> int:
@@ -110,21 +110,21 @@ class TopicAdmin:
             found = await self._result(request[partition], doing)
         except KafkaException as error:
             raise failure(error, doing, self._errors) from error
-        if found.offset < 0:  # no error, where the leader did not answer in time
+        if found.offset < 0:  # the leader did not answer in time, which is not an error here
             raise SinkUnavailable(f"{doing}: its leader did not answer in time.")
         return int(found.offset)
 
     def _look_for_brokers(self, topic: str) -> None:
-        """Tell the client of brokers that are gone: by itself it asks them again."""
+        """Make the client look up the brokers, because otherwise it goes on asking brokers that are gone."""
         with suppress(KafkaException):
             self._admin.list_topics(topic, _LOOK_S)
 
     def close(self) -> None:
-        """End the client; its threads have ended when this returns, which may take a moment."""
+        """Close the client. Its threads have ended when this returns, which may take a moment."""
         self._admin.__exit__(None, None, None)
 
     def serve(self) -> None:
-        """Let the client report and log."""
+        """Let the client report errors and log."""
         self._admin.poll(0)
 
     async def _result(self, request: "Future[Any]", doing: str) -> Any:  # noqa: ANN401 - of many types
@@ -137,6 +137,6 @@ class TopicAdmin:
             answer = await result
         finally:
             result.cancel()
-        self.serve()  # what it still has to report is from before
+        self.serve()  # errors that it has still to report are older than this answer
         self._errors.recovered()
         return answer

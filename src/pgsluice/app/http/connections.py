@@ -29,14 +29,17 @@ _LOOK_S: Final = 1.0
 
 
 class Connections:
-    """Those of one server. A new one never has to wait: when there are too many, an older one makes room."""
+    """The connections of one server.
+
+    A new one never has to wait, because an older one is closed if there are too many.
+    """
 
     def __init__(self, server: web.Server) -> None:
         self._server = server
         self._since: dict[web.RequestHandler, float] = {}
-        """When each of them last began, or finished, a request."""
+        """When each of them last began, or ended, a request."""
         self._busy: set[web.RequestHandler] = set()
-        """Those with a request that is being answered; that takes a limited time."""
+        """The connections whose request is being answered, which takes a limited time."""
 
     def accept(self) -> web.RequestHandler:
         """Return the protocol of a new connection."""
@@ -48,10 +51,10 @@ class Connections:
         return connection
 
     def _claim(self, connection: web.RequestHandler) -> tuple[bool, bool, float]:
-        """Return what ranks connections: the lowest makes room.
+        """Return the rank of a connection. The connection with the lowest rank is closed first.
 
-        Last come new ones, whatever they do: otherwise whoever keeps all others busy, with requests that never end,
-        would have every health check make room as soon as it connects.
+        New connections have the highest rank. Otherwise a client that keeps all others busy, with requests that never
+        end, would make every health check the next one to be closed.
         """
         since = self._since[connection]
         is_new = since > time.monotonic() - NEW_S
@@ -59,7 +62,7 @@ class Connections:
 
     @contextmanager
     def answering(self, connection: web.RequestHandler) -> Iterator[None]:
-        """Answer a request of ``connection`` in the block."""
+        """Mark ``connection`` as busy in this block, which answers a request."""
         self._busy.add(connection)
         try:
             yield
@@ -69,11 +72,11 @@ class Connections:
 
     @property
     def waiting_bytes(self) -> int:
-        """What of the answers waits for clients to read it, in all connections together."""
+        """Return how many bytes of answers wait until clients read them, in all connections together."""
         return sum(map(_waiting_bytes, self._since))
 
     def make_room(self, connection: web.RequestHandler, size: int) -> None:
-        """End others, those first for which most waits, until an answer of ``size`` bytes to ``connection`` fits."""
+        """Close others, beginning with the one that has most bytes waiting, until an answer of ``size`` bytes fits."""
         excess = self.waiting_bytes + size - WAITING_MAX_BYTES
         others = sorted((one for one in self._since if one is not connection), key=_waiting_bytes)
         while excess > 0 and others and (waiting := _waiting_bytes(others[-1])):
@@ -81,7 +84,7 @@ class Connections:
             excess -= waiting
 
     async def watch(self) -> None:
-        """End connections that are silent for too long; never returns."""
+        """Close connections that are silent for too long. Never return."""
         while True:
             await asyncio.sleep(_LOOK_S)
             self._forget_ended()
@@ -90,18 +93,18 @@ class Connections:
                 self._end(connection)
 
     def _forget_ended(self) -> None:
-        """Forget those that are gone. One that was accepted just now is not among the server's connections yet."""
+        """Drop closed connections. One that was accepted just now is not among the server's connections yet."""
         now = time.monotonic()
         new = {one: since for one, since in self._since.items() if since > now - _LOOK_S}
         self._since = new | {one: self._since.get(one, now) for one in self._server.connections}
 
     def _end(self, connection: web.RequestHandler) -> None:
-        """End it without waiting for what has not been sent yet: the client may never take it."""
+        """Close it without waiting until everything is sent, because the client may never read it."""
         del self._since[connection]
         if connection.transport is not None:
             connection.transport.abort()
 
 
 def _waiting_bytes(connection: web.RequestHandler) -> int:
-    """Return how much the client has yet to read, beyond what the operating system keeps for it."""
+    """Return how many bytes the client has yet to read, without those that the operating system holds."""
     return 0 if connection.transport is None else connection.transport.get_write_buffer_size()

@@ -1,4 +1,4 @@
-"""What the HTTP server shows of the process."""
+"""The state of the process, as the HTTP server shows it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Role(StrEnum):
-    """What ``/readyz`` is asked for: a process that does its part, or the one that owns the slot."""
+    """What ``/readyz`` asks for: a process that does its part, or the one that owns the slot."""
 
     ANY = "any"
     ACTIVE = "active"
@@ -14,7 +14,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The process, as it sees itself. A string is the reason why not, None means yes."""
+    """The state of the process. A string says why it is not live or not ready, and None means that it is."""
 
     status: Callable[[], Mapping[str, object]]
     live: Callable[[], str | None]

@@ -1,4 +1,4 @@
-"""The names under which the server may be asked, against pages that have a browser ask for them (DNS rebinding)."""
+"""The names under which clients may use the server, as a protection against DNS rebinding."""
 
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -9,11 +9,12 @@ LOCAL: Final = "localhost"
 
 
 class Hosts:
-    """The names under which a server may be asked.
+    """The names under which clients may use a server.
 
-    A web page can give the name of its own host the address of this server and then read what it answers, as if it came
-    from the page's own site. Such requests have that name in their Host header, so it is looked at. A page cannot do
-    that with an IP address. ``allowed``: names; none of them means any, except on a loopback address.
+    A web page can give the name of its own host the address of this server. The browser then lets the page read our
+    answers, as if they came from the page's own site. Such requests have that name in their Host header, so we check
+    the header. A page cannot do this with an IP address, so addresses are always allowed. ``allowed`` are the names.
+    Without any, all names are allowed, except on a loopback address.
 
     https://en.wikipedia.org/wiki/DNS_rebinding
     """
@@ -23,7 +24,10 @@ class Hosts:
         self._any = not allowed and not _is_loopback(address)
 
     def allow(self, host: str) -> bool:
-        """Judge a Host header; one that is missing is no browser's."""
+        """Return whether to answer a request with this Host header.
+
+        A request without one does not come from a browser.
+        """
         if self._any or not host:
             return True
         try:

@@ -1,4 +1,4 @@
-"""The status as a page for people. It needs nothing from elsewhere and renews itself."""
+"""The status as a page for people. It loads nothing from elsewhere, and reloads itself."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -27,7 +27,7 @@ td { font-variant-numeric: tabular-nums; overflow-wrap: anywhere }
 
 
 def status_page(health: Health) -> str:
-    """Return ``/status`` as a page for people; it needs nothing from elsewhere and renews itself."""
+    """Return ``/status`` as a page for people. It loads nothing from elsewhere, and reloads itself."""
     verdicts = (
         ("live", health.live()),
         ("ready", health.ready(Role.ANY)),
@@ -54,7 +54,7 @@ def _text(value: object) -> str:
 
 
 def _cell(value: object) -> str:
-    """Return any part of the status as HTML: objects are tables, lists of objects have a row for each."""
+    """Return any part of the status as HTML. Objects become tables, and a list of objects has a row for each."""
     if isinstance(value, Mapping):
         rows = (f"<tr><th>{_text(name)}</th><td>{_cell(part)}</td></tr>" for name, part in value.items())
         return f"<table>{''.join(rows)}</table>"

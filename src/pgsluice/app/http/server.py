@@ -1,4 +1,4 @@
-"""The HTTP server: routes, limits, and what goes wrong in front of a handler. Made by :mod:`pgsluice.app.daemon`.
+"""The HTTP server: its routes, its limits, and errors that come before a handler. ``app.daemon`` makes it.
 
 https://docs.aiohttp.org/en/stable/web.html
 https://kubernetes.io/docs/concepts/configuration/liveness-readiness-startup-probes/
@@ -28,29 +28,30 @@ from pgsluice.registry import api
 from pgsluice.registry.store import SchemaStore
 
 BODY_MAX_BYTES: Final = 1024 * 1024
-"""A look-up carries one schema."""
+"""The largest body. A look-up sends one schema."""
 BODIES_MAX: Final = 16
-"""So many requests with a body are taken at a time. The others wait."""
+"""How many requests with a body are processed at a time. The others wait."""
 LARGE_BYTES: Final = 64 * 1024
-"""Answers that are larger are made one at a time. All others together are small: there are 100 connections at most."""
+"""Larger answers are made one at a time. All others together are small, because there are 100 connections at most."""
 ANSWER_S: Final = 10.0
 """How long a request to the registry may take, from its head to the answer."""
 HEADER_MAX_BYTES: Final = 8190
 HEADERS_MAX: Final = 64
 BACKLOG: Final = 16
-"""So many connections are accepted at once, before any of them is counted."""
+"""How many connections are accepted at once, before any of them is counted."""
 SHUTDOWN_S: Final = 1.0
-"""How long requests under way may take once the server stops."""
+"""How long requests in progress may take once the server stops."""
 EARLY_LOOKS: Final = 10
 EARLY_LOOK_S: Final = 0.1
-"""A consumer can have a message a moment before we have its schema; "not found" would end most consumers."""
+"""A consumer can have a message a moment before we have its schema. "Not found" would end most consumers, so we
+wait."""
 
 _ADDRESS: Final = re.compile(r"(\[(?P<ipv6>[^\]]+)\]|(?P<host>[^:\[\]]*)):(?P<port>[0-9]{1,5})")
 _PORT_MAX: Final = 65535
 
 _OPEN_METRICS: Final = "application/openmetrics-text"
 
-# What the header Server says. The library's own text has its version and Python's, also in answers to what is not HTTP.
+# The content of the header Server. The library's own text would show its version and Python's, even to other protocols.
 web_response.SERVER_SOFTWARE = "pgsluice"  # type: ignore[attr-defined]  # the library does not export it
 
 _READ: Final = ("GET", "HEAD")
@@ -59,7 +60,7 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class HttpServer:
-    """One listening address. ``allowed_hosts``: names that clients may know it by; see :class:`.Hosts`."""
+    """One listening address. ``allowed_hosts`` are names by which clients may know it (see :class:`.Hosts`)."""
 
     def __init__(
         self,
@@ -92,19 +93,19 @@ class HttpServer:
 
     @property
     def port(self) -> int:
-        """The port it listens on, once started: of interest when ``listen`` said 0."""
+        """Return the port that it listens on, which is of interest if ``listen`` has port 0."""
         return int(self._listener.sockets[0].getsockname()[1])
 
     @property
     def waiting_bytes(self) -> int:
-        """What of the answers waits for clients to read it."""
+        """Return how many bytes of answers wait until clients read them."""
         return self._connections.waiting_bytes
 
     async def start(self) -> None:
-        """Listen; ConfigError when the address cannot be had."""
+        """Listen. Raise ConfigError if the address is not available."""
         await self._runner.setup()
         self._stack.push_async_callback(self._runner.cleanup)
-        assert self._runner.server is not None, "it has been set up"
+        assert self._runner.server is not None, "setup() has made it"
         self._connections = Connections(self._runner.server)
         try:
             self._listener = await asyncio.get_running_loop().create_server(
@@ -119,7 +120,7 @@ class HttpServer:
         self._stack.callback(asyncio.create_task(self._connections.watch()).cancel)
 
     async def stop(self) -> None:
-        """Let go of the address; requests under way are answered, within ``SHUTDOWN_S``."""
+        """Stop listening. Requests in progress are answered, within ``SHUTDOWN_S``."""
         await self._stack.aclose()
         self._searcher.shutdown(wait=False, cancel_futures=True)
 
@@ -142,7 +143,7 @@ class HttpServer:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
-        """Refuse what a web page makes a browser ask without the knowledge of its user."""
+        """Refuse requests that a web page makes a browser send without the knowledge of its user."""
         if not self._hosts.allow(request.headers.get("Host", "")):
             raise web.HTTPMisdirectedRequest(reason="Misdirected Request: this name is not in http.allowed_hosts")
         if request.method == "POST" and _is_from_another_site(request):
@@ -161,7 +162,7 @@ class HttpServer:
         return _verdict(self._health.ready(role))
 
     async def _metrics_page(self, request: web.Request) -> web.Response:
-        # the parameters of an accepted type are of no use here, and the library stumbles over odd ones
+        # We do not need the parameters of an accepted type, and the library fails for strange ones.
         open_metrics = _OPEN_METRICS in request.headers.get("Accept", "")
         encode, content_type = choose_encoder(_OPEN_METRICS if open_metrics else "")
         return web.Response(body=encode(self._metrics), headers={"Content-Type": content_type})
@@ -170,7 +171,7 @@ class HttpServer:
         return web.json_response(self._health.status())
 
     async def _root(self, request: web.Request) -> web.StreamResponse:
-        """Show people the status; clients that want JSON get what Confluent's registry says here."""
+        """Show the status to people. Clients that want JSON get the answer of Confluent's registry for this path."""
         accept = request.headers.get("Accept", "")
         if self._registry is not None and "json" in accept and "text/html" not in accept:
             return await self._registry_api(request)
@@ -187,9 +188,9 @@ class HttpServer:
         return web.Response(status=found.status, body=body, content_type=api.CONTENT_TYPE, headers=headers)
 
     async def _encoded(self, request: web.Request, body: object) -> bytes:
-        """Return an answer as JSON. Large ones are made one after the other.
+        """Return an answer as JSON. Large answers are made one after the other.
 
-        Between two of them everybody else has a turn, and connections that were ended let go of their answers.
+        Between two of them, other tasks have a turn, and connections that were closed release their answers.
         """
         async with self._encoding:
             encoded = json.dumps(body).encode()
@@ -213,19 +214,19 @@ class HttpServer:
         return found
 
     async def _complete(self, found: api.Answer | api.Search) -> api.Answer:
-        """Return the answer. A search runs beside the event loop, and one at a time."""
+        """Return the answer. A search runs in a thread, one at a time."""
         if isinstance(found, api.Answer):
             return found
         return await asyncio.get_running_loop().run_in_executor(self._searcher, found)
 
 
 async def _add_headers(_request: web.Request, answer: web.StreamResponse) -> None:
-    """Have browsers take every answer as what it says it is."""
+    """Make browsers believe the content type of every answer."""
     answer.headers["X-Content-Type-Options"] = "nosniff"
 
 
 async def _expect(request: web.Request) -> None:
-    """Answer the header Expect. The library's own answer quotes it, and fails where it is no UTF-8."""
+    """Answer the header Expect. The library's own answer would quote it, and fail if it is not UTF-8."""
     if request.headers["Expect"].lower() != "100-continue":
         raise web.HTTPExpectationFailed
     if request.version == HttpVersion11:
@@ -235,7 +236,7 @@ async def _expect(request: web.Request) -> None:
 
 @web.middleware
 async def _errors_as_json(request: web.Request, handler: _Handler) -> web.StreamResponse:
-    """Answer errors as Confluent's API does, whichever part of the server found them."""
+    """Return errors in the form of Confluent's API, even if another part of the server found them."""
     try:
         return await handler(request)
     except web.HTTPClientError as error:
@@ -245,16 +246,16 @@ async def _errors_as_json(request: web.Request, handler: _Handler) -> web.Stream
 
 
 async def _body(request: web.Request) -> bytes:
-    """Return the body. A compressed one would have to be limited after it has grown, and no client sends one."""
+    """Return the body. Refuse a compressed one, because no client sends one, and its size would be known too late."""
     if request.headers.get("Content-Encoding", "identity") != "identity":
         raise web.HTTPUnsupportedMediaType
     return await request.read()
 
 
 def _is_from_another_site(request: web.Request) -> bool:
-    """Return whether a browser says so; programs send neither header.
+    """Return whether a browser says so. Programs send neither header.
 
-    Browsers leave out the first one where the connection is not encrypted and the address is no loopback address.
+    Browsers leave out Sec-Fetch-Site if the connection is not encrypted and the address is no loopback address.
     """
     site, origin = request.headers.get("Sec-Fetch-Site", "none"), request.headers.get("Origin")
     other_origin = origin is not None and origin.partition("://")[2] != request.headers.get("Host")
@@ -268,14 +269,14 @@ def _verdict(reason: str | None) -> web.Response:
 
 
 def _reason(error: OSError) -> str:
-    """Return why listening failed, in the system's words. asyncio puts a sentence of its own around them."""
+    """Return why listening failed, in the system's words. asyncio puts its own sentence around them."""
     if error.errno is None or isinstance(error, socket.gaierror):
         return error.strerror or str(error)
     return os.strerror(error.errno)
 
 
 def _parse_address(listen: str) -> tuple[str | None, int]:
-    """Split ``host:port``; IPv6 hosts in brackets, no host means every address."""
+    """Split ``host:port``. IPv6 hosts are in brackets, and no host means every address."""
     match = _ADDRESS.fullmatch(listen)
     if match is None or int(match["port"]) > _PORT_MAX:
         raise ConfigError(f"http.listen: {listen!r} is not an address (expected host:port, like 127.0.0.1:8080).")
