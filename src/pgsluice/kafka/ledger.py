@@ -346,7 +346,7 @@ def lost_cuts(topic: str, last: LastCuts, low: int, committed: int) -> str | Non
     if last.unreadable is not None:
         return f"Topic {topic} has a record that is no cut record: {last.unreadable}. Only pgsluice may write to it."
     # If retention has deleted records, the topic begins at a higher offset. It may then have no cut record left,
-    # because the mark of the session, which is none, may be the only record.
+    # because the mark of the session, which is no cut record, may be the only record.
     if last.number >= committed or (low and not last.number):
         return None
     held = f"ends with cut {last.number}" if last.number else "is empty"

@@ -61,7 +61,7 @@ class _Record:
 
     @property
     def batch_bytes(self) -> int:
-        """The bytes that Kafka compares with its limit, before compression: a batch that has only this record."""
+        """Return the bytes that Kafka compares with its limit, before compression, for a batch of only this record."""
         lengths = sum(len(encode_long(size)) for size in self.sizes)
         body = _FIXED_FIELDS_BYTES + lengths + self.size
         return _BATCH_OVERHEAD_BYTES + len(encode_long(body)) + body

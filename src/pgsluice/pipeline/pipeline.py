@@ -1,6 +1,6 @@
-"""Sessions one after the other, from each of which the next one takes over without a gap.
+"""Sessions one after the other. Each one goes on without a gap where the one before it ended.
 
-What ends a session decides what follows: another attempt, waiting as a standby, or the end of the process.
+The error that ends a session decides what follows: another try, waiting as a standby, or the end of the process.
 """
 
 import asyncio
@@ -54,25 +54,25 @@ BACKOFF_FIRST_S = 0.5
 BACKOFF_MAX_S = 30.0
 
 CHECK_TYPES_S = 15.0
-"""How long a start may look at the types of columns."""
+"""How long a start may take to check the types of columns."""
 
 _DOUBLINGS = 6
-"""From the first to beyond the longest."""
+"""After this many doublings, the first pause has grown beyond the longest one."""
 
 MIB = 1024 * 1024
 
 DESCRIBED_ANEW_MAX = 10
-"""How often a type that has changed may cost a session, before values are asked for in text format: whoever may alter
-a type could do so again and again."""
+"""How many sessions may end because a type has changed, before values are asked for in text format. Without a limit,
+everybody who may alter a type could end sessions again and again."""
 
 SAY_AGAIN_S = 300.0
-"""How often a state that lasts is logged."""
+"""How often a lasting state is logged."""
 
 RELEASE_S = 0.2
-"""What a walsender needs to notice that we left: going on at once would find the slot in use."""
+"""How long a walsender needs to notice that we have left. The slot would be in use if we went on at once."""
 
 STANDBY_S = 1.0
-"""How often a standby looks whether the slot is free: it takes over within that time."""
+"""How often a standby checks whether the slot is free. It takes over within that time."""
 
 
 class State(StrEnum):
@@ -89,7 +89,7 @@ _LEVELS = {State.STANDBY: logging.INFO, State.WAITING: logging.WARNING}
 
 
 class Pipeline:
-    """Runs until :meth:`stop`; raises a StopError when going on would be wrong."""
+    """Runs sessions until :meth:`stop`. Raises a StopError if going on would be wrong."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Pipeline:
         self._said: str | None = None
         self._said_at = 0.0
         self.vitals = Vitals()
-        """Whether the work goes on, from now to the end of the process."""
+        """Signs of life, from now to the end of the process."""
         self._startup = Startup(options, registry, self.vitals, self._open_dead_letters)
         self.state = State.STARTING
         self.session: Session | None = None
@@ -128,11 +128,11 @@ class Pipeline:
 
     @property
     def binary(self) -> bool:
-        """Whether the next session is to ask for values in binary format."""
+        """Return whether the next session asks for values in binary format."""
         return self._types.binary
 
     def stop(self) -> None:
-        """Ask for an orderly end: what is complete is delivered and confirmed first."""
+        """Ask for an orderly end, which first delivers and confirms what is complete."""
         self._stop.set()
 
     async def stopped(self) -> None:
@@ -140,7 +140,7 @@ class Pipeline:
         await self._stop.wait()
 
     async def run(self) -> None:
-        """Run sessions until stopped. DrainTimeout when what was in flight could not be delivered then."""
+        """Run sessions until stopped. Raise DrainTimeout if what was in flight could not be delivered then."""
         while not self._stop.is_set():
             self.vitals.beat()
             try:
@@ -177,7 +177,7 @@ class Pipeline:
         self._failures += 1
 
     def _replace(self, error: Refused) -> None:
-        """Have dead letters stand in for what was refused, at once in a new session; raise it if that is no help."""
+        """Have the next session write dead letters for what was refused. Raise the error if that does not help."""
         dead_letters, self.session = self._dead_letters, None
         if dead_letters is None or not dead_letters.expect(error.letters):
             raise error
@@ -187,21 +187,21 @@ class Pipeline:
         self.last_error = str(error)
 
     def _give_up_if_missed_before(self, error: DeadlineMissed, session: Session) -> None:
-        """Raise UnavailableError when the same transaction missed the deadline of its Kafka transaction before."""
+        """Raise UnavailableError if the same transaction has missed the deadline of its Kafka transaction twice."""
         transaction, (size, seconds) = session.own_transaction, session.own_written
         if transaction is None:
             return
         if transaction.commit_lsn == self._missed:
             mib = size / MIB
             raise UnavailableError(
-                f"{error} It happened twice in a row to transaction {transaction.xid} of PostgreSQL, of which "
-                f"{mib:.1f} MiB were written, at {mib / max(seconds, 1):.2f} MiB/s. Raise "
-                "delivery.transaction_timeout, and transaction.max.timeout.ms on the brokers."
+                f"{error} This happened twice in a row with transaction {transaction.xid} of PostgreSQL. {mib:.1f} "
+                f"MiB of it were written, at {mib / max(seconds, 1):.2f} MiB/s. Raise delivery.transaction_timeout, "
+                "and transaction.max.timeout.ms on the brokers."
             ) from error
         self._missed = transaction.commit_lsn
 
     def _go_on_in_text_if_described_since(self, error: TypeChanged, session: Session) -> None:
-        """Go on in text format if describing the type anew did not help, or has been necessary too often."""
+        """Go on in text format if a new description of the type did not help, or was necessary too often."""
         self._described_anew += 1
         place = str(error), session.checkpoint.end_lsn
         if place == self._unread or self._described_anew > DESCRIBED_ANEW_MAX:
@@ -222,19 +222,22 @@ class Pipeline:
         self._types = replace(self._types, binary=False)
 
     def _give_up_if_no_further(self, error: TooManyDescriptions, session: Session) -> None:
-        """Raise UnavailableError when two sessions got no further than this: a third one would not either."""
+        """Raise UnavailableError if two sessions in a row have failed at the same place.
+
+        A third session would fail there as well.
+        """
         delivered = session.checkpoint.end_lsn
         if delivered == self._crowded:
             raise UnavailableError(
-                f"{error} But it happened twice in a row, and nothing behind {format_lsn(delivered)} was delivered in "
-                "between: a single transaction there writes to so many, or those behind one that is prepared and has "
-                "not ended. End prepared transactions that are old (pg_prepared_xacts). If there are none, drop the "
-                f"slot, start a new history with --adopt-slot, then {LOAD_AGAIN}"
+                f"{error} But it happened twice in a row, and nothing after {format_lsn(delivered)} was delivered in "
+                "between: a single transaction there writes to so many tables, or the transactions behind a prepared "
+                "one that has not ended do. End old prepared transactions (pg_prepared_xacts). If there are none, "
+                f"drop the slot, start a new history with --adopt-slot, then {LOAD_AGAIN}"
             ) from error
         self._crowded = delivered
 
     def _wait_because(self, error: RetryableError, state: State) -> None:
-        """Say why nothing is streamed: once, and again after a while if it stays so."""
+        """Log why nothing is streamed: once, and again from time to time while it lasts."""
         self._metrics.active.set(0)
         now, sentence = time.monotonic(), str(error)
         if (state, sentence) != (self.state, self._said) or now - self._said_at > SAY_AGAIN_S:
@@ -244,7 +247,7 @@ class Pipeline:
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
-            # Jitter, so that many daemons do not knock at the same moment.
+            # The jitter keeps many daemons from trying at the same moment.
             await asyncio.wait_for(self._stop.wait(), seconds * random.uniform(0.5, 1.0))  # noqa: S311
         self.vitals.beat()
 
@@ -273,7 +276,7 @@ class Pipeline:
             try:
                 await self._stream(Ends(source, stream, sink, encoders, spool, self.vitals), start)
             except Diverged as error:
-                assert self.session is not None, "it has found this"
+                assert self.session is not None, "the session has raised this"
                 last = _later(start.found, self.session.checkpoint)
                 await let_go(source, stream, self.vitals.wait(self._startup.refuse(sink, last, error)))
                 raise
@@ -284,10 +287,13 @@ class Pipeline:
                 raise
 
     async def _check_types(self, source: Source) -> None:
-        """Raise TableRefused, once and before anything is made, if a column cannot have the type chosen for it.
+        """Raise TableRefused if a column cannot have the type chosen for it.
 
-        Where such tables go into quarantine, that begins with their first change; until then the log has it. The first
-        change says the same, so a catalog that takes too long to read does not keep the pipeline from starting.
+        Check this once, before anything is created.
+
+        If such tables go into quarantine, only log it, because the quarantine begins with the first change of a table.
+        The first change would show the same error. So the pipeline starts without this check if the catalog takes too
+        long to read.
         """
         if self._types_checked:
             return
@@ -298,7 +304,7 @@ class Pipeline:
                 asking = source.published_relations, source.describe_types
                 found = await refusals(options.tables, options.types, names, *asking)
         except (SourceUnavailable, TimeoutError) as error:
-            reason = str(error) or f"They are so many that it takes more than {CHECK_TYPES_S:.0f} s."
+            reason = str(error) or f"It takes more than {CHECK_TYPES_S:.0f} s, because there are so many."
             log.warning("the types of the published columns were not checked", reason=reason)
             return
         for refused in found:
@@ -308,9 +314,9 @@ class Pipeline:
         self._types_checked = True
 
     async def _stop_if_owner(self, source: Source, sink: Sink, error: Fenced) -> None:
-        """Raise UnavailableError when the slot is still ours, and somebody else writes: he follows another server.
+        """Raise UnavailableError if the slot is still ours, but another process writes. It follows another server.
 
-        Who lost the slot while he was starting fences its new owner, too, but writes nothing.
+        A process that lost the slot while it was starting also fences the new owner, but it writes nothing.
         """
         try:
             await source.slot_position()
@@ -320,12 +326,12 @@ class Pipeline:
             return
         raise UnavailableError(
             f"{error} It does not stream from our slot: another pipeline with the same name and kafka.topic_prefix "
-            "follows a copy of this database, or another server. Stop one of the two, or give it a topic_prefix of its "
-            "own."
+            "follows a copy of this database, or another server. Stop one of the two, or give it another "
+            "topic_prefix."
         ) from error
 
     async def _unless_stopped(self, step: Awaitable[T]) -> T:
-        """Wait for ``step`` unless the pipeline is stopped meanwhile; nothing was read then, nothing is lost."""
+        """Wait for ``step``, unless the pipeline is stopped meanwhile. Nothing was read by then, so nothing is lost."""
         task = asyncio.ensure_future(step)
         stopping = asyncio.create_task(self._stop.wait())
         try:
@@ -373,15 +379,16 @@ class Pipeline:
 
 
 def _later(found: Checkpoint | None, reached: Checkpoint) -> Checkpoint:
-    """Return the later one of the checkpoint that a session ``found`` in Kafka and of the one that it has ``reached``.
+    """Return the later of two checkpoints: the one that a session ``found`` in Kafka, and the one it has ``reached``.
 
-    The session can have gone on from the one before: then what it found stays the last one until the session commits.
+    The session may have gone on from the checkpoint before the one that it found. Until it commits, the found one stays
+    the last one.
     """
     return found if found is not None and found.cut > reached.cut else reached
 
 
 def _say(letter: DeadLetter) -> None:
-    """Log a dead letter; one of a kind every ten seconds, as the log does with everything."""
+    """Log a dead letter. The log limits such lines to one of a kind every ten seconds."""
     origin = letter.origin
     log.warning(
         "dead letter",

@@ -68,7 +68,7 @@ class SessionStatus:
 
     @property
     def prepared(self) -> list[Prepared]:
-        """The transactions that are prepared and not yet ended, oldest first."""
+        """Return the transactions that are prepared and not yet ended, oldest first."""
         return sorted(self._transactions.prepared.values(), key=lambda one: one.prepare_lsn)
 
     @property

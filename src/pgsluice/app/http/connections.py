@@ -1,7 +1,7 @@
 """The connections of the HTTP server: how many there may be, and how long one may be silent.
 
-Used by :mod:`.server`. aiohttp itself waits for requests, and for clients that do not read, without a limit, so
-whoever reaches the port could use up the file descriptors that PostgreSQL, Kafka and the health checks need.
+:mod:`.server` uses it. aiohttp itself waits without limit for requests, and for clients that do not read. So everybody
+who can reach the port could use up the file descriptors that PostgreSQL, Kafka and the health checks need.
 """
 
 import asyncio
@@ -13,17 +13,17 @@ from typing import Final
 from aiohttp import web
 
 CONNECTIONS_MAX: Final = 100
-"""Enough for every consumer that asks for schemas at the same time: each asks once, and then remembers them."""
+"""Enough for all consumers that ask for schemas at the same time. Each asks once, and then caches the schemas."""
 
 SILENT_S: Final = 20.0
 """How long a connection may take to send the head of a request or to take an answer, or be idle between requests."""
 
 WAITING_MAX_BYTES: Final = 32 * 1024 * 1024
-"""How much of all answers together may wait for clients to read it: a few lists of 100,000 subjects.
-The library keeps what it has not written yet a second time."""
+"""How much of all answers together may wait until clients read it. This is enough for a few lists of 100,000 subjects.
+The library keeps a second copy of what it has not written yet."""
 
 NEW_S: Final = 0.5
-"""How long a connection counts as new: it had no time yet to send a request, or has just been served."""
+"""How long a connection counts as new, because it has just been served or had no time to send a request yet."""
 
 _LOOK_S: Final = 1.0
 
