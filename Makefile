@@ -81,7 +81,7 @@ servers: setup # What integration and test-platform do, side by side
 	mkdir -p build && { nice -n 19 $(BIN)/python -m sandbox tools > build/tools.log 2>&1 & }  # who needs one waits for it
 	$(call SIDE_BY_SIDE,tests/integration tests/platform)
 
-test: lint coverage simulation servers faults-quick spark ## Everything that has to pass, on PostgreSQL 10, 14 and 18
+test: lint coverage simulation servers faults-quick spark ## Everything that has to pass, on PostgreSQL 10, 14, 16 and 18
 
 test-all: export PGSLUICE_TEST_VERSIONS := all
 test-all: test ## The same on every version of PostgreSQL from 10 to 18

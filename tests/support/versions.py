@@ -1,4 +1,4 @@
-"""The versions of PostgreSQL that a run of the tests covers: three of them, or each one in ``make test-all``."""
+"""The versions of PostgreSQL that a run of the tests covers: four of them, or each one in ``make test-all``."""
 
 import os
 from collections.abc import Iterable
@@ -7,8 +7,8 @@ from sandbox.installation import VERSIONS
 
 VARIABLE = "PGSLUICE_TEST_VERSIONS"
 
-USUAL = (10, 14, 18)
-"""The oldest, the first that streams large transactions, and the newest."""
+USUAL = (10, 14, 16, 18)
+"""The oldest, the first that streams large transactions, the first that knows origins, and the newest."""
 
 
 def covers_all() -> bool:
