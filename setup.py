@@ -1,6 +1,6 @@
-"""The compiled modules; all else about the package stands in pyproject.toml.
+"""The compiled modules. All else about the package is in pyproject.toml.
 
-Where there is no compiler the build goes on without them: `pgsluice version` says what runs.
+If there is no compiler, the build goes on without them. `pgsluice version` says what runs.
 """
 
 from setuptools import Extension, setup
@@ -13,6 +13,6 @@ setup(
             depends=[f"src/pgsluice/native/{part}.pxi" for part in parts],
             optional=True,
         )
-        for name, parts in {"rows": ("buffer", "text", "binary"), "runs": (), "copy": ()}.items()
+        for name, parts in {"rows": ("buffer", "kinds", "records", "text", "binary"), "runs": (), "copy": ()}.items()
     ]
 )

@@ -1,7 +1,8 @@
-"""Commands to a running pipeline and its answers: the records of ``<prefix>.commands``; and what commands leave behind.
+"""Commands to a running pipeline, its answers, and the lasting effects of commands.
 
-Anybody with the right to write to the topic may have written a record, so it may hold anything. What follows from the
-commands that were read is part of the checkpoint, with the offset behind them: each is applied exactly once.
+Commands and answers are records of ``<prefix>.commands``. Anybody with the right to write to the topic may have written
+a record, so it may hold anything. The effects of the commands that were read are part of the checkpoint, together with
+the offset after them. So each command is applied exactly once.
 """
 
 import json
@@ -14,19 +15,20 @@ from pgsluice.loads import from_fields
 from pgsluice.printable import quoted
 
 COMMAND_BYTES_MAX: Final = 64 * 1024
-"""The size of a command's record."""
+"""The largest size of a command's record."""
 
 WHERE_MAX: Final = 4096
-"""Characters of the condition of a load."""
+"""The most characters that the condition of a load may have."""
 
 TABLES_MAX: Final = 100
-"""Patterns of tables that a command may name."""
+"""The most patterns of tables that a command may name."""
 
 REQUESTS_BYTES_MAX: Final = 64 * 1024
-"""What the requests that wait may take in a checkpoint: some hundred tables. Each checkpoint repeats them."""
+"""The size of all waiting requests in a checkpoint: some hundred tables. It is limited because every checkpoint repeats
+them."""
 
 ID_MAX: Final = 64
-"""Characters of a command's id, which is a UUID's 32 digits if pgsluice has written it."""
+"""The most characters of a command's id. Ids that pgsluice writes have the 32 digits of a UUID."""
 
 _VERSION: Final = 1
 
@@ -34,19 +36,20 @@ Verb = Literal["start", "cancel", "pause", "resume"]
 VERBS: Final[tuple[Verb, ...]] = get_args(Verb)
 
 Outcome = Literal["refused", "done", "accepted", "waiting", "loaded", "ended"]
-"""What an answer says.
+"""The outcome that an answer reports.
 
-``refused``: nothing was done. ``done``: everything was. ``accepted``: the tables are going to be loaded, and there will
-be more answers about each of them: ``waiting`` (it cannot be read now), then ``loaded`` or ``ended`` (it was not loaded
-to its end).
+``refused``: nothing was done. ``done``: everything was done. ``accepted``: the tables will be loaded, and each of them
+gets further answers. These are ``waiting`` (the table cannot be read now), ``loaded``, and ``ended`` (the load did not
+reach its end).
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What a pipeline is told to do: ``expires_ms``, in milliseconds since 1970, is when it must not be done any more.
+    """A command to a pipeline.
 
-    ``tables``: patterns of schema and table, as in the settings. ``where``: which of their rows are read, as SQL.
+    ``expires_ms``: the time, in milliseconds since 1970, from which on it must not be carried out. ``tables``: patterns
+    of schema and table, as in the settings. ``where``: an SQL condition for the rows to read.
     """
 
     id: str
@@ -62,7 +65,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of a command, or of these ``tables`` that it has named; ``rows``: how many were loaded."""
+    """The answer to a command, or about those of its ``tables``. ``rows``: how many rows were loaded."""
 
     id: str
     outcome: str
@@ -82,7 +85,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A table that the command with this id wants to be loaded; ``where``: only these of its rows."""
+    """A table that a command has requested to load. ``command``: its id. ``where``: the condition for the rows."""
 
     command: str
     schema: str
@@ -95,15 +98,16 @@ class Request:
         return self.schema, self.table
 
     def answer(self, outcome: Outcome, detail: str = "", rows: int = 0) -> Answer:
-        """Return what to tell of the table."""
+        """Return an answer about the table."""
         return Answer(self.command, outcome, detail, (quoted(self.schema, self.table),), rows)
 
 
 @dataclass(frozen=True, slots=True)
 class CommandState:
-    """What the commands that were read have left behind: a part of the checkpoint.
+    """The lasting effects of the commands that were read, as a part of the checkpoint.
 
-    ``topic_id``, ``offset``: the next command to read is this one of this topic; empty if none was ever looked for.
+    ``topic_id`` and ``offset``: the topic and the offset of the next command to read. ``topic_id`` is empty if the
+    topic was never read.
     """
 
     topic_id: str = ""
@@ -112,7 +116,7 @@ class CommandState:
     requests: tuple[Request, ...] = ()
 
     def of(self, name: tuple[str, str]) -> Request | None:
-        """Return the request to load a table, if there is one."""
+        """Return the request to load a table; None if there is none."""
         return next((one for one in self.requests if one.name == name), None)
 
     def without(self, name: tuple[str, str]) -> "CommandState":
@@ -120,7 +124,7 @@ class CommandState:
         return replace(self, requests=tuple(one for one in self.requests if one.name != name))
 
     def requesting(self, requests: tuple[Request, ...]) -> "CommandState":
-        """Return the state with these requests as well; ValueError if they are too many."""
+        """Return the state with these requests added; ValueError if there are too many."""
         found = replace(self, requests=(*self.requests, *requests))
         if len(json.dumps([asdict(one) for one in found.requests])) > REQUESTS_BYTES_MAX:
             raise ValueError(f"too many tables wait to be loaded: {len(self.requests)} do already")
@@ -128,7 +132,7 @@ class CommandState:
 
 
 def read_command_state(found: object) -> CommandState:
-    """Return the state that a checkpoint has; ValueError when they are none."""
+    """Return the state of commands in a checkpoint; ValueError if ``found`` is none."""
     if not isinstance(found, Mapping):
         raise ValueError("'commands' is not an object")  # noqa: TRY004 - wrong data, not a wrong argument
     requests = found.get("requests", [])
@@ -139,7 +143,7 @@ def read_command_state(found: object) -> CommandState:
 
 
 def read_command(value: bytes | None) -> Command | None:
-    """Return the command in a record, None if it is an answer; ValueError, saying why, when it is neither."""
+    """Return the command in a record; None if it is an answer, ValueError with the reason if it is neither."""
     kind, found = _read(value)
     if kind == "answer":
         return None
@@ -152,7 +156,7 @@ def read_command(value: bytes | None) -> Command | None:
 
 
 def read_answer(value: bytes | None) -> Answer | None:
-    """Return the answer in a record, None if it holds anything else."""
+    """Return the answer in a record; None if it holds anything else."""
     try:
         kind, found = _read(value)
         if kind != "answer" or found.get("outcome") not in get_args(Outcome):
@@ -163,7 +167,7 @@ def read_answer(value: bytes | None) -> Answer | None:
 
 
 def _read(value: bytes | None) -> tuple[str, dict[str, Any]]:
-    """Return which of the two a record is, and its fields; ValueError if it is neither."""
+    """Return whether a record is a "command" or an "answer", and its fields; ValueError if it is neither."""
     if value is None:
         raise ValueError("it has no value")
     if len(value) > COMMAND_BYTES_MAX:

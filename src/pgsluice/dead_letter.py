@@ -1,7 +1,7 @@
-"""Dead letters: what stands in ``<prefix>.dead_letters`` in place of a change that Kafka or Avro cannot take.
+"""Dead letters: the records in ``<prefix>.dead_letters`` that replace changes which Kafka or Avro cannot take.
 
-Used by the change encoder, for keys that Avro cannot hold, and by the pipeline, for what the brokers refused. A
-dead letter says which change it was, where and why, and has no row data but the key.
+The change encoder makes them for keys that Avro cannot hold, and the pipeline for records that the brokers refused. A
+dead letter tells which change it replaces, its topic and the reason. It has no row data except the key.
 
 https://kafka.apache.org/documentation/#topicconfigs_max.message.bytes
 """
@@ -23,10 +23,10 @@ from pgsluice.lsn import format_lsn
 from pgsluice.printable import quoted
 
 OP: Final = "dead_letter"
-"""What a cut record's ``counts`` calls them."""
+"""The op of dead letters, also in the ``counts`` of a cut record."""
 
 MAX_KEY_BYTES: Final = 256 * 1024
-"""A longer key is left out: the dead letter itself has to fit into any topic, and 1 MiB is the default."""
+"""A longer key is left out, because the dead letter itself has to fit into any topic. The default limit is 1 MiB."""
 
 
 class Reason(StrEnum):
@@ -40,7 +40,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The change that a record came from, as its envelope says; ``ts`` in µs since 1970."""
+    """The change that a record came from, as in its envelope. ``ts`` is in µs since 1970."""
 
     schema: str
     table: str
@@ -60,9 +60,10 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """``topic``: where the record would have gone; ``key`` encoded; ``size`` of key and value, ``limit`` in bytes.
+    """A dead letter. A value is None if it is not known.
 
-    None: not known. ``detail`` is for people, and without row data.
+    ``topic``: the topic of the record that it replaces. ``key``: the encoded key. ``size``: the bytes of key and value.
+    ``limit``: the bytes that were allowed. ``detail``: an explanation for people, without row data.
     """
 
     origin: Origin
@@ -75,7 +76,7 @@ class DeadLetter:
 
 
 class Refused(PoisonError):
-    """Kafka refused records for their content; what may stand in their place is in ``letters``."""
+    """Kafka refused records because of their content. ``letters``: the dead letters that may replace them."""
 
     def __init__(self, message: str, letters: Sequence[DeadLetter]) -> None:
         super().__init__(message)
@@ -112,15 +113,15 @@ _TYPES: Final = {
     "ts": "long",
 }
 _PLAIN: Final = {name: {"name": name, "type": kind} for name, kind in _TYPES.items()}
-"""The fields of an envelope that tell which change it is about, and nothing of the row."""
+"""The fields of an envelope that identify the change. None of them has row data."""
 
 
 def origin_of(message: bytes, schema: Mapping[str, Any] | None, key_schema: Mapping[str, Any] | None) -> Origin | None:
-    """Return the change that a framed envelope is about; None when that cannot be known."""
+    """Return the change that a framed envelope describes; None if it cannot be read."""
     fields = named_fields(schema or {})
     if schema is None or fields is None or not _PLAIN.keys() <= {field["name"] for field in fields}:
         return None
-    # As plain numbers: of a logical type, fastavro would make a datetime.
+    # The fields are read as plain numbers, because fastavro makes a datetime of some logical types.
     written = {**schema, "fields": [{**one, **_PLAIN.get(one["name"], {})} for one in fields]}
     wanted = {**schema, "fields": list(_PLAIN.values())}
     try:

@@ -1,37 +1,37 @@
-"""Every error that pgsluice raises on purpose, and what follows from each.
+"""All errors that pgsluice raises on purpose, and what follows from each.
 
 ::
 
     PgsluiceError
     ├── RetryableError              the session ends; a new one starts after a back-off
     │   ├── SourceUnavailable       PostgreSQL is down, restarting, or the connection broke
-    │   │   └── PrimaryUnavailable  no rows can be read on snapshot.primary: tried again while streaming goes on
-    │   ├── SlotInUse               another process streams from the slot: wait as its hot standby
-    │   ├── NotInBinary             a value cannot be sent or read in binary format: the next session asks for text
-    │   ├── TypeChanged             a composite has gained an attribute since the catalog was asked about it
-    │   ├── TableUnreadable         the rows of one table cannot be read now: tried again while streaming goes on
-    │   │   └── ReadTooSlow         they have not come within the time limit: fewer are read at once
-    │   ├── TooManyDescriptions     the connection has described more tables than are kept; a new one begins anew
+    │   │   └── PrimaryUnavailable  no rows can be read on snapshot.primary; streaming goes on, and it is tried again
+    │   ├── SlotInUse               another process streams from the slot; this one waits as its hot standby
+    │   ├── NotInBinary             a value cannot be sent or read in binary format; the next session asks for text
+    │   ├── TypeChanged             a composite type has got an attribute since the catalog described it
+    │   ├── TableUnreadable         the rows of one table cannot be read now; streaming goes on, and it is tried again
+    │   │   └── ReadTooSlow         the rows did not arrive within the time limit; the next try reads fewer at once
+    │   ├── TooManyDescriptions     the server has described more tables on the connection than may be kept
     │   ├── RegistryUnavailable     the schema registry cannot be reached, or cannot answer now
     │   └── SinkUnavailable         Kafka cannot be reached, or a Kafka transaction was given up
     │       ├── DeadlineMissed      a Kafka transaction took longer than its timeout
-    │       └── Fenced              another producer took over: its process owns the slot, or we stop
-    └── StopError                   the daemon stops; the message is the sentence an operator needs
+    │       └── Fenced              another producer took over; this process becomes a standby, or stops
+    └── StopError                   the daemon stops; the message tells the operator why, and what to do
         ├── UsageError        2     the command line
-        ├── ProtocolError    65     bytes that are not pgoutput (names message, offset, expectation)
+        ├── ProtocolError    65     bytes that are not pgoutput; tells message, offset and expectation
         ├── HistoryError     65     slot, checkpoint and server do not belong to one history
-        │   └── Diverged     65     the server has another history, which is recorded so that it stays refused
+        │   └── Diverged     65     the server has another history; the refusal is recorded for all later starts
         ├── PoisonError      65     a change that Kafka or Avro cannot take
-        ├── IncompatibleSchema 65   the schema registry refuses what an ALTER TABLE made of a schema
+        ├── IncompatibleSchema 65   the schema registry refuses a schema that has changed with ALTER TABLE
         ├── CommandRefused   65     a running pipeline has refused a command, or did not load a table to its end
-        ├── UnavailableError 69     something that will not come back by waiting
+        ├── UnavailableError 69     something is missing, and waiting will not bring it back
         ├── DrainTimeout     75     the cut in flight did not finish within shutdown.drain_timeout
         ├── PermissionDenied 77     PostgreSQL, Kafka or the registry refuses the credentials or the right
-        └── ConfigError      78     settings, slot or publication are not what they must be
-            └── TableRefused 78     one table cannot be published as the settings are; tables.refused decides
+        └── ConfigError      78     settings, slot or publication are wrong
+            └── TableRefused 78     one table cannot be published with these settings; tables.refused decides
 
-Anything else that escapes is a bug (exit code 70). The numbers are those of ``sysexits.h``.
-A message says what happened and what to do; it never contains row data or secrets.
+Every other exception that escapes is a bug (exit code 70). The numbers are those of ``sysexits.h``.
+A message says what happened, what follows and what to do. It never contains row data or secrets.
 """
 
 EXIT_BUG = 70
@@ -39,7 +39,7 @@ EXIT_BUG = 70
 
 
 class PgsluiceError(Exception):
-    """Root of the tree; ``exit_code`` is what the process ends with if the error ends it."""
+    """Root of the tree. ``exit_code``: the exit code of the process if this error ends it."""
 
     exit_code = EXIT_BUG
 
@@ -50,7 +50,7 @@ class PgsluiceError(Exception):
 
 
 class RetryableError(PgsluiceError):
-    """The session cannot go on, a new one may: wait with a jittered back-off, then try again."""
+    """The session cannot go on, but a new one may succeed. It starts after a back-off with jitter."""
 
     exit_code = 69
 
@@ -60,23 +60,23 @@ class SourceUnavailable(RetryableError):
 
 
 class PrimaryUnavailable(SourceUnavailable):
-    """The server that ``snapshot.primary`` names cannot be reached, or it is not the primary of the stream's server."""
+    """The server of ``snapshot.primary`` cannot be reached, or it is not the primary of the server we stream from."""
 
 
 class SlotInUse(RetryableError):
-    """Another process streams from the slot; PostgreSQL lets one in at a time."""
+    """Another process streams from the slot. PostgreSQL allows only one at a time."""
 
 
 class NotInBinary(RetryableError):
-    """A value that PostgreSQL cannot send in binary format, or that we cannot read; a new session asks for text."""
+    """PostgreSQL cannot send a value in binary format, or we cannot read it. The next session asks for text."""
 
 
 class TypeChanged(RetryableError):
-    """A value has a part that its type had not when it was described; a new session describes types anew."""
+    """A value has a part that its type did not have when it was described. The next session describes types again."""
 
 
 class TableUnreadable(RetryableError):
-    """The rows of one table cannot be read now; streaming goes on."""
+    """The rows of one table cannot be read now. Streaming goes on."""
 
 
 class ReadTooSlow(TableUnreadable):
@@ -84,11 +84,14 @@ class ReadTooSlow(TableUnreadable):
 
 
 class TooManyDescriptions(RetryableError):
-    """A connection has described more tables or types than are kept; a new one describes only what is still used."""
+    """The server has described more tables on one connection than may be kept.
+
+    On a new connection, it describes only those that are still used.
+    """
 
 
 class RegistryUnavailable(RetryableError):
-    """The schema registry cannot be reached now, or says that it cannot answer."""
+    """The schema registry cannot be reached now, or answers that it cannot serve the request."""
 
 
 class SinkUnavailable(RetryableError):
@@ -104,7 +107,7 @@ class Fenced(SinkUnavailable):
 
 
 class StopError(PgsluiceError):
-    """Trying again would not help: stop, and say why."""
+    """The process stops with a message, because trying again would not help."""
 
 
 class UsageError(StopError):
@@ -114,13 +117,13 @@ class UsageError(StopError):
 
 
 class ProtocolError(StopError):
-    """Bytes from the server that are not what the protocol says."""
+    """Bytes from the server do not follow the protocol."""
 
     exit_code = 65
 
 
 class HistoryError(StopError):
-    """Slot, checkpoint and server contradict one another: going on could lose or double changes."""
+    """Slot, checkpoint and server contradict one another. To go on could lose or double changes."""
 
     exit_code = 65
 
@@ -139,25 +142,25 @@ class PoisonError(StopError):
 
 
 class IncompatibleSchema(StopError):
-    """The schema registry refuses a schema, because it does not go with the subject's earlier ones."""
+    """The schema registry refuses a schema, because it is not compatible with the subject's earlier ones."""
 
     exit_code = 65
 
 
 class CommandRefused(StopError):
-    """A running pipeline has not done what a command told it."""
+    """A running pipeline has refused a command, or did not complete it."""
 
     exit_code = 65
 
 
 class UnavailableError(StopError):
-    """Something needed is gone for good."""
+    """Something that is needed is missing, and waiting will not bring it back."""
 
     exit_code = 69
 
 
 class DrainTimeout(StopError):
-    """Shutting down took longer than allowed; what was not committed will be sent again."""
+    """Shutting down took longer than allowed. Changes that were not committed will be sent again."""
 
     exit_code = 75
 
@@ -169,10 +172,10 @@ class PermissionDenied(StopError):
 
 
 class ConfigError(StopError):
-    """The configuration, the slot or the publication is not what it must be."""
+    """The configuration, the slot or the publication is wrong."""
 
     exit_code = 78
 
 
 class TableRefused(ConfigError):
-    """One table cannot be published as the settings are: the others can."""
+    """One table cannot be published with the present settings. The other tables can."""

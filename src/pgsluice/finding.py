@@ -1,6 +1,6 @@
-"""What a check of the surroundings found: one named line, good or bad, with its remedy.
+"""The result of one check of the surroundings: a named line, good or bad, with its remedy.
 
-Made by the ``checks`` modules of the shell packages, printed by ``pgsluice check``.
+The ``checks`` modules of the shell packages make findings, and ``pgsluice check`` prints them.
 """
 
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Verdict(StrEnum):
-    """How bad a finding is: WARN lets ``run`` start, FAIL would stop it."""
+    """The severity of a finding. WARN lets ``run`` start, FAIL would stop it."""
 
     OK = "OK"
     WARN = "WARN"
@@ -17,11 +17,11 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of ``pgsluice check``: what was looked at, what was seen, what to do about it."""
+    """One line of ``pgsluice check``: what was checked, what was found, and what to do about it."""
 
     name: str
     verdict: Verdict
     detail: str
     remedy: str = ""
     exit_code: int = 78
-    """What ``run`` would end with, if it is a failure."""
+    """The exit code with which ``run`` would end because of a failure."""

@@ -1,7 +1,8 @@
-"""The layout of a table: what its columns are beneath their names, and whether DDL has changed rows that are there.
+"""The layout of a table: the identity of its columns, to find out whether DDL has changed rows that were read.
 
-The stream never sends what DDL does to rows. Two layouts of a table tell whether DDL has changed its rows: that of the
-time when they were read, and the present one. The former is kept with the table's record in ``<prefix>.snapshots``.
+The stream never sends what DDL does to existing rows. To find out whether DDL has changed them, two layouts of the
+table are compared: the one at the time when the rows were read, and the present one. The first is kept with the table's
+record in ``<prefix>.snapshots``.
 
 https://www.postgresql.org/docs/current/catalog-pg-attribute.html
 """
@@ -13,10 +14,10 @@ from typing import Any, Final
 from pgsluice.printable import quoted
 
 FORMER_MAX: Final = 1600
-"""Former names of columns that are kept of a table; if it has had more, its rows are read again."""
+"""Former names of columns that are kept for a table. If it has had more, its rows are read again."""
 
 _NUMERIC: Final = (1700, 1231)
-"""numeric and numeric[]: the types whose modifier decides what consumers see."""
+"""numeric and numeric[], the types whose modifier decides what consumers see."""
 
 _NUMBER_MAX: Final = 2**62
 
@@ -25,8 +26,9 @@ _NUMBER_MAX: Final = 2**62
 class ColumnLayout:
     """One column of a table, as pg_attribute has it.
 
-    ``attnum`` is never used again in the table: a column that is dropped and added again has another one. ``xmin``: the
-    transaction that has altered the column last. ``is_filled``: rows that were there when it was added have a value.
+    ``attnum`` is never used again in the table, so a column that is dropped and added again has another one. ``xmin``:
+    the transaction that has altered the column last. ``is_filled``: rows that existed when the column was added have a
+    value in it.
     """
 
     attnum: int
@@ -39,12 +41,12 @@ class ColumnLayout:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The columns of a table at one moment, and what else decides which values its rows have for a consumer.
+    """The columns of a table at one moment, and the other properties that decide which values consumers see.
 
-    ``attnums``: how many columns there have ever been; one that is added later has a larger number. ``storage`` changes
-    when all rows are written anew (ALTER TYPE, a volatile default, but also VACUUM FULL and TRUNCATE). ``filter``
-    changes with the row filter of the publications; it is empty without one. ``former``: names that columns have had
-    since the rows were read and do not have any more, with their attnums.
+    ``attnums``: how many columns there have ever been. A column that is added later has a larger attnum. ``storage``
+    changes when all rows are rewritten (by ALTER TYPE or a volatile default, but also by VACUUM FULL and TRUNCATE).
+    ``filter`` changes with the row filter of the publications, and is empty without one. ``former``: names that columns
+    have had since the rows were read but do not have any more, with their attnums.
     """
 
     columns: tuple[ColumnLayout, ...]
@@ -54,11 +56,11 @@ class Layout:
     former: tuple[tuple[str, int], ...] = ()
 
     def only(self, names: Collection[str]) -> "Layout":
-        """Return the layout with those of these names alone: the columns that are published."""
+        """Return the layout with only the columns of these names, which are the published ones."""
         return replace(self, columns=tuple(one for one in self.columns if one.name in names))
 
     def after(self, old: "Layout") -> "Layout":
-        """Return the layout with the names that columns had in ``old`` and before it, but do not have any more."""
+        """Return the layout with the names in ``old``, present or former, that no column has any more."""
         present = {(one.name, one.attnum) for one in self.columns}
         return replace(self, former=tuple(sorted(old.names - present)))
 
@@ -73,9 +75,10 @@ class Layout:
 
 
 def unsent(old: Layout, new: Layout) -> str | None:
-    """Return why rows have values at ``new`` that they did not have at ``old``, and that the stream did not send.
+    """Return why rows have values in ``new`` that they did not have in ``old`` and that the stream did not send.
 
-    None: they have none. That is so after a column without values was added, and after one was dropped or renamed.
+    Return None if they have no such values, for example after a column without values was added, or after one was
+    dropped or renamed.
     """
     if old.filter != new.filter:
         return "the row filter of its publication was changed"
@@ -93,18 +96,18 @@ def _unsent(column: ColumnLayout, holder: int, old: Layout, new: Layout) -> str 
     before = next((one for one in old.columns if one.attnum == column.attnum), None)
     is_rewritten = old.storage != new.storage
     if holder != column.attnum:
-        return "has taken the place of another column of this name"
+        return "has replaced another column of this name"
     if before is None:
         if column.attnum <= old.attnums:
             return "was not published before"
         return "was added with values" if column.is_filled or is_rewritten else None
     if before.type_oid != column.type_oid or (column.type_oid in _NUMERIC and before.typmod != column.typmod):
         return "has got another type"
-    return "was altered, and the rows were written anew" if is_rewritten and before.xmin != column.xmin else None
+    return "was altered, and the rows were rewritten" if is_rewritten and before.xmin != column.xmin else None
 
 
 def read_layout(found: object) -> Layout:
-    """Return the layout that JSON holds; ValueError, saying why, when it is none."""
+    """Return the layout that was read from JSON; ValueError with the reason if ``found`` is none."""
     values = _fields(Layout, found)
     if not isinstance(values["columns"], list) or not isinstance(values["former"], list):
         raise ValueError("the columns of a layout are not an array")  # noqa: TRY004 - wrong data, not a wrong argument

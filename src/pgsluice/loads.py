@@ -1,6 +1,6 @@
-"""Loads: tables whose rows are being read, how far that has come, and what the cut records say of it.
+"""Loads: tables whose rows are being read, the progress of each, and the marks of loads in the cut records.
 
-Loads in progress are part of the checkpoint. Tables that are finished are in ``<prefix>.snapshots``, one record each.
+Loads in progress are part of the checkpoint. Tables whose load has ended have a record in ``<prefix>.snapshots`` each.
 """
 
 import json
@@ -16,17 +16,17 @@ from pgsluice.pgoutput.messages import BinaryValue, ColumnValue
 from pgsluice.printable import quoted
 
 FIRST_SEQ: Final = -(2**62)
-"""The ``seq`` of the first row or mark at a position: before every change that commits there."""
+"""The ``seq`` of the first row or mark at a position. It is lower than that of every change that commits there."""
 
 _VERSION: Final = 1
 
 _NUMBER_MAX: Final = 2**62
-"""The largest number that is read back. An Avro long has room for what is added to it, and no LSN comes near."""
+"""The largest number that is read back. No LSN comes near it, and an Avro long has room for what is added to it."""
 
 State = Literal["begin", "rows", "end", "stale"]
 
 ENDS: Final = ("end", "cancelled", "assumed", "stale")
-"""What can have become of the rows of a table."""
+"""The states in which a load can have ended."""
 
 T = TypeVar("T")
 
@@ -35,11 +35,14 @@ T = TypeVar("T")
 class Load:
     """A table whose rows are being read.
 
-    ``shape``: a digest of what decides which rows and columns are read, and in which order; if it changes, the load
-    begins again. ``key``: the columns by which rows are told apart. ``last``: the key of the last row that is in the
-    stream, as PostgreSQL's text; empty before the first. ``rows``: how many are. ``is_read``: all have been read once.
-    ``moved``: the keys of rows that came under them by a change without all their values (:func:`moved_key`); they are
-    read again before the end, because the rest may be what another row had that was not read.
+    ``shape``: a digest of what decides which rows and columns are read, and in which order. If it changes, the load
+    begins again. ``key``: the columns that identify a row. ``last``: the key of the last row that is in the stream, as
+    PostgreSQL's text; empty before the first row. ``rows``: how many rows are in the stream. ``is_read``: all rows have
+    been read once.
+
+    ``moved``: keys of rows that must be read again before the end (:func:`moved_key`). An UPDATE has changed the key of
+    such a row, and did not send its large values, because they did not change. If the row was not read under its former
+    key either, consumers have never seen these values.
     """
 
     id: str
@@ -65,17 +68,17 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The last position at which rows were inserted, and how many rows and marks there are at it."""
+    """The last position at which rows were inserted into the stream, and the number of rows and marks there."""
 
     lsn: int = INVALID_LSN
     count: int = 0
 
     def at(self, lsn: int) -> "Place":
-        """Return where the next ones go, whose position is ``lsn``."""
+        """Return the place for rows and marks at ``lsn``: after those that are there already."""
         return self if lsn == self.lsn else Place(lsn)
 
     def behind(self, count: int) -> "Place":
-        """Return the place behind ``count`` more of them."""
+        """Return the place after ``count`` further rows and marks."""
         return Place(self.lsn, self.count + count)
 
     @property
@@ -86,11 +89,12 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What a cut record says of one load; its fields are those of ``contract/cut.avsc``.
+    """The entry of a cut record about one load, with the fields of ``contract/cut.avsc``.
 
-    ``rows``: how many are in the stream so far; at the ``end``, all. ``replaces``: at the ``end``, rows of the table
-    that are older than the ``begin`` and did not come again are gone. ``stale``: DDL has changed rows since they were
-    read, and the stream does not have what they are now; ``id`` is the load that has read them.
+    ``state`` is ``stale`` if DDL has changed rows since they were read, and the stream does not have their new values.
+    ``id`` is then the load that has read them. ``rows``: how many rows are in the stream so far; at the ``end``, all.
+    ``replaces``: at the ``end``, copies of rows that are older than the ``begin`` and did not come again have to be
+    removed, because the table does not have these rows any more.
     """
 
     topic: str
@@ -107,12 +111,12 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A table whose rows have been read: the value of its record in ``<prefix>.snapshots``.
+    """A table whose load has ended: the value of its record in ``<prefix>.snapshots``.
 
-    ``state``: they have been read to the ``end``, a command has ``cancelled`` that, they are ``assumed`` to be there,
-    because an earlier version has delivered the table's changes, or they are ``stale``, because DDL has changed them
-    since. It counts only if ``cut``, which the sink fills in, was committed. ``layout``: that of the table when the
-    rows were read, or later, as long as DDL had not changed them; None if it is not known.
+    ``state``: ``end`` if all rows have been read, ``cancelled`` if a command has cancelled the load, ``assumed`` if the
+    table counts as loaded because an earlier version has delivered its changes, and ``stale`` if DDL has changed the
+    rows since they were read. The record counts only if ``cut``, which the sink fills in, was committed. ``layout``:
+    the layout of the table when the rows were read, or a later one to which DDL has not changed them; None if unknown.
     """
 
     id: str
@@ -127,7 +131,7 @@ class Loaded:
 
     @property
     def key(self) -> bytes:
-        """The record's key: one table, one record."""
+        """The record's key. Each table has one record."""
         return table_key(self.schema, self.table)
 
     def to_json(self) -> bytes:
@@ -136,7 +140,7 @@ class Loaded:
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> Self:
-        """Return what ``data``, found ``where``, holds; HistoryError when it is no such record."""
+        """Return the table that ``data`` holds; HistoryError, which names the record as ``where``, if it holds none."""
         try:
             found = read_json(data.decode())
             if not isinstance(found, dict) or found.pop("version", None) != _VERSION or found.get("state") not in ENDS:
@@ -152,7 +156,10 @@ class Loaded:
 
 
 def moved_key(values: Sequence[ColumnValue]) -> tuple[str, ...] | None:
-    """Return a key as a load keeps it: each value after a letter for its format; None if it is not known in full."""
+    """Return a key in the form for ``Load.moved``; None if some of its values are not known.
+
+    Each value begins with a letter for its format: ``b`` for binary, in hex, and ``t`` for text.
+    """
     found = []
     for value in values:
         if isinstance(value, BinaryValue):
@@ -167,10 +174,10 @@ def moved_key(values: Sequence[ColumnValue]) -> tuple[str, ...] | None:
 def assumed(
     tables: Mapping[tuple[str, str], int], loads: Iterable[Load], loaded: Mapping[tuple[str, str], Loaded], epoch: int
 ) -> list[Loaded]:
-    """Return the records of the ``tables`` (oids by name) that count as loaded although they never were.
+    """Return the records of the ``tables`` (OIDs by name) that count as loaded although they were never loaded.
 
-    They are those whose changes an earlier version has delivered, which loaded no table by default: its user has filled
-    the targets in another way, or has started without the rows. A table that is being loaded does not count as loaded.
+    These are tables whose changes were delivered by an earlier version, which loaded no table by default. Its user has
+    filled the targets in another way, or does without the older rows. Tables that are being loaded are left out.
     """
     loading = {one.oid for one in loads}
     found = []
@@ -187,19 +194,19 @@ def table_key(schema: str, table: str) -> bytes:
 
 
 def read_loads(found: object) -> tuple[Load, ...]:
-    """Return the loads that a checkpoint has; ValueError when they are none."""
+    """Return the loads of a checkpoint; ValueError if ``found`` holds none."""
     if not isinstance(found, list):
         raise ValueError("'loads' is not an array")  # noqa: TRY004 - wrong data, not a wrong argument
     return tuple(from_fields(Load, one) for one in found)
 
 
 def read_place(found: object) -> Place:
-    """Return the place that a checkpoint has; ValueError when it is none."""
+    """Return the place of a checkpoint; ValueError if ``found`` is none."""
     return from_fields(Place, found)
 
 
 def from_fields(kind: type[T], found: object) -> T:
-    """Return the ``kind`` with these fields; ValueError, saying why, when they are not those of one."""
+    """Return the ``kind`` with these fields; ValueError with the reason if it cannot have them."""
     if not isinstance(found, Mapping):
         raise ValueError(f"a {kind.__name__} is not an object")  # noqa: TRY004 - wrong data, not a wrong argument
     known = {one.name: one for one in fields(kind)}  # type: ignore[arg-type]  # a dataclass

@@ -1,7 +1,7 @@
 """Log sequence numbers: positions in PostgreSQL's write-ahead log.
 
-An LSN is an unsigned 64-bit byte position. The protocol carries it as Int64, people read it as two
-hexadecimal halves. Everybody here uses plain ``int``; the name of a variable says *which* LSN it is.
+An LSN is an unsigned 64-bit byte position. The protocol carries it as Int64, people read it as two hexadecimal halves.
+All code here uses plain ``int``, and the name of a variable says *which* LSN it is.
 
 https://www.postgresql.org/docs/current/datatype-pg-lsn.html
 """
@@ -13,7 +13,7 @@ INVALID_LSN = 0
 
 MAX_LSN = 2**64 - 1
 
-# Any width is accepted: the second half is zero-padded from PostgreSQL 19 on, bare before.
+# Any width is accepted, because PostgreSQL pads the second half with zeros from version 19 on.
 _LSN = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})", re.ASCII)
 
 

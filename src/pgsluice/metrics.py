@@ -1,6 +1,6 @@
-"""Every metric: its name, its labels, its help.
+"""All metrics, each with its name, its labels and its help.
 
-Counted per batch, cut or session, never per row. docs/metrics.md says what to do with each.
+They are counted per batch, cut or session, never per row. docs/metrics.md says what to do with each of them.
 
 https://prometheus.io/docs/practices/naming/
 """
@@ -15,21 +15,21 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0)
 
 
 TOPICS_MAX = 500
-"""Topics that have a time series of their own: each costs Prometheus memory, and there may be thousands of tables."""
+"""Topics that have a time series of their own. Each one takes memory in Prometheus, and tables can be thousands."""
 
 OTHER_TOPICS = "(other)"
-"""What all topics beyond ``TOPICS_MAX`` are counted as. No topic has that name: Kafka allows no brackets."""
+"""The label of all topics beyond ``TOPICS_MAX``. No topic has this name, because Kafka does not allow brackets."""
 
 ROUND_RESULTS = ("placed", "no_place", "failed")
-"""What can come of a round of a load: its rows have found their place in the stream, they fitted nowhere in it, or they
-could not be read."""
+"""The results of a round of a load: its rows found their place in the stream, no place in the stream fitted them, or
+they could not be read."""
 
 WAL_STATUS = ("reserved", "extended", "unreserved", "lost")
-"""What ``pg_replication_slots.wal_status`` can be."""
+"""The values of ``pg_replication_slots.wal_status``."""
 
 
 class Known(Collector):
-    """A gauge whose samples are left out while they are unknown, so that no alert takes a guess for a fact."""
+    """A gauge that has no samples while its value is unknown, so that alerts never see a guess."""
 
     def __init__(self, name: str, text: str, label: str | None = None) -> None:
         self._name = name
@@ -38,15 +38,15 @@ class Known(Collector):
         self._values: Mapping[str, float] = {}
 
     def set(self, value: float | None) -> None:
-        """Set the value of a gauge without label; None: it is not known."""
+        """Set the value of a gauge without label. None means that it is unknown."""
         self._values = {} if value is None else {"": value}
 
     def set_all(self, values: Mapping[str, float]) -> None:
-        """Set all values of a gauge with a label, by its value."""
+        """Set all values of a gauge with a label. ``values``: by the value of the label."""
         self._values = values
 
     def collect(self) -> Iterator[Metric]:
-        """Return what is known."""
+        """Return the known samples."""
         family = GaugeMetricFamily(self._name, self._text, labels=self._labels)
         for label, value in self._values.items():
             family.add_metric([label] if self._labels else [], value)
@@ -54,7 +54,7 @@ class Known(Collector):
 
 
 class TopicEvents:
-    """The events of each topic, for so many topics as there may be time series."""
+    """Counts the events of each topic, for at most TOPICS_MAX topics. All others share one time series."""
 
     def __init__(self, counter: Counter) -> None:
         self._counter = counter
@@ -72,9 +72,9 @@ class TopicEvents:
 
 
 class Labelled(Collector):
-    """All metrics of a registry with further labels, which tell several pipelines apart.
+    """All metrics of a registry with further labels, which distinguish several pipelines.
 
-    Left out is when each counter was created, which would be as many time series again and which nobody asks for.
+    The times at which counters were created are left out. Nobody uses them, and they would double the time series.
     """
 
     def __init__(self, registry: CollectorRegistry, labels: Mapping[str, str]) -> None:
@@ -82,7 +82,7 @@ class Labelled(Collector):
         self._labels = dict(labels)
 
     def collect(self) -> Iterator[Metric]:
-        """Return the metrics with the labels in front."""
+        """Return the metrics, each with the further labels first."""
         for family in self._registry.collect():
             found = Metric(family.name, family.documentation, family.type, family.unit)
             found.samples = [
@@ -94,14 +94,14 @@ class Labelled(Collector):
 
 
 def labelled(registry: CollectorRegistry, **labels: str) -> CollectorRegistry:
-    """Return a registry with the metrics of ``registry``, and ``labels`` on each of them."""
+    """Return a registry with the metrics of ``registry``, each with these ``labels``."""
     found = CollectorRegistry()
     found.register(Labelled(registry, labels))
     return found
 
 
 def registry_metrics(subjects: Callable[[], int]) -> CollectorRegistry:
-    """Return the metrics of ``pgsluice registry``, which runs no pipeline; ``subjects``: how many it serves."""
+    """Return the metrics of ``pgsluice registry``, which runs no pipeline. ``subjects`` returns how many it serves."""
     found = CollectorRegistry()
     ProcessCollector(registry=found)
     served = Gauge("pgsluice_registry_subjects", "Subjects that are served.", registry=found)

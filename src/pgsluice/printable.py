@@ -1,7 +1,7 @@
-"""Text that is made fit to be shown: it can neither command a terminal nor look like two lines, and has no secrets.
+"""Makes text safe to show: it cannot control a terminal, cannot look like two lines, and has no secrets.
 
-Names of tables, gids and messages of servers may hold any character. Used by whatever shows text to people: the
-commands, the log on a console, the status page. JSON needs it not, because it escapes all that is not ASCII.
+Names of tables, gids and messages of servers can have any character. All that shows text to people uses this module:
+the commands, the log on a console, the status page. JSON does not need it, because it escapes all but ASCII.
 
 https://www.unicode.org/reports/tr36/#Bidirectional_Text_Spoofing
 """
@@ -15,27 +15,27 @@ _PLAIN = re.compile(r"[\w$-]+")
 
 
 def printable(text: str) -> str:
-    r"""Return ``text`` with every character that is not printable as an escape sequence of Python's (``\x1b``).
+    r"""Return ``text`` with an escape sequence of Python (``\x1b``) for every character that is not printable.
 
-    These are control characters, line breaks, marks that change the direction of text, invisible characters, blanks
-    other than the space, and halves of surrogate pairs.
+    Such characters are control characters, line breaks, marks that change the direction of text, invisible characters,
+    blanks other than the space, and halves of surrogate pairs.
     """
     return text if text.isprintable() else "".join(map(_escape, text))
 
 
 def quoted(*names: str) -> str:
-    """Return the name of something in a database as messages have it: a part that is not one plain word is in quotes.
+    """Return the name of a database object as messages have it: a part that is not one plain word is in quotes.
 
-    Anybody who may create a table chooses its name, and without quotes it could read like a sentence of ours. It can be
-    read back: quotes in a name are doubled, as in SQL.
+    Whoever may create a table chooses its name. Without quotes, the name could read like a part of our message. The
+    result can be parsed again, because quotes in a name are doubled, as in SQL.
     """
     return ".".join(name if _PLAIN.fullmatch(name) else _in_quotes(name) for name in names)
 
 
 def sql_identifier(*names: str) -> str:
-    r"""Return the name of something in a database as SQL that can be copied from a terminal.
+    r"""Return the name of a database object as SQL that can be copied from a terminal.
 
-    What is not printable is an escape sequence, as in ``U&"\000a"``.
+    A character that is not printable becomes an escape sequence, as in ``U&"\000a"``.
     https://www.postgresql.org/docs/current/sql-syntax-lexical.html#SQL-SYNTAX-IDENTIFIERS
     """
     return ".".join(map(_sql_identifier, names))
@@ -64,7 +64,7 @@ def _without_password(user: re.Match[str]) -> str:
 
 
 def _without_secrets(word: re.Match[str]) -> str:
-    """Return a word without them, in time proportional to its length: it may be of anybody's making."""
+    """Return a word without secrets, in time proportional to its length, because strangers may choose the word."""
     scheme, mark, rest = word[0].partition("://")
     user, at, place = rest.rpartition("@")
     public = _QUERY.sub(r"\1***", place)

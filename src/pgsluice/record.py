@@ -1,6 +1,6 @@
-"""Kafka records before they are produced: where they go, what they hold, and those of one transaction in progress.
+"""Kafka records before they are produced: their target, their content, and the records of the transaction in progress.
 
-Made by ``envelope`` and its compiled twin, kept by the outbox, produced by the sink.
+``envelope`` and the compiled twin of ``rows`` make them, the outbox keeps them, and the sink produces them.
 """
 
 from collections.abc import Iterable
@@ -8,17 +8,20 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 OVERHEAD_BYTES: Final = 160
-"""What a record takes in memory beside its bytes: the object, the headers of two bytes objects, its place in a list."""
+"""Memory of a record beside its bytes: the object, the headers of two bytes objects, and its place in a list."""
 
 
 def held_bytes(size: int, records: int) -> int:
-    """Return what ``records`` take in memory whose keys and values have ``size`` bytes."""
+    """Return the memory of so many ``records`` whose keys and values have ``size`` bytes in total."""
     return size + OVERHEAD_BYTES * records
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where the rows of one relation version go. Without a key all of them go to one partition."""
+    """The topic and the schemas for the rows of one version of a relation.
+
+    If the table has no key, ``key_schema_id`` is None, and all rows go to one partition.
+    """
 
     topic: str
     value_schema_id: int
@@ -26,9 +29,10 @@ class Target:
 
 
 class Record(NamedTuple):
-    """One Kafka record. ``op`` None is a tombstone; a truncate (``t``) goes to every partition; ``m``: a message.
+    """One Kafka record.
 
-    ``timestamp_ms`` 0: the time of producing.
+    ``op`` is None for a tombstone, ``t`` for a truncate, which goes to every partition, and ``m`` for a message. If
+    ``timestamp_ms`` is 0, the record gets the time at which it is produced.
     """
 
     target: Target
@@ -39,7 +43,7 @@ class Record(NamedTuple):
 
 
 class Pending:
-    """The records of the transaction that is being received; ``limit``: the bytes at which it is ``full``."""
+    """The records of the transaction that is being received. ``limit``: the bytes from which on it is ``full``."""
 
     __slots__ = ("events", "limit", "records", "size")
 
@@ -49,7 +53,7 @@ class Pending:
         self.size = 0
         """Bytes of keys and values."""
         self.events = 0
-        """Records that are no tombstones."""
+        """Records that are not tombstones."""
 
     @property
     def held(self) -> int:
@@ -58,17 +62,17 @@ class Pending:
 
     @property
     def full(self) -> bool:
-        """Whether it is time to make room."""
+        """Whether the limit is reached, so that the caller has to make room."""
         return self.held >= self.limit
 
     def add(self, records: Iterable[Record]) -> None:
-        """Take the records of one more change."""
+        """Add the records of one more change."""
         for record in records:
             self.records.append(record)
             self.size += len(record.key or b"") + len(record.value or b"")
             self.events += record.op is not None
 
     def clear(self) -> None:
-        """Forget them: they are somebody else's now."""
+        """Forget the records, because the caller has taken them over."""
         self.records = []
         self.size = self.events = 0

@@ -1,9 +1,9 @@
-"""One round: rows that were read at a database snapshot find their place in the stream.
+"""One round: finds the place in the stream of rows that were read at a database snapshot.
 
-The session takes the snapshot between two transactions, and asks the round about every transaction from then on. Those
-that the snapshot sees go on: the rows that were read have their changes. Those that it does not see wait, with
-everything behind them, until the rows are in the stream. So at every position of the stream, the rows there are those
-of the table.
+The session takes the snapshot between two transactions. From then on, it asks the round about every transaction. If the
+snapshot sees the transaction, it passes, because the rows that were read include its changes. If the snapshot does not
+see it, it waits, and everything after it waits as well, until the rows are in the stream. So the rows come after all
+changes that they include, and before all that they do not include.
 """
 
 from pgsluice.snapshot import Snapshot
@@ -11,24 +11,24 @@ from pgsluice.transaction import Transaction
 
 
 class Round:
-    """The gate (``transactions.Gate``) of one snapshot. ``end_lsn``: every change that it sees lies before."""
+    """The gate (``transactions.Gate``) of one snapshot. ``end_lsn``: all changes that it sees come before it."""
 
     def __init__(self, snapshot: Snapshot, end_lsn: int) -> None:
         self.is_complete = False
-        """Whether the stream has come to ``end_lsn``, so that no visible transaction can follow."""
+        """Whether the stream has reached ``end_lsn``, so that no visible transaction can follow."""
         self.is_void = False
-        """Whether a visible transaction came behind one that waits: no position fits the rows."""
+        """Whether a visible transaction came after one that waits. Then no position fits the rows."""
         self._snapshot = snapshot
         self._end_lsn = end_lsn
         self._waiting_lsn: int | None = None
 
     def admits(self, transaction: Transaction) -> bool:
-        """Return whether ``transaction``, which begins or has just committed, may go on at once."""
+        """Return whether ``transaction``, which begins or has just committed, may pass at once."""
         self.reach(transaction.commit_lsn)
         return self._waiting_lsn is None and self.sees(transaction)
 
     def sees(self, transaction: Transaction) -> bool:
-        """Return whether the rows have the changes of ``transaction``."""
+        """Return whether the rows include the changes of ``transaction``."""
         return self._snapshot.is_visible(transaction.xid)
 
     def admits_message(self, lsn: int) -> bool:
@@ -36,17 +36,17 @@ class Round:
         return lsn <= self._end_lsn
 
     def hold(self, transaction: Transaction) -> None:
-        """Take notice that ``transaction`` has changes, has committed, and waits with all that come behind it."""
+        """Note that ``transaction`` has changes, has committed, and waits together with all that follow it."""
         if self._waiting_lsn is None:
             self._waiting_lsn = transaction.commit_lsn
         elif self.sees(transaction):
             self.is_void = True
 
     def reach(self, lsn: int) -> None:
-        """Take notice that everything that the server has written before ``lsn`` has been received."""
+        """Note that everything that the server wrote before ``lsn`` has been received."""
         self.is_complete = self.is_complete or lsn >= self._end_lsn
 
     @property
     def lsn(self) -> int:
-        """The rows' position: behind all transactions that went on, and before all that wait."""
+        """The position of the rows: after all transactions that passed, and before all that wait."""
         return self._end_lsn if self._waiting_lsn is None else min(self._end_lsn, self._waiting_lsn)

@@ -1,8 +1,9 @@
-"""Runs of rows, from CopyData to records: the way that nearly every change takes.
+"""Runs of rows, from CopyData to records: the path of nearly every change.
 
-The session hands over what it has read, and where it is; the run goes on while rows of one transaction follow, of
-tables whose encoder is ready, and there is room. What ends it, the session does, and comes back. ``_rows`` is the
-compiled twin of this module, chosen by ``speedups``; every row that it cannot write, it gives to this one.
+The session passes the frames that it has read, and the index of the first one. The run goes on as long as rows of one
+transaction follow, their tables have encoders, and there is room. The session handles the frame that ended the run, and
+then starts a new run. ``native.rows`` is the compiled twin of this module, and ``native.speedups`` chooses between the
+two. The compiled twin leaves every row that it cannot write to this module.
 
 https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 """
@@ -20,19 +21,19 @@ _ROWS: Final = frozenset((b"I", b"U", b"D"))
 
 
 def is_row(frame: XLogData | Keepalive) -> TypeGuard[XLogData]:
-    """Return whether a run can begin with the frame."""
+    """Return whether the frame is a row, with which a run can begin."""
     return isinstance(frame, bytes) and frame[MESSAGE_AT : MESSAGE_AT + 1] in _ROWS
 
 
 class Rows:
-    """The changes of one version of a table; ``encoder`` None: of a table that is left out."""
+    """Adds the changes of one version of a table. ``encoder`` is None if the table is not published."""
 
     def __init__(self, relation: Relation, encoder: ChangeEncoder | None) -> None:
         self.relation = relation
         self.encoder = encoder
 
     def add(self, message: bytes, stamp: Stamp, pending: Pending, *, is_streamed: bool) -> None:
-        """Add what an Insert, Update, Delete or Truncate becomes; ProtocolError when it is none."""
+        """Add the records of an Insert, Update, Delete or Truncate; ProtocolError if the message is invalid."""
         if self.encoder is not None:
             decoder = Decoder()
             decoder.in_stream = is_streamed
@@ -48,10 +49,10 @@ def add_run(
     stamp: Stamp,
     pending: Pending,
 ) -> int:
-    """Add the rows that begin at ``frames[at]``, none of them streamed; where the run ended.
+    """Add the rows from ``frames[at]`` on, and return the index at which the run ended. No row may be streamed.
 
-    It ends before what is no row of a table in ``ready`` whose version is that of ``relations``, and when ``pending``
-    is full.
+    The run ends before a frame that is not a row, before a row whose table is not in ``ready``, or is there in another
+    version than in ``relations``, and when ``pending`` is full.
     """
     while at < len(frames) and not pending.full:
         frame = frames[at]

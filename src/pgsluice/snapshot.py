@@ -1,7 +1,7 @@
-"""A database snapshot: which transactions' changes a query sees, and where in the WAL that is the case.
+"""A database snapshot: the transactions that a query sees, and the matching position in the WAL.
 
-Used by ``round``, which inserts rows that were read at a snapshot into the stream. What is visible is decided by
-top-level transaction ids alone, as PostgreSQL does it (XidInMVCCSnapshot).
+``round`` uses it to insert rows that were read at a snapshot into the stream. Visibility follows from the ids of
+top-level transactions alone, as in PostgreSQL (XidInMVCCSnapshot).
 
 https://www.postgresql.org/docs/current/functions-info.html#FUNCTIONS-PG-SNAPSHOT
 """
@@ -19,10 +19,10 @@ _TEXT: Final = re.compile(r"(\d{1,20}):(\d{1,20}):((?:\d{1,20}(?:,\d{1,20})*)?)"
 _EPOCH: Final = 2**32
 
 FLUSH_PREFIX: Final = "pgsluice.flush"
-"""The prefix of logical messages that have no other purpose than to move the stream; they are not published."""
+"""The prefix of logical messages whose only purpose is to move the stream. They are not published."""
 
 _PAGE_BYTES: Final = 8192
-"""Of the WAL (XLOG_BLCKSZ). A server that was built with another size reports positions that need no correction."""
+"""The size of a WAL page (XLOG_BLCKSZ). If a server was built with another size, its positions need no correction."""
 
 _PAGE_HEADER_BYTES: Final = 24
 _SEGMENT_HEADER_BYTES: Final = 40
@@ -30,9 +30,10 @@ _SEGMENT_HEADER_BYTES: Final = 40
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """pg_current_snapshot(): 64-bit transaction ids.
+    """The result of pg_current_snapshot(), with 64-bit transaction ids.
 
-    All below ``xmin`` have ended, none from ``xmax`` on had, and those in ``running`` between the two had not.
+    When the snapshot was taken, all transactions below ``xmin`` had ended, and none from ``xmax`` on. Of those between
+    the two, all had ended that are not in ``running``.
     """
 
     xmin: int
@@ -49,14 +50,15 @@ class Snapshot:
         return cls(int(xmin), int(xmax), frozenset(int(xid) for xid in running.split(",") if xid))
 
     def is_visible(self, xid: int) -> bool:
-        """Return whether the changes of committed transaction ``xid``, as the stream names it (32 bits), are seen."""
+        """Return whether the snapshot sees the committed transaction with this ``xid`` of the stream (32 bits)."""
         full = self._widened(xid)
         return full < self.xmin or (full < self.xmax and full not in self.running)
 
     def _widened(self, xid: int) -> int:
-        """Return the 64-bit id next to ``xmax`` that ends with these 32 bits; ids in use lie within 2^31 of it.
+        """Return the 64-bit id closest to ``xmax`` that ends with these 32 bits.
 
-        One that is 2^31 away is the older one, as in TransactionIdPrecedes.
+        All ids in use lie within 2^31 of ``xmax``. If two are exactly 2^31 away, the older one is returned, as in
+        TransactionIdPrecedes.
         """
         full = self.xmax - self.xmax % _EPOCH + xid
         if full >= self.xmax + _EPOCH // 2:
@@ -66,7 +68,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A snapshot, where the stream has passed all that it sees, and its time (µs since 2000-01-01 UTC)."""
+    """A snapshot, the position before which the stream has all that it sees, and its time (µs since 2000-01-01 UTC)."""
 
     snapshot: Snapshot
     end_lsn: int
@@ -75,14 +77,14 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Rows of a table as frames with Insert messages; ``is_last``: none follow."""
+    """Rows of a table as frames with Insert messages. ``is_last``: no more rows follow."""
 
     frames: list[XLogData]
     is_last: bool
 
     @property
     def bytes(self) -> int:
-        """What the frames take."""
+        """The size of the frames."""
         return sum(map(len, self.frames))
 
 
@@ -90,12 +92,13 @@ class Chunk:
 class Shape:
     """A table as it is read.
 
-    ``is_root``: of a partitioned table, read with all partitions. ``columns`` are those that the publications send,
-    ``key`` the columns that put the rows into an order and tell them apart (empty: there are none), and ``filter`` the
-    SQL condition that the publications set, empty if there is none. ``replaces``: all deletes and truncates are
-    published, so rows that are not among those read are gone. ``is_trusted``: functions that may run when it is
-    read are those of people who may do anything anyway, or somebody has chosen to trust. ``digest`` changes when
-    anything of this does. ``where``: a further condition, of a command or a rule that wants only some of the rows.
+    ``relation``: its columns are those that the publications send. ``is_root``: it is the root of a partitioned table,
+    and is read with all partitions. ``key``: the columns that order the rows and identify each of them; empty if there
+    are none. ``filter``: the SQL condition of the publications; empty if there is none. ``replaces``: all deletes and
+    truncates are published, so rows that are not among those that were read do not exist any more. ``is_trusted``:
+    functions that may run when the table is read belong to people who may do anything anyway, or somebody has chosen to
+    trust them. ``digest`` changes when any of this changes. ``where``: a further condition, if a command or a rule
+    wants only some of the rows.
     """
 
     relation: Relation
@@ -109,29 +112,32 @@ class Shape:
 
     @property
     def read_digest(self) -> str:
-        """What decides which rows and columns are read, and in which order: if it changes, a load begins again."""
+        """A digest of what decides which rows and columns are read, and in which order.
+
+        If it changes during a load, the load begins again.
+        """
         return f"{self.digest}-{sha256(self.where.encode()).hexdigest()[:16]}" if self.where else self.digest
 
     @property
     def key_places(self) -> tuple[int, ...]:
-        """Where the columns of the key stand among the columns."""
+        """The indexes of the key's columns among all columns."""
         names = [column.name for column in self.relation.columns]
         return tuple(names.index(name) for name in self.key)
 
 
 @dataclass(frozen=True, slots=True)
 class TableSize:
-    """Rows and bytes of a table, as PostgreSQL has estimated them last; both are 0 where it has not."""
+    """Rows and bytes of a table, as PostgreSQL estimated them last. Both are 0 if it has no estimate."""
 
     rows: int = 0
     bytes: int = 0
 
 
 def reached_at(insert_lsn: int, segment_bytes: int) -> int:
-    """Return the position at which a stream has passed everything inserted before ``insert_lsn``.
+    """Return the position at which a stream has received everything that was inserted before ``insert_lsn``.
 
-    At the start of a page or segment the insert position lies behind the header, and an idle server never reports
-    a position behind a header that nothing follows.
+    At the start of a page or segment, the insert position lies after the header. But an idle server never reports a
+    position after a header that nothing follows yet, so the stream would never reach the insert position itself.
     """
     if insert_lsn % segment_bytes == _SEGMENT_HEADER_BYTES:
         return insert_lsn - _SEGMENT_HEADER_BYTES

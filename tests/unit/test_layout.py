@@ -54,15 +54,15 @@ class TestRowsHaveNothingThatWasNotSent:
         (with_columns(ID, NAME, replace(PRICE, typmod=786438)), "column price has got another type"),
         (
             with_columns(ID, replace(NAME, xmin=800), PRICE, storage="2c3d"),
-            "column name was altered, and the rows were written anew",
+            "column name was altered, and the rows were rewritten",
         ),
         (
             with_columns(ID, PRICE, replace(NAME, attnum=5)),
-            "column name has taken the place of another column of this name",
+            "column name has replaced another column of this name",
         ),
         (
             with_columns(ID, NAME, replace(PRICE, name="Na me"), replace(NOTE, name="price")),
-            "column price has taken the place of another column of this name",
+            "column price has replaced another column of this name",
         ),
     ],
 )
@@ -85,7 +85,7 @@ class TestNamesThatColumnsHadBefore:
     def test_are_dangerous_for_other_columns(self) -> None:
         dropped = with_columns(ID, PRICE).after(BEFORE)
         added = with_columns(ID, PRICE, replace(NOTE, name="name"))
-        assert unsent(dropped, added) == "column name has taken the place of another column of this name"
+        assert unsent(dropped, added) == "column name has replaced another column of this name"
 
     def test_but_not_for_the_same(self) -> None:
         renamed = with_columns(ID, replace(NAME, name="title"), PRICE).after(BEFORE)

@@ -144,7 +144,7 @@ COMMON = {
 """What nearly all changes look like."""
 
 INFINITE_DATE = BinaryValue(bytes.fromhex("7fffffff"))
-ODD = {
+FALLBACK = {
     "a value that does not fit": ("d", Insert(None, 7, [b"42", b"NaN", *ROW[2:]])),
     "a date before Christ": ("d", Insert(None, 7, [*ROW[:4], b"0044-03-15 BC", *ROW[5:]])),
     "a value in binary format that does not fit": ("d", Insert(None, 7, [*SENT[:4], INFINITE_DATE, *SENT[5:]])),
@@ -160,7 +160,7 @@ ODD = {
 
 
 @pytest.mark.parametrize("tombstones", [False, True])
-@pytest.mark.parametrize(("identity", "message"), [*COMMON.values(), *ODD.values()], ids=[*COMMON, *ODD])
+@pytest.mark.parametrize(("identity", "message"), [*COMMON.values(), *FALLBACK.values()], ids=[*COMMON, *FALLBACK])
 def test_a_change_becomes_what_the_encoder_makes_of_it(
     twin: ModuleType, identity: str, message: RowMessage, *, tombstones: bool
 ) -> None:
@@ -199,7 +199,7 @@ def test_the_compiled_twin_writes_what_is_common_by_itself(
 READ = {
     "in text format": ("d", Insert(None, 7, ROW)),
     "without a key": ("n", Insert(None, 7, OTHER)),
-    "with a value that does not fit": ODD["a value that does not fit"],
+    "with a value that does not fit": FALLBACK["a value that does not fit"],
 }
 """Rows that were there before, and were read."""
 

@@ -1,4 +1,4 @@
-"""What is compiled: the twins of ``rows``, ``kafka.runs`` and ``pgoutput.copy``, in Cython.
+"""The compiled modules: the twins of ``rows``, ``kafka.runs`` and ``pgoutput.copy``, in Cython.
 
 :mod:`.speedups` says whether they run.
 """

@@ -1,4 +1,14 @@
-# --- values in binary format: the same of what the type's send function wrote
+# --- values in binary format: the same functions for the bytes that the type's send function wrote
+
+cdef const char* HEX = b"0123456789abcdef"
+
+cdef enum:
+    NUMERIC_NEGATIVE = 0x4000
+    NUMERIC_DSCALE_MAX = 0x3FFF
+    NUMERIC_PLACES = 64  # the limit of the common form: groups of four digits before the point, digits after it
+
+cdef uint32_t FLOAT4_MAGNITUDE = 0x7FFF_FFFF, FLOAT4_INFINITY = 0x7F80_0000
+cdef uint64_t FLOAT8_MAGNITUDE = 0x7FFF_FFFF_FFFF_FFFF, FLOAT8_INFINITY = 0x7FF0_0000_0000_0000
 
 
 cdef inline uint32_t big_endian_2(const uint8_t* data) noexcept:
@@ -27,7 +37,7 @@ cdef int write_sent(Buffer out, Column* column, const uint8_t* data, Py_ssize_t 
         return write_sent_numeric(out, data, size)
     if column.sent == SENT_BOOLEAN:
         if size != 1 or data[0] > 1:
-            return ODD
+            return FALLBACK
         out.put_byte(data[0])
         return DONE
     if column.sent == SENT_UUID:
@@ -44,7 +54,7 @@ cdef int write_sent(Buffer out, Column* column, const uint8_t* data, Py_ssize_t 
         return write_ascii(out, data, size)
     if column.sent == SENT_VERSION_1 or column.sent == SENT_CHECKED_VERSION_1:
         return write_sent_version_1(out, column.sent, data, size)
-    return ODD
+    return FALLBACK
 
 
 cdef int write_sent_integer(Buffer out, Kind kind, const uint8_t* data, Py_ssize_t size) except -1:
@@ -57,12 +67,12 @@ cdef int write_sent_integer(Buffer out, Kind kind, const uint8_t* data, Py_ssize
     elif kind == SENT_OID and size == 4:
         out.put_long(big_endian_4(data))
     else:
-        return ODD
+        return FALLBACK
     return DONE
 
 
 cdef struct Numeric:
-    # Digits to the base 10000, the first of which counts 10000 ** weight.
+    # Digits to the base 10000. The first digit counts 10000 ** weight.
     const uint8_t* digits
     int count
     int weight
@@ -74,15 +84,15 @@ cdef int read_numeric(Numeric* found, const uint8_t* data, Py_ssize_t size) noex
     cdef uint32_t sign, dscale
     cdef int place
     if size < 8:
-        return ODD
+        return FALLBACK
     found.count, found.weight = big_endian_2(data), <int16_t>big_endian_2(data + 2)
     sign, dscale = big_endian_2(data + 4), big_endian_2(data + 6)
     if size != 8 + 2 * found.count or (sign != 0 and sign != NUMERIC_NEGATIVE) or dscale > NUMERIC_DSCALE_MAX:
-        return ODD
+        return FALLBACK
     found.digits, found.is_negative, found.dscale = data + 8, sign == NUMERIC_NEGATIVE, dscale
     for place in range(found.count):
         if numeric_digit(found, place) > 9999:
-            return ODD
+            return FALLBACK
     return DONE
 
 
@@ -91,48 +101,51 @@ cdef inline int numeric_digit(const Numeric* number, int place) noexcept:
 
 
 cdef int write_sent_decimal(Buffer out, Column* column, const uint8_t* data, Py_ssize_t size) except -1:
-    """Never rounded: of the last digit only what the scale leaves of it."""
+    """Write a numeric as a decimal with the column's scale. It is never rounded.
+
+    If the last group of four digits reaches beyond the scale, the digits beyond it have to be zero.
+    """
     cdef Numeric numeric
     cdef int zeros, places, place
     cdef int64_t number = 0, digit
     if read_numeric(&numeric, data, size) != DONE:
-        return ODD
+        return FALLBACK
     zeros = (numeric.weight + 1 - numeric.count) * 4 + column.scale if numeric.count else 0
     if zeros <= -4 or zeros > 18:
-        return ODD
+        return FALLBACK
     for place in range(numeric.count):
         digit, places = numeric_digit(&numeric, place), 4
         if zeros < 0 and place == numeric.count - 1:
             places += zeros
             if digit % POWERS[-zeros] != 0:
-                return ODD
+                return FALLBACK
             digit //= POWERS[-zeros]
         if number >= POWERS[18 - places]:
-            return ODD
+            return FALLBACK
         number = number * POWERS[places] + digit
     if zeros > 0:
         if number >= POWERS[18 - zeros]:
-            return ODD
+            return FALLBACK
         number *= POWERS[zeros]
     if column.precision <= 18 and number >= POWERS[column.precision]:
-        return ODD
+        return FALLBACK
     places = column.scale - numeric.dscale
     if places > 0 and (places > 18 or number % POWERS[places] != 0):
-        return ODD  # digits that the value's own scale hides
+        return FALLBACK  # the value has digits beyond its own scale, which its text does not show
     out.put_unscaled(-number if numeric.is_negative else number)
     return DONE
 
 
 cdef int write_sent_numeric(Buffer out, const uint8_t* data, Py_ssize_t size) except -1:
-    """As text."""
+    """Write a numeric as text."""
     cdef Numeric numeric
-    cdef uint8_t[3 + 4 * NUMERIC_PLACES + NUMERIC_PLACES] text  # a sign, a zero, a point; then what stands on its sides
+    cdef uint8_t[3 + 4 * NUMERIC_PLACES + NUMERIC_PLACES] text  # a sign, a zero, a point, and the digits on both sides
     cdef int length = 0, position, decimal_digit
     cdef bint has_begun = False
     if read_numeric(&numeric, data, size) != DONE:
-        return ODD
+        return FALLBACK
     if numeric.weight >= NUMERIC_PLACES or numeric.dscale > NUMERIC_PLACES:
-        return ODD
+        return FALLBACK
     if numeric.is_negative:
         text[length] = b"-"
         length += 1
@@ -156,17 +169,17 @@ cdef int write_sent_numeric(Buffer out, const uint8_t* data, Py_ssize_t size) ex
 
 
 cdef inline int decimal_digit_of(const Numeric* number, int position) noexcept:
-    """One of the four decimal digits of each digit."""
+    """Return a decimal digit. Each digit to the base 10000 has four of them."""
     return numeric_digit(number, position >> 2) // <int>POWERS[3 - (position & 3)] % 10
 
 
 cdef int write_sent_float8(Buffer out, const uint8_t* data, Py_ssize_t size) except -1:
     cdef uint64_t bits
     if size != 8:
-        return ODD
+        return FALLBACK
     bits = big_endian_8(data)
     if (bits & FLOAT8_MAGNITUDE) > FLOAT8_INFINITY:
-        return ODD  # one of many NaN
+        return FALLBACK  # NaN, which has many representations
     out.put_little_endian(bits, 8)
     return DONE
 
@@ -177,10 +190,10 @@ cdef int write_sent_float4(Buffer out, Kind kind, const uint8_t* data, Py_ssize_
     cdef float single = 0
     cdef double number
     if size != 4:
-        return ODD
+        return FALLBACK
     few_bits = big_endian_4(data)
     if (few_bits & FLOAT4_MAGNITUDE) > FLOAT4_INFINITY:
-        return ODD
+        return FALLBACK
     if kind == SENT_FLOAT4:
         out.put_little_endian(few_bits, 4)
     else:
@@ -192,13 +205,13 @@ cdef int write_sent_float4(Buffer out, Kind kind, const uint8_t* data, Py_ssize_
 
 
 cdef int write_sent_date(Buffer out, Column* column, const uint8_t* data, Py_ssize_t size) except -1:
-    """Days since 2000; the ends of the integer are the infinities."""
+    """Write a date, which is sent as days since 2000. The lowest and highest integer are the infinities."""
     cdef int64_t day
     if size != 4:
-        return ODD
+        return FALLBACK
     day = <int32_t>big_endian_4(data)
     if day == INT32_MIN or not column.lowest < day + EPOCH_DAYS < column.highest:
-        return ODD
+        return FALLBACK
     out.put_long(day + EPOCH_DAYS)
     return DONE
 
@@ -206,24 +219,24 @@ cdef int write_sent_date(Buffer out, Column* column, const uint8_t* data, Py_ssi
 cdef int write_sent_time(Buffer out, Column* column, const uint8_t* data, Py_ssize_t size) except -1:
     cdef int64_t time_us
     if size != 8:
-        return ODD
+        return FALLBACK
     time_us = <int64_t>big_endian_8(data)
     if not 0 <= time_us < column.highest:
-        return ODD
+        return FALLBACK
     return write_in_units(out, column, time_us)
 
 
 cdef int write_sent_timestamp(Buffer out, Column* column, const uint8_t* data, Py_ssize_t size) except -1:
-    """Microseconds since 2000; the ends of the integer are the infinities."""
+    """Write a timestamp, which is sent as µs since 2000. The lowest and highest integer are the infinities."""
     cdef int64_t moment_us
     if size != 8:
-        return ODD
+        return FALLBACK
     moment_us = <int64_t>big_endian_8(data)
     if moment_us == INT64_MIN or moment_us > INT64_MAX - EPOCH_US:
-        return ODD
+        return FALLBACK
     moment_us += EPOCH_US
     if not column.lowest < moment_us < column.highest:
-        return ODD
+        return FALLBACK
     return write_in_units(out, column, moment_us)
 
 
@@ -231,7 +244,7 @@ cdef int write_sent_uuid(Buffer out, const uint8_t* data, Py_ssize_t size) excep
     cdef Py_ssize_t at
     cdef uint8_t* text
     if size != 16:
-        return ODD
+        return FALLBACK
     out.put_long(36)
     out.reserve(36)
     text = out.data + out.size
@@ -247,7 +260,7 @@ cdef int write_sent_uuid(Buffer out, const uint8_t* data, Py_ssize_t size) excep
 
 cdef int write_sent_version_1(Buffer out, Kind kind, const uint8_t* data, Py_ssize_t size) except -1:
     if size < 1 or data[0] != 1:
-        return ODD
+        return FALLBACK
     if kind == SENT_CHECKED_VERSION_1:
         return write_ascii(out, data + 1, size - 1)
     out.put_bytes(data + 1, size - 1)

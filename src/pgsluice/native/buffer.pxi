@@ -1,8 +1,8 @@
-# --- Avro's primitives, into memory that grows
+# --- Avro's primitive types, written into memory that grows
 
 
 cdef class Buffer:
-    """Bytes that are written one behind the other."""
+    """A growing sequence of bytes."""
 
     cdef uint8_t* data
     cdef Py_ssize_t size
@@ -12,7 +12,7 @@ cdef class Buffer:
         PyMem_Free(self.data)
 
     cdef int reserve(self, Py_ssize_t more) except -1:
-        """Have room for ``more`` bytes."""
+        """Make room for ``more`` bytes."""
         cdef Py_ssize_t wanted = self.size + more
         cdef void* data
         if wanted <= self.capacity:
@@ -39,7 +39,7 @@ cdef class Buffer:
         return 0
 
     cdef int put_bytes(self, const uint8_t* data, Py_ssize_t size) except -1:
-        """Avro bytes, or an Avro string."""
+        """Append Avro bytes, or an Avro string."""
         self.put_long(size)
         return self.put(data, size)
 
@@ -53,7 +53,7 @@ cdef class Buffer:
         return 0
 
     cdef int put_long(self, int64_t number) except -1:
-        """An Avro int or long: a zigzag varint."""
+        """Append an Avro int or long, which is a zigzag varint."""
         cdef uint64_t z = (<uint64_t>number << 1) ^ <uint64_t>(number >> 63)
         self.reserve(10)
         while z > 127:
@@ -73,7 +73,7 @@ cdef class Buffer:
         return 0
 
     cdef int put_unscaled(self, int64_t number) except -1:
-        """A decimal's unscaled value: the shortest big-endian two's complement, as Avro bytes."""
+        """Append the unscaled value of a decimal: the shortest big-endian two's complement, as Avro bytes."""
         cdef uint64_t magnitude = <uint64_t>(number if number >= 0 else ~number)
         cdef int size = 1
         while magnitude > 127:

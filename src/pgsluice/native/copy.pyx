@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=True, wraparound=False, cdivision=True
-"""Rows of COPY as XLogData: the compiled twin of ``copy.row_frame``, which says what is done here.
+"""Rows of COPY as XLogData: the compiled twin of ``copy.row_frame``, which documents what is done here.
 
-A row is read once: each value is written with its escapes resolved, and its length when its end is known. A row that
-PostgreSQL does not write is left to the twin in Python, which says what is wrong with it.
+A row is read once. Each value is written with its escapes resolved, and its length is written when its end is known. A
+row that PostgreSQL cannot have written is left to the twin in Python, which raises the error.
 
 https://www.postgresql.org/docs/current/sql-copy.html#SQL-COPY-FILE-FORMATS
 """
@@ -17,11 +17,11 @@ from pgsluice.pgoutput import framing
 cdef Py_ssize_t MESSAGE_AT = framing.MESSAGE_AT
 
 cdef enum:
-    HEAD_BYTES = 8  # "I", the oid, "N", how many columns
+    HEAD_BYTES = 8  # "I", the OID, "N", the number of columns
     VALUE_BYTES = 5  # "t" and the length; "n" alone for NULL
     COLUMNS_MAX = 0xFFFF
 
-cdef uint8_t[256] ESCAPED  # what a letter behind a backslash stands for; 0: PostgreSQL does not write it
+cdef uint8_t[256] ESCAPED  # the byte for each letter after a backslash, or 0 if PostgreSQL does not write this escape
 memset(ESCAPED, 0, 256)
 ESCAPED[ord("b")] = 8
 ESCAPED[ord("f")] = 12
@@ -37,9 +37,9 @@ cdef inline void put_big_endian_4(uint8_t* to, uint32_t number) noexcept:
 
 
 cdef uint8_t* write_values(uint8_t* to, const uint8_t* line, Py_ssize_t size, int columns) noexcept:
-    """Write the values of a line and return the end of what was written; NULL: it is none that PostgreSQL writes.
+    """Write the values of a line, and return the end of what was written; NULL if PostgreSQL cannot have written it.
 
-    ``to`` has room for ``VALUE_BYTES`` and a byte for each column, and for the line.
+    ``to`` must have room for ``VALUE_BYTES`` and a byte for each column, and for the line.
     """
     cdef const uint8_t* at = line
     cdef const uint8_t* end = line + size - 1  # the newline
@@ -77,7 +77,7 @@ cdef uint8_t* write_values(uint8_t* to, const uint8_t* line, Py_ssize_t size, in
 
 
 def row_frame(bytes line, uint32_t oid, int columns):
-    """Return the XLogData of one row of relation ``oid``; ProtocolError when it has not so many ``columns``."""
+    """Return the XLogData of one row of relation ``oid``; ProtocolError if it does not have so many ``columns``."""
     cdef Py_ssize_t size = PyBytes_GET_SIZE(line)
     cdef const uint8_t* data = <const uint8_t*>PyBytes_AS_STRING(line)
     cdef uint8_t* begin

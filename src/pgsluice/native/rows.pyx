@@ -1,10 +1,13 @@
 # cython: language_level=3, boundscheck=True, wraparound=False, cdivision=True
-"""Runs of rows, from CopyData to records: the compiled twin of ``rows``, which says what is done here.
+"""Runs of rows, from CopyData to records: the compiled twin of ``rows``, which documents what a run does.
 
-A row is parsed and written in one pass, without an object for any of its values. What is not the common form of a
-value, a row or a message is left to the twin in Python, which then begins with the whole change anew: so there is one
-place for every rule and every error, and here only what can be done at once. Nothing is read beyond the end of a
-message: every length is compared with the bytes that are there before they are looked at.
+A row is parsed and written in one pass, without an object for any of its values. This module knows only the common form
+of each value, row and message. If a change has another form, every function returns ``FALLBACK``, and the twin in
+Python handles the whole change from its beginning. So every rule and every error message is in one place, the Python
+twin. Nothing has to be undone for this, because records are appended only when the whole change has been written.
+
+Nothing is read beyond the end of a message, because every length is compared with the bytes that are left before these
+bytes are read.
 
 https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 https://avro.apache.org/docs/1.12.0/specification/#binary-encoding
@@ -26,144 +29,20 @@ from pgsluice.pgoutput import framing
 from pgsluice.pgoutput.messages import BinaryValue
 from pgsluice.record import OVERHEAD_BYTES, Record
 
-cdef extern from "Python.h":
-    ctypedef struct PyTypeObject:
-        object (*tp_alloc)(PyTypeObject*, Py_ssize_t)
-
-    void PyTuple_SET_ITEM(object, Py_ssize_t, object)
-    void PyObject_GC_UnTrack(void*)
-    double PyOS_string_to_double(const char*, char**, void*)
-
-cdef extern from *:
-    """
-    #if PY_VERSION_HEX >= 0x030E0000
-    #define FORGET_HASH(record) (((PyTupleObject*)(record))->ob_hash = -1)
-    #else
-    #define FORGET_HASH(record) ((void)(record))
-    #endif
-    """
-    void FORGET_HASH(void*)  # what a constructor does, where tuples remember theirs
-
 cdef Py_ssize_t MESSAGE_AT = framing.MESSAGE_AT
 cdef Py_ssize_t RECORD_BYTES = OVERHEAD_BYTES
-cdef Py_ssize_t KEPT_BYTES = 1024 * 1024  # what a buffer may hold on to between two changes
+cdef Py_ssize_t KEPT_BYTES = 1024 * 1024  # memory that a buffer may keep between two changes
 cdef bytes NO_BEFORE = envelope.NO_BEFORE, KEY_IMAGE = envelope.KEY_IMAGE, FULL_IMAGE = envelope.FULL_IMAGE
 cdef object UPDATE = "u", DELETE = "d"
 
 cdef enum Outcome:
-    DONE  # written
-    ODD   # nothing is wrong, nor right: the twin in Python knows
-
-cdef enum Kind:
-    PYTHON  # by the writer of the column
-    BOOLEAN
-    INTEGER
-    FLOAT4
-    FLOAT4_AS_DOUBLE
-    FLOAT8
-    DECIMAL
-    DATE
-    TIME
-    TIMESTAMP
-    TIMESTAMPTZ
-    STRING
-    CHECKED_STRING
-    UUID
-    BYTEA
-    SENT_BOOLEAN  # from here on: of values in binary format
-    SENT_INT2
-    SENT_INT4
-    SENT_INT8
-    SENT_OID
-    SENT_FLOAT4
-    SENT_FLOAT4_AS_DOUBLE
-    SENT_FLOAT8
-    SENT_DECIMAL
-    SENT_NUMERIC
-    SENT_DATE
-    SENT_TIME
-    SENT_TIMESTAMP
-    SENT_BYTES
-    SENT_CHECKED_STRING
-    SENT_VERSION_1
-    SENT_CHECKED_VERSION_1
-    SENT_UUID
-
-KINDS = {
-    Opcode.BOOLEAN: BOOLEAN,
-    Opcode.INTEGER: INTEGER,
-    Opcode.FLOAT4: FLOAT4,
-    Opcode.FLOAT4_AS_DOUBLE: FLOAT4_AS_DOUBLE,
-    Opcode.FLOAT8: FLOAT8,
-    Opcode.DECIMAL: DECIMAL,
-    Opcode.DATE: DATE,
-    Opcode.TIME: TIME,
-    Opcode.TIMESTAMP: TIMESTAMP,
-    Opcode.TIMESTAMPTZ: TIMESTAMPTZ,
-    # In keys the infinities are numbers; they are none of the common forms.
-    Opcode.KEY_DATE: DATE,
-    Opcode.KEY_TIMESTAMP: TIMESTAMP,
-    Opcode.KEY_TIMESTAMPTZ: TIMESTAMPTZ,
-    Opcode.STRING: STRING,
-    Opcode.CHECKED_STRING: CHECKED_STRING,
-    Opcode.UUID: UUID,
-    Opcode.BYTEA: BYTEA,
-}
-
-# By what is to be written and what it is read from, as the short cuts of ``avro.from_binary``.
-SENT_KINDS = {
-    (Opcode.BOOLEAN, numbers.boolean): SENT_BOOLEAN,
-    (Opcode.INTEGER, numbers.int2): SENT_INT2,
-    (Opcode.INTEGER, numbers.int4): SENT_INT4,
-    (Opcode.INTEGER, numbers.int8): SENT_INT8,
-    (Opcode.INTEGER, numbers.oid): SENT_OID,
-    (Opcode.FLOAT4, numbers.float4): SENT_FLOAT4,
-    (Opcode.FLOAT4_AS_DOUBLE, numbers.float4): SENT_FLOAT4_AS_DOUBLE,
-    (Opcode.FLOAT8, numbers.float8): SENT_FLOAT8,
-    (Opcode.DECIMAL, numbers.numeric): SENT_DECIMAL,
-    (Opcode.STRING, numbers.numeric): SENT_NUMERIC,
-    (Opcode.CHECKED_STRING, numbers.numeric): SENT_NUMERIC,
-    (Opcode.DATE, temporal.date): SENT_DATE,
-    (Opcode.KEY_DATE, temporal.date): SENT_DATE,
-    (Opcode.TIME, temporal.time): SENT_TIME,
-    (Opcode.TIMESTAMP, temporal.timestamp): SENT_TIMESTAMP,
-    (Opcode.KEY_TIMESTAMP, temporal.timestamp): SENT_TIMESTAMP,
-    (Opcode.TIMESTAMPTZ, temporal.timestamptz): SENT_TIMESTAMP,
-    (Opcode.KEY_TIMESTAMPTZ, temporal.timestamptz): SENT_TIMESTAMP,
-    (Opcode.STRING, strings.text): SENT_BYTES,
-    (Opcode.STRING, base.version_1): SENT_VERSION_1,
-    (Opcode.CHECKED_STRING, strings.text): SENT_CHECKED_STRING,
-    (Opcode.CHECKED_STRING, base.version_1): SENT_CHECKED_VERSION_1,
-    (Opcode.UUID, strings.uuid): SENT_UUID,
-    (Opcode.BYTEA, strings.bytea): SENT_BYTES,
-}
-
-cdef int64_t EPOCH_US = POSTGRES_EPOCH_US
-cdef int64_t SECOND_US = 1_000_000
-cdef int64_t DAY_US = 86_400 * SECOND_US
-cdef int64_t EPOCH_DAYS = EPOCH_US // DAY_US
-
-cdef int64_t[19] POWERS  # of ten, all that 64 bits hold
-cdef int _exponent
-POWERS[0] = 1
-for _exponent in range(1, 19):
-    POWERS[_exponent] = POWERS[_exponent - 1] * 10
-
-cdef int[13] DAYS_OF_MONTH
-DAYS_OF_MONTH[:] = [0, 31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31]
-
-cdef const char* HEX = b"0123456789abcdef"
-
-cdef enum:
-    NUMERIC_NEGATIVE = 0x4000
-    NUMERIC_DSCALE_MAX = 0x3FFF
-    NUMERIC_PLACES = 64  # what is common: digits before the point, and decimal ones after it
-
-cdef uint32_t FLOAT4_MAGNITUDE = 0x7FFF_FFFF, FLOAT4_INFINITY = 0x7F80_0000
-cdef uint64_t FLOAT8_MAGNITUDE = 0x7FFF_FFFF_FFFF_FFFF, FLOAT8_INFINITY = 0x7FF0_0000_0000_0000
+    DONE  # the value, row or record was written
+    FALLBACK  # it does not have the common form, so the twin in Python has to handle the whole change
 
 
 include "buffer.pxi"
+include "kinds.pxi"
+include "records.pxi"
 include "text.pxi"
 include "binary.pxi"
 
@@ -183,86 +62,20 @@ cdef struct Message:
     Py_ssize_t end
 
 
-cdef int64_t take_stamp(stamp) except -1:
-    """Write what all records of the transaction share, before the seq and behind it; the next seq.
-
-    As ``Stamp.encode`` does.
-    """
-    transaction = stamp.transaction
-    origin = transaction.origin
-    HEAD.clear()
-    HEAD.put_long(stamp.epoch)
-    HEAD.put_long(transaction.commit_lsn)
-    TAIL.clear()
-    TAIL.put_long(transaction.xid)
-    TAIL.put_long(transaction.commit_ts + EPOCH_US)
-    if origin is None:
-        TAIL.put_byte(0)
-    else:
-        TAIL.put_byte(2)
-        TAIL.put_object(encode_bytes(origin.encode()))
-    return stamp.next_seq
-
-
-cdef struct Account:
-    # Of what is pending.
-    Py_ssize_t size
-    Py_ssize_t events
-
-
-cdef object new_record(target, op, key, value, timestamp_ms):
-    """As ``Record(...)``, without the call."""
-    cdef PyTypeObject* record_type = <PyTypeObject*>Record
-    cdef object record = record_type.tp_alloc(record_type, 5)
-    Py_INCREF(target)
-    PyTuple_SET_ITEM(record, 0, target)
-    Py_INCREF(op)
-    PyTuple_SET_ITEM(record, 1, op)
-    Py_INCREF(key)
-    PyTuple_SET_ITEM(record, 2, key)
-    Py_INCREF(value)
-    PyTuple_SET_ITEM(record, 3, value)
-    Py_INCREF(timestamp_ms)
-    PyTuple_SET_ITEM(record, 4, timestamp_ms)
-    FORGET_HASH(<void*>record)
-    # Nothing in it refers to records: the collector, which looks at every new object, need not look at millions.
-    PyObject_GC_UnTrack(<void*>record)
-    return record
-
-
-cdef void set_column(Column* column, kind, to_text):
-    column.kind = KINDS.get(kind.opcode, PYTHON)
-    column.sent = SENT_KINDS.get((kind.opcode, to_text), PYTHON)
-    column.unit_us = 1
-    if column.kind == INTEGER:
-        column.lowest, column.highest = kind.parameters
-        column.precision = len(str(column.highest))
-    elif column.kind == DECIMAL:
-        column.precision, column.scale = kind.parameters
-    elif column.kind == TIME:
-        column.highest = kind.parameters[0]
-        if len(kind.parameters) > 1:
-            column.unit_us = kind.parameters[1]
-    elif column.kind in (DATE, TIMESTAMP, TIMESTAMPTZ):
-        column.lowest, column.highest = kind.parameters[:2]
-        if len(kind.parameters) > 2:
-            column.unit_us = kind.parameters[2]
-
-
-# One row is written at a time, and nothing waits in between: all tables share these.
+# One row is written at a time, without waiting for anything, so all tables share these buffers.
 cdef Buffer HEAD = Buffer(), TAIL = Buffer(), VALUE = Buffer(), KEY = Buffer(), OLD_KEY = Buffer()
 cdef bint busy = False
 
 
 cdef void free_large() noexcept:
-    """Keep no memory that only a large row needs: the next row may be long in coming."""
+    """Free memory that only a large row needed, because the next row may arrive much later."""
     VALUE.clear()
     KEY.clear()
     OLD_KEY.clear()
 
 
 cdef class Rows:
-    """The changes of one version of a table; ``encoder`` None: of a table that is left out."""
+    """Adds the changes of one version of a table. ``encoder`` is None if the table is not published."""
 
     cdef readonly object relation
     cdef readonly object encoder
@@ -308,7 +121,7 @@ cdef class Rows:
         PyMem_Free(self.lacking)
 
     cdef int _compile(self, encoder) except -1:
-        """Make of what was decided for the table what its rows are written by."""
+        """Translate the decisions in ``encoder`` into the tables of opcodes that rows are written with."""
         cdef int place
         row, key = encoder.row, encoder.key
         self.target, self.tombstones, self.is_full = encoder.target, encoder.tombstones, encoder.is_full
@@ -338,7 +151,7 @@ cdef class Rows:
         return 0
 
     def add(self, bytes message, stamp, pending, *, bint is_streamed):
-        """Add what an Insert, Update, Delete or Truncate becomes; ProtocolError when it is none."""
+        """Add the records of an Insert, Update, Delete or Truncate; ProtocolError if the message is invalid."""
         cdef int64_t seq
         cdef Account account
         global busy
@@ -364,7 +177,7 @@ cdef class Rows:
         self.pure.add(message, stamp, pending, is_streamed=is_streamed)
 
     cdef bint _is_expected(self, stamp) except -1:
-        """Whether records of the transaction are to become dead letters: a matter of the twin."""
+        """Return whether dead letters replace records of the transaction, which only the twin in Python can do."""
         dead_letters = self.encoder.dead_letters
         return dead_letters is not None and dead_letters.expected(stamp.transaction.commit_lsn)
 
@@ -372,63 +185,64 @@ cdef class Rows:
         self, const uint8_t* data, Py_ssize_t end, bint is_streamed,
         int64_t* seq, timestamp_ms, list records, Account* account,
     ) except -1:
-        """Append the records of one message; ODD: nothing was done."""
+        """Append the records of one message. If the result is FALLBACK, nothing was appended."""
         cdef Message message
         message.data, message.end, message.at = data, end, 9 if is_streamed else 5
         VALUE.clear()
         KEY.clear()
         if end < 1:
-            return ODD
+            return FALLBACK
         if data[0] == b"I":
             return self._insert(&message, seq, timestamp_ms, records, account)
         if data[0] == b"U":
             return self._update(&message, seq, timestamp_ms, records, account)
         if data[0] == b"D":
             return self._delete(&message, seq, timestamp_ms, records, account)
-        return ODD
+        return FALLBACK
 
     cdef int _insert(self, Message* message, int64_t* seq, timestamp_ms, list records, Account* account) except -1:
         VALUE.put_object(self.insert_head)
         VALUE.put_object(NO_BEFORE)
         if self._after(message, seq) != DONE or self._key(KEY) != DONE or self.lacking_count:
-            return ODD  # somebody may have to be told of a row that lacks values
+            return FALLBACK  # the twin calls on_incomplete for a row that lacks values
         self._append(self.insert_op, seq, timestamp_ms, records, account)
         return DONE
 
     cdef int _update(self, Message* message, int64_t* seq, timestamp_ms, list records, Account* account) except -1:
         cdef bint has_old = message.at < message.end and message.data[message.at] == b"O"
         if has_old and not self.is_full:
-            return ODD  # the old row is that of a partition, and may have nothing but a key
+            return FALLBACK  # the old row comes from a partition, and may have only the columns of its key
         VALUE.put_object(self.update_head)
         if has_old:
             VALUE.put_byte(2)
             if self._tuple(message, b"O", False) != DONE or self.lacking_count:
-                return ODD
+                return FALLBACK
             VALUE.put_object(FULL_IMAGE)
             OLD_KEY.clear()
             if self._key(OLD_KEY) != DONE:
-                return ODD
+                return FALLBACK
         else:
             VALUE.put_object(NO_BEFORE)
         if self._after(message, seq) != DONE or self._key(KEY) != DONE:
-            return ODD
+            return FALLBACK
         if has_old and (
             self.lacking_count or KEY.size != OLD_KEY.size or memcmp(KEY.data, OLD_KEY.data, KEY.size) != 0
         ):
-            return ODD  # the old row has what is missing; the change of a key is two records
+            # The twin fills values that are missing from the old row, and writes two records if the key has changed.
+            return FALLBACK
         self._append(UPDATE, seq, timestamp_ms, records, account)
         return DONE
 
     cdef int _delete(self, Message* message, int64_t* seq, timestamp_ms, list records, Account* account) except -1:
         cdef bint is_whole = message.at < message.end and message.data[message.at] == b"O"
         if is_whole and not self.is_full:
-            return ODD  # as for an update
+            return FALLBACK  # the old row comes from a partition, as in _update
         VALUE.put_object(self.delete_head)
         VALUE.put_byte(2)
         if self._tuple(message, b"O" if is_whole else b"K", not is_whole) != DONE or self.lacking_count:
-            return ODD
+            return FALLBACK
         if message.at != message.end or self._key(KEY) != DONE:
-            return ODD
+            return FALLBACK
         VALUE.put_object(FULL_IMAGE if is_whole else KEY_IMAGE)
         VALUE.put(b"\0\0\0", 3)  # after is null, nothing is unchanged, nothing is raw
         self._finish(seq)
@@ -439,11 +253,11 @@ cdef class Rows:
         return DONE
 
     cdef int _after(self, Message* message, int64_t* seq) except -1:
-        """Write the fields from ``after`` to the end, of the last tuple of a message."""
+        """Write the fields from ``after`` to the end. ``after`` is the last tuple of the message."""
         cdef int place
         VALUE.put_byte(2)
         if self._tuple(message, b"N", False) != DONE or message.at != message.end:
-            return ODD
+            return FALLBACK
         if self.lacking_count:
             VALUE.put_long(self.lacking_count)
             for place in range(self.lacking_count):
@@ -453,7 +267,7 @@ cdef class Rows:
         return DONE
 
     cdef int _finish(self, int64_t* seq) except -1:
-        """Write the fields from ``epoch`` to the end; there are no flags."""
+        """Write the fields from ``epoch`` to the end, with an empty list of flags."""
         VALUE.put(HEAD.data, HEAD.size)
         VALUE.put_long(seq[0])
         VALUE.put(TAIL.data, TAIL.size)
@@ -469,28 +283,31 @@ cdef class Rows:
         return key
 
     cdef int _tuple(self, Message* message, uint8_t kind, bint only_identity) except -1:
-        """Write a row, and keep where its values stand; ``only_identity``: what is sent of others is filler."""
+        """Write a row, and note the place of each value in ``values``.
+
+        ``only_identity``: the row has only the columns of the replica identity. The server fills the others with nulls.
+        """
         cdef const uint8_t* data = message.data
         cdef Py_ssize_t at = message.at, end = message.end, size
         cdef int place
         cdef uint8_t sent
         self.lacking_count = 0
         if end - at < 3 or data[at] != kind or big_endian_2(data + at + 1) != <uint32_t>self.width:
-            return ODD
+            return FALLBACK
         at += 3
         for place in range(self.width):
             if at >= end:
-                return ODD
+                return FALLBACK
             sent = data[at]
             at += 1
             self.values[place].kind = sent
             if sent == b"t" or sent == b"b":
                 if end - at < 4:
-                    return ODD
+                    return FALLBACK
                 size = big_endian_4(data + at)
                 at += 4
                 if size < 0 or size > end - at:
-                    return ODD
+                    return FALLBACK
                 self.values[place].text, self.values[place].size = data + at, size
                 at += size
                 if only_identity and not self.is_identity[place]:
@@ -499,23 +316,23 @@ cdef class Rows:
                 VALUE.put_byte(2)
                 if sent == b"t":
                     if self._value(VALUE, &self.columns[place], self.writers, place, &self.values[place]) != DONE:
-                        return ODD
+                        return FALLBACK
                 elif self._binary(
                     VALUE, &self.columns[place], self.binary_writers, place, &self.values[place]
                 ) != DONE:
-                    return ODD
+                    return FALLBACK
             elif sent == b"n" or sent == b"u":
                 VALUE.put_byte(0)
                 if sent == b"u" and not (only_identity and not self.is_identity[place]):
                     self.lacking[self.lacking_count] = place
                     self.lacking_count += 1
             else:
-                return ODD
+                return FALLBACK
         message.at = at
         return DONE
 
     cdef int _key(self, Buffer out) except -1:
-        """Write the key of the row written last."""
+        """Write the key of the row that was written last."""
         cdef int place
         cdef Value* value
         if not self.has_key:
@@ -525,11 +342,11 @@ cdef class Rows:
             value = &self.values[self.key_places[place]]
             if value.kind == b"t":
                 if self._value(out, &self.key_columns[place], self.key_writers, place, value) != DONE:
-                    return ODD
+                    return FALLBACK
             elif value.kind != b"b" or self._binary(
                 out, &self.key_columns[place], self.key_binary_writers, place, value
             ) != DONE:
-                return ODD
+                return FALLBACK
         return DONE
 
     cdef int _value(self, Buffer out, Column* column, list writers, int place, Value* value) except -1:
@@ -555,19 +372,19 @@ cdef void* allocated(Py_ssize_t count, Py_ssize_t size) except NULL:
 
 
 cdef int written(Buffer out, write, value) except -1:
-    """Write what a writer in Python makes of a value; ODD when it makes nothing."""
+    """Write the result of a column's writer in Python; FALLBACK if the writer raises an error."""
     try:
         out.put_object(<bytes?>write(value))
     except Exception:
-        return ODD  # the twin meets it again, and says what it means
+        return FALLBACK  # the twin raises the same error again, and handles it
     return DONE
 
 
 def add_run(list frames, Py_ssize_t at, dict relations, dict ready, stamp, pending):
-    """Add the rows that begin at ``frames[at]``, none of them streamed; where the run ended.
+    """Add the rows from ``frames[at]`` on, and return the index at which the run ended. No row may be streamed.
 
-    It ends before what is no row of a table in ``ready`` whose version is that of ``relations``, and when ``pending``
-    is full.
+    The run ends before a frame that is not a row, before a row whose table is not in ``ready``, or is there in another
+    version than in ``relations``, and when ``pending`` is full.
     """
     cdef Py_ssize_t count = len(frames), limit = pending.limit
     cdef list records = pending.records
@@ -602,10 +419,10 @@ def add_run(list frames, Py_ssize_t at, dict relations, dict ready, stamp, pendi
                 rows = <Rows>found
                 is_expected = rows.encoder is not None and rows._is_expected(stamp)
             if rows.encoder is not None:
-                outcome = ODD if is_expected else rows._encode(
+                outcome = FALLBACK if is_expected else rows._encode(
                     data, size, False, &seq, timestamp_ms, records, &account
                 )
-                if outcome == ODD:
+                if outcome == FALLBACK:
                     stamp.next_seq, pending.size, pending.events = seq, account.size, account.events
                     rows.pure.add(frame[MESSAGE_AT:], stamp, pending, is_streamed=False)
                     seq, account.size, account.events = stamp.next_seq, pending.size, pending.events

@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=True, wraparound=False, cdivision=True
-"""Runs of records into librdkafka's queue: the compiled twin of ``runs``, which says what is done here.
+"""Runs of records into librdkafka's queue: the compiled twin of ``runs``, which documents what is done here.
 
-Records are counted per target, and the counts given to the cut when the run ends.
+Records are counted per target. The cut gets the counts when the run ends.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
@@ -37,7 +37,7 @@ cdef uint32_t murmur2(const uint8_t* data, Py_ssize_t size) noexcept:
 
 
 cdef class Tally:
-    """What a run has produced for one target."""
+    """Counts the records that a run has produced for one target."""
 
     cdef object target
     cdef object topic
@@ -49,7 +49,7 @@ cdef class Tally:
     cdef Py_ssize_t used_at
 
     def __cinit__(self, target, uint32_t partitions):
-        assert partitions > 0, "every topic has some"
+        assert partitions > 0, "every topic has partitions"
         self.target, self.topic, self.partitions = target, target.topic, partitions
         self.produced = <int64_t*>PyMem_Calloc(max(partitions, 1), sizeof(int64_t))
         if self.produced is NULL:
@@ -85,16 +85,17 @@ cdef class Tally:
 
 
 def last_use(Tally tally):
-    """When a tally was used last: of several versions of a table the last one counts as the present one."""
+    """Return when a tally was used last. Of several versions of a table, the one used last is the present one."""
     return tally.used_at
 
 
 def produce_run(produce, list records, Py_ssize_t at, partitions, cut, *, Py_ssize_t room, Py_ssize_t largest):
-    """Produce the records that begin at ``records[at]``, and count them in ``cut``; where it ended, and the room left.
+    """Produce the records from ``records[at]`` on, and count them in ``cut``.
 
-    ``partitions``: how many a topic has. ``room``: bytes of values that may be queued; the run ends when there is
-    none, and after LONGEST. It ends before a record for all partitions, a value above ``largest`` bytes, and one that
-    ``produce`` refuses.
+    Return the index at which the run ended, and the room that is left. ``partitions`` returns how many partitions a
+    topic has. ``room``: the bytes of values that may still be queued. The run ends when no room is left, and after
+    LONGEST records. It ends before a record for all partitions, before a value above ``largest`` bytes, and before a
+    record that ``produce`` refuses.
     """
     cdef dict tallies = {}
     cdef Tally tally = None
@@ -104,7 +105,7 @@ def produce_run(produce, list records, Py_ssize_t at, partitions, cut, *, Py_ssi
     try:
         while at < end and room > 0:
             found = records[at]
-            assert isinstance(found, tuple), "a Record is one"
+            assert isinstance(found, tuple), "a Record is a tuple"
             record = <tuple>found
             target, op, key, value, timestamp_ms = record[0], record[1], record[2], record[3], record[4]
             size = 0 if value is None else PyBytes_GET_SIZE(<bytes?>value)
@@ -121,10 +122,10 @@ def produce_run(produce, list records, Py_ssize_t at, partitions, cut, *, Py_ssi
                     murmur2(<const uint8_t*>PyBytes_AS_STRING(<bytes>key), size_of_key) & 0x7FFFFFFF
                 ) % tally.partitions
             try:
-                # by position, which is faster: the callback has two names, so two places
+                # Arguments by position are faster. The callback takes two of them, because it has two names.
                 produce(tally.topic, value, key, partition, None, None, timestamp_ms)
             except Exception:
-                break  # whoever comes next meets it again, and knows what to do about it
+                break  # the sink sends this record by itself, gets the same error again, and handles it
             room -= size
             tally.count(op, partition, at)
             at += 1

@@ -1,8 +1,8 @@
-"""Which of two twins runs: the modules compiled from Cython where they were built, else those in Python.
+"""The choice between two twins: the modules compiled from Cython if they were built, or else those in Python.
 
-Who uses a module that has a twin, chooses by ``COMPILED``. ``PGSLUICE_SPEEDUPS`` decides: ``auto`` (or nothing) takes
-what is there, ``require`` refuses to start without the compiled ones, ``off`` leaves them alone. Both do the same, byte
-for byte; only the time that it takes differs.
+Code that uses a module with a twin chooses by ``COMPILED``. The environment variable ``PGSLUICE_SPEEDUPS`` decides:
+``auto`` (or nothing) uses the compiled modules if they exist, ``require`` refuses to start without them, and ``off``
+does not use them. Both give the same results, byte for byte. Only the time differs.
 """
 
 import os
@@ -18,7 +18,7 @@ CHOICES: Final = ("auto", "require", "off")
 
 
 def _choose(choice: str) -> tuple[bool, str]:
-    """Return whether the compiled modules run, and why not."""
+    """Return whether the compiled modules run, and if not, why."""
     if choice == "off":
         return False, f"{VARIABLE}=off"
     try:
@@ -31,21 +31,22 @@ def _choose(choice: str) -> tuple[bool, str]:
 
 COMPILED, WHY_NOT = _choose(os.environ.get(VARIABLE, ""))
 NAME: Final = "compiled" if COMPILED else "python"
-"""For labels."""
+"""The name of what runs, for labels of metrics."""
 
 
 def check() -> None:
-    """Raise ConfigError when the environment asks for what is not there."""
+    """Raise ConfigError if the environment requires compiled modules that cannot be used."""
     choice = os.environ.get(VARIABLE) or CHOICES[0]
     if choice not in CHOICES:
         raise ConfigError(f"{VARIABLE} is {choice!r}: write one of {', '.join(CHOICES)}.")
     if choice == "require" and not COMPILED:
         raise ConfigError(
-            f"{VARIABLE}=require, but the compiled modules cannot be used: {WHY_NOT}. Install a wheel, or build with "
-            "a C compiler and Python's headers at hand; without the variable pgsluice runs in pure Python, slower."
+            f"{VARIABLE}=require, but the compiled modules cannot be used: {WHY_NOT}. pgsluice does not start. Install "
+            "a wheel, or build with a C compiler and Python's headers. Without the variable, pgsluice runs in pure "
+            "Python, which is slower."
         )
 
 
 def describe() -> str:
-    """Return what runs, in words."""
+    """Return what runs, for people."""
     return NAME if COMPILED else f"pure Python ({WHY_NOT})"

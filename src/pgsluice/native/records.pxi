@@ -1,0 +1,66 @@
+# --- records, and the fields that those of one transaction share
+
+cdef extern from "Python.h":
+    ctypedef struct PyTypeObject:
+        object (*tp_alloc)(PyTypeObject*, Py_ssize_t)
+
+    void PyTuple_SET_ITEM(object, Py_ssize_t, object)
+    void PyObject_GC_UnTrack(void*)
+
+cdef extern from *:
+    """
+    #if PY_VERSION_HEX >= 0x030E0000
+    #define FORGET_HASH(record) (((PyTupleObject*)(record))->ob_hash = -1)
+    #else
+    #define FORGET_HASH(record) ((void)(record))
+    #endif
+    """
+    void FORGET_HASH(void*)  # from Python 3.14 on, a tuple stores its hash, and its constructor sets -1
+
+
+cdef struct Account:
+    # The sums of the records that are pending.
+    Py_ssize_t size
+    Py_ssize_t events
+
+
+cdef int64_t take_stamp(stamp) except -1:
+    """Write the fields that all records of the transaction share into HEAD and TAIL, and return the next seq.
+
+    HEAD has the fields before the seq, and TAIL those after it, as ``Stamp.encode`` writes them.
+    """
+    transaction = stamp.transaction
+    origin = transaction.origin
+    HEAD.clear()
+    HEAD.put_long(stamp.epoch)
+    HEAD.put_long(transaction.commit_lsn)
+    TAIL.clear()
+    TAIL.put_long(transaction.xid)
+    TAIL.put_long(transaction.commit_ts + EPOCH_US)
+    if origin is None:
+        TAIL.put_byte(0)
+    else:
+        TAIL.put_byte(2)
+        TAIL.put_object(encode_bytes(origin.encode()))
+    return stamp.next_seq
+
+
+cdef object new_record(target, op, key, value, timestamp_ms):
+    """Return what ``Record(...)`` returns, without the cost of the call."""
+    cdef PyTypeObject* record_type = <PyTypeObject*>Record
+    cdef object record = record_type.tp_alloc(record_type, 5)
+    Py_INCREF(target)
+    PyTuple_SET_ITEM(record, 0, target)
+    Py_INCREF(op)
+    PyTuple_SET_ITEM(record, 1, op)
+    Py_INCREF(key)
+    PyTuple_SET_ITEM(record, 2, key)
+    Py_INCREF(value)
+    PyTuple_SET_ITEM(record, 3, value)
+    Py_INCREF(timestamp_ms)
+    PyTuple_SET_ITEM(record, 4, timestamp_ms)
+    FORGET_HASH(<void*>record)
+    # The garbage collector looks at every tuple again and again. A record cannot be part of a cycle, so there is no
+    # need to let it look at millions of them.
+    PyObject_GC_UnTrack(<void*>record)
+    return record
