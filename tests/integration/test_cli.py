@@ -46,7 +46,7 @@ def test_check_and_slot(settings: str, capsys: pytest.CaptureFixture[str]) -> No
     assert findings[0] == {"name": "configuration", "verdict": "OK", "detail": "can be used", "remedy": ""}
     assert len(findings) > 5
     assert cli.main(["slot", "status", "-c", settings]) == 69
-    assert "there is no slot" in capsys.readouterr().err
+    assert "does not exist: create it with" in capsys.readouterr().err
     assert cli.main(["slot", "create", "-c", settings]) == 0
     assert "created, its stream begins at 0/" in capsys.readouterr().out
     assert cli.main(["slot", "status", "-c", settings]) == 0

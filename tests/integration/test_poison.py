@@ -321,4 +321,4 @@ def test_a_dead_letter_that_is_refused_stops(start: Start) -> None:
     configure(pipeline, "dead_letters", "max.message.bytes", "100")
     insert(pipeline, (1, "small"), (2, large()))
     assert pipeline.daemon.wait() == 65
-    assert "A dead letter was refused, too." in pipeline.daemon.log_text()
+    assert "A dead letter was refused as well." in pipeline.daemon.log_text()

@@ -16,7 +16,7 @@ _SNAPSHOT = "Load tables through a running pipeline, and manage what it loads."
 _SNAPSHOT_ACTIONS = {
     "start": "Load tables, or load them again.",
     "status": "Print which tables are loaded, and how far loads have come.",
-    "pause": "Read no more rows until `resume`. Changes are delivered as ever.",
+    "pause": "Read no more rows until `resume`. Changes are still delivered.",
     "resume": "Go on with loads that were paused.",
     "cancel": "End loads. Rows that were delivered stay.",
 }
@@ -68,16 +68,16 @@ def parser(commands: Mapping[str, Run]) -> Parser:
         nargs="?",
         choices=["serve", "export"],
         default="serve",
-        help="serve the schemas of prefixes, without a pipeline; or give them to a registry server, with their ids",
+        help="serve the schemas of prefixes, without a pipeline; or copy them to a registry server, with their ids",
     )
     registry.add_argument(
         "--prefix", action="append", help="topic prefix, may be repeated (default: the configured one)"
     )
-    registry.add_argument("--url", help="of the server to export to (default: schema_registry.url)")
+    registry.add_argument("--url", help="URL of the server to export to (default: schema_registry.url)")
     status = add("status", "Print what a running daemon does.")
-    status.add_argument("--url", help="of the daemon (default: where http.listen says)")
+    status.add_argument("--url", help="URL of the daemon (default: where http.listen says)")
     health = add("health", "Ask a running daemon whether it lives: exit 0, or 69.")
-    health.add_argument("--url", help="of the daemon (default: where http.listen says)")
+    health.add_argument("--url", help="URL of the daemon (default: where http.listen says)")
     health.add_argument("--ready", action="store_true", help="ask whether it is ready as well")
     health.add_argument("--role", choices=["active"], help="ask whether it is ready and owns the slot")
     config = add("config", "Print settings: in force, an example, their JSON schema, a reference.")

@@ -126,7 +126,8 @@ def _registry(options: argparse.Namespace) -> int:
         return 0
     done = registry_commands.export_registry(settings, prefixes)
     lines = [
-        f"{subject}: {exported} schemas exported, {known} were there" for subject, (exported, known) in done.items()
+        f"{subject}: {exported} schemas exported, {known} were there already"
+        for subject, (exported, known) in done.items()
     ]
     return _say(*lines, f"{len(done)} subjects")
 
@@ -145,7 +146,9 @@ def _slot(options: argparse.Namespace) -> int:
             return _say(f"slot {name} dropped")
     state = slots.slot_status(settings)
     if state is None:
-        raise UnavailableError(f"there is no slot {name}: `pgsluice slot create` makes it, or the first run")
+        raise UnavailableError(
+            f"slot {name} does not exist: create it with `pgsluice slot create`, or let the first run create it"
+        )
     return _say(*_outline({key: _cell(key, value) for key, value in asdict(state).items()}))
 
 
@@ -259,7 +262,9 @@ def _status(options: argparse.Namespace) -> int:
     except ValueError:
         status = None
     if not isinstance(status, Mapping):
-        raise UnavailableError(f"what answers there is no pgsluice: asked for its status, it said {code}")
+        raise UnavailableError(
+            f"the program that answers there is not pgsluice: asked for its status, it answered {code}"
+        )
     return _say(*_outline(status))
 
 

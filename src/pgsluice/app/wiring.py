@@ -89,7 +89,7 @@ def source_options(settings: Settings) -> SourceOptions:
         origin=postgres.origin,
     )
     if postgres.messages and postgres.streaming != "off":
-        log.info("streaming is off, because messages are published: those of a rolled-back savepoint would be, too")
+        log.info("streaming is off, because messages are published: it would include those of rolled-back savepoints")
     return SourceOptions(
         connection_options(settings),
         settings.slot_name,

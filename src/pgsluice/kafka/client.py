@@ -95,8 +95,8 @@ _TOO_LARGE: Final = (
 )
 _TIMESTAMP: Final = 'Compare the clocks, or set kafka.timestamp = "produce".'
 _INVALID: Final = (
-    "A topic with cleanup.policy=compact takes no record without key; and any topic only timestamps within its "
-    f"message.timestamp.before.max.ms and .after.max.ms. {_TIMESTAMP}"
+    "A topic with cleanup.policy=compact takes no record without key. Every topic takes only timestamps within "
+    f"its message.timestamp.before.max.ms and .after.max.ms. {_TIMESTAMP}"
 )
 _MEANING: Final[Mapping[int, tuple[type[PgsluiceError], str]]] = {
     **dict.fromkeys(_DENIED, (PermissionDenied, "Check the credentials under kafka.client, and the user's ACLs.")),

@@ -177,7 +177,7 @@ class Ledger:
         self._raise_if(changed)
         if missing and missing != self._missing:
             log.warning(
-                "Kafka takes nothing where fewer replicas are in sync than min.insync.replicas",
+                "Kafka takes no records where fewer replicas are in sync than min.insync.replicas",
                 partitions=missing[:_PARTITIONS_SHOWN],
             )
         self._missing = missing
@@ -197,7 +197,7 @@ class Ledger:
         return self._agreed(Account(self._known.topics, ends)).ends
 
     def predict(self, cut: Cut) -> dict[Place, int] | None:
-        """Return the end offsets that ``cut`` will have to list once it is written; None if they cannot be predicted.
+        """Return the end offsets that ``cut`` will have to list once it is written, or None if they are uncertain.
 
         The records need not be in Kafka yet, so the cut record can be sent together with them. Call :meth:`mismatch`
         before the commit to find out whether the prediction was right.

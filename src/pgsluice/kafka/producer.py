@@ -82,7 +82,7 @@ class ProducerOptions:
         if self.request_bytes is not None:
             # The brokers close the connection when a request is larger, and give no reason. Sending it again does not
             # help.
-            what = "the {limit} bytes that the brokers' socket.request.max.bytes leaves, before compression: raise that"
+            what = "the {limit} bytes that the brokers' socket.request.max.bytes allows, before compression: raise it"
             limits.append((self.request_bytes - REQUEST_OVERHEAD_BYTES, what))
         return min(limits)
 

@@ -139,7 +139,7 @@ class Refusals:
     def _refused(self, first: _Record, sentence: str, letters: Sequence[DeadLetter | None]) -> PgsluiceError:
         found = [letter for letter in letters if letter is not None]
         if first.topic == self.inspector.dead_letters_topic:
-            return PoisonError(f"A dead letter was refused, too. {sentence}")
+            return PoisonError(f"A dead letter was refused as well. {sentence}")
         return Refused(sentence, found) if found else PoisonError(sentence)
 
     def _letter(self, record: _Record, limit: int | None) -> DeadLetter | None:

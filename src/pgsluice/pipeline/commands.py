@@ -191,7 +191,7 @@ def _patterns(command: Command) -> list[TablePattern]:
     if command.verb in ("pause", "resume"):
         return []
     if not 0 < len(command.tables) <= TABLES_MAX:
-        raise _Refusal(f"It names {len(command.tables)} tables, but needs one at least, and {TABLES_MAX} at most.")
+        raise _Refusal(f"It names {len(command.tables)} tables, but it needs at least one, and at most {TABLES_MAX}.")
     try:
         return [TablePattern.parse(text) for text in command.tables]
     except ValueError as error:

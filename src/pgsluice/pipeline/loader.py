@@ -263,8 +263,8 @@ class Loader:
         self._tracks_loads = True
         if found:
             log.warning(
-                "tables count as loaded, because an earlier version has delivered their changes: the rows that were "
-                "there before are read if `pgsluice snapshot start` asks for that",
+                "tables count as loaded, because an earlier version has delivered their changes: to read the rows that "
+                "were there before, run `pgsluice snapshot start`",
                 tables=len(found),
             )
 

@@ -305,7 +305,7 @@ class TableReading:
         self._metrics.snapshot_rounds.labels("placed" if fits else "no_place").inc()
         table.voids = 0 if fits else table.voids + 1
         if table.voids > VOIDS_MAX:
-            raise TableUnreadable("Its transactions become visible in another order than they commit in.")
+            raise TableUnreadable("Its transactions become visible in another order than the order of their commits.")
 
     async def _rows(
         self, table: LoadingTable, shape: Shape, load: Load | None, moved: Sequence[tuple[str, ...]]

@@ -176,7 +176,7 @@ class Startup:
             check_pipeline(last, name)
         if last is None or last.is_announcement or self._adopt:
             return
-        await self._wait_if_standby(source, "the slot is not there")
+        await self._wait_if_standby(source, "it does not have the slot")
         raise HistoryError(
             f"Slot {slot!r} does not exist on this server, but changes before {format_lsn(last.end_lsn)} were "
             "delivered from it. If this is the wrong server, connect to the right one. If the slot was dropped, the "
@@ -186,7 +186,9 @@ class Startup:
     async def _wait_if_standby(self, source: Source, but: str) -> None:
         """Raise SourceUnavailable on a standby, because it may be behind, or be the wrong server for a moment."""
         if await source.is_standby():
-            raise SourceUnavailable(f"The server is a standby, and {but}: waiting for it, or for the primary.")
+            raise SourceUnavailable(
+                f"The server is a standby, and {but}. pgsluice waits for the standby, or for the primary."
+            )
 
     async def _known_topics(self) -> list[str]:
         """Return the data topics written so far."""

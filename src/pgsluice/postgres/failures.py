@@ -79,7 +79,7 @@ _CONNECTING: Sequence[tuple[str, type[PgsluiceError], str]] = (
     (
         r"no pg_hba\.conf entry|pg_hba\.conf rejects",
         PermissionDenied,
-        "add a line to pg_hba.conf for the role and the database by its name: the name replication won't do",
+        "add a line to pg_hba.conf for the role and the database by its name: the keyword replication is not enough",
     ),
     (
         r"permission denied to start WAL sender|must be superuser or replication role",
@@ -126,7 +126,7 @@ _CONNECTING: Sequence[tuple[str, type[PgsluiceError], str]] = (
     (
         r"does not support SSL, but SSL was required",
         ConfigError,
-        "switch ssl on at the server; with a weaker sslmode, passwords and rows could be read on their way",
+        "switch ssl on at the server; with a weaker sslmode, passwords and rows could be read in the network",
     ),
     (
         r"certificate verify failed|does not match host name|certificate file|key file|root certificate",
@@ -356,8 +356,8 @@ def _poison(error: ServerError, name: str) -> PoisonError:
     what = f"{_condition(error.sqlstate)} (SQLSTATE {error.sqlstate}), its message is in PostgreSQL's log"
     return PoisonError(
         f"PostgreSQL cannot send a change{where} from slot {name!r}: {what}. {_cause(error.sqlstate)}. "
-        "The stream cannot get past this change by itself: pg_replication_slot_advance() to a position "
-        "behind its transaction gives the whole transaction up"
+        "The stream cannot get past this change. To give up its whole transaction, call "
+        "pg_replication_slot_advance() with a position behind it"
     )
 
 

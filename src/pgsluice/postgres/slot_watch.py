@@ -117,7 +117,9 @@ class SlotWatch:
             await self._disconnect()
             if not self._has_failed:
                 reason = str(error) if isinstance(error, PgsluiceError) else repr(error)
-                log.warning("the slot cannot be looked at, so its metrics are unknown until it can", reason=reason)
+                log.warning(
+                    "the slot cannot be read, so its metrics are unknown until a later look succeeds", reason=reason
+                )
             self._has_failed = True
 
     async def _connected_to(self, address: Address) -> Catalog:

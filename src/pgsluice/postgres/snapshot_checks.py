@@ -142,7 +142,7 @@ def _strange(tables: Sequence[LoadableTable]) -> list[Finding]:
         return []
     detail = (
         "the owner of a table can have functions run with the rights of the role that reads it. These tables are not "
-        "loaded, because somebody else than superusers and the owner of the database owns them, a partition, or "
+        "loaded, because somebody other than superusers and the owner of the database owns them, a partition, or "
         f"their schema: {_names(tables)}"
     )
     remedy = "If you trust their owners, name the tables in the publication (FOR TABLE) or in tables.include."

@@ -135,7 +135,7 @@ class PostgresSource:
         """
         if self._started and await self._catalog.wants_to_end(self._replication.backend_pid):
             raise SourceUnavailable(
-                "PostgreSQL has ended the stream and waits for what it sent to be read: leaving at once."
+                "PostgreSQL has ended the stream and waits until its client has read it, so this session ends at once."
             )
         return await self._catalog.current_wal_lsn()
 

@@ -264,10 +264,10 @@ class ReplicationStream:
             is_streaming = await inquire()
         except PgsluiceError as error:
             if (silence_s := self._silence_s()) >= self._timing.alone_after_s:
-                self.fail(_silent(silence_s, f", nor can it be asked: {error}"))
+                self.fail(_silent(silence_s, f", and does not answer on another connection: {error}"))
             return
         if not is_streaming and (silence_s := self._silence_s()) > 0:
-            self.fail(_silent(silence_s, ": it has ended the stream, and the network kept that from us"))
+            self.fail(_silent(silence_s, ": it has ended the stream, but the network has not told us"))
 
     def _on_reporter_done(self, reporter: asyncio.Task[None]) -> None:
         if not reporter.cancelled() and (error := reporter.exception()) is not None:

@@ -199,8 +199,8 @@ def _register(request: _Request) -> object:
             return {"id": found.id}
         raise _read_only(
             f"Subject '{subject}' does not have this schema, and only pgsluice registers schemas, "
-            "when it publishes the first row that needs them. Readers need not register any; to write to "
-            "topics of your own, use a registry of your own"
+            "when it publishes the first row that needs them. Readers need not register any. To write to "
+            "your own topics, use your own registry"
         )
 
     return search
@@ -276,7 +276,7 @@ def _schema_meant(request: _Request) -> str:
         subjects = ", ".join(use.subject for use in uses)
         raise _Refusal(
             AMBIGUOUS_ID,
-            f"Schema {request.names[0]} is another one in each of the subjects {subjects}: ask with ?subject=, or "
+            f"Id {request.names[0]} stands for different schemas in the subjects {subjects}: ask with ?subject=, or "
             "have a registry for each prefix",
         )
     return uses[0].schema

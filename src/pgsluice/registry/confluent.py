@@ -221,8 +221,8 @@ class ConfluentRegistry:
         earlier = self.store.ids_of(subject, text)
         if earlier and earlier[-1] != identifier:
             log.warning(
-                "the schema registry has another id for a schema than messages before: if it does not know theirs, "
-                "`pgsluice registry export` gives it to it",
+                "the schema registry has another id for a schema than earlier messages: if it does not know their id, "
+                "copy the schema to it with `pgsluice registry export`",
                 subject=subject,
                 schema_id=identifier,
                 earlier=earlier,

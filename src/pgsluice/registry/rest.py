@@ -42,8 +42,8 @@ _TOKEN: Final = re.compile(r"[!-~]+")
 """The characters that a header may have. The HTTP library would quote a header that it refuses."""
 
 _TLS_REMEDIES: Final = {
-    "CERTIFICATE_VERIFY_FAILED": "its certificate is not vouched for: name the authority in schema_registry.ca_file",
-    "alert": "it refuses the TLS connection, perhaps for want of a client certificate that it knows: see "
+    "CERTIFICATE_VERIFY_FAILED": "its certificate is not trusted: name its authority in schema_registry.ca_file",
+    "alert": "it refuses the TLS connection, perhaps because it requires a client certificate: check "
     "schema_registry.cert_file and key_file",
 }
 

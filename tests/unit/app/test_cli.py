@@ -381,7 +381,10 @@ def test_status_is_an_outline(url: str, capsys: pytest.CaptureFixture[str]) -> N
         "  -  x",
     ]
     assert cli.main(["status", "--url", f"{url}/elsewhere"]) == 69
-    assert "what answers there is no pgsluice: asked for its status, it said 404" in capsys.readouterr().err
+    assert (
+        "the program that answers there is not pgsluice: asked for its status, it answered 404"
+        in capsys.readouterr().err
+    )
     assert cli.main(["status", "--url", f"{url}/odd"]) == 69
     assert "it said 200" in capsys.readouterr().err
     assert cli.main(["status", "--url", f"{url}/list"]) == 69

@@ -127,7 +127,7 @@ def test_what_is_no_change_can_only_stop(refused: Message) -> None:
 def test_a_dead_letter_that_is_refused_can_only_stop() -> None:
     error = verdict((TOO_LARGE, message(0, 2000, "shop.dead_letters")), limits={"shop.dead_letters": 1000})
     assert type(error) is PoisonError
-    assert str(error).startswith("A dead letter was refused, too. Kafka cannot take a record for shop.dead_letters")
+    assert str(error).startswith("A dead letter was refused as well. Kafka cannot take a record for shop.dead_letters")
 
 
 def test_their_number_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -250,7 +250,7 @@ class TestTls:
 
     async def test_an_authority_that_is_not_trusted(self, tls_server: RegistryServer) -> None:
         async with await RestClient.open(RestOptions(tls_server.url)) as client:
-            with pytest.raises(ConfigError, match=r"not vouched for.*ca_file"):
+            with pytest.raises(ConfigError, match=r"not trusted.*ca_file"):
                 await client.register("a", TEXT)
 
     async def test_files_that_cannot_be_used(self, files: tuple[str, str], tmp_path: Path) -> None:
