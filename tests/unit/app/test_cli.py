@@ -386,7 +386,7 @@ def test_status_is_an_outline(url: str, capsys: pytest.CaptureFixture[str]) -> N
         in capsys.readouterr().err
     )
     assert cli.main(["status", "--url", f"{url}/odd"]) == 69
-    assert "it said 200" in capsys.readouterr().err
+    assert "it answered 200" in capsys.readouterr().err
     assert cli.main(["status", "--url", f"{url}/list"]) == 69
 
 
