@@ -1,7 +1,7 @@
-"""The settings: every key, its type, default, limits and meaning; the documentation is generated from here.
+"""The settings: every key with its type, default, limits and meaning. The documentation is generated from here.
 
-Used by the daemon, which maps settings to the options of the shell packages. Where values come from
-is the business of ``sources``; what two keys must agree on is checked at the later one.
+The daemon maps settings to the options of the shell packages. ``sources`` reads the values. If two keys have to agree,
+this is checked at the one that comes later here.
 
 https://docs.pydantic.dev/latest/concepts/pydantic_settings/
 """
@@ -57,11 +57,11 @@ from pgsluice.errors import ConfigError
 from pgsluice.tables import SERVICE_TOPICS
 
 _STATUS_INTERVALS_PER_TIMEOUT = 3
-"""One lost or late status update must not end the connection."""
+"""With three updates per timeout, one that is lost or late does not end the connection."""
 
 
 class Section(BaseModel):
-    """A table of the file: unknown keys are errors, values never change."""
+    """A table of the file. Unknown keys are errors, and values never change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, hide_input_in_errors=True)
 
@@ -75,7 +75,7 @@ class Postgres(Section):
 
     dsn: Secret | None = Field(
         default=None,
-        description="Connection string or URI of libpq; the keys below take precedence over its parts.",
+        description="Connection string or URI of libpq. The keys below take precedence over its parts.",
         examples=["postgresql://pgsluice@db.example.com:5432/shop"],
     )
     host: Annotated[Text, AfterValidator(no_uri)] | None = Field(
@@ -84,24 +84,28 @@ class Postgres(Section):
         examples=["db.example.com"],
     )
     port: Port | None = Field(default=None, description="TCP port.", examples=[5432])
-    dbname: Text | None = Field(default=None, description="Database; a slot belongs to one.", examples=["shop"])
+    dbname: Text | None = Field(
+        default=None, description="Database. A slot belongs to one database.", examples=["shop"]
+    )
     user: Text | None = Field(default=None, description="Role with the REPLICATION attribute.", examples=["pgsluice"])
     password: Secret | None = Field(
         default=None,
-        description="Password; better from a secret file or the environment than from the file.",
+        description="Password. A secret file or the environment is a better place for it than this file.",
         examples=["secret"],
     )
     password_file: Text | None = Field(
         default=None,
-        description="File whose first line is the password; read again for every connection.",
+        description="File whose first line is the password. It is read again for every connection.",
         examples=["/run/secrets/postgres-password"],
     )
     sslmode: Literal["disable", "allow", "prefer", "require", "verify-ca", "verify-full"] | None = Field(
-        default=None, description="Whether TLS is used, and what is verified.", examples=["verify-full"]
+        default=None,
+        description="Whether TLS is used, and what is verified of the server's certificate.",
+        examples=["verify-full"],
     )
     sslrootcert: Text | None = Field(
         default=None,
-        description='File of the authorities trusted to vouch for the server, or "system".',
+        description='File of the certificate authorities that are trusted for the server\'s certificate, or "system".',
         examples=["/etc/pgsluice/ca.crt"],
     )
     sslcert: Text | None = Field(
@@ -117,44 +121,46 @@ class Postgres(Section):
     )
     slot: SlotName | None = Field(
         default=None,
-        description="Logical replication slot; if not set, pgsluice_ and the pipeline's name.",
+        description="Logical replication slot. If it is not set, the name is pgsluice_ and the pipeline's name.",
         examples=["pgsluice_shop"],
     )
-    publications: Names = Field(default=["pgsluice"], description="Publications to follow; they must exist.")
+    publications: Names = Field(default=["pgsluice"], description="Publications to follow. They have to exist.")
     create_slot: Flag = Field(default=True, description="Create the slot when it does not exist yet.")
     streaming: Literal["off", "on", "parallel"] = Field(
         default="on",
-        description="Whether large transactions are sent while they are in progress, where the server offers it "
-        "(PostgreSQL 14; parallel from 16).",
+        description="Whether the server sends large transactions while they are in progress, if it can (on from "
+        "PostgreSQL 14, parallel from 16).",
     )
     two_phase: Flag = Field(
         default=False,
-        description="Take prepared transactions at PREPARE TRANSACTION and publish them at COMMIT PREPARED "
-        "(PostgreSQL 15). A slot does not forget that it was asked for.",
+        description="Receive prepared transactions at PREPARE TRANSACTION, and publish them at COMMIT PREPARED "
+        "(from PostgreSQL 15). Once it is on, a slot keeps it on for ever.",
     )
     binary: Flag = Field(
         default=False,
-        description="Have values sent in binary format (PostgreSQL 14); what is published is the same, see events.md.",
+        description="Receive values in binary format (from PostgreSQL 14). The events are the same, see events.md.",
     )
     messages: Flag = Field(
         default=False,
-        description="Publish messages of pg_logical_emit_message, too (PostgreSQL 14); switches streaming off.",
+        description="Also publish messages of pg_logical_emit_message (from PostgreSQL 14). This switches streaming "
+        "off.",
     )
     origin: Literal["any", "none"] = Field(
         default="any",
-        description="Changes to publish: all, or only those made on this server (none; PostgreSQL 16).",
+        description="Changes to publish: all (any), or only those that were made on this server (none, from "
+        "PostgreSQL 16).",
     )
     failover: Flag = Field(
-        default=False, description="Create a slot that survives a failover to a standby (PostgreSQL 17)."
+        default=False, description="Create a slot that survives a failover to a standby (from PostgreSQL 17)."
     )
     wal_sender_timeout: Annotated[Duration, Within("1s", "1h")] = Field(
         default=Duration.parse("15s"),
-        description="How soon the server gives up a silent pgsluice and frees the slot for another; "
-        "set for the session, from PostgreSQL 12 on.",
+        description="Time after which the server drops the connection of a pgsluice that does not answer, and frees "
+        "the slot for another one. pgsluice sets it for its session, from PostgreSQL 12 on.",
     )
     status_interval: Annotated[Duration, Within("100ms", "10s")] = Field(
         default=Duration.parse("5s"),
-        description="How often progress is reported to the server; at most a third of wal_sender_timeout.",
+        description="Interval at which progress is reported to the server, at most a third of wal_sender_timeout.",
     )
 
     @field_validator("dsn")
@@ -169,7 +175,7 @@ class Postgres(Section):
     def _check_origin(cls, origin: str, info: ValidationInfo) -> str:
         if origin == "none" and info.data.get("two_phase"):
             raise ValueError(
-                'is "none" beside two_phase = true: PostgreSQL can then lose track of prepared transactions'
+                'is "none" together with two_phase = true: PostgreSQL can then lose track of prepared transactions'
             )
         return origin
 
@@ -179,7 +185,7 @@ class Postgres(Section):
         if password_file is None:
             return None
         if info.data.get("password") is not None:
-            raise ValueError("stands beside postgres.password: keep one of the two")
+            raise ValueError("is set together with postgres.password: keep one of the two")
         libpq.read_password_file(password_file)
         return password_file
 
@@ -197,7 +203,7 @@ class Postgres(Section):
         return interval
 
     def libpq_parameters(self) -> dict[str, str]:
-        """Return what to connect with, for one connection: the password file is read, ConfigError if it cannot be."""
+        """Return the parameters for one connection. The password file is read; ConfigError if that fails."""
         parameters = libpq.parse_dsn(self.dsn.get_secret_value()) if self.dsn else {}
         own = {name: getattr(self, name) for name in libpq.OWN_KEYS if name != "password"}
         parameters |= {name: str(value) for name, value in own.items() if value is not None}
@@ -212,30 +218,30 @@ class Postgres(Section):
 
 
 class Topics(Section):
-    """How topics are named and created, where no rule says otherwise."""
+    """How topics are named and created, unless a rule says otherwise."""
 
     name: Template = Field(
         default="{prefix}.{schema}.{table}",
-        description="Name of a table's topic; characters that Kafka does not allow are escaped as _xHHHH_.",
+        description="Name of a table's topic. Characters that Kafka does not allow are escaped as _xHHHH_.",
     )
     partitions: Count = Field(default=3, description="Partitions of a new topic.")
     replication_factor: ReplicationFactor = Field(
-        default=-1, description="Replicas of a new topic; -1 leaves it to the broker."
+        default=-1, description="Replicas of a new topic. -1 means the broker's default."
     )
     config: TopicConfig = Field(
         default={},
-        description="Topic configuration of a new topic, in Kafka's names.",
+        description="Topic configuration of a new topic, with Kafka's names.",
         examples=[{"min.insync.replicas": "2"}],
     )
     max: Count = Field(
         default=10_000,
-        description="How many topics of tables there may be. No topic is created for a new table beyond them, and "
-        "tables.refused says what becomes of it: whoever may create tables must not fill the cluster with partitions.",
+        description="How many topics of tables there may be, so that people who may create tables cannot fill the "
+        "cluster with partitions. A new table beyond this number gets no topic, and is handled as tables.refused says.",
     )
     changed: Literal["stop", "accept"] = Field(
         default="stop",
-        description="When a topic was deleted, re-created, emptied or given other partitions behind pgsluice's back: "
-        "stop, or go on with it as it is.",
+        description="What happens if somebody else deletes, re-creates or empties a topic, or changes its partitions: "
+        "stop, or go on with the topic as it is.",
     )
 
     @field_validator("name")
@@ -250,26 +256,27 @@ class Kafka(Section):
     """The Kafka cluster."""
 
     bootstrap_servers: Annotated[Text, AfterValidator(no_user)] = Field(
-        description="Brokers to ask first, host:port, separated by commas.", examples=["127.0.0.1:9092"]
+        description="Brokers to connect to first, host:port, separated by commas.", examples=["127.0.0.1:9092"]
     )
     topic_prefix: TopicPrefix = Field(
-        description="First part of every topic's name. One pipeline only may use it.", examples=["shop"]
+        description="First part of every topic's name. Only one pipeline may use it.", examples=["shop"]
     )
     timestamp: Literal["produce", "commit"] = Field(
         default="produce",
-        description="Timestamp of records: when they were produced, or when the change was committed. With the "
-        "latter, retention can delete a backlog as it arrives, and brokers refuse clocks that run ahead.",
+        description="Timestamp of records: the time at which they were produced, or at which the change was "
+        "committed. With commit, retention can delete a backlog as soon as it arrives, and brokers refuse records if "
+        "the database server's clock is ahead.",
     )
     client: ClientProperties = Field(
         default={**COMPRESSION},
-        description="Any property of librdkafka (security.protocol, sasl.*, ssl.*, linger.ms, ...), "
-        "except those that delivery rests on.",
+        description="Any property of librdkafka (security.protocol, sasl.*, ssl.*, linger.ms, ...), except those that "
+        "exactly-once delivery depends on.",
         examples=[{"security.protocol": "SASL_SSL", "sasl.mechanism": "SCRAM-SHA-512"}],
     )
     topics: Topics = Topics()
 
     def librdkafka_properties(self) -> dict[str, str]:
-        """Return what every client of the cluster is made with."""
+        """Return the properties of every client of the cluster."""
         return {"bootstrap.servers": self.bootstrap_servers, **reveal(self.client)}
 
 
@@ -278,36 +285,36 @@ class Delivery(Section):
 
     mode: Literal["exactly_once", "at_least_once"] = Field(
         default="exactly_once",
-        description="exactly_once: a cut is a Kafka transaction. at_least_once: no transactions; after a crash, what "
-        "followed the last checkpoint comes again, with the same epoch, lsn and seq.",
+        description="exactly_once: every cut is a Kafka transaction. at_least_once: there are no transactions. After a "
+        "crash, changes after the last checkpoint come again with the same epoch, lsn and seq.",
     )
     transaction_timeout: Annotated[Duration, Within("1s", "1d")] = Field(
         default=Duration.parse("15min"),
-        description="The longest a Kafka transaction may last; brokers allow transaction.max.timeout.ms "
-        "(15 minutes by default), and the smaller of the two holds. In mode at_least_once: how long Kafka may take "
-        "nothing before records are given up, to be sent again.",
+        description="The longest time that a Kafka transaction may last. If the brokers' transaction.max.timeout.ms "
+        "(15 minutes by default) is smaller, it holds instead. In mode at_least_once: if Kafka accepts nothing for "
+        "this time, the session ends, and the next one sends the records again.",
     )
     cut_interval: Annotated[Duration, Within("1ms", "1min")] = Field(
         default=Duration.parse("50ms"),
-        description="How long a cut stays open while changes keep coming; it closes at once when they pause.",
+        description="How long a cut stays open while changes keep coming. It closes at once when they pause.",
     )
     cut_bytes: Annotated[Size, Within("1KiB", "64GiB")] = Field(
         default=Size.parse("8MiB"),
-        description="How large a cut may grow before it is closed at the next commit.",
+        description="Size from which on a cut is closed at the next commit.",
     )
     inflight_max: Annotated[Size, Within("64KiB", "1TiB")] = Field(
         default=Size.parse("32MiB"),
-        description="Encoded changes held in memory until Kafka has them; at least cut_bytes.",
+        description="Encoded changes that may be in memory until Kafka has them, at least cut_bytes.",
     )
     poison: Literal["stop", "dead_letter"] = Field(
         default="stop",
-        description="What becomes of a change that Kafka or Avro cannot take (a record too large, a key with a value "
-        "that no key can hold): stop, or write a dead letter in its place and go on.",
+        description="What happens to a change that Kafka or Avro cannot take (a record that is too large, a key with a "
+        "value that a key cannot hold): stop, or write a dead letter in its place and go on.",
     )
     heartbeat: Annotated[Duration, Within("100ms", "1min")] = Field(
         default=Duration.parse("10s"),
-        description="How often an idle pipeline writes an empty cut, to free WAL; when PostgreSQL has nothing new "
-        "either, it does so once a minute.",
+        description="Interval at which an idle pipeline writes an empty cut, so that PostgreSQL can remove WAL. If the "
+        "server's WAL does not grow either, it writes one every minute.",
     )
 
     @field_validator("inflight_max")
@@ -320,57 +327,59 @@ class Delivery(Section):
 
 
 class Buffer(Section):
-    """Where rows wait whose transaction has not committed yet: streamed and prepared transactions."""
+    """The buffer for rows of streamed and prepared transactions, which wait for their commit."""
 
     memory_max: Annotated[Size, Within("1MiB", "1TiB")] = Field(
-        default=Size.parse("32MiB"), description="Bytes in memory, of all transactions; what is more goes to disk."
+        default=Size.parse("32MiB"), description="Memory for the rows of all transactions. Further rows go to disk."
     )
     spill_dir: Text = Field(
         default="/var/lib/pgsluice/spill",
-        description="Directory on a local disk; nothing in it outlives the process.",
+        description="Directory on a local disk. Nothing in it outlives the process.",
     )
     spill_max: Annotated[Size, Within("1MiB", "1024TiB")] = Field(
-        default=Size.parse("20GiB"), description="Bytes on disk, of all transactions."
+        default=Size.parse("20GiB"), description="Disk space for the rows of all transactions."
     )
 
 
 class Snapshot(Section):
-    """Rows that were there before the slot: whether and how tables are read while their changes are followed."""
+    """Rows that are older than the slot: whether and how tables are read while their changes are streamed."""
 
     mode: Literal["never", "initial", "when_needed"] = Field(
         default="initial",
-        description='"initial": the rows of every published table are read once, of one that is published later as '
-        'well. "when_needed": they are read again in each new epoch, which begins where changes may be missing. '
-        '"never": only what `pgsluice snapshot start` asks for. If it is not set, what a version without this default '
-        "has delivered counts as loaded.",
+        description='"initial": the rows of every published table are read once, also if the table is published '
+        'later. "when_needed": they are read again in each new epoch, because changes may be missing before it. '
+        '"never": only the tables that `pgsluice snapshot start` names are read. If it is not set, tables that were '
+        "delivered by a version without this default count as loaded.",
     )
     on_alter: Literal["load", "warn"] = Field(
         default="load",
-        description="What follows when a table that was loaded is altered so that its rows have values that were not "
-        'sent, as by a new column with a default. "load": it is loaded again, unless mode is "never". "warn": log and '
-        "status say so.",
+        description="What happens if a loaded table is altered so that its rows have values that were not sent, for "
+        'example by a new column with a default. "load": the table is loaded again, unless mode is "never". "warn": '
+        "the log and the status report it.",
     )
     chunk_rows: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = Field(
         default=20_000,
-        description="Rows that are read at once, at most. Meanwhile changes wait, and ALTER TABLE does; where changes "
-        "wait for more than 50 ms while rows are read, fewer are read at once, but no fewer than 1,000.",
+        description="The most rows that are read at once. Changes and ALTER TABLE wait in the meantime. If changes "
+        "wait for more than 50 ms, fewer rows are read at once, but at least 1,000.",
     )
     chunk_bytes: Annotated[Size, Within("64KiB", "1GiB")] = Field(
-        default=Size.parse("8MiB"), description="Bytes that are read at once, in PostgreSQL's text format."
+        default=Size.parse("8MiB"), description="The most bytes that are read at once, in PostgreSQL's text format."
     )
     without_key_max: Annotated[Size, Within("0B", "1TiB")] = Field(
         default=Size.parse("1GiB"),
-        description="Size of the largest table without a key that is read: in one piece, while all changes wait.",
+        description="The largest table without a key that is read. Such a table is read in one piece, and all changes "
+        "wait in the meantime.",
     )
     max_rows_per_second: Count | None = Field(
         default=None,
-        description="Rows of all tables that are read in a second, on average; if not set, as many as possible.",
+        description="Rows of all tables that are read in a second, on average. If it is not set, rows are read as fast "
+        "as possible.",
         examples=[10_000],
     )
     primary: Secret | None = Field(
         default=None,
-        description="Where rows are read if [postgres] is a standby: connection string or URI of libpq that names its "
-        "primary. Parameters that are not in it, other than host and port, are those of [postgres].",
+        description="Server from which rows are read if [postgres] is a standby: connection string or URI of libpq "
+        "that names its primary. Parameters that are not in it, except host and port, are those of [postgres].",
         examples=["host=db-primary.example.com"],
     )
 
@@ -383,7 +392,7 @@ class Snapshot(Section):
 
 
 class Rule(Section):
-    """What is different for some tables; the first rule that matches a table holds."""
+    """Different settings for some tables. The first rule that matches a table holds."""
 
     match: Glob = Field(description="Pattern over schema.table.", examples=["public.orders"])
     keys: Names | None = Field(
@@ -407,18 +416,18 @@ class Rule(Section):
     truncate: OnTruncate | None = Field(default=None, description="As tables.truncate.", examples=["skip"])
     snapshot: Literal["skip"] | None = Field(
         default=None,
-        description='"skip": the rows that the table already has are not read, whatever snapshot.mode says.',
+        description='"skip": the rows that the table already has are not read, whatever snapshot.mode is.',
         examples=["skip"],
     )
     where: Annotated[Text, Field(max_length=WHERE_MAX)] | None = Field(
         default=None,
-        description="Condition in SQL on the table's columns: of the rows that it already has, only those that fulfil "
-        "it are read. It has nothing to do with changes, which are all delivered.",
+        description="SQL condition on the table's columns. Of the rows that the table already has, only those that "
+        "fulfil it are read. All changes are delivered nevertheless.",
         examples=["placed_at >= '2026-01-01'"],
     )
     types: ColumnTypes = Field(
         default={},
-        description="Avro types of columns, by patterns of their names, in place of their own: see types.md.",
+        description="Avro types that replace the usual ones, by patterns of column names. See types.md.",
         examples=[{"amount": "decimal(38,9)", "*_at": "timestamp-millis"}],
     )
 
@@ -432,38 +441,38 @@ class Rule(Section):
 
 
 class Tables(Section):
-    """Which tables of the publications are delivered, and how. Patterns are globs over schema.table."""
+    """The tables of the publications that are delivered, and how. Patterns are globs over schema.table."""
 
     include: Annotated[list[Glob], Field(min_length=1)] = Field(default=["*.*"], description="Tables to deliver.")
     exclude: list[Glob] = Field(
-        default=[], description="Tables to leave out, even if included.", examples=[["public.audit_*"]]
+        default=[], description="Tables to leave out, even if they are included.", examples=[["public.audit_*"]]
     )
     tombstones: Flag = Field(
-        default=False, description="Follow every delete with a record without value, for compacted topics."
+        default=False, description="Write a record without a value after every delete, for compacted topics."
     )
     truncate: OnTruncate = Field(default="emit", description="Whether a TRUNCATE becomes a record.")
     refused: Literal["quarantine", "stop"] = Field(
         default="quarantine",
-        description="What becomes of a table that cannot be published as the settings are (a type that a column cannot "
-        "have, a topic that is taken): a dead letter stands for each of its changes, and all others go on, or pgsluice "
-        "stops.",
+        description="What happens to a table that cannot be published with these settings (a type that a column cannot "
+        'have, a topic that is taken). "quarantine": a dead letter replaces each of its changes, and all other tables '
+        'go on. "stop": pgsluice stops.',
     )
     time_range: Literal["common", "full"] = Field(
         default="common",
         description="Dates and timestamps that become typed values: years 1 to 9999, which most readers can "
-        "hold (common), or all that PostgreSQL has (full). Others stand in the envelope's raw.",
+        "hold (common), or all that PostgreSQL has (full). The text of all others is in the envelope's field raw.",
     )
     numeric: NumericAs = Field(
         default=NumericAs(),
-        description='numeric without precision: "string", or a decimal like "decimal(38,9)".',
+        description='Type of numeric without precision: "string", or a decimal like "decimal(38,9)".',
     )
-    rules: list[Rule] = Field(default=[], description="What is different for some tables.")
+    rules: list[Rule] = Field(default=[], description="Different settings for some tables.")
 
 
 class SchemaRegistry(Section):
-    """Where schemas get their ids, and consumers find them by id.
+    """The schema registry, which gives ids to schemas, and from which consumers get them by id.
 
-    The keys after type are for a server of its own: with type confluent, and for `pgsluice registry export`.
+    The keys after type are for a registry server: with type confluent, and for `pgsluice registry export`.
     """
 
     type: Literal["builtin", "confluent"] = Field(
@@ -473,18 +482,18 @@ class SchemaRegistry(Section):
     )
     url: Text | None = Field(
         default=None,
-        description="Addresses of the server, separated by commas; they are tried in turn.",
+        description="Addresses of the server, separated by commas. They are tried one after the other.",
         examples=["http://registry-1:8081,http://registry-2:8081"],
     )
     username: Text | None = Field(default=None, description="User, for basic authentication.", examples=["pgsluice"])
     password: Secret | None = Field(
         default=None,
-        description="Password; better from a secret file or the environment than from the file.",
+        description="Password. A secret file or the environment is a better place for it than this file.",
         examples=["secret"],
     )
     password_file: Text | None = Field(
         default=None,
-        description="File whose first line is the password; read again for every connection.",
+        description="File whose first line is the password. It is read again for every connection.",
         examples=["/run/secrets/registry-password"],
     )
     token: Secret | None = Field(
@@ -492,13 +501,13 @@ class SchemaRegistry(Section):
     )
     token_file: Text | None = Field(
         default=None,
-        description="File whose first line is the token; read again for every connection.",
+        description="File whose first line is the token. It is read again for every connection.",
         examples=["/run/secrets/registry-token"],
     )
     ca_file: Text | None = Field(
         default=None,
-        description="File or directory of the authorities trusted to vouch for the server; if not set, those that "
-        "everybody trusts.",
+        description="File or directory of the certificate authorities that are trusted for the server's certificate. "
+        "If it is not set, the public authorities are trusted.",
         examples=["/etc/pgsluice/registry-ca.crt"],
     )
     cert_file: Text | None = Field(
@@ -515,12 +524,12 @@ class SchemaRegistry(Section):
     subject_name_strategy: Literal["topic", "record", "topic-record"] = Field(
         default="topic",
         description="Subjects of schemas: topic-value, the record's full name, or topic and full name. Consumers that "
-        "look at subjects need the same.",
+        "look up subjects need the same strategy.",
     )
     on_incompatible: Literal["stop", "force"] = Field(
         default="stop",
-        description="When the server finds a schema incompatible: stop, or set the subject's compatibility to NONE "
-        "for this one registration.",
+        description="What happens if the server refuses a schema as incompatible: stop, or set the subject's "
+        "compatibility to NONE for this one registration.",
     )
 
     @field_validator("url")
@@ -536,7 +545,7 @@ class SchemaRegistry(Section):
     @classmethod
     def _check_username(cls, username: str | None) -> str | None:
         if username is not None and ":" in username:
-            raise ValueError("has a colon, which basic authentication takes for the end of a user's name")
+            raise ValueError("has a colon, but in basic authentication a colon ends the user's name")
         return username
 
     @field_validator("password", "password_file")
@@ -553,7 +562,7 @@ class SchemaRegistry(Section):
             return None
         key = str(info.field_name).removesuffix("_file")
         if info.data.get(key) is not None:
-            raise ValueError(f"stands beside schema_registry.{key}: keep one of the two")
+            raise ValueError(f"is set together with schema_registry.{key}: keep one of the two")
         libpq.read_password_file(file)
         return file
 
@@ -568,11 +577,11 @@ class SchemaRegistry(Section):
     @classmethod
     def _check_token(cls, token: SecretStr | str | None, info: ValidationInfo) -> SecretStr | str | None:
         if token is not None and info.data.get("username") is not None:
-            raise ValueError("stands beside schema_registry.username: keep one of the two")
+            raise ValueError("is set together with schema_registry.username: keep one of the two")
         return token
 
     def secret(self, name: Literal["password", "token"]) -> str | None:
-        """Return password or token, for one connection: its file is read, ConfigError if it cannot be."""
+        """Return the password or token for one connection. Its file is read; ConfigError if that fails."""
         value, file = getattr(self, name), getattr(self, f"{name}_file")
         if file is None:
             return None if value is None else str(value.get_secret_value())
@@ -590,8 +599,8 @@ class Http(Section):
     )
     allowed_hosts: list[HostName] = Field(
         default=[],
-        description="Names under which clients may ask (their Host header), besides localhost and IP addresses. "
-        "Empty: any name, but none where `listen` is a loopback address.",
+        description="Host names that clients may use in their Host header, besides localhost and IP addresses. If it "
+        "is empty, every name is allowed, but none if `listen` is a loopback address.",
         examples=[["pgsluice.example.com"]],
     )
 
@@ -599,9 +608,11 @@ class Http(Section):
 class Log(Section):
     """The log, on standard error."""
 
-    level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="The least level logged.")
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="The lowest level that is logged."
+    )
     format: Literal["auto", "json", "console"] = Field(
-        default="auto", description="auto: console on a terminal, otherwise json, one object a line."
+        default="auto", description="auto: console on a terminal, and otherwise json, with one object per line."
     )
 
 
@@ -610,7 +621,7 @@ class Shutdown(Section):
 
     drain_timeout: Annotated[Duration, Within("100ms", "1h")] = Field(
         default=Duration.parse("20s"),
-        description="How long the cut in flight may take to finish after SIGTERM.",
+        description="Time for the cut in flight to finish after SIGTERM.",
     )
 
 
@@ -620,7 +631,7 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(extra="forbid", frozen=True, validate_default=True, hide_input_in_errors=True)
 
     layers: ClassVar[tuple[dict[str, Any], ...]] = ()
-    """Values to merge, the first takes precedence; ``loading`` sets them in a subclass."""
+    """Values to merge. The first layer takes precedence. ``loading`` sets them in a subclass."""
 
     version: Literal[1] = Field(description="Version of the file's layout.", examples=[1])
     name: PipelineName = Field(
@@ -650,11 +661,11 @@ class Settings(BaseSettings):
 
     @property
     def slot_name(self) -> str:
-        """The slot: ``postgres.slot``, by default named after the pipeline."""
+        """The name of the slot: ``postgres.slot``, or by default a name from that of the pipeline."""
         return self.postgres.slot or f"{SLOT_PREFIX}{self.name}"
 
     def primary_parameters(self) -> dict[str, str] | None:
-        """Return what to connect with where rows are read, if that is another server; as Postgres.libpq_parameters."""
+        """Return the parameters for a connection to ``snapshot.primary``; None if it is not set."""
         primary = self.snapshot.primary
         if primary is None:
             return None
@@ -669,7 +680,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - as above
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - as above
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Take the layers that were read with their places; the library's own sources know none."""
+        """Use our layers, which were read with the place of each value. The library's own sources know no places."""
         return (init_settings, *(InitSettingsSource(settings_cls, layer) for layer in cls.layers))
 
 
@@ -683,7 +694,7 @@ def _shared_topics(tables: Tables, kafka: Kafka) -> Iterator[tuple[Path, str]]:
 
 
 def _lost_truncates(tables: Tables, kafka: Kafka) -> Iterator[tuple[Path, str]]:
-    sentence = 'a compacted topic cannot hold truncates, which have no key: set it to "skip"'
+    sentence = 'a compacted topic cannot hold truncates, because they have no key: set it to "skip"'
     if tables.truncate == "emit" and _is_compacted(kafka.topics.config):
         yield ("truncate",), sentence
     for number, rule in enumerate(tables.rules):

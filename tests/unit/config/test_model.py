@@ -100,7 +100,7 @@ def test_a_password_file_must_be_readable_and_alone(tmp_path: Path) -> None:
     file.write_text("secret")
     both = {"password": "a", "password_file": str(file)}
     assert problems(postgres=both) == [
-        (("postgres", "password_file"), "stands beside postgres.password: keep one of the two")
+        (("postgres", "password_file"), "is set together with postgres.password: keep one of the two")
     ]
 
 
@@ -213,7 +213,7 @@ def test_a_rule_cannot_take_a_topic_that_is_taken() -> None:
 
 
 def test_a_compacted_topic_cannot_hold_truncates() -> None:
-    sentence = 'a compacted topic cannot hold truncates, which have no key: set it to "skip"'
+    sentence = 'a compacted topic cannot hold truncates, because they have no key: set it to "skip"'
     compact: dict[str, Any] = {"cleanup.policy": "compact,delete"}
     everywhere = {"topics": {"config": compact}}
     assert problems(kafka=everywhere) == [(("tables", "truncate"), sentence)]
@@ -358,12 +358,12 @@ class TestSchemaRegistry:
             ({"username": "a:b"}, "has a colon"),
             (
                 {"username": "u", "password": "x", "password_file": "/dev/null"},
-                "stands beside schema_registry.password",
+                "is set together with schema_registry.password",
             ),
-            ({"token": "x", "token_file": "/dev/null"}, "stands beside schema_registry.token"),
+            ({"token": "x", "token_file": "/dev/null"}, "is set together with schema_registry.token"),
             ({"token_file": "/absent"}, "/absent cannot be read"),
             ({"password": "x"}, "needs schema_registry.username"),
-            ({"username": "x", "token": "y"}, "stands beside schema_registry.username"),
+            ({"username": "x", "token": "y"}, "is set together with schema_registry.username"),
             ({"key_file": "key.pem"}, "needs the certificate"),
         ],
     )
