@@ -48,6 +48,8 @@ def written(directory: Path, shop: Shop, database: Database) -> Path:
         "spark.jars": ",".join(map(str, jars(pyspark.__version__))),
         "spark.local.dir": str(directory / "spark"),
         "spark.sql.shuffle.partitions": "2",
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.databricks.delta.snapshotPartitions": "1",
         "spark.ui.enabled": "false",
     }
     file = directory / "mirror.toml"
@@ -60,7 +62,7 @@ def written(directory: Path, shop: Shop, database: Database) -> Path:
         url = "{shop.daemon.url}"
         [target]
         path = "{directory / "lake"}"
-        tables = ["public.*"]
+        tables = ["public.orders"]
         [query]
         checkpoint = "{directory / "checkpoint"}"
         trigger = "available now"
@@ -87,11 +89,11 @@ def test_from_the_doctor_to_the_audit(shop: Shop, database: Database, tmp_path: 
     assert any("they name shelled.public.orders" in text for text in texts), texts
     assert list((tmp_path / "lake").glob("*")) == []
 
-    mirrored = shell("submit", file, "--master", "local[1]", "mirror")
+    mirrored = shell("submit", file, "--master", "local[2]", "mirror")
     assert mirrored.returncode == 0, mirrored.stderr
     audited = shell("audit", file, "--json")
     assert audited.returncode == 0, audited.stdout + audited.stderr
-    assert {table["table"]: table["rows"] for table in json.loads(audited.stdout)["tables"]}["public.orders"] == 500
+    assert {table["table"]: table["rows"] for table in json.loads(audited.stdout)["tables"]} == {"public.orders": 500}
 
 
 def test_what_the_doctor_finds(shop: Shop, database: Database, tmp_path: Path) -> None:

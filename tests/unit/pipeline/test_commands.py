@@ -207,7 +207,7 @@ async def test_loads_that_no_command_asks_for_end_where_nothing_is_loaded_by_its
     [
         (command("start", "public.numbers", seconds=-1), "It came too late"),
         (command("start"), "It names 0 tables"),
-        (command("start", *["public.numbers"] * (TABLES_MAX + 1)), f"and {TABLES_MAX} at most"),
+        (command("start", *["public.numbers"] * (TABLES_MAX + 1)), f"and at most {TABLES_MAX}"),
         (command("start", "numbers"), "'numbers' must be a pattern of schema and table"),
         (command("start", "public.none"), "No published table matches public.none."),
         (command("start", "public.left_out"), "No published table matches public.left_out."),
