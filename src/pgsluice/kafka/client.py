@@ -31,8 +31,9 @@ STALE_S: Final = 5.0
 """How long after an answer of Kafka other clients may still report older errors. Reports queue until a poll."""
 
 IDLE_REPORTS_MAX: Final = 5
-"""How many reports without a reason count as an idle connection. A broker that closes one is reported like a broker
-that went down, but only once per client, and a pipeline has no more clients than this."""
+"""How many reports without a reason we ignore, because idle connections cause them. A broker that closes an idle
+connection is reported like a broker that went down, but only once per client. A pipeline has no more clients than
+this."""
 
 # librdkafka's own errors begin with an underscore, in Python as well. Those of the brokers do not.
 PARTITION_EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - as above
