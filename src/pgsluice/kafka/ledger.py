@@ -44,7 +44,11 @@ _REMEDY = (
 
 
 class OffsetPrediction:
-    """Tracks whether the end offsets of cuts can be predicted. All sessions of a process share it."""
+    """Tracks whether the end offsets of cuts can be predicted. All sessions of a process share it.
+
+    A prediction assumes that only pgsluice writes to its topics. After a wrong one, another program is probably at work
+    there, and could make us abort one cut after the other. So for DISTRUST_S we ask Kafka before we write a cut record.
+    """
 
     def __init__(self) -> None:
         self._wrong_at = float("-inf")

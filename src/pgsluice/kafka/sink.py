@@ -358,6 +358,14 @@ class KafkaSink:
         self._commit(cut, checkpoint)
 
     def _commit(self, cut: Cut, checkpoint: Checkpoint) -> None:
+        """Commit the transaction with the cut record and the checkpoint.
+
+        The cut record lists where partitions end behind the cut. Kafka can only say so after it has all records, so the
+        cut record would need another round of requests. We therefore predict the offsets, send everything together, and
+        ask Kafka before the commit whether they are right. A wrong cut record would mislead its readers, so we abort it
+        together with its cut. Without transactions we could not take it back. In that mode, and for full cuts, which
+        are compared with the cluster anyway, we ask first.
+        """
         full = self._ledger.full_is_due
         following = self._ledger.predict(cut) if self._live.is_atomic and not full else None
         if following is not None:

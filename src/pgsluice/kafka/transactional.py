@@ -44,7 +44,12 @@ REFUSED_TIMEOUT_MS: Final = 2**31 - 1
 
 
 class TransactionalProducer(CutProducer):
-    """Writes each cut in a Kafka transaction, so readers see it once and as a whole, or not at all."""
+    """Writes each cut in a Kafka transaction, so readers see it once and as a whole, or not at all.
+
+    Every transaction has a deadline, which is earlier than the brokers' timeout. When that timeout has passed, a broker
+    aborts the transaction and then refuses our writes with the same error as if another owner had fenced us. With our
+    own deadline, we know which of the two has happened.
+    """
 
     is_atomic = True
 

@@ -372,6 +372,11 @@ class Loader:
             self.wake()  # only some rows were asked for, so the table itself may still have to be loaded
 
     async def _advance(self, table: LoadingTable) -> None:
+        """Open the table if that is necessary, and read its next rows.
+
+        If that fails for a reason of this table alone, log the reason, and try again after a pause that grows each
+        time. The other tables go on.
+        """
         try:
             if table.opened is None:
                 table.opened = await self._reading.open(table)

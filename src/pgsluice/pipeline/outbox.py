@@ -122,7 +122,10 @@ class Outbox:
             await asyncio.sleep(CLOSING_S)
 
     async def overflow(self, transaction: Transaction) -> None:
-        """Produce the records so far of the transaction in progress, in a Kafka transaction of its own."""
+        """Produce the records so far of the transaction in progress, in a Kafka transaction of its own.
+
+        All cuts before it are delivered first, because cuts are committed in the order of the WAL.
+        """
         if self._own is None:
             await self.drain()
             self.own_transaction = transaction

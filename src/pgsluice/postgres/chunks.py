@@ -69,7 +69,11 @@ _CANCELLED: Final = "57014"
 
 
 class ChunkReader:
-    """Reads rows and moves the stream, on connections that are opened when they are first needed."""
+    """Reads rows and moves the stream, on connections that are opened when they are first needed.
+
+    There are two connections. One has the transaction with the snapshot, and is busy while it reads rows. Meanwhile,
+    the other one finds out which transactions are visible, and writes the messages that move the stream.
+    """
 
     def __init__(self, options: ConnectionOptions, publications: Sequence[str], primary: Primary | None = None) -> None:
         """``primary`` says what the server has to be. None means that it is the server that is streamed from."""
