@@ -41,7 +41,7 @@ def test_a_directory_was_mounted(pipeline: Pipeline) -> None:
     daemon.mount = f"./confg.toml:{CONFIG}:ro"
     code, reason = daemon.fail()
     assert code == 78
-    assert f"{CONFIG}: cannot be read: Is a directory. Docker makes a directory where the file" in reason
+    assert f"{CONFIG}: cannot be read: Is a directory. Docker makes a directory if the file" in reason
     assert (daemon.directory / "confg.toml").is_dir()
 
 

@@ -1,6 +1,6 @@
-"""The primitives of Avro's binary encoding, as bytes.
+"""The primitive types of Avro's binary encoding, as bytes.
 
-Used by everything that writes Avro: the conversions of ``text``, the row encoder, the envelope, the cut.
+All code that writes Avro uses them: the conversions of ``text``, the row encoder, the envelope, dead letters.
 
 https://avro.apache.org/docs/1.12.0/specification/#binary-encoding
 """
@@ -9,7 +9,7 @@ import struct
 from typing import Final
 
 POSTGRES_EPOCH_US: Final = 946_684_800_000_000
-"""2000-01-01 00:00 UTC in microseconds since 1970: what to add to a timestamp of the protocol."""
+"""2000-01-01 00:00 UTC in microseconds since 1970, which has to be added to a timestamp of the protocol."""
 
 LONG_MIN: Final = -(2**63)
 LONG_MAX: Final = 2**63 - 1
@@ -20,16 +20,16 @@ NULL: Final = b"\x00"
 """A null in a ["null", T] union: branch 0, and nothing after it."""
 
 VALUE: Final = b"\x02"
-"""What stands before a value in a ["null", T] union: branch 1."""
+"""The prefix of a value in a ["null", T] union: branch 1."""
 
 TRUE: Final = b"\x01"
 FALSE: Final = b"\x00"
 
 END: Final = b"\x00"
-"""The end of the blocks of an array or a map; alone, an empty one."""
+"""The end of the blocks of an array or a map. Alone, it is an empty array or map."""
 
-# A varint is written 14 bits (two bytes) at a time from these: one look-up for values up to 8191, five for
-# the longest, where a loop over 7 bits takes up to ten rounds. 2 * 16384 small objects, 1.3 MB.
+# These tables write a varint in steps of 14 bits (two bytes). Values up to 8191 take one look-up, and the longest take
+# five, while a loop over 7 bits takes up to ten rounds. They have 2 * 16384 small objects, which take 1.3 MB.
 _PAIR: Final = 1 << 14
 _MORE: Final = tuple(bytes((z & 127 | 128, z >> 7 | 128)) for z in range(_PAIR))
 _LAST: Final = tuple(bytes((z,)) if z < 128 else bytes((z & 127 | 128, z >> 7)) for z in range(_PAIR))  # noqa: PLR2004 - a varint holds 7 bits in a byte
@@ -52,7 +52,7 @@ def encode_long(number: int) -> bytes:
 
 
 def encode_bytes(data: bytes) -> bytes:
-    """Return ``data`` as Avro bytes; of UTF-8 text, as an Avro string."""
+    """Return ``data`` as Avro bytes, which is also the encoding of UTF-8 text as an Avro string."""
     return encode_long(len(data)) + data
 
 
@@ -62,7 +62,7 @@ def encode_string(text: str) -> bytes:
 
 
 def encode_float(number: float) -> bytes:
-    """Return ``number`` as an Avro float; OverflowError when it is beyond single precision."""
+    """Return ``number`` as an Avro float; OverflowError if it is beyond single precision."""
     return _FLOAT(number)
 
 
@@ -78,7 +78,7 @@ def encode_unscaled(number: int) -> bytes:
 
 
 def encode_array(items: list[bytes]) -> bytes:
-    """Return encoded items as an Avro array; of encoded keys and values joined pairwise, as a map."""
+    """Return encoded items as an Avro array. If each item is an encoded key with its value, the result is a map."""
     if not items:
         return END
     return b"".join((encode_long(len(items)), *items, END))

@@ -1,7 +1,7 @@
-"""Rows and keys as Avro: encoders compiled once per version of a relation, run once per row.
+"""Rows and keys as Avro: encoders are made once per version of a relation, and run once per row.
 
-Used by ``envelope``. Values go in as the server sent them and come out as the body of the records Value and
-Key; what a row cannot say is reported beside it (``unchanged``, ``raw``), never replaced.
+``envelope`` uses them. They take values as the server sent them, and return the body of the records Value and Key. A
+value that the row cannot hold is reported in ``unchanged`` or ``raw``, and never replaced by another one.
 
 https://avro.apache.org/docs/1.12.0/specification/#schema-record
 """
@@ -25,7 +25,7 @@ from pgsluice.relation import Relation
 class RowEncoder:
     """The record Value of one version of a relation.
 
-    ``sent``: how each column's values in binary format become text; without it there must be none.
+    ``sent``: the conversion of each column's values in binary format to text. If it is None, no values may be binary.
     """
 
     def __init__(self, relation: Relation, fields: Sequence[Field], sent: Sequence[ToText] | None = None) -> None:
@@ -34,17 +34,17 @@ class RowEncoder:
         self._writers = [kind.write for kind in self.types]
         self.binary_writers = [self._table.binary_writer(index, kind) for index, kind in enumerate(self.types)]
         self.sent: list[ToText | None] = [self._table.to_text(index) for index in range(self._table.width)]
-        """What ``binary_writers`` read; None where values must be text."""
+        """The conversions for which ``binary_writers`` were made; None if values must be text."""
         self.names = [field.name.encode() for field in fields]
         self.is_key = [column.is_key for column in relation.columns]
 
     def encode(  # noqa: C901 - one loop, without a call that could be spared
         self, values: TupleData, unchanged: list[bytes], raw: list[tuple[bytes, bytes]]
     ) -> bytes:
-        """Return the row's body; null stands for what is appended to ``unchanged`` and ``raw``.
+        """Return the row's body.
 
-        ``unchanged`` gets the names of fields whose value was not sent, ``raw`` the names and texts of those
-        whose value the Avro type cannot hold.
+        The names of fields whose value was not sent are appended to ``unchanged``. The names and texts of fields whose
+        value the Avro type cannot hold are appended to ``raw``. In the body, all these fields are null.
         """
         if len(values) != self._table.width:
             raise self._table.wrong_count(values)
@@ -79,9 +79,9 @@ class RowEncoder:
         return b"".join(parts)
 
     def encode_key_image(self, values: TupleData, unchanged: list[bytes], raw: list[tuple[bytes, bytes]]) -> bytes:
-        """Return the body of an old row of which only the identity columns were sent; the others are null.
+        """Return the body of an old row with only the identity columns; the others are null.
 
-        What the server sent for the others is filler and is not looked at.
+        The server sends nulls for the other columns, which mean nothing.
         """
         if len(values) != self._table.width:
             raise self._table.wrong_count(values)
@@ -90,13 +90,13 @@ class RowEncoder:
 
 
 class KeyEncoder:
-    """The record Key of one version of a relation; ``sent`` as for the row, of all its columns."""
+    """The record Key of one version of a relation. ``sent``: the conversions of all columns, as for the row."""
 
     def __init__(self, relation: Relation, fields: Sequence[Field], sent: Sequence[ToText] | None = None) -> None:
         self._table = _Table(relation, sent)
         self.columns = tuple(field.column.name for field in fields)
         self.places = [relation.columns.index(field.column) for field in fields]
-        """Where in a row its parts stand."""
+        """The indexes of its parts in a row."""
         self.types = [field.type for field in fields]
         self.binary_writers = [
             self._table.binary_writer(place, kind) for place, kind in zip(self.places, self.types, strict=True)
@@ -106,7 +106,7 @@ class KeyEncoder:
         self._parts = list(zip(self.places, writers, self.binary_writers, self.types, strict=True))
 
     def encode(self, values: TupleData) -> bytes:
-        """Return the key's body, taken from a row; PoisonError, saying why, when Avro cannot hold it."""
+        """Return the key's body from the values of a row; PoisonError with the reason if Avro cannot hold it."""
         if len(values) != self._table.width:
             raise self._table.wrong_count(values)
         parts: list[bytes] = []
@@ -127,7 +127,7 @@ class KeyEncoder:
 
 
 class _Table:
-    """What both encoders know of the table: how it is sent in binary format, and what errors say of it."""
+    """The part that both encoders share: conversions of values in binary format, and errors about the table."""
 
     def __init__(self, relation: Relation, sent: Sequence[ToText] | None) -> None:
         self._name = str(relation)
@@ -141,7 +141,7 @@ class _Table:
         return None if self._sent is None else self._sent[index]
 
     def binary_writer(self, index: int, kind: ColumnType) -> Writer:
-        """Return the writer of a column's values in binary format; besides Misfit it raises what is UNREAD."""
+        """Return the writer of a column's values in binary format. It raises Misfit and the errors in UNREAD."""
         return self._unwanted(index) if self._sent is None else binary_writer(kind, self._sent[index])
 
     def _unwanted(self, index: int) -> Writer:
@@ -167,7 +167,7 @@ class _Table:
         )
 
     def unread(self, index: int, error: Exception) -> PgsluiceError:
-        """Return what follows from a value in binary format that could not be read."""
+        """Return the error for a value in binary format that could not be read."""
         column = self._columns[index]
         if isinstance(error, Unreadable):
             sentence = f"Table {self._name}: column {column} of type {self._types[index]} came in binary format, but"

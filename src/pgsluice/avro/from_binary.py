@@ -1,7 +1,7 @@
-"""From binary format to Avro without the text between, for the types that most columns have.
+"""Turns values in binary format into Avro without their text, for the types that most columns have.
 
-``encoder`` takes the writer of each column from here, once per version of a relation. What has no short cut goes
-through the text, and so does the value that is marked as not fitting.
+``encoder`` gets the writer of each column from here, once per version of a relation. Types without a short cut go
+through the text, and so do values that do not fit their Avro type.
 
 https://avro.apache.org/docs/1.12.0/specification/#binary-encoding
 """
@@ -39,7 +39,7 @@ _FLOAT8: Final = fixed("d")
 
 
 def binary_writer(kind: ColumnType, to_text: ToText) -> Writer:
-    """Return the writer of values in the binary format that ``to_text`` reads: it writes what ``kind.write`` would."""
+    """Return the writer of values in the binary format that ``to_text`` reads. The result is that of ``kind.write``."""
     if kind.element is not None and isinstance(to_text, containers.ArrayText):
         return _array(binary_writer(kind.element, to_text.element))
     make = _SHORT_CUTS.get((kind.opcode, to_text))
@@ -83,12 +83,12 @@ def _float8() -> Writer:
 
 
 def _number(number: float) -> float:
-    """Return it; of all the NaN that there are, the one that the text stands for."""
+    """Return ``number``, but always the same NaN, which is the one that the text gives."""
     return number if number == number else math.nan  # noqa: PLR0124 - the definition of NaN
 
 
 _GROUPS_MAX: Final = 12
-"""Digits to the base 10000 that numbers in decimals have at most."""
+"""The most digits to the base 10000 for which there is a short cut."""
 _NUMERICS: Final = {8 + 2 * groups: fixed(f"HhHH{groups}H") for groups in range(1, _GROUPS_MAX + 1)}
 _NEGATIVE: Final = 0x4000
 _GROUP_DIGITS: Final = 4
@@ -105,7 +105,7 @@ def _decimal(precision: int, scale: int) -> Writer:
             return write_any(value)
         ndigits, weight, sign, dscale, *groups = read(value)
         zeros = (weight + 1 - ndigits) * _GROUP_DIGITS + scale
-        # Only what is as usual: the other way looks at everything.
+        # Only usual numbers are read here. The slower way checks all cases.
         is_usual = scale <= dscale <= numbers.DSCALE_MAX and not sign & ~_NEGATIVE and ndigits == len(groups)
         if not is_usual or not -_GROUP_DIGITS < zeros <= precision:
             return write_any(value)
@@ -142,7 +142,7 @@ def _uuid() -> Writer:
     return lambda value: encode_bytes(strings.uuid(value))
 
 
-# --- dates and times: the infinities are the ends of the integer, which keys can hold
+# --- dates and times: the infinities are the lowest and highest integer, which keys can hold
 
 
 def _moment(code: str, epoch: int, infinities: tuple[int, int], *, key: bool = False) -> Callable[..., Writer]:
@@ -208,8 +208,8 @@ def _vector() -> Writer:
     return lambda value: encode_array([encode_float(_number(item)) for item in geometry.vector_items(value)])
 
 
-# By what is to be written and what it is read from; called with the parameters of the type. ``_rows`` has the
-# scalars of this list, too, and what is as common though it has no short cut here.
+# By the opcode and the function that reads the value. The entries are called with the parameters of the type. The
+# compiled twin, ``native.rows``, has the scalars of this list, and other types that are as common.
 _SHORT_CUTS: Final[dict[tuple[Opcode, ToText], Callable[..., Writer]]] = {
     (Opcode.BOOLEAN, numbers.boolean): lambda: _boolean,
     (Opcode.INTEGER, numbers.int2): _integer("h"),

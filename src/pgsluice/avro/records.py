@@ -1,7 +1,7 @@
-"""Writes records of our own service topics, and reads them back: other programs may have written there as well.
+"""Writes records of our own service topics, and reads them back safely, because other programs may write there as well.
 
-Used by ``daemon`` for cut records. fastavro trusts schemas: one that contains itself can crash the process, and items
-that take no bytes can be counted in billions. So it gets no schema but one that is put together here.
+fastavro trusts schemas. A schema that contains itself can crash the process, and an array can have billions of items if
+they take no bytes. So fastavro gets only schemas that are put together here.
 
 https://avro.apache.org/docs/1.12.0/specification/#schema-resolution
 """
@@ -17,11 +17,11 @@ from pgsluice.avro.wire import header, read_json, unframe
 
 _PRIMITIVES: Final = ("boolean", "int", "long", "float", "double", "bytes", "string")
 DAMAGED: Final = (EOFError, IndexError, ValueError, OverflowError, SchemaResolutionError)
-"""What fastavro raises for bytes that do not follow a schema."""
+"""The errors that fastavro raises for bytes that do not follow a schema."""
 
 
 def record_writer(schema_id: int, schema: dict[str, Any]) -> Callable[[dict[str, Any]], bytes]:
-    """Return what writes a record of ``schema`` in Confluent's wire format."""
+    """Return a function that writes a record of ``schema`` in Confluent's wire format."""
     parsed, head = fastavro.parse_schema(schema), header(schema_id)
 
     def write(record: dict[str, Any]) -> bytes:
@@ -34,11 +34,11 @@ def record_writer(schema_id: int, schema: dict[str, Any]) -> Callable[[dict[str,
 
 
 def record_reader(schema: dict[str, Any], find: Callable[[int], str | None]) -> Callable[[bytes], dict[str, Any]]:
-    """Return what reads a framed record as one of ``schema``. It raises ValueError, saying why, when that cannot be.
+    """Return a function that reads a framed record of ``schema``; it raises ValueError with the reason if it cannot.
 
-    ``find``: from an id to the text of the schema that wrote the record, None when it is not known. That schema has to
-    be a version of ``schema``: it may lack fields that have a default, and have more fields of primitive types.
-    Logical types are not looked at, so a timestamp is a number.
+    ``find`` returns the text of the schema with this id, or None if it is not known. The schema that wrote the record
+    has to be a version of ``schema``: it may lack fields that have a default, and may have further fields of primitive
+    types. Logical types are ignored, so a timestamp is a number.
     """
     wanted = _plain(schema)
     reader, writers = fastavro.parse_schema(wanted), dict[int, Any]()
@@ -53,7 +53,7 @@ def record_reader(schema: dict[str, Any], find: Callable[[int], str | None]) -> 
         except DAMAGED:
             raise ValueError(f"it does not follow its schema {identifier}") from None
         if stream.tell() != len(body):
-            raise ValueError(f"it goes on behind the end that its schema {identifier} gives it")
+            raise ValueError(f"it goes on after the end that its schema {identifier} gives it")
         assert isinstance(found, dict), "the schema is that of a record"
         return found
 
@@ -84,11 +84,11 @@ def _writer(text: str | None, wanted: dict[str, Any], identifier: int) -> Any:  
 
 
 class _Other(Exception):
-    """A schema is no version of the wanted one."""
+    """A schema is not a version of the wanted one."""
 
 
 def _version_of(wanted: Any, written: Any) -> Any:  # noqa: ANN401 - any part of a schema
-    """Return what ``written`` declares, in the words of ``wanted``; _Other when it is no version of that."""
+    """Return the types of ``written``, built from parts of ``wanted``; _Other if it is not a version of ``wanted``."""
     match wanted, written:
         case {"type": "record"}, {"type": "record", "fields": [*fields]}:
             return {**wanted, "fields": _fields_of(wanted["fields"], fields)}
@@ -110,7 +110,10 @@ def _primitive(wanted: str, written: Any) -> str:  # noqa: ANN401 - a name, or a
 
 
 def _fields_of(wanted: list[dict[str, Any]], written: list[Any]) -> list[dict[str, Any]]:
-    """Return the written fields, in their order. Those that have no default must be among them, so none is empty."""
+    """Return the written fields, in their order.
+
+    All fields without a default have to be among them. So a record always takes some bytes.
+    """
     known = {field["name"]: field for field in wanted}
     found = [_field(place, field, known) for place, field in enumerate(written)]
     names = [field["name"] for field in found]

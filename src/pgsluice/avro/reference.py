@@ -1,4 +1,4 @@
-"""The table of types for ``docs/types.md``, made from what ``types`` decides; ``pgsluice schema types`` prints it.
+"""The table of types for ``docs/types.md``, made from the decisions of ``types``. ``pgsluice schema types`` prints it.
 
 https://www.postgresql.org/docs/current/datatype.html
 """
@@ -24,14 +24,14 @@ _MARKED: Final[Mapping[Opcode, str]] = {
     Opcode.TIMESTAMPTZ: "infinities, years before 1 and after 9999",
     Opcode.ARRAY: "more than one dimension, a lower bound other than 1, an element that does not fit",
 }
-"""What stands in ``raw``, of the types that columns have by themselves; nothing of those that are missing here."""
+"""The values that go to ``raw``, for the types that columns have without a choice. Other types never need ``raw``."""
 
 _EXTREMES: Final = "infinities are the integer's ends"
 _POISON: Final = "what would be in `raw` is poison"
 
 
 class _Row(NamedTuple):
-    """What a type becomes; types for which all of it is the same share a line."""
+    """One line of the table. Types for which everything is the same share a line."""
 
     avro: str
     marked: str

@@ -1,8 +1,8 @@
 """Schemas of the wire contract: names, and the records Envelope, Value, Key, Cut and DeadLetter.
 
-Built once per version of a relation from :class:`Field` objects, which :class:`TableFields` hands out: a
-column keeps its name as long as its Avro type changes only in ways that leave every reader right. What it needs of
-the versions before is in :class:`FieldHistory`.
+They are built once per version of a relation from :class:`Field` objects, which :class:`TableFields` assigns. A column
+keeps its field as long as its Avro type changes only in ways that every reader can handle. :class:`FieldHistory` has
+what is needed of the former versions.
 
 https://avro.apache.org/docs/1.12.0/specification/#names
 """
@@ -32,23 +32,26 @@ from pgsluice.relation import Column, Relation
 
 # --- names
 
-# What Avro does not allow in a name, and every underscore that would read as the start of an escape.
+# These are escaped: what Avro does not allow in a name, and every underscore that would read as the start of an escape.
 _ESCAPE: Final = re.compile(r"\A[0-9]|[^A-Za-z0-9_]|_(?=x[0-9A-F]{4})")
 _ESCAPED: Final = re.compile(r"_x([0-9A-F]{4,6})_")
 
 
 def avro_name(name: str) -> str:
-    """Return PostgreSQL's ``name`` with ``_xHHHH_`` for what Avro does not allow in one; injective."""
+    """Return PostgreSQL's ``name`` with ``_xHHHH_`` for each character that Avro does not allow.
+
+    Different names never give the same one.
+    """
     return _ESCAPE.sub(lambda match: f"_x{ord(match[0]):04X}_", name)
 
 
 def pg_name(name: str) -> str:
-    """Return the name that :func:`avro_name` made into ``name``."""
+    """Return the PostgreSQL name from which :func:`avro_name` made ``name``."""
     return _ESCAPED.sub(lambda match: chr(int(match[1], 16)) if _is_character(match[1]) else match[0], name)
 
 
 def _is_character(digits: str) -> bool:
-    """Return whether it is the number of one: other programs can register schemas."""
+    """Return whether the digits are the number of a character. They may not be, if another program wrote the schema."""
     return int(digits, 16) <= sys.maxunicode and not 0xD800 <= int(digits, 16) <= 0xDFFF  # noqa: PLR2004 - surrogates
 
 
@@ -62,7 +65,7 @@ def namespace(prefix: str, schema: str, table: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A column under the name and type it has in the row or the key."""
+    """A column with the name and type that it has in the row or the key."""
 
     name: str
     column: Column
@@ -70,22 +73,23 @@ class Field:
 
 
 _AMBIGUOUS: Final[Schema] = []
-"""In place of a field's type when other programs gave it several: a union of nothing, which no type widens."""
+"""The type of a field to which other programs gave several types: an empty union, which no type widens."""
 
 
 class FieldHistory:
-    """The names that the schemas registered for one table gave to columns, and the widest type of each.
+    """The names that registered schemas of one table gave to columns, and the widest type of each name.
 
-    Schemas are learned in the order of their versions. One that is learned again changes nothing. To learn a schema
-    takes as long as that schema is large, however many there were before.
+    Schemas are learned in the order of their versions. Learning a schema again changes nothing. The time to learn a
+    schema depends on its size, and not on the number of schemas before it.
     """
 
     def __init__(self, registered: Iterable[Schema] = ()) -> None:
         self._types: dict[str, dict[str, Schema]] = {}  # column -> field -> its widest type
-        # Also those that differ only in case: Spark, Delta and DuckDB could not tell them apart.
+        # Names are compared without case, because Spark, Delta and DuckDB cannot distinguish names by case.
         self._taken: set[str] = set()
         self._numbers: dict[str, int] = {}
-        """Name in small letters to the number below which all are taken. Names stay taken, so none is tried twice."""
+        """For each name in small letters, the number below which all are taken. No number is tried twice, because names
+        stay taken."""
         for envelope in registered:
             self.learn(envelope)
 
@@ -94,7 +98,7 @@ class FieldHistory:
         return len(self._taken)
 
     def learn(self, envelope: Schema) -> None:
-        """Take in the next schema of the table; one of another program tells nothing."""
+        """Learn the next schema of the table. A schema of another program is ignored."""
         for field in _row_fields(envelope):
             match field:
                 case {"name": str(name), "type": kind}:
@@ -109,11 +113,11 @@ class FieldHistory:
         known[name] = _AMBIGUOUS if widest is None else widest
 
     def fields_of(self, column: str) -> Mapping[str, Schema]:
-        """Return the fields that stood for ``column``, oldest first, with their widest types."""
+        """Return the fields that ``column`` has had, oldest first, with their widest types."""
         return self._types.get(column, {})
 
     def free_number(self, name: str) -> int:
-        """Return the lowest number under which ``name`` is free, see :func:`_numbered`."""
+        """Return the lowest number with which ``name`` is free (see :func:`_numbered`)."""
         base = name.lower()
         number = first = self._numbers.get(base, 1)
         while _numbered(base, number) in self._taken:
@@ -128,14 +132,14 @@ class FieldHistory:
 
 
 def _numbered(name: str, number: int) -> str:
-    """Return what a field is called if it is the first, the second, ... one that wants ``name``."""
+    """Return the name of the first, second, ... field whose column would give it ``name``."""
     return name if number == 1 else f"{name}__{number}"
 
 
 class TableFields:
-    """Gives the columns of one table their fields: a function of its history, and of the relations since.
+    """Assigns fields to the columns of one table. They depend on its history, and on the relations since then.
 
-    The history itself stays as it is, because what is assigned here may never be registered.
+    The history itself does not change, because a field that is assigned here may never be registered.
     """
 
     def __init__(self, options: TypeOptions, history: FieldHistory | None = None) -> None:
@@ -146,10 +150,10 @@ class TableFields:
         self._numbers: dict[str, int] = {}
 
     def assign(self, relation: Relation) -> tuple[Field, ...]:
-        """Return the fields of ``relation``, in its order; remembers the names given for the first time.
+        """Return the fields of ``relation``, in its order, and remember new names.
 
-        To be called only for rows that are emitted: what a rolled-back ALTER TABLE described must leave no
-        trace.
+        Call this only for rows that are emitted. A relation that an ALTER TABLE has made which was rolled back must
+        leave no trace.
         """
         return tuple(self._field(column) for column in relation.columns)
 
@@ -162,7 +166,10 @@ class TableFields:
         return self._types[column.name]
 
     def _field_of_gone(self, column: Column) -> Field | None:
-        """Return the field of a column whose arrays cannot be taken apart any more: as before, all marked."""
+        """Return the last array field of a column whose arrays cannot be parsed any more; None for other columns.
+
+        All its values go to ``raw``.
+        """
         known = self._known(column) if is_gone(column, self._options) else {}
         arrays = [
             Field(name, column, ColumnType(schema, Opcode.MARKED)) for name, schema in known.items() if is_array(schema)
@@ -172,7 +179,7 @@ class TableFields:
     def _field_of_known(self, column: Column) -> Field:
         own = column_type(column, self._options)
         known = self._known(column)
-        # The field of exactly this type first, then the oldest that can hold it.
+        # Prefer a field of exactly this type, and then the oldest one that can hold it.
         for name, schema in sorted(known.items(), key=lambda item: item[1] != own.schema):
             widest = wider(schema, own.schema)
             if widest is not None:
@@ -202,11 +209,11 @@ class KeyHistory:
             self.learn(schema)
 
     def __len__(self) -> int:
-        """Return how many names of columns there are."""
+        """Return the number of columns in all keys."""
         return self._names
 
     def learn(self, schema: Schema) -> None:
-        """Take in the next schema of the key; one of another program tells nothing."""
+        """Learn the next schema of the key. A schema of another program is ignored."""
         columns = key_columns(schema) if isinstance(schema, dict) else None
         if columns is None:
             return
@@ -217,12 +224,12 @@ class KeyHistory:
         self._keys[key] = None
 
     def last_among(self, published: AbstractSet[str]) -> tuple[str, ...] | None:
-        """Return the last key that has no columns but those ``published``; None when there is none."""
+        """Return the last key all of whose columns are ``published``; None if there is none."""
         return next((key for key in reversed(self._keys) if published >= set(key)), None)
 
 
 def column_name(field: Mapping[str, Any]) -> str:
-    """Return the name of the column that a registered field stands for."""
+    """Return the name of the column of a registered field."""
     name = field.get("pg.name")
     return name if isinstance(name, str) else pg_name(field["name"])
 
@@ -254,9 +261,9 @@ def _row_fields(envelope: Schema) -> list[Any]:
 def key_fields(
     relation: Relation, fields: Sequence[Field], key: Collection[str], options: TypeOptions
 ) -> tuple[Field, ...]:
-    """Return the fields of the key over the columns named ``key``, in the relation's order; TableRefused if one lacks.
+    """Return the fields of the key with the columns ``key``, in the relation's order; TableRefused if one is missing.
 
-    They have the names of the row's fields and, where a field became wider than its column, its type.
+    They have the names of the row's fields. If a field of the row is wider than its column, they have its type as well.
     """
     missing = sorted(set(key) - {column.name for column in relation.columns})
     if missing:
@@ -279,7 +286,7 @@ _TIMESTAMP: Final = {"type": "long", "logicalType": "timestamp-micros"}
 
 
 def value_schema(record_namespace: str, fields: Sequence[Field]) -> dict[str, Any]:
-    """Return the record Value: a row, every field nullable with default null."""
+    """Return the record Value, which is a row. Every field is nullable, with null as its default."""
     return _record("Value", [_row_field(field) for field in fields], record_namespace)
 
 
@@ -292,12 +299,12 @@ def _row_field(field: Field) -> dict[str, Any]:
 
 
 def key_schema(record_namespace: str, fields: Sequence[Field]) -> dict[str, Any]:
-    """Return the record Key: names and types only, since the schema's id is part of the key's bytes."""
+    """Return the record Key. It has only names and types, because the schema's id is part of the key's bytes."""
     return _record("Key", [{"name": field.name, "type": field.type.schema} for field in fields], record_namespace)
 
 
 def envelope_schema(record_namespace: str, fields: Sequence[Field]) -> dict[str, Any]:
-    """Return the record Envelope around the row; the order of its fields is that of the encoded bytes."""
+    """Return the record Envelope around the row. The order of its fields is that of the encoded bytes."""
     return _record(
         "Envelope",
         [
@@ -365,7 +372,7 @@ def cut_schema(prefix: str) -> dict[str, Any]:
 
 
 def dead_letter_schema(prefix: str) -> dict[str, Any]:
-    """Return the record DeadLetter of ``<prefix>.dead_letters``; its fields in the order of the encoded bytes."""
+    """Return the record DeadLetter of ``<prefix>.dead_letters``. Its fields have the order of the encoded bytes."""
     return _record(
         "DeadLetter",
         [
@@ -421,7 +428,7 @@ def _cut_snapshot() -> dict[str, Any]:
 
 
 class _Required:
-    """Type of the marker of a field without default; None is a default like any other."""
+    """The type of the marker for a field without default. None cannot be the marker, because it can be a default."""
 
 
 _REQUIRED: Final = _Required()

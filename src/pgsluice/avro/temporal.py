@@ -1,7 +1,7 @@
 """Dates and times: from PostgreSQL's text (DateStyle ISO, TimeZone UTC) to Avro's days and microseconds.
 
-``types`` chooses the writer of a column, ``encoder`` runs it per row. The common form has a fixed width and is
-read by look-ups; other years and offsets go through a regular expression. Anything else is a Misfit.
+``types`` chooses the writer of a column, and ``encoder`` runs it per row. The common form has a fixed width, and is
+read by look-ups. Other years and offsets are read with a regular expression. Everything else is a Misfit.
 
 https://www.postgresql.org/docs/current/datatype-datetime.html
 """
@@ -27,14 +27,14 @@ _MINUTES_US: Final = {b" %02d:%02d" % (m // 60, m % 60): m * 60_000_000 for m in
 _SECONDS_US: Final = {b":%02d" % s: s * 1_000_000 for s in range(60)}
 _FRACTION_UNITS_US: Final = {1: 100_000, 2: 10_000, 3: 1_000, 4: 100, 5: 10, 6: 1}  # by the number of digits
 
-# Any year, any offset: what the fixed-width reading of the common case leaves over.
+# Dates and timestamps with any year and any offset, which do not have the fixed width of the common form.
 _DATE: Final = re.compile(rb"([0-9]{4}|[1-9][0-9]{4,6})-([0-9]{2})-([0-9]{2})( BC)?")
 _TIMESTAMP: Final = re.compile(
     rb"([0-9]{4,7}-[0-9]{2}-[0-9]{2}) ([0-9:.]{8,15})"
     rb"(?:([+-])([0-9]{2})(?::([0-9]{2}))?(?::([0-9]{2}))?)?( BC)?"
 )
 
-# Bounds, exclusive: of the years 0001 to 9999, and of everything but what stands for the infinities in keys.
+# Exclusive bounds: of the years 0001 to 9999, and of all numbers except those that are the infinities in keys.
 COMMON_DAYS: Final = (-_EPOCH_DAY, calendar_date.max.toordinal() - _EPOCH_DAY + 1)
 FULL_DAYS: Final = (INT_MIN, INT_MAX)
 COMMON_US: Final = ((COMMON_DAYS[0] + 1) * DAY_US - 1, COMMON_DAYS[1] * DAY_US)
@@ -51,7 +51,7 @@ def _common_midnight_us(text: bytes) -> int:
 
 
 def _common_timestamp_us(text: bytes) -> int:
-    """Return the microseconds since 1970 of a ``YYYY-MM-DD HH:MM:SS[.ffffff]``: fixed width, all look-ups."""
+    """Return the microseconds since 1970 of a ``YYYY-MM-DD HH:MM:SS[.ffffff]``, by look-ups."""
     try:
         second_us = _common_midnight_us(text[:10]) + _MINUTES_US[text[10:16]] + _SECONDS_US[text[16:19]]
         digits = text[20:]
@@ -70,7 +70,7 @@ def _day(year: int, month: int, day: int, *, bc: bool = False) -> int:
         raise Misfit
     if bc:
         year = 1 - year
-    # The calendar repeats every 400 years of 146 097 days; Python's knows the years 1 to 9999.
+    # The calendar repeats every 400 years, which have 146 097 days. Python's calendar has the years 1 to 9999.
     cycles, year_of_cycle = divmod(year, 400)
     try:
         ordinal = calendar_date(year_of_cycle + 400, month, day).toordinal()
@@ -114,7 +114,7 @@ def date(lowest: int, highest: int) -> Writer:
 
 
 def time(limit: int, unit_us: int = 1) -> Writer:
-    """Return the writer of the time since midnight, below ``limit``: of a day, or of 24:00:00 with it."""
+    """Return the writer of the time since midnight, below ``limit``, which is one day, or 1 µs more for 24:00:00."""
     encode = in_units(unit_us)
 
     def write(text: bytes) -> bytes:
@@ -154,7 +154,7 @@ def timestamptz(lowest: int, highest: int, unit_us: int = 1) -> Writer:
 
 
 def in_units(unit_us: int) -> Callable[[int], bytes]:
-    """Return what writes microseconds as a whole number of units; those with a rest do not fit."""
+    """Return a function that writes microseconds as a whole number of units. Times with a remainder do not fit."""
     if unit_us == 1:
         return encode_long
 
@@ -168,13 +168,13 @@ def in_units(unit_us: int) -> Callable[[int], bytes]:
 
 
 def _between(number: int, lowest: int, highest: int) -> int:
-    """Return ``number``, Misfit when it is not between these (exclusive) bounds."""
+    """Return ``number``; Misfit if it is not between these (exclusive) bounds."""
     if lowest < number < highest:
         return number
     raise Misfit
 
 
-# IntervalStyle iso_8601: every part with its sign, those that are zero left out.
+# IntervalStyle iso_8601: every part has its sign, and parts that are zero are left out.
 _INTERVAL: Final = re.compile(
     rb"P(?=.)(?:(-?[0-9]{1,10})D)?"
     rb"(?:T(?=.)(?:(-?[0-9]{1,10})H)?(?:(-?[0-9]{1,2})M)?(?:(-?)([0-9]{1,2})(?:\.([0-9]{1,6}))?S)?)?"
@@ -184,7 +184,7 @@ _MINUTE_US: Final = 60_000_000
 
 
 def interval_micros(text: bytes) -> bytes:
-    """Return the microseconds of an interval, a day being 24 hours; months and years have no length of their own."""
+    """Return the microseconds of an interval with days of 24 hours. Months and years have no fixed length."""
     match = _INTERVAL.fullmatch(text)
     if match is None:
         raise Misfit
@@ -196,7 +196,7 @@ def interval_micros(text: bytes) -> bytes:
 
 
 def or_infinity(write: Writer, lowest: int, highest: int) -> Writer:
-    """Return the writer of dates or timestamps that takes the infinities, too, as these two numbers."""
+    """Return a writer of dates or timestamps that also writes the infinities, as these two numbers."""
     infinities = {b"-infinity": encode_long(lowest), b"infinity": encode_long(highest)}
 
     def write_or_infinity(text: bytes) -> bytes:

@@ -1,8 +1,8 @@
-"""From PostgreSQL's text form of a value to Avro's bytes: one writer per kind of conversion.
+"""Turns PostgreSQL's text form of a value into Avro's bytes, with one writer per kind of conversion.
 
-``types`` chooses the writer of a column, ``encoder`` runs it per row; those of dates and times stand in
-``temporal``. What PostgreSQL does not write for the type, and what the Avro type cannot hold, is a
-:class:`Misfit`: the caller keeps the text as it is.
+``types`` chooses the writer of a column, and ``encoder`` runs it per row. The writers of dates and times are in
+``temporal``. A writer raises :class:`Misfit` for a text that PostgreSQL does not write for the type, and for a value
+that the Avro type cannot hold. The caller then keeps the text as it is.
 
 https://www.postgresql.org/docs/current/datatype.html
 """
@@ -28,15 +28,15 @@ from pgsluice.avro.binary import (
 )
 
 Writer: TypeAlias = Callable[[bytes], bytes]
-"""A value's text in, its Avro body out; Misfit when there is none."""
+"""Returns the Avro body of a value from its text; Misfit if there is none."""
 
 
 class Misfit(ValueError):
-    """A value that its Avro type cannot hold. Carries no message: it would have to show the value."""
+    """A value that its Avro type cannot hold. It has no message, because a message would have to show the value."""
 
 
 def boolean(text: bytes) -> bytes:
-    """``t`` or ``f``."""
+    """Return the boolean that ``t`` or ``f`` stands for."""
     if text == b"t":
         return TRUE
     if text == b"f":
@@ -64,14 +64,15 @@ def integer(lowest: int, highest: int) -> Writer:
 
 
 def _is_integer(text: bytes) -> bool:
-    # int() alone would also take blanks, underscores and a plus sign.
+    # int() alone would also accept blanks, underscores and a plus sign.
     return text.isdigit() or (text[:1] == b"-" and text[1:].isdigit())
 
 
 def decimal(precision: int, scale: int) -> Writer:
-    """Return the writer of ``decimal(precision, scale)``: the unscaled value, never rounded."""
+    """Return the writer of ``decimal(precision, scale)``. It writes the unscaled value, and never rounds."""
     limit = 10**precision
-    # A sign, a zero before the point, and the digits. Besides, int() refuses thousands of digits.
+    # A sign, a zero before the point, and the digits. Longer texts are not passed to int(), which refuses thousands of
+    # digits.
     longest = precision + 2
 
     def write(text: bytes) -> bytes:
@@ -115,16 +116,16 @@ def _double(text: bytes) -> float:
         number = float(text)
     except ValueError:
         raise Misfit from None
-    if number - number != 0:  # infinite, though the text was not
+    if number - number != 0:  # it is infinite, although the text was not
         raise Misfit
     return number
 
 
 def _single(text: bytes) -> float:
-    """Return the float4 that ``text`` names, exactly.
+    """Return the float4 that is nearest to ``text``.
 
-    Rounding the nearest double once more is wrong where that double is the very middle of two singles: there
-    the text decides.
+    The text is first rounded to a double, and then to a single. This is wrong only if the double lies exactly in the
+    middle between two singles. Then the digits of the text decide.
     """
     number = _double(text)
     try:
@@ -146,26 +147,27 @@ def _to_single(number: float) -> float:
 
 
 def float8(text: bytes) -> bytes:
-    """Double precision, and whole numbers of a column that has become double precision since."""
+    """Return a float8 as a double, or a whole number of a column whose field has become double."""
     return encode_double(_double(text))
 
 
 def float4(text: bytes) -> bytes:
-    """Single precision."""
+    """Return a float4 as a float."""
     return encode_float(_single(text))
 
 
 def float4_as_double(text: bytes) -> bytes:
-    """Single precision, of a column that has been double precision: the value PostgreSQL's cast gives."""
+    """Return a float4 as a double, for a field that is double, with the same value as PostgreSQL's cast."""
     return encode_double(_single(text))
 
 
 _ALWAYS_EXACT: Final = 15
-"""Characters: a double keeps every number of so many digits; without an exponent, none so short is too small."""
+"""A text of at most so many characters needs no check: a double keeps all numbers of 15 digits, and without an exponent
+no number that is so short is too small."""
 
 
 def numeric_as_double(text: bytes) -> bytes:
-    """Return a number as the double that is written with the same digits; others do not fit."""
+    """Return a number as a double. If the double's shortest digits are other ones, it does not fit."""
     number = _double(text)
     if len(text) > _ALWAYS_EXACT and number - number == 0 and Decimal(repr(number)) != Decimal(text.decode()):
         raise Misfit
@@ -189,14 +191,14 @@ def uuid(text: bytes) -> bytes:
 
 
 def checked_string(text: bytes) -> bytes:
-    """Return a ``"char"``, or what may hold some, as a string that is UTF-8 on every server."""
+    """Return a ``"char"``, or a text that may contain some, as a string in UTF-8 with all versions of the server."""
     if text.isascii():
         return encode_bytes(text)
     return encode_bytes(utf8(text) if len(text) > 1 else b"\\%03o" % text[0])
 
 
 def marked(_text: bytes) -> bytes:
-    """Raise Misfit: nothing of this type can be read, so that its text alone is known."""
+    """Raise Misfit, because no value of this type can be parsed. The caller keeps the text."""
     raise Misfit
 
 
@@ -204,13 +206,13 @@ _NO_UTF8: Final = re.compile("[\udc80-\udcff]")
 
 
 def utf8(text: bytes) -> bytes:
-    """Return the text of an array or composite, each ``"char"`` beyond ASCII in it as servers from 16 on write it."""
+    """Return the text of an array or composite, with each ``"char"`` beyond ASCII as PostgreSQL 16 writes it."""
     readable = text.decode("utf-8", "surrogateescape")
     return _NO_UTF8.sub(lambda match: f'"\\\\{ord(match[0]) & 0xFF:03o}"', readable).encode()
 
 
 def bytea(text: bytes) -> bytes:
-    """Hex form, and the escape form of sessions without bytea_output=hex."""
+    """Return the bytes of the hex form, or of the escape form, which sessions without bytea_output=hex send."""
     if text[:2] == b"\\x":
         try:
             return encode_bytes(binascii.a2b_hex(text[2:]))
@@ -236,7 +238,7 @@ _HSTORE_PAIR: Final = re.compile(_QUOTED + rb"=>(?:" + _QUOTED + rb"|NULL)", re.
 
 
 def array(element: Writer, delimiter: bytes = b",") -> Writer:
-    """Return the writer of one-dimensional arrays that start at 1; other shapes do not fit."""
+    """Return the writer of one-dimensional arrays that start at 1. Other shapes do not fit."""
     item = re.compile(_QUOTED + rb"|" + _BARE % delimiter, re.DOTALL)
 
     def write_bare(text: bytes) -> bytes:

@@ -1,7 +1,7 @@
-"""Which Avro type a PostgreSQL type becomes, and how its text is converted.
+"""The Avro type of each PostgreSQL type, and the conversion of its text.
 
-Decided once per column of a version of a relation, for ``schema`` (what to declare) and ``encoder`` (what to
-run). The table of types is part of the wire contract.
+This is decided once per column of a version of a relation, for ``schema``, which declares the type, and ``encoder``,
+which runs the conversion. The table of types is part of the wire contract.
 
 https://avro.apache.org/docs/1.12.0/specification/#logical-types
 """
@@ -25,10 +25,12 @@ from pgsluice.relation import CATALOG, Column, PgType, Relation
 
 @dataclass(frozen=True, slots=True)
 class TypeOptions:
-    """The choices a user has: see ``tables.numeric``, ``tables.time_range``, and ``types`` in ``tables.rules``.
+    """The options for types: choices of the user, and what is known of the source.
 
-    ``binary``: values may come in binary format, which changes nothing but how they are read. ``elements``: of
-    the array types that are not built in, by OID; None of those that the catalog does not know any more.
+    ``numeric``, ``time_range`` and ``choices`` are ``tables.numeric``, ``tables.time_range``, and ``types`` in
+    ``tables.rules``. ``binary``: values may arrive in binary format, which changes only how they are read.
+    ``elements``: the elements of array types that are not built in, by OID; None for types that the catalog does not
+    have any more.
     """
 
     numeric: Literal["string"] | tuple[int, int] = "string"
@@ -39,7 +41,7 @@ class TypeOptions:
 
 
 class Opcode(StrEnum):
-    """The kinds of conversion: with its parameters, one says all about how a value is written."""
+    """The kinds of conversion. A kind and its parameters determine completely how a value is written."""
 
     BOOLEAN = "boolean"
     INTEGER = "integer"
@@ -88,7 +90,8 @@ _WRITERS: Final[dict[Opcode, Callable[..., Writer]]] = {
     Opcode.DECIMAL: text.decimal,  # precision, scale
     Opcode.NUMERIC_AS_DOUBLE: lambda: text.numeric_as_double,
     Opcode.INTERVAL_MICROS: lambda: temporal.interval_micros,
-    Opcode.DATE: temporal.date,  # exclusive bounds, here and below; then, except of dates, the unit if it is not 1 us
+    # Here and below: exclusive bounds and, except for dates, the unit if it is not 1 µs.
+    Opcode.DATE: temporal.date,
     Opcode.TIME: temporal.time,
     Opcode.TIMESTAMP: temporal.timestamp,
     Opcode.TIMESTAMPTZ: temporal.timestamptz,
@@ -109,7 +112,7 @@ _WRITERS: Final[dict[Opcode, Callable[..., Writer]]] = {
 class ColumnType:
     """The Avro type of a column, without null, and the writer of its values.
 
-    ``element``: of an ARRAY, the type of its items; its parameter is the delimiter's code point.
+    ``element``: the type of the items, if it is an ARRAY. The parameter of an ARRAY is the delimiter's code point.
     """
 
     schema: Schema
@@ -136,15 +139,15 @@ def decimal_schema(precision: int, scale: int) -> Schema:
 
 
 STRING: Final = ColumnType("string", Opcode.STRING)
-"""PostgreSQL's own text: what is a string by nature, and what is not known."""
+"""PostgreSQL's own text, for strings and for types that are not known."""
 
 CHECKED_STRING: Final = ColumnType("string", Opcode.CHECKED_STRING)
-"""The same of a type that may hold a ``"char"``, of which servers before 16 do not write UTF-8."""
+"""The same for a type that may contain a ``"char"``, which servers before PostgreSQL 16 do not write as UTF-8."""
 
 _INT: Final = ColumnType("int", Opcode.INTEGER, (INT_MIN, INT_MAX))
 _LONG: Final = ColumnType("long", Opcode.INTEGER, (LONG_MIN, LONG_MAX))
 
-# The types of pg_catalog whose Avro type depends on nothing but their name.
+# The types of pg_catalog whose Avro type depends only on their name.
 _FIXED: Final = {
     "bool": ColumnType("boolean", Opcode.BOOLEAN),
     "int2": _INT,
@@ -159,7 +162,7 @@ _FIXED: Final = {
     "bytea": ColumnType("bytes", Opcode.BYTEA),
 }
 
-# Extensions can be installed into any schema, so these go by their name alone.
+# Extensions can be installed into any schema, so these types are recognised by their name alone.
 _EXTENSIONS: Final = {
     "hstore": ColumnType({"type": "map", "values": ["null", "string"]}, Opcode.HSTORE),
     "vector": ColumnType({"type": "array", "items": "float"}, Opcode.VECTOR),
@@ -199,7 +202,7 @@ _TEMPORAL_BOUNDS: Final = {
 
 
 def column_type(column: Column, options: TypeOptions) -> ColumnType:
-    """Return how the values of ``column`` stand in a row."""
+    """Return the type of ``column`` in a row."""
     for choice in options.choices:
         if choice.matches(column.name):
             kind = _chosen(column.type, column.typmod, choice.choice, options)
@@ -209,9 +212,9 @@ def column_type(column: Column, options: TypeOptions) -> ColumnType:
 
 
 def key_type(column: Column, options: TypeOptions) -> ColumnType:
-    """Return how the values of ``column`` stand in a key, where nothing can be marked as not fitting.
+    """Return the type of ``column`` in a key, which has no ``raw`` for values that do not fit.
 
-    Infinite dates and timestamps are the extremes of the integer; numeric without precision is a string, unless a
+    Infinite dates and timestamps are the lowest and highest integer. numeric without precision is a string, unless a
     choice for the column says otherwise.
     """
     kind = column_type(column, replace(options, numeric="string"))
@@ -231,7 +234,7 @@ def _type(pg_type: PgType, typmod: int, options: TypeOptions) -> ColumnType:
 def _element(pg_type: PgType, options: TypeOptions) -> Element | None:
     if pg_type.namespace != CATALOG:
         return options.elements.get(pg_type.oid)
-    # One underscore only, so that no name stands for arrays in arrays in arrays.
+    # A second underscore is not followed, so that a name cannot mean arrays nested without limit.
     if not pg_type.name.startswith("_") or pg_type.name.startswith("__"):
         return None
     name = pg_type.name[1:]
@@ -239,13 +242,13 @@ def _element(pg_type: PgType, options: TypeOptions) -> Element | None:
 
 
 def is_gone(column: Column, options: TypeOptions) -> bool:
-    """Return whether the column's values may be arrays of which nobody knows any more how to take them apart."""
+    """Return whether the column's values may be arrays that cannot be parsed, because their type is gone."""
     chosen = next((choice.choice.name for choice in options.choices if choice.matches(column.name)), None)
     return chosen != CHECKED_STRING.schema and options.elements.get(column.type.oid, column) is None
 
 
 def is_array(schema: Schema) -> bool:
-    """Return whether a field has arrays."""
+    """Return whether a schema is that of arrays."""
     return isinstance(schema, dict) and schema.get("type") == "array"
 
 
@@ -274,7 +277,7 @@ def _numeric(typmod: int, options: TypeOptions) -> ColumnType:
 
 def numeric_modifier(typmod: int) -> tuple[int, int]:
     """Return precision and scale of a numeric that has them."""
-    # typmod - 4: the precision above 16 bits of scale, of which 11 are used, signed since PostgreSQL 15.
+    # typmod - 4 has the precision above 16 bits for the scale. Of these, 11 are used, and signed since PostgreSQL 15.
     precision, scale = (typmod - 4) >> 16 & 0xFFFF, (typmod - 4) & 0x7FF
     return precision, (scale ^ 0x400) - 0x400
 
@@ -285,7 +288,7 @@ def _decimal(precision: int, scale: int) -> ColumnType:
     return ColumnType(decimal_schema(precision, scale), Opcode.DECIMAL, (precision, scale))
 
 
-# --- what a user can choose instead
+# --- types that a user can choose instead
 
 _MILLISECOND_US: Final = 1000
 _ALTERNATIVES: Final = {
@@ -296,7 +299,7 @@ _ALTERNATIVES: Final = {
     "numeric": {"long": _LONG, "double": ColumnType("double", Opcode.NUMERIC_AS_DOUBLE)},
     "interval": {"interval-micros": ColumnType(_logical("long", "interval-micros"), Opcode.INTERVAL_MICROS)},
 }
-# Base type and unit. A timestamp has no time zone: as timestamp-* it is taken to be UTC.
+# Base type and unit. A timestamp has no time zone. If timestamp-* is chosen, it is taken as UTC.
 _TEMPORAL_ALTERNATIVES: Final = {
     "time": {"time-millis": ("int", _MILLISECOND_US)},
     "timestamp": {
@@ -309,7 +312,7 @@ _TEMPORAL_ALTERNATIVES: Final = {
 
 
 def check_choices(relation: Relation, options: TypeOptions) -> None:
-    """Raise TableRefused for a choice that names a column of the table which cannot have that type."""
+    """Raise TableRefused if a choice names a column of the table that cannot have the chosen type."""
     for column in relation.columns:
         for choice in options.choices:
             if choice.names(column.name) and _chosen(column.type, column.typmod, choice.choice, options) is None:
@@ -322,7 +325,7 @@ def check_choices(relation: Relation, options: TypeOptions) -> None:
 
 
 def choices_of(column: Column, options: TypeOptions) -> list[str]:
-    """Return what can be chosen for a column; what it is without a choice comes first if it has such a name."""
+    """Return the names of the types that can be chosen for a column. The type without a choice comes first."""
     own, innermost = _type(column.type, column.typmod, options), column.type
     while own.element is not None:
         element = _element(innermost, options)
@@ -335,7 +338,7 @@ def choices_of(column: Column, options: TypeOptions) -> list[str]:
 
 
 def _chosen(pg_type: PgType, typmod: int, choice: Choice, options: TypeOptions) -> ColumnType | None:
-    """Return the type that was chosen, of an array for its elements; None when values of this type cannot have it."""
+    """Return the chosen type, which for an array is that of its elements; None if ``pg_type`` cannot have it."""
     own = _type(pg_type, typmod, options)
     if choice.name == choice_name(own.schema):
         return own
@@ -375,20 +378,20 @@ def _is_catalog(pg_type: PgType, name: str | None = None) -> bool:
 
 
 def choice_name(schema: Schema) -> str | None:
-    """Return the name by which a type can be chosen; None for those that have none."""
+    """Return the name by which a type can be chosen; None if it has none."""
     if isinstance(schema, str):
         return schema
     logical_type = schema.get("logicalType") if isinstance(schema, dict) else None
     return None if logical_type == DECIMAL else logical_type
 
 
-# --- changes of type in place
+# --- types that become wider
 
 _WIDENINGS: Final = {("int", "long"), ("int", "double"), ("float", "double")}
 
 
 def wider(one: Schema, other: Schema) -> Schema | None:
-    """Return the one of two types that holds the other's values for every reader; None if neither does."""
+    """Return the one of two types that can hold the other's values for every reader; None if neither can."""
     if one == other or _widens(other, one):
         return one
     return other if _widens(one, other) else None
@@ -402,18 +405,18 @@ def _widens(narrow: Schema, wide: Schema) -> bool:
 
 
 def _precision(schema: Schema) -> tuple[int, int] | None:
-    """Return precision and scale of a decimal as we write them, None for other types."""
+    """Return precision and scale of a decimal; None for other types, and for decimals that we never write."""
     if not isinstance(schema, dict) or schema.get("logicalType") != "decimal":
         return None
     precision, scale = schema.get("precision"), schema.get("scale", 0)
-    # Another program may have registered a schema with a precision of billions, to whose power 10 would be raised.
+    # Another program may have registered a precision of billions, and then 10 would be raised to this power.
     if not isinstance(precision, int) or not isinstance(scale, int):
         return None
     return (precision, scale) if 0 <= scale <= precision <= MAX_PRECISION else None
 
 
 def widened(kind: ColumnType, schema: Schema) -> ColumnType:
-    """Return how values of ``kind`` are written into a field of a type that :func:`wider` chose."""
+    """Return the type with which values of ``kind`` are written into a field of the type that :func:`wider` chose."""
     if kind.schema == schema:
         return kind
     if kind.opcode is Opcode.FLOAT4:

@@ -1,6 +1,6 @@
-"""Confluent's wire format: how a schema is written, identified, and named in front of a message.
+"""Confluent's wire format: the text and the id of a schema, and the header with the id in front of a message.
 
-Used by the registries (ids), the envelope (framing of keys and values) and everything that reads them back.
+The registries use it for ids, the envelope to frame keys and values, and all code that reads these back.
 
 https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/index.html#wire-format
 """
@@ -16,26 +16,26 @@ Schema: TypeAlias = str | dict[str, Any] | list[Any]
 """A schema as parsed JSON: a name, a record, array, map or annotated type, or a union."""
 
 NESTING_MAX: Final = 128
-"""How many levels of arrays and objects JSON in service topics may have. Our own has less than a hundred: two for each
-level of arrays in arrays, which ``sent.types`` limits."""
+"""The most levels of arrays and objects that JSON in service topics may have. Our own JSON has less than a hundred: two
+for each level of arrays in arrays, which ``pgbinary.types`` limits."""
 
 _HEADER: Final = struct.Struct(">bI")
 _MAX_ID: Final = 2**31 - 1  # ids are Java ints
 
 
 def normalise(schema: Schema) -> str:
-    """Return the one text of ``schema`` that is hashed, registered and compared."""
+    """Return the canonical text of ``schema``, which is hashed, registered and compared."""
     return json.dumps(schema, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
 
 
 def read_json(text: str) -> object:
-    """Return the value of a text that anybody may have written; ValueError, saying why, when it is not usable as JSON.
+    """Return the value of a text that anybody may have written; ValueError with the reason if it is not usable as JSON.
 
-    The value can be written again, as JSON in UTF-8, and functions that call themselves can walk through it.
+    The value can be written again as JSON in UTF-8, and recursive functions can process it.
     """
     try:
         found = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
-        # Half of a surrogate pair has no UTF-8. Without an escape there is none: the text itself came as UTF-8.
+        # Half of a surrogate pair cannot be written in UTF-8. Only an escape can bring one, because the text was UTF-8.
         if "\\u" in text:
             normalise(found).encode()
     except RecursionError:
@@ -54,13 +54,13 @@ def _refuse_constant(name: str) -> object:
 
 def _finite(number: str) -> float:
     found = float(number)
-    if isinf(found):  # it would be written as Infinity
+    if isinf(found):  # it would be written as Infinity, which is not JSON
         raise ValueError("its JSON has a number that is too large")
     return found
 
 
 def _is_deeper(value: Any, levels: int) -> bool:  # noqa: ANN401 - any JSON
-    """Return whether ``value``, an array or an object, has more levels of them."""
+    """Return whether ``value``, an array or an object, has more than ``levels`` levels."""
     row = [value]
     for _ in range(levels):
         row = [inner for outer in row for inner in _parts(outer) if isinstance(inner, dict | list)]
@@ -72,7 +72,7 @@ def _parts(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
 
 
 def schema_id(normalised: str) -> int:
-    """Return the id that the text of a schema has everywhere: 31 bits of its SHA-256, never 0."""
+    """Return the id of a schema's text: 31 bits of its SHA-256, but never 0. It is the same everywhere."""
     return _id_of_digest(hashlib.sha256(normalised.encode()).digest())
 
 
@@ -81,12 +81,12 @@ def _id_of_digest(digest: bytes) -> int:
 
 
 def header(identifier: int) -> bytes:
-    """Return what stands before the Avro body of a message under this schema id."""
+    """Return the header that precedes the Avro body of a message with this schema id."""
     return _HEADER.pack(0, identifier)
 
 
 def unframe(data: bytes) -> tuple[int, bytes]:
-    """Split a framed message into schema id and Avro body; ValueError when it is not framed."""
+    """Return the schema id and the Avro body of a framed message; ValueError if it is not framed."""
     if len(data) < _HEADER.size or data[0] != 0:
         raise ValueError("not in Confluent's wire format (expected a zero byte and a 4-byte schema id)")
     return _HEADER.unpack_from(data)[1], data[_HEADER.size :]

@@ -1,6 +1,6 @@
-"""Settings: read from file, secret files, environment and flags; checked as a whole before anything starts.
+"""Settings: read from file, secret files, environment and flags, and checked as a whole before anything starts.
 
-Used by the daemon, which maps settings to the options of the shell packages, and by the commands.
+The daemon maps them to the options of the shell packages, and the commands use them.
 """
 
 from pgsluice.config import reference

@@ -1,7 +1,7 @@
-"""What the settings leave open to others: secrets that they can read, files that they can change, an HTTP port.
+"""Finds what other users can reach: secrets that they can read, files that they can change, and an open HTTP port.
 
-``pgsluice run`` logs the findings and ``pgsluice check`` prints them. For files with secrets, the rule is the one of
-libpq for private keys: a file of root's may be readable for its group, as Kubernetes mounts secrets with ``fsGroup``.
+``pgsluice run`` logs the findings and ``pgsluice check`` prints them. The rule for files with secrets is that of libpq
+for private keys. A file of root may be readable for its group, because Kubernetes mounts secrets so with ``fsGroup``.
 Any other file may be readable for its owner only.
 
 https://www.postgresql.org/docs/current/libpq-ssl.html#LIBPQ-SSL-CLIENTCERT
@@ -29,7 +29,7 @@ _KEY_FILES = ("ssl.key.location", "ssl.keystore.location", "sasl.kerberos.keytab
 
 
 def findings(settings: Settings, sources: Sources) -> list[Finding]:
-    """Return a warning for each kind of thing that is left open; ``settings`` are those that ``sources`` hold."""
+    """Return a warning for each kind of exposure. ``settings`` are those from ``sources``."""
     return [*_readable(settings, sources), *_writable(sources), *_in_arguments(sources), *_port(settings, sources)]
 
 
@@ -38,17 +38,17 @@ def _readable(settings: Settings, sources: Sources) -> list[Finding]:
     if not exposed:
         return []
     detail = f"other users can read or change {', '.join(exposed)}, with a password or key in it"
-    remedy = "chmod 600, or for a file of root's 640; for a secret in Kubernetes, set defaultMode: 0440 and fsGroup."
+    remedy = "chmod 600, or 640 for a file of root; for a secret in Kubernetes, set defaultMode: 0440 and fsGroup."
     return [Finding("secret files", Verdict.WARN, detail, remedy)]
 
 
 def _writable(sources: Sources) -> Iterator[Finding]:
-    """Whoever can change the settings can have changes sent to servers of their own."""
+    """Return a warning if others can change the settings, because they could send our changes to their own servers."""
     read = [*sources.file.places.values(), *sources.secrets.places.values()]
     files = dict.fromkeys(FilePath(re.sub(r":[0-9]+$", "", place)) for place in read)
     around = dict.fromkeys(file.absolute().parent for file in files)
     if found := [str(path) for path in (*files, *around) if _is_writable_for_all(path)]:
-        detail = f"every user can write to {', '.join(found)}, and so change the settings"
+        detail = f"every user can write to {', '.join(found)}, and can therefore change the settings"
         yield Finding("settings files", Verdict.WARN, detail, "chmod o-w")
 
 
@@ -62,25 +62,26 @@ def _in_arguments(sources: Sources) -> Iterator[Finding]:
 def _port(settings: Settings, sources: Sources) -> Iterator[Finding]:
     """Return a warning if the file or a flag opens the port to others.
 
-    An image does so by a variable, because it has to listen on all addresses. Who reaches it is decided elsewhere.
+    A variable gives no warning. Our image sets it, because a container has to listen on all addresses, and the
+    container's network decides who reaches them.
     """
     http, path = settings.http, ("http", "listen")
     if sources.flags.get(path) is None and sources.file.get(path) is None:
         return
     if not http.allowed_hosts and not is_loopback(http.listen.host):
         detail = (
-            f"http.listen is {http.listen}, and http.allowed_hosts is empty: whoever reaches the port can read names "
-            "of tables and columns, also a web page in a browser that reaches it"
+            f"http.listen is {http.listen}, and http.allowed_hosts is empty: everybody who reaches the port can read "
+            "names of tables and columns, and so can a web page in a browser that reaches it"
         )
         remedy = (
-            "Listen on 127.0.0.1, or allow the names under which clients ask (http.allowed_hosts); IP addresses are "
+            "Listen on 127.0.0.1, or set http.allowed_hosts to the host names that clients use; IP addresses are "
             "always allowed."
         )
         yield Finding("http port", Verdict.WARN, detail, remedy)
 
 
 def _files(settings: Settings, sources: Sources) -> Iterator[str]:
-    """Return the files that secrets were read from, or will be."""
+    """Return the files from which secrets were read or will be read."""
     if any(_secrets(sources.file)):
         yield sources.file.name
     yield from (sources.secrets.place(path) for path in _secrets(sources.secrets))
@@ -91,7 +92,7 @@ def _files(settings: Settings, sources: Sources) -> Iterator[str]:
 
 
 def _secrets(layer: Layer) -> Iterator[Path]:
-    """Return where in ``layer`` a secret stands."""
+    """Return the paths of the secrets in ``layer``."""
     for path, key in all_keys().items():
         value = layer.get(path)
         if key.kind is Kind.TABLE and isinstance(value, dict):
@@ -103,12 +104,12 @@ def _secrets(layer: Layer) -> Iterator[Path]:
 def _has_password(dsn: str) -> bool:
     try:
         return any(map(is_secret, libpq.parse_dsn(dsn)))
-    except ValueError:  # another source takes precedence, so nobody has found out
+    except ValueError:  # it was never validated, because another source takes precedence
         return True
 
 
 def _is_writable_for_all(path: FilePath) -> bool:
-    """Return whether every user can change the file, or rename what is in the directory."""
+    """Return whether every user can change the file, or rename files in the directory."""
     try:
         mode, is_read_only = path.stat().st_mode, os.statvfs(path).f_flag & os.ST_RDONLY
     except OSError:
@@ -120,7 +121,7 @@ def _is_writable_for_all(path: FilePath) -> bool:
 def _is_exposed(name: str) -> bool:
     try:
         status = FilePath(name).stat()
-    except OSError:  # whoever reads it will say so
+    except OSError:  # the code that reads the file reports the error
         return False
     others = stat.S_IRWXO if status.st_uid == 0 else stat.S_IRWXO | stat.S_IRWXG
     return stat.S_ISREG(status.st_mode) and bool(status.st_mode & others)

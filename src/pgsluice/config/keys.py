@@ -1,6 +1,6 @@
-"""The tree of keys, read off the model: what can be set, and of which kind it is.
+"""The tree of keys, derived from the model: all settings, and the kind of each.
 
-Used by ``sources`` to understand names and texts from outside the file, and by ``reference``.
+``sources`` uses it to understand names and texts from outside the file, and ``reference`` to list the settings.
 """
 
 from collections.abc import Iterator
@@ -19,11 +19,11 @@ from pgsluice.config.model import Rule, Section, Settings
 Names = tuple[str, ...]
 
 RULES = ("tables", "rules")
-"""The one list of tables; the keys of its entries stand only in files."""
+"""The path of the rules, the only list of tables. The keys of its entries can be set only in the file."""
 
 
 class Kind(StrEnum):
-    """What a value looks like in the file."""
+    """The form of a value in the file."""
 
     TEXT = "text"
     SECRET = "secret"  # noqa: S105 - a kind of value, not a password
@@ -44,7 +44,7 @@ _KINDS: dict[object, Kind] = {
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One setting: where it stands, and its type without ``None``, with what limits it."""
+    """One setting: its path, its type without ``None``, and the limits of its values."""
 
     path: Names
     field: FieldInfo
@@ -53,12 +53,12 @@ class Key:
 
     @property
     def example(self) -> object:
-        """A value to show; None where the default shows enough."""
+        """A value to show; None if the default is a good example."""
         return self.field.examples[0] if self.field.examples else None
 
     @property
     def kind(self) -> Kind:
-        """The kind of its values; our own types and choices are written as texts."""
+        """The kind of its values. Our own types and choices are written as texts."""
         if get_origin(self.type) is Literal:
             return _KINDS.get(type(get_args(self.type)[0]), Kind.TEXT)
         return _KINDS.get(get_origin(self.type) or self.type, Kind.TEXT)
@@ -66,13 +66,13 @@ class Key:
 
 @cache
 def all_keys() -> dict[Names, Key]:
-    """Return every key of the file but those of rules, in its order."""
+    """Return all keys of the file except those of rules, in the order of the file."""
     return {key.path: key for section, model in all_sections().items() for key in section_keys(section, model)}
 
 
 @cache
 def all_sections() -> dict[Names, type[BaseModel]]:
-    """Return every table of the file but rules, in its order; first the file itself."""
+    """Return all tables of the file except rules, in the order of the file. The first one is the file itself."""
     return dict(_sections((), Settings))
 
 
@@ -84,7 +84,7 @@ def _sections(path: Names, model: type[BaseModel]) -> Iterator[tuple[Names, type
 
 
 def section_keys(path: Names, model: type[BaseModel]) -> list[Key]:
-    """Return the keys that stand directly in the table ``model`` at ``path``."""
+    """Return the keys of the table ``model`` at ``path``, without those of its inner tables."""
     return [
         Key((*path, name), field, *_bare(field.annotation, tuple(field.metadata)))
         for name, field in model.model_fields.items()
@@ -97,7 +97,7 @@ def _section(annotation: object) -> type[Section] | None:
 
 
 def _bare(annotation: object, limits: tuple[object, ...]) -> tuple[object, tuple[object, ...]]:
-    """Strip ``| None`` and ``Annotated`` from a type; what annotated it comes second."""
+    """Return a type without ``| None`` and ``Annotated``, and its annotations."""
     if get_origin(annotation) is Annotated:
         bare, *more = get_args(annotation)
         inner = [limit for entry in more for limit in getattr(entry, "metadata", [entry])]
@@ -109,7 +109,7 @@ def _bare(annotation: object, limits: tuple[object, ...]) -> tuple[object, tuple
 
 
 def nearest(path: Names) -> Names | None:
-    """Return the key or table that was probably meant by ``path``, which is neither."""
+    """Return the key or table that was probably meant by the unknown ``path``; None if there is no similar one."""
     known = [*all_sections(), *all_keys(), *(key.path for key in section_keys(RULES, Rule))]
     siblings = [name[-1] for name in known if name and name[:-1] == path[:-1]]
     if near := get_close_matches(path[-1], siblings, n=1):

@@ -1,7 +1,7 @@
-"""Connection parameters of libpq: which of them are the user's to set, and where passwords are read.
+"""Connection parameters of libpq: those that users may set, and the reading of passwords.
 
-Used by the settings model. Whatever is not set is left to libpq: its PG* variables, password file and
-service file work as in every client, so each authentication method is reachable.
+The settings model uses them. Parameters that are not set are left to libpq. Its PG* variables, password file and
+service file work as in every client, so all authentication methods are possible.
 
 https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-PARAMKEYWORDS
 """
@@ -25,18 +25,18 @@ _OURS = {
 _WHICH_SERVER = ("host", "hostaddr", "port", "target_session_attrs", "load_balance_hosts")
 
 _PASSWORD_BYTES_MAX = 64 * 1024
-"""Longer than any password (a cloud's token has a few KiB), shorter than a file named by mistake."""
+"""A password is shorter, because even tokens of clouds have only a few KiB. A file named by mistake may be longer."""
 
 
 def check_dsn(dsn: str) -> None:
-    """Refuse a connection string that libpq cannot read or that sets what is not the user's."""
+    """Raise ValueError for a connection string that libpq cannot read, or that sets parameters of pgsluice."""
     found = [f"may not set {name}: {reason}" for name, reason in _OURS.items() if name in parse_dsn(dsn)]
     if found:
         raise ValueError("; ".join(found))
 
 
 def parse_dsn(dsn: str) -> dict[str, str]:
-    """Return the parameters in ``dsn``; ValueError, without any part of it, when libpq cannot read it."""
+    """Return the parameters in ``dsn``; ValueError, which quotes no part of it, if libpq cannot read it."""
     from psycopg import ProgrammingError  # noqa: PLC0415 - loads libpq: only where a dsn is used
     from psycopg.conninfo import conninfo_to_dict  # noqa: PLC0415 - as above
 
@@ -49,31 +49,32 @@ def parse_dsn(dsn: str) -> dict[str, str]:
 
 
 def check_primary(dsn: str) -> None:
-    """Refuse a connection string of a primary that names no server, or that :func:`check_dsn` refuses."""
+    """Raise ValueError for a primary's connection string without a server, or one that :func:`check_dsn` refuses."""
     check_dsn(dsn)
     if not parse_dsn(dsn).keys() & {"host", "hostaddr", "service"}:
         raise ValueError("names no host: write it as host=db-primary or postgresql://db-primary")
 
 
 def of_primary(parameters: Mapping[str, str], dsn: str) -> dict[str, str]:
-    """Return how to reach the primary that ``dsn`` names.
+    """Return the parameters for a connection to the primary that ``dsn`` names.
 
-    What ``dsn`` leaves out is as in ``parameters``, those of its standby, unless it says which server that is.
+    Parameters that ``dsn`` leaves out are taken from ``parameters``, those of its standby, except the ones that
+    identify the server.
     """
     shared = {name: value for name, value in parameters.items() if name not in _WHICH_SERVER}
     return shared | parse_dsn(dsn)
 
 
 def in_effect(parameters: Mapping[str, str]) -> dict[str, str]:
-    """Return what libpq would connect with: ``parameters``, then the service file, the environment and its defaults.
+    """Return the parameters that libpq would use, including those from the service file, environment and defaults.
 
-    Nothing is connected to. If libpq cannot find the service, ``parameters`` are returned as they are.
+    No connection is made. If libpq cannot find the service, ``parameters`` are returned as they are.
     """
     from psycopg import pq  # noqa: PLC0415 - loads libpq: only where a connection is looked at
     from psycopg.conninfo import make_conninfo  # noqa: PLC0415 - as above
 
-    # libpq has no function for this. It resolves all parameters before it validates them, so that one which it
-    # refuses makes it stop in between, before it looks up a host.
+    # libpq has no function for this. But it resolves all parameters before it validates them. So a parameter that it
+    # refuses makes it stop after resolving, and before it looks up a host.
     conninfo = make_conninfo("", **{**parameters, "target_session_attrs": "none of them"})
     connection = pq.PGconn.connect_start(conninfo.encode())
     found = {option.keyword: option.val for option in connection.info if option.val is not None}
@@ -82,9 +83,9 @@ def in_effect(parameters: Mapping[str, str]) -> dict[str, str]:
 
 
 def refusal(name: str) -> str:
-    """Return why ``name`` cannot be one of the other parameters, nothing when it can."""
+    """Return why ``name`` cannot be in postgres.parameters; empty if it can."""
     if name in OWN_KEYS:
-        return f"has a key of its own: write it as postgres.{name}"
+        return f"has its own key: write it as postgres.{name}"
     if name in _OURS:
         return f"cannot be set: {_OURS[name]}"
     known = _known_parameters()
@@ -99,7 +100,7 @@ def _known_parameters() -> frozenset[str]:
 
 
 def read_password_file(name: str) -> str:
-    """Return the first line of file ``name``; ValueError when there is none."""
+    """Return the first line of file ``name``; ValueError if it cannot be read, or is no password."""
     try:
         with Path(name).open("rb") as file:
             content = file.read(_PASSWORD_BYTES_MAX)

@@ -1,7 +1,7 @@
-"""Properties of librdkafka that are not the user's to set: the promise of delivery rests on them.
+"""Properties of librdkafka that users may not set, because exactly-once delivery depends on them.
 
-Used by the settings model for ``kafka.client``. Any other is handed to the library, which knows its names. Also says
-which properties may be shown.
+The settings model uses this for ``kafka.client``. All other properties are passed to the library, which checks their
+names. The module also tells which values may be shown.
 
 https://github.com/confluentinc/librdkafka/blob/master/CONFIGURATION.md
 """
@@ -22,13 +22,13 @@ REFUSED = {
     "retries": _IDEMPOTENCE,
     "message.send.max.retries": _IDEMPOTENCE,
     "enable.gapless.guarantee": "a record that fails already aborts its whole transaction",
-    "delivery.report.only.error": "the delivery of every record is accounted for",
-    "transactional.id": "it fences former owners, and follows from kafka.topic_prefix and name",
+    "delivery.report.only.error": "pgsluice decides which deliveries are reported",
+    "transactional.id": "it fences former owners, and is made from kafka.topic_prefix and name",
     "transaction.timeout.ms": _TIMEOUT,
     "message.timeout.ms": _TIMEOUT,
     "delivery.timeout.ms": _TIMEOUT,
-    "partitioner": "keys keep their partitions: it is murmur2, as in the Java clients",
-    "message.max.bytes": "records may be as large as the topics and the brokers take: set max.message.bytes there",
+    "partitioner": "keys have to keep their partitions: it is murmur2, as in the Java clients",
+    "message.max.bytes": "records may be as large as topics and brokers allow: set max.message.bytes there",
     "queue.buffering.max.messages": _QUEUE,
     "queue.buffering.max.kbytes": _QUEUE,
     "queue.buffering.max.ms": "write it as linger.ms",
@@ -44,9 +44,9 @@ REFUSED = {
     "auto.offset.reset": _READER,
     "enable.partition.eof": _READER,
     "fetch.wait.max.ms": _READER,
-    "isolation.level": "checkpoints are read both committed and uncommitted, on purpose",
+    "isolation.level": "pgsluice has to read checkpoints both committed and uncommitted",
 }
-"""Property → why it cannot be set, or what to set instead."""
+"""For each property, why it cannot be set, or what to set instead."""
 
 
 _SHOWN = frozenset(
@@ -79,17 +79,17 @@ _SHOWN = frozenset(
     topic.metadata.refresh.fast.interval.ms topic.metadata.refresh.interval.ms topic.metadata.refresh.sparse
     """.split()  # noqa: SIM905 - a list would take a hundred lines
 )
-"""Properties whose values are no secrets. All others count as secrets, because a misspelt name may hold a password."""
+"""Properties whose values are not secret. All others count as secret, because a misspelt name may hold a password."""
 
 
 def may_be_shown(name: str) -> bool:
-    """Tell whether the value of property ``name`` may be printed, but for what a URL in it hides."""
+    """Return whether the value of property ``name`` may be printed. Secrets in URLs are hidden in any case."""
     return name in _SHOWN
 
 
 def refusal(name: str) -> str:
-    """Return why property ``name`` cannot be set, nothing when it can."""
-    # "_cb" as it is, ".cb" as an environment variable would say it
+    """Return why property ``name`` cannot be set; empty if it can."""
+    # An environment variable gives ".cb" instead of "_cb".
     if name.endswith(("_cb", ".cb")) or name in ("logger", "on_delivery"):
         return "cannot be set: it takes a function, which settings cannot hold"
     return f"cannot be set: {REFUSED[name]}" if name in REFUSED else ""

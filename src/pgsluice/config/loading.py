@@ -1,6 +1,6 @@
-"""Merge the sources, validate the result, and report everything that is wrong with it at once.
+"""Merges the sources of settings, validates the result, and reports all problems at once.
 
-Used by the commands. In order of precedence: flags, environment, secret files, file.
+The commands use it. The order of precedence is: flags, environment, secret files, file.
 
 https://docs.pydantic.dev/latest/concepts/pydantic_settings/#customise-settings-sources
 """
@@ -31,7 +31,7 @@ from pgsluice.config.toml_text import toml_value
 from pgsluice.config.units import ListenAddress
 
 _FLAGS, _SECRETS, _FILE = 0, 2, 3
-"""Which of the layers are the flags, the secret files and the file."""
+"""The indexes of the layers of the flags, the secret files and the file."""
 
 _SENTENCES = {
     "literal_error": "must be {expected}",
@@ -45,20 +45,21 @@ _SENTENCES = {
     "greater_than_equal": "must be at least {ge}",
     "less_than_equal": "must be at most {le}",
 }
-"""Pydantic's type of error → our words; {names} are from the error's context, which never holds the input."""
+"""Our sentence for each type of error of pydantic. The {names} come from the error's context, which never has the
+input."""
 
 
 def load(file: str | None, environ: Mapping[str, str], flags: Sequence[str] = ()) -> Settings:
-    """Return the settings from all sources; SettingsError says everything that is wrong with them.
+    """Return the settings from all sources; SettingsError with all problems.
 
-    ``file`` None: the one that PGSLUICE_CONFIG names, or else no file.
+    If ``file`` is None, the file that PGSLUICE_CONFIG names is read, if any.
     """
     return Sources.read(file, environ, flags).settings()
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What was read, before it is validated; the first layer takes precedence."""
+    """The values that were read, before they are validated. The first layer takes precedence."""
 
     layers: tuple[Layer, ...]
 
@@ -70,12 +71,12 @@ class Sources:
         flags: Sequence[str] = (),
         defaults: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Read all sources; ``defaults`` stand in for what a command does not need to be told."""
+        """Read all sources. ``defaults``: values for settings that a command does not need."""
         return cls(
             (
                 flags_layer(flags),
                 environment_layer(environ),
-                secrets_layer(environ.get(SECRETS_VARIABLE) or None),  # empty: an image's own value is taken back
+                secrets_layer(environ.get(SECRETS_VARIABLE) or None),  # an empty value cancels that of an image
                 file_layer(file or environ.get(CONFIG_VARIABLE) or None),
                 Layer("default", dict(defaults or {})),
             )
@@ -93,11 +94,11 @@ class Sources:
 
     @property
     def secrets(self) -> Layer:
-        """The layer of the secret files; the place of each value is the name of its file."""
+        """The layer of the secret files. The place of each value is the name of its file."""
         return self.layers[_SECRETS]
 
     def settings(self) -> Settings:
-        """Validate; SettingsError with every problem of every source."""
+        """Return the validated settings; SettingsError with every problem of every source."""
         problems = [problem for layer in self.layers for problem in layer.problems]
         settings = None
         if not any(layer.broken for layer in self.layers):
@@ -116,24 +117,24 @@ class Sources:
         return Merged.model_validate({})
 
     def origin(self, path: Path) -> str | None:
-        """Return where the value that holds for ``path`` was set, None when no source sets it."""
+        """Return the place at which the value of ``path`` was set; None if no source sets it."""
         layers = self._layers_of(path)
         return next((layer.place(path) for layer in layers if layer.get(path) is not None), None)
 
     def _layers_of(self, path: Path) -> Sequence[Layer]:
-        """Return the layers that can set ``path``: tables are merged from all, a list comes from one."""
+        """Return the layers that can set ``path``. Tables are merged from all layers, a list comes from one."""
         names = tuple(takewhile(lambda part: isinstance(part, str), path))
         if names == path:
             return self.layers
         return [layer for layer in self.layers if layer.get(names) is not None][:1]
 
     def value(self, path: Path) -> object:
-        """Return the value that holds for ``path``, not validated; None when no source sets it."""
+        """Return the value of ``path`` before validation; None if no source sets it."""
         values = (layer.get(path) for layer in self.layers)
         return next((value for value in values if value is not None), None)
 
     def listen_address(self) -> ListenAddress:
-        """Return ``http.listen`` whatever else may be wrong: those who ask a running daemon need no more."""
+        """Return ``http.listen``, even if other settings are wrong, for commands that only ask a running daemon."""
         problems = [problem for layer in self.layers if layer.broken for problem in layer.problems]
         if problems:
             raise SettingsError(problems)
@@ -150,7 +151,7 @@ class Sources:
                 yield Problem(self._nearest_origin(path), f"{dotted(path)}: {sentence}")
 
     def _nearest_origin(self, path: Path) -> str:
-        """Return where ``path`` stands, or the nearest thing around it that a source writes down."""
+        """Return the place of ``path``, or of the nearest table or list around it that a source has."""
         if origin := self.origin(path):
             return origin
         for length in range(len(path) - 1, 0, -1):
@@ -168,7 +169,7 @@ def _by_line(problem: Problem) -> tuple[str, int]:
 
 
 def _sentences(detail: ErrorDetails) -> Iterator[tuple[Path, str]]:
-    """Return what to say about one of pydantic's errors; a table that is missing lacks several keys."""
+    """Return sentences about one of pydantic's errors, each with its path. A missing table lacks several keys."""
     path, context = detail["loc"], detail.get("ctx", {})
     error = context.get("error")
     if detail["type"] == "missing":
@@ -180,7 +181,7 @@ def _sentences(detail: ErrorDetails) -> Iterator[tuple[Path, str]]:
     elif error is not None:
         yield path, str(error)
     else:
-        # should pydantic find a type of error that we have no words for, its own never hold the input
+        # If pydantic finds a type of error that we have no sentence for, its own message never has the input.
         words = _SENTENCES.get(detail["type"])
         yield path, words.format(**context) + _choice(detail) if words else detail["msg"]
 

@@ -1,6 +1,6 @@
-"""Names in the settings: templates of topics, globs over tables.
+"""Checks of names in the settings: templates of topics, globs over tables, hosts and addresses.
 
-Used by the settings model. As far as settings can tell, two tables never share a topic.
+The settings model uses them. They make sure, as far as settings can, that two tables never share a topic.
 """
 
 import re
@@ -16,24 +16,24 @@ _WILDCARD = re.compile(r"[*?\[]")
 
 
 SLOT_PREFIX = "pgsluice_"
-"""A slot that is not named is named so, after the pipeline."""
+"""If postgres.slot is not set, the slot's name is this prefix and the pipeline's name."""
 
 _IDENTIFIER_MAX = 63
 """Bytes of a PostgreSQL identifier (NAMEDATALEN - 1)."""
 
 _TOPIC_PREFIX_MAX = 150
-"""Of the 249 characters of a topic's name, a hundred are left to schema and table."""
+"""A topic's name has at most 249 characters. This leaves about a hundred of them for schema and table."""
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?", re.ASCII)
 
 
 def check_slot_name(name: str) -> str:
-    """Return what PostgreSQL takes as a replication slot's name; ValueError for anything else."""
+    """Return ``name`` if PostgreSQL accepts it for a replication slot; ValueError otherwise."""
     return _check_identifier(name, _IDENTIFIER_MAX)
 
 
 def check_pipeline_name(name: str) -> str:
-    """Return a name after which a slot can be named; ValueError for anything else."""
+    """Return ``name`` if a slot can be named after it; ValueError otherwise."""
     return _check_identifier(name, _IDENTIFIER_MAX - len(SLOT_PREFIX))
 
 
@@ -53,7 +53,7 @@ def check_host_name(text: str) -> str:
 
 
 def check_topic_prefix(prefix: str) -> str:
-    """Return the first part of topic names; ValueError for what could not be one."""
+    """Return ``prefix`` if it can be the first part of topic names; ValueError otherwise."""
     if len(prefix) > _TOPIC_PREFIX_MAX or not re.fullmatch(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", prefix):
         raise ValueError(
             f"{prefix!r} must be at most {_TOPIC_PREFIX_MAX} letters, digits, '_' and '-', "
@@ -66,10 +66,10 @@ _NO_ADDRESS = "must be addresses like http://127.0.0.1:8081, separated by commas
 
 
 def check_address(url: str) -> str:
-    """Return the base of an HTTP API; ValueError, without any secret in it, for anything else."""
+    """Return ``url`` if it can be the base of an HTTP API; otherwise ValueError, without any secret in it."""
     try:
         parts = urlsplit(url)
-    except ValueError:  # its text may quote the URL
+    except ValueError:  # its message may quote the URL
         raise ValueError(_NO_ADDRESS) from None
     if "@" in parts.netloc:
         raise ValueError("has a user in it: write it as username and password, which are kept out of logs")
@@ -81,13 +81,13 @@ def check_address(url: str) -> str:
 
 
 def check_glob(glob: str) -> str:
-    """Return a pattern over ``schema.table``; ValueError when it is none."""
+    """Return ``glob`` if it is a pattern over ``schema.table``; ValueError otherwise."""
     TablePattern.parse(glob)
     return glob
 
 
 def check_template(template: str) -> str:
-    """Return a template of topic names; ValueError for what Kafka does not allow or would be ambiguous."""
+    """Return ``template``; ValueError if Kafka does not allow such names, or if they could be ambiguous."""
     if not template or not _TOPIC_CHARACTERS.fullmatch(_PLACEHOLDER.sub("", template)):
         raise ValueError(
             f"{template!r} cannot name a topic: write letters, digits, '.', '_', '-' "
@@ -95,19 +95,22 @@ def check_template(template: str) -> str:
         )
     if not _OWN.match(template):
         raise ValueError(
-            f"{template!r} must begin with {{prefix}} and a dot, '-' or '_', or it could name another pipeline's topic"
+            f"{template!r} must begin with {{prefix}} and a dot, '-' or '_'; otherwise it could name a topic of "
+            "another pipeline"
         )
     names = _PLACEHOLDER.findall(template)
     if len(names) != len(set(names)):
-        raise ValueError(f"{template!r} repeats a placeholder: one each is enough")
+        raise ValueError(f"{template!r} repeats a placeholder: use each of them once")
     between = re.search(r"\{(?:schema|table)\}(.*)\{(?:schema|table)\}", template)
     if between and "." not in between[1]:
-        raise ValueError(f"{template!r} must have a dot between {{schema}} and {{table}}, or topics could coincide")
+        raise ValueError(
+            f"{template!r} must have a dot between {{schema}} and {{table}}; otherwise two tables could get one topic"
+        )
     return template
 
 
 def missing_placeholders(template: str, glob: str) -> list[str]:
-    """Return the placeholders without which tables that match ``glob`` would share a topic."""
+    """Return the placeholders that ``template`` lacks, so that tables that match ``glob`` would share a topic."""
     pattern = TablePattern.parse(glob)
     parts = (("{schema}", pattern.schema), ("{table}", pattern.table))
     needed = [name for name, part in parts if _WILDCARD.search(part)]

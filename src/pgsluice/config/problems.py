@@ -1,7 +1,7 @@
-"""What is wrong with the settings: one sentence per problem, each with its place and its remedy.
+"""Problems of the settings: one sentence per problem, each with its place and its remedy.
 
-Raised by the model's validators and by the sources; ``load`` reports all of them at once.
-A sentence never contains the value of a secret.
+The model's validators and the sources raise them, and ``load`` reports all of them at once. A sentence never contains
+the value of a secret.
 """
 
 import os
@@ -12,15 +12,15 @@ from difflib import get_close_matches
 from pgsluice.errors import ConfigError
 
 _SECRET_PARTS = ("password", "passphrase", "secret", "scram_", "key.pem", "sasl.oauthbearer.config")
-"""What the names of secrets of libpq and librdkafka have in common."""
+"""Parts by which the names of secrets of libpq and librdkafka can be recognised."""
 
 Path = tuple[str | int, ...]
-"""Where a value stands in the tree of settings: ``("tables", "rules", 0, "match")``."""
+"""The path of a value in the tree of settings: ``("tables", "rules", 0, "match")``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing to mend; ``origin`` is ``file:line``, a variable, a flag or a secret file."""
+    """One problem. ``origin``: its place, which is ``file:line``, a variable, a flag or a secret file."""
 
     origin: str
     sentence: str
@@ -30,7 +30,7 @@ class Problem:
 
 
 class SettingsError(ConfigError):
-    """The settings as a whole cannot be used; ``problems`` has every reason."""
+    """The settings cannot be used. ``problems``: all reasons."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)
@@ -38,13 +38,13 @@ class SettingsError(ConfigError):
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """A line that counts the problems, then one for each."""
+        """A line with the number of problems, and then one line for each problem."""
         count = "one error" if len(self.problems) == 1 else f"{len(self.problems)} errors"
         return (f"the configuration has {count}:", *(f"  {problem}" for problem in self.problems))
 
 
 class KeyProblems(ValueError):
-    """What a validator found wrong below the key it looks at: sentences, each with the rest of its path."""
+    """The problems that a validator found in the entries of a key: sentences, each with the rest of its path."""
 
     def __init__(self, found: Iterable[tuple[Path, str]]) -> None:
         self.found = tuple(found)
@@ -52,7 +52,7 @@ class KeyProblems(ValueError):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return a question that names the nearest of the words that are known, nothing when none is near."""
+    """Return a question that names the known word most similar to ``word``; empty if no word is similar."""
     near = get_close_matches(word, list(known), n=1)
     return f": did you mean {near[0]}?" if near else ""
 
@@ -64,17 +64,20 @@ def dotted(path: Path) -> str:
 
 
 def is_secret(name: str) -> bool:
-    """Tell whether parameter or property ``name`` holds a secret, as far as its name tells."""
+    """Return whether parameter or property ``name`` holds a secret, judged by its name."""
     return any(part in name for part in _SECRET_PARTS) and not name.endswith("_file")
 
 
 def unreadable(error: OSError, if_absent: str = "") -> str:
-    """Return why a file cannot be read, and what to do; ``if_absent`` is the remedy for one that does not exist."""
+    """Return why a file cannot be read, and what to do. ``if_absent``: what to do if it does not exist."""
     match error:
         case IsADirectoryError():
-            remedy = "Docker makes a directory where the file to be mounted does not exist: remove it, write the file"
+            remedy = (
+                "Docker makes a directory if the file to be mounted does not exist. Remove the directory, and write "
+                "the file"
+            )
         case PermissionError():
-            remedy = f"pgsluice runs as uid {os.geteuid()}, gid {os.getegid()}, and has to be allowed to read it"
+            remedy = f"pgsluice runs as uid {os.geteuid()}, gid {os.getegid()}. Give it the right to read the file"
         case FileNotFoundError():
             remedy = if_absent
         case _:

@@ -1,6 +1,6 @@
-"""Settings written out for people: the example file, the reference, and what is in force and why.
+"""Writes settings for people: the example file, the reference, and the values in force with their sources.
 
-Used by ``pgsluice config``; ``config.example.toml`` and the tables of ``docs/configuration.md`` are made here.
+``pgsluice config`` uses it. It makes ``config.example.toml`` and the tables of ``docs/configuration.md``.
 """
 
 import inspect
@@ -21,13 +21,13 @@ from pgsluice.config.units import Duration, ListenAddress, Size, Within
 from pgsluice.printable import printable, without_url_secrets
 
 _EXAMPLE_HEAD = """\
-# pgsluice: every setting with its default. What has no default is commented out, beside an example.
-# Made by `pgsluice config example`; docs/configuration.md says where else settings can come from.
+# pgsluice: all settings with their defaults. A setting without a default is commented out, with an example.
+# Made by `pgsluice config example`. docs/configuration.md explains the other sources of settings.
 """
 _COMMENT_WIDTH = 100
 _INT_MAX = 2**31 - 1
 _OWN_TYPES: dict[object, str] = {Duration: "duration", Size: "size", ListenAddress: "host:port"}
-# what Markdown would take for emphasis, a tag or the end of a cell
+# Characters that Markdown would take for emphasis, a tag, or the end of a cell.
 _MARKUP = re.compile(r"(?<!\w)_|_(?!\w)|[*<|]")
 
 
@@ -122,7 +122,7 @@ def _limits(key: Key) -> Iterator[str]:
 
 
 def show(settings: Settings, sources: Sources) -> str:
-    """Return what is in force as TOML, each value with where it came from; secrets, also in URLs, are three stars."""
+    """Return the values in force as TOML, each with its source. Secrets, even those in URLs, become three stars."""
     blocks = []
     for path, section in all_sections().items():
         head = f"[{'.'.join(path)}]\n" if path else ""

@@ -1,6 +1,6 @@
-"""Where settings come from: file, secret files, environment, flags; each remembers where a value stood.
+"""The sources of settings: file, secret files, environment and flags. Each one keeps the place of every value.
 
-Used by ``loading``, which merges the layers. What a source cannot understand is noted as a problem.
+``loading`` merges the layers. If a source cannot understand something, it notes a problem.
 """
 
 import json
@@ -23,22 +23,22 @@ NEW_FILE = "Start from `pgsluice config example`; for a container, mount the fil
 _PREFIX = "PGSLUICE_"
 _LEVEL = "__"
 _DOTTED = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)
-"""A key in a flag. Other text before the equals sign may be a secret: ``--set 'postgres.password aGVsbG8='``."""
+"""A key in a flag. Any other text before the equals sign may be a secret: ``--set 'postgres.password aGVsbG8='``."""
 
 
 @dataclass(slots=True)
 class Layer:
-    """The values of one source; ``places`` says where each stands, ``name`` is the source itself."""
+    """The values of one source. ``places``: the place of each value. ``name``: the source itself."""
 
     name: str
     values: dict[str, Any] = field(default_factory=dict)
     places: dict[Path, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     broken: bool = False
-    """Nothing could be read, so what is missing is not worth reporting."""
+    """Whether nothing could be read, so that missing keys are not worth reporting."""
 
     def get(self, path: Path) -> object:
-        """Return the value at ``path``, None when the source does not set it."""
+        """Return the value at ``path``; None if the source does not set it."""
         value: Any = self.values
         for part in path:
             try:
@@ -48,12 +48,12 @@ class Layer:
         return value
 
     def place(self, path: Path) -> str:
-        """Return where ``path`` stands, or else the nearest thing around it."""
+        """Return the place of ``path``, or else of the nearest table or list around it."""
         around = (path[:length] for length in range(len(path), 0, -1))
         return next((self.places[outer] for outer in around if outer in self.places), self.name)
 
     def put(self, path: tuple[str, ...], value: object, origin: str) -> None:
-        """Set ``path``; a table in the way that is none was reported or will be."""
+        """Set ``path``. If a value stands where a table has to be, nothing is set, because that is reported anyway."""
         table = self.values
         for part in path[:-1]:
             table = table.setdefault(part, {})
@@ -64,7 +64,7 @@ class Layer:
 
 
 def file_layer(name: str | None) -> Layer:
-    """Read the TOML file; without one, everything may come from the other sources."""
+    """Read the TOML file. Without a file, all settings may come from the other sources."""
     if name is None:
         return Layer(NO_FILE, {"version": 1})
     layer = Layer(name)
@@ -84,7 +84,7 @@ def file_layer(name: str | None) -> Layer:
 
 
 def _syntax_problem(name: str, message: str) -> Problem:
-    # tomllib's own words: "Invalid value (at line 3, column 8)", "... (at end of document)"
+    # The messages of tomllib are like "Invalid value (at line 3, column 8)" and "... (at end of document)".
     fault, _, place = message.rpartition(" (at ")
     line, _, column = place.rstrip(")").removeprefix("line ").partition(", ")
     if not column:
@@ -93,7 +93,7 @@ def _syntax_problem(name: str, message: str) -> Problem:
 
 
 def secrets_layer(directory: str | None) -> Layer:
-    """Read files named like ``postgres__password``; names without ``__`` are somebody else's."""
+    """Read files named like ``postgres__password``. Names without ``__`` have nothing to do with pgsluice."""
     layer = Layer(SECRETS_VARIABLE)
     if directory is None:
         return layer
@@ -109,7 +109,11 @@ def secrets_layer(directory: str | None) -> Layer:
 
 
 def _may_hold_secret(entry: "os.DirEntry[str]") -> bool:
-    """Tell whether to read a file. Where a setting's file is missing, a directory or a broken link may stand."""
+    """Return whether to read a file.
+
+    If the file of a setting is missing, there may be a directory or a broken link instead. It is read as well, so that
+    it is reported.
+    """
     if _LEVEL not in entry.name or entry.name.startswith("."):
         return False
     key, _ = _find(entry.name.lower().split(_LEVEL))
@@ -126,12 +130,12 @@ def _read_secret(layer: Layer, directory: str, name: str) -> None:
     except UnicodeDecodeError:
         layer.problems.append(Problem(origin, "is not UTF-8 text"))
     else:
-        # editors and `echo` end a file with a newline that is not part of the secret
+        # Editors and `echo` end a file with a newline, which is not part of the secret.
         _put_text(layer, name.lower().split(_LEVEL), text.removesuffix("\n").removesuffix("\r"), origin, _LEVEL.join)
 
 
 def environment_layer(environ: Mapping[str, str]) -> Layer:
-    """Read ``PGSLUICE_SECTION__KEY``; names without ``__`` are Kubernetes' service links."""
+    """Read variables named ``PGSLUICE_SECTION__KEY``. Names without ``__`` are service links of Kubernetes."""
     layer = Layer("environment")
     for name in sorted(environ):
         key = name.removeprefix(_PREFIX)
@@ -159,7 +163,7 @@ def flags_layer(flags: Sequence[str]) -> Layer:
 
 
 def _flag_origin(flag: str, number: int) -> str:
-    """Return what to call a flag that cannot be read: only names of ours are repeated, the rest may be a secret."""
+    """Return a name for a flag that cannot be read. It repeats only our own names, because the rest may be a secret."""
     found = _DOTTED.match(flag.strip())
     parts = found[0].split(".") if found else []
     key, _ = _find(parts)
@@ -181,7 +185,7 @@ def _put_text(layer: Layer, parts: list[str], text: str, origin: str, spell: Cal
 
 
 def _find(parts: list[str]) -> tuple[Key | None, list[str]]:
-    """Return the key that ``parts`` name, and what is left of them: the name of an entry of a table."""
+    """Return the key that ``parts`` name, and the rest of them, which names an entry if the key is a table."""
     keys = all_keys()
     for length in range(len(parts), 0, -1):
         key = keys.get(tuple(parts[:length]))
@@ -192,7 +196,7 @@ def _find(parts: list[str]) -> tuple[Key | None, list[str]]:
 
 def _entry_name(key: Key, rest: list[str]) -> str:
     name = ".".join(rest)
-    # environment variables cannot hold the dots of Kafka's names, and no name of Kafka has an underscore
+    # Environment variables cannot have the dots of Kafka's names, and no name of Kafka has an underscore.
     return name.replace("_", ".") if key.path[0] == "kafka" else name
 
 
@@ -204,7 +208,7 @@ def _put_value(layer: Layer, key: Key, text: str, origin: str) -> None:
 
 
 def _decode(kind: Kind, text: str) -> object:
-    """Return what ``text`` says for a value of ``kind``; as it is when the model must refuse it."""
+    """Return the value of ``kind`` that ``text`` stands for, or ``text`` itself if the model has to refuse it."""
     match kind:
         case Kind.INTEGER if re.fullmatch(r"[+-]?[0-9]{1,20}", text, re.ASCII):
             return int(text)

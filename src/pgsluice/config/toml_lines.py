@@ -1,6 +1,6 @@
-"""On which line of a TOML document each key stands; the standard library's reader does not say.
+"""Finds the line of each key in a TOML document, because the standard library's reader does not tell it.
 
-Used by ``sources``, for documents that ``tomllib`` has accepted: nothing is checked again here.
+``sources`` uses it for documents that ``tomllib`` has accepted. So nothing is checked again here.
 
 https://toml.io/en/v1.0.0
 """

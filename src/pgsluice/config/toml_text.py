@@ -1,6 +1,6 @@
-"""Settings as TOML text: one value, one key.
+"""Writes values and keys of settings as TOML.
 
-Used where settings are shown: messages, ``config show``, the example and the reference.
+It is used wherever settings are shown: in messages, ``config show``, the example and the reference.
 """
 
 import json
@@ -10,18 +10,18 @@ from collections.abc import Mapping
 from pydantic import SecretStr
 
 _LONG_ESCAPES = 0x10000
-"""The first character that needs eight digits."""
+"""The first character whose escape needs eight digits."""
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 
 
 def toml_key(name: str) -> str:
-    """Return ``name`` as a key, in quotes where it needs them."""
+    """Return ``name`` as a key, in quotes if necessary."""
     return name if _BARE_KEY.fullmatch(name) else _text(name)
 
 
 def toml_value(value: object) -> str:
-    """Return ``value`` on one line; of a secret only three stars."""
+    """Return ``value`` on one line. A secret becomes three stars."""
     match value:
         case bool() | int():
             return str(value).lower()
@@ -37,7 +37,7 @@ def toml_value(value: object) -> str:
 
 
 def _text(text: str) -> str:
-    # JSON's strings are TOML's, but JSON would write two escapes for a character beyond the first 65536
+    # Strings of JSON are also strings of TOML, except that JSON writes two escapes for a character beyond U+FFFF.
     quoted = json.dumps(text, ensure_ascii=False)
     return quoted if quoted.isprintable() else "".join(map(_escape, quoted))
 

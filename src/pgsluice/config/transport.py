@@ -1,7 +1,7 @@
-"""Connections that somebody between pgsluice and a server could read or change, as far as the settings tell.
+"""Finds connections that somebody between pgsluice and a server could read or change, as far as the settings tell.
 
-``pgsluice run`` logs the findings and ``pgsluice check`` prints them. Connections that stay on the machine (loopback
-addresses, Unix sockets) are left out. Nothing is connected to.
+``pgsluice run`` logs the findings and ``pgsluice check`` prints them. Connections within the machine (loopback
+addresses, Unix sockets) are left out. No connection is made.
 
 https://www.postgresql.org/docs/current/libpq-ssl.html#LIBPQ-SSL-PROTECTION
 """
@@ -16,29 +16,29 @@ from pgsluice.config.model import SchemaRegistry, Settings
 from pgsluice.finding import Finding, Verdict
 from pgsluice.printable import without_url_secrets
 
-# The host name is not compared with verify-ca. That is safe as long as the authority is the user's own, and libpq
-# refuses verify-ca with the authorities that everybody trusts.
+# With verify-ca, the host name is not compared. That is safe if the authority is the user's own. With the public
+# authorities, libpq refuses verify-ca.
 _VERIFYING = ("verify-ca", "verify-full")
 
 _SSLMODES = {
     "disable": "the connection to {hosts} is not encrypted",
     "allow": "the connection to {hosts} is encrypted only if the server insists, and the server is not verified",
     "prefer": "the connection to {hosts} is encrypted only if the server offers it, and the server is not verified",
-    "require": "the connection to {hosts} is encrypted, but the server is verified only if a file of authorities "
-    "is there",
+    "require": "the connection to {hosts} is encrypted, but the server is verified only if there is a file of "
+    "authorities",
 }
 
 _SENT_AS_THEY_ARE = ("PLAIN", "OAUTHBEARER")
-"""Mechanisms of SASL whose password or token can be used by whoever reads it on its way."""
+"""Mechanisms of SASL that send the password or token itself, so that everybody who reads the traffic can use it."""
 
 _FALSE = ("false", "f", "0")
-"""How librdkafka takes it, in upper or lower case."""
+"""The values that librdkafka takes as false, in upper or lower case."""
 
 
 def findings(settings: Settings) -> list[Finding]:
     """Return a warning for each kind of connection that is not encrypted, or whose server is not verified.
 
-    ConfigError when the password file of PostgreSQL cannot be read.
+    ConfigError if the password file of PostgreSQL cannot be read.
     """
     return [
         *_postgres("postgres transport", settings.postgres.libpq_parameters()),
@@ -53,8 +53,8 @@ def _postgres(name: str, given: Mapping[str, str] | None) -> Iterator[Finding]:
         return
     parameters = libpq.in_effect(given)
     mode = parameters.get("sslmode", "prefer")
-    # Kerberos encrypts by itself. With channel binding, a server that does not know the password's hash cannot
-    # answer, and nobody in between can pass its answer on.
+    # Kerberos encrypts without TLS. With channel binding, only a server that knows the password's hash can answer, and
+    # nobody in between can forward its answer.
     proven = "require" in (parameters.get("gssencmode"), parameters.get("channel_binding"))
     hosts = _elsewhere(_postgres_hosts(parameters))
     if hosts and not proven and mode not in _VERIFYING:
@@ -68,7 +68,7 @@ def _postgres_hosts(parameters: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     names, addresses = (parameters.get(name, "").split(",") for name in ("host", "hostaddr"))
     for name, given in zip_longest(names, addresses, fillvalue=""):
         address = given.strip() or name.strip()
-        if address and not address.startswith(("/", "@")):  # a directory or an abstract name of Unix sockets
+        if address and not address.startswith(("/", "@")):  # otherwise it is a directory or name of Unix sockets
             yield address, name.strip() or address
 
 
@@ -94,12 +94,12 @@ def _what_travels(protocol: str, properties: Mapping[str, str]) -> str:
 def _kafka_tls(properties: Mapping[str, str], hosts: str) -> Iterator[Finding]:
     verification, identification = "enable.ssl.certificate.verification", "ssl.endpoint.identification.algorithm"
     if properties.get(verification, "true").lower() in _FALSE:
-        detail = f"{verification} is false: {hosts} are not verified, so that somebody in between can pose as them"
+        detail = f"{verification} is false: {hosts} are not verified, so somebody in between can impersonate them"
         yield _kafka_finding(detail, f'Remove "{verification}"; "ssl.ca.location" names your own authority')
     elif properties.get(identification, "https").lower() == "none":
         detail = (
-            f"{identification} is none: the names in the certificates of {hosts} are not compared, so that any "
-            "certificate of the authority passes for theirs"
+            f"{identification} is none: the names in the certificates of {hosts} are not compared, so every "
+            "certificate of the authority is accepted"
         )
         yield _kafka_finding(detail, f'Remove "{identification}"; let the certificates have the names of the brokers')
 
@@ -127,12 +127,12 @@ def _registry(registry: SchemaRegistry) -> Iterator[Finding]:
 
 
 def _elsewhere(hosts: Iterable[tuple[str, str]]) -> str:
-    """Return the names of the hosts whose address is not on this machine, with commas between them."""
+    """Return the names of the hosts whose address is not on this machine, separated by commas."""
     return without_url_secrets(", ".join(name for address, name in hosts if not is_loopback(address)))
 
 
 def _host(address: str) -> str:
-    """Return the host in ``host:port`` or a URL; never a user or password that stands before it."""
+    """Return the host in ``host:port`` or a URL, without a user or password."""
     try:
         host = urlsplit(address if "://" in address else f"//{address}").hostname
     except ValueError:  # brackets that do not match

@@ -1,6 +1,6 @@
-"""Values that TOML has no type for: durations, sizes, addresses, decimals; each has one text form.
+"""Values that TOML has no type for: durations, sizes, addresses and decimals. Each has one text form.
 
-Used by the settings model. A text is read exactly or refused: nothing is rounded, no unit is guessed.
+The settings model uses them. A text is read exactly or refused. Nothing is rounded, and no unit is guessed.
 
 https://docs.pydantic.dev/latest/concepts/types/#customizing-validation-with-__get_pydantic_core_schema__
 """
@@ -22,7 +22,7 @@ MAX_PORT = 2**16 - 1
 
 @dataclass(frozen=True, slots=True)
 class Within:
-    """Limits of a duration or size, both included: ``Annotated[Duration, Within("1s", "1h")]``."""
+    """The inclusive limits of a duration or size: ``Annotated[Duration, Within("1s", "1h")]``."""
 
     least: str
     most: str
@@ -41,14 +41,14 @@ class Within:
 
 
 class TextValue(ABC):
-    """A value written as text in every source of settings; ``str()`` gives the canonical text."""
+    """A value that is written as text in every source of settings. ``str()`` gives the canonical text."""
 
     pattern: ClassVar[str]
 
     @classmethod
     @abstractmethod
     def parse(cls, text: str) -> Self:
-        """Return the value of ``text``; ValueError, a whole sentence with the remedy, for anything else."""
+        """Return the value of ``text``; ValueError with a sentence that has the remedy if it has none."""
 
     @classmethod
     def _validate(cls, value: object) -> Self:
@@ -60,7 +60,7 @@ class TextValue(ABC):
 
     @classmethod
     def not_text(cls, value: object) -> str:
-        """Say what to write instead of ``value``, which is not even a text."""
+        """Return a sentence that says what to write instead of ``value``, which is not a text."""
         return f"must be a text in quotes, not {type(value).__name__}"
 
     @classmethod
@@ -104,17 +104,17 @@ class Duration(TextValue):
 
     @property
     def seconds(self) -> float:
-        """The same in seconds, as asyncio and sockets want it."""
+        """The duration in seconds, for asyncio and sockets."""
         return self.milliseconds / 1000
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the duration that ``text`` says."""
+        """Return the duration that ``text`` stands for."""
         return cls(_split_unit(text, _MILLISECONDS, "5s"))
 
     @classmethod
     def not_text(cls, value: object) -> str:
-        """Suggest the unit that is missing."""
+        """Return a sentence that suggests a unit."""
         number = value if type(value) is int else 5
         return f'a duration is a text with a unit (ms, s, min, h, d): write "{number}s" or "{number}ms"'
 
@@ -131,12 +131,12 @@ class Size(TextValue):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the size that ``text`` says."""
+        """Return the size that ``text`` stands for."""
         return cls(_split_unit(text, _BYTES, "16MiB"))
 
     @classmethod
     def not_text(cls, value: object) -> str:
-        """Suggest the unit that is missing."""
+        """Return a sentence that suggests a unit."""
         number = value if type(value) is int else 16
         return f'a size is a text with a unit (B, KiB, MiB, GiB, TiB): write "{number}B" or "{number}MiB"'
 
@@ -146,7 +146,7 @@ class Size(TextValue):
 
 @dataclass(frozen=True, slots=True)
 class ListenAddress(TextValue):
-    """Where a server listens: ``127.0.0.1:8080``, ``[::1]:8080``; port 0 lets the system choose."""
+    """The address on which a server listens: ``127.0.0.1:8080``, ``[::1]:8080``. Port 0 lets the system choose."""
 
     host: str
     port: int
@@ -154,7 +154,7 @@ class ListenAddress(TextValue):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the address that ``text`` says."""
+        """Return the address that ``text`` stands for."""
         match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]\s]+)):([0-9]{1,5})", text, re.ASCII)
         if match is None or int(match[3]) > MAX_PORT:
             raise ValueError(f"{text!r} is not an address with a port: write it like '0.0.0.0:8080'")
@@ -166,14 +166,14 @@ class ListenAddress(TextValue):
 
 @dataclass(frozen=True, slots=True)
 class NumericAs(TextValue):
-    """What numeric without precision becomes: ``string``, or a chosen ``decimal(precision,scale)``."""
+    """The Avro type of numeric without precision: ``string``, or a chosen ``decimal(precision,scale)``."""
 
     decimal: tuple[int, int] | None = None
     pattern: ClassVar[str] = r"^(string|decimal\( *[0-9]+ *, *[0-9]+ *\))$"
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return what ``text`` chooses."""
+        """Return the type that ``text`` names."""
         if text == "string":
             return cls()
         decimal = parse_decimal(text)
@@ -183,7 +183,7 @@ class NumericAs(TextValue):
 
     @property
     def avro(self) -> Literal["string"] | tuple[int, int]:
-        """The same as the Avro types want it."""
+        """The type as ``TypeOptions`` has it."""
         return self.decimal or "string"
 
     def __str__(self) -> str:

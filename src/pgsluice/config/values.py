@@ -1,6 +1,6 @@
-"""The types of values that settings have, each with its check.
+"""The types of the values of settings, each with its check.
 
-Used by ``model``. What a check refuses is a ValueError, or KeyProblems where one value has many keys.
+``model`` uses them. A check that refuses a value raises ValueError, or KeyProblems if one value has many keys.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ from pgsluice.config.naming import (
 from pgsluice.config.problems import KeyProblems, Path, is_secret
 
 COMPRESSION = {"compression.type": "lz4"}
-"""What a client is given where the settings do not say otherwise: text and Avro shrink to a third, cheaply."""
+"""The default of clients. It needs little CPU time, and reduces text and Avro to a third."""
 
 MaskedTexts = dict[str, str | SecretStr]
 _EMPTY = "is empty: write the secret, or leave the setting out"
@@ -88,16 +88,16 @@ def _no_zero(factor: int) -> int:
 
 
 def no_uri(host: str) -> str:
-    """Return the host; ValueError if it is more than that."""
+    """Return the host; ValueError if it has a scheme or a user."""
     if "://" in host:
         raise ValueError("is a URI: write it as postgres.dsn")
-    if any("@" in one.strip()[1:] for one in host.split(",")):  # in front it is an abstract name of a Unix socket
+    if any("@" in one.strip()[1:] for one in host.split(",")):  # a leading @ begins an abstract name of a Unix socket
         raise ValueError("has a user in it: write it as postgres.user and postgres.password")
     return host
 
 
 def no_user(servers: str) -> str:
-    """Return the servers; ValueError if they come with a user."""
+    """Return the servers; ValueError if there is a user in them."""
     if "@" in servers:
         raise ValueError('has a user in it: write it as "sasl.username" and "sasl.password" under kafka.client')
     return servers

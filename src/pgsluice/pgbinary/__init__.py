@@ -1,8 +1,8 @@
-"""What the send functions of types wrote (``postgres.binary``), back to the text their output functions write.
+"""Turns values in PostgreSQL's binary format (``postgres.binary``) into the text that the output functions write.
 
-``types`` finds the conversion of a column; the other modules hold the conversions by family. Text is the one
-form that the rest of ``avro`` knows, so that a value gives the same bytes, however it was sent. Whatever is
-not what a send function writes is :class:`pgsluice.pgoutput.cursor.Malformed`.
+``types`` finds the conversion of a column, and the other modules have the conversions of each family of types. ``avro``
+reads this text, so a value gives the same bytes in both formats. Bytes that a send function cannot have written raise
+:class:`pgsluice.pgoutput.cursor.Malformed`.
 
 https://www.postgresql.org/docs/current/sql-createtype.html
 """

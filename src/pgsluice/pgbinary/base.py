@@ -1,4 +1,4 @@
-"""What all families of types share: values of a fixed width, and what cannot be read.
+"""The base of all families of types: values of a fixed width, and errors for values that cannot be read.
 
 https://www.postgresql.org/docs/current/protocol-message-types.html
 """
@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 from pgsluice.pgoutput.cursor import Layout, Malformed
 
 ToText: TypeAlias = Callable[[bytes], bytes]
-"""A value in binary format in, its text out; UNREAD when it is none."""
+"""Returns the text of a value in binary format; raises one of UNREAD if it cannot be read."""
 
 BYTE = Layout(number="B")
 INT16 = Layout(number="h")
@@ -19,27 +19,27 @@ UINT32 = Layout(number="I")
 
 
 def fixed(codes: str) -> Callable[[bytes], tuple[Any, ...]]:
-    """Return what reads all of a value that consists of the fields with these codes of :mod:`struct`.
+    """Return a function that reads a value which consists of fields with these codes of :mod:`struct`.
 
-    It raises struct.error for a value of another width.
+    The function raises struct.error for a value of another width.
     """
     return struct.Struct(f">{codes}").unpack
 
 
 class Unreadable(Exception):
-    """A value of a type whose binary format is not known; says why."""
+    """The binary format of a value's type is not known. The message has the reason."""
 
 
 class NewPart(Unreadable):
-    """A composite with a value of a type that was no part of it when it was described: an ALTER TYPE came since."""
+    """A composite has a value of a type that was not part of it when it was described, because of an ALTER TYPE."""
 
 
 UNREAD: Final = (Malformed, struct.error, Unreadable)
-"""What a conversion may raise: the bytes are not what they should be, or nobody knows what they should be."""
+"""The errors of a conversion: the bytes do not have the format of the type, or the format is not known."""
 
 
 def version_1(value: bytes) -> bytes:
-    """Return the text behind the version byte of jsonb, jsonpath and ltree."""
+    """Return the text after the version byte of jsonb, jsonpath and ltree."""
     if value[:1] != b"\x01":
         raise Malformed(0, "version 1 of the type's format")
     return value[1:]

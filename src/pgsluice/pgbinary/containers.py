@@ -1,6 +1,6 @@
-"""Values made of values: arrays, ranges, composites and hstore as PostgreSQL writes them.
+"""Values that consist of values: arrays, ranges, composites and hstore as PostgreSQL writes them.
 
-``types`` builds these from the conversions of the parts; ``writers`` reads arrays without their text.
+``types`` builds these conversions from those of the parts. ``avro.from_binary`` reads arrays without their text.
 
 https://www.postgresql.org/docs/current/arrays.html#ARRAYS-IO
 """
@@ -14,9 +14,9 @@ from pgsluice.pgbinary.base import BYTE, INT32, UINT32, NewPart, ToText, Unreada
 from pgsluice.pgoutput.cursor import Cursor, Layout, Malformed
 
 TEXT_MAX_BYTES: Final = 64 * 1024 * 1024
-"""What the text of an array, range or composite may have.
+"""The longest text of an array, range or composite.
 
-Each level of nesting doubles the quotes of the levels inside it, so that some hundred bytes could become gigabytes.
+Each level of nesting doubles the quotes of the levels inside it, so a few hundred bytes could become gigabytes.
 """
 
 _LENGTH: Final = INT32
@@ -24,7 +24,7 @@ _NULL_LENGTH: Final = -1
 
 
 def _part(cursor: Cursor) -> bytes | None:
-    """Read one value with its length; None is a null."""
+    """Read one value with its length; None if it is null."""
     (length,) = cursor.fields(_LENGTH)
     if length == _NULL_LENGTH:
         return None
@@ -42,7 +42,7 @@ def _value(cursor: Cursor) -> bytes:
 
 
 def _limited(texts: Iterable[bytes]) -> list[bytes]:
-    """Return the texts of a value's parts; Unreadable as soon as they are too long together."""
+    """Return the texts of a value's parts; Unreadable as soon as their total length exceeds the limit."""
     found, size = [], 0
     for text in texts:
         size += len(text)
@@ -68,7 +68,7 @@ class Array(NamedTuple):
 
 
 def read_array(value: bytes) -> Array:
-    """Return what array_send wrote."""
+    """Return the array that array_send wrote."""
     cursor = Cursor(value, 0)
     dimensions, _, _ = cursor.fields(_ARRAY)
     if not 0 <= dimensions <= _DIMENSIONS_MAX:
@@ -77,7 +77,7 @@ def read_array(value: bytes) -> Array:
     count = 1 if shape else 0
     for length, _ in shape:
         count *= length
-        # Every item takes 4 bytes at least: nothing is made from a count that cannot be true.
+        # Every item takes at least 4 bytes, so a count that is too large for the value is refused here.
         if length < 0 or count * _LENGTH.size > len(value):
             raise Malformed(_ARRAY.size, "lengths of the dimensions")
     items = [_part(cursor) for _ in range(count)]
@@ -87,7 +87,7 @@ def read_array(value: bytes) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class ArrayText:
-    """The conversion of arrays: ``{a,NULL,"b c"}``, behind the bounds where one does not start at 1."""
+    """The conversion of arrays: ``{a,NULL,"b c"}``, preceded by the bounds unless all of them start at 1."""
 
     element: ToText
     delimiter: bytes = b","
@@ -95,7 +95,7 @@ class ArrayText:
     def __call__(self, value: bytes) -> bytes:
         """Return the text of an array."""
         shape, items = read_array(value)
-        if not items:  # also int2vector's, which have a dimension
+        if not items:  # an empty array of int2vector has a dimension nevertheless
             return b"{}"
         texts = _limited(self._item_text(item) for item in items)
         for length, _ in reversed(shape):
@@ -119,7 +119,7 @@ def _bounds(shape: list[tuple[int, int]]) -> bytes:
 
 
 def old_vector(element: ToText) -> ToText:
-    """Return the conversion of int2vector and oidvector: sent as arrays, written with blanks between."""
+    """Return the conversion of int2vector and oidvector, which are sent as arrays, and written with blanks between."""
 
     def to_text(value: bytes) -> bytes:
         items = read_array(value).items
@@ -170,7 +170,7 @@ def multirange(one: ToText) -> ToText:
 
 
 def _count(cursor: Cursor) -> int:
-    """Read a count of things that have a length each."""
+    """Read a count of parts that have a length each."""
     (count,) = cursor.fields(INT32)
     if not 0 <= count * _LENGTH.size <= len(cursor.data):
         raise Malformed(0, "a count of what follows")
@@ -178,7 +178,7 @@ def _count(cursor: Cursor) -> int:
 
 
 def _doubled(text: bytes, quoted: re.Pattern[bytes]) -> bytes:
-    """Quote bounds and fields: unlike items of arrays, by doubling what is special."""
+    """Quote a bound or a field. Special characters are doubled, unlike in items of arrays."""
     if text and not quoted.search(text):
         return text
     return b'"%b"' % text.replace(b"\\", b"\\\\").replace(b'"', b'""')
@@ -190,9 +190,10 @@ _QUOTED_FIELD: Final = re.compile(rb'["\\(),\s]')
 
 
 def record(types: Mapping[int, ToText], others: Mapping[int, ToText]) -> ToText:
-    """Return the conversion of composites: ``(a,,"b c")``. The value itself names the type of each field.
+    """Return the conversion of composites: ``(a,,"b c")``.
 
-    It is one of ``others``, which all composites share, or of ``types``.
+    The value itself has the OID of each field's type. The conversion is in ``others``, which all composites share, or
+    in ``types``.
     """
 
     def field(cursor: Cursor) -> bytes:
@@ -218,7 +219,7 @@ def record(types: Mapping[int, ToText], others: Mapping[int, ToText]) -> ToText:
 
 
 def read_hstore(value: bytes) -> list[tuple[bytes, bytes | None]]:
-    """Return keys and values, in the order in which they are written."""
+    """Return the keys and values, in the order in which they were sent."""
     cursor = Cursor(value, 0)
     pairs = [(_value(cursor), _part(cursor)) for _ in range(_count(cursor))]
     cursor.end()
@@ -226,7 +227,7 @@ def read_hstore(value: bytes) -> list[tuple[bytes, bytes | None]]:
 
 
 def hstore(value: bytes) -> bytes:
-    """``"key"=>"value", "key"=>NULL``."""
+    """Return the text of an hstore: ``"key"=>"value", "key"=>NULL``."""
     return b", ".join([_escaped(key) + b"=>" + _nullable(item) for key, item in read_hstore(value)])
 
 

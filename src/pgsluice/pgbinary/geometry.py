@@ -18,27 +18,27 @@ _FOUR: Final = fixed("4d")
 
 
 def point(value: bytes) -> bytes:
-    """``(x,y)``."""
+    """Return ``(x,y)``."""
     return b"(%b,%b)" % _texts(_TWO(value))
 
 
 def lseg(value: bytes) -> bytes:
-    """``[(x,y),(x,y)]``."""
+    """Return ``[(x,y),(x,y)]``."""
     return b"[(%b,%b),(%b,%b)]" % _texts(_FOUR(value))
 
 
 def box(value: bytes) -> bytes:
-    """``(x,y),(x,y)``, the upper right corner first."""
+    """Return ``(x,y),(x,y)``, with the upper right corner first."""
     return b"(%b,%b),(%b,%b)" % _texts(_FOUR(value))
 
 
 def line(value: bytes) -> bytes:
-    """``{A,B,C}``."""
+    """Return ``{A,B,C}``."""
     return b"{%b,%b,%b}" % _texts(_THREE(value))
 
 
 def circle(value: bytes) -> bytes:
-    """``<(x,y),r>``."""
+    """Return ``<(x,y),r>``."""
     return b"<(%b,%b),%b>" % _texts(_THREE(value))
 
 
@@ -47,14 +47,14 @@ _POLYGON: Final = Layout(points="i")
 
 
 def path(value: bytes) -> bytes:
-    """``((x,y),...)``, or ``[(x,y),...]`` when it is open."""
+    """Return ``((x,y),...)``, or ``[(x,y),...]`` if the path is open."""
     closed, count = _PATH.read(value, 0)
     points = _points(value, _PATH.size, count)
     return b"(%b)" % points if closed else b"[%b]" % points
 
 
 def polygon(value: bytes) -> bytes:
-    """``((x,y),...)``."""
+    """Return ``((x,y),...)``."""
     (count,) = _POLYGON.read(value, 0)
     return b"(%b)" % _points(value, _POLYGON.size, count)
 
@@ -82,7 +82,7 @@ _CUBE_DIMENSIONS: Final = 0x7FFF_FFFF
 
 
 def cube(value: bytes) -> bytes:
-    """``(x, y),(x, y)``, or one corner when both are the same."""
+    """Return ``(x, y),(x, y)``, or one corner if both are the same."""
     (header,) = _CUBE.read(value, 0)
     dimensions, is_point = header & _CUBE_DIMENSIONS, header & _CUBE_IS_POINT
     numbers = _texts(_float8s(value, _CUBE.size, dimensions if is_point else 2 * dimensions))
@@ -94,7 +94,7 @@ _VECTOR: Final = Layout(dimensions="H", unused="H")
 
 
 def vector(value: bytes) -> bytes:
-    """``[x,y]``."""
+    """Return ``[x,y]``."""
     return b"[%b]" % b",".join(map(float4_text, vector_items(value)))
 
 

@@ -1,6 +1,6 @@
-"""Numbers as PostgreSQL writes them: whole ones, floats, numeric, money.
+"""Numbers as PostgreSQL writes them: integers, floats, numeric and money.
 
-``types`` chooses among these. Floats are written as PostgreSQL 12 and later do with extra_float_digits > 0.
+``types`` chooses among these. Floats are written as by PostgreSQL 12 and later with extra_float_digits > 0.
 
 https://www.postgresql.org/docs/current/datatype-numeric.html
 """
@@ -17,7 +17,7 @@ _BOOLEANS: Final = {b"\x00": b"f", b"\x01": b"t"}
 
 
 def boolean(value: bytes) -> bytes:
-    """``t`` or ``f``."""
+    """Return ``t`` or ``f``."""
     try:
         return _BOOLEANS[value]
     except KeyError:
@@ -40,7 +40,7 @@ _INT8: Final = fixed("q")
 
 
 def money(value: bytes) -> bytes:
-    """As lc_monetary = C has it: ``-$1,234.50``."""
+    """Return money as with lc_monetary = C: ``-$1,234.50``."""
     (cents,) = _INT8(value)
     whole, rest = divmod(abs(cents), 100)
     return f"{'-' if cents < 0 else ''}${whole:,}.{rest:02}".encode()
@@ -53,35 +53,35 @@ _FLOAT4: Final = fixed("f")
 _SINGLE: Final = struct.Struct(">f")
 _SINGLE_BITS: Final = struct.Struct(">i")
 
-_LOWEST_EXPONENT: Final = -4  # a lower one is written as such, and so are those from these on
+_LOWEST_EXPONENT: Final = -4  # an exponent is written if it is lower than this, or not lower than one of the next two
 _FLOAT8_EXPONENTS: Final = 15
 _FLOAT4_EXPONENTS: Final = 6
 _PLAIN: Final = (1e-4, 1e15)
 
-# PostgreSQL never writes the very middle between two floats, in which it differs from Python. Those middles are odd
-# numbers of 54 bits times a power of two: they have at most 17 digits only from 2 ** 52 on, and below 1e40, because
-# a power of ten may be a factor of them only up to 5 ** 23.
+# PostgreSQL never writes a number that lies exactly in the middle between two floats, but Python may write it. Such a
+# middle is an odd number of 54 bits times a power of two. It has at most 17 digits only from 2 ** 52 on, and only below
+# 1e40, because 5 ** 23 is the highest power of five that can be a factor of it.
 _MIDDLES: Final = (2.0**52, 1e40)
 
 _EXACT: Final = Context(prec=1200)
-"""For sums of any two float8, none of which has more digits."""
+"""A context for exact sums of any two float8. None of them has more digits."""
 _HALF: Final = Decimal("0.5")
 _INFINITE_SINGLE: Final = 0x7F800000
 _ROUNDINGS: Final = ("ROUND_HALF_EVEN", "ROUND_FLOOR", "ROUND_CEILING")
 
 
 def float8(value: bytes) -> bytes:
-    """``1.5``: the fewest digits that are read as the same number."""
+    """Return ``1.5``, with the fewest digits that are read as the same number."""
     return float8_text(_FLOAT8(value)[0])
 
 
 def float4(value: bytes) -> bytes:
-    """``1.5``: the fewest digits that are read as the same number."""
+    """Return ``1.5``, with the fewest digits that are read as the same number."""
     return float4_text(_FLOAT4(value)[0])
 
 
 def float8_text(number: float) -> bytes:
-    """Return what float8out writes."""
+    """Return the text that float8out writes."""
     size = abs(number)
     if _PLAIN[0] <= size < _PLAIN[1] or number == 0:
         return repr(number).removesuffix(".0").encode()
@@ -96,7 +96,7 @@ def float8_text(number: float) -> bytes:
 
 
 def float4_text(number: float) -> bytes:
-    """Return what float4out writes."""
+    """Return the text that float4out writes."""
     if not math.isfinite(number):
         return _special(number)
     if number == 0:
@@ -127,7 +127,7 @@ def _shortest(number: float, low: Decimal, high: Decimal) -> Decimal:
     exact = Decimal(number)
     inside: list[Decimal] = []
     digits = 0
-    while not inside:  # with digits enough, it is number itself
+    while not inside:  # this ends, because with enough digits the candidate is the number itself
         digits += 1
         near = [Context(prec=digits, rounding=rounding).plus(exact) for rounding in _ROUNDINGS]
         inside = [candidate for candidate in near if low < candidate < high]
@@ -135,7 +135,7 @@ def _shortest(number: float, low: Decimal, high: Decimal) -> Decimal:
 
 
 def _float_text(number: Decimal, exponents: int) -> bytes:
-    """Return the number as printf's %g does, with an exponent where it is below -4 or not below ``exponents``."""
+    """Return the number as printf's %g does, with an exponent if it is below -4 or at least ``exponents``."""
     sign, all_digits, last = number.as_tuple()
     written = "".join(map(str, all_digits))
     digits = written.rstrip("0")
@@ -157,13 +157,13 @@ _HEAD: Final = Layout(ndigits="H", weight="h", sign="H", dscale="H")
 _NEGATIVE: Final = 0x4000
 _SPECIAL_NUMERICS: Final = {0xC000: b"NaN", 0xD000: b"Infinity", 0xF000: b"-Infinity"}
 _GROUP: Final = 4
-"""Decimal digits in one of numeric's own: they are to the base 10000."""
+"""Decimal digits in one digit of numeric, whose base is 10000."""
 _GROUPS: Final = tuple(b"%04d" % group for group in range(10_000))
 DSCALE_MAX: Final = 0x3FFF
 
 
 class Numeric(NamedTuple):
-    """A finite number: ``point`` of its decimal digits stand before the point, ``dscale`` are written after it."""
+    """A finite number. ``point``: its decimal digits before the point. ``dscale``: the digits written after it."""
 
     is_negative: bool
     digits: bytes
@@ -172,20 +172,20 @@ class Numeric(NamedTuple):
 
 
 def read_numeric(value: bytes) -> Numeric | bytes:
-    """Return what numeric_send wrote; the text of a special value."""
+    """Return the number that numeric_send wrote, or the text of a special value."""
     ndigits, weight, sign, dscale = _HEAD.read(value, 0)
     if sign in _SPECIAL_NUMERICS:
         return _SPECIAL_NUMERICS[sign]
     if sign not in (0, _NEGATIVE) or dscale > DSCALE_MAX:
         raise Malformed(0, "a sign and a scale of numeric")
     point = (weight + 1) * _GROUP
-    # What the scale hides is no part of the number, as numeric_recv has it.
+    # Digits beyond the scale are not part of the number. numeric_recv drops them as well.
     digits = _decimal_digits(value, ndigits)[: max(point + dscale, 0)]
     return Numeric(sign == _NEGATIVE, digits, point, dscale)
 
 
 def numeric(value: bytes) -> bytes:
-    """Decimal digits, as many after the point as the value's display scale says."""
+    """Return the decimal digits, with as many of them after the point as the value's display scale."""
     found = read_numeric(value)
     if not isinstance(found, Numeric):
         return found

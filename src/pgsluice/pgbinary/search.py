@@ -14,14 +14,14 @@ _POSITION: Final = Layout(position="H")
 _POSITION_MASK: Final = 0x3FFF
 _WEIGHT_SHIFT: Final = 14
 _WEIGHTS: Final = (b"", b"C", b"B", b"A")
-"""Of a position; D is not written."""
+"""The letters of a position's weight. D is not written."""
 
 _COUNT_WIDTH: Final = 2
-"""The least that a lexeme or a part of a query takes: what a count is compared with."""
+"""The fewest bytes that a lexeme or a part of a query takes. Counts are compared with it."""
 
 
 def tsvector(value: bytes) -> bytes:
-    """``'lexeme':1A,2 'lexeme'``."""
+    """Return the text of a tsvector: ``'lexeme':1A,2 'lexeme'``."""
     cursor = Cursor(value, 0)
     lexemes = [_lexeme(cursor) for _ in range(_count(cursor))]
     cursor.end()
@@ -61,7 +61,7 @@ _QUERY_WEIGHTS: Final = ((8, b"A"), (4, b"B"), (2, b"C"), (1, b"D"))
 
 
 class _Part(NamedTuple):
-    """A part of a query: its text, and what decides whether it needs parentheses."""
+    """A part of a query: its text, and the priority and kind that decide whether it needs parentheses."""
 
     text: bytes
     priority: int
@@ -75,11 +75,12 @@ class _Part(NamedTuple):
 
 
 def tsquery(value: bytes) -> bytes:
-    """``'word':*A & !'word' <-> ( 'word' | 'word' )``."""
+    """Return the text of a tsquery: ``'word':*A & !'word' <-> ( 'word' | 'word' )``."""
     cursor = Cursor(value, 0)
     items = [_item(cursor) for _ in range(_count(cursor))]
     cursor.end()
-    # Every operator stands before its operands, the right one first: read backwards, they are there before it.
+    # Every operator is sent before its operands, and the right operand before the left one. So read backwards, an
+    # operator comes after its operands.
     parts: list[_Part] = []
     for item in reversed(items):
         parts.append(item if isinstance(item, _Part) else _combined(parts, *item))
@@ -104,7 +105,7 @@ def _word(cursor: Cursor) -> _Part:
 
 
 def _combined(parts: list[_Part], operator: int, distance: int) -> _Part:
-    """Take the operands from the end of ``parts``."""
+    """Return the part with this operator. Its operands are taken from the end of ``parts``."""
     priority = _PRIORITIES[operator]
     try:
         if operator == _NOT:

@@ -1,4 +1,4 @@
-"""Strings, bytes, bits and network addresses as PostgreSQL writes them, and numbers that are no numbers.
+"""Strings, bytes, bits, network addresses, positions and snapshots as PostgreSQL writes them.
 
 ``types`` chooses among these.
 
@@ -13,7 +13,7 @@ from pgsluice.pgoutput.cursor import Layout, Malformed
 
 
 def text(value: bytes) -> bytes:
-    """Text is sent as what it is, in client_encoding."""
+    """Return the value itself, because text is sent as it is, in client_encoding."""
     return value
 
 
@@ -22,9 +22,9 @@ _ASCII: Final = 0x80
 
 
 def char(value: bytes) -> bytes:
-    """One byte, of which 0 is the empty string and those beyond ASCII are octal, as PostgreSQL 16 writes them.
+    """Return one byte as PostgreSQL 16 writes it: 0 is the empty string, and bytes beyond ASCII are octal.
 
-    Older versions would write the byte itself, which is no text in UTF-8.
+    Older versions write bytes beyond ASCII as they are, which is not UTF-8.
     """
     (byte,) = _CHAR(value)
     if byte >= _ASCII:
@@ -33,7 +33,7 @@ def char(value: bytes) -> bytes:
 
 
 def bytea(value: bytes) -> bytes:
-    """Hexadecimal, as bytea_output = hex has it."""
+    """Return the hexadecimal form, as with bytea_output = hex."""
     return b"\\x" + value.hex().encode()
 
 
@@ -41,13 +41,13 @@ _UUID: Final = fixed("16s")
 
 
 def uuid(value: bytes) -> bytes:
-    """36 characters."""
+    """Return the 36 characters of a UUID."""
     digits = _UUID(value)[0].hex()
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}".encode()
 
 
 def bit(value: bytes) -> bytes:
-    """``0101``."""
+    """Return the bits: ``0101``."""
     (length,) = INT32.read(value, 0)
     data = value[INT32.size :]
     if length < 0 or len(data) != (length + 7) // 8:
@@ -76,12 +76,12 @@ _MAPPED: Final = 0xFFFF
 
 
 def inet(value: bytes) -> bytes:
-    """``10.0.0.1/8``; the bits are left out where they are all."""
+    """Return ``10.0.0.1/8``. The number of bits is left out if it is that of a whole address."""
     return _address(value, always_bits=False)
 
 
 def cidr(value: bytes) -> bytes:
-    """``10.0.0.0/8``."""
+    """Return ``10.0.0.0/8``."""
     return _address(value, always_bits=True)
 
 
@@ -109,7 +109,7 @@ def _ipv6(address: bytes) -> bytes:
 
 
 def _longest_zeros(words: tuple[int, ...]) -> tuple[int, int]:
-    """Return start and length of the first of the longest runs of zeros; of two at least."""
+    """Return start and length of the longest run of zeros, which has at least two; of equal ones, the first."""
     best, start = (0, 0), 0
     for index, word in enumerate((*words, 1)):
         if word:
@@ -131,17 +131,17 @@ _SNAPSHOT: Final = Layout(nxip="i", xmin="q", xmax="q")
 
 
 def pg_lsn(value: bytes) -> bytes:
-    """``16/B374D848``."""
+    """Return the LSN: ``16/B374D848``."""
     return b"%X/%X" % _LSN(value)
 
 
 def tid(value: bytes) -> bytes:
-    """``(block,line)``."""
+    """Return ``(block,line)``."""
     return b"(%d,%d)" % _TID(value)
 
 
 def snapshot(value: bytes) -> bytes:
-    """``xmin:xmax:xip,xip``."""
+    """Return ``xmin:xmax:xip,xip``."""
     nxip, xmin, xmax = _SNAPSHOT.read(value, 0)
     if nxip < 0 or len(value) != _SNAPSHOT.size + 8 * nxip:
         raise Malformed(_SNAPSHOT.size, f"{nxip} transaction ids")

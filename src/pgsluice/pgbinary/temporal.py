@@ -13,7 +13,7 @@ from pgsluice.pgoutput.cursor import Malformed
 
 _EPOCH_ORDINAL: Final = calendar_date(2000, 1, 1).toordinal()
 _CYCLE_DAYS: Final = 146_097
-"""Of 400 years, after which the calendar repeats; Python's knows the years 1 to 9999."""
+"""The days of 400 years, after which the calendar repeats. Python's calendar has only the years 1 to 9999."""
 
 _DAY_US: Final = 86_400_000_000
 _HOUR_US: Final = 3_600_000_000
@@ -31,7 +31,7 @@ _INTERVAL: Final = fixed("qii")
 
 
 def date(value: bytes) -> bytes:
-    """``YYYY-MM-DD``, with `` BC`` where it applies."""
+    """Return ``YYYY-MM-DD``, with `` BC`` for years before 1."""
     (days,) = _DATE(value)
     if days in _INT4_RANGE:
         return _INFINITIES[_INT4_RANGE.index(days)]
@@ -40,17 +40,17 @@ def date(value: bytes) -> bytes:
 
 
 def time(value: bytes) -> bytes:
-    """``HH:MM:SS[.ffffff]``."""
+    """Return ``HH:MM:SS[.ffffff]``."""
     return _time_text(read_time(value))
 
 
 def read_time(value: bytes) -> int:
-    """Return the microseconds since midnight; all of a day's are 24:00:00."""
+    """Return the microseconds since midnight. Those of a whole day are 24:00:00."""
     return _checked_time(_TIME(value)[0])
 
 
 def timetz(value: bytes) -> bytes:
-    """``HH:MM:SS[.ffffff]`` and the offset, ``+HH[:MM[:SS]]``."""
+    """Return ``HH:MM:SS[.ffffff]`` and the offset, ``+HH[:MM[:SS]]``."""
     time_us, seconds_west = _TIMETZ(value)
     return _time_text(_checked_time(time_us)) + _offset_text(-seconds_west)
 
@@ -75,7 +75,7 @@ timestamptz: Final = _timestamp(b"+00")
 
 
 def _date_parts(days: int) -> tuple[bytes, bytes]:
-    """Return a date by the days since 2000, and what follows all of it in years BC."""
+    """Return the date of these days since 2000, and `` BC`` if its year is before 1, which follows the time."""
     cycles, ordinal = divmod(days + _EPOCH_ORDINAL - 1, _CYCLE_DAYS)
     day = calendar_date.fromordinal(ordinal + 1)
     year = day.year + 400 * cycles
@@ -111,7 +111,7 @@ def _offset_text(seconds: int) -> bytes:
 
 
 def interval(value: bytes) -> bytes:
-    """``P1Y2M3DT4H5M6.7S``: parts that are 0 left out, each with its own sign."""
+    """Return ``P1Y2M3DT4H5M6.7S``. Each part has its own sign, and parts that are 0 are left out."""
     time_us, days, months = _INTERVAL(value)
     ends = (_INT8_RANGE, _INT4_RANGE, _INT4_RANGE)
     for index, infinity in enumerate(_INFINITIES):  # since PostgreSQL 17
@@ -135,7 +135,7 @@ def _interval_time(time_us: int) -> bytes:
 
 
 def _truncated(number: int, divisor: int) -> tuple[int, int]:
-    """Divide as C does: the rest has the sign of ``number``."""
+    """Return quotient and remainder as in C: the remainder has the sign of ``number``."""
     quotient, rest = divmod(abs(number), divisor)
     return (-quotient, -rest) if number < 0 else (quotient, rest)
 

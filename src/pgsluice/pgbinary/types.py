@@ -1,6 +1,6 @@
-"""The conversion of each type from its binary format: built-in ones by name, others by what the catalog says.
+"""The conversion of each type from its binary format. Built-in types are found by name, others with the catalog.
 
-``pipeline.encoders`` asks for it once per version of a relation that has values in binary format.
+``pipeline.encoders`` gets the conversions once per version of a relation that has values in binary format.
 
 https://www.postgresql.org/docs/current/catalog-pg-type.html
 """
@@ -15,9 +15,9 @@ from pgsluice.printable import quoted
 from pgsluice.relation import BUILTIN_TYPES, CATALOG, PgType, Relation
 
 LEVELS_MAX: Final = 32
-"""How many levels of types may be nested in one another: an array of a domain over a composite has three levels.
+"""The most levels of types that may be nested. For example, an array of a domain over a composite has three levels.
 
-PostgreSQL has no such limit. Here it bounds the calls for one value, the questions to the catalog, and the Avro schema.
+PostgreSQL has no such limit. Here it limits the calls for one value, the queries of the catalog, and the Avro schema.
 """
 
 
@@ -25,8 +25,8 @@ PostgreSQL has no such limit. Here it bounds the calls for one value, the questi
 class TypeDescription:
     """A type as pg_type describes it.
 
-    ``send``: its send function, or "domain" for one that is sent as its base type; empty when there is none.
-    ``parts``: the OIDs of what its values consist of: an array's element, a domain's base type, a range's
+    ``send``: its send function, or "domain" for a domain, which is sent as its base type; empty if there is none.
+    ``parts``: the OIDs of the types of which it consists: an array's element, a domain's base type, a range's
     subtype, a multirange's range, the attributes of a composite.
     """
 
@@ -44,7 +44,7 @@ class TypeDescription:
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """What an array of a type that is not built in consists of, as the catalog has it."""
+    """The element of an array type that is not built in, from the catalog."""
 
     type: PgType
     delimiter: str = ","
@@ -60,7 +60,7 @@ _SCALARS: Final[dict[str, ToText]] = {
     "numeric": numbers.numeric,
     "money": numbers.money,
     **dict.fromkeys(("oid", "xid", "cid"), numbers.oid),
-    # Their text is a name, which only the catalog knows: in binary format they are their number.
+    # Their text is a name that only the catalog knows. In binary format, their text is their number.
     **dict.fromkeys(("regproc", "regprocedure", "regoper", "regoperator", "regclass", "regtype"), numbers.oid),
     **dict.fromkeys(("regconfig", "regdictionary", "regnamespace", "regrole", "regcollation"), numbers.oid),
     "xid8": numbers.xid8,
@@ -119,7 +119,7 @@ BUILT_IN: Final = _ELEMENTS | _ARRAYS
 
 _BUILT_IN_BY_OID: Final = {oid: BUILT_IN[found.name] for oid, found in BUILTIN_TYPES.items() if found.name in BUILT_IN}
 
-# By send function: what extensions bring, and enums.
+# By send function: types of extensions, and enums.
 _BY_SEND: Final[dict[str, ToText]] = {
     "enum_send": strings.text,
     "citextsend": strings.text,
@@ -131,7 +131,7 @@ _BY_SEND: Final[dict[str, ToText]] = {
     "vector_send": geometry.vector,
 }
 
-# By name, for when the extension is gone from the catalog, but not yet from the stream.
+# By name, for values that are still in the stream when the extension is gone from the catalog.
 _BY_NAME: Final = {
     name: _BY_SEND[f"{name}send"] if name == "citext" else _BY_SEND[f"{name}_send"]
     for name in ("citext", "ltree", "lquery", "cube", "hstore", "vector")
@@ -139,7 +139,7 @@ _BY_NAME: Final = {
 
 
 def is_built_in(oid: int) -> bool:
-    """Whether nothing has to be asked about a type with this OID."""
+    """Return whether a type with this OID is known without the catalog."""
     return oid in BUILTIN_TYPES
 
 
@@ -153,7 +153,7 @@ def _is_known(pg_type: PgType) -> bool:
 
 
 def unknown_arrays(relation: Relation) -> list[int]:
-    """Return those of them that may be arrays: PostgreSQL names arrays so, whatever their elements are called."""
+    """Return those unknown types that may be arrays, because PostgreSQL gives arrays a name with an underscore."""
     unknown = set(unknown_types(relation))
     return sorted(
         {column.type.oid for column in relation.columns if column.type.name[:1] == "_" and column.type.oid in unknown}
@@ -161,10 +161,11 @@ def unknown_arrays(relation: Relation) -> list[int]:
 
 
 def elements(relation: Relation, described: Sequence[TypeDescription]) -> dict[int, Element | None]:
-    """Return what the arrays among the columns, and in them, consist of, by the array's OID.
+    """Return the elements of the array types of the columns, and of arrays in them, by the array's OID.
 
-    None for one that is gone from the catalog: nobody knows what stands between its elements, or whether it is one.
-    Arrays that are nested more than ``LEVELS_MAX`` levels deep are left out, so they stay text.
+    The value is None if the type is gone from the catalog, because then neither the delimiter of its elements is known
+    nor whether it is an array. Arrays that are nested more than ``LEVELS_MAX`` levels deep are left out, so they stay
+    text.
     """
     by_oid = {description.oid: description for description in described}
     gone = [oid for oid in unknown_arrays(relation) if oid not in by_oid]
@@ -188,9 +189,9 @@ def _element(array_oid: int, described: Mapping[int, TypeDescription]) -> Elemen
 
 
 def _base(oid: int, described: Mapping[int, TypeDescription]) -> int:
-    """Return what a domain is made of in the end; of another type itself.
+    """Return the OID of a domain's innermost base type, or ``oid`` if it is not a domain.
 
-    If domains are nested too deeply, or in one another, the result is one of them.
+    If domains are nested too deeply, or in themselves, the result is one of them.
     """
     for _ in range(LEVELS_MAX):
         found = described.get(oid)
@@ -201,7 +202,7 @@ def _base(oid: int, described: Mapping[int, TypeDescription]) -> int:
 
 
 def _is_too_deep(oid: int, arrays: Mapping[int, Element | None]) -> bool:
-    """Return whether arrays are nested more than ``LEVELS_MAX`` levels deep, or in one another."""
+    """Return whether arrays are nested more than ``LEVELS_MAX`` levels deep, or in themselves."""
     for _ in range(LEVELS_MAX):
         element = arrays.get(oid)
         if element is None:
@@ -211,23 +212,23 @@ def _is_too_deep(oid: int, arrays: Mapping[int, Element | None]) -> bool:
 
 
 def conversions(relation: Relation, described: Sequence[TypeDescription]) -> list[ToText]:
-    """Return the conversion of each column; one that cannot be done raises Unreadable when it is tried."""
+    """Return the conversion of each column. An impossible one raises Unreadable when it is called."""
     made = _made({description.oid: description for description in described})
     return [_of_column(column.type, made) for column in relation.columns]
 
 
 def _of_column(pg_type: PgType, made: Mapping[int, ToText]) -> ToText:
-    # A domain has the name of its base type, so that one of a built-in type is found by it.
+    # A domain has the name of its base type, so a domain over a built-in type is found by this name.
     if pg_type.namespace == CATALOG and pg_type.name in BUILT_IN:
         return BUILT_IN[pg_type.name]
     return made.get(pg_type.oid) or _BY_NAME.get(pg_type.name) or _missing(pg_type.oid)
 
 
 def _made(described: Mapping[int, TypeDescription]) -> dict[int, ToText]:
-    """Return the conversions of all types, made from the inside out.
+    """Return the conversions of all types. Those of the parts of a type are made before its own.
 
-    Each type is made once, however often others refer to it. A type that is not made after ``LEVELS_MAX`` rounds
-    is nested too deeply, or in itself.
+    Each conversion is made once, however many types refer to it. A type that is left after ``LEVELS_MAX`` rounds is
+    nested too deeply, or in itself.
     """
     made: dict[int, ToText] = {}
     left = dict(described)
@@ -240,7 +241,7 @@ def _made(described: Mapping[int, TypeDescription]) -> dict[int, ToText]:
 
 
 def _made_of(found: TypeDescription, made: Mapping[int, ToText]) -> ToText:
-    """Return the conversion of a type whose parts have theirs already, if they are in the catalog."""
+    """Return the conversion of a type. The conversions of its parts, if the catalog has them, are in ``made``."""
     parts = {oid: _BUILT_IN_BY_OID.get(oid) or made.get(oid) or _missing(oid) for oid in found.parts}
     if found.send == "record_send":
         return containers.record(parts, _BUILT_IN_BY_OID)

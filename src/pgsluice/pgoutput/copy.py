@@ -1,7 +1,7 @@
-"""Rows of COPY TO in text format, and the frames with Insert messages that the walsender would send of them.
+"""Turns rows of COPY TO in text format into frames with Insert messages, as a walsender would send them.
 
-The rows of a snapshot take the same way as streamed ones, so they have to become what that way begins with. ``_copy``
-is the compiled twin of ``row_frame``, chosen by ``speedups``.
+Rows that were read at a snapshot then take the same path as rows of the stream. ``native.copy`` is the compiled twin of
+``row_frame``, and ``native.speedups`` chooses between the two.
 
 https://www.postgresql.org/docs/current/sql-copy.html#SQL-COPY-FILE-FORMATS
 """
@@ -26,19 +26,19 @@ _ESCAPED: Final = {
     b"v": b"\v",
     b"\\": b"\\",
 }
-"""The escapes that COPY TO writes; it reads others as well."""
+"""The escapes that COPY TO writes. COPY FROM accepts further ones."""
 
 _FRAME_HEAD: Final = b"w".ljust(MESSAGE_AT, b"\0")
-"""Of an XLogData. Rows that are read have no positions in the WAL."""
+"""The head of an XLogData. Its positions are 0, because rows that were read have no positions in the WAL."""
 
 _pack_head = struct.Struct(">cIcH").pack
 _pack_length = struct.Struct(">cI").pack
 
 
 def row_values(line: bytes, columns: int) -> list[bytes | None]:
-    """Return the values of one row, in text format; ProtocolError when it has not so many ``columns``.
+    """Return the values of one row in text format; ProtocolError if it does not have so many ``columns``.
 
-    ``line`` with its newline, as one CopyData has it.
+    ``line``: the content of one CopyData, which ends with a newline.
     """
     fields = line[:-1].split(b"\t") if columns or len(line) > 1 else []
     if line[-1:] != b"\n" or len(fields) != columns:
@@ -51,12 +51,12 @@ def row_values(line: bytes, columns: int) -> list[bytes | None]:
 
 
 def row_frame(line: bytes, oid: int, columns: int) -> XLogData:
-    """Return one row of relation ``oid`` as the walsender would send it; otherwise as :func:`row_values`."""
+    """Return one row of relation ``oid`` as the walsender would send it; ProtocolError as from :func:`row_values`."""
     return insert_frame(oid, row_values(line, columns))
 
 
 def insert_frame(oid: int, values: list[bytes | None]) -> XLogData:
-    """Return the Insert message of a row of relation ``oid``, in its frame."""
+    """Return the frame with the Insert message of a row of relation ``oid``."""
     pieces = [_FRAME_HEAD, _pack_head(b"I", oid, b"N", len(values))]
     for value in values:
         if value is None:

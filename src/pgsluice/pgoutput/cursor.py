@@ -1,8 +1,7 @@
-"""Reads fields off the bytes of one message, and knows where they stop making sense.
+"""Reads fields from the bytes of one message, and reports the offset at which they are invalid.
 
-Used by :mod:`framing` and :mod:`decoder`, which add the name of the message to what is raised here, and for values
-in binary format by :mod:`pgsluice.pgbinary`. A length is compared with the bytes that are there before anything is
-made from it.
+:mod:`framing` and :mod:`decoder` use it, and add the name of the message to the errors. :mod:`pgsluice.pgbinary` uses
+it for values in binary format. Every length is compared with the bytes that are left before anything is made from it.
 
 https://www.postgresql.org/docs/current/protocol-message-types.html
 """
@@ -15,7 +14,7 @@ from pgsluice.errors import ProtocolError
 
 
 class Malformed(Exception):
-    """At offset ``at`` the bytes are not what was ``expected``. Callers make a ProtocolError of it."""
+    """The bytes at offset ``at`` are not what was ``expected``. Callers turn this into a ProtocolError."""
 
     def __init__(self, at: int, expected: str) -> None:
         super().__init__(at, expected)
@@ -23,12 +22,12 @@ class Malformed(Exception):
         self.expected = expected
 
     def within(self, message: str) -> ProtocolError:
-        """Return the documented error: which message, where in it, what was expected there."""
+        """Return the documented error with the message's name, the offset in it, and what was expected there."""
         return ProtocolError(f"{message} at offset {self.at}: expected {self.expected}")
 
 
 class Layout:
-    """A run of fixed-width fields: one precompiled Struct for speed, the names for the error."""
+    """A sequence of fixed-width fields, with a precompiled Struct for speed and names for errors."""
 
     __slots__ = ("_names", "_sizes", "_unpack", "size")
 
@@ -47,14 +46,14 @@ class Layout:
             raise self._missing(data, at) from None
 
     def _missing(self, data: bytes, at: int) -> Malformed:
-        """Return the error that names the first field that is not wholly there."""
+        """Return the error that names the first field that is not complete."""
         fields = zip(self._names, itertools.accumulate(self._sizes, initial=at), self._sizes, strict=False)
         name, at, size = next(field for field in fields if field[1] + field[2] > len(data))
         return Malformed(at, f"{name} ({size} bytes), found the end after {len(data) - at}")
 
 
 class Cursor:
-    """A position in the bytes of one message. Every method reads one thing and moves behind it."""
+    """A position in the bytes of one message. Every method reads one thing, and moves to its end."""
 
     __slots__ = ("at", "data")
 
@@ -63,7 +62,7 @@ class Cursor:
         self.at = at
 
     def fields(self, layout: Layout) -> tuple[Any, ...]:
-        """Read a run of fixed-width fields."""
+        """Read a sequence of fixed-width fields."""
         values = layout.read(self.data, self.at)
         self.at += layout.size
         return values
@@ -88,11 +87,11 @@ class Cursor:
         return self.choice(name, b"\x00\x01") == 1
 
     def no_flags(self) -> None:
-        """Read the flags byte that PostgreSQL reserves: 0."""
+        """Read the flags byte that PostgreSQL reserves, which has to be 0."""
         self.choice("flags", b"\x00")
 
     def string(self, name: str) -> str:
-        """Read a String: NUL-terminated, in the client_encoding that the session pins, UTF-8."""
+        """Read a String. It ends with NUL, and is in UTF-8, because the session sets client_encoding to it."""
         at = self.at
         end = self.data.find(0, at)
         if end < 0:
@@ -112,13 +111,13 @@ class Cursor:
         return self.data[at : self.at]
 
     def end(self) -> None:
-        """Check that the message has nothing more: what follows would be read as something it is not."""
+        """Check that the message ends here. If it goes on, it has a form that we do not know."""
         if self.at != len(self.data):
             raise trailing(self.data, self.at)
 
 
 def show(value: int) -> str:
-    """Return a byte as people name it: a letter, or its number."""
+    """Return a byte for a message: a letter in quotes, or its number."""
     return f"'{chr(value)}'" if bytes([value]).isalpha() else str(value)
 
 

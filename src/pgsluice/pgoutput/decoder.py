@@ -1,7 +1,7 @@
-"""Decodes pgoutput: the bytes of one message become one object of :mod:`pgsluice.pgoutput.messages`.
+"""Decodes pgoutput: turns the bytes of one message into one object of :mod:`pgsluice.pgoutput.messages`.
 
-Used by the pipeline, one decoder per connection. Every message of protocol versions 1 to 4 is decoded
-whatever was asked for: servers send two-phase messages for inherited slots, and some a stray Stream Abort.
+The pipeline uses one decoder per connection. All messages of protocol versions 1 to 4 are decoded, even if they were
+not requested, because servers send two-phase messages for inherited slots, and some send a stray Stream Abort.
 
 https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 """
@@ -74,10 +74,10 @@ _struct_error = struct.error
 
 
 class Decoder:
-    """Decodes the messages of one connection, in the order in which they came.
+    """Decodes the messages of one connection, in the order in which they arrived.
 
-    The only state is ``in_stream``: between Stream Start and Stream Stop changes carry a transaction id.
-    After a ProtocolError the connection is of no more use, and neither is its decoder.
+    The only state is ``in_stream``: between Stream Start and Stream Stop, changes have a transaction id. After a
+    ProtocolError, neither the connection nor its decoder can be used any more.
     """
 
     __slots__ = ("in_stream",)
@@ -86,7 +86,7 @@ class Decoder:
         self.in_stream = False
 
     def decode(self, payload: bytes) -> Message:
-        """Return the message; ProtocolError names the message, the offset and what was expected there."""
+        """Return the message; ProtocolError with the message's name, the offset and what was expected there."""
         if not payload:
             raise ProtocolError("pgoutput message at offset 0: expected a message type, found the end")
         kind = payload[0]
@@ -97,7 +97,7 @@ class Decoder:
 
 
 def _row(decoder: Decoder, data: bytes) -> tuple[int | None, int, int, int, int]:
-    """Return xid, relation OID, kind of the first tuple, its column count, offset of its first column."""
+    """Return xid, relation OID, and the first tuple's kind, column count, and offset of its first column."""
     if decoder.in_stream:
         xid, relation_oid, kind, count = _STREAMED_ROW.read(data, 1)
         return xid, relation_oid, kind, count, 12
@@ -150,7 +150,7 @@ def _truncate(decoder: Decoder, data: bytes) -> Truncate:
 
 
 def _change(decoder: Decoder, data: bytes) -> tuple[Cursor, int | None]:
-    """Return a cursor behind the xid, and the xid, which is there only in a stream segment."""
+    """Return a cursor after the xid, and the xid, which only messages in a stream segment have."""
     cursor = Cursor(data, 1)
     if not decoder.in_stream:
         return cursor, None
@@ -275,10 +275,10 @@ def _unknown(_decoder: Decoder, _data: bytes) -> Message:
 
 
 def _values(data: bytes, at: int, count: int) -> tuple[TupleData, int]:
-    """Return the ``count`` column values that start at ``at``, and the offset behind them.
+    """Return the ``count`` column values that start at ``at``, and the offset after them.
 
-    A slice never fails: a length that reaches too far (a negative one too, read as unsigned) moves ``at``
-    behind the end, where the next column, or the check behind the loop, finds it.
+    Slices never fail. If a length is too large (as a negative one is, read as unsigned), ``at`` moves beyond the end.
+    The next column, or the check after the loop, notices that.
     """
     values: TupleData = []
     append = values.append
@@ -312,7 +312,7 @@ def _values(data: bytes, at: int, count: int) -> tuple[TupleData, int]:
 
 
 def _cut_short(data: bytes, at: int, start: int) -> Malformed:
-    """Say which part of a tuple is missing; ``start``: of the last value whose length was looked for."""
+    """Return the error that names the missing part of a tuple. ``start``: that of the last value with a length."""
     end = len(data)
     if at > end:
         return Malformed(start, f"a column value ({at - start} bytes), found the end after {end - start}")
@@ -324,7 +324,7 @@ def _cut_short(data: bytes, at: int, start: int) -> Malformed:
 def _old_image(
     data: bytes, at: int, count: int, kind: int, allowed: str
 ) -> tuple[TupleData | None, TupleData | None, int]:
-    """Return the key, or else the old row, and the offset behind it."""
+    """Return the key or the old row, whichever was sent, and the offset after it."""
     if kind not in (_KEY, _OLD):
         raise _tuple_kind_error(at, kind, allowed)
     values, at = _values(data, at, count)

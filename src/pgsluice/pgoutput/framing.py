@@ -1,6 +1,6 @@
-"""What travels inside CopyData while a slot is streamed: WAL data and keepalives in, status updates out.
+"""The content of CopyData while a slot is streamed: WAL data and keepalives in, status updates out.
 
-Used by the replication stream of ``postgres/``, and by test servers, which stand at the other end.
+The replication stream of ``postgres/`` uses it, and so do test servers at the other end.
 
 https://www.postgresql.org/docs/current/protocol-replication.html
 """
@@ -13,15 +13,16 @@ from pgsluice.errors import ProtocolError
 from pgsluice.pgoutput.cursor import Cursor, Layout, Malformed
 
 XLogData: TypeAlias = bytes
-"""``w``: one message of pgoutput behind a head, as it came: nearly all frames are rows, and are read only once.
+"""``w``: one message of pgoutput after a head. The bytes stay as they arrived, because nearly all frames are rows, and
+rows are then read only once.
 
-Never confirm the LSNs of the head: they are 0/0 or lie inside a transaction.
+Never confirm the LSNs of the head, because they are 0/0 or lie inside a transaction.
 """
 
 
 @dataclass(slots=True)
 class Keepalive:
-    """``k``: the server is alive, its WAL reaches to ``wal_end``; with ``reply_requested`` answer at once."""
+    """``k``: the server is alive, and its WAL ends at ``wal_end``. If ``reply_requested``, answer at once."""
 
     wal_end: int
     send_time: int
@@ -30,7 +31,7 @@ class Keepalive:
 
 @dataclass(slots=True)
 class PrimaryStatus:
-    """``s``: an answer to a request that this client never sends (PostgreSQL 19); to be ignored."""
+    """``s``: the answer to a request that this client never sends (PostgreSQL 19). Ignore it."""
 
 
 Frame: TypeAlias = XLogData | Keepalive | PrimaryStatus
@@ -38,7 +39,7 @@ Frame: TypeAlias = XLogData | Keepalive | PrimaryStatus
 
 @dataclass(slots=True)
 class StandbyStatusUpdate:
-    """``r``: how far the client is. Each LSN is the last byte + 1; 0/0 leaves the slot where it is."""
+    """``r``: the positions of the client. Each LSN is the last byte + 1. 0/0 leaves the slot where it is."""
 
     write: int
     flush: int
@@ -50,7 +51,7 @@ class StandbyStatusUpdate:
 _XLOG_DATA = Layout(start="Q", wal_end="Q", send_time="q")
 
 MESSAGE_AT: Final = 1 + _XLOG_DATA.size
-"""Where the message begins in an XLogData."""
+"""The offset of the message in an XLogData."""
 
 XLOG_DATA: Final = ord("w")
 
@@ -65,7 +66,7 @@ _NAMES = {b"w": "XLogData ('w')", b"k": "Primary keepalive ('k')"}
 
 
 def parse_frame(data: bytes | memoryview) -> Frame:
-    """Return what one CopyData from the server holds; ProtocolError for anything else."""
+    """Return the content of one CopyData from the server; ProtocolError if it is invalid."""
     frame = bytes(data)  # a copy: libpq frees its buffer after the next read
     kind = frame[:1]
     try:
@@ -82,7 +83,7 @@ def parse_frame(data: bytes | memoryview) -> Frame:
 
 
 def wal_end(frame: XLogData) -> int:
-    """Return how far the server's WAL reached when it sent the frame."""
+    """Return the end of the server's WAL at the time when it sent the frame."""
     return int.from_bytes(frame[_WAL_END_AT : _WAL_END_AT + 8], "big")
 
 
@@ -94,12 +95,12 @@ def _keepalive(cursor: Cursor) -> Keepalive:
 
 
 def standby_status_update(write: int, flush: int, apply: int, client_time: int, *, reply_requested: bool) -> bytes:
-    """Return the CopyData that tells the server how far this client is."""
+    """Return the CopyData that tells the server the positions of this client."""
     return _pack_status_update(b"r", write, flush, apply, client_time, reply_requested)
 
 
 def parse_standby_status_update(data: bytes | memoryview) -> StandbyStatusUpdate:
-    """Return what the client said; the server's side of :func:`standby_status_update`."""
+    """Return the client's positions from a CopyData, as a server reads it."""
     cursor = Cursor(bytes(data), 0)
     try:
         cursor.choice("kind", b"r")

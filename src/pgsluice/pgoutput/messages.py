@@ -1,8 +1,8 @@
-"""The messages of pgoutput, one class each, under the manual's names.
+"""The messages of pgoutput, one class each, with the manual's names.
 
-Made by :mod:`pgsluice.pgoutput.decoder`. LSNs are unsigned 64-bit, transaction ids and OIDs unsigned
-32-bit, timestamps signed microseconds since 2000-01-01 00:00 UTC. ``xid`` on a change is the id of the
-(sub)transaction that made it, present only inside a stream segment, else None.
+:mod:`pgsluice.pgoutput.decoder` makes them. LSNs are unsigned 64-bit numbers, transaction ids and OIDs are unsigned
+32-bit numbers, and timestamps are signed microseconds since 2000-01-01 00:00 UTC. ``xid`` of a change is the id of the
+(sub)transaction that made it. Only changes inside a stream segment have it, and otherwise it is None.
 
 https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 """
@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 
 class Unchanged(Enum):
-    """Type of :data:`UNCHANGED`."""
+    """The type of :data:`UNCHANGED`."""
 
     UNCHANGED = "unchanged"
 
@@ -32,12 +32,12 @@ ColumnValue: TypeAlias = bytes | Unchanged | None
 """Text format as plain ``bytes``, binary format as :class:`BinaryValue`, SQL NULL as None, or UNCHANGED."""
 
 TupleData: TypeAlias = list[ColumnValue]
-"""One row image, a value per column of the relation, in the relation's order."""
+"""One row image: a value for each column of the relation, in the relation's order."""
 
 
 @dataclass(slots=True)
 class Begin:
-    """``B``: an ordinary transaction starts; its commit is already known."""
+    """``B``: an ordinary transaction begins. Its commit is already known."""
 
     commit_lsn: int
     commit_ts: int
@@ -63,7 +63,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class RelationColumn:
-    """One column of a :class:`Relation`; ``is_key``: part of the replica identity."""
+    """One column of a :class:`Relation`. ``is_key``: it is part of the replica identity."""
 
     is_key: bool
     name: str
@@ -73,7 +73,7 @@ class RelationColumn:
 
 @dataclass(slots=True)
 class Relation:
-    """``R``: how the rows of a table look from here on. ``namespace`` "" means pg_catalog."""
+    """``R``: the columns of a table from here on. An empty ``namespace`` means pg_catalog."""
 
     xid: int | None
     oid: int
@@ -85,7 +85,7 @@ class Relation:
 
 @dataclass(slots=True)
 class Type:
-    """``Y``: name of a type that is not built in; for a domain, the name of its base type."""
+    """``Y``: the name of a type that is not built in, or the name of a domain's base type."""
 
     xid: int | None
     oid: int
@@ -104,7 +104,7 @@ class Insert:
 
 @dataclass(slots=True)
 class Update:
-    """``U``: at most one of ``key`` (the identity columns only, the others are filler) and ``old``."""
+    """``U``: a changed row. It has at most one of ``old`` and ``key``, which has only the identity columns."""
 
     xid: int | None
     relation_oid: int
@@ -115,7 +115,7 @@ class Update:
 
 @dataclass(slots=True)
 class Delete:
-    """``D``: exactly one of ``key`` (the identity columns only, the others are filler) and ``old``."""
+    """``D``: a deleted row. It has exactly one of ``old`` and ``key``, which has only the identity columns."""
 
     xid: int | None
     relation_oid: int
@@ -125,7 +125,7 @@ class Delete:
 
 @dataclass(slots=True)
 class Truncate:
-    """``T``: the tables were emptied by one command."""
+    """``T``: one command emptied these tables."""
 
     xid: int | None
     cascade: bool
@@ -135,7 +135,7 @@ class Truncate:
 
 @dataclass(slots=True)
 class LogicalMessage:
-    """``M``: pg_logical_emit_message; ``lsn`` is the end of its record, ``content`` raw server bytes."""
+    """``M``: a message of pg_logical_emit_message. ``lsn``: the end of its record. ``content``: the bytes as sent."""
 
     xid: int | None
     transactional: bool
@@ -146,7 +146,7 @@ class LogicalMessage:
 
 @dataclass(slots=True)
 class StreamStart:
-    """``S``: a segment of a transaction still in progress; ``xid`` is the top-level one."""
+    """``S``: a segment of a transaction in progress begins. ``xid`` is that of the top-level transaction."""
 
     xid: int
     first_segment: bool
@@ -169,7 +169,10 @@ class StreamCommit:
 
 @dataclass(slots=True)
 class StreamAbort:
-    """``A``: ``subxid`` (``xid`` for the whole) is rolled back; LSN and time only with streaming=parallel."""
+    """``A``: ``subxid``, or the whole transaction if it equals ``xid``, is rolled back.
+
+    LSN and time are sent only with streaming=parallel.
+    """
 
     xid: int
     subxid: int
@@ -179,7 +182,7 @@ class StreamAbort:
 
 @dataclass(slots=True)
 class BeginPrepare:
-    """``b``: a two-phase transaction starts."""
+    """``b``: a two-phase transaction begins."""
 
     prepare_lsn: int
     end_lsn: int
@@ -234,7 +237,7 @@ class RollbackPrepared:
 
 
 RowMessage: TypeAlias = Insert | Update | Delete | Truncate
-"""What changes a table."""
+"""The messages that change a table."""
 
 Message: TypeAlias = (
     Begin

@@ -1,5 +1,5 @@
 """Rows that wait for their commit.
 
-:mod:`.rows` keeps them in memory, then in files. :mod:`.directory` is where the files are, and :mod:`.disk` works with
-them, in a thread of its own.
+:mod:`.rows` keeps them in memory, and then in files. :mod:`.directory` makes the directory of these files, and
+:mod:`.disk` is the thread that works with them.
 """

@@ -1,7 +1,7 @@
-"""The directory in which a process keeps its rows, under ``buffer.spill_dir``.
+"""The directory under ``buffer.spill_dir`` in which a process keeps its rows.
 
-Every process has one of its own, held by a lock, so that a frozen owner and its successor on the same host cannot meet.
-What processes left behind that are gone, the next one removes.
+Every process has its own directory and holds a lock on it, so that a frozen owner and its successor on the same host
+never share files. A process removes the directories of processes that have ended.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from pgsluice.spool.disk import Disk
 log = structlog.get_logger(__name__)
 
 EXIT_S = 5.0
-"""How long a process that ends waits for its directory to be removed. The next process removes what is left."""
+"""How long a process that ends waits until its directory is removed. The next process removes the rest."""
 
 _SETTING = "buffer.spill_dir"
 _PREFIX = ".pgsluice-spill-"
@@ -36,10 +36,10 @@ _LOCK = "lock"
 
 
 class SpillDirectory:
-    """A directory that belongs to this process, under ``parent``; entering makes it, leaving removes it.
+    """A directory of this process under ``parent``. Entering makes it, and leaving removes it.
 
-    Only its user can look into it. Everything in it is reached by its descriptor and without following links, so those
-    who may rename what is under ``parent`` cannot have other files written, read or removed.
+    Only its user can look into it. All files in it are reached by its descriptor, and links are not followed. So people
+    who may rename entries of ``parent`` cannot make pgsluice write, read or remove other files.
     """
 
     def __init__(self, parent: str, disk: Disk) -> None:
@@ -50,11 +50,11 @@ class SpillDirectory:
 
     @property
     def descriptor(self) -> int | None:
-        """Of the directory, from entering to leaving."""
+        """The descriptor of the directory; None unless it is entered."""
         return None if self._held is None else self._held.descriptor
 
     async def __aenter__(self) -> Self:
-        """Make the directory: ConfigError when that is not possible, UnavailableError when the disk hangs."""
+        """Make the directory; ConfigError if that is not possible, UnavailableError if the disk hangs."""
         try:
             self._held = await self._disk.run(self._make)
         except OSError as error:
@@ -76,13 +76,13 @@ class SpillDirectory:
         except TimeoutError:
             log.warning("files could not be removed in time; the next process removes them", directory=str(self.path))
 
-    # Everything below runs in the disk's thread.
+    # All methods below run in the disk's thread.
 
     def _make(self) -> "_Held":
-        """Make the directory with its lock, under another name first.
+        """Make the directory and lock it under another name, and then rename it.
 
-        Other processes remove directories under the final name whose lock is free, and ours must not be among them in
-        the moment before we hold its lock. The lock stays with the file when the directory is renamed.
+        Other processes remove directories that have a final name and whose lock is free. They must not find ours before
+        we hold its lock. Renaming the directory keeps the lock, because the lock belongs to the file.
         """
         self._parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(prefix=_NEW_PREFIX, dir=self._parent))
@@ -99,7 +99,7 @@ class SpillDirectory:
 
     def _remove_leftovers(self) -> None:
         for path in self._parent.glob(f"{_PREFIX}*"):
-            # Without the lock file it is not one of ours, whatever its name. Another process may be removing it, too.
+            # An OSError means that it has no lock file, so it is not ours, or that another process is removing it.
             with suppress(OSError):
                 found = _taken(path)
                 if found is not None:
@@ -107,14 +107,14 @@ class SpillDirectory:
                     self._remove_leftover(found)
 
     def _remove_leftover(self, found: "_Held") -> None:
-        """Submit a job for each file: large files take their time, and what waits meanwhile must not look late."""
+        """Submit one job for each file. Removing large files takes long, and one long job would look like a hang."""
         for name in found.files():
             self._disk.later(partial(os.unlink, name, dir_fd=found.descriptor))
         self._disk.later(found.remove)
 
 
 _PLAIN = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-"""A pipe or a device in place of a file is opened, too, but not waited for."""
+"""O_NONBLOCK: if there is a pipe or a device instead of a file, opening it does not wait."""
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -128,12 +128,12 @@ class _Held:
     lock: int
 
     def files(self) -> list[str]:
-        """Return the names of the files that hold rows; nothing else in the directory is ours."""
+        """Return the names of the files with rows. No other files in the directory are ours."""
         names = os.listdir(self.descriptor)  # noqa: PTH208 - by descriptor
         return [name for name in names if name.isdigit()]
 
     def remove(self) -> None:
-        """Remove it with its files. If somebody has put another in its place, that one stays, unless it is empty."""
+        """Remove the directory with its files. A directory that somebody has put in its place stays, unless empty."""
         for name in [*self.files(), _LOCK]:
             with suppress(OSError):
                 os.unlink(name, dir_fd=self.descriptor)
@@ -144,9 +144,9 @@ class _Held:
 
 
 def _taken(path: Path) -> _Held | None:
-    """Return a directory that a process of ours left behind; None when it is in use, or another user's.
+    """Return a directory that an earlier process left behind; None if it is in use, or belongs to another user.
 
-    OSError when it is none, or a link.
+    OSError if it is not a directory, or a link.
     """
     descriptor = os.open(path, _DIRECTORY)
     lock = None
@@ -160,7 +160,7 @@ def _taken(path: Path) -> _Held | None:
 
 
 def _locked(directory: int) -> int | None:
-    """Return the lock file of a directory, with a lock on it; None while another process holds it, or if not ours."""
+    """Lock a directory and return its lock file; None if another process holds the lock, or the file is not ours."""
     lock = os.open(_LOCK, _PLAIN, dir_fd=directory)
     is_held = False
     try:
@@ -181,12 +181,12 @@ def _is_ours(descriptor: int) -> bool:
 
 _CLOSE = (
     "Give the directory to the user of pgsluice, and take the right to write from all others (chmod o-w), or set the "
-    "sticky bit (chmod +t). Where no other user exists, as in a container, it may stay."
+    "sticky bit (chmod +t). If there are no other users, as in a container, nothing has to be done."
 )
 
 
 async def check(parent: str, disk: Disk) -> Finding:
-    """Say whether ``parent`` can be used, and how much room there is."""
+    """Return whether ``parent`` can be used, and how much room there is."""
     try:
         return await disk.run(partial(_look_at, parent))
     except UnavailableError as error:
@@ -207,7 +207,7 @@ def _look_at(parent: str) -> Finding:
 
 
 def _is_open_to_others(directory: Path) -> bool:
-    """Return whether other users can rename what is in it. A group that may write is trusted: volumes come so."""
+    """Return whether other users can rename its entries. A group that may write is trusted, because volumes need it."""
     found = directory.stat()
     if found.st_uid not in (0, os.geteuid()):
         return True

@@ -1,7 +1,7 @@
-"""A thread of its own for files, so that a disk that hangs keeps nothing else waiting.
+"""A thread for work with files, so that a disk that hangs does not block anything else.
 
-The spool gives all of its work with files to a :class:`Disk`. The event loop never touches a file, and it never
-waits for the disk for longer than ``DISK_LIMIT_S``.
+The spool passes all its work with files to a :class:`Disk`. The event loop never touches a file, and never waits for
+the disk for longer than ``DISK_LIMIT_S``.
 """
 
 import asyncio
@@ -19,16 +19,16 @@ from pgsluice.errors import UnavailableError
 T = TypeVar("T")
 
 DISK_LIMIT_S = 30.0
-"""How long one job may take. A job writes a few MiB or removes one file, which takes seconds on a slow network disk."""
+"""The limit of one job. A job writes a few MiB or removes one file, which takes seconds on a slow network disk."""
 
 LAST_LOOK_S = 1.0
-"""A job that seems to be late gets this much more time, because it may be the process that was stopped for a while, and
-not the disk."""
+"""The additional time of a job that seems to be late. Perhaps not the disk is slow, but the process was stopped for a
+while."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A piece of work, and what becomes of it."""
+    """A piece of work and its result."""
 
     call: Callable[[], Any]
     result: "Future[Any]" = field(default_factory=Future)
@@ -36,36 +36,36 @@ class _Job:
     def carry_out(self) -> None:
         try:
             value = self.call()
-        except BaseException as error:  # noqa: BLE001 - handed to whoever waits
+        except BaseException as error:  # noqa: BLE001 - the task that waits for the result gets it
             self.result.set_exception(error)
         else:
             self.result.set_result(value)
 
 
 class Disk:
-    """Runs jobs one after the other, in the order in which they were given.
+    """Runs jobs one after the other, in the order in which they were submitted.
 
-    The thread is a daemon thread, and not one of an executor: the interpreter waits for the threads of executors when
-    it ends, and would wait for a disk that hangs.
+    The thread is a daemon thread, and not one of an executor. At its end, the interpreter waits for the threads of
+    executors, so it would wait for a disk that hangs.
     """
 
     def __init__(self) -> None:
         self._jobs: SimpleQueue[_Job] = SimpleQueue()
         self._begun_at: float | None = None
-        """When the job in progress began; None while there is none."""
+        """When the job in progress began; None if there is none."""
         self._thread: threading.Thread | None = None
 
     @property
     def busy_s(self) -> float:
-        """How long the job in progress has taken so far; 0 when there is none."""
+        """How long the job in progress has taken so far; 0 if there is none."""
         begun_at = self._begun_at
         return 0.0 if begun_at is None else time.monotonic() - begun_at
 
     async def run(self, call: Callable[[], T]) -> T:
-        """Return what ``call`` returns; UnavailableError when the disk hangs.
+        """Run ``call`` and return its result; UnavailableError if the disk hangs.
 
-        The disk hangs when a single job takes longer than ``DISK_LIMIT_S``, be it this one or one before it. After a
-        cancellation ``call`` may still be carried out, but not later than what is submitted from then on.
+        The disk hangs if a single job, this one or one before it, takes longer than ``DISK_LIMIT_S``. After a
+        cancellation, ``call`` may still be carried out, but before all jobs that are submitted later.
         """
         job = _Job(call)
         self._put(job)
@@ -79,11 +79,11 @@ class Disk:
                 was_late = is_late
             return result.result()
         finally:
-            job.result.cancel()  # without effect if the job has begun
+            job.result.cancel()  # this has no effect if the job has begun
             result.cancel()
 
     def later(self, call: Callable[[], object]) -> None:
-        """Carry out ``call`` after what was given before. Nobody waits for it, and its OSErrors are ignored."""
+        """Carry out ``call`` after the jobs before it. Nobody waits for it, and its OSErrors are ignored."""
 
         def ignoring_errors() -> None:
             with suppress(OSError):
@@ -114,6 +114,6 @@ async def _done_within(result: "asyncio.Future[Any]", seconds: float) -> bool:
 def _hung(seconds: float) -> UnavailableError:
     return UnavailableError(
         f"The disk under buffer.spill_dir has not finished a piece of work for {seconds:.0f} s, so transactions that "
-        "do not fit into memory cannot be kept. Look after the disk, or choose another directory. Nothing is lost: "
-        "what was not delivered was not confirmed either, and will be sent again."
+        "do not fit into memory cannot be kept. Check the disk, or choose another directory. Nothing is lost: changes "
+        "that were not delivered will be sent again."
     )

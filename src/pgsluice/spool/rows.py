@@ -1,10 +1,10 @@
-"""Where rows wait whose transaction has not committed yet: in memory up to a bound, then in files.
+"""Keeps rows whose transaction has not committed yet: in memory up to a bound, and then in files.
 
-Each transaction has a buffer and, once memory is short, a file that is only appended to. The files are a
-cache: PostgreSQL sends everything again to the next session, so nothing is synced, and all of it is removed
-at the end; what is read back is checked to be what was written.
+Each transaction has a buffer and, once memory is short, a file that is only appended to. The files are a cache, because
+PostgreSQL sends everything again to the next session. So nothing is synced, and all files are removed at the end.
+Checksums make sure that the rows that are read back are those that were written.
 
-All work with files happens in the thread of a :class:`pgsluice.spool.disk.Disk`, so a disk that hangs does not hold up
+All work with files happens in the thread of a :class:`pgsluice.spool.disk.Disk`, so a disk that hangs does not block
 the event loop.
 """
 
@@ -28,27 +28,28 @@ from pgsluice.spool.disk import Disk
 log = structlog.get_logger(__name__)
 
 READ_BYTES = 256 * 1024
-"""Files are read in blocks of this size, and each has a checksum."""
+"""Files are read in blocks of this size. Each block has a checksum."""
 
 ROOM_BYTES = 1024 * 1024
-"""Memory is freed between reads from the socket; what one read brings has to fit below the bound."""
+"""Memory is freed between reads from the socket. So the data of one read has to fit below the bound."""
 
 SPILL_BYTES = 4 * 1024 * 1024
-"""So much is written in one job. Even a slow network disk does that within seconds, so a job that takes longer than
+"""Size of one write. Even a slow network disk does it within seconds, so a job that takes longer than
 ``disk.DISK_LIMIT_S`` hangs."""
 
 _FILE_NUMBERS = count(1)
-"""All sessions of a process share its directory, and a write of the last session may still be under way when the next
-one begins. So no file name is used twice."""
+"""Numbers of files. No name is used twice, because all sessions of a process share its directory, and a write of the
+former session may still be in progress when the next session begins."""
 
 _PIECE = struct.Struct(">II")
 
 
 @dataclass(frozen=True, slots=True)
 class SpoolOptions:
-    """``directory``: of this process. ``memory_max``, ``spill_max``: bytes of all transactions together.
+    """Options of a spool.
 
-    ``descriptor``: of the directory, by which files are reached whatever becomes of its name.
+    ``directory``: that of this process. ``memory_max`` and ``spill_max``: bytes of all transactions together.
+    ``descriptor``: that of the directory. Files are reached by it, so renaming the directory has no effect.
     """
 
     directory: Path
@@ -58,14 +59,15 @@ class SpoolOptions:
 
 
 class Spool:
-    """The rows of one session; :class:`pgsluice.pipeline.ends.Spool`."""
+    """The waiting rows of one session. It implements :class:`pgsluice.pipeline.ends.Spool`."""
 
     def __init__(self, options: SpoolOptions, disk: Disk) -> None:
         self._options = options
         self.disk = disk
         self._open: set[SpooledRows] = set()
         self._moving: SpooledRows | None = None
-        """The transaction of which a part was moved, and the rest still has to be: files end between two pieces."""
+        """The transaction whose buffer is being moved to its file. All of it has to be moved, because a file has to end
+        between two pieces."""
         self._wanted: Callable[[], None] | None = None
         self.memory = 0
         """Bytes in memory."""
@@ -74,7 +76,7 @@ class Spool:
 
     @property
     def busy_s(self) -> float:
-        """How long the disk has been busy with one job; 0 when it has nothing to do."""
+        """How long the disk has been busy with one job; 0 if it has nothing to do."""
         return self.disk.busy_s
 
     def open(self) -> "SpooledRows":
@@ -85,15 +87,15 @@ class Spool:
         return rows
 
     async def relieve(self) -> bool:
-        """Move a part of what waits into a file if memory is above its bound, and return whether more has to be moved.
+        """Move a part of the rows into a file if memory is above its bound. Return whether more has to be moved.
 
-        UnavailableError when there is no room on disk, or when the disk hangs. After any exception, a cancellation
-        included, the rows can only be discarded.
+        UnavailableError if there is no room on disk, or if the disk hangs. After an exception, or a cancellation, the
+        rows can only be discarded.
         """
         if self._moving is None:
             if self.memory <= self._memory_bound:
                 return False
-            # The largest transaction goes first: few files, and large writes.
+            # The largest transaction is moved first, because this gives few files and large writes.
             self._moving = max(self._open, key=lambda one: one.in_memory)
             self._check_room(self._moving.in_memory)
         await self._moving.spill()
@@ -114,11 +116,11 @@ class Spool:
             )
 
     def want(self, read: Callable[[], None]) -> None:
-        """Let ``read`` be what :meth:`load` does next."""
+        """Make :meth:`load` call ``read`` next."""
         self._wanted = read
 
     async def load(self) -> None:
-        """Read what the rows that are being iterated over need next; if nothing, let others have a turn."""
+        """Read what the current iteration needs next. If it needs nothing, give other tasks a turn."""
         read, self._wanted = self._wanted, None
         if read is None:
             await asyncio.sleep(0)
@@ -126,19 +128,19 @@ class Spool:
             await self.disk.run(read)
 
     def forget(self, rows: "SpooledRows") -> None:
-        """Take ``rows`` out of the account."""
+        """Stop counting ``rows``, which were discarded."""
         self._open.discard(rows)
         if self._moving is rows:
             self._moving = None
 
     def close(self) -> None:
-        """Forget everything."""
+        """Discard the rows of all transactions."""
         for rows in list(self._open):
             rows.discard()
 
 
 class SpooledRows:
-    """What waits of one transaction: its file, and behind that its buffer."""
+    """The waiting rows of one transaction: first those in its file, then those in its buffer."""
 
     def __init__(self, spool: Spool, path: Path, directory: int | None) -> None:
         self._spool = spool
@@ -147,10 +149,10 @@ class SpooledRows:
         self._name = path if directory is None else path.name
         self._buffer = bytearray()
         self._has_file = False
-        """Whether a file was made, or may still be made by a job that nobody waits for any more."""
+        """Whether a file was made, or may still be made by a job that was cancelled."""
         self._in_file = 0
         self._checksums = array("L")
-        """CRC-32 of each block of the file; the last block may be short."""
+        """CRC-32 of each block of the file. The last block may be short."""
 
     @property
     def in_memory(self) -> int:
@@ -158,7 +160,7 @@ class SpooledRows:
         return len(self._buffer)
 
     def append(self, number: int, data: bytes) -> None:
-        """Add a piece; ``number`` comes back with it."""
+        """Add a piece. Iteration returns it with its ``number``."""
         self._buffer += _PIECE.pack(number, len(data))
         self._buffer += data
         self._spool.memory += _PIECE.size + len(data)
@@ -179,13 +181,13 @@ class SpooledRows:
             self._buffer = bytearray()
             return buffer
         data = buffer[:SPILL_BYTES]
-        del buffer[:SPILL_BYTES]  # moves nothing: the buffer begins later from then on
+        del buffer[:SPILL_BYTES]  # this copies nothing, because a bytearray can begin later in its memory
         return data
 
     def _write(self, data: bytearray, *, is_new: bool) -> "array[int]":
-        """Append ``data`` to the file, and return the checksums of all of it; runs in the disk's thread."""
+        """Append ``data`` to the file, and return the checksums of the whole file. Runs in the disk's thread."""
         try:
-            # A file that is there already would be another transaction's.
+            # A new file must not exist yet, because it would be that of another transaction.
             with open(self._name, "xb" if is_new else "ab", buffering=0, opener=self._open) as file:
                 _write_all(file, data)
         except OSError as error:
@@ -193,7 +195,7 @@ class SpooledRows:
         return _with_checksums(self._checksums, self._in_file, data)
 
     def __iter__(self) -> Iterator[tuple[int, bytes] | None]:
-        """Return the pieces, and None where :meth:`Spool.load` has to be awaited before the next one."""
+        """Return the pieces, and None whenever :meth:`Spool.load` has to be awaited before the next one."""
         read = bytearray()
         for number in range(len(self._checksums)):
             self._spool.want(partial(self._read, number, read))
@@ -204,7 +206,7 @@ class SpooledRows:
         yield from _pieces(self._buffer)
 
     def _read(self, number: int, read: bytearray) -> None:
-        """Append a block of the file to ``read``, in the disk's thread; UnavailableError if it is not as written."""
+        """Append a block of the file to ``read``, in the disk's thread; UnavailableError if the block was changed."""
         try:
             with open(self._name, "rb", buffering=READ_BYTES, opener=self._open) as file:
                 file.seek(number * READ_BYTES)
@@ -219,7 +221,7 @@ class SpooledRows:
         return os.open(name, flags | os.O_NOFOLLOW, 0o600, dir_fd=self._directory)
 
     def discard(self) -> None:
-        """Forget everything; the file is removed behind whatever is still being done to it."""
+        """Forget all rows. The file is removed after the jobs that still work with it."""
         if self._has_file:
             self._spool.disk.later(partial(os.unlink, self._name, dir_fd=self._directory))
         self._spool.memory -= len(self._buffer)
@@ -230,7 +232,7 @@ class SpooledRows:
 
 
 def _with_checksums(checksums: "array[int]", size: int, data: bytearray) -> "array[int]":
-    """Return the checksums of a file of that ``size`` once ``data`` is appended."""
+    """Return the checksums of a file of this ``size`` after ``data`` was appended to it."""
     found, begun = checksums[:], size % READ_BYTES
     with memoryview(data) as view:
         if begun:
@@ -241,7 +243,7 @@ def _with_checksums(checksums: "array[int]", size: int, data: bytearray) -> "arr
 
 
 def _pieces(buffer: bytearray) -> Generator[tuple[int, bytes], None, int]:
-    """Yield what is complete; the bytes that it took."""
+    """Yield the complete pieces in ``buffer``, and return how many bytes they took."""
     at, end = 0, len(buffer)
     with memoryview(buffer) as view:
         while at + _PIECE.size <= end:
@@ -255,7 +257,7 @@ def _pieces(buffer: bytearray) -> Generator[tuple[int, bytes], None, int]:
 
 
 def _write_all(file: IO[bytes], data: bytearray) -> None:
-    """Write all of ``data``: a file without buffer may take less than it is given."""
+    """Write all of ``data``. One write to a file without a buffer may write less."""
     with memoryview(data) as view:
         written = 0
         while written < len(view):
@@ -272,5 +274,5 @@ def _unusable(error: OSError) -> UnavailableError:
 def _changed(path: Path) -> UnavailableError:
     return UnavailableError(
         f"{path}, which holds rows of a transaction that has not committed yet, is not as it was written. Let nothing "
-        "else work under buffer.spill_dir, and look after the disk. Nothing is lost: all of it will be sent again."
+        "else work under buffer.spill_dir, and check the disk. Nothing is lost: all of it will be sent again."
     )

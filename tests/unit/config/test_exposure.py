@@ -108,13 +108,13 @@ def test_settings_that_everybody_can_change(tmp_path: Path) -> None:
     file = write(tmp_path / "a.toml", REST, 0o646)
     secret = write(directory / "postgres__user", "shop")
     assert [finding.detail for finding in findings(file, directory)] == [
-        f"every user can write to {file}, and so change the settings"
+        f"every user can write to {file}, and can therefore change the settings"
     ]
     write(tmp_path / "a.toml", REST)
     directory.chmod(0o777)
     (finding,) = findings(file, directory)
     assert (finding.name, finding.verdict) == ("settings files", Verdict.WARN)
-    assert finding.detail == f"every user can write to {directory}, and so change the settings"
+    assert finding.detail == f"every user can write to {directory}, and can therefore change the settings"
     directory.chmod(0o1777)  # nobody can rename what belongs to others
     assert findings(file, directory) == []
     Path(secret).unlink()

@@ -52,7 +52,7 @@ def test_what_is_in_effect_comes_from_libpq(monkeypatch: pytest.MonkeyPatch, tmp
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("host", "has a key of its own: write it as postgres.host"),
+        ("host", "has its own key: write it as postgres.host"),
         ("application_name", "cannot be set: connections are named after the pipeline: set name instead"),
         ("gsencmode", "is not a connection parameter of libpq: did you mean gssencmode?"),
         ("work_mem", "is not a connection parameter of libpq"),

@@ -123,8 +123,8 @@ def test_a_dsn_is_checked() -> None:
 
 def test_all_that_is_wrong_with_a_table_of_properties_is_found() -> None:
     assert problems(postgres={"parameters": {"host": "a", "port": [1], "keepalives": []}}) == [
-        (("postgres", "parameters", "host"), "has a key of its own: write it as postgres.host"),
-        (("postgres", "parameters", "port"), "has a key of its own: write it as postgres.port"),
+        (("postgres", "parameters", "host"), "has its own key: write it as postgres.host"),
+        (("postgres", "parameters", "port"), "has its own key: write it as postgres.port"),
         (("postgres", "parameters", "keepalives"), "must be a text, a number, true or false"),
     ]
     assert problems(kafka={"client": "acks=1"}) == [(("kafka", "client"), "must be a table of names and values")]
@@ -385,8 +385,8 @@ def test_what_is_no_type_of_a_column() -> None:
     rules = [{"match": "public.*", "types": {"a": "decimal(40,0)", "b": "string", "c": "timestamp-milis"}}]
     place = ("tables", "rules", 0, "types")
     assert problems(tables={"rules": rules}) == [
-        ((*place, "a"), "'decimal(40,0)' cannot be: precision goes from 1 to 38, scale from 0 to the precision"),
-        ((*place, "c"), "'timestamp-milis' is no type that can be chosen: did you mean timestamp-millis?"),
+        ((*place, "a"), "'decimal(40,0)' is not possible: precision goes from 1 to 38, scale from 0 to the precision"),
+        ((*place, "c"), "'timestamp-milis' is not a type that can be chosen: did you mean timestamp-millis?"),
     ]
     assert problems(tables={"rules": [{"match": "public.*", "types": ["string"]}]}) == [
         (place, "must be a table of names and values")

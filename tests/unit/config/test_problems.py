@@ -49,8 +49,8 @@ def test_why_a_file_cannot_be_read_and_what_to_do() -> None:
     assert said(errno.ENOENT) == "cannot be read: No such file or directory"
     assert said(errno.ENOENT, "Write it") == "cannot be read: No such file or directory. Write it"
     assert said(errno.EIO, "Write it") == "cannot be read: Input/output error"
-    assert said(errno.EISDIR).endswith("where the file to be mounted does not exist: remove it, write the file")
+    assert said(errno.EISDIR).endswith("does not exist. Remove the directory, and write the file")
     uid, gid = os.geteuid(), os.getegid()
     assert said(errno.EACCES) == (
-        f"cannot be read: Permission denied. pgsluice runs as uid {uid}, gid {gid}, and has to be allowed to read it"
+        f"cannot be read: Permission denied. pgsluice runs as uid {uid}, gid {gid}. Give it the right to read the file"
     )

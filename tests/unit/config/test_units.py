@@ -126,7 +126,9 @@ def test_numeric_is_a_string_or_a_decimal() -> None:
 
 @pytest.mark.parametrize("text", ["decimal(39,0)", "decimal(0,0)", "decimal(5,6)"])
 def test_impossible_decimals(text: str) -> None:
-    assert refusal(numeric=text) == f"{text!r} cannot be: precision goes from 1 to 38, scale from 0 to the precision"
+    assert (
+        refusal(numeric=text) == f"{text!r} is not possible: precision goes from 1 to 38, scale from 0 to the precision"
+    )
 
 
 @pytest.mark.parametrize("text", ["decimal", "float", "decimal(5)", "decimal(5,-1)", ""])
