@@ -20,6 +20,8 @@ from sandbox.kafka import Kafka
 from sandbox.postgres import Database, Postgres
 from tests.spark.shop import Shop, opened
 
+pytestmark = pytest.mark.usefixtures("without_compilation")
+
 SETTINGS: dict[str, dict[str, Any]] = {
     "kafka": {"topics": {"partitions": 2}},
     "snapshot": {"mode": "initial", "chunk_rows": 300},

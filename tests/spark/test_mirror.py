@@ -20,6 +20,8 @@ from sandbox.postgres import Postgres
 from tests.spark.lakes import LAKES, USUAL_LAKES, Lake
 from tests.spark.shop import Rows, Shop, opened, ordered, spark_rows
 
+pytestmark = pytest.mark.usefixtures("without_compilation")
+
 LONG = "repeat('kept out of line ', 500)"
 SETTINGS: dict[str, dict[str, Any]] = {
     "kafka": {"topics": {"partitions": 2}},
