@@ -110,8 +110,8 @@ def test_while_postgresql_is_away(own_postgres: Postgres, start: Start) -> None:
     wait_until(lambda: is_looked_at(daemon), "the slot to be looked at")
     own_postgres.stop()
     wait_until(lambda: daemon.metric("pgsluice_active") == 0, "the end of the session")
-    seen = daemon.metric("pgsluice_slot_sampled_timestamp_seconds")
     wait_until(lambda: lag_seconds(daemon) > 30, "the lag to grow")
+    seen = daemon.metric("pgsluice_slot_sampled_timestamp_seconds")
     assert_growing(daemon)
     assert daemon.metric("pgsluice_slot_sampled_timestamp_seconds") == seen
     own_postgres.start()

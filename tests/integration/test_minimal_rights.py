@@ -265,7 +265,7 @@ class TestEnough:
             wait_until(lambda: daemon.log_text().count("permission denied") == 2, "two tables that cannot be read")
             scene.insert()
             scene.assert_delivered()
-            assert daemon.metric("pgsluice_snapshot_tables", state="blocked") == 2
+            wait_until(lambda: daemon.metric("pgsluice_snapshot_tables", state="blocked") == 2, "the metric")
             scene.configure(NEW, snapshot="initial")
             code, problems = scene.problems()
             assert (code, list(problems)) == (0, ["snapshot rights"])
