@@ -113,7 +113,7 @@ class Checkpoint:
 
     @classmethod
     def from_json(cls, data: bytes, where: str = "The checkpoint record") -> "Checkpoint":
-        """Return the checkpoint that ``data`` holds; HistoryError if it holds none.
+        """Return the checkpoint in ``data``; HistoryError if it is not a checkpoint.
 
         ``where``: the record in which ``data`` was found, for the message.
         """

@@ -132,7 +132,7 @@ class CommandState:
 
 
 def read_command_state(found: object) -> CommandState:
-    """Return the state of commands in a checkpoint; ValueError if ``found`` is none."""
+    """Return the state of commands in a checkpoint; ValueError if ``found`` is not such a state."""
     if not isinstance(found, Mapping):
         raise ValueError("'commands' is not an object")  # noqa: TRY004 - wrong data, not a wrong argument
     requests = found.get("requests", [])

@@ -107,7 +107,7 @@ def _unsent(column: ColumnLayout, holder: int, old: Layout, new: Layout) -> str 
 
 
 def read_layout(found: object) -> Layout:
-    """Return the layout that was read from JSON; ValueError with the reason if ``found`` is none."""
+    """Return the layout that was read from JSON; ValueError with the reason if ``found`` is not a layout."""
     values = _fields(Layout, found)
     if not isinstance(values["columns"], list) or not isinstance(values["former"], list):
         raise ValueError("the columns of a layout are not an array")  # noqa: TRY004 - wrong data, not a wrong argument

@@ -140,7 +140,7 @@ class Loaded:
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> Self:
-        """Return the table that ``data`` holds; HistoryError, which names the record as ``where``, if it holds none."""
+        """Return the table in ``data``; HistoryError if it is not such a record. ``where``: its name in the message."""
         try:
             found = read_json(data.decode())
             if not isinstance(found, dict) or found.pop("version", None) != _VERSION or found.get("state") not in ENDS:
@@ -194,14 +194,14 @@ def table_key(schema: str, table: str) -> bytes:
 
 
 def read_loads(found: object) -> tuple[Load, ...]:
-    """Return the loads of a checkpoint; ValueError if ``found`` holds none."""
+    """Return the loads of a checkpoint; ValueError if ``found`` is not a list of loads."""
     if not isinstance(found, list):
         raise ValueError("'loads' is not an array")  # noqa: TRY004 - wrong data, not a wrong argument
     return tuple(from_fields(Load, one) for one in found)
 
 
 def read_place(found: object) -> Place:
-    """Return the place of a checkpoint; ValueError if ``found`` is none."""
+    """Return the place of a checkpoint; ValueError if ``found`` is not a place."""
     return from_fields(Place, found)
 
 

@@ -123,7 +123,7 @@ class Metrics:
         self._add_snapshots()
 
     def _add_work(self) -> None:
-        self.state = self._gauge("state", "1 for what the process is doing, 0 for all else.", "state")
+        self.state = self._gauge("state", "1 for the state of the process, 0 for all other states.", "state")
         self.events = self._counter("events", "Change events committed to Kafka.", "op")
         self.topic_events = TopicEvents(
             self._counter(
@@ -132,9 +132,9 @@ class Metrics:
                 "topic",
             )
         )
-        self.dead_letters = self._counter("dead_letters", "Changes that a dead letter stands for in Kafka.")
+        self.dead_letters = self._counter("dead_letters", "Changes that a dead letter replaces in Kafka.")
         self.quarantined_tables = self._gauge(
-            "quarantined_tables", "Tables that cannot be published as the settings are; at most 100 are counted."
+            "quarantined_tables", "Tables that cannot be published with these settings; at most 100 are counted."
         )
         self.event_bytes = self._counter("event_bytes", "Bytes of keys and values committed to Kafka.")
         self.transactions = self._counter("transactions", "PostgreSQL transactions committed to Kafka.")
@@ -162,12 +162,14 @@ class Metrics:
 
     def _add_positions(self) -> None:
         self.active = self._gauge("active", "1 while this process streams from the slot, 0 while it waits.")
-        self.info = self._gauge("info", "1; labels tell what runs.", "version", "pipeline", "encoder", "mode")
+        self.info = self._gauge(
+            "info", "Always 1; the labels describe the process.", "version", "pipeline", "encoder", "mode"
+        )
         self.lsn = self._gauge(
             "lsn", "Positions in the WAL, in bytes: server, received, delivered, confirmed.", "position"
         )
         self.lag_bytes = self._known(
-            "lag_bytes", "WAL that the server had when it was last heard of, and that is not confirmed to it."
+            "lag_bytes", "WAL up to the server's last known position that is not confirmed to it."
         )
         self.lag_seconds = self._known(
             "lag_seconds", "For how long there has been something to deliver, 0 when everything is delivered."
@@ -187,41 +189,38 @@ class Metrics:
             "slot_wal_status", "1 for the slot's wal_status, 0 for all others; absent before PostgreSQL 13.", "status"
         )
         self.slot_sampled = self._known(
-            "slot_sampled_timestamp_seconds", "When the slot was last looked at with success, as Unix time."
+            "slot_sampled_timestamp_seconds", "Unix time of the last successful query of the slot."
         )
 
     def _add_memory(self) -> None:
         self.buffered_bytes = self._gauge("buffered_bytes", "Encoded bytes on their way to Kafka.")
         self.buffered_limit_bytes = self._gauge(
-            "buffered_limit_bytes", "What buffered_bytes may be: delivery.inflight_max."
+            "buffered_limit_bytes", "The limit of buffered_bytes: delivery.inflight_max."
         )
         self.waiting_transactions = self._gauge(
             "waiting_transactions", "Streamed and prepared transactions whose rows wait for the commit."
         )
         self.waiting_bytes = self._gauge("waiting_bytes", "Bytes of rows that wait for their commit.", "place")
         self.waiting_limit_bytes = self._gauge(
-            "waiting_limit_bytes", "What waiting_bytes may be: buffer.memory_max, buffer.spill_max.", "place"
+            "waiting_limit_bytes", "The limits of waiting_bytes: buffer.memory_max and buffer.spill_max.", "place"
         )
         self.prepared_transactions = self._gauge(
             "prepared_transactions", "Prepared transactions received that have not ended."
         )
         self.oldest_prepared_seconds = self._gauge(
             "oldest_prepared_seconds",
-            "Age of the oldest prepared transaction with changes: it keeps the slot from moving; 0 without one.",
+            "Age of the oldest prepared transaction with changes, which keeps the slot from moving; 0 without one.",
         )
 
     def _add_snapshots(self) -> None:
-        self.snapshot_tables = self._known(
-            "snapshot_tables", "Published tables by how far the reading of their rows has come.", "state"
-        )
-        self.snapshot_rows = self._known(
-            "snapshot_rows", "Rows that were read of the tables that are loaded, or are to be."
-        )
+        self.snapshot_tables = self._known("snapshot_tables", "Published tables, by the state of their load.", "state")
+        self.snapshot_rows = self._known("snapshot_rows", "Rows that were read from tables that are loaded or will be.")
         self.snapshot_estimated_rows = self._known(
-            "snapshot_estimated_rows", "What snapshot_rows will be at the end, by PostgreSQL's estimates."
+            "snapshot_estimated_rows",
+            "Estimate of snapshot_rows at the end of all loads, from PostgreSQL's statistics.",
         )
         self.snapshot_rounds = self._counter(
-            "snapshot_rounds", "Rounds, each of which reads a chunk of rows, by what came of it.", "result"
+            "snapshot_rounds", "Rounds, each of which reads a chunk of rows, by result.", "result"
         )
         for result in ROUND_RESULTS:
             self.snapshot_rounds.labels(result)

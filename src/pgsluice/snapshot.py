@@ -32,8 +32,8 @@ _SEGMENT_HEADER_BYTES: Final = 40
 class Snapshot:
     """The result of pg_current_snapshot(), with 64-bit transaction ids.
 
-    When the snapshot was taken, all transactions below ``xmin`` had ended, and none from ``xmax`` on. Of those between
-    the two, all had ended that are not in ``running``.
+    When the snapshot was taken, all transactions below ``xmin`` had ended, and no transaction from ``xmax`` on had
+    ended. Of the transactions between the two, those in ``running`` had not ended, and all others had.
     """
 
     xmin: int

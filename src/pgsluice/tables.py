@@ -50,7 +50,7 @@ class TablePattern:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the pattern ``schema.table``; ValueError if ``text`` is none.
+        """Return the pattern ``schema.table``; ValueError if ``text`` is not a pattern.
 
         A part with a dot has to be in double quotes, as in SQL.
         """

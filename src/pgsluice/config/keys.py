@@ -19,7 +19,7 @@ from pgsluice.config.model import Rule, Section, Settings
 Names = tuple[str, ...]
 
 RULES = ("tables", "rules")
-"""The path of the rules, the only list of tables. The keys of its entries can be set only in the file."""
+"""The path of the rules, the only list of TOML tables. The keys of its entries can be set only in the file."""
 
 
 class Kind(StrEnum):

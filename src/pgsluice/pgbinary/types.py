@@ -26,8 +26,8 @@ class TypeDescription:
     """A type as pg_type describes it.
 
     ``send``: its send function, or "domain" for a domain, which is sent as its base type; empty if there is none.
-    ``parts``: the OIDs of the types of which it consists: an array's element, a domain's base type, a range's
-    subtype, a multirange's range, the attributes of a composite.
+    ``parts``: the OIDs of its component types: an array's element, a domain's base type, a range's subtype, a
+    multirange's range, the attributes of a composite.
     """
 
     oid: int
