@@ -20,7 +20,9 @@ from pgsluice_spark.errors import (
 from pgsluice_spark.iceberg import Iceberg
 from pgsluice_spark.lag import Lag
 from pgsluice_spark.latest import latest
+from pgsluice_spark.maintenance import Maintenance
 from pgsluice_spark.marks import read_marks
+from pgsluice_spark.parquet import Parquet
 from pgsluice_spark.pipeline import Pipeline
 from pgsluice_spark.registry import Registry, RegistryError, RestRegistry, TopicRegistry
 from pgsluice_spark.report import AuditReport, Difference, TableReport
@@ -34,7 +36,9 @@ __all__ = [
     "ForeignWrite",
     "Iceberg",
     "Lag",
+    "Maintenance",
     "NoSuchView",
+    "Parquet",
     "Pipeline",
     "PipelineError",
     "Registry",

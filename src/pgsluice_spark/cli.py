@@ -16,16 +16,20 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from pgsluice_spark.config import Config, ConfigError, read
+from pgsluice_spark.config import PARQUET, Config, ConfigError, read
 from pgsluice_spark.control import View, consistent_view
 from pgsluice_spark.delta import SETTINGS, Delta
 from pgsluice_spark.errors import NoSuchView, PipelineError, TopicMissing
-from pgsluice_spark.jars import is_old_source_needed, packages
+from pgsluice_spark.iceberg import CATALOG_CLASS, Iceberg
+from pgsluice_spark.jars import check_iceberg, is_old_source_needed, packages
+from pgsluice_spark.maintenance import Maintenance
+from pgsluice_spark.parquet import Parquet
 from pgsluice_spark.pipeline import Pipeline
 from pgsluice_spark.registry import Registry, RegistryError, RestRegistry, TopicRegistry
 from pgsluice_spark.report import lsn_text
 from pgsluice_spark.schema import SchemaError
 from pgsluice_spark.submit import jar_settings, prepared, shown, submitted
+from pgsluice_spark.targets import Target
 
 EXIT_OK: Final = 0
 EXIT_NOT_COMPARED: Final = 1
@@ -35,7 +39,7 @@ EXIT_UNAVAILABLE: Final = 69
 EXIT_BUG: Final = 70
 EXIT_CONFIG: Final = 78
 
-_SESSION: Final[Mapping[str, str]] = {**SETTINGS, "spark.ui.showConsoleProgress": "false"}
+_SESSION: Final[Mapping[str, str]] = {"spark.ui.showConsoleProgress": "false"}
 _OLDER_SOURCE: Final = {
     "spark.sql.streaming.disabledV2MicroBatchReaders": "org.apache.spark.sql.kafka010.KafkaSourceProvider"
 }
@@ -65,6 +69,8 @@ def _run(options: argparse.Namespace) -> int:
     config = read(options.config)
     if options.command == "submit":
         return _submit(config, options)
+    _target(config)  # before Spark is started, which takes long
+    _maintenance(config)
     with _session(config) as spark:
         return COMMANDS[options.command](config, _pipeline(config, spark), options)
 
@@ -117,7 +123,13 @@ def _session(config: Config) -> SparkSession:
 def _settings(config: Config) -> dict[str, str]:
     """Return the settings of Spark: those of the file, and what it does not say."""
     older = _OLDER_SOURCE if is_old_source_needed(pyspark.__version__) else {}
-    return {**_SESSION, **older, **jar_settings(config.spark), **config.spark}
+    return {**_SESSION, **_target_settings(config), **older, **jar_settings(config.spark), **config.spark}
+
+
+def _target_settings(config: Config) -> Mapping[str, str]:
+    """Return what the session needs for the target. Where the catalog of Iceberg is, the file says."""
+    catalog = config.find("target.catalog")
+    return SETTINGS if catalog is None else {f"spark.sql.catalog.{catalog}": CATALOG_CLASS}
 
 
 def _submit(config: Config, options: argparse.Namespace) -> int:
@@ -157,20 +169,36 @@ def _registry(config: Config, spark: SparkSession) -> Registry:
         raise ConfigError(f"{config.file}: registry.url: {error}") from None
 
 
-def _target(config: Config) -> Delta:
-    return Delta(config.get("target.path"))
+def _target(config: Config) -> Target:
+    path = config.find("target.path")
+    if path is not None:
+        return Parquet(path) if config.find("target.format") == PARQUET else Delta(path)
+    check_iceberg(pyspark.__version__)
+    return Iceberg(f"{config.get('target.catalog')}.{config.get('target.namespace')}")
+
+
+def _maintenance(config: Config) -> Maintenance | None:
+    found = config.maintenance
+    try:
+        return None if found is None else Maintenance(**found)
+    except ValueError as error:
+        raise ConfigError(f"{config.file}: maintenance: {error}") from None
 
 
 def _query(config: Config, start: Callable[..., object]) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     logging.getLogger("pgsluice_spark").setLevel(logging.INFO)
-    query = start(
-        _target(config),
-        tables=config.tables,
-        checkpoint=config.get("query.checkpoint"),
-        trigger=config.find("query.trigger", "10 seconds"),
-        max_events=config.find("query.max_events", 5_000_000),
-    )
+    try:
+        query = start(
+            _target(config),
+            tables=config.tables,
+            checkpoint=config.get("query.checkpoint"),
+            trigger=config.find("query.trigger", "10 seconds"),
+            max_events=config.find("query.max_events", 5_000_000),
+            maintenance=_maintenance(config),
+        )
+    except ValueError as error:
+        raise ConfigError(f"{config.file}: {error}") from None
     query.awaitTermination()  # type: ignore[attr-defined]
     return EXIT_OK
 

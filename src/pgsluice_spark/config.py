@@ -11,18 +11,29 @@ from typing import Any, Final
 
 PATTERN_ALL: Final = ("*",)
 
+DELTA: Final = "delta"
+PARQUET: Final = "parquet"
+"""The values of ``target.format``."""
+
 _KEYS: Final[Mapping[str, Mapping[str, type]]] = {
     "pipeline": {"prefix": str, "bootstrap_servers": str, "kafka_options": dict},
     "registry": {"url": str, "username": str, "password_file": str, "topic": str},
-    "target": {"path": str, "tables": list},
+    "target": {"path": str, "format": str, "catalog": str, "namespace": str, "tables": list},
     "query": {"checkpoint": str, "trigger": str, "max_events": int},
+    "maintenance": {"every": str, "keep": str, "compact": bool},
     "postgres": {"dsn": str, "password_file": str},
     "spark": {},
 }
 """The tables of the file and their keys; ``spark`` has settings of Spark, whatever they are called."""
 
-_REQUIRED: Final = ("pipeline.prefix", "pipeline.bootstrap_servers", "target.path")
-_NAMES: Final[Mapping[type, str]] = {str: "a string", dict: "a table", list: "an array of strings", int: "a number"}
+_REQUIRED: Final = ("pipeline.prefix", "pipeline.bootstrap_servers")
+_NAMES: Final[Mapping[type, str]] = {
+    str: "a string",
+    dict: "a table",
+    list: "an array of strings",
+    int: "a number",
+    bool: "true or false",
+}
 
 
 class ConfigError(Exception):
@@ -65,6 +76,11 @@ class Config:
         return found
 
     @property
+    def maintenance(self) -> Mapping[str, Any] | None:
+        """What stands in ``[maintenance]``; None if the file does not have this table."""
+        return self.values.get("maintenance")
+
+    @property
     def spark(self) -> dict[str, str]:
         """Settings of Spark."""
         return {name: _text(value) for name, value in self.values.get("spark", {}).items()}
@@ -85,7 +101,20 @@ def read(path: str) -> Config:
         config.get(key)
     if (config.find("registry.url") is None) == (config.find("registry.topic") is None):
         raise ConfigError(f"{path}: registry needs one of url and topic (such as shop.schemas)")
+    _check_target(config)
     return config
+
+
+def _check_target(config: Config) -> None:
+    given = {key: config.find(f"target.{key}") is not None for key in ("path", "catalog", "namespace")}
+    if given["catalog"] != given["namespace"] or given["path"] == given["catalog"]:
+        raise ConfigError(
+            f"{config.file}: target needs either path, for Delta tables, or both catalog and namespace, for Iceberg "
+            "tables. Give one of the two"
+        )
+    kind = config.find("target.format", DELTA)
+    if kind not in (DELTA, PARQUET) or not (given["path"] or config.find("target.format") is None):
+        raise ConfigError(f"{config.file}: target.format is {DELTA} or {PARQUET}, and belongs to a path")
 
 
 def _check_table(path: str, name: str, table: object) -> None:

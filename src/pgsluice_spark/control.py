@@ -18,6 +18,9 @@ from pgsluice_spark.targets import Commit, Target, TargetTable
 
 NAME: Final = "_pgsluice_cuts"
 
+_MAINTAINED: Final = "pgsluice.maintained"
+"""The property of the control table that says when the target was maintained."""
+
 _SCHEMA: Final = (
     "cut long, epoch int, end_lsn long, ts_us long, offset long, topic_id string, "
     "tables map<string, struct<version: long, is_finished: boolean, status: string, state: string>>"
@@ -88,11 +91,24 @@ def consistent_view(spark: SparkSession, target: Target, at: int | str | datetim
     control = ControlTable(target.table(spark, NAME))
     entry = control.last(_condition(at))
     if entry is None:
-        raise NoSuchView(
-            f"{target.place} has no state of the database{'' if at is None else f' as of {at} or before'}. Nothing was "
-            f"mirrored to it until then. The states that there are stand in the table {control.sql}"
-        )
+        raise NoSuchView(_no_state(target, control, at))
     return View(spark, target, entry)
+
+
+def _no_state(target: Target, control: "ControlTable", at: int | str | datetime | None) -> str:
+    first = control.first()
+    if first is None:
+        reason = "Nothing was mirrored to it until then"
+    else:
+        time = "no time" if first.ts_us is None else datetime.fromtimestamp(first.ts_us / 1e6, UTC).isoformat()
+        reason = (
+            f"The oldest state that can be read is cut {first.cut} ({time}). Earlier ones were not mirrored, or "
+            "maintenance has deleted them. Ask for a later one"
+        )
+    return (
+        f"{target.place} has no state of the database{'' if at is None else f' as of {at} or before'}. {reason}. The "
+        f"states that there are stand in the table {control.sql}"
+    )
 
 
 def _condition(at: int | str | datetime | None) -> str:
@@ -128,6 +144,33 @@ class ControlTable:
             return None
         rows = self.table.read().where(condition).orderBy(F.desc("offset")).limit(1).collect()
         return _entry(rows[0]) if rows else None
+
+    def first(self) -> Entry | None:
+        """Return the first row."""
+        rows = self.table.read().orderBy("offset").limit(1).collect() if self.table.exists else []
+        return _entry(rows[0]) if rows else None
+
+    def forget(self, before: float) -> None:
+        """Delete the rows before that of the state at a moment, in seconds since 1970. That row remains."""
+        rows = self.table.read().where(f"ts_us <= {int(before * 1e6)}")
+        found = rows.agg(F.max("offset")).collect()[0][0]
+        if found is not None and self.table.read().where(f"offset < {found}").head() is not None:
+            self.table.forget(f"offset < {found}")
+
+    def versions(self) -> Mapping[str, frozenset[int]]:
+        """Return all versions of each table that stand in rows."""
+        rows = self.table.read().select(F.explode("tables").alias("table", "entry"))
+        found = rows.groupBy("table").agg(F.collect_set("entry.version").alias("versions")).collect()
+        return {row["table"]: frozenset(row["versions"]) for row in found if row["versions"]}
+
+    @property
+    def maintained(self) -> float:
+        """When the target was maintained last, in seconds since 1970; 0: never."""
+        return float(self.table.get_property(_MAINTAINED) or 0)
+
+    def note_maintained(self, at: float) -> None:
+        """Note when the target was maintained."""
+        self.table.set_property(_MAINTAINED, str(at))
 
     def add(self, entry: Entry) -> None:
         """Add a row, once."""

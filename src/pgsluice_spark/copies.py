@@ -31,12 +31,16 @@ Prepare = Callable[[Work, TargetTable], Prepared]
 class Copies:
     """The tables of a target: what each of them has, and the control table."""
 
-    def __init__(self, origin: Origin, target: Target, patterns: Sequence[str], prepare: Prepare) -> None:
+    def __init__(
+        self, origin: Origin, target: Target, patterns: Sequence[str], prepare: Prepare, *, keeps_all: bool = False
+    ) -> None:
+        """Choose the tables; ``keeps_all``: rows that the end of a load makes obsolete remain, as in change logs."""
         self._transactions, self._target, self._patterns, self._prepare = origin.transactions, target, patterns, prepare
+        self._keeps_all = keeps_all
         self._sessions: SimpleQueue[SparkSession] = SimpleQueue()
         for _ in range(PARALLELISM):
             self._sessions.put(_session(origin.spark, target))
-        self._control = ControlTable(target.table(_session(origin.spark, target), CONTROL))
+        self.control = ControlTable(target.table(_session(origin.spark, target), CONTROL))
         self._tables: dict[str, TableEntry] = {}
         self._checked: set[str] = set()
         """The tables of which we have asked the target."""
@@ -46,7 +50,7 @@ class Copies:
 
     def open(self, app: str) -> None:
         """Learn what the target has; ``app`` is the id of the topic of cut records."""
-        self.entry = self._control.last()
+        self.entry = self.control.last()
         if self.entry is not None:
             self._check_app(self.entry.topic_id, app)
             self._tables = dict(self.entry.tables)
@@ -69,7 +73,7 @@ class Copies:
         """Return the offset of the last cut record that a table has. After a crash, the control table may not know."""
         offset = -1 if self.entry is None else self.entry.offset
         if table not in self._checked:
-            last = self._target.table(spark, table, self._version(table)).last()
+            last = self.table(spark, table).last()
             if last is not None:
                 self._check_app(last.commit.app, self.app)
                 if last.commit.version > offset:
@@ -83,7 +87,11 @@ class Copies:
 
     def prepare(self, spark: SparkSession, work: Work) -> Prepared:
         """Read and count the changes of a table."""
-        return self._prepare(work, self._target.table(spark, work.table, self._version(work.table)))
+        return self._prepare(work, self.table(spark, work.table))
+
+    def table(self, spark: SparkSession, table: str) -> TargetTable:
+        """Return a table of the target, as far as is known of it."""
+        return self._target.table(spark, table, self._version(table))
 
     def applied_to(self, table: str, state: TableState, version: int | None) -> None:
         """Note what a table has now; ``version`` is the number of its commit, None if there was none."""
@@ -110,7 +118,7 @@ class Copies:
         if any(table.state.offset > last.offset for table in self._tables.values()):
             return  # a crash has left tables that are further on
         self.entry = Entry(last.number, last.epoch, last.end_lsn, last.ts_us, last.offset, self.app, dict(self._tables))
-        self._control.add(self.entry)
+        self.control.add(self.entry)
 
     def _follow_marks(self, cuts: Sequence[Cut]) -> None:
         old = {name for name, table in self._tables.items() if table.state.epoch != cuts[-1].epoch}
@@ -123,9 +131,9 @@ class Copies:
 
     def _follow(self, spark: SparkSession, table: str, cuts: Sequence[Cut]) -> None:
         state, gone = advanced(self.state(table), cuts, marks_of(cuts, table), {})
-        target = self._target.table(spark, table, self._version(table))
+        target = self.table(spark, table)
         version = None
-        if gone is not None and target.exists:
+        if gone is not None and not self._keeps_all and target.exists:
             commit = Commit(self.app, state.offset, state.to_json())
             version = target.delete(is_before(f"{SYSTEM}.", gone), commit)
         self.applied_to(table, state, version)

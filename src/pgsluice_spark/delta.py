@@ -6,6 +6,8 @@ https://docs.delta.io/latest/delta-batch.html#idempotent-table-writes-in-foreach
 """
 
 import json
+import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +18,16 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from pgsluice_spark.errors import ForeignWrite, PipelineError
-from pgsluice_spark.targets import Commit, Committed, Merge, Requirements, quoted
+from pgsluice_spark.targets import (
+    Commit,
+    Committed,
+    Merge,
+    Requirements,
+    Upkeep,
+    property_of,
+    quoted,
+    set_properties,
+)
 
 SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -46,6 +57,23 @@ _MAINTENANCE: Final = frozenset(
 )
 """Operations that leave the rows as they are."""
 
+_VACUUM: Final[Mapping[str, str]] = {
+    "spark.databricks.delta.retentionDurationCheck.enabled": "false",
+    "spark.databricks.delta.vacuum.logging.enabled": "false",
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
+}
+"""Settings for VACUUM. We know what is needed. Commits that say nothing would only be in the way of the history. Our
+tables are single directories, and Spark would list each with ten thousand tasks, which takes minutes."""
+
+_RETENTION_S: Final[Mapping[str, int]] = {
+    "delta.deletedFileRetentionDuration": 7 * 86_400,
+    "delta.logRetentionDuration": 30 * 86_400,
+}
+"""Properties that say how long Delta's log can tell which files an old state has, with Delta's defaults."""
+
+_CLOCKS: Final = 0.1
+"""Files are kept this part of the window longer, because the clocks of drivers and file systems differ."""
+
 _LOCAL: Final = "timestamp_ntz"
 
 _HISTORY: Final = 50
@@ -68,6 +96,11 @@ class Delta:
         """What the sessions that write to it have to be set to."""
         # what is merged is kept until the commit, so Delta need not keep it, too
         return {"spark.databricks.delta.merge.materializeSource": "none"}
+
+    @property
+    def is_mutable(self) -> bool:
+        """Whether rows and files can be replaced."""
+        return True
 
     @property
     def requires(self) -> Requirements:
@@ -174,6 +207,44 @@ class DeltaTable:
         history = self.spark.sql(f"DESCRIBE HISTORY {self.sql} LIMIT {_HISTORY}").collect()
         return _last(self.path, sorted(history, key=lambda row: row["version"], reverse=True), self.since)
 
+    def forget(self, condition: str) -> None:
+        """Delete rows so that our last commit stays what it is."""
+        with self._committing(None):
+            self.spark.sql(f"DELETE FROM {self.sql} WHERE {condition}").collect()  # noqa: S608 - our own condition
+
+    def maintain(self, upkeep: Upkeep) -> None:
+        """Compact the files, and delete those that no state which remains needs."""
+        oldest = min([upkeep.before, *(self._committed_at(number) for number in upkeep.kept)])
+        self._let_log_keep(time.time() - oldest + upkeep.needed_s)
+        if upkeep.compact:
+            self.spark.sql(f"OPTIMIZE {self.sql}").collect()
+        hours = (time.time() - oldest + _CLOCKS * upkeep.keep_s) / 3600
+        for name, value in _VACUUM.items():
+            self.spark.conf.set(name, value)
+        self.spark.sql(f"VACUUM {self.sql} RETAIN {hours:.6f} HOURS").collect()
+
+    def _committed_at(self, number: int) -> float:
+        """Return when a commit was made. Files that its state has were removed after that, if at all."""
+        java: Any = self.spark._jvm  # noqa: SLF001 - PySpark has no other way to Java
+        file = java.org.apache.hadoop.fs.Path(f"{self.path}/_delta_log/{number:020}.json")
+        files = file.getFileSystem(self.spark._jsc.hadoopConfiguration())  # noqa: SLF001 - as above
+        return float(files.getFileStatus(file).getModificationTime()) / 1000
+
+    def _let_log_keep(self, needed_s: float) -> None:
+        """Let Delta's log tell for long enough which files old states have. A table at rest may need months."""
+        known = {name: _interval_s(self.get_property(name)) or default for name, default in _RETENTION_S.items()}
+        most = max(needed_s, *_RETENTION_S.values())
+        if any(value < needed_s or value > 4 * most for value in known.values()):
+            set_properties(self, dict.fromkeys(_RETENTION_S, f"interval {int(2 * most)} seconds"))
+
+    def get_property(self, name: str) -> str | None:
+        """Return a property of the table."""
+        return property_of(self, name)
+
+    def set_property(self, name: str, value: str) -> None:
+        """Set a property of the table."""
+        set_properties(self, {name: value})
+
     def _write(self, rows: DataFrame, mode: str, **options: str) -> None:
         rows.write.format("delta").mode(mode).options(**options).save(self.path)
 
@@ -202,6 +273,14 @@ class DeltaTable:
         finally:
             for name in settings:
                 conf.unset(name)
+
+
+def _interval_s(text: str | None) -> int | None:
+    """Return the seconds of an interval as we write it; 0 for another, None for none."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"interval (\d+) seconds", text)
+    return int(found[1]) if found else 0
 
 
 def _leaves(schema: StructType, path: str = "") -> dict[str, str]:

@@ -7,7 +7,7 @@ between reading what was applied and the commit, and a batch that fails halfway 
 https://iceberg.apache.org/docs/latest/branching/
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,7 +20,19 @@ from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documen
 from pyspark.sql.types import DataType, StructType
 
 from pgsluice_spark.errors import ForeignWrite, PipelineError, TableRefused
-from pgsluice_spark.targets import Commit, Committed, Merge, Requirements, quoted
+from pgsluice_spark.targets import (
+    Commit,
+    Committed,
+    Merge,
+    Requirements,
+    Upkeep,
+    property_of,
+    quoted,
+    set_properties,
+)
+
+CATALOG_CLASS: Final = "org.apache.iceberg.spark.SparkCatalog"
+"""What a session's setting of a catalog names."""
 
 _PROPERTY: Final = "spark.sql.iceberg.snapshot-property."
 """Settings of a session that begin like this become entries in the summary of each snapshot that it makes."""
@@ -28,6 +40,9 @@ _PROPERTY: Final = "spark.sql.iceberg.snapshot-property."
 _APP: Final = "pgsluice.app"
 _VERSION: Final = "pgsluice.version"
 _STATE: Final = "pgsluice.state"
+
+_SNAPSHOT: Final = "pgsluice.snapshot"
+"""The id of the snapshot of our last commit, in snapshots of maintenance, which carry what that commit says."""
 
 _BRANCH: Final = "pgsluice_"
 """The names of our branches begin like this."""
@@ -56,12 +71,15 @@ class Iceberg:
         return {}
 
     @property
+    def is_mutable(self) -> bool:
+        """Whether rows and files can be replaced."""
+        return True
+
+    @property
     def requires(self) -> Requirements:
         """What a session must have before it starts."""
         catalog = self.namespace.partition(".")[0]
-        return Requirements(
-            "org.apache.iceberg.spark.SparkCatalog", "iceberg-spark-runtime", {f"spark.sql.catalog.{catalog}": ""}
-        )
+        return Requirements(CATALOG_CLASS, "iceberg-spark-runtime", {f"spark.sql.catalog.{catalog}": ""})
 
     def check_writable(self, spark: SparkSession) -> None:
         """Make a table and drop it again, in a namespace of its own below this one."""
@@ -164,6 +182,42 @@ class IcebergTable:
         """
         return _last(self.name, self._loaded(), self.since) if self.exists else None
 
+    def forget(self, condition: str) -> None:
+        """Delete rows so that our last commit stays what it is."""
+        summary = _carried(self.last())
+        with self._summary(summary):
+            self.spark.sql(f"DELETE FROM {self.sql} WHERE {condition}").collect()  # noqa: S608 - our own condition
+        self.spark.catalog.refreshTable(self.sql)
+
+    def maintain(self, upkeep: Upkeep) -> None:
+        """Compact the files, and let snapshots expire that are old and are not named."""
+        last, table = self.last(), self._loaded()
+        if upkeep.compact and table.currentSnapshot() is not None:
+            rewrite = self._actions().rewriteDataFiles(table)
+            for name, value in _carried(last).items():
+                rewrite = rewrite.snapshotProperty(name, value)
+            rewrite.execute()
+            table.refresh()
+        kept = upkeep.kept | ({last.number} if last is not None else set())
+        if expired := _expiring(table, kept, upkeep.before):
+            expire = self._actions().expireSnapshots(table).expireOlderThan(0)  # by themselves, none
+            for number in expired:
+                expire = expire.expireSnapshotId(number)
+            expire.execute()
+        self.spark.catalog.refreshTable(self.sql)
+
+    def _actions(self) -> Any:  # noqa: ANN401 - an object of Java's
+        kind = self.spark._jvm.org.apache.iceberg.spark.actions.SparkActions  # noqa: SLF001 - as in _loaded
+        return kind.get(self.spark._jsparkSession)  # noqa: SLF001 - as above
+
+    def get_property(self, name: str) -> str | None:
+        """Return a property of the table."""
+        return property_of(self, name)
+
+    def set_property(self, name: str, value: str) -> None:
+        """Set a property of the table."""
+        set_properties(self, {name: value})
+
     def _loaded(self) -> Any:  # noqa: ANN401 - an object of Java's
         """Return Iceberg's own object for the table, as the catalog has it now."""
         util = self.spark._jvm.org.apache.iceberg.spark.Spark3Util  # noqa: SLF001 - PySpark has no other way to it
@@ -209,7 +263,11 @@ class IcebergTable:
 
     @contextmanager
     def _committing(self, commit: Commit) -> Iterator[None]:
-        summary = {_APP: commit.app, _VERSION: str(commit.version), _STATE: commit.state}
+        with self._summary(_as_summary(commit)):
+            yield
+
+    @contextmanager
+    def _summary(self, summary: Mapping[str, str]) -> Iterator[None]:
         for name, value in summary.items():
             self.spark.conf.set(_PROPERTY + name, value)
         try:
@@ -232,13 +290,13 @@ def _last(name: str, table: Any, since: int | None) -> Committed | None:  # noqa
     """Return our last commit among the snapshots that led to the present one."""
     found, snapshot = None, table.currentSnapshot()
     while snapshot is not None:
-        if found is not None and since in (None, snapshot.snapshotId()):
+        if found is not None and since in (None, found.number, snapshot.snapshotId()):
             return found
         ours = _metadata(snapshot.summary())
         if ours is None and snapshot.operation() != _REWRITTEN:
             raise ForeignWrite(_foreign(name, snapshot))
         if found is None and ours is not None and ours.app:
-            found = Committed(snapshot.snapshotId(), ours)
+            found = Committed(int(snapshot.summary().get(_SNAPSHOT) or snapshot.snapshotId()), ours)
             continue
         parent = snapshot.parentId()
         if parent is None and since is not None:
@@ -247,6 +305,24 @@ def _last(name: str, table: Any, since: int | None) -> Committed | None:  # noqa
         if snapshot is None and parent is not None and found is None:
             raise PipelineError(_expired(name, parent))
     return found
+
+
+def _as_summary(commit: Commit) -> dict[str, str]:
+    return {_APP: commit.app, _VERSION: str(commit.version), _STATE: commit.state}
+
+
+def _carried(last: Committed | None) -> dict[str, str]:
+    """Return what the summary of a snapshot of maintenance says: what our last commit has, and its number."""
+    if last is None:
+        return _as_summary(Commit("", -1, ""))
+    return {**_as_summary(last.commit), _SNAPSHOT: str(last.number)}
+
+
+def _expiring(table: Any, kept: Collection[int], before: float) -> list[int]:  # noqa: ANN401 - an object of Java's
+    """Return the snapshots from before a moment that are not kept, and that no branch or tag has."""
+    held = {*kept, *(ref.snapshotId() for ref in table.refs().values())}
+    found = [(one.snapshotId(), one.timestampMillis()) for one in table.snapshots()]
+    return [number for number, made_ms in found if made_ms < before * 1000 and number not in held]
 
 
 def _metadata(summary: Mapping[str, str]) -> Commit | None:

@@ -24,6 +24,12 @@ def is_old_source_needed(spark: str) -> bool:
     return spark in ("4.1.0", "4.1.1")
 
 
+def check_iceberg(spark: str) -> None:
+    """Raise ConfigError if there is no Iceberg for a version of Spark."""
+    if not any("iceberg" in package for package in packages(spark)):
+        raise ConfigError(f"PySpark {spark} has no package of Iceberg that is tested. Install PySpark 4.1 or use Delta")
+
+
 def packages(spark: str) -> list[str]:
     """Return the coordinates for a version of Spark; those of Spark's own packages have its version."""
     targets = _TARGETS.get(".".join(spark.split(".")[:2]))

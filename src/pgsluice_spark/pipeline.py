@@ -9,14 +9,16 @@ from pyspark.sql import DataFrame, SparkSession
 from pgsluice_spark import audit, changelog, doctor, mirror
 from pgsluice_spark.brokers import Brokers
 from pgsluice_spark.changes import read_changes
+from pgsluice_spark.copies import Copies
 from pgsluice_spark.diagnosis import Diagnosis
 from pgsluice_spark.lag import Lag, lag_of
+from pgsluice_spark.maintenance import Maintenance
 from pgsluice_spark.origin import Origin
 from pgsluice_spark.query import Applier, Query
 from pgsluice_spark.registry import Registry
 from pgsluice_spark.report import AuditReport
 from pgsluice_spark.source import read_topic
-from pgsluice_spark.targets import Target
+from pgsluice_spark.targets import Target, refusal
 
 AVAILABLE_NOW: Final = "available now"
 
@@ -58,16 +60,20 @@ class Pipeline:
         checkpoint: str,
         trigger: str = "10 seconds",
         max_events: int = 5_000_000,
+        maintenance: Maintenance | None = None,
     ) -> Query:
         """Keep the tables of ``target`` equal to PostgreSQL's, and return the query that does it.
 
         ``tables``: names or patterns, such as ``public.*``. ``trigger``: how often, or ``"available now"`` to stop at
         the present end of the topics. ``max_events``: so many changes are applied at once, or one cut if that has more.
+        ``maintenance``: how the target is maintained between batches; not at all by default.
 
         What was applied is kept in the target, so the checkpoint may be deleted at any time. Only one query may
-        write to a target.
+        write to a target. ValueError if the target takes change logs only.
         """
-        return self._start(Applier(self._origin, target, tables, mirror.prepare, max_events), checkpoint, trigger)
+        _check_mutable(target)
+        copies = Copies(self._origin, target, tables, mirror.prepare)
+        return self._start(Applier(self._origin, copies, max_events, maintenance), checkpoint, trigger)
 
     def changelog(
         self,
@@ -77,12 +83,17 @@ class Pipeline:
         checkpoint: str,
         trigger: str = "10 seconds",
         max_events: int = 5_000_000,
+        maintenance: Maintenance | None = None,
     ) -> Query:
         """Keep all changes of the tables in ``target``, each once, and return the query that does it.
 
-        The arguments are those of :meth:`mirror`. Each table of the target has the columns of :func:`.read_changes`.
+        The arguments are those of :meth:`mirror`; ``target`` may also be :class:`.Parquet`. Each table of the target
+        has the columns of :func:`.read_changes`.
         """
-        return self._start(Applier(self._origin, target, tables, changelog.prepare, max_events), checkpoint, trigger)
+        if maintenance is not None:
+            _check_mutable(target)
+        copies = Copies(self._origin, target, tables, changelog.prepare, keeps_all=True)
+        return self._start(Applier(self._origin, copies, max_events, maintenance), checkpoint, trigger)
 
     def audit(
         self,
@@ -132,3 +143,8 @@ class Pipeline:
     @property
     def _origin(self) -> Origin:
         return Origin(self.spark, self.prefix, self.bootstrap_servers, self.registry, self.kafka_options)
+
+
+def _check_mutable(target: Target) -> None:
+    if not target.is_mutable:
+        raise ValueError(refusal(target.place))

@@ -17,14 +17,14 @@ from pyspark.sql.streaming import StreamingQuery
 
 from pgsluice_spark.batches import pieces, places, topics
 from pgsluice_spark.brokers import Brokers
-from pgsluice_spark.copies import PARALLELISM, Copies, Prepare
+from pgsluice_spark.copies import PARALLELISM, Copies
 from pgsluice_spark.cuts import Cut, check_order, collected, joined, last_of_each_number
 from pgsluice_spark.errors import PipelineError
 from pgsluice_spark.job import TopicJob
+from pgsluice_spark.maintenance import Keeper, Maintenance
 from pgsluice_spark.origin import Origin
 from pgsluice_spark.progress import Progress
 from pgsluice_spark.schema import SchemaError, SchemaVersion
-from pgsluice_spark.targets import Target
 
 _LOG: Final = logging.getLogger("pgsluice_spark")
 
@@ -66,11 +66,16 @@ class Applier:
     """Applies batches of cut records to a target. One thread calls it at a time."""
 
     def __init__(
-        self, origin: Origin, target: Target, tables: Sequence[str], prepare: Prepare, max_events: int
+        self,
+        origin: Origin,
+        copies: Copies,
+        max_events: int,
+        maintenance: Maintenance | None,
     ) -> None:
         self._origin, self._max_events = origin, max_events
         self._brokers = Brokers(origin.spark, origin.bootstrap_servers, origin.options)
-        self._copies = Copies(origin, target, tables, prepare)
+        self._copies = copies
+        self._keeper = None if maintenance is None else Keeper(copies, maintenance)
         self._is_open = False
         self.error: PipelineError | SchemaError | None = None
         self.progress: Progress | None = None
@@ -79,6 +84,8 @@ class Applier:
         """Apply the cut records of a batch."""
         try:
             self._apply(batch)
+            if self._keeper is not None:
+                self._keeper.run_if_due()
         except (PipelineError, SchemaError) as error:
             self.error = error
             raise

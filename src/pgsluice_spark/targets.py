@@ -38,6 +38,21 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
+class Upkeep:
+    """What the maintenance of a table does.
+
+    The states behind the commits ``kept`` remain readable, and all that are younger than ``before``, in seconds since
+    1970. That is ``keep_s`` ago, and the next maintenance needs what is in the table ``needed_s`` longer than that.
+    """
+
+    kept: frozenset[int]
+    before: float
+    keep_s: int
+    needed_s: int
+    compact: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Requirements:
     """What a session must have: a class from a package, and settings (an empty value stands for any)."""
 
@@ -90,6 +105,18 @@ class TargetTable(Protocol):
     def last(self) -> Committed | None:
         """Return our last commit, None if there is none; ForeignWrite if something else has changed rows after it."""
 
+    def forget(self, condition: str) -> None:
+        """Delete rows so that our last commit stays what it is."""
+
+    def maintain(self, upkeep: Upkeep) -> None:
+        """Compact the files, and delete those that are not needed any longer; our last commit stays what it is."""
+
+    def get_property(self, name: str) -> str | None:
+        """Return a property of the table that we have set."""
+
+    def set_property(self, name: str, value: str) -> None:
+        """Set a property of the table."""
+
 
 class Target(Protocol):
     """A place with one table for each table of PostgreSQL."""
@@ -103,6 +130,10 @@ class Target(Protocol):
         """What the sessions that write to it have to be set to."""
 
     @property
+    def is_mutable(self) -> bool:
+        """Whether rows and files can be replaced, which mirrors and maintenance do."""
+
+    @property
     def requires(self) -> Requirements:
         """What a session must have before it starts."""
 
@@ -111,6 +142,26 @@ class Target(Protocol):
 
     def table(self, spark: SparkSession, name: str, since: int | None = None) -> TargetTable:
         """Return one of its tables, which need not exist yet; ``since``: the number of our last commit, if known."""
+
+
+def refusal(place: str) -> str:
+    """Return what is said where a target would have to replace rows or files and cannot."""
+    return (
+        f"{place} has files that are never replaced, so it takes change logs only, without maintenance. Nothing was "
+        "written. Use Delta or Iceberg for mirrors, and for change logs with maintenance"
+    )
+
+
+def property_of(table: TargetTable, name: str) -> str | None:
+    """Return a property of a table that SQL knows."""
+    rows = table.spark.sql(f"SHOW TBLPROPERTIES {table.sql}").collect()
+    return {row["key"]: row["value"] for row in rows}.get(name)
+
+
+def set_properties(table: TargetTable, properties: Mapping[str, str]) -> None:
+    """Set properties of a table that SQL knows."""
+    settings = ", ".join(f"'{name}' = '{value}'" for name, value in properties.items())
+    table.spark.sql(f"ALTER TABLE {table.sql} SET TBLPROPERTIES ({settings})")
 
 
 def quoted(name: str) -> str:

@@ -1,5 +1,6 @@
 """Commits of an Iceberg table: what they carry, and what they refuse when something else writes."""
 
+import time
 from uuid import uuid4
 
 import pytest
@@ -8,7 +9,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documen
 
 from pgsluice_spark import ForeignWrite, Iceberg, PipelineError, TableRefused
 from pgsluice_spark.iceberg import IcebergTable
-from pgsluice_spark.targets import Commit, Committed
+from pgsluice_spark.targets import Commit, Committed, Upkeep
 from tests.spark.lakes import CATALOG, HAS_ICEBERG
 
 pytestmark = [
@@ -47,6 +48,9 @@ class Orders:
         rows = self.spark.sql(f"SELECT snapshot_id FROM {self.table.sql}.snapshots ORDER BY committed_at").collect()
         return [row["snapshot_id"] for row in rows]
 
+    def files(self) -> int:
+        return len(self.spark.sql(f"SELECT file_path FROM {self.table.sql}.files").collect())
+
     def branches(self) -> list[str]:
         return [row["name"] for row in self.spark.sql(f"SELECT name FROM {self.table.sql}.refs").collect()]
 
@@ -73,6 +77,24 @@ def test_maintenance_is_no_foreign_write(orders: Orders) -> None:
     assert orders.table.last() == committed
     orders.append()
     assert orders.table.read().count() == 3
+
+
+def test_our_own_maintenance(orders: Orders) -> None:
+    """Snapshots of maintenance carry what the last commit has, so those before them may expire."""
+    commits = [orders.append() for _ in range(5)]
+    before, kept = orders.files(), commits[1].number
+    orders.table.maintain(Upkeep(frozenset([kept]), time.time(), 1, 1, compact=True))
+    assert orders.files() < before
+    assert orders.snapshots()[:2] == [kept, commits[-1].number]
+    assert (len(orders.snapshots()), orders.table.read(kept).count()) == (3, 3)
+    assert orders.table.last() == commits[-1]
+    last = orders.append()
+    orders.table.forget("id = 0")
+    orders.table.maintain(Upkeep(frozenset(), time.time(), 1, 1, compact=True))
+    orders.call("expire_snapshots(table => 'TABLE', older_than => TIMESTAMP '2999-01-01', retain_last => 1)")
+    assert orders.table.last() == last  # although its own snapshot has expired
+    orders.append()
+    assert orders.table.read().count() == 1
 
 
 def test_what_the_table_has_is_forgotten(orders: Orders) -> None:

@@ -5,7 +5,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from pgsluice_spark.config import ConfigError
-from pgsluice_spark.jars import packages
+from pgsluice_spark.jars import check_iceberg, packages
 from sandbox.artifacts import POM
 from sandbox.spark import FLOOR, NEWEST
 
@@ -22,3 +22,9 @@ def test_the_packages_are_those_that_are_tested(version: str) -> None:
 def test_another_spark() -> None:
     with pytest.raises(ConfigError, match=r"PySpark 3\.5\.0 is not supported, only 4\.0 and 4\.1"):
         packages("3.5.0")
+
+
+def test_iceberg_needs_a_newer_spark() -> None:
+    check_iceberg(NEWEST)
+    with pytest.raises(ConfigError, match=r"PySpark 4\.0\.0 has no package of Iceberg that is tested"):
+        check_iceberg(FLOOR)

@@ -1,0 +1,108 @@
+"""Maintenance of a target between batches: small files are compacted, and states of the database are forgotten.
+
+Used by :mod:`.query`. The rows of the control table go first and the files after them, so a view never names a state
+whose files are gone. When it was done last stands in a property of the control table, so that queries that are started
+again and again know it, too.
+"""
+
+import logging
+import re
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+
+from pgsluice_spark.copies import PARALLELISM, Copies
+from pgsluice_spark.errors import PipelineError
+from pgsluice_spark.targets import Upkeep
+
+_LOG: Final = logging.getLogger("pgsluice_spark")
+
+_UNITS_S: Final[Mapping[str, int]] = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400, "week": 604_800}
+_DURATION: Final = re.compile(rf"(\d+) ({'|'.join(_UNITS_S)})s?")
+
+
+@dataclass(frozen=True, slots=True)
+class Maintenance:
+    """How a target is maintained. Durations are texts such as ``"6 hours"``; ValueError if they are not.
+
+    ``every``: how often, between two batches. ``keep``: how long states of the database can be read as views.
+    ``compact``: whether small files are made into large ones.
+    """
+
+    every: str = "6 hours"
+    keep: str = "7 days"
+    compact: bool = True
+
+    def __post_init__(self) -> None:
+        """Check the durations."""
+        seconds(self.every)
+        seconds(self.keep)
+
+
+def seconds(duration: str) -> int:
+    """Return how many seconds a duration has, such as ``"7 days"``; ValueError if it cannot be read."""
+    found = _DURATION.fullmatch(duration.strip())
+    if found is None:
+        raise ValueError(f"{duration!r} is not a duration such as '6 hours'. The units are {', '.join(_UNITS_S)}")
+    return int(found[1]) * _UNITS_S[found[2]]
+
+
+class Keeper:
+    """Maintains a target whenever that is due."""
+
+    def __init__(self, copies: Copies, maintenance: Maintenance) -> None:
+        self._copies, self._compact = copies, maintenance.compact
+        self._every_s, self._keep_s = seconds(maintenance.every), seconds(maintenance.keep)
+        self._done: float | None = None
+
+    def run_if_due(self) -> None:
+        """Maintain the target if the time has come. What fails is logged, and done again the next time."""
+        if self._copies.entry is None:
+            return
+        self._attempt("the time of the last maintenance", self._learn)
+        if self._done is not None and time.time() >= self._done + self._every_s:
+            begin, self._done = time.monotonic(), time.time()
+            if self._attempt("the control table", lambda: self._run(time.time() - self._keep_s)):
+                _LOG.info("maintenance took %.1f s", time.monotonic() - begin)
+
+    def _learn(self) -> None:
+        if self._done is None:
+            self._done = self._copies.control.maintained
+
+    def _run(self, before: float) -> None:
+        control = self._copies.control
+        control.forget(before)
+        named = control.versions()
+        with ThreadPoolExecutor(PARALLELISM) as pool:
+            jobs = [pool.submit(self._maintain, name, self._upkeep(kept, before)) for name, kept in named.items()]
+        for job in jobs:
+            job.result()
+        control.table.maintain(self._upkeep(frozenset(), before))
+        control.note_maintained(time.time())
+
+    def _maintain(self, table: str, upkeep: Upkeep) -> None:
+        with self._copies.session() as spark:
+            self._attempt(table, lambda: self._copies.table(spark, table).maintain(upkeep))
+
+    def _upkeep(self, kept: frozenset[int], before: float) -> Upkeep:
+        return Upkeep(kept, before, self._keep_s, self._every_s + self._keep_s, self._compact)
+
+    def _attempt(self, what: str, action: Callable[[], None]) -> bool:
+        """Carry out a part of the maintenance; return whether it succeeded."""
+        try:
+            action()
+        except (PipelineError, PySparkException, Py4JError) as error:
+            _LOG.warning(
+                "maintenance of %s failed, and is attempted again in %d s. The query goes on, and nothing that is "
+                "needed was deleted: %s",
+                what,
+                self._every_s,
+                error,
+            )
+            return False
+        return True

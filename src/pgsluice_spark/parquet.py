@@ -1,0 +1,243 @@
+"""Directories of Parquet files as a target of change logs: one directory for each batch of a table.
+
+Parquet has no transactions. A batch is committed when its directory has a manifest, which is written last and says what
+the batch has. Before a batch is written, directories without a manifest are deleted, which a killed driver has left.
+So of all directories of a table, only those behind the last manifest can be half written.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import DataType, StructField, StructType
+
+from pgsluice_spark.errors import PipelineError
+from pgsluice_spark.targets import Commit, Committed, Merge, Requirements, Upkeep, quoted, refusal
+
+MANIFEST: Final = "_pgsluice.json"
+"""The file that a directory has when its batch is committed."""
+
+_PREFIX: Final = "upto="
+"""Directories are named after the offset of the last cut record that they have, in twenty digits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parquet:
+    """A directory with one directory for each table, in a file system that Spark knows."""
+
+    path: str
+
+    @property
+    def place(self) -> str:
+        """Where it is, for messages."""
+        return self.path
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """What the sessions that write to it have to be set to: nothing."""
+        return {}
+
+    @property
+    def requires(self) -> Requirements:
+        """What a session must have before it starts: what Spark has by itself."""
+        return Requirements("org.apache.spark.sql.execution.datasources.parquet.ParquetFileFormat", "spark-sql", {})
+
+    @property
+    def is_mutable(self) -> bool:
+        """Whether rows and files can be replaced: they cannot."""
+        return False
+
+    def check_writable(self, spark: SparkSession) -> None:
+        """Write a file and delete it again."""
+        files = _Files(spark)
+        file = f"{self.path.rstrip('/')}/_pgsluice_check"
+        files.write(file, "")
+        files.delete(file)
+
+    def table(self, spark: SparkSession, name: str, since: int | None = None) -> "ParquetTable":
+        """Return one of its tables, which need not exist yet; ``since`` is not needed."""
+        del since
+        return ParquetTable(spark, f"{self.path.rstrip('/')}/{name}")
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetTable:
+    """The directories of one table."""
+
+    spark: SparkSession
+    path: str
+
+    @property
+    def sql(self) -> str:
+        """Its name in SQL, which also has what is half written."""
+        return f"parquet.{quoted(self.path)}"
+
+    @property
+    def exists(self) -> bool:
+        """Whether a batch was committed."""
+        return self._last() is not None
+
+    def read(self, version: int | None = None) -> DataFrame:
+        """Return its rows, as of the commit with this number or the last one."""
+        last = self._last()
+        if last is None:
+            raise PipelineError(f"{self.path} has no batch that is whole, so there is nothing to read")
+        number, manifest = last
+        end = number if version is None else min(version, number)
+        found = [self._directory(one) for one in self._numbers() if one <= end]
+        return self.spark.read.schema(StructType.fromJson(manifest["schema"])).parquet(*found)
+
+    def fit(self, schema: StructType) -> None:
+        """Do nothing: each batch brings its schema."""
+
+    def append(self, rows: DataFrame, commit: Commit) -> int:
+        """Add a directory with these rows, which may have columns, fields and wider types that others lack."""
+        last = self._last()
+        if last is not None and last[0] >= commit.version:
+            raise PipelineError(
+                f"{self.path} has the batch up to offset {last[0]} already, and {commit.version} does not follow it. "
+                "Two queries write to it. Stop one of them"
+            )
+        for number in self._numbers():
+            if last is None or number > last[0]:
+                self._files.delete(self._directory(number))
+        schema = rows.schema if last is None else _merged(StructType.fromJson(last[1]["schema"]), rows.schema)
+        directory = self._directory(commit.version)
+        rows.write.mode("overwrite").parquet(directory)
+        own = {"app": commit.app, "version": commit.version, "state": commit.state, "schema": schema.jsonValue()}
+        self._files.write(f"{directory}/{MANIFEST}", json.dumps(own))
+        return commit.version
+
+    def extend(self, rows: DataFrame, commit: Commit) -> int:
+        """Add a directory with these rows."""
+        return self.append(rows, commit)
+
+    def overwrite(self, rows: DataFrame, commit: Commit) -> int:
+        """Refuse."""
+        del rows, commit
+        self._refuse()
+
+    def merge(self, merge: Merge, commit: Commit) -> int:
+        """Refuse."""
+        del merge, commit
+        self._refuse()
+
+    def delete(self, condition: str, commit: Commit) -> int:
+        """Refuse."""
+        del condition, commit
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise PipelineError(refusal(self.path))
+
+    def last(self) -> Committed | None:
+        """Return our last commit, None if there is none."""
+        last = self._last()
+        if last is None:
+            return None
+        number, manifest = last
+        return Committed(number, Commit(manifest["app"], manifest["version"], manifest["state"]))
+
+    def forget(self, condition: str) -> None:
+        """Refuse."""
+        del condition
+        self._refuse()
+
+    def maintain(self, upkeep: Upkeep) -> None:
+        """Refuse."""
+        del upkeep
+        self._refuse()
+
+    def get_property(self, name: str) -> str | None:
+        """Refuse."""
+        del name
+        self._refuse()
+
+    def set_property(self, name: str, value: str) -> None:
+        """Refuse."""
+        del name, value
+        self._refuse()
+
+    @property
+    def _files(self) -> "_Files":
+        return _Files(self.spark)
+
+    def _last(self) -> tuple[int, dict[str, Any]] | None:
+        """Return number and manifest of the last batch that is whole."""
+        for number in reversed(self._numbers()):
+            manifest = self._files.json(f"{self._directory(number)}/{MANIFEST}")
+            if manifest is not None:
+                return number, manifest
+        return None
+
+    def _numbers(self) -> list[int]:
+        """Return the numbers of all batches, also of those that are half written."""
+        names = self._files.names(self.path)
+        return sorted(int(name.removeprefix(_PREFIX)) for name in names if name.startswith(_PREFIX))
+
+    def _directory(self, number: int) -> str:
+        return f"{self.path}/{_PREFIX}{number:020}"
+
+
+def _merged(known: StructType, new: StructType) -> StructType:
+    """Return the fields of both. Types only become wider, so where they differ, the new one holds."""
+    fields = {field.name: field.dataType for field in known}
+    for field in new:
+        fields[field.name] = _merged_type(fields.get(field.name), field.dataType)
+    return StructType([StructField(name, kind) for name, kind in fields.items()])
+
+
+def _merged_type(known: DataType | None, new: DataType) -> DataType:
+    return _merged(known, new) if isinstance(known, StructType) and isinstance(new, StructType) else new
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """What Hadoop's file systems do for us."""
+
+    spark: SparkSession
+
+    def names(self, path: str) -> list[str]:
+        """Return the names of what a directory has; none if it does not exist."""
+        place, system = self._at(path)
+        return [one.getPath().getName() for one in system.listStatus(place)] if system.exists(place) else []
+
+    def json(self, path: str) -> dict[str, Any] | None:
+        """Return what a file has; None if it does not exist, or is not whole."""
+        place, system = self._at(path)
+        if not system.exists(place):
+            return None
+        stream = system.open(place)
+        try:
+            text = self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
+        finally:
+            stream.close()
+        try:
+            found: dict[str, Any] = json.loads(text)
+        except ValueError:
+            return None
+        return found
+
+    def write(self, path: str, text: str) -> None:
+        """Write a file, also if it is there already. It is whole when the stream has been closed."""
+        place, system = self._at(path)
+        stream = system.create(place, True)  # noqa: FBT003 - Java's
+        try:
+            stream.write(bytearray(text.encode()))
+        finally:
+            stream.close()
+
+    def delete(self, path: str) -> None:
+        """Delete a file, or a directory with all it has."""
+        place, system = self._at(path)
+        system.delete(place, True)  # noqa: FBT003 - Java's
+
+    def _at(self, path: str) -> tuple[Any, Any]:
+        place = self._jvm.org.apache.hadoop.fs.Path(path)
+        return place, place.getFileSystem(self.spark._jsc.hadoopConfiguration())  # noqa: SLF001 - PySpark has no other way
+
+    @property
+    def _jvm(self) -> Any:  # noqa: ANN401 - py4j has no types
+        return self.spark._jvm  # noqa: SLF001 - PySpark has no other way to Java

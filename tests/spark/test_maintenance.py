@@ -1,0 +1,129 @@
+"""Maintenance between batches, on tables of each target: what it deletes, and what it has to leave."""
+
+import logging
+import re
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from py4j.protocol import Py4JError
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
+
+from pgsluice_spark import Delta, Maintenance, NoSuchView, PipelineError, View, consistent_view
+from pgsluice_spark.delta import DeltaTable
+from pgsluice_spark.targets import Commit, Target, Upkeep
+from sandbox.kafka import Kafka
+from tests.spark.handmade import Handmade
+from tests.spark.lakes import LAKES, DeltaLake, Lake
+
+pytestmark = pytest.mark.usefixtures("without_compilation")
+
+AT_ONCE = Maintenance(every="0 seconds", keep="1 hour")
+BATCHES = 5
+"""Iceberg rewrites no fewer files than that."""
+
+LONG_AGO = timedelta(hours=3)
+
+
+@pytest.fixture
+def made(spark: SparkSession, kafka: Kafka) -> Handmade:
+    return Handmade(spark, kafka, "orders", "lines")
+
+
+def add(made: Handmade, table: str = "orders", ago: timedelta = timedelta()) -> None:
+    """Write a cut that adds a row."""
+    number = made.number + 1
+    event = made.event(table, "c", 10 * number, 0, {"id": number}, after={"note": "n", "count": number})
+    made.cut(event, ts=datetime.now(UTC) - ago)
+
+
+def mirrored(made: Handmade, directory: Path, target: Target, maintenance: Maintenance | None = None) -> None:
+    query = made.pipeline.mirror(
+        target,
+        tables=["*"],
+        checkpoint=str(directory / "checkpoint"),
+        trigger="available now",
+        max_events=1,
+        maintenance=maintenance,
+    )
+    query.awaitTermination()
+
+
+def ids(view: View, table: str = "orders") -> list[int]:
+    return sorted(row["id"] for row in view[f"public.{table}"].select("id").collect())
+
+
+def files(spark: SparkSession, target: Target, table: str = "public.orders") -> int:
+    """Return how many files the table has now."""
+    return len(target.table(spark, table).read().select(F.input_file_name()).distinct().collect())
+
+
+@pytest.mark.parametrize("kind", LAKES)
+def test_what_is_outside_the_window(spark: SparkSession, made: Handmade, tmp_path: Path, kind: type[Lake]) -> None:
+    """The state at the beginning of the window remains, and what came later; what was applied is known."""
+    target = kind(spark, tmp_path / "lake").target
+    for _ in range(BATCHES):
+        add(made, ago=LONG_AGO)
+    add(made, "lines")
+    mirrored(made, tmp_path, target, AT_ONCE)
+    assert files(spark, target) == 1
+    maintained = target.table(spark, "_pgsluice_cuts").get_property("pgsluice.maintained")
+    with pytest.raises(NoSuchView, match=r"no state of the database as of 3 or before\. The oldest .* is cut 5 \(20"):
+        consistent_view(spark, target, at=3)
+    (tmp_path / "checkpoint").rename(tmp_path / "former checkpoint")
+    add(made)
+    mirrored(made, tmp_path, target, Maintenance(every="1 day", keep="1 hour"))
+    views = [ids(consistent_view(spark, target, at=cut)) for cut in (5, 6, 7)]
+    assert views == [[1, 2, 3, 4, 5], [1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 7]]
+    assert ids(consistent_view(spark, target), "lines") == [6]
+    assert target.table(spark, "_pgsluice_cuts").get_property("pgsluice.maintained") == maintained  # not due
+
+
+def test_what_deltas_log_has(spark: SparkSession, tmp_path: Path) -> None:
+    """What was applied is known behind OPTIMIZE and a checkpoint of the log, and old states need a long log."""
+    table = Delta(str(tmp_path)).table(spark, "orders")
+    numbers = [table.append(spark.range(1), Commit("topic", version, "{}")) for version in range(3)]
+    last = table.last()
+    table.maintain(Upkeep(frozenset([numbers[1]]), time.time(), 86_400, 40 * 86_400, compact=True))
+    retention = re.fullmatch(r"interval (\d+) seconds", table.get_property("delta.logRetentionDuration") or "")
+    assert retention is not None
+    assert int(retention[1]) >= 80 * 86_400
+    table.set_property("delta.checkpointInterval", "1")
+    table.set_property("comment", "a commit that makes a checkpoint")
+    assert list((tmp_path / "orders" / "_delta_log").glob("*.checkpoint*.parquet"))
+    table.maintain(Upkeep(frozenset([numbers[1]]), time.time() + 1, 0, 0, compact=True))
+    assert (table.last(), len(table.read().inputFiles())) == (last, 1)
+    assert [table.read(number).count() for number in numbers[1:]] == [2, 3]
+    with pytest.raises(PipelineError, match="does not have the commit that was just made"):
+        table.append(spark.range(1), Commit("topic", 1, "{}"))
+    table.append(spark.range(1), Commit("topic", 3, "{}"))
+    assert table.read().count() == 4
+
+
+def test_maintenance_that_fails(
+    spark: SparkSession,
+    made: Handmade,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    target = DeltaLake(spark, tmp_path / "lake").target
+    maintain: Callable[[DeltaTable, Upkeep], None] = DeltaTable.maintain
+
+    def failing(table: DeltaTable, upkeep: Upkeep) -> None:
+        if table.path.endswith("orders"):
+            raise Py4JError("no space")
+        maintain(table, upkeep)
+
+    monkeypatch.setattr(DeltaTable, "maintain", failing)
+    add(made)
+    with caplog.at_level(logging.WARNING, "pgsluice_spark"):
+        mirrored(made, tmp_path, target, AT_ONCE)
+    assert "maintenance of public.orders failed" in caplog.text
+    assert "no space" in caplog.text
+    add(made)
+    mirrored(made, tmp_path, target)
+    assert ids(consistent_view(spark, target)) == [1, 2]
