@@ -19,6 +19,9 @@ from pgsluice_spark.targets import Commit, Committed, Merge, Requirements, Upkee
 MANIFEST: Final = "_pgsluice.json"
 """The file that a directory has when its batch is committed."""
 
+PART: Final = ".part"
+"""How the name of a manifest ends while it is written."""
+
 _PREFIX: Final = "upto="
 """Directories are named after the offset of the last cut record that they have, in twenty digits."""
 
@@ -205,7 +208,7 @@ class _Files:
         return [one.getPath().getName() for one in system.listStatus(place)] if system.exists(place) else []
 
     def json(self, path: str) -> dict[str, Any] | None:
-        """Return what a file has; None if it does not exist, or is not whole."""
+        """Return what a file has; None if it does not exist."""
         place, system = self._at(path)
         if not system.exists(place):
             return None
@@ -214,20 +217,23 @@ class _Files:
             text = self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
         finally:
             stream.close()
-        try:
-            found: dict[str, Any] = json.loads(text)
-        except ValueError:
-            return None
+        found: dict[str, Any] = json.loads(text)
         return found
 
     def write(self, path: str, text: str) -> None:
-        """Write a file, also if it is there already. It is whole when the stream has been closed."""
+        """Write a new file, so that it is whole as soon as it has this name."""
         place, system = self._at(path)
-        stream = system.create(place, True)  # noqa: FBT003 - Java's
+        part, _ = self._at(f"{path}{PART}")
+        stream = system.create(part, True)  # noqa: FBT003 - Java's
         try:
             stream.write(bytearray(text.encode()))
         finally:
             stream.close()
+        if not system.rename(part, place):
+            raise PipelineError(
+                f"{path} cannot be written, because the file system refuses to rename {part}. The batch does not count "
+                "without it. Find out who else writes there, then start the query again"
+            )
 
     def delete(self, path: str) -> None:
         """Delete a file, or a directory with all it has."""

@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pgsluice_spark import Delta, Maintenance, Parquet, consistent_view
-from pgsluice_spark.parquet import MANIFEST
+from pgsluice_spark.parquet import MANIFEST, PART
 from pgsluice_spark.targets import Target
 from sandbox.kafka import Kafka
 from tests.spark.events import column
@@ -45,7 +45,7 @@ def test_each_change_once(made: Handmade, tmp_path: Path) -> None:
     (batches[-1] / MANIFEST).unlink()  # the driver was killed before the batch was whole
     (batches[-1] / "_SUCCESS").unlink()
     controls = sorted((tmp_path / "log" / "_pgsluice_cuts").glob("upto=*"))
-    (controls[-1] / MANIFEST).write_text('{"app":')
+    (controls[-1] / MANIFEST).rename(controls[-1] / f"{MANIFEST}{PART}")
     assert changes(made, target) == [(1, 1), (2, 2)]
     made.register("orders", [*COLUMNS[:2], column("count", "long"), column("price", "double")], {"id": "int"})
     made.cut(made.event("orders", "u", 5, 0, {"id": 1}, after={"count": 2**40, "price": 0.5}))
