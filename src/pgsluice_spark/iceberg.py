@@ -179,7 +179,9 @@ class IcebergTable:
 
     def delete(self, condition: str, commit: Commit) -> int:
         """Delete rows; return the id of the snapshot."""
-        return self._commit(commit, lambda branch: self.spark.sql(f"DELETE FROM {branch} WHERE {condition}").collect())  # noqa: S608
+        # a DELETE of whole files would not take the summary
+        rest = f"AS t USING (SELECT true AS is_there) AS s ON s.is_there AND ({condition}) WHEN MATCHED THEN DELETE"
+        return self._commit(commit, lambda branch: self.spark.sql(f"MERGE INTO {branch} {rest}").collect())
 
     def last(self) -> Committed | None:
         """Return our last commit, None if there is none.

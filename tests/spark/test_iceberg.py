@@ -62,6 +62,15 @@ def orders(spark: SparkSession) -> Orders:
     return made
 
 
+@pytest.mark.parametrize("condition", ["id = 0", "id = 1"])
+def test_a_delete_carries_what_the_commit_has(orders: Orders, condition: str) -> None:
+    """Even if it removes whole files, or nothing."""
+    commit = orders.commit()
+    number = orders.table.delete(condition, commit)
+    assert orders.table.last() == Committed(number, commit)
+    assert orders.table.read().count() == (0 if condition == "id = 0" else 1)
+
+
 def test_what_a_commit_leaves_behind(orders: Orders) -> None:
     committed = orders.append()
     assert orders.table.last() == committed
