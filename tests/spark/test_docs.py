@@ -5,6 +5,7 @@ What stands for the reader's own servers and paths is replaced by those of the t
 
 import re
 import shlex
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -84,10 +85,14 @@ def test_python(shop: Shop, database: Database, tmp_path: Path) -> None:
 
 
 def test_files(tmp_path: Path) -> None:
-    (example,) = examples("toml")
+    whole, *parts = examples("toml")
     file = tmp_path / "mirror.toml"
-    file.write_text(example)
+    file.write_text(whole)
     assert read(str(file)).tables == ["public.*"]
+    for part in parts:
+        for name, values in tomllib.loads(part).items():
+            assert values
+            assert name in tomllib.loads(whole)
 
 
 def test_commands(capsys: pytest.CaptureFixture[str]) -> None:
