@@ -124,7 +124,7 @@ class TestOneBroker:
         with changed(own_kafka, "message.max.bytes", "4096"):
             pipeline.write_at_once(1000)
             assert pipeline.daemon.wait() == 78
-            assert "set batch.size under kafka.client to 4096 or less" in pipeline.daemon.log_text()
+            assert "Set batch.size under kafka.client to 4096 or less" in pipeline.daemon.log_text()
             pipeline.daemon.settings["kafka"]["client"] = {"batch.size": "2000"}
             pipeline.daemon.start()
             pipeline.assert_complete()
