@@ -14,7 +14,7 @@ from uuid import uuid4
 import pytest
 
 from pgsluice import errors
-from pgsluice.config.model import Shutdown
+from pgsluice.config.process import Shutdown
 from sandbox.containers import Engine
 from sandbox.daemon import Daemon
 from sandbox.host import Host, copy

@@ -5,8 +5,10 @@ The daemon maps them to the options of the shell packages, and the commands use 
 
 from pgsluice.config import reference
 from pgsluice.config.loading import Sources, load
-from pgsluice.config.model import Postgres, Rule, Settings
+from pgsluice.config.model import Settings
+from pgsluice.config.postgres import Postgres
 from pgsluice.config.problems import Problem, SettingsError
+from pgsluice.config.tables import Rule
 from pgsluice.config.units import Duration, ListenAddress, NumericAs, Size
 
 __all__ = [

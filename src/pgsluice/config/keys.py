@@ -14,7 +14,9 @@ from typing import Annotated, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
-from pgsluice.config.model import Rule, Section, Settings
+from pgsluice.config.model import Settings
+from pgsluice.config.section import Section
+from pgsluice.config.tables import Rule
 
 Names = tuple[str, ...]
 

@@ -14,8 +14,9 @@ from typing import Any, Self
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from pgsluice.config.http import Http
 from pgsluice.config.keys import RULES, Names, all_keys, all_sections, nearest, section_keys
-from pgsluice.config.model import Http, Rule, Settings
+from pgsluice.config.model import Settings
 from pgsluice.config.problems import KeyProblems, Path, Problem, SettingsError, did_you_mean, dotted
 from pgsluice.config.sources import (
     CONFIG_VARIABLE,
@@ -27,6 +28,7 @@ from pgsluice.config.sources import (
     secrets_layer,
     variable,
 )
+from pgsluice.config.tables import Rule
 from pgsluice.config.toml_text import toml_value
 from pgsluice.config.units import ListenAddress
 

@@ -14,8 +14,9 @@ from pydantic import BaseModel
 
 from pgsluice.config.keys import RULES, Key, Kind, all_sections, section_keys
 from pgsluice.config.loading import Sources
-from pgsluice.config.model import Rule, Settings
+from pgsluice.config.model import Settings
 from pgsluice.config.problems import Path
+from pgsluice.config.tables import Rule
 from pgsluice.config.toml_text import toml_key, toml_value
 from pgsluice.config.units import Duration, ListenAddress, Size, Within
 from pgsluice.printable import printable, without_url_secrets

@@ -12,7 +12,8 @@ from itertools import zip_longest
 from urllib.parse import urlsplit
 
 from pgsluice.config import libpq
-from pgsluice.config.model import SchemaRegistry, Settings
+from pgsluice.config.model import Settings
+from pgsluice.config.schema_registry import SchemaRegistry
 from pgsluice.finding import Finding, Verdict
 from pgsluice.printable import without_url_secrets
 

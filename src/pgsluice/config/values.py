@@ -1,6 +1,7 @@
 """The types of the values of settings, each with its check.
 
-``model`` uses them. A check that refuses a value raises ValueError, or KeyProblems if one value has many keys.
+The modules of the settings use them. A check that refuses a value raises ValueError, or KeyProblems if one value has
+many keys.
 """
 
 from collections import Counter

@@ -5,7 +5,7 @@ from annotated_types import Ge
 from pydantic import BaseModel
 
 from pgsluice.config.keys import RULES, Kind, all_keys, all_sections, nearest, section_keys
-from pgsluice.config.model import Rule
+from pgsluice.config.tables import Rule
 from pgsluice.config.units import Duration
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pgsluice.config import Settings, Sources, reference
 from pgsluice.config.keys import RULES, all_keys, section_keys
-from pgsluice.config.model import Rule
+from pgsluice.config.tables import Rule
 
 LEAST = {"version": 1, "name": "shop", "kafka": {"bootstrap_servers": "127.0.0.1:9092", "topic_prefix": "shop"}}
 

@@ -1,0 +1,130 @@
+"""The settings of what is written to Kafka: ``[kafka]``, ``[kafka.topics]`` and ``[delivery]``."""
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
+
+from pgsluice.config.naming import missing_placeholders
+from pgsluice.config.section import Section
+from pgsluice.config.units import Duration, Size, Within
+from pgsluice.config.values import (
+    COMPRESSION,
+    ClientProperties,
+    Count,
+    ReplicationFactor,
+    Template,
+    Text,
+    TopicConfig,
+    TopicPrefix,
+    no_user,
+    reveal,
+)
+
+
+class Topics(Section):
+    """How topics are named and created, unless a rule says otherwise."""
+
+    name: Template = Field(
+        default="{prefix}.{schema}.{table}",
+        description="Name of a table's topic. Characters that Kafka does not allow are escaped as _xHHHH_.",
+    )
+    partitions: Count = Field(default=3, description="Partitions of a new topic.")
+    replication_factor: ReplicationFactor = Field(
+        default=-1, description="Replicas of a new topic. -1 means the broker's default."
+    )
+    config: TopicConfig = Field(
+        default={},
+        description="Topic configuration of a new topic, with Kafka's names.",
+        examples=[{"min.insync.replicas": "2"}],
+    )
+    max: Count = Field(
+        default=10_000,
+        description="How many topics of tables there may be, so that people who may create tables cannot fill the "
+        "cluster with partitions. A new table beyond this number gets no topic, and is handled as tables.refused says.",
+    )
+    changed: Literal["stop", "accept"] = Field(
+        default="stop",
+        description="What happens if somebody else deletes, re-creates or empties a topic, or changes its partitions: "
+        "stop, or go on with the topic as it is.",
+    )
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        if missing := missing_placeholders(name, "*.*"):
+            raise ValueError(f"lacks {' and '.join(missing)}: every table needs a topic of its own")
+        return name
+
+
+class Kafka(Section):
+    """The Kafka cluster."""
+
+    bootstrap_servers: Annotated[Text, AfterValidator(no_user)] = Field(
+        description="Brokers to connect to first, host:port, separated by commas.", examples=["127.0.0.1:9092"]
+    )
+    topic_prefix: TopicPrefix = Field(
+        description="First part of every topic's name. Only one pipeline may use it.", examples=["shop"]
+    )
+    timestamp: Literal["produce", "commit"] = Field(
+        default="produce",
+        description="Timestamp of records: the time at which they were produced, or at which the change was "
+        "committed. With commit, retention can delete a backlog as soon as it arrives, and brokers refuse records if "
+        "the database server's clock is ahead.",
+    )
+    client: ClientProperties = Field(
+        default={**COMPRESSION},
+        description="Any property of librdkafka (security.protocol, sasl.*, ssl.*, linger.ms, ...), except those that "
+        "exactly-once delivery depends on.",
+        examples=[{"security.protocol": "SASL_SSL", "sasl.mechanism": "SCRAM-SHA-512"}],
+    )
+    topics: Topics = Topics()
+
+    def librdkafka_properties(self) -> dict[str, str]:
+        """Return the properties of every client of the cluster."""
+        return {"bootstrap.servers": self.bootstrap_servers, **reveal(self.client)}
+
+
+class Delivery(Section):
+    """Cuts: the Kafka transactions in which changes are delivered."""
+
+    mode: Literal["exactly_once", "at_least_once"] = Field(
+        default="exactly_once",
+        description="exactly_once: every cut is a Kafka transaction. at_least_once: there are no transactions. After a "
+        "crash, changes after the last checkpoint come again with the same epoch, lsn and seq.",
+    )
+    transaction_timeout: Annotated[Duration, Within("1s", "1d")] = Field(
+        default=Duration.parse("15min"),
+        description="The longest time that a Kafka transaction may last. If the brokers' transaction.max.timeout.ms "
+        "(15 minutes by default) is smaller, it holds instead. In mode at_least_once: if Kafka accepts nothing for "
+        "this time, the session ends, and the next one sends the records again.",
+    )
+    cut_interval: Annotated[Duration, Within("1ms", "1min")] = Field(
+        default=Duration.parse("50ms"),
+        description="How long a cut stays open while changes keep coming. It closes at once when they pause.",
+    )
+    cut_bytes: Annotated[Size, Within("1KiB", "64GiB")] = Field(
+        default=Size.parse("8MiB"),
+        description="Size from which on a cut is closed at the next commit.",
+    )
+    inflight_max: Annotated[Size, Within("64KiB", "1TiB")] = Field(
+        default=Size.parse("32MiB"),
+        description="Encoded changes that may be in memory until Kafka has them, at least cut_bytes.",
+    )
+    poison: Literal["stop", "dead_letter"] = Field(
+        default="stop",
+        description="What happens to a change that Kafka or Avro cannot take (a record that is too large, a key with a "
+        "value that a key cannot hold): stop, or write a dead letter in its place and go on.",
+    )
+    heartbeat: Annotated[Duration, Within("100ms", "1min")] = Field(
+        default=Duration.parse("10s"),
+        description="Interval at which an idle pipeline writes an empty cut, so that PostgreSQL can remove WAL. If the "
+        "server's WAL does not grow either, it writes one every minute.",
+    )
+
+    @field_validator("inflight_max")
+    @classmethod
+    def _check_inflight_max(cls, inflight: Size, info: ValidationInfo) -> Size:
+        cut = info.data.get("cut_bytes", inflight)
+        if inflight < cut:
+            raise ValueError(f"is {inflight}, less than cut_bytes: set it to {cut} or more")
+        return inflight

@@ -1,0 +1,165 @@
+"""The settings of the connection to PostgreSQL: ``[postgres]``."""
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, SecretStr, ValidationInfo, field_validator
+
+from pgsluice.config import libpq
+from pgsluice.config.section import Section
+from pgsluice.config.units import Duration, Within
+from pgsluice.config.values import Flag, Names, Parameters, Port, Secret, SlotName, Text, no_uri, reveal
+from pgsluice.errors import ConfigError
+
+_STATUS_INTERVALS_PER_TIMEOUT = 3
+"""With three updates per timeout, one that is lost or late does not end the connection."""
+
+
+class Postgres(Section):
+    """The server, the slot and the publications.
+
+    A connection key that is not set is left to libpq: its PG* variables, password file and service
+    file work as in every client.
+    """
+
+    dsn: Secret | None = Field(
+        default=None,
+        description="Connection string or URI of libpq. The keys below take precedence over its parts.",
+        examples=["postgresql://pgsluice@db.example.com:5432/shop"],
+    )
+    host: Annotated[Text, AfterValidator(no_uri)] | None = Field(
+        default=None,
+        description="Host name, address, or directory of the Unix socket.",
+        examples=["db.example.com"],
+    )
+    port: Port | None = Field(default=None, description="TCP port.", examples=[5432])
+    dbname: Text | None = Field(
+        default=None, description="Database. A slot belongs to one database.", examples=["shop"]
+    )
+    user: Text | None = Field(default=None, description="Role with the REPLICATION attribute.", examples=["pgsluice"])
+    password: Secret | None = Field(
+        default=None,
+        description="Password. A secret file or the environment is a better place for it than this file.",
+        examples=["secret"],
+    )
+    password_file: Text | None = Field(
+        default=None,
+        description="File whose first line is the password. It is read again for every connection.",
+        examples=["/run/secrets/postgres-password"],
+    )
+    sslmode: Literal["disable", "allow", "prefer", "require", "verify-ca", "verify-full"] | None = Field(
+        default=None,
+        description="Whether TLS is used, and what is verified of the server's certificate.",
+        examples=["verify-full"],
+    )
+    sslrootcert: Text | None = Field(
+        default=None,
+        description='File of the certificate authorities that are trusted for the server\'s certificate, or "system".',
+        examples=["/etc/pgsluice/ca.crt"],
+    )
+    sslcert: Text | None = Field(
+        default=None, description="File of the client's certificate.", examples=["/etc/pgsluice/client.crt"]
+    )
+    sslkey: Text | None = Field(
+        default=None, description="File of the client's private key.", examples=["/etc/pgsluice/client.key"]
+    )
+    parameters: Parameters = Field(
+        default={},
+        description="Any other connection parameter of libpq.",
+        examples=[{"target_session_attrs": "read-write"}],
+    )
+    slot: SlotName | None = Field(
+        default=None,
+        description="Logical replication slot. If it is not set, the name is pgsluice_ and the pipeline's name.",
+        examples=["pgsluice_shop"],
+    )
+    publications: Names = Field(default=["pgsluice"], description="Publications to follow. They have to exist.")
+    create_slot: Flag = Field(default=True, description="Create the slot when it does not exist yet.")
+    streaming: Literal["off", "on", "parallel"] = Field(
+        default="on",
+        description="Whether the server sends large transactions while they are in progress, if it can (on from "
+        "PostgreSQL 14, parallel from 16).",
+    )
+    two_phase: Flag = Field(
+        default=False,
+        description="Receive prepared transactions at PREPARE TRANSACTION, and publish them at COMMIT PREPARED "
+        "(from PostgreSQL 15). Once it is on, a slot keeps it on for ever.",
+    )
+    binary: Flag = Field(
+        default=False,
+        description="Receive values in binary format (from PostgreSQL 14). The events are the same, see events.md.",
+    )
+    messages: Flag = Field(
+        default=False,
+        description="Also publish messages of pg_logical_emit_message (from PostgreSQL 14). This switches streaming "
+        "off.",
+    )
+    origin: Literal["any", "none"] = Field(
+        default="any",
+        description="Changes to publish: all (any), or only those that were made on this server (none, from "
+        "PostgreSQL 16).",
+    )
+    failover: Flag = Field(
+        default=False, description="Create a slot that survives a failover to a standby (from PostgreSQL 17)."
+    )
+    wal_sender_timeout: Annotated[Duration, Within("1s", "1h")] = Field(
+        default=Duration.parse("15s"),
+        description="Time after which the server drops the connection of a pgsluice that does not answer, and frees "
+        "the slot for another one. pgsluice sets it for its session, from PostgreSQL 12 on.",
+    )
+    status_interval: Annotated[Duration, Within("100ms", "10s")] = Field(
+        default=Duration.parse("5s"),
+        description="Interval at which progress is reported to the server, at most a third of wal_sender_timeout.",
+    )
+
+    @field_validator("dsn")
+    @classmethod
+    def _check_dsn(cls, dsn: SecretStr | None) -> SecretStr | None:
+        if dsn is not None:
+            libpq.check_dsn(dsn.get_secret_value())
+        return dsn
+
+    @field_validator("origin")
+    @classmethod
+    def _check_origin(cls, origin: str, info: ValidationInfo) -> str:
+        if origin == "none" and info.data.get("two_phase"):
+            raise ValueError(
+                'is "none" together with two_phase = true: PostgreSQL can then lose track of prepared transactions'
+            )
+        return origin
+
+    @field_validator("password_file")
+    @classmethod
+    def _check_password_file(cls, password_file: str | None, info: ValidationInfo) -> str | None:
+        if password_file is None:
+            return None
+        if info.data.get("password") is not None:
+            raise ValueError("is set together with postgres.password: keep one of the two")
+        libpq.read_password_file(password_file)
+        return password_file
+
+    @field_validator("status_interval")
+    @classmethod
+    def _check_status_interval(cls, interval: Duration, info: ValidationInfo) -> Duration:
+        timeout = info.data.get("wal_sender_timeout")
+        if timeout is None:
+            return interval
+        most = Duration(timeout.milliseconds // _STATUS_INTERVALS_PER_TIMEOUT)
+        if interval > most:
+            raise ValueError(
+                f"is {interval}, more than a third of wal_sender_timeout ({timeout}): set it to {most} or less"
+            )
+        return interval
+
+    def libpq_parameters(self) -> dict[str, str]:
+        """Return the parameters for one connection. The password file is read; ConfigError if that fails."""
+        parameters = libpq.parse_dsn(self.dsn.get_secret_value()) if self.dsn else {}
+        own = {name: getattr(self, name) for name in libpq.OWN_KEYS if name != "password"}
+        parameters |= {name: str(value) for name, value in own.items() if value is not None}
+        if self.password is not None:
+            parameters["password"] = self.password.get_secret_value()
+        if self.password_file is not None:
+            try:
+                parameters["password"] = libpq.read_password_file(self.password_file)
+            except ValueError as error:
+                raise ConfigError(f"postgres.password_file: {error}") from None
+        return parameters | reveal(self.parameters)

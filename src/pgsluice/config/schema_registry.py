@@ -1,0 +1,134 @@
+"""The settings of the schema registry: ``[schema_registry]``."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, SecretStr, ValidationInfo, field_validator
+
+from pgsluice.config import libpq
+from pgsluice.config.naming import check_address
+from pgsluice.config.section import Section
+from pgsluice.config.units import Duration, Within
+from pgsluice.config.values import Secret, Text
+from pgsluice.errors import ConfigError
+
+
+class SchemaRegistry(Section):
+    """The schema registry, which gives ids to schemas, and from which consumers get them by id.
+
+    The keys after type are for a registry server: with type confluent, and for `pgsluice registry export`.
+    """
+
+    type: Literal["builtin", "confluent"] = Field(
+        default="builtin",
+        description="builtin: pgsluice keeps schemas in Kafka and serves the registry's read API itself. confluent: a "
+        "server that speaks the API of Confluent's Schema Registry.",
+    )
+    url: Text | None = Field(
+        default=None,
+        description="Addresses of the server, separated by commas. They are tried one after the other.",
+        examples=["http://registry-1:8081,http://registry-2:8081"],
+    )
+    username: Text | None = Field(default=None, description="User, for basic authentication.", examples=["pgsluice"])
+    password: Secret | None = Field(
+        default=None,
+        description="Password. A secret file or the environment is a better place for it than this file.",
+        examples=["secret"],
+    )
+    password_file: Text | None = Field(
+        default=None,
+        description="File whose first line is the password. It is read again for every connection.",
+        examples=["/run/secrets/registry-password"],
+    )
+    token: Secret | None = Field(
+        default=None, description="Bearer token, instead of user and password.", examples=["secret"]
+    )
+    token_file: Text | None = Field(
+        default=None,
+        description="File whose first line is the token. It is read again for every connection.",
+        examples=["/run/secrets/registry-token"],
+    )
+    ca_file: Text | None = Field(
+        default=None,
+        description="File or directory of the certificate authorities that are trusted for the server's certificate. "
+        "If it is not set, the public authorities are trusted.",
+        examples=["/etc/pgsluice/registry-ca.crt"],
+    )
+    cert_file: Text | None = Field(
+        default=None, description="File of the client's certificate.", examples=["/etc/pgsluice/registry-client.crt"]
+    )
+    key_file: Text | None = Field(
+        default=None,
+        description="File of the client's private key, not encrypted, if it is not in cert_file.",
+        examples=["/etc/pgsluice/registry-client.key"],
+    )
+    timeout: Annotated[Duration, Within("100ms", "5min")] = Field(
+        default=Duration.parse("10s"), description="How long one address may take to answer."
+    )
+    subject_name_strategy: Literal["topic", "record", "topic-record"] = Field(
+        default="topic",
+        description="Subjects of schemas: topic-value, the record's full name, or topic and full name. Consumers that "
+        "look up subjects need the same strategy.",
+    )
+    on_incompatible: Literal["stop", "force"] = Field(
+        default="stop",
+        description="What happens if the server refuses a schema as incompatible: stop, or set the subject's "
+        "compatibility to NONE for this one registration.",
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, url: str | None, info: ValidationInfo) -> str | None:
+        if url is None and info.data.get("type") == "confluent":
+            raise ValueError('is needed with type = "confluent"')
+        for address in url.split(",") if url is not None else ():
+            check_address(address.strip())
+        return url
+
+    @field_validator("username")
+    @classmethod
+    def _check_username(cls, username: str | None) -> str | None:
+        if username is not None and ":" in username:
+            raise ValueError("has a colon, but in basic authentication a colon ends the user's name")
+        return username
+
+    @field_validator("password", "password_file")
+    @classmethod
+    def _check_password(cls, password: SecretStr | str | None, info: ValidationInfo) -> SecretStr | str | None:
+        if password is not None and info.data.get("username", "") is None:
+            raise ValueError("needs schema_registry.username: without it, no password is sent")
+        return password
+
+    @field_validator("password_file", "token_file")
+    @classmethod
+    def _check_file(cls, file: str | None, info: ValidationInfo) -> str | None:
+        if file is None:
+            return None
+        key = str(info.field_name).removesuffix("_file")
+        if info.data.get(key) is not None:
+            raise ValueError(f"is set together with schema_registry.{key}: keep one of the two")
+        libpq.read_password_file(file)
+        return file
+
+    @field_validator("key_file")
+    @classmethod
+    def _check_key_file(cls, file: str | None, info: ValidationInfo) -> str | None:
+        if file is not None and info.data.get("cert_file") is None:
+            raise ValueError("needs the certificate that it belongs to: set cert_file")
+        return file
+
+    @field_validator("token", "token_file")
+    @classmethod
+    def _check_token(cls, token: SecretStr | str | None, info: ValidationInfo) -> SecretStr | str | None:
+        if token is not None and info.data.get("username") is not None:
+            raise ValueError("is set together with schema_registry.username: keep one of the two")
+        return token
+
+    def secret(self, name: Literal["password", "token"]) -> str | None:
+        """Return the password or token for one connection. Its file is read; ConfigError if that fails."""
+        value, file = getattr(self, name), getattr(self, f"{name}_file")
+        if file is None:
+            return None if value is None else str(value.get_secret_value())
+        try:
+            return libpq.read_password_file(file)
+        except ValueError as error:
+            raise ConfigError(f"schema_registry.{name}_file: {error}") from None

@@ -1,0 +1,60 @@
+"""The settings of reading the rows that tables already have: ``[snapshot]``."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, SecretStr, field_validator
+
+from pgsluice.config import libpq
+from pgsluice.config.section import Section
+from pgsluice.config.units import Size, Within
+from pgsluice.config.values import Count, Secret
+
+
+class Snapshot(Section):
+    """Rows that are older than the slot: whether and how tables are read while their changes are streamed."""
+
+    mode: Literal["never", "initial", "when_needed"] = Field(
+        default="initial",
+        description='"initial": the rows of every published table are read once, also if the table is published '
+        'later. "when_needed": they are read again in each new epoch, because changes may be missing before it. '
+        '"never": only the tables that `pgsluice snapshot start` names are read. If it is not set, tables that were '
+        "delivered by a version without this default count as loaded.",
+    )
+    on_alter: Literal["load", "warn"] = Field(
+        default="load",
+        description="What happens if a loaded table is altered so that its rows have values that were not sent, for "
+        'example by a new column with a default. "load": the table is loaded again, unless mode is "never". "warn": '
+        "the log and the status report it.",
+    )
+    chunk_rows: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = Field(
+        default=20_000,
+        description="The most rows that are read at once. Changes and ALTER TABLE wait in the meantime. If changes "
+        "wait for more than 50 ms, fewer rows are read at once, but at least 1,000.",
+    )
+    chunk_bytes: Annotated[Size, Within("64KiB", "1GiB")] = Field(
+        default=Size.parse("8MiB"), description="The most bytes that are read at once, in PostgreSQL's text format."
+    )
+    without_key_max: Annotated[Size, Within("0B", "1TiB")] = Field(
+        default=Size.parse("1GiB"),
+        description="The largest table without a key that is read. Such a table is read in one piece, and all changes "
+        "wait in the meantime.",
+    )
+    max_rows_per_second: Count | None = Field(
+        default=None,
+        description="Rows of all tables that are read in a second, on average. If it is not set, rows are read as fast "
+        "as possible.",
+        examples=[10_000],
+    )
+    primary: Secret | None = Field(
+        default=None,
+        description="Server from which rows are read if [postgres] is a standby: connection string or URI of libpq "
+        "that names its primary. Parameters that are not in it, except host and port, are those of [postgres].",
+        examples=["host=db-primary.example.com"],
+    )
+
+    @field_validator("primary")
+    @classmethod
+    def _check_primary(cls, primary: SecretStr | None) -> SecretStr | None:
+        if primary is not None:
+            libpq.check_primary(primary.get_secret_value())
+        return primary

@@ -1,0 +1,100 @@
+"""The settings of the tables to deliver: ``[tables]`` and ``[[tables.rules]]``."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from pgsluice.commands import WHERE_MAX
+from pgsluice.config.naming import missing_placeholders
+from pgsluice.config.section import Section
+from pgsluice.config.units import NumericAs
+from pgsluice.config.values import (
+    ColumnTypes,
+    Count,
+    Flag,
+    Glob,
+    Names,
+    OnTruncate,
+    ReplicationFactor,
+    Template,
+    Text,
+    TopicConfig,
+)
+
+
+class Rule(Section):
+    """Different settings for some tables. The first rule that matches a table holds."""
+
+    match: Glob = Field(description="Pattern over schema.table.", examples=["public.orders"])
+    keys: Names | None = Field(
+        default=None,
+        description="Columns of the record's key, instead of the replica identity or primary key.",
+        examples=[["tenant", "id"]],
+    )
+    topic: Template | None = Field(
+        default=None, description="Name of the topic, as kafka.topics.name.", examples=["{prefix}.orders"]
+    )
+    partitions: Count | None = Field(default=None, description="As kafka.topics.partitions.", examples=[12])
+    replication_factor: ReplicationFactor | None = Field(
+        default=None, description="As kafka.topics.replication_factor.", examples=[3]
+    )
+    config: TopicConfig = Field(
+        default={},
+        description="Topic configuration, added to kafka.topics.config.",
+        examples=[{"retention.ms": "-1"}],
+    )
+    tombstones: Flag | None = Field(default=None, description="As tables.tombstones.", examples=[True])
+    truncate: OnTruncate | None = Field(default=None, description="As tables.truncate.", examples=["skip"])
+    snapshot: Literal["skip"] | None = Field(
+        default=None,
+        description='"skip": the rows that the table already has are not read, whatever snapshot.mode is.',
+        examples=["skip"],
+    )
+    where: Annotated[Text, Field(max_length=WHERE_MAX)] | None = Field(
+        default=None,
+        description="SQL condition on the table's columns. Of the rows that the table already has, only those that "
+        "fulfil it are read. All changes are delivered nevertheless.",
+        examples=["placed_at >= '2026-01-01'"],
+    )
+    types: ColumnTypes = Field(
+        default={},
+        description="Avro types that replace the usual ones, by patterns of column names. See types.md.",
+        examples=[{"amount": "decimal(38,9)", "*_at": "timestamp-millis"}],
+    )
+
+    @field_validator("topic")
+    @classmethod
+    def _check_topic(cls, topic: str | None, info: ValidationInfo) -> str | None:
+        match = info.data.get("match")
+        if topic is not None and match is not None and (missing := missing_placeholders(topic, match)):
+            raise ValueError(f"lacks {' and '.join(missing)}: every table that matches needs a topic of its own")
+        return topic
+
+
+class Tables(Section):
+    """The tables of the publications that are delivered, and how. Patterns are globs over schema.table."""
+
+    include: Annotated[list[Glob], Field(min_length=1)] = Field(default=["*.*"], description="Tables to deliver.")
+    exclude: list[Glob] = Field(
+        default=[], description="Tables to leave out, even if they are included.", examples=[["public.audit_*"]]
+    )
+    tombstones: Flag = Field(
+        default=False, description="Write a record without a value after every delete, for compacted topics."
+    )
+    truncate: OnTruncate = Field(default="emit", description="Whether a TRUNCATE becomes a record.")
+    refused: Literal["quarantine", "stop"] = Field(
+        default="quarantine",
+        description="What happens to a table that cannot be published with these settings (a type that a column cannot "
+        'have, a topic that is taken). "quarantine": a dead letter replaces each of its changes, and all other tables '
+        'go on. "stop": pgsluice stops.',
+    )
+    time_range: Literal["common", "full"] = Field(
+        default="common",
+        description="Dates and timestamps that become typed values: years 1 to 9999, which most readers can "
+        "hold (common), or all that PostgreSQL has (full). The text of all others is in the envelope's field raw.",
+    )
+    numeric: NumericAs = Field(
+        default=NumericAs(),
+        description='Type of numeric without precision: "string", or a decimal like "decimal(38,9)".',
+    )
+    rules: list[Rule] = Field(default=[], description="Different settings for some tables.")

@@ -1,0 +1,55 @@
+import pytest
+
+from tests.support.settings import problems, settings
+
+
+def test_the_topic_of_a_rule_has_to_tell_its_tables_apart() -> None:
+    rules = [{"match": "public.*", "topic": "{prefix}.all"}]
+    assert problems(tables={"rules": rules}) == [
+        (("tables", "rules", 0, "topic"), "lacks {table}: every table that matches needs a topic of its own")
+    ]
+    rules = [{"match": "public.*", "topic": "{prefix}.{table}"}, {"match": "a.b", "topic": "{prefix}.b"}]
+    assert settings(tables={"rules": rules}).tables.rules[0].topic == "{prefix}.{table}"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "kind"),
+    [
+        ("include", [], "too_short"),
+        ("include", "a.b", "list_type"),
+    ],
+)
+def test_values_that_are_refused(key: str, value: object, kind: str) -> None:
+    assert problems(tables={key: value}) == [(("tables", key), kind)]
+
+
+def test_a_rule_may_want_some_of_the_rows() -> None:
+    (((*path,), _),) = problems(tables={"rules": [{"match": "a.b", "where": ""}]})
+    assert path == ["tables", "rules", 0, "where"]
+    assert settings(tables={"rules": [{"match": "a.b", "where": "n > 1"}]}).tables.rules[0].where == "n > 1"
+
+
+def test_a_rule_can_only_skip_a_table() -> None:
+    rules = [{"match": "a.b", "snapshot": "skip"}, {"match": "c.d", "snapshot": "never"}]
+    assert problems(tables={"rules": rules}) == [(("tables", "rules", 1, "snapshot"), "literal_error")]
+
+
+def test_types_of_columns_are_names_by_pattern() -> None:
+    rules = [{"match": "public.*", "types": {"amount": "decimal(38, 9)", "*_at": "timestamp-millis"}}]
+    found = settings(tables={"rules": rules}).tables.rules[0].types
+    assert {pattern: str(choice) for pattern, choice in found.items()} == {
+        "amount": "decimal(38,9)",
+        "*_at": "timestamp-millis",
+    }
+
+
+def test_what_is_no_type_of_a_column() -> None:
+    rules = [{"match": "public.*", "types": {"a": "decimal(40,0)", "b": "string", "c": "timestamp-milis"}}]
+    place = ("tables", "rules", 0, "types")
+    assert problems(tables={"rules": rules}) == [
+        ((*place, "a"), "'decimal(40,0)' is not possible: precision goes from 1 to 38, scale from 0 to the precision"),
+        ((*place, "c"), "'timestamp-milis' is not a type that can be chosen: did you mean timestamp-millis?"),
+    ]
+    assert problems(tables={"rules": [{"match": "public.*", "types": ["string"]}]}) == [
+        (place, "must be a table of names and values")
+    ]
