@@ -1,4 +1,7 @@
-"""Transactions and what happens to them: the events that :class:`pgsluice.transactions.Transactions` returns."""
+"""Transactions and what happens to them: the events that :class:`pgsluice.transactions.Transactions` returns.
+
+``tests/unit/test_transactions.py`` covers it.
+"""
 
 from dataclasses import dataclass
 from typing import TypeAlias

@@ -2,6 +2,8 @@
 
 Used by :mod:`.query`, :mod:`.audit` and :mod:`.doctor`.
 
+``tests/spark/test_audit.py`` covers it.
+
 https://kafka.apache.org/documentation/#adminapi
 """
 

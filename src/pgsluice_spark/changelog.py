@@ -2,6 +2,8 @@
 
 Used by :mod:`.query`. The rows of a log are changes as :func:`.read_changes` gives them, each of them once, and
 :func:`.latest` takes them.
+
+``tests/spark/test_query.py`` covers it.
 """
 
 from dataclasses import replace

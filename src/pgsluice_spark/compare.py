@@ -1,6 +1,8 @@
 """One table of PostgreSQL beside the mirror's: which rows and values differ.
 
 Used by :mod:`.audit`. Tables with a key are joined by it; the rows of tables without one are counted.
+
+``tests/spark/test_audit.py`` covers it.
 """
 
 import time

@@ -2,6 +2,8 @@
 
 A row is added when all tables have everything up to the end of a cut. :func:`consistent_view` reads the tables as
 of one row, so nobody sees a part of a transaction.
+
+``tests/spark/test_mirror.py`` covers it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,6 +1,8 @@
 """The copies of tables in a target: what each of them has, and what the control table says of them.
 
 Used by :mod:`.query` and :mod:`.job`.
+
+``tests/spark/test_query.py`` covers it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -2,6 +2,8 @@
 
 A commit has an application id and a version, and Delta makes none whose version it has already.
 
+``tests/spark/test_mirror.py`` covers it.
+
 https://docs.delta.io/latest/delta-batch.html#idempotent-table-writes-in-foreachbatch
 """
 

@@ -1,4 +1,7 @@
-"""What a doctor has found, as text and as JSON. Pure; made by :mod:`.doctor`."""
+"""What a doctor has found, as text and as JSON. Pure; made by :mod:`.doctor`.
+
+``tests/spark/test_cli.py`` covers it.
+"""
 
 import json
 from collections.abc import Sequence

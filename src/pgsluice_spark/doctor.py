@@ -2,6 +2,8 @@
 
 Used by :mod:`.pipeline`. The checks go from the inside to the outside: versions, jars, settings, Kafka, the registry,
 the target, PostgreSQL. A check whose precondition failed is left out.
+
+``tests/spark/test_cli.py`` covers it.
 """
 
 import platform

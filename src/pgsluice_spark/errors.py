@@ -10,6 +10,8 @@ Each error says what happened, what follows from it, and what to do. Nothing of 
     |-- TableRefused        a table has something that a mirror cannot follow
     |-- ForeignWrite        something else has written to a target
     `-- NoSuchView          a target has no state as of the moment that was asked for
+
+``tests/spark/test_query.py`` covers it.
 """
 
 

@@ -4,6 +4,8 @@ Used by :mod:`.mirror` and :mod:`.latest`. Most keys need nothing but their last
 its value is the last one that was sent since the row's beginning, or, if the row is older than the batch, the one that
 the target has. A row that came from another key without all of its values needs the row of that key. So the keys that
 moves go through are followed apart, together with the rows that the target has under them.
+
+``tests/spark/test_latest.py`` covers it.
 """
 
 from collections.abc import Mapping, Sequence

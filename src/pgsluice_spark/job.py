@@ -1,6 +1,8 @@
 """What some cuts wrote to one topic, applied to all tables that have this topic.
 
 Used by :mod:`.query`. Cut records declare the events of a topic, so all its tables are counted before any is committed.
+
+``tests/spark/test_query.py`` covers it.
 """
 
 from collections.abc import Mapping, Sequence

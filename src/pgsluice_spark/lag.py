@@ -1,4 +1,7 @@
-"""How far a mirror or a change log is behind the topics. Used by :mod:`.pipeline`."""
+"""How far a mirror or a change log is behind the topics. Used by :mod:`.pipeline`.
+
+``tests/spark/test_audit.py`` covers it.
+"""
 
 import json
 import time

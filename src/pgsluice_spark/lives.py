@@ -3,6 +3,8 @@
 Used by :mod:`.fold`. The history of a key falls into lives: one begins with each insert, snapshot row or delete. A row
 consists of the values of its key's last life, each from the last change that sent it; a row that moved to another key
 goes on in another life.
+
+``tests/spark/test_latest.py`` covers it.
 """
 
 from collections.abc import Mapping, Sequence

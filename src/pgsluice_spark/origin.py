@@ -1,6 +1,8 @@
 """Where a pipeline's records and schemas are.
 
 Used by :mod:`.pipeline` and by what reads for it.
+
+``tests/spark/test_daemon.py`` covers it.
 """
 
 import json

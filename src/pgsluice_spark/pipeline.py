@@ -1,4 +1,7 @@
-"""A pipeline of pgsluice as Spark sees it: its cuts, the changes of its tables, and copies of these in a lake."""
+"""A pipeline of pgsluice as Spark sees it: its cuts, the changes of its tables, and copies of these in a lake.
+
+``tests/spark/test_mirror.py`` covers it.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -3,6 +3,8 @@
 Used by :mod:`.audit`. Both go through PostgreSQL's JDBC driver, which the executors need in any case: then a cluster
 needs nothing else, and passwords and TLS mean the same in all sessions.
 
+``tests/spark/test_audit.py`` covers it.
+
 https://www.postgresql.org/docs/current/functions-admin.html#FUNCTIONS-SNAPSHOT-SYNCHRONIZATION
 https://jdbc.postgresql.org/documentation/use/
 """

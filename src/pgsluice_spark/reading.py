@@ -1,6 +1,8 @@
 """How the records of one topic become changes: the schemas of its tables, and what a change consists of.
 
 Used by :mod:`.changes` and :mod:`.query`.
+
+``tests/spark/test_changes.py`` covers it.
 """
 
 from collections.abc import Sequence

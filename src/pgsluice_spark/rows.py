@@ -1,6 +1,8 @@
 """The rows of a mirror: their columns, and the statement that applies a batch to them.
 
 Used by :mod:`.mirror`.
+
+``tests/spark/test_mirror.py`` covers it.
 """
 
 from collections.abc import Sequence

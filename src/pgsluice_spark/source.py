@@ -2,6 +2,8 @@
 
 Used by :mod:`.changes`, :mod:`.marks` and :mod:`.query`. Only records of committed cuts are read.
 
+``tests/spark/test_changes.py`` covers it.
+
 https://spark.apache.org/docs/latest/streaming/structured-streaming-kafka-integration.html
 """
 

@@ -1,5 +1,7 @@
 """The line of spark-submit that runs a command of ``pgsluice-spark`` on a cluster. Used by :mod:`.cli`.
 
+``tests/unit/pgsluice_spark/test_cli.py`` covers it.
+
 https://spark.apache.org/docs/latest/submitting-applications.html
 """
 

@@ -1,6 +1,8 @@
 """A mirror's table together with those later changes that a snapshot of PostgreSQL sees.
 
 Used by :mod:`.audit`, which says why this is what the snapshot sees of the table.
+
+``tests/spark/test_audit.py`` covers it.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,8 @@
 """What a target of mirrors and change logs can do. :mod:`.delta` and :mod:`.iceberg` are the targets that exist.
 
 Used by all that writes to a target or reads views of it, so none of them knows the format of a table.
+
+``tests/spark/test_mirror.py`` covers it.
 """
 
 from collections.abc import Mapping, Sequence

@@ -5,6 +5,8 @@ to text would be another thing for some types: it strips the blanks of ``char(n)
 that the mirror has, so both sides are compared as values.
 
 docs/types.md says what becomes of each type.
+
+``tests/spark/test_audit.py`` covers it.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,6 +1,8 @@
 """What a table has to do in a piece of a batch, and what comes of it.
 
 Used by :mod:`.query`, and by :mod:`.mirror` and :mod:`.changelog`, which do it.
+
+``tests/spark/test_query.py`` covers it.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -13,6 +13,8 @@ from pgsluice.config import reference
 ROOT = Path(__file__).parents[2]
 DIRECTORIES = ("src", "tests", "sandbox", "bench", "docs", "contract", "deploy", "helm")
 FUNCTION_LINES_MAX = 70
+MODULE_LINES_MAX = 450
+WITHOUT_A_TEST_FILE = {"src/pgsluice/kafka/table_topics.py"}  # test_kafka_topics.py covers it, with kafka.topics
 TYPES_MARK = "<!-- printed by `pgsluice schema types`; a test keeps it so. -->\n\n"
 REFERENCE_MARK = "printed by `pgsluice config reference`; a test keeps it so. -->\n\n"
 
@@ -60,6 +62,31 @@ def test_every_module_says_what_it_holds() -> None:
     modules = [path for path in files("*.py") if path.is_relative_to(ROOT / "src")]
     assert modules
     assert [relative(path) for path in modules if not ast.get_docstring(ast.parse(path.read_text()))] == []
+
+
+def test_modules_are_short() -> None:
+    modules = [path for path in files("*.py", "*.pyx") if path.is_relative_to(ROOT / "src")]
+    assert [relative(path) for path in modules if len(path.read_text().splitlines()) > MODULE_LINES_MAX] == []
+
+
+def is_covered(module: Path) -> bool:
+    """Return whether a test file has the module's name, or its docstring names one that covers it."""
+    tests, name = ROOT / "tests", module.stem
+    _, *packages = module.parent.relative_to(ROOT / "src").parts
+    if module.is_relative_to(ROOT / "src/pgsluice_spark"):
+        own = [tests / "unit/pgsluice_spark" / f"test_{name}.py", tests / "spark" / f"test_{name}.py"]
+    else:
+        own = [
+            tests.joinpath("unit", *packages, f"test_{name}.py"),
+            tests / "integration" / f"test_{'_'.join([*packages, name])}.py",
+        ]
+    named = re.findall(r"``(tests/[\w/]+\.py)``", ast.get_docstring(ast.parse(module.read_text())) or "")
+    return any(path.exists() for path in (*own, *(ROOT / path for path in named)))
+
+
+def test_every_module_has_a_test_file() -> None:
+    modules = [path for path in files("*.py") if path.is_relative_to(ROOT / "src") and "__" not in path.name]
+    assert {relative(path) for path in modules if not is_covered(path)} <= WITHOUT_A_TEST_FILE
 
 
 def test_the_example_configuration_is_current() -> None:

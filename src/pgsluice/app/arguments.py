@@ -1,5 +1,7 @@
 """The grammar of the command line.
 
+``tests/unit/app/test_cli.py`` covers it.
+
 https://docs.python.org/3/library/argparse.html
 """
 

@@ -1,4 +1,7 @@
-"""``pgsluice check``: examines PostgreSQL, Kafka and the registry as ``run`` would find them. It changes nothing."""
+"""``pgsluice check``: examines PostgreSQL, Kafka and the registry as ``run`` would find them. It changes nothing.
+
+``tests/integration/test_cli.py`` covers it.
+"""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,4 +1,7 @@
-"""``pgsluice registry``: serves the schemas of prefixes without a pipeline, or copies them to a registry server."""
+"""``pgsluice registry``: serves the schemas of prefixes without a pipeline, or copies them to a registry server.
+
+``tests/integration/test_registry_server.py`` covers it.
+"""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,4 +1,7 @@
-"""``pgsluice slot``: manages the replication slot without a pipeline."""
+"""``pgsluice slot``: manages the replication slot without a pipeline.
+
+``tests/integration/test_cli.py`` covers it.
+"""
 
 import asyncio
 from collections.abc import Callable, Coroutine

@@ -2,6 +2,8 @@
 
 The sink sends the answers, together with the checkpoint to which they belong. Answers are in the same topic as
 commands because its retention deletes both. ``<prefix>.snapshots`` is compacted and would keep every answer for ever.
+
+``tests/integration/test_snapshot_commands.py`` covers it.
 """
 
 import asyncio

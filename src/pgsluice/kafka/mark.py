@@ -4,6 +4,8 @@ A broker that lost touch with its cluster still answers as the leader, with the 
 that believed it would go on from an old checkpoint. All in-sync replicas have acknowledged the mark, so it is in the
 partition, and an answer without it is outdated. Its transaction is aborted, so readers never see it.
 
+``tests/integration/test_kafka_outdated.py`` covers it.
+
 https://kafka.apache.org/documentation/#semantics
 """
 

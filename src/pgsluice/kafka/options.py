@@ -1,4 +1,7 @@
-"""The options of a sink, and the format of its cut records. ``app.wiring`` and ``app.daemon`` make them."""
+"""The options of a sink, and the format of its cut records. ``app.wiring`` and ``app.daemon`` make them.
+
+``tests/unit/kafka/test_sink.py`` covers it.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -2,6 +2,8 @@
 
 A session reads checkpoints and the last cuts with it, to find out where to go on. An ordinary read_committed reader
 would not be enough, because another producer's open transaction hides everything that was committed behind it.
+
+``tests/integration/test_kafka_checkpoint.py`` covers it.
 """
 
 import threading

@@ -1,5 +1,7 @@
 """The producer of ``delivery.mode = "exactly_once"``: a Kafka transaction for each cut. Used by ``sink``.
 
+``tests/integration/test_kafka_sink.py`` covers it.
+
 https://kafka.apache.org/documentation/#semantics and KIP-98.
 """
 

@@ -1,6 +1,8 @@
 """The two ends of a pipeline and the registry, as protocols that say what the pipeline may assume of each.
 
 ``postgres.source``, ``kafka.sink``, ``registry.builtin`` and ``registry.confluent`` implement them.
+
+``tests/unit/pipeline/test_pipeline.py`` covers it.
 """
 
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence

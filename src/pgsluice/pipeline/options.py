@@ -1,4 +1,7 @@
-"""The options of a pipeline."""
+"""The options of a pipeline.
+
+``tests/unit/pipeline/test_pipeline.py`` covers it.
+"""
 
 from dataclasses import dataclass
 

@@ -3,6 +3,8 @@
 While one cut is being committed, the next one is filled. A transaction larger than ``cut_bytes`` gets a Kafka
 transaction of its own and is produced while it arrives. That Kafka transaction has nothing else in it, so it can be
 aborted without tearing another PostgreSQL transaction apart.
+
+``tests/unit/pipeline/test_session.py`` covers it.
 """
 
 import asyncio

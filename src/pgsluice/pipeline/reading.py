@@ -2,6 +2,8 @@
 
 Each chunk is read at a snapshot that is taken between two transactions. From then on, a
 :class:`pgsluice.round.Round` decides which transactions go on and which wait, until the chunk is in the open cut.
+
+``tests/unit/pipeline/test_loader.py`` covers it.
 """
 
 import asyncio

@@ -3,6 +3,8 @@
 PostgreSQL decides which process runs, so replication starts first. Then other processes are kept from writing to the
 topics. Only then does this process read where to go on, because nobody can change it any more. The decision itself is a
 pure function, :func:`pgsluice.history.resume`.
+
+``tests/unit/pipeline/test_pipeline.py`` covers it.
 """
 
 import asyncio

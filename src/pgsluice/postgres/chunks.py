@@ -3,6 +3,8 @@
 ``ChunkReader`` is the pipeline's ``ends.Reader``. Each chunk is read in its own short transaction, so no lock lasts for
 long, and VACUUM is not held up.
 
+``tests/integration/test_snapshots.py`` covers it.
+
 https://www.postgresql.org/docs/current/sql-copy.html
 https://www.postgresql.org/docs/current/transaction-iso.html#XACT-REPEATABLE-READ
 """

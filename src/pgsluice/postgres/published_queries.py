@@ -3,6 +3,8 @@
 ``catalog`` and ``chunks`` use it with an empty search_path, as they use ``queries``. It is valid for every supported
 version, unless a name says since which one.
 
+``tests/integration/test_postgres_catalog.py`` covers it.
+
 https://www.postgresql.org/docs/current/catalogs.html
 """
 

@@ -3,6 +3,8 @@
 ``catalog`` and ``chunks`` use it with an empty search_path, so all names are those of pg_catalog. ``published_queries``
 has the SQL for the published tables.
 
+``tests/integration/test_postgres_catalog.py`` covers it.
+
 https://www.postgresql.org/docs/current/catalogs.html
 """
 

@@ -3,6 +3,8 @@
 The daemon makes it. A slot keeps WAL whether or not somebody streams from it. So this uses a connection of its own,
 which stays open at the end of a session. Nothing here can stop or delay the pipeline.
 
+``tests/integration/test_slot_watch.py`` covers it.
+
 https://www.postgresql.org/docs/current/view-pg-replication-slots.html
 """
 

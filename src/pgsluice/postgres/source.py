@@ -1,6 +1,8 @@
 """One session's connections to PostgreSQL: the replication connection, and the catalog beside it.
 
 ``PostgresSource`` is the pipeline's upper end (``pipeline.ends.Source``). Nothing survives the session.
+
+``tests/integration/test_postgres_network.py`` covers it.
 """
 
 from collections.abc import AsyncIterator, Sequence

@@ -3,6 +3,8 @@
 The pipeline gets ids from it, and the daemon answers REST requests from its store. Ids are hashes, so several writers
 agree without a lock. The order of the topic decides the numbers of versions.
 
+``tests/integration/test_registry.py`` covers it.
+
 https://kafka.apache.org/documentation/#compaction
 """
 

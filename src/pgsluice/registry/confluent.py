@@ -4,6 +4,8 @@ The server gives the ids. ``<prefix>.schemas`` keeps what pgsluice itself has to
 server loses its schemas: every schema with its id, and PostgreSQL's description of the table. The pipeline uses this
 module.
 
+``tests/integration/test_registry_server.py`` covers it.
+
 https://docs.confluent.io/platform/current/schema-registry/fundamentals/schema-evolution.html
 """
 

@@ -3,6 +3,8 @@
 :mod:`.builtin` uses it for the daemon's own topic, and ``pgsluice registry`` for any number of topics. It is one
 consumer without a group. So followers are independent of each other, and any number of them can run.
 
+``tests/integration/test_registry.py`` covers it.
+
 https://kafka.apache.org/documentation/#compaction
 """
 

@@ -2,6 +2,8 @@
 
 :mod:`.builtin`, which creates the topic, and :mod:`.follower`, which reads it, use this module.
 
+``tests/integration/test_registry.py`` covers it.
+
 https://kafka.apache.org/documentation/#topicconfigs_cleanup.policy
 """
 

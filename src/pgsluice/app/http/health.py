@@ -1,4 +1,7 @@
-"""The state of the process, as the HTTP server shows it."""
+"""The state of the process, as the HTTP server shows it.
+
+``tests/unit/app/http/test_page.py`` covers it.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
