@@ -11,7 +11,7 @@ from typing import Any
 
 from pgsluice.avro.binary import POSTGRES_EPOCH_US
 from pgsluice.commands import Answer, CommandState
-from pgsluice.loads import Load, Loaded, Mark, Place
+from pgsluice.loads import Load, Loaded, LoadMark, Place
 from pgsluice.pgoutput.messages import LogicalMessage
 from pgsluice.record import Record, Target
 from pgsluice.transaction import Transaction
@@ -79,7 +79,7 @@ class Cut:
     """The loads in progress at its end. None: the same as at the end of the cut before it."""
     place: Place | None = None
     """The last place of rows that were read. None: the cut has no such rows."""
-    marks: list[Mark] = field(default_factory=list)
+    marks: list[LoadMark] = field(default_factory=list)
     loaded: list[Loaded] = field(default_factory=list)
     """The tables whose load ends in it, or that count as loaded from this cut on."""
     tracks_loads: bool = False
@@ -113,7 +113,9 @@ class Cut:
         """Add a message outside transactions."""
         self.last_message = (message.lsn, message_crc(message))
 
-    def add_load(self, loads: Sequence[Load], place: Place, marks: Iterable[Mark], loaded: Iterable[Loaded]) -> None:
+    def add_load(
+        self, loads: Sequence[Load], place: Place, marks: Iterable[LoadMark], loaded: Iterable[Loaded]
+    ) -> None:
         """Add the progress of loads up to ``place``: the loads in progress after it, their marks, and ended loads."""
         self.loads, self.place = loads, place
         self.marks.extend(marks)

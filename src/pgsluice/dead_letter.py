@@ -39,7 +39,7 @@ class Reason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class SourceChange:
     """The change that a record came from, as in its envelope. ``ts`` is in µs since 1970."""
 
     schema: str
@@ -66,7 +66,7 @@ class DeadLetter:
     ``limit``: the bytes that were allowed. ``detail``: an explanation for people, without row data.
     """
 
-    origin: Origin
+    origin: SourceChange
     topic: str
     reason: Reason
     detail: str
@@ -116,7 +116,9 @@ _PLAIN: Final = {name: {"name": name, "type": kind} for name, kind in _TYPES.ite
 """The fields of an envelope that identify the change. None of them has row data."""
 
 
-def origin_of(message: bytes, schema: Mapping[str, Any] | None, key_schema: Mapping[str, Any] | None) -> Origin | None:
+def origin_of(
+    message: bytes, schema: Mapping[str, Any] | None, key_schema: Mapping[str, Any] | None
+) -> SourceChange | None:
     """Return the change that a framed envelope describes; None if it cannot be read."""
     fields = named_fields(schema or {})
     if schema is None or fields is None or not _PLAIN.keys() <= {field["name"] for field in fields}:
@@ -128,4 +130,4 @@ def origin_of(message: bytes, schema: Mapping[str, Any] | None, key_schema: Mapp
         found: Any = fastavro.schemaless_reader(BytesIO(unframe(message)[1]), written, wanted)
     except DAMAGED:
         return None
-    return Origin(**found, key_columns=tuple(key_columns(key_schema or {}) or ()))
+    return SourceChange(**found, key_columns=tuple(key_columns(key_schema or {}) or ()))

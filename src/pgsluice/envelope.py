@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 from pgsluice.avro.binary import POSTGRES_EPOCH_US, encode_bytes, encode_long, encode_string
 from pgsluice.avro.encoder import KeyEncoder, RowEncoder
 from pgsluice.avro.wire import header
-from pgsluice.dead_letter import OP, DeadLetter, Origin, Reason, encode
+from pgsluice.dead_letter import OP, DeadLetter, Reason, SourceChange, encode
 from pgsluice.errors import PoisonError, ProtocolError
 from pgsluice.pgoutput import messages
 from pgsluice.pgoutput.messages import UNCHANGED, RowMessage, TupleData
@@ -78,10 +78,10 @@ class Stamp:
         self.next_seq = seq + 1
         return self._head + encode_long(seq) + self._tail
 
-    def origin_of(self, relation: Relation, op: str, seq: int, key_columns: tuple[str, ...] = ()) -> Origin:
+    def origin_of(self, relation: Relation, op: str, seq: int, key_columns: tuple[str, ...] = ()) -> SourceChange:
         """Return the origin of a dead letter: the change of the transaction that it replaces."""
         transaction = self.transaction
-        return Origin(
+        return SourceChange(
             *(relation.namespace, relation.name, op),
             *(self.epoch, transaction.commit_lsn, seq, transaction.xid, transaction.commit_ts + POSTGRES_EPOCH_US),
             key_columns,

@@ -88,7 +88,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class LoadMark:
     """The entry of a cut record about one load, with the fields of ``contract/cut.avsc``.
 
     ``state`` is ``stale`` if DDL has changed rows since they were read, and the stream does not have their new values.

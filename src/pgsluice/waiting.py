@@ -14,7 +14,7 @@ from pgsluice.relation import Relation, packed, size_of, unpacked
 from pgsluice.transaction import Change, Emitted, Paused, Transaction
 
 
-class Rows(Protocol):
+class WaitingRows(Protocol):
     """The waiting rows of one transaction, as pieces of bytes in their order."""
 
     def append(self, number: int, data: bytes) -> None:
@@ -30,7 +30,7 @@ class Rows(Protocol):
 class Spool(Protocol):
     """Keeps the rows that wait."""
 
-    def open(self) -> Rows:
+    def open(self) -> WaitingRows:
         """Return room for one more transaction."""
 
 
@@ -62,7 +62,7 @@ class Waiting:
     """
 
     xid: int
-    rows: Rows
+    rows: WaitingRows
     is_streamed: bool
     versions_bytes: Callable[[], int]
     """Returns the memory that the versions of tables of all transactions take."""

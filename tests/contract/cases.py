@@ -24,9 +24,9 @@ from pgsluice.avro.schema import (
 )
 from pgsluice.avro.wire import Schema, header, normalise, schema_id
 from pgsluice.cut import Cut, cut_records
-from pgsluice.dead_letter import DeadLetter, Origin, Reason
+from pgsluice.dead_letter import DeadLetter, Reason, SourceChange
 from pgsluice.envelope import ChangeEncoder, DeadLetters, InsertOp, MessageEncoder, Stamp
-from pgsluice.loads import FIRST_SEQ, Mark, Place, State
+from pgsluice.loads import FIRST_SEQ, LoadMark, Place, State
 from pgsluice.pgoutput.messages import (
     UNCHANGED,
     Delete,
@@ -238,7 +238,7 @@ def message_record(transaction: Transaction | None, prefix: str, content: bytes)
     return record
 
 
-ORIGIN = Origin("public", "orders", "u", 2, TRANSACTION.commit_lsn, 5, TRANSACTION.xid, 1_766_684_800_123_456)
+ORIGIN = SourceChange("public", "orders", "u", 2, TRANSACTION.commit_lsn, 5, TRANSACTION.xid, 1_766_684_800_123_456)
 DEAD_LETTERS: Mapping[str, DeadLetter] = {
     "dead letter of a record that is too large": DeadLetter(
         *(ORIGIN, "shop.public.orders", Reason.RECORD_TOO_LARGE, "larger than the topic takes"),
@@ -292,8 +292,8 @@ def _altered() -> Cut:
     return cut
 
 
-def _mark(state: State, place: int, rows: int) -> Mark:
-    return Mark(
+def _mark(state: State, place: int, rows: int) -> LoadMark:
+    return LoadMark(
         *("shop.public.orders", "public", "orders", "6f1e3c0a5b7d4e2f9a8b7c6d5e4f3a2b", state),
         *(2, LOAD_LSN, FIRST_SEQ + place, rows),
         replaces=True,

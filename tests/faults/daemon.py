@@ -41,7 +41,7 @@ from pgsluice.postgres.source import PostgresSource
 from pgsluice.postgres.stream import ReplicationStream
 from pgsluice.progress import Progress
 from pgsluice.round import Round
-from pgsluice.spool.rows import SpooledRows
+from pgsluice.spool.disk_spool import SpooledRows
 from pgsluice.transaction import Delivered, Transaction
 from pgsluice.transactions import Transactions
 

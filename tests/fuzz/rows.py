@@ -17,10 +17,10 @@ from pgsluice.avro.choices import Choice, ColumnChoice
 from pgsluice.avro.encoder import KeyEncoder, RowEncoder
 from pgsluice.avro.schema import TableFields, key_fields
 from pgsluice.avro.types import TypeOptions
-from pgsluice.dead_letter import DeadLetter, Origin, Reason
+from pgsluice.dead_letter import DeadLetter, Reason, SourceChange
 from pgsluice.envelope import ChangeEncoder, DeadLetters, Stamp
 from pgsluice.errors import PgsluiceError
-from pgsluice.pgbinary.types import conversions
+from pgsluice.pgbinary.conversions import conversions
 from pgsluice.pgoutput.framing import Keepalive
 from pgsluice.pgoutput.messages import UNCHANGED, BinaryValue, ColumnValue, Delete, Insert, Truncate, TupleData, Update
 from pgsluice.record import Pending, Record, Target
@@ -303,7 +303,7 @@ def _dead_letters(random: Random) -> DeadLetters | None:
     if random.random() < 0.5:
         return None
     found = DeadLetters(Target("dead", 21, 22), lambda _letter: None)
-    origin = Origin("public", "t", "u", 1, EXPECTED_LSN, 0, 700, 0, ("c0",))
+    origin = SourceChange("public", "t", "u", 1, EXPECTED_LSN, 0, 700, 0, ("c0",))
     found.expect([DeadLetter(origin, "t", Reason.REFUSED, "")])
     return found
 

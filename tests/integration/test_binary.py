@@ -6,7 +6,7 @@ import pytest
 
 from pgsluice.errors import NotInBinary
 from pgsluice.pgbinary.base import Unreadable
-from pgsluice.pgbinary.types import LEVELS_MAX, conversions
+from pgsluice.pgbinary.conversions import LEVELS_MAX, conversions
 from pgsluice.pgoutput.messages import BinaryValue
 from pgsluice.postgres.catalog import Catalog
 from pgsluice.postgres.options import StreamOptions

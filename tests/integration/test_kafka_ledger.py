@@ -72,7 +72,7 @@ def raise_partitions(kafka: Kafka, topic: str) -> None:
 
 
 Interference = Callable[[Kafka, str], None]
-MISCHIEF = pytest.mark.parametrize(
+INTERFERENCES = pytest.mark.parametrize(
     ("interference", "sentence"),
     [
         (delete, "Topic {} was deleted: consumers miss"),
@@ -114,7 +114,7 @@ async def last_cut(kafka: Kafka, prefix: str) -> dict[str, Any]:
 
 
 class TestBetweenSessions:
-    @MISCHIEF
+    @INTERFERENCES
     async def test_it_stops_until_it_is_accepted(
         self, kafka: Kafka, prefix: str, orders: Target, items: Target, interference: Interference, sentence: str
     ) -> None:
@@ -249,7 +249,7 @@ class TestBetweenSessions:
 
 
 class TestDuringASession:
-    @MISCHIEF
+    @INTERFERENCES
     @pytest.mark.usefixtures("_always_full")
     async def test_it_is_noticed_without_traffic(
         self, kafka: Kafka, prefix: str, orders: Target, interference: Interference, sentence: str
@@ -277,7 +277,7 @@ class TestDuringASession:
             await session.deliver(*(insert(orders, n) for n in range(50)))
         assert {number for _, number in offsets(await last_cut(kafka, prefix))} == set(range(5))
 
-    @MISCHIEF
+    @INTERFERENCES
     async def test_it_is_noticed_when_it_is_written_to(
         self, kafka: Kafka, prefix: str, orders: Target, interference: Interference, sentence: str
     ) -> None:

@@ -14,8 +14,8 @@ from pgsluice.errors import RetryableError
 from pgsluice.pgoutput.decoder import Decoder
 from pgsluice.pgoutput.framing import MESSAGE_AT
 from pgsluice.pgoutput.messages import Commit, Insert
+from pgsluice.postgres import async_libpq
 from pgsluice.postgres import catalog as catalog_module
-from pgsluice.postgres import wire as wire_module
 from pgsluice.postgres.options import ConnectionOptions
 from pgsluice.postgres.source import PostgresSource, SourceOptions
 from sandbox.kafka import Kafka
@@ -131,7 +131,7 @@ async def test_stalled_anywhere_it_is_noticed(
     direction: Direction, followed: Database, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Connections stay open, and TCP finds nothing wrong with them."""
-    monkeypatch.setattr(wire_module, "ANSWER_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(async_libpq, "ANSWER_TIMEOUT_S", 1.0)
     monkeypatch.setattr(catalog_module, "ANSWER_TIMEOUT_S", 1.0)
     weather = random.Random(SEED)
     options = options_through(proxy, followed, connect_timeout="2")

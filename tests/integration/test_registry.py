@@ -29,7 +29,7 @@ from pgsluice.registry import topic as topic_module
 from pgsluice.registry.builtin import BuiltinRegistry
 from pgsluice.registry.client import RegistryOptions
 from pgsluice.registry.follower import SchemaFollower
-from pgsluice.registry.record import Registered, parse
+from pgsluice.registry.schema_record import Registered, parse
 from pgsluice.registry.store import SchemaStore
 from pgsluice.registry.topic import TopicAdmin
 from sandbox.kafka import Kafka

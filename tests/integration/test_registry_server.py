@@ -26,8 +26,8 @@ from pgsluice.registry.builtin import BuiltinRegistry
 from pgsluice.registry.client import RegistryOptions
 from pgsluice.registry.confluent import ConfluentOptions, ConfluentRegistry
 from pgsluice.registry.export import export
-from pgsluice.registry.record import Registered
 from pgsluice.registry.rest import RestOptions
+from pgsluice.registry.schema_record import Registered
 from pgsluice.registry.store import SchemaStore
 from sandbox.apicurio import Apicurio
 from sandbox.kafka import Kafka

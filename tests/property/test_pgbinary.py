@@ -11,8 +11,8 @@ from pgsluice.avro.schema import TableFields
 from pgsluice.avro.types import TypeOptions
 from pgsluice.errors import ProtocolError, TypeChanged
 from pgsluice.pgbinary.base import ToText
+from pgsluice.pgbinary.conversions import BUILT_IN, TypeDescription, conversions
 from pgsluice.pgbinary.numbers import float4_text, float8_text
-from pgsluice.pgbinary.types import BUILT_IN, TypeDescription, conversions
 from pgsluice.pgoutput.messages import BinaryValue
 from pgsluice.relation import CATALOG, Column, PgType, Relation
 from tests.support.avro_oracle import nearest_single, numeric, same

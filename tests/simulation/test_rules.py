@@ -17,7 +17,7 @@ from pgsluice.checkpoint import Checkpoint
 from pgsluice.commands import Answer, CommandState
 from pgsluice.errors import HistoryError, PgsluiceError, ProtocolError
 from pgsluice.history import Facts, Identity, Resumption, resume
-from pgsluice.kafka.commands import CommandReader
+from pgsluice.kafka.commands import TopicCommandReader
 from pgsluice.kafka.idempotent import IdempotentProducer
 from pgsluice.kafka.ledger import Ledger
 from pgsluice.kafka.mark import Mark
@@ -689,15 +689,15 @@ def a_pause_outlives_a_session(patch: pytest.MonkeyPatch) -> None:
 
 def an_outdated_end_does_not_take_commands_back(patch: pytest.MonkeyPatch) -> None:
     """A broker that lost touch tells of an end before the last command that was taken."""
-    opened = CommandReader._open
+    opened = TopicCommandReader._open
 
-    def believing(self: CommandReader, state: CommandState) -> CommandState:
+    def believing(self: TopicCommandReader, state: CommandState) -> CommandState:
         found = opened(self, state)
         with contextlib.closing(Topics(self._options, self._given_up)) as topics:
             _, high = topics.bounds(self._topic, 0)
         return replace(found, offset=min(found.offset, high))
 
-    patch.setattr(CommandReader, "_open", believing)
+    patch.setattr(TopicCommandReader, "_open", believing)
 
 
 def an_answer_is_in_the_cut_of_what_follows(patch: pytest.MonkeyPatch) -> None:

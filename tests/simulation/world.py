@@ -32,7 +32,7 @@ from pgsluice.pipeline.outbox import Limits
 from pgsluice.pipeline.pipeline import Pipeline
 from pgsluice.pipeline.reading import LoadOptions
 from pgsluice.pipeline.session import SessionOptions
-from pgsluice.spool.rows import Spool, SpoolOptions
+from pgsluice.spool.disk_spool import DiskSpool, SpoolOptions
 from pgsluice.tables import Tables
 from tests.simulation.broker import Broker, Client, Entry, Partition, Transaction, Weather, client_options
 from tests.simulation.disk import ScriptedDisk
@@ -465,7 +465,7 @@ class Daemon:
         directory, disk = self._simulation.make_directory(), self.disk
         if directory is None or disk is None:
             return MemorySpool
-        return lambda: Spool(SpoolOptions(directory, SPILLING_BYTES, 1 << 30), disk)
+        return lambda: DiskSpool(SpoolOptions(directory, SPILLING_BYTES, 1 << 30), disk)
 
     def _options(self) -> PipelineOptions:
         return PipelineOptions(

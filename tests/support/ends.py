@@ -18,7 +18,7 @@ from pgsluice.errors import PgsluiceError, SinkUnavailable, SlotInUse, TableUnre
 from pgsluice.history import ServerIdentity, TimelineSwitch
 from pgsluice.layout import Layout
 from pgsluice.loads import Loaded
-from pgsluice.pgbinary.types import TypeDescription
+from pgsluice.pgbinary.conversions import TypeDescription
 from pgsluice.pgoutput import messages
 from pgsluice.pgoutput.copy import insert_frame
 from pgsluice.pgoutput.framing import Keepalive, XLogData

@@ -23,7 +23,7 @@ from pgsluice.kafka.account import Account, LastCuts, TopicState, changes
 from pgsluice.lsn import format_lsn
 from pgsluice.registry.canonical import canonical
 from pgsluice.registry.difference import difference
-from pgsluice.registry.record import Registered, parse
+from pgsluice.registry.schema_record import Registered, parse
 from pgsluice.registry.store import SchemaStore
 from pgsluice.relation import CATALOG, Column, PgType, Relation
 from pgsluice.tables import TablePattern

@@ -25,7 +25,7 @@ from pgsluice.avro.types import TypeOptions
 from pgsluice.envelope import ChangeEncoder
 from pgsluice.errors import PoisonError
 from pgsluice.pgbinary.base import ToText
-from pgsluice.pgbinary.types import TypeDescription, conversions, elements, unknown_arrays, unknown_types
+from pgsluice.pgbinary.conversions import TypeDescription, conversions, elements, unknown_arrays, unknown_types
 from pgsluice.pgoutput import messages
 from pgsluice.pgoutput.decoder import Decoder
 from pgsluice.pgoutput.messages import TupleData

@@ -11,7 +11,7 @@ from pgsluice import cut as module
 from pgsluice.avro.schema import cut_schema
 from pgsluice.commands import Answer, CommandState
 from pgsluice.cut import Cut, cut_records
-from pgsluice.loads import FIRST_SEQ, Load, Loaded, Mark, Place, State
+from pgsluice.loads import FIRST_SEQ, Load, Loaded, LoadMark, Place, State
 from pgsluice.pgoutput.messages import LogicalMessage
 from pgsluice.record import Record, Target
 from pgsluice.transaction import Transaction
@@ -25,8 +25,8 @@ def record(target: Target, op: str | None) -> Record:
     return Record(target, op, b"k", None if op is None else b"value")
 
 
-def mark(state: State, place: int, rows: int, *, replaces: bool = True) -> Mark:
-    return Mark(ORDERS.topic, "public", "orders", "a load", state, 1, 90, FIRST_SEQ + place, rows, replaces)
+def mark(state: State, place: int, rows: int, *, replaces: bool = True) -> LoadMark:
+    return LoadMark(ORDERS.topic, "public", "orders", "a load", state, 1, 90, FIRST_SEQ + place, rows, replaces)
 
 
 def round_trip(part: dict[str, Any]) -> Any:  # noqa: ANN401 - what fastavro reads

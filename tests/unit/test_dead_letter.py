@@ -10,7 +10,7 @@ import fastavro
 import pytest
 
 from pgsluice.avro.wire import header
-from pgsluice.dead_letter import MAX_KEY_BYTES, DeadLetter, Origin, Reason, Refused, encode, origin_of
+from pgsluice.dead_letter import MAX_KEY_BYTES, DeadLetter, Reason, Refused, SourceChange, encode, origin_of
 from pgsluice.errors import PoisonError
 
 CONTRACT = Path(__file__).parents[2] / "contract"
@@ -19,7 +19,7 @@ SCHEMA, ENVELOPE, KEY, CUT = (
 )
 GOLDEN: dict[str, Any] = json.loads((CONTRACT / "golden.json").read_text())
 
-ORIGIN = Origin("public", "orders", "u", 2, 0x16B374D848, 5, 4242, 1_766_684_800_123_456)
+ORIGIN = SourceChange("public", "orders", "u", 2, 0x16B374D848, 5, 4242, 1_766_684_800_123_456)
 LETTER = DeadLetter(
     ORIGIN, "shop.public.orders", Reason.RECORD_TOO_LARGE, "larger than …", b"\0key", 2_000_000, 1_048_588
 )

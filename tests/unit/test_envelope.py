@@ -13,7 +13,7 @@ from pgsluice.avro.encoder import KeyEncoder, RowEncoder
 from pgsluice.avro.schema import TableFields, envelope_schema, key_fields, key_schema, message_schema
 from pgsluice.avro.types import TypeOptions
 from pgsluice.avro.wire import header, unframe
-from pgsluice.dead_letter import DeadLetter, Origin, Reason, encode
+from pgsluice.dead_letter import DeadLetter, Reason, SourceChange, encode
 from pgsluice.envelope import EXPECTED_MAX, ChangeEncoder, DeadLetters, MessageEncoder, Stamp
 from pgsluice.errors import PoisonError, ProtocolError
 from pgsluice.loads import FIRST_SEQ
@@ -349,7 +349,7 @@ class TestAKeyThatAvroCannotHold:
 
 class TestRefusedRecords:
     def letter(self, seq: int, lsn: int = TRANSACTION.commit_lsn) -> DeadLetter:
-        origin = Origin("public", "orders", "c", 3, lsn, seq, 700, 0)
+        origin = SourceChange("public", "orders", "c", 3, lsn, seq, 700, 0)
         return DeadLetter(origin, TARGET.topic, Reason.RECORD_TOO_LARGE, "larger than the limit")
 
     def test_they_are_replaced_when_they_come_again(self) -> None:

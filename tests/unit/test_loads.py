@@ -14,7 +14,7 @@ from pgsluice.loads import (
     FIRST_SEQ,
     Load,
     Loaded,
-    Mark,
+    LoadMark,
     Place,
     assumed,
     moved_key,
@@ -158,7 +158,7 @@ class TestAPlace:
 
 def test_a_mark_has_the_fields_of_the_contract() -> None:
     (snapshots,) = (one for one in CUT["fields"] if one["name"] == "snapshots")
-    assert [one.name for one in fields(Mark)] == [one["name"] for one in snapshots["type"]["items"]["fields"]]
+    assert [one.name for one in fields(LoadMark)] == [one["name"] for one in snapshots["type"]["items"]["fields"]]
 
 
 class TestATableThatIsLoaded:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pgsluice.avro import reference as types
+from pgsluice.avro import type_table
 from pgsluice.config import reference
 
 ROOT = Path(__file__).parents[2]
@@ -107,7 +107,7 @@ def test_the_table_of_types_is_current() -> None:
     prose, mark, tables = (ROOT / "docs/types.md").read_text().partition(TYPES_MARK)
     assert prose
     assert mark
-    assert tables == types.markdown()
+    assert tables == type_table.markdown()
 
 
 def texts() -> Iterator[tuple[Path, str]]:

@@ -17,7 +17,7 @@ from pgsluice.avro.types import TypeOptions
 from pgsluice.avro.wire import header
 from pgsluice.envelope import ChangeEncoder, InsertOp, Stamp
 from pgsluice.errors import PoisonError, ProtocolError
-from pgsluice.pgbinary.types import TypeDescription, conversions
+from pgsluice.pgbinary.conversions import TypeDescription, conversions
 from pgsluice.pgoutput.framing import Keepalive
 from pgsluice.pgoutput.messages import (
     UNCHANGED,

@@ -235,9 +235,9 @@ def _config(options: argparse.Namespace) -> int:
 
 
 def _schema(_options: argparse.Namespace) -> int:
-    from pgsluice.avro import reference  # noqa: PLC0415 - only where it is printed
+    from pgsluice.avro import type_table  # noqa: PLC0415 - only where it is printed
 
-    return _say_document(reference.markdown())
+    return _say_document(type_table.markdown())
 
 
 def _version(_options: argparse.Namespace) -> int:

@@ -26,7 +26,7 @@ from pgsluice.avro.records import record_reader, record_writer
 from pgsluice.avro.schema import cut_schema
 from pgsluice.avro.wire import header
 from pgsluice.config import Settings
-from pgsluice.dead_letter import Origin, origin_of
+from pgsluice.dead_letter import SourceChange, origin_of
 from pgsluice.kafka.client import ClientOptions
 from pgsluice.kafka.options import CutFormat
 from pgsluice.kafka.sink import KafkaSink
@@ -39,7 +39,7 @@ from pgsluice.registry.builtin import BuiltinRegistry
 from pgsluice.registry.follower import SCHEMAS
 from pgsluice.spool.directory import SpillDirectory
 from pgsluice.spool.disk import Disk
-from pgsluice.spool.rows import Spool, SpoolOptions
+from pgsluice.spool.disk_spool import DiskSpool, SpoolOptions
 
 log = structlog.get_logger(__name__)
 
@@ -129,13 +129,13 @@ class Daemon:
         versions = self._registry.store.versions(subject)
         return next((entry.schema for entry in versions if entry.id == identifier), None)
 
-    def _origin_of(self, key: bytes | None, value: bytes) -> Origin | None:
+    def _origin_of(self, key: bytes | None, value: bytes) -> SourceChange | None:
         store = self._registry.store
         return origin_of(value, store.schema_of(value), store.schema_of(key))
 
-    def _make_spool(self) -> Spool:
+    def _make_spool(self) -> DiskSpool:
         buffer = self._settings.buffer
         options = SpoolOptions(
             self._spill.path, buffer.memory_max.bytes, buffer.spill_max.bytes, self._spill.descriptor
         )
-        return Spool(options, self._disk)
+        return DiskSpool(options, self._disk)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Final
 
-from pgsluice.avro import temporal as dates
+from pgsluice.avro import temporal_text as dates
 from pgsluice.avro.binary import (
     FALSE,
     INT_MAX,

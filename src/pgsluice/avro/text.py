@@ -1,8 +1,8 @@
 """Turns PostgreSQL's text form of a value into Avro's bytes, with one writer per kind of conversion.
 
 ``types`` chooses the writer of a column, and ``encoder`` runs it per row. The writers of dates and times are in
-``temporal``. A writer raises :class:`Misfit` for a text that PostgreSQL does not write for the type, and for a value
-that the Avro type cannot hold. The caller then keeps the text as it is.
+``temporal_text``. A writer raises :class:`Misfit` for a text that PostgreSQL does not write for the type, and for a
+value that the Avro type cannot hold. The caller then keeps the text as it is.
 
 https://www.postgresql.org/docs/current/datatype.html
 """

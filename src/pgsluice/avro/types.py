@@ -11,14 +11,14 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final, Literal
 
-from pgsluice.avro import temporal, text
+from pgsluice.avro import temporal_text, text
 from pgsluice.avro.binary import INT_MAX, INT_MIN, LONG_MAX, LONG_MIN, encode_bytes
 from pgsluice.avro.choices import DECIMAL, MAX_PRECISION, Choice, ColumnChoice
 from pgsluice.avro.text import Misfit as Misfit  # noqa: PLC0414 - part of this module's interface
 from pgsluice.avro.text import Writer
 from pgsluice.avro.wire import Schema
 from pgsluice.errors import TableRefused
-from pgsluice.pgbinary.types import Element
+from pgsluice.pgbinary.conversions import Element
 from pgsluice.printable import quoted
 from pgsluice.relation import CATALOG, Column, PgType, Relation
 
@@ -69,15 +69,15 @@ class Opcode(StrEnum):
 
 
 def _key_date(lowest: int, highest: int) -> Writer:
-    return temporal.or_infinity(temporal.date(lowest, highest), INT_MIN, INT_MAX)
+    return temporal_text.or_infinity(temporal_text.date(lowest, highest), INT_MIN, INT_MAX)
 
 
 def _key_timestamp(lowest: int, highest: int, unit_us: int = 1) -> Writer:
-    return temporal.or_infinity(temporal.timestamp(lowest, highest, unit_us), LONG_MIN, LONG_MAX)
+    return temporal_text.or_infinity(temporal_text.timestamp(lowest, highest, unit_us), LONG_MIN, LONG_MAX)
 
 
 def _key_timestamptz(lowest: int, highest: int, unit_us: int = 1) -> Writer:
-    return temporal.or_infinity(temporal.timestamptz(lowest, highest, unit_us), LONG_MIN, LONG_MAX)
+    return temporal_text.or_infinity(temporal_text.timestamptz(lowest, highest, unit_us), LONG_MIN, LONG_MAX)
 
 
 # How the parameters of each opcode become a writer.
@@ -89,12 +89,12 @@ _WRITERS: Final[dict[Opcode, Callable[..., Writer]]] = {
     Opcode.FLOAT8: lambda: text.float8,
     Opcode.DECIMAL: text.decimal,  # precision, scale
     Opcode.NUMERIC_AS_DOUBLE: lambda: text.numeric_as_double,
-    Opcode.INTERVAL_MICROS: lambda: temporal.interval_micros,
+    Opcode.INTERVAL_MICROS: lambda: temporal_text.interval_micros,
     # Here and below: exclusive bounds and, except for dates, the unit if it is not 1 µs.
-    Opcode.DATE: temporal.date,
-    Opcode.TIME: temporal.time,
-    Opcode.TIMESTAMP: temporal.timestamp,
-    Opcode.TIMESTAMPTZ: temporal.timestamptz,
+    Opcode.DATE: temporal_text.date,
+    Opcode.TIME: temporal_text.time,
+    Opcode.TIMESTAMP: temporal_text.timestamp,
+    Opcode.TIMESTAMPTZ: temporal_text.timestamptz,
     Opcode.KEY_DATE: _key_date,
     Opcode.KEY_TIMESTAMP: _key_timestamp,
     Opcode.KEY_TIMESTAMPTZ: _key_timestamptz,
@@ -187,16 +187,16 @@ _KEY_OPCODES: Final = {
 }
 _TEMPORAL_BOUNDS: Final = {
     "common": {
-        "date": temporal.COMMON_DAYS,
-        "time": (temporal.DAY_US,),
-        "timestamp": temporal.COMMON_US,
-        "timestamptz": temporal.COMMON_US,
+        "date": temporal_text.COMMON_DAYS,
+        "time": (temporal_text.DAY_US,),
+        "timestamp": temporal_text.COMMON_US,
+        "timestamptz": temporal_text.COMMON_US,
     },
     "full": {
-        "date": temporal.FULL_DAYS,
-        "time": (temporal.DAY_US + 1,),
-        "timestamp": temporal.FULL_US,
-        "timestamptz": temporal.FULL_US,
+        "date": temporal_text.FULL_DAYS,
+        "time": (temporal_text.DAY_US + 1,),
+        "timestamp": temporal_text.FULL_US,
+        "timestamptz": temporal_text.FULL_US,
     },
 }
 

@@ -17,7 +17,7 @@ Schema: TypeAlias = str | dict[str, Any] | list[Any]
 
 NESTING_MAX: Final = 128
 """The most levels of arrays and objects that JSON in service topics may have. Our own JSON has less than a hundred: two
-for each level of arrays in arrays, which ``pgbinary.types`` limits."""
+for each level of arrays in arrays, which ``pgbinary.conversions`` limits."""
 
 _HEADER: Final = struct.Struct(">bI")
 _MAX_ID: Final = 2**31 - 1  # ids are Java ints

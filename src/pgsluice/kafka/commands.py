@@ -45,7 +45,7 @@ _FETCH_BYTES: Final = 2 * COMMAND_BYTES_MAX
 _QUEUED_KIB: Final = 1024
 
 
-class CommandReader:
+class TopicCommandReader:
     """Reads the commands to one pipeline in its own thread. Every method except ``close`` may raise PgsluiceErrors."""
 
     def __init__(self, options: ClientOptions, topic: str) -> None:

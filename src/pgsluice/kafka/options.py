@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pgsluice.dead_letter import Origin
+from pgsluice.dead_letter import SourceChange
 from pgsluice.kafka.ledger import OffsetPrediction
 from pgsluice.kafka.producer import ProducerOptions
 from pgsluice.kafka.topics import TopicSpec
@@ -52,4 +52,4 @@ class CutFormat:
     key: bytes
     encode: Callable[[dict[str, Any]], bytes]
     decode: Callable[[bytes], Mapping[str, Any]]
-    origin_of: Callable[[bytes | None, bytes], Origin | None] = lambda _key, _value: None
+    origin_of: Callable[[bytes | None, bytes], SourceChange | None] = lambda _key, _value: None

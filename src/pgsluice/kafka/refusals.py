@@ -13,7 +13,7 @@ from typing import Final
 from confluent_kafka import KafkaError, Message
 
 from pgsluice.avro.binary import encode_long
-from pgsluice.dead_letter import MAX_KEY_BYTES, DeadLetter, Origin, Reason, Refused
+from pgsluice.dead_letter import MAX_KEY_BYTES, DeadLetter, Reason, Refused, SourceChange
 from pgsluice.errors import ConfigError, PgsluiceError, PoisonError
 from pgsluice.kafka.client import failure
 
@@ -40,7 +40,7 @@ class RecordInspector:
     and returns its max.message.bytes. Both return None if that cannot be known.
     """
 
-    origin_of: Callable[[bytes | None, bytes], Origin | None]
+    origin_of: Callable[[bytes | None, bytes], SourceChange | None]
     limit_of: Callable[[str], int | None]
     dead_letters_topic: str | None = None
 
@@ -52,7 +52,7 @@ class _Record:
     key: bytes | None
     sizes: tuple[int, int]
     """The sizes of key and value."""
-    origin: Origin | None
+    origin: SourceChange | None
     error: KafkaError | None = None
 
     @property

@@ -20,7 +20,7 @@ from pgsluice.cut import Cut, Recorded, cut_records
 from pgsluice.errors import ConfigError, PgsluiceError, SinkUnavailable
 from pgsluice.kafka.account import LastCuts, Place
 from pgsluice.kafka.checkpoint import checkpoint_key, read_checkpoints, read_loaded
-from pgsluice.kafka.commands import CommandReader
+from pgsluice.kafka.commands import TopicCommandReader
 from pgsluice.kafka.idempotent import IdempotentProducer
 from pgsluice.kafka.ledger import AGAIN_S, CONFIRM_S, Ledger, lost_cuts, read_last_cuts
 from pgsluice.kafka.mark import OUTDATED_S, Mark
@@ -107,10 +107,10 @@ class KafkaSink:
         """Return the tables whose rows have been read completely, by schema and name. Call it after :meth:`fence`."""
         return await self._run(self._loaded)
 
-    def commands(self) -> CommandReader | None:
+    def commands(self) -> TopicCommandReader | None:
         """Return the reader of the commands to this pipeline, with its own clients, or None if it takes no commands."""
         topic = self._options.commands_topic
-        return None if topic is None else CommandReader(self._options.producer.client, topic.name)
+        return None if topic is None else TopicCommandReader(self._options.producer.client, topic.name)
 
     async def open_topics(self, cut: int, topics: Sequence[str], described: Collection[str]) -> None:
         """Account for the topics that earlier sessions wrote to, and for ``topics`` if they exist. Full cuts name them.

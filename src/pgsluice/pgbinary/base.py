@@ -7,15 +7,15 @@ import struct
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
-from pgsluice.pgoutput.cursor import Layout, Malformed
+from pgsluice.pgoutput.cursor import FixedFields, Malformed
 
 ToText: TypeAlias = Callable[[bytes], bytes]
 """Returns the text of a value in binary format; raises one of UNREAD if it cannot be read."""
 
-BYTE = Layout(number="B")
-INT16 = Layout(number="h")
-INT32 = Layout(number="i")
-UINT32 = Layout(number="I")
+BYTE = FixedFields(number="B")
+INT16 = FixedFields(number="h")
+INT32 = FixedFields(number="i")
+UINT32 = FixedFields(number="I")
 
 
 def fixed(codes: str) -> Callable[[bytes], tuple[Any, ...]]:

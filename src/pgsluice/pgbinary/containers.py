@@ -1,6 +1,6 @@
 """Values that consist of values: arrays, ranges, composites and hstore as PostgreSQL writes them.
 
-``types`` builds these conversions from those of the parts. ``avro.from_binary`` reads arrays without their text.
+``conversions`` builds these conversions from those of the parts. ``avro.from_binary`` reads arrays without their text.
 
 https://www.postgresql.org/docs/current/arrays.html#ARRAYS-IO
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from pgsluice.pgbinary.base import BYTE, INT32, UINT32, NewPart, ToText, Unreadable
-from pgsluice.pgoutput.cursor import Cursor, Layout, Malformed
+from pgsluice.pgoutput.cursor import Cursor, FixedFields, Malformed
 
 TEXT_MAX_BYTES: Final = 64 * 1024 * 1024
 """The longest text of an array, range or composite.
@@ -54,8 +54,8 @@ def _limited(texts: Iterable[bytes]) -> list[bytes]:
 
 # --- arrays
 
-_ARRAY: Final = Layout(dimensions="i", has_nulls="i", element="I")
-_DIMENSION: Final = Layout(length="i", lower="i")
+_ARRAY: Final = FixedFields(dimensions="i", has_nulls="i", element="I")
+_DIMENSION: Final = FixedFields(length="i", lower="i")
 _DIMENSIONS_MAX: Final = 6
 _QUOTED_ITEM: Final = re.compile(rb'["\\{}\s]')
 
@@ -193,7 +193,7 @@ def record(types: Mapping[int, ToText], others: Mapping[int, ToText]) -> ToText:
     """Return the conversion of composites: ``(a,,"b c")``.
 
     The value itself has the OID of each field's type. The conversion is in ``others``, which all composites share, or
-    in ``types``.
+    in ``conversions``.
     """
 
     def field(cursor: Cursor) -> bytes:

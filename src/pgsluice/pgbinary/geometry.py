@@ -1,6 +1,6 @@
 """Geometric types as PostgreSQL writes them, the cube of its extension, and pgvector's vector.
 
-``types`` chooses among these.
+``conversions`` chooses among these.
 
 https://www.postgresql.org/docs/current/datatype-geometric.html
 """
@@ -10,7 +10,7 @@ from typing import Final
 
 from pgsluice.pgbinary.base import fixed
 from pgsluice.pgbinary.numbers import float4_text, float8_text
-from pgsluice.pgoutput.cursor import Layout, Malformed
+from pgsluice.pgoutput.cursor import FixedFields, Malformed
 
 _TWO: Final = fixed("2d")
 _THREE: Final = fixed("3d")
@@ -42,8 +42,8 @@ def circle(value: bytes) -> bytes:
     return b"<(%b,%b),%b>" % _texts(_THREE(value))
 
 
-_PATH: Final = Layout(closed="B", points="i")
-_POLYGON: Final = Layout(points="i")
+_PATH: Final = FixedFields(closed="B", points="i")
+_POLYGON: Final = FixedFields(points="i")
 
 
 def path(value: bytes) -> bytes:
@@ -76,7 +76,7 @@ def _float8s(value: bytes, at: int, count: int) -> tuple[float, ...]:
 
 # --- extensions
 
-_CUBE: Final = Layout(header="I")
+_CUBE: Final = FixedFields(header="I")
 _CUBE_IS_POINT: Final = 0x8000_0000
 _CUBE_DIMENSIONS: Final = 0x7FFF_FFFF
 
@@ -90,7 +90,7 @@ def cube(value: bytes) -> bytes:
     return b",".join([b"(%b)" % b", ".join(corner) for corner in corners])
 
 
-_VECTOR: Final = Layout(dimensions="H", unused="H")
+_VECTOR: Final = FixedFields(dimensions="H", unused="H")
 
 
 def vector(value: bytes) -> bytes:

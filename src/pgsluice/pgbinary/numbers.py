@@ -1,6 +1,6 @@
 """Numbers as PostgreSQL writes them: integers, floats, numeric and money.
 
-``types`` chooses among these. Floats are written as by PostgreSQL 12 and later with extra_float_digits > 0.
+``conversions`` chooses among these. Floats are written as by PostgreSQL 12 and later with extra_float_digits > 0.
 
 https://www.postgresql.org/docs/current/datatype-numeric.html
 """
@@ -11,7 +11,7 @@ from decimal import Context, Decimal
 from typing import Final, NamedTuple
 
 from pgsluice.pgbinary.base import ToText, fixed
-from pgsluice.pgoutput.cursor import Layout, Malformed
+from pgsluice.pgoutput.cursor import FixedFields, Malformed
 
 _BOOLEANS: Final = {b"\x00": b"f", b"\x01": b"t"}
 
@@ -153,7 +153,7 @@ def _float_text(number: Decimal, exponents: int) -> bytes:
 
 # --- numeric
 
-_HEAD: Final = Layout(ndigits="H", weight="h", sign="H", dscale="H")
+_HEAD: Final = FixedFields(ndigits="H", weight="h", sign="H", dscale="H")
 _NEGATIVE: Final = 0x4000
 _SPECIAL_NUMERICS: Final = {0xC000: b"NaN", 0xD000: b"Infinity", 0xF000: b"-Infinity"}
 _GROUP: Final = 4

@@ -1,6 +1,6 @@
 """Text search: tsvector and tsquery as PostgreSQL writes them.
 
-``types`` chooses among these.
+``conversions`` chooses among these.
 
 https://www.postgresql.org/docs/current/datatype-textsearch.html
 """
@@ -8,9 +8,9 @@ https://www.postgresql.org/docs/current/datatype-textsearch.html
 from typing import Final, NamedTuple
 
 from pgsluice.pgbinary.base import INT16, INT32
-from pgsluice.pgoutput.cursor import Cursor, Layout, Malformed
+from pgsluice.pgoutput.cursor import Cursor, FixedFields, Malformed
 
-_POSITION: Final = Layout(position="H")
+_POSITION: Final = FixedFields(position="H")
 _POSITION_MASK: Final = 0x3FFF
 _WEIGHT_SHIFT: Final = 14
 _WEIGHTS: Final = (b"", b"C", b"B", b"A")

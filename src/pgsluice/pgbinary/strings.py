@@ -1,6 +1,6 @@
 """Strings, bytes, bits, network addresses, positions and snapshots as PostgreSQL writes them.
 
-``types`` chooses among these.
+``conversions`` chooses among these.
 
 https://www.postgresql.org/docs/current/datatype-net-types.html
 """
@@ -9,7 +9,7 @@ import struct
 from typing import Final
 
 from pgsluice.pgbinary.base import INT32, ToText, fixed
-from pgsluice.pgoutput.cursor import Layout, Malformed
+from pgsluice.pgoutput.cursor import FixedFields, Malformed
 
 
 def text(value: bytes) -> bytes:
@@ -67,7 +67,7 @@ def macaddr(length: int) -> ToText:
     return lambda value: read(value)[0].hex(":").encode()
 
 
-_INET: Final = Layout(family="B", bits="B", is_cidr="B", length="B")
+_INET: Final = FixedFields(family="B", bits="B", is_cidr="B", length="B")
 _FAMILIES: Final = {2: 4, 3: 16}
 """PGSQL_AF_INET and PGSQL_AF_INET6, and the bytes of an address."""
 
@@ -127,7 +127,7 @@ def _hexadecimal(words: tuple[int, ...]) -> bytes:
 
 _LSN: Final = fixed("II")
 _TID: Final = fixed("IH")
-_SNAPSHOT: Final = Layout(nxip="i", xmin="q", xmax="q")
+_SNAPSHOT: Final = FixedFields(nxip="i", xmin="q", xmax="q")
 
 
 def pg_lsn(value: bytes) -> bytes:

@@ -1,6 +1,6 @@
 """Dates, times and intervals as PostgreSQL writes them with DateStyle ISO, IntervalStyle iso_8601, TimeZone UTC.
 
-``types`` chooses among these.
+``conversions`` chooses among these.
 
 https://www.postgresql.org/docs/current/datatype-datetime.html
 """

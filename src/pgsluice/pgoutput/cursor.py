@@ -26,7 +26,7 @@ class Malformed(Exception):
         return ProtocolError(f"{message} at offset {self.at}: expected {self.expected}")
 
 
-class Layout:
+class FixedFields:
     """A sequence of fixed-width fields, with a precompiled Struct for speed and names for errors."""
 
     __slots__ = ("_names", "_sizes", "_unpack", "size")
@@ -61,7 +61,7 @@ class Cursor:
         self.data = data
         self.at = at
 
-    def fields(self, layout: Layout) -> tuple[Any, ...]:
+    def fields(self, layout: FixedFields) -> tuple[Any, ...]:
         """Read a sequence of fixed-width fields."""
         values = layout.read(self.data, self.at)
         self.at += layout.size

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 from pgsluice.errors import ProtocolError
-from pgsluice.pgoutput.cursor import Cursor, Layout, Malformed, show, trailing
+from pgsluice.pgoutput.cursor import Cursor, FixedFields, Malformed, show, trailing
 from pgsluice.pgoutput.messages import (
     UNCHANGED,
     Begin,
@@ -51,23 +51,23 @@ _BINARY: Final = ord("b")
 _CASCADE = 1
 _RESTART_IDENTITY = 2
 
-_ROW = Layout(relation_oid="I", tuple_kind="B", column_count="H")
-_STREAMED_ROW = Layout(xid="I", relation_oid="I", tuple_kind="B", column_count="H")
-_TUPLE = Layout(tuple_kind="B", column_count="H")
-_XID = Layout(xid="I")
-_OID = Layout(oid="I")
-_LENGTH = Layout(length="I")
-_BEGIN = Layout(commit_lsn="Q", commit_ts="q", xid="I")
-_COMMIT = Layout(commit_lsn="Q", end_lsn="Q", commit_ts="q")
-_LSN = Layout(lsn="Q")
-_COLUMN_COUNT = Layout(column_count="H")
-_COLUMN_TYPE = Layout(type_oid="I", typmod="i")
-_RELATION_COUNT = Layout(relation_count="I")
-_STREAM_ABORT = Layout(xid="I", subxid="I")
-_STREAM_ABORT_PARALLEL = Layout(abort_lsn="Q", abort_ts="q")
-_PREPARE = Layout(prepare_lsn="Q", end_lsn="Q", prepare_ts="q", xid="I")
-_COMMIT_PREPARED = Layout(commit_lsn="Q", end_lsn="Q", commit_ts="q", xid="I")
-_ROLLBACK_PREPARED = Layout(prepare_end_lsn="Q", end_lsn="Q", prepare_ts="q", rollback_ts="q", xid="I")
+_ROW = FixedFields(relation_oid="I", tuple_kind="B", column_count="H")
+_STREAMED_ROW = FixedFields(xid="I", relation_oid="I", tuple_kind="B", column_count="H")
+_TUPLE = FixedFields(tuple_kind="B", column_count="H")
+_XID = FixedFields(xid="I")
+_OID = FixedFields(oid="I")
+_LENGTH = FixedFields(length="I")
+_BEGIN = FixedFields(commit_lsn="Q", commit_ts="q", xid="I")
+_COMMIT = FixedFields(commit_lsn="Q", end_lsn="Q", commit_ts="q")
+_LSN = FixedFields(lsn="Q")
+_COLUMN_COUNT = FixedFields(column_count="H")
+_COLUMN_TYPE = FixedFields(type_oid="I", typmod="i")
+_RELATION_COUNT = FixedFields(relation_count="I")
+_STREAM_ABORT = FixedFields(xid="I", subxid="I")
+_STREAM_ABORT_PARALLEL = FixedFields(abort_lsn="Q", abort_ts="q")
+_PREPARE = FixedFields(prepare_lsn="Q", end_lsn="Q", prepare_ts="q", xid="I")
+_COMMIT_PREPARED = FixedFields(commit_lsn="Q", end_lsn="Q", commit_ts="q", xid="I")
+_ROLLBACK_PREPARED = FixedFields(prepare_end_lsn="Q", end_lsn="Q", prepare_ts="q", rollback_ts="q", xid="I")
 
 _unpack_length = struct.Struct(">I").unpack_from
 _struct_error = struct.error
@@ -342,13 +342,13 @@ def _column(cursor: Cursor) -> RelationColumn:
     return RelationColumn(is_key, name, type_oid, typmod)
 
 
-def _flags_fields_gid(data: bytes, layout: Layout) -> tuple[Any, ...]:
+def _flags_fields_gid(data: bytes, layout: FixedFields) -> tuple[Any, ...]:
     cursor = Cursor(data, 1)
     cursor.no_flags()
     return _fields_and_gid(cursor, layout)
 
 
-def _fields_and_gid(cursor: Cursor, layout: Layout) -> tuple[Any, ...]:
+def _fields_and_gid(cursor: Cursor, layout: FixedFields) -> tuple[Any, ...]:
     values = cursor.fields(layout)
     gid = cursor.string("gid")
     cursor.end()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from pgsluice.errors import ProtocolError
-from pgsluice.pgoutput.cursor import Cursor, Layout, Malformed
+from pgsluice.pgoutput.cursor import Cursor, FixedFields, Malformed
 
 XLogData: TypeAlias = bytes
 """``w``: one message of pgoutput after a head. The bytes stay as they arrived, because nearly all frames are rows, and
@@ -48,7 +48,7 @@ class StandbyStatusUpdate:
     reply_requested: bool
 
 
-_XLOG_DATA = Layout(start="Q", wal_end="Q", send_time="q")
+_XLOG_DATA = FixedFields(start="Q", wal_end="Q", send_time="q")
 
 MESSAGE_AT: Final = 1 + _XLOG_DATA.size
 """The offset of the message in an XLogData."""
@@ -57,8 +57,8 @@ XLOG_DATA: Final = ord("w")
 
 _WAL_END_AT: Final = 9
 
-_KEEPALIVE = Layout(wal_end="Q", send_time="q")
-_STATUS_UPDATE = Layout(write="Q", flush="Q", apply="Q", client_time="q")
+_KEEPALIVE = FixedFields(wal_end="Q", send_time="q")
+_STATUS_UPDATE = FixedFields(write="Q", flush="Q", apply="Q", client_time="q")
 
 _pack_status_update = struct.Struct(">cQQQqB").pack
 

@@ -26,7 +26,7 @@ from pgsluice.envelope import ChangeEncoder, DeadLetters, InsertOp, MessageEncod
 from pgsluice.errors import PoisonError, TableRefused
 from pgsluice.layout import Layout
 from pgsluice.native.speedups import COMPILED
-from pgsluice.pgbinary.types import TypeDescription, conversions, elements, unknown_arrays, unknown_types
+from pgsluice.pgbinary.conversions import TypeDescription, conversions, elements, unknown_arrays, unknown_types
 from pgsluice.pipeline.ends import Registry, Sink, Source
 from pgsluice.pipeline.quarantine import Quarantine, RefusedRows, open_dead_letters
 from pgsluice.printable import quoted

@@ -17,7 +17,7 @@ from pgsluice.cut import Cut, Recorded
 from pgsluice.history import ServerIdentity, TimelineSwitch
 from pgsluice.layout import Layout
 from pgsluice.loads import Loaded
-from pgsluice.pgbinary.types import TypeDescription
+from pgsluice.pgbinary.conversions import TypeDescription
 from pgsluice.pgoutput.framing import Keepalive, XLogData
 from pgsluice.record import Record
 from pgsluice.relation import PublishedName, Relation, TableId

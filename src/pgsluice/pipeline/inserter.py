@@ -10,7 +10,7 @@ import structlog
 
 from pgsluice.envelope import Stamp
 from pgsluice.layout import Layout
-from pgsluice.loads import FIRST_SEQ, Load, Loaded, Mark, Place, State
+from pgsluice.loads import FIRST_SEQ, Load, Loaded, LoadMark, Place, State
 from pgsluice.pgoutput.decoder import Decoder
 from pgsluice.pgoutput.framing import MESSAGE_AT, XLogData
 from pgsluice.pgoutput.messages import Insert
@@ -121,11 +121,11 @@ class Inserter:
         await self._join(table, load, "rows")
         return load, at
 
-    def _mark(self, topic: str, load: Load | Loaded, state: State, *, replaces: bool) -> Mark:
+    def _mark(self, topic: str, load: Load | Loaded, state: State, *, replaces: bool) -> LoadMark:
         """Return a mark that says how far the load has come. What follows comes after this mark."""
         place, name = self._place, (load.schema, load.table)
         self._place = place.behind(1)
-        return Mark(topic, *name, load.id, state, self._epoch, place.lsn, place.seq, load.rows, replaces)
+        return LoadMark(topic, *name, load.id, state, self._epoch, place.lsn, place.seq, load.rows, replaces)
 
     async def _join(self, table: Opened, load: Load, state: State) -> None:
         """Add the pending rows to the open cut, with a mark that says how far the load has come."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pgsluice.checkpoint import Checkpoint
 from pgsluice.commands import Answer, CommandState
 from pgsluice.cut import Cut
-from pgsluice.loads import Load, Loaded, Mark, Place
+from pgsluice.loads import Load, Loaded, LoadMark, Place
 from pgsluice.pgoutput.messages import LogicalMessage
 from pgsluice.pipeline.ends import Sink
 from pgsluice.pipeline.vitals import Vitals
@@ -175,7 +175,7 @@ class Outbox:
         self._open.add_message(message)
 
     async def join_load(
-        self, loads: Sequence[Load], place: Place, marks: Sequence[Mark], loaded: Sequence[Loaded]
+        self, loads: Sequence[Load], place: Place, marks: Sequence[LoadMark], loaded: Sequence[Loaded]
     ) -> None:
         """Add the pending rows of tables to the open cut, and record how far their loads have come.
 

@@ -18,11 +18,11 @@ from psycopg import AsyncConnection
 from pgsluice.errors import SourceUnavailable, TableRefused
 from pgsluice.layout import ColumnLayout, Layout
 from pgsluice.lsn import parse_lsn
-from pgsluice.pgbinary.types import LEVELS_MAX, TypeDescription, is_built_in
+from pgsluice.pgbinary.conversions import LEVELS_MAX, TypeDescription, is_built_in
 from pgsluice.postgres import failures, published_queries, queries
+from pgsluice.postgres.async_libpq import answered_within, break_off
 from pgsluice.postgres.options import ConnectionOptions
 from pgsluice.postgres.slot import SlotState, parse_slot, slot_query
-from pgsluice.postgres.wire import answered_within, break_off
 from pgsluice.printable import quoted
 from pgsluice.relation import Column, PgType, PublishedName, Relation, in_portions
 from pgsluice.snapshot import TableSize

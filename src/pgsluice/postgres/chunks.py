@@ -26,10 +26,10 @@ from pgsluice.native.speedups import COMPILED
 from pgsluice.pgoutput.copy import insert_frame
 from pgsluice.pgoutput.framing import XLogData
 from pgsluice.postgres import failures, published_queries, queries
+from pgsluice.postgres.async_libpq import Wire, answered_within
 from pgsluice.postgres.failures import ServerError
 from pgsluice.postgres.options import ConnectionOptions
 from pgsluice.postgres.primary import Primary
-from pgsluice.postgres.wire import Wire, answered_within
 from pgsluice.relation import Column, PgType, Relation, TableId
 from pgsluice.snapshot import FLUSH_PREFIX, Chunk, Shape, Snapshot, Taken, reached_at
 

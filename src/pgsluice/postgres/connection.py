@@ -18,12 +18,12 @@ from pgsluice.errors import ConfigError, PgsluiceError, SlotInUse, UnavailableEr
 from pgsluice.history import ServerIdentity, TimelineSwitch
 from pgsluice.lsn import parse_lsn
 from pgsluice.postgres import failures
+from pgsluice.postgres.async_libpq import Wire
 from pgsluice.postgres.failures import PLUGIN, ServerError
 from pgsluice.postgres.options import SESSION_SETTINGS, Address, ConnectionOptions, StreamOptions
 from pgsluice.postgres.queries import identifier
 from pgsluice.postgres.slot import SlotState, parse_slot, slot_query
 from pgsluice.postgres.stream import ReplicationStream, Timing
-from pgsluice.postgres.wire import Wire
 
 OLDEST_SERVER = 10_00_00
 """The first version with pgoutput."""

@@ -127,7 +127,7 @@ ORDER BY k.place"""
 
 HAS_NO_PARTITIONS = "SELECT true FROM pg_class WHERE oid = %s AND relkind <> 'p'"
 
-# The parts of types, as pgsluice.pgbinary.types describes them. The values of a domain are those of its base type.
+# The parts of types, as pgbinary.conversions describes them. The values of a domain are those of its base type.
 _TYPES = """
 SELECT t.oid, n.nspname::text, t.typname::text,
        CASE WHEN t.typtype = 'd' THEN 'domain' ELSE coalesce(p.proname::text, '') END,

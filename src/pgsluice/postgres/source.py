@@ -12,7 +12,7 @@ from functools import partial
 from pgsluice.errors import ConfigError, SlotInUse, SourceUnavailable
 from pgsluice.history import ServerIdentity, TimelineSwitch
 from pgsluice.layout import Layout
-from pgsluice.pgbinary.types import TypeDescription
+from pgsluice.pgbinary.conversions import TypeDescription
 from pgsluice.postgres.catalog import Catalog
 from pgsluice.postgres.chunks import ChunkReader
 from pgsluice.postgres.connection import ReplicationConnection

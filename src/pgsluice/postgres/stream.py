@@ -28,8 +28,8 @@ from pgsluice.pgoutput.framing import (
     standby_status_update,
 )
 from pgsluice.postgres import failures
+from pgsluice.postgres.async_libpq import ANSWER_TIMEOUT_S, Wire, answered_within
 from pgsluice.postgres.failures import ServerError
-from pgsluice.postgres.wire import ANSWER_TIMEOUT_S, Wire, answered_within
 
 BATCH_MESSAGES = 1024
 """The number of frames in one read, at most. To decode and encode them takes some 10 ms, and the event loop has to

@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 from pgsluice.avro.wire import Schema
 from pgsluice.registry import look_up
-from pgsluice.registry.record import MAX_ID, Registered
+from pgsluice.registry.schema_record import MAX_ID, Registered
 from pgsluice.registry.store import SchemaStore
 
 CONTENT_TYPE: Final = "application/vnd.schemaregistry.v1+json"
@@ -80,7 +80,7 @@ def answer(store: SchemaStore, method: str, path: str, query: Mapping[str, str],
 def _answered(find: Callable[[], object]) -> Answer:
     try:
         return Answer(200, find())
-    except _Refusal as refusal:
+    except _ApiError as refusal:
         return _error(refusal.code, str(refusal), early=refusal.early)
 
 
@@ -106,7 +106,7 @@ _Handler: TypeAlias = Callable[[_Request], object]
 """Returns the body of the answer, or for :data:`Search`, a callable that returns it."""
 
 
-class _Refusal(Exception):
+class _ApiError(Exception):
     """An error of the API."""
 
     def __init__(self, code: int, message: str, *, early: bool = False) -> None:
@@ -148,7 +148,7 @@ def _subjects_by_id(request: _Request) -> object:
 
 
 def _schema_by_guid(request: _Request) -> NoReturn:
-    raise _Refusal(SCHEMA_NOT_FOUND, f"Schema {request.names[0]} not found")
+    raise _ApiError(SCHEMA_NOT_FOUND, f"Schema {request.names[0]} not found")
 
 
 def _subjects(request: _Request) -> object:
@@ -164,7 +164,7 @@ def _version(request: _Request) -> object:
     wanted = request.names[1]
     number = _number(wanted)
     if wanted not in ("latest", "-1") and number is None:
-        raise _Refusal(
+        raise _ApiError(
             INVALID_VERSION,
             f"The specified version '{wanted}' is not a valid version id. "
             'Allowed values are between [1, 2^31-1] and the string "latest"',
@@ -172,7 +172,7 @@ def _version(request: _Request) -> object:
     versions = _known_subject(request)
     entry = versions[-1] if number is None else request.store.version(request.names[0], number)
     if entry is None:
-        raise _Refusal(VERSION_NOT_FOUND, f"Version {wanted} not found.")
+        raise _ApiError(VERSION_NOT_FOUND, f"Version {wanted} not found.")
     return _described(entry)
 
 
@@ -185,7 +185,7 @@ def _look_up(request: _Request) -> object:
             return _described(found)
         if not versions:
             raise _unknown(subject)
-        raise _Refusal(SCHEMA_NOT_FOUND, "Schema not found")
+        raise _ApiError(SCHEMA_NOT_FOUND, "Schema not found")
 
     return search
 
@@ -213,7 +213,7 @@ def _config(_: _Request) -> object:
 def _subject_config(request: _Request) -> object:
     if not request.flag("defaultToGlobal"):
         message = f"Subject '{request.names[0]}' does not have subject-level compatibility configured"
-        raise _Refusal(SUBJECT_CONFIG_NOT_FOUND, message)
+        raise _ApiError(SUBJECT_CONFIG_NOT_FOUND, message)
     return _CONFIG
 
 
@@ -224,7 +224,7 @@ def _mode(_: _Request) -> object:
 def _subject_mode(request: _Request) -> object:
     if not request.flag("defaultToGlobal"):
         message = f"Subject '{request.names[0]}' does not have subject-level mode configured"
-        raise _Refusal(SUBJECT_MODE_NOT_FOUND, message)
+        raise _ApiError(SUBJECT_MODE_NOT_FOUND, message)
     return _MODE
 
 
@@ -232,8 +232,8 @@ def _write(_: _Request) -> NoReturn:
     raise _read_only("Schemas and their versions cannot be changed or deleted: messages in Kafka need them")
 
 
-def _read_only(message: str) -> _Refusal:
-    return _Refusal(OPERATION_NOT_PERMITTED, f"{message} (this registry is in READONLY mode).")
+def _read_only(message: str) -> _ApiError:
+    return _ApiError(OPERATION_NOT_PERMITTED, f"{message} (this registry is in READONLY mode).")
 
 
 _ROUTES: Final[Sequence[tuple[tuple[str, ...], Mapping[str, _Handler]]]] = (
@@ -261,7 +261,7 @@ def _uses(request: _Request) -> list[Registered]:
     number = _number(wanted)
     uses = [] if number is None else request.store.uses(number, request.query.get("subject"))
     if not uses:
-        raise _Refusal(SCHEMA_NOT_FOUND, f"Schema {wanted} not found", early=number is not None)
+        raise _ApiError(SCHEMA_NOT_FOUND, f"Schema {wanted} not found", early=number is not None)
     return uses
 
 
@@ -274,7 +274,7 @@ def _schema_meant(request: _Request) -> str:
     uses, subject = _uses(request), request.query.get("subject")
     if uses[0].subject != subject and len({use.schema for use in uses}) > 1:
         subjects = ", ".join(use.subject for use in uses)
-        raise _Refusal(
+        raise _ApiError(
             AMBIGUOUS_ID,
             f"Id {request.names[0]} stands for different schemas in the subjects {subjects}: ask with ?subject=, or "
             "have a registry for each prefix",
@@ -295,8 +295,8 @@ def _known_subject(request: _Request) -> list[Registered]:
     return versions
 
 
-def _unknown(subject: str) -> _Refusal:
-    return _Refusal(SUBJECT_NOT_FOUND, f"Subject '{subject}' not found.")
+def _unknown(subject: str) -> _ApiError:
+    return _ApiError(SUBJECT_NOT_FOUND, f"Subject '{subject}' not found.")
 
 
 def _described(entry: Registered) -> object:
@@ -326,7 +326,7 @@ def _find(versions: Sequence[Registered], body: bytes) -> Registered | None:
     try:
         return look_up.find(versions, _schema(body))
     except ValueError as error:
-        raise _Refusal(INVALID_SCHEMA, f"Invalid schema: {error}") from None
+        raise _ApiError(INVALID_SCHEMA, f"Invalid schema: {error}") from None
 
 
 def _schema(body: bytes) -> Schema:
@@ -334,7 +334,7 @@ def _schema(body: bytes) -> Schema:
         request = json.loads(body)
         text = request["schema"]
     except (ValueError, TypeError, KeyError, RecursionError):
-        raise _Refusal(400, 'The body is not a JSON object with a "schema"') from None
+        raise _ApiError(400, 'The body is not a JSON object with a "schema"') from None
     if request.get("schemaType") not in (None, "AVRO"):
         raise ValueError(f"type {str(request['schemaType'])[:100]!r}; all schemas here are AVRO")
     if not isinstance(text, str):

@@ -24,7 +24,7 @@ from pgsluice.registry.client import CONNECT_S, RETRY_FIRST_S, RegistryOptions
 from pgsluice.registry.follower import SchemaFollower
 from pgsluice.registry.histories import Histories
 from pgsluice.registry.rate import VERSIONS_MAX, VersionRate
-from pgsluice.registry.record import Registered
+from pgsluice.registry.schema_record import Registered
 from pgsluice.registry.store import SchemaStore
 
 log = structlog.get_logger(__name__)

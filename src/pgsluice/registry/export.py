@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 
 from pgsluice.errors import UnavailableError
 from pgsluice.registry.canonical import shape
-from pgsluice.registry.record import Registered
 from pgsluice.registry.rest import RestClient, RestOptions
+from pgsluice.registry.schema_record import Registered
 from pgsluice.registry.store import SchemaStore
 from pgsluice.registry.subjects import Strategy, subject_name
 

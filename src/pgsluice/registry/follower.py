@@ -20,7 +20,7 @@ from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 from pgsluice.errors import HistoryError
 from pgsluice.kafka.client import PARTITION_EOF, connect, failure
 from pgsluice.registry.client import CONNECT_S, RegistryOptions, Retry, pauses
-from pgsluice.registry.record import Registered, parse
+from pgsluice.registry.schema_record import Registered, parse
 from pgsluice.registry.store import SchemaStore
 from pgsluice.registry.topic import TopicAdmin
 

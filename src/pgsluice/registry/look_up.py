@@ -11,7 +11,7 @@ from typing import Final
 
 from pgsluice.avro.wire import Schema, normalise
 from pgsluice.registry.canonical import canonical
-from pgsluice.registry.record import Registered
+from pgsluice.registry.schema_record import Registered
 
 _KEPT: Final = 10_000
 """How many registered schemas have their digest cached."""

@@ -23,7 +23,7 @@ from confluent_kafka.schema_registry import (
 from confluent_kafka.schema_registry.common._httpx_compat import httpx
 
 from pgsluice.errors import ConfigError, PermissionDenied, PgsluiceError, PoisonError, RegistryUnavailable
-from pgsluice.registry.record import MAX_ID
+from pgsluice.registry.schema_record import MAX_ID
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pgsluice.avro.wire import Schema, normalise, schema_id, unframe
-from pgsluice.registry.record import MAX_ID, Registered
+from pgsluice.registry.schema_record import MAX_ID, Registered
 
 
 @dataclass(slots=True)

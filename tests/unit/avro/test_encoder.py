@@ -11,7 +11,7 @@ from pgsluice.avro.encoder import KeyEncoder, RowEncoder
 from pgsluice.avro.schema import TableFields, key_fields, key_schema, value_schema
 from pgsluice.avro.types import TypeOptions
 from pgsluice.errors import NotInBinary, PoisonError, ProtocolError, TypeChanged
-from pgsluice.pgbinary.types import TypeDescription, conversions
+from pgsluice.pgbinary.conversions import TypeDescription, conversions
 from pgsluice.pgoutput.messages import UNCHANGED, BinaryValue, ColumnValue
 from pgsluice.relation import CATALOG, Column, PgType, Relation
 

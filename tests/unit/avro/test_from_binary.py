@@ -6,7 +6,7 @@ from pgsluice.avro.choices import Choice, ColumnChoice
 from pgsluice.avro.from_binary import binary_writer
 from pgsluice.avro.types import ColumnType, Misfit, TypeOptions, column_type, key_type, widened
 from pgsluice.pgbinary.base import UNREAD
-from pgsluice.pgbinary.types import BUILT_IN, TypeDescription, conversions
+from pgsluice.pgbinary.conversions import BUILT_IN, TypeDescription, conversions
 from pgsluice.relation import CATALOG, Column, PgType, Relation
 
 FULL = TypeOptions(time_range="full")

@@ -13,7 +13,7 @@ from pgsluice.avro.schema import Field, FieldHistory, KeyHistory, TableFields
 from pgsluice.avro.types import ColumnType, Opcode, TypeOptions
 from pgsluice.avro.wire import Schema
 from pgsluice.errors import ConfigError
-from pgsluice.pgbinary.types import Element
+from pgsluice.pgbinary.conversions import Element
 from pgsluice.relation import CATALOG, Column, PgType, Relation
 
 CONTRACT = Path(__file__).parents[3] / "contract"

@@ -21,7 +21,7 @@ from pgsluice.avro.types import (
 )
 from pgsluice.avro.wire import Schema
 from pgsluice.errors import ConfigError
-from pgsluice.pgbinary.types import Element
+from pgsluice.pgbinary.conversions import Element
 from pgsluice.relation import Column, PgType, Relation
 
 DATE = {"type": "int", "logicalType": "date"}

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from confluent_kafka import KafkaError, Message
 
-from pgsluice.dead_letter import MAX_KEY_BYTES, DeadLetter, Origin, Reason, Refused
+from pgsluice.dead_letter import MAX_KEY_BYTES, DeadLetter, Reason, Refused, SourceChange
 from pgsluice.errors import ConfigError, PgsluiceError, PoisonError
 from pgsluice.kafka import refusals as module
 from pgsluice.kafka.refusals import RecordInspector, Refusals
@@ -14,11 +14,11 @@ from pgsluice.kafka.refusals import RecordInspector, Refusals
 TOPIC, OTHER = "shop.public.orders", "shop.public.logs"
 TOO_LARGE = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, "too large")
 NO_KEY = KafkaError(KafkaError.INVALID_RECORD, "no key")
-ORIGIN = Origin("public", "orders", "c", 1, 16, 0, 700, 0, ("id",))
+ORIGIN = SourceChange("public", "orders", "c", 1, 16, 0, 700, 0, ("id",))
 KEY = b"row data"
 
 
-def origin(key: bytes | None, value: bytes) -> Origin | None:
+def origin(key: bytes | None, value: bytes) -> SourceChange | None:
     """Return a change for values that begin with its seq, as a digit."""
     return replace(ORIGIN, seq=int(value[:1]), key_columns=("id",) if key else ()) if value[:1].isdigit() else None
 

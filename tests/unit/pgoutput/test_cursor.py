@@ -3,9 +3,9 @@
 import pytest
 
 from pgsluice.errors import ProtocolError
-from pgsluice.pgoutput.cursor import Cursor, Layout, Malformed, show, trailing
+from pgsluice.pgoutput.cursor import Cursor, FixedFields, Malformed, show, trailing
 
-LAYOUT = Layout(oid="I", typmod="i", count="H", flags="B")
+LAYOUT = FixedFields(oid="I", typmod="i", count="H", flags="B")
 
 
 def _malformed(raised: pytest.ExceptionInfo[Malformed]) -> tuple[int, str]:

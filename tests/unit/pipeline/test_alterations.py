@@ -14,7 +14,7 @@ from pgsluice.avro.types import TypeOptions
 from pgsluice.checkpoint import Checkpoint
 from pgsluice.commands import CommandState
 from pgsluice.layout import ColumnLayout, Layout
-from pgsluice.loads import FIRST_SEQ, Loaded, Mark, Place
+from pgsluice.loads import FIRST_SEQ, Loaded, LoadMark, Place
 from pgsluice.pipeline.alterations import Alterations
 from pgsluice.pipeline.begun import Begun
 from pgsluice.pipeline.encoders import Encoders
@@ -79,7 +79,7 @@ class Scene:
         return [dict(one) for one in said]
 
     @property
-    def marks(self) -> list[Mark]:
+    def marks(self) -> list[LoadMark]:
         return self.outbox._open.marks
 
     @property
@@ -93,7 +93,7 @@ async def test_a_table_whose_rows_ddl_has_changed_is_stale() -> None:
     assert (warning["table"], warning["reason"]) == ("public.numbers", "column m was added with values")
     assert warning["next"] == "it is loaded again"
     position = (3, RECEIVED, FIRST_SEQ)
-    assert scene.marks == [Mark("shop.public.numbers", "public", "numbers", "load", "stale", *position, 12, False)]  # noqa: FBT003 - asterisks
+    assert scene.marks == [LoadMark("shop.public.numbers", "public", "numbers", "load", "stale", *position, 12, False)]  # noqa: FBT003 - asterisks
     assert scene.records == [replace(LOADED, state="stale")] == [scene.begun.loaded(WIDE)]
     assert scene.woken == 1
 

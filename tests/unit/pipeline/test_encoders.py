@@ -16,7 +16,7 @@ from pgsluice.envelope import Stamp
 from pgsluice.errors import ConfigError, IncompatibleSchema, PoisonError
 from pgsluice.layout import ColumnLayout, Layout
 from pgsluice.metrics import Metrics
-from pgsluice.pgbinary.types import TypeDescription
+from pgsluice.pgbinary.conversions import TypeDescription
 from pgsluice.pgoutput import messages
 from pgsluice.pgoutput.messages import BinaryValue, TupleData
 from pgsluice.pipeline.encoders import ENCODER_BYTES, ENCODER_COLUMN_BYTES, TYPE_PART_BYTES, Encoders, Rows

@@ -11,7 +11,7 @@ import pytest
 from pgsluice.avro.types import TypeOptions
 from pgsluice.checkpoint import Checkpoint
 from pgsluice.commands import Answer, CommandState, Request
-from pgsluice.loads import FIRST_SEQ, Load, Loaded, Mark, Place
+from pgsluice.loads import FIRST_SEQ, Load, Loaded, LoadMark, Place
 from pgsluice.pgoutput.copy import insert_frame
 from pgsluice.pipeline import inserter as module
 from pgsluice.pipeline.begun import Begun
@@ -63,7 +63,7 @@ class Stage:
         return [mark.seq - FIRST_SEQ for mark in self.marks]
 
     @property
-    def marks(self) -> list[Mark]:
+    def marks(self) -> list[LoadMark]:
         return list(self.outbox._open.marks)
 
     @property
@@ -96,8 +96,8 @@ async def test_a_load_begins_with_its_first_chunk(stage: Stage) -> None:
     await stage.inserter.insert(await stage.opened(), chunk(1, 2), LSN, 0)
     assert stage.numbers == [1, 2]
     begin, rows = stage.marks
-    assert begin == Mark(TOPIC, "public", "numbers", begin.id, "begin", 3, LSN, FIRST_SEQ, 0, replaces=True)
-    assert rows == Mark(TOPIC, "public", "numbers", begin.id, "rows", 3, LSN, FIRST_SEQ + 3, 2, replaces=True)
+    assert begin == LoadMark(TOPIC, "public", "numbers", begin.id, "begin", 3, LSN, FIRST_SEQ, 0, replaces=True)
+    assert rows == LoadMark(TOPIC, "public", "numbers", begin.id, "rows", 3, LSN, FIRST_SEQ + 3, 2, replaces=True)
     load = Load(begin.id, "public", "numbers", 7, "one", ("n",), ("2",), 2)
     assert stage.begun.all() == list(stage.outbox._open.loads or ()) == [load]
     assert stage.outbox._open.place == Place(LSN, 4)

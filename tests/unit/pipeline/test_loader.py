@@ -19,7 +19,7 @@ from pgsluice.checkpoint import Checkpoint
 from pgsluice.commands import CommandState, Request
 from pgsluice.errors import PrimaryUnavailable, ReadTooSlow, SinkUnavailable, SourceUnavailable, TableUnreadable
 from pgsluice.layout import ColumnLayout, Layout
-from pgsluice.loads import FIRST_SEQ, Load, Loaded, Mark, Place
+from pgsluice.loads import FIRST_SEQ, Load, Loaded, LoadMark, Place
 from pgsluice.metrics import Metrics
 from pgsluice.pgoutput import messages
 from pgsluice.pipeline import begun, outbox, reading, rounds
@@ -158,7 +158,7 @@ def number(record: Record) -> int:
     return (record.key or b"\0")[-1] // 2
 
 
-def marks(world: World) -> list[Mark]:
+def marks(world: World) -> list[LoadMark]:
     return [mark for cut, _, _ in world.cuts for mark in cut.marks]
 
 
@@ -176,9 +176,9 @@ async def test_the_rows_stand_between_two_marks() -> None:
         await found.finish()
     assert arrived(world) == [("r", 1), ("r", 2), ("r", 3)]
     begin, rows, end = marks(world)
-    assert begin == Mark(TOPIC, "public", "numbers", begin.id, "begin", 3, 10_000, FIRST_SEQ, 0, replaces=True)
-    assert rows == Mark(TOPIC, "public", "numbers", begin.id, "rows", 3, 10_000, FIRST_SEQ + 4, 3, replaces=True)
-    assert end == Mark(TOPIC, "public", "numbers", begin.id, "end", 3, 10_000, FIRST_SEQ + 5, 3, replaces=True)
+    assert begin == LoadMark(TOPIC, "public", "numbers", begin.id, "begin", 3, 10_000, FIRST_SEQ, 0, replaces=True)
+    assert rows == LoadMark(TOPIC, "public", "numbers", begin.id, "rows", 3, 10_000, FIRST_SEQ + 4, 3, replaces=True)
+    assert end == LoadMark(TOPIC, "public", "numbers", begin.id, "end", 3, 10_000, FIRST_SEQ + 5, 3, replaces=True)
 
 
 async def test_the_end_is_recorded_with_the_cut_that_has_it() -> None:

@@ -13,7 +13,7 @@ from pgsluice.avro.choices import Choice
 from pgsluice.avro.types import TypeOptions
 from pgsluice.checkpoint import Checkpoint
 from pgsluice.cut import Cut, Recorded
-from pgsluice.dead_letter import DeadLetter, Origin, Reason, Refused
+from pgsluice.dead_letter import DeadLetter, Reason, Refused, SourceChange
 from pgsluice.errors import (
     ConfigError,
     DeadlineMissed,
@@ -206,7 +206,7 @@ class TestPoison:
         """Return the refusal of rows of the first transaction, which a test commits at 10,050."""
         letters = [
             DeadLetter(
-                Origin("public", "numbers", "c", 1, 10_050, number - 1, 10_000, 0),
+                SourceChange("public", "numbers", "c", 1, 10_050, number - 1, 10_000, 0),
                 "shop.public.numbers",
                 Reason.RECORD_TOO_LARGE,
                 "larger than the limit",

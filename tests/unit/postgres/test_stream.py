@@ -9,6 +9,7 @@ import pytest
 from pgsluice.errors import ConfigError, ProtocolError, SourceUnavailable
 from pgsluice.pgoutput.framing import Keepalive, XLogData
 from pgsluice.postgres import stream as stream_module
+from pgsluice.postgres.async_libpq import Wire
 from pgsluice.postgres.failures import ServerError
 from pgsluice.postgres.stream import (
     BATCH_BYTES,
@@ -18,7 +19,6 @@ from pgsluice.postgres.stream import (
     ReplicationStream,
     Timing,
 )
-from pgsluice.postgres.wire import Wire
 from tests.support.pgoutput_encoder import xlog_data
 from tests.support.walsender import Walsender, message
 

@@ -6,7 +6,7 @@ import pytest
 
 from pgsluice.avro.wire import Schema, normalise, schema_id
 from pgsluice.registry.api import Answer, answer
-from pgsluice.registry.record import Registered
+from pgsluice.registry.schema_record import Registered
 from pgsluice.registry.store import SchemaStore
 
 KEY: Schema = {"type": "record", "name": "Key", "namespace": "s.p.orders", "fields": [{"name": "id", "type": "int"}]}

@@ -4,8 +4,8 @@ import pytest
 
 from pgsluice.errors import ConfigError, UnavailableError
 from pgsluice.registry.export import Exported, export
-from pgsluice.registry.record import Registered
 from pgsluice.registry.rest import RestOptions
+from pgsluice.registry.schema_record import Registered
 from pgsluice.registry.store import SchemaStore
 from pgsluice.registry.subjects import Strategy
 from tests.support.registry_server import Fault, RegistryServer

@@ -9,7 +9,7 @@ import pytest
 from pgsluice.avro.wire import Schema
 from pgsluice.registry import histories as module
 from pgsluice.registry.histories import Histories
-from pgsluice.registry.record import Registered
+from pgsluice.registry.schema_record import Registered
 from pgsluice.registry.store import SchemaStore
 
 

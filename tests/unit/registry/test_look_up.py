@@ -2,7 +2,7 @@ import pytest
 
 from pgsluice.avro.wire import Schema, normalise
 from pgsluice.registry.look_up import find
-from pgsluice.registry.record import Registered
+from pgsluice.registry.schema_record import Registered
 
 TEXT: Schema = {"type": "string"}
 LONG: Schema = {"type": "long"}

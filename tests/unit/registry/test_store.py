@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pgsluice.avro.wire import Schema, header, normalise, schema_id
-from pgsluice.registry.record import MAX_ID, Registered, parse
+from pgsluice.registry.schema_record import MAX_ID, Registered, parse
 from pgsluice.registry.store import SchemaStore
 
 TEXT: Schema = {"type": "string"}

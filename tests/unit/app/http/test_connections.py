@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from pgsluice.app.http import connections as module
 from pgsluice.app.http.health import Health
 from pgsluice.app.http.server import HttpServer
-from pgsluice.registry.record import Registered
+from pgsluice.registry.schema_record import Registered
 from pgsluice.registry.store import SchemaStore
 
 REQUEST = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"

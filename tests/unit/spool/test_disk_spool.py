@@ -10,10 +10,10 @@ import pytest
 
 from pgsluice.errors import UnavailableError
 from pgsluice.spool import disk as disks
-from pgsluice.spool import rows as module
+from pgsluice.spool import disk_spool as module
 from pgsluice.spool.directory import SpillDirectory
 from pgsluice.spool.disk import Disk
-from pgsluice.spool.rows import READ_BYTES, ROOM_BYTES, SPILL_BYTES, Spool, SpooledRows, SpoolOptions
+from pgsluice.spool.disk_spool import READ_BYTES, ROOM_BYTES, SPILL_BYTES, DiskSpool, SpooledRows, SpoolOptions
 from tests.support.disks import hanging
 
 MIB = 1024 * 1024
@@ -36,27 +36,29 @@ def directory(spill: SpillDirectory) -> Path:
 
 
 @pytest.fixture
-def make(spill: SpillDirectory, disk: Disk) -> Callable[[int, int], Spool]:
+def make(spill: SpillDirectory, disk: Disk) -> Callable[[int, int], DiskSpool]:
     """Make a spool with these bounds in memory and on disk."""
-    return lambda memory_max, spill_max: Spool(SpoolOptions(spill.path, memory_max, spill_max, spill.descriptor), disk)
+    return lambda memory_max, spill_max: DiskSpool(
+        SpoolOptions(spill.path, memory_max, spill_max, spill.descriptor), disk
+    )
 
 
-Make = Callable[[int, int], Spool]
+Make = Callable[[int, int], DiskSpool]
 
 
-def filled(spool: Spool, *pieces: bytes) -> SpooledRows:
+def filled(spool: DiskSpool, *pieces: bytes) -> SpooledRows:
     rows = spool.open()
     for number, piece in enumerate(pieces):
         rows.append(number, piece)
     return rows
 
 
-async def relieved(spool: Spool) -> None:
+async def relieved(spool: DiskSpool) -> None:
     while await spool.relieve():
         pass
 
 
-async def pieces_of(spool: Spool, rows: SpooledRows) -> list[tuple[int, bytes]]:
+async def pieces_of(spool: DiskSpool, rows: SpooledRows) -> list[tuple[int, bytes]]:
     found = []
     for piece in rows:
         if piece is None:
@@ -179,7 +181,7 @@ class TestWhenThereIsNoRoom:
             await relieved(spool)
 
     async def test_a_directory_that_went_away(self, directory: Path, disk: Disk) -> None:
-        spool = Spool(SpoolOptions(directory / "gone", 2 * MIB, 64 * MIB), disk)
+        spool = DiskSpool(SpoolOptions(directory / "gone", 2 * MIB, 64 * MIB), disk)
         filled(spool, b"x" * 2 * MIB)
         with pytest.raises(UnavailableError, match=r"No such file or directory.*Make room under buffer\.spill_dir"):
             await relieved(spool)
@@ -307,7 +309,7 @@ class TestNeighbours:
         """And not into the one that somebody has put in its place."""
         moved, spill = tmp_path / "moved", SpillDirectory(str(tmp_path), disk)
         async with spill as found:
-            spool = Spool(SpoolOptions(found.path, 0, 64 * MIB, found.descriptor), disk)
+            spool = DiskSpool(SpoolOptions(found.path, 0, 64 * MIB, found.descriptor), disk)
             rows = filled(spool, b"one")
             await relieved(spool)
             await asyncio.to_thread(found.path.rename, moved)

@@ -5,9 +5,9 @@ import psycopg
 import pytest
 from psycopg import pq
 
-from pgsluice.postgres import wire as wire_module
+from pgsluice.postgres import async_libpq
+from pgsluice.postgres.async_libpq import Wire
 from pgsluice.postgres.failures import ServerError
-from pgsluice.postgres.wire import Wire
 from tests.support.walsender import Walsender, message
 
 
@@ -61,7 +61,7 @@ async def test_results_survive_a_cancelled_wait(wire: Wire, server: Walsender) -
 async def test_a_query_without_an_answer_breaks_the_connection(
     wire: Wire, server: Walsender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire_module, "ANSWER_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(async_libpq, "ANSWER_TIMEOUT_S", 0.1)
     server.answers_queries = False
     with pytest.raises(psycopg.OperationalError, match=r"^no answer within 0\.1 s$"):
         await wire.query("SELECT 1")
@@ -71,7 +71,7 @@ async def test_a_query_without_an_answer_breaks_the_connection(
 async def test_a_query_may_be_given_all_the_time_it_takes(
     wire: Wire, server: Walsender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire_module, "ANSWER_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(async_libpq, "ANSWER_TIMEOUT_S", 0.1)
     server.answers_queries = False
     asking = asyncio.create_task(wire.query("CREATE_REPLICATION_SLOT", patient=True))
     await asyncio.sleep(0.3)

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from pgsluice.avro.choices import Choice, ColumnChoice
 from pgsluice.avro.types import ColumnType, Opcode, TypeOptions, choice_name, choices_of, column_type, key_type
 from pgsluice.avro.wire import Schema
-from pgsluice.pgbinary.types import Element
+from pgsluice.pgbinary.conversions import Element
 from pgsluice.relation import BUILTIN_TYPES, CATALOG, Column, PgType
 
 _NUMERIC: Final = PgType(1700, CATALOG, "numeric")

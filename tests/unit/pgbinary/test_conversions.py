@@ -1,11 +1,11 @@
-"""Unit tests of pgsluice.pgbinary.types."""
+"""Unit tests of pgsluice.pgbinary.conversions."""
 
 import tracemalloc
 
 import pytest
 
 from pgsluice.pgbinary.base import Unreadable
-from pgsluice.pgbinary.types import (
+from pgsluice.pgbinary.conversions import (
     BUILT_IN,
     LEVELS_MAX,
     Element,

@@ -58,7 +58,7 @@ class SpoolOptions:
     descriptor: int | None = None
 
 
-class Spool:
+class DiskSpool:
     """The waiting rows of one session. It implements :class:`pgsluice.pipeline.ends.Spool`."""
 
     def __init__(self, options: SpoolOptions, disk: Disk) -> None:
@@ -142,7 +142,7 @@ class Spool:
 class SpooledRows:
     """The waiting rows of one transaction: first those in its file, then those in its buffer."""
 
-    def __init__(self, spool: Spool, path: Path, directory: int | None) -> None:
+    def __init__(self, spool: DiskSpool, path: Path, directory: int | None) -> None:
         self._spool = spool
         self._path = path
         self._directory = directory

@@ -1,9 +1,9 @@
-"""Unit tests of pgsluice.avro.reference: the tables of types for people."""
+"""Unit tests of pgsluice.avro.type_table: the tables of types for people."""
 
 import re
 
 from pgsluice.avro.choices import Choice
-from pgsluice.avro.reference import markdown
+from pgsluice.avro.type_table import markdown
 from pgsluice.avro.types import Opcode, TypeOptions, column_type
 from pgsluice.relation import BUILTIN_TYPES, Column
 

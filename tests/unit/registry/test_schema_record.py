@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from pgsluice.registry.record import MAX_ID, Packed, Registered, parse
+from pgsluice.registry.schema_record import MAX_ID, Packed, Registered, parse
 
 RECORD = Registered("shop.public.öl-value", 3, 77, '{"type":"string"}', {"typmods": {"name": 24}})
 

@@ -1,22 +1,22 @@
-"""Unit tests of pgsluice.avro.temporal. Python's own calendar is the oracle for the years it knows."""
+"""Unit tests of pgsluice.avro.temporal_text. Python's own calendar is the oracle for the years it knows."""
 
 from datetime import UTC, date, datetime, timedelta
 
 import pytest
 
-from pgsluice.avro import temporal
+from pgsluice.avro import temporal_text
 from pgsluice.avro.binary import INT_MAX, INT_MIN, LONG_MAX, LONG_MIN, encode_long
-from pgsluice.avro.temporal import COMMON_DAYS, COMMON_US, DAY_US, FULL_DAYS, FULL_US
+from pgsluice.avro.temporal_text import COMMON_DAYS, COMMON_US, DAY_US, FULL_DAYS, FULL_US
 from pgsluice.avro.text import Misfit, Writer
 
-DATE = temporal.date(*COMMON_DAYS)
-FULL_DATE = temporal.date(*FULL_DAYS)
-TIME = temporal.time(DAY_US)
-FULL_TIME = temporal.time(DAY_US + 1)
-TIMESTAMP = temporal.timestamp(*COMMON_US)
-FULL_TIMESTAMP = temporal.timestamp(*FULL_US)
-TIMESTAMPTZ = temporal.timestamptz(*COMMON_US)
-FULL_TIMESTAMPTZ = temporal.timestamptz(*FULL_US)
+DATE = temporal_text.date(*COMMON_DAYS)
+FULL_DATE = temporal_text.date(*FULL_DAYS)
+TIME = temporal_text.time(DAY_US)
+FULL_TIME = temporal_text.time(DAY_US + 1)
+TIMESTAMP = temporal_text.timestamp(*COMMON_US)
+FULL_TIMESTAMP = temporal_text.timestamp(*FULL_US)
+TIMESTAMPTZ = temporal_text.timestamptz(*COMMON_US)
+FULL_TIMESTAMPTZ = temporal_text.timestamptz(*FULL_US)
 
 EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - a timestamp without time zone
 
@@ -219,7 +219,7 @@ def test_a_time_zone_belongs_to_timestamptz_only() -> None:
 
 
 def test_infinities_where_they_have_numbers() -> None:
-    write = temporal.or_infinity(DATE, INT_MIN, INT_MAX)
+    write = temporal_text.or_infinity(DATE, INT_MIN, INT_MAX)
     assert write(b"-infinity") == encode_long(INT_MIN)
     assert write(b"infinity") == encode_long(INT_MAX)
     assert write(b"1970-01-02") == encode_long(1)
@@ -230,12 +230,12 @@ def test_infinities_where_they_have_numbers() -> None:
 @pytest.mark.parametrize(
     ("write", "value", "number"),
     [
-        (temporal.time(DAY_US, 1000), b"00:00:00.001", 1),
-        (temporal.time(DAY_US + 1, 1000), b"24:00:00", 86_400_000),
-        (temporal.timestamp(*COMMON_US, 1000), b"1969-12-31 23:59:59.999", -1),
-        (temporal.timestamp(*FULL_US, 1000), b"10000-01-01 00:00:00", 253_402_300_800_000),
-        (temporal.timestamptz(*COMMON_US, 1000), b"1970-01-01 00:00:01+00", 1000),
-        (temporal.timestamptz(*COMMON_US, 1000), b"1970-01-01 00:00:01+01", -3_599_000),
+        (temporal_text.time(DAY_US, 1000), b"00:00:00.001", 1),
+        (temporal_text.time(DAY_US + 1, 1000), b"24:00:00", 86_400_000),
+        (temporal_text.timestamp(*COMMON_US, 1000), b"1969-12-31 23:59:59.999", -1),
+        (temporal_text.timestamp(*FULL_US, 1000), b"10000-01-01 00:00:00", 253_402_300_800_000),
+        (temporal_text.timestamptz(*COMMON_US, 1000), b"1970-01-01 00:00:01+00", 1000),
+        (temporal_text.timestamptz(*COMMON_US, 1000), b"1970-01-01 00:00:01+01", -3_599_000),
     ],
 )
 def test_other_units(write: Writer, value: bytes, number: int) -> None:
@@ -245,11 +245,11 @@ def test_other_units(write: Writer, value: bytes, number: int) -> None:
 @pytest.mark.parametrize(
     ("write", "value"),
     [
-        (temporal.time(DAY_US, 1000), b"00:00:00.0001"),
-        (temporal.timestamp(*COMMON_US, 1000), b"1969-12-31 23:59:59.999999"),
-        (temporal.timestamp(*COMMON_US, 1000), b"10000-01-01 00:00:00"),
-        (temporal.timestamptz(*COMMON_US, 1000), b"1970-01-01 00:00:01.000001+00"),
-        (temporal.timestamptz(*COMMON_US, 1000), b"1970-01-01 00:00:01.000001+01"),
+        (temporal_text.time(DAY_US, 1000), b"00:00:00.0001"),
+        (temporal_text.timestamp(*COMMON_US, 1000), b"1969-12-31 23:59:59.999999"),
+        (temporal_text.timestamp(*COMMON_US, 1000), b"10000-01-01 00:00:00"),
+        (temporal_text.timestamptz(*COMMON_US, 1000), b"1970-01-01 00:00:01.000001+00"),
+        (temporal_text.timestamptz(*COMMON_US, 1000), b"1970-01-01 00:00:01.000001+01"),
     ],
 )
 def test_what_is_no_whole_number_of_units_is_not_rounded(write: Writer, value: bytes) -> None:
@@ -271,7 +271,7 @@ def test_what_is_no_whole_number_of_units_is_not_rounded(write: Writer, value: b
     ],
 )
 def test_intervals_are_microseconds(value: bytes, number: int) -> None:
-    assert temporal.interval_micros(value) == encode_long(number)
+    assert temporal_text.interval_micros(value) == encode_long(number)
 
 
 @pytest.mark.parametrize(
@@ -283,4 +283,4 @@ def test_intervals_are_microseconds(value: bytes, number: int) -> None:
 )
 def test_months_have_no_length_and_other_texts_are_no_intervals(value: bytes) -> None:
     with pytest.raises(Misfit):
-        temporal.interval_micros(value)
+        temporal_text.interval_micros(value)
