@@ -23,6 +23,8 @@ _SNAPSHOT_ACTIONS = {
     "cancel": "End loads. Rows that were delivered stay.",
 }
 
+_PATTERN = "pattern of schema and table, as in tables.include; may be repeated"
+
 _EXIT_CODES = """\
 exit codes:
   0 done   2 usage   65 data that contradict one another or cannot be delivered   69 unavailable
@@ -64,6 +66,7 @@ def parser(commands: Mapping[str, Run]) -> Parser:
     slot.add_argument("action", choices=["create", "status", "drop"])
     snapshot = added.add_parser("snapshot", help=_SNAPSHOT, description=_SNAPSHOT, allow_abbrev=False)
     _add_snapshot_actions(snapshot, commands["snapshot"], with_settings)
+    _add_tail(add("tail", "Print changes as they commit, from PostgreSQL or from the topics."))
     registry = add("registry", "Serve the schema registry's read API, or export it to a server.")
     registry.add_argument(
         "action",
@@ -88,6 +91,36 @@ def parser(commands: Mapping[str, Run]) -> Parser:
     schema.add_argument("what", choices=["types"])
     add("version", "Print the version.")
     return made
+
+
+def _add_tail(tail: Parser) -> None:
+    tail.add_argument("--kafka", action="store_true", help="read the topics of the pipeline, and not PostgreSQL")
+    tail.add_argument("--table", action="append", default=[], metavar="PATTERN", help=f"only these tables: {_PATTERN}")
+    tail.add_argument(
+        "--op",
+        action="append",
+        default=[],
+        choices=["insert", "update", "delete", "truncate", "read", "message"],
+        help="only these changes; may be repeated",
+    )
+    tail.add_argument(
+        "--column",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="only these columns, and no changes that leave them as they are; may be repeated",
+    )
+    tail.add_argument(
+        "--xid", action="append", default=[], type=int, help="only changes of this transaction; may be repeated"
+    )
+    tail.add_argument("--json", action="store_true", help="print one JSON object per line")
+    tail.add_argument("--limit", type=_positive, metavar="N", help="end after so many changes")
+
+
+def _positive(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise ValueError
+    return number
 
 
 def _add_snapshot_actions(snapshot: Parser, command: Run, with_settings: Parser) -> None:

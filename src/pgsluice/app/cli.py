@@ -156,6 +156,14 @@ def _cell(name: str, value: object) -> object:
     return format_lsn(value) if name.endswith("_lsn") and isinstance(value, int) else value
 
 
+def _tail(options: argparse.Namespace) -> int:
+    settings = _settings(options)
+    _configure_log("warning", settings.log.format)  # what a session says of itself would be among the changes
+    from pgsluice.app.tail import command  # noqa: PLC0415 - as in _run
+
+    return command.tail(settings, options, _write)
+
+
 def _snapshot(options: argparse.Namespace) -> int:
     settings = _settings(options)
     from pgsluice.app import snapshot_cli, wiring  # noqa: PLC0415 - as in _run
@@ -299,14 +307,19 @@ def _say_document(text: str) -> int:
 
 def _say(*lines: str) -> int:
     """Print a command's answer, line by line. Return the exit code of success."""
+    _write(_text(lines))
+    return 0
+
+
+def _write(text: str) -> None:
+    """Print whole lines, in which everything that comes from elsewhere is escaped already."""
     try:
-        sys.stdout.write(_text(lines))
+        sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
         # The rest of the buffer must not fail again when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(_EXIT_BROKEN_PIPE)
-    return 0
 
 
 def _sources(options: argparse.Namespace, defaults: Mapping[str, object] | None = None) -> "Sources":
@@ -379,6 +392,7 @@ COMMANDS: dict[str, arguments.Run] = {
     "run": _run,
     "check": _check,
     "slot": _slot,
+    "tail": _tail,
     "snapshot": _snapshot,
     "registry": _registry,
     "status": _status,

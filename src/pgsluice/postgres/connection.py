@@ -149,8 +149,12 @@ class ReplicationConnection:
         rows = await self.query(slot_query(self.server_version, f"slot_name = {_literal(name)}"))
         return parse_slot(rows[0]) if rows else None
 
-    async def create_slot(self, name: str, *, failover: bool = False, blockers: Blockers | None = None) -> int:
+    async def create_slot(
+        self, name: str, *, failover: bool = False, is_temporary: bool = False, blockers: Blockers | None = None
+    ) -> int:
         """Create a logical slot for pgoutput. Return its consistent point, where its stream begins.
+
+        A temporary slot ends with this connection.
 
         The server waits for the end of every running transaction in all databases, including prepared ones. Meanwhile
         the log says so, with the transactions that ``blockers`` finds for the PID of our backend. If this is cancelled,
@@ -160,8 +164,9 @@ class ReplicationConnection:
             raise ConfigError("slots that survive a failover need PostgreSQL 17: set postgres.failover = false")
         reports = asyncio.create_task(self._report_waiting(name, blockers))
         try:
+            command = self._create_slot_command(name, failover=failover, is_temporary=is_temporary)
             ((_, consistent_point, _, _),) = await self.query(
-                self._create_slot_command(name, failover=failover), f"creating replication slot {name!r}", patient=True
+                command, f"creating replication slot {name!r}", patient=True
             )
         except asyncio.CancelledError:
             await self._cancel_command()
@@ -170,12 +175,13 @@ class ReplicationConnection:
             reports.cancel()
         return parse_lsn(str(consistent_point))
 
-    def _create_slot_command(self, name: str, *, failover: bool) -> str:
+    def _create_slot_command(self, name: str, *, failover: bool, is_temporary: bool) -> str:
         if self.server_version >= _PARENTHESISED_SLOT_OPTIONS:
             options = "(SNAPSHOT 'nothing', FAILOVER)" if failover else "(SNAPSHOT 'nothing')"
         else:
             options = "NOEXPORT_SNAPSHOT"
-        return f"CREATE_REPLICATION_SLOT {identifier(name)} LOGICAL {PLUGIN} {options}"
+        lasting = " TEMPORARY" if is_temporary else ""
+        return f"CREATE_REPLICATION_SLOT {identifier(name)}{lasting} LOGICAL {PLUGIN} {options}"
 
     async def _report_waiting(self, name: str, blockers: Blockers | None) -> None:
         while True:

@@ -36,6 +36,8 @@ class SourceOptions:
     primary: ConnectionOptions | None = None
     """How to reach the primary of a standby that is streamed from, because rows are read there. None means the server
     itself."""
+    is_temporary: bool = False
+    """Whether the slot that is created ends with the connection."""
 
 
 class PostgresSource:
@@ -145,7 +147,10 @@ class PostgresSource:
         """Create the slot and return its consistent point."""
         options = self._options
         return await self._replication.create_slot(
-            options.slot, failover=options.failover, blockers=self._catalog.slot_creation_blockers
+            options.slot,
+            failover=options.failover,
+            is_temporary=options.is_temporary,
+            blockers=self._catalog.slot_creation_blockers,
         )
 
     async def start(self) -> ReplicationStream:

@@ -1,0 +1,228 @@
+"""The changes in the topics of a pipeline, as consumers see them: read_committed, decoded with the topic of schemas.
+
+Nothing of this is used by a pipeline. fastavro trusts the schemas, so whoever may write to the topic of schemas can
+crash this command.
+"""
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import closing
+from datetime import date, datetime, time
+from decimal import Decimal
+from io import BytesIO
+from threading import Event
+from typing import Any, Final
+from uuid import UUID
+
+import fastavro
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, Message, TopicPartition
+
+from pgsluice.app.tail.shown import Row, Shown
+from pgsluice.app.wiring import registry_options
+from pgsluice.avro.wire import unframe
+from pgsluice.config import Settings
+from pgsluice.errors import ConfigError, HistoryError, PgsluiceError
+from pgsluice.kafka.client import ClientErrors, ClientOptions, failure
+from pgsluice.kafka.topics import Topics
+from pgsluice.registry.follower import SCHEMAS, SchemaFollower
+from pgsluice.registry.store import SchemaStore
+
+_VALUE: Final = "-value"
+"""The end of a subject that has the values of a topic."""
+_RECORDS: Final = ("Envelope", "Message")
+"""The names of the records in the topics that are read."""
+_BATCH: Final = 500
+_POLL_S: Final = 0.25
+"""How long one look for records takes, and so how long Ctrl-C and new topics may have to wait."""
+
+
+async def changes(settings: Settings, ready: Callable[[], None]) -> AsyncIterator[list[Shown]]:
+    """Yield the changes that are committed from now on, in portions. Call ``ready`` when reading has begun.
+
+    Changes of one partition are in order. Raise ConfigError if there is no topic of schemas, and HistoryError if a
+    record cannot be read.
+    """
+    prefix, errors = settings.kafka.topic_prefix, ClientErrors()
+    follower = SchemaFollower(registry_options(settings, errors), [prefix + SCHEMAS], SchemaStore())
+    client = ClientOptions(settings.kafka.librdkafka_properties(), f"pgsluice-{settings.name}-tail", errors)
+    consumer = _Consumer(client)
+    try:
+        await follower.start()
+        if missing := await follower.missing():
+            raise ConfigError(f"{missing} Correct kafka.topic_prefix, or start the pipeline once.")
+        reader = _Reader(follower)
+        await asyncio.to_thread(consumer.add, reader.topics(), OFFSET_END)
+        ready()
+        while True:
+            messages = await asyncio.to_thread(consumer.read)
+            yield [shown for one in messages if (shown := await reader.shown(one)) is not None]
+            await asyncio.to_thread(consumer.add, reader.topics(), OFFSET_BEGINNING)
+    finally:
+        await asyncio.to_thread(consumer.close)
+        await follower.close()
+
+
+class _Consumer:
+    """Reads all partitions of topics, without a group. Every method blocks."""
+
+    def __init__(self, client: ClientOptions) -> None:
+        self._client = client
+        self._known: set[str] = set()
+        self._consumer = client.make(
+            Consumer,
+            {
+                "group.id": client.client_id,  # the client requires it; nothing is ever committed for it
+                "isolation.level": "read_committed",
+                "enable.auto.commit": False,
+                "auto.offset.reset": "latest",
+                "allow.auto.create.topics": False,
+            },
+        )
+
+    def add(self, topics: Iterable[str], offset: int) -> None:
+        """Read these topics as well, from ``offset``. Leave out those that are read, or do not exist."""
+        if not (new := set(topics) - self._known):
+            return
+        with closing(Topics(self._client, Event())) as admin:
+            states = admin.describe(new)
+        self._known |= states.keys()
+        self._consumer.incremental_assign(
+            [
+                TopicPartition(topic, number, offset)
+                for topic, state in states.items()
+                for number in range(state.partitions)
+            ]
+        )
+
+    def read(self) -> list[Message]:
+        """Wait a moment for records."""
+        return [one for one in self._consumer.consume(_BATCH, _POLL_S) if _is_record(one)]
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._consumer.close()
+
+
+def _is_record(message: Message) -> bool:
+    """Return whether this is a record with a value. Ignore errors from which the client recovers."""
+    error = message.error()
+    if error is not None and error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+        raise failure(error, f"Reading topic {message.topic()}")
+    return error is None and message.value() is not None
+
+
+class _Reader:
+    """Decodes records with the schemas that ``follower`` knows."""
+
+    def __init__(self, follower: SchemaFollower) -> None:
+        self._follower = follower
+        self._schemas: dict[int, dict[str, Any]] = {}
+        self._seen = 0
+        self._topics: list[str] = []
+
+    def topics(self) -> list[str]:
+        """Return the topics of tables and messages."""
+        subjects = self._follower.store.subjects()
+        if len(subjects) != self._seen:
+            self._seen = len(subjects)
+            self._topics = [one.removesuffix(_VALUE) for one in subjects if self._is_data(one)]
+        return self._topics
+
+    def _is_data(self, subject: str) -> bool:
+        last = self._follower.store.last(subject)
+        schema = json.loads(last.schema) if last is not None and subject.endswith(_VALUE) else None
+        return isinstance(schema, dict) and schema.get("name") in _RECORDS
+
+    async def shown(self, message: Message) -> Shown | None:
+        """Return the change of a record. Return None if the record is in no topic of tables or messages."""
+        value, place = message.value(), f"Record {message.offset()} of topic {message.topic()} [{message.partition()}]"
+        try:
+            identifier, body = unframe(value)
+            schema = await self._schema(identifier)
+            record = _decoded(schema, body)
+            return _message(record) if schema["name"] == "Message" else _change(record)
+        except PgsluiceError:
+            raise
+        except Exception as error:
+            raise HistoryError(
+                f"{place} cannot be read ({type(error).__name__}). It is not one of this pipeline, or its schema is "
+                "not in the topic of schemas. Compare kafka.topic_prefix with that of the pipeline."
+            ) from error
+
+    async def _schema(self, identifier: int) -> dict[str, Any]:
+        """Return a schema. If it is not known, read first what was registered since."""
+        if identifier not in self._schemas:
+            if not self._follower.store.uses(identifier):
+                await self._follower.start()
+            self._schemas[identifier] = json.loads(self._follower.store.uses(identifier)[0].schema)
+        return self._schemas[identifier]
+
+
+def _decoded(schema: dict[str, Any], body: bytes) -> dict[str, Any]:
+    """Return the fields of a record. If a time is beyond those of Python, all times are the numbers that Avro has."""
+    try:
+        found = fastavro.schemaless_reader(BytesIO(body), schema, None)
+    except OverflowError:
+        found = fastavro.schemaless_reader(BytesIO(body), _without_times(schema), None)
+    assert isinstance(found, dict), "the schema is that of a record"
+    return found
+
+
+def _without_times(schema: Any) -> Any:  # noqa: ANN401 - any JSON
+    if isinstance(schema, list):
+        return [_without_times(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    is_time = str(schema.get("logicalType")).partition("-")[0] in {"date", "time", "timestamp", "local"}
+    return {name: _without_times(one) for name, one in schema.items() if not (is_time and name == "logicalType")}
+
+
+def _change(record: Mapping[str, Any]) -> Shown:
+    raw, unchanged, is_key = record["raw"], tuple(record["unchanged"]), record["before_image"] == "key"
+    return Shown(
+        record["op"],
+        record["lsn"],
+        record["xid"],
+        _json(record["ts"]),
+        record["schema"],
+        record["table"],
+        # All but the key is null in the image of a key, and a key is never null.
+        before=_row(record["before"], lambda _, value: value is not None or not is_key, raw, "before."),
+        before_image=record["before_image"],
+        after=_row(record["after"], lambda name, _: name not in unchanged, raw, ""),
+        unchanged=unchanged,
+        origin=record["origin"],
+        flags=tuple(record["flags"]),
+    )
+
+
+def _message(record: Mapping[str, Any]) -> Shown:
+    after = {"prefix": record["prefix"], "content": record["content"].decode("utf-8", "surrogateescape")}
+    return Shown("m", record["lsn"], record["xid"], _json(record["ts"]), after=after, origin=record["origin"])
+
+
+def _row(
+    row: Mapping[str, Any] | None, is_known: Callable[[str, object], bool], raw: Mapping[str, str], at: str
+) -> Row | None:
+    """Return the values that are known. ``raw`` has the text of those that Avro cannot hold, under ``at`` and name."""
+    if row is None:
+        return None
+    values = {name: raw.get(at + name, value) for name, value in row.items()}
+    return {name: _json(value) for name, value in values.items() if is_known(name, value)}
+
+
+def _json(value: object) -> Any:  # noqa: ANN401 - any JSON
+    """Return an Avro value as JSON that has all of it."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, datetime | date | time):
+        return value.isoformat().replace("+00:00", "Z")
+    if isinstance(value, bytes):
+        return rf"\x{value.hex()}"
+    if isinstance(value, Decimal | UUID):
+        return str(value)
+    if isinstance(value, list):
+        return [_json(one) for one in value]
+    return {name: _json(one) for name, one in value.items()} if isinstance(value, dict) else value
