@@ -188,6 +188,13 @@ def _check(options: argparse.Namespace) -> int:
     return failed[0] if failed else 0
 
 
+def _setup_sql(options: argparse.Namespace) -> int:
+    settings = _settings(options)
+    from pgsluice.app import setup_sql  # noqa: PLC0415 - as in _run
+
+    return _say(*setup_sql.statements(settings, options.tables, offline=options.offline))
+
+
 def _as_json(finding: Finding) -> dict[str, object]:
     """Return a finding for ``--json``. Only a failure has an exit code."""
     found = asdict(finding)
@@ -391,6 +398,7 @@ def _url(listen: "ListenAddress") -> str:
 COMMANDS: dict[str, arguments.Run] = {
     "run": _run,
     "check": _check,
+    "setup-sql": _setup_sql,
     "slot": _slot,
     "tail": _tail,
     "snapshot": _snapshot,

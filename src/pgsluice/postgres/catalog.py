@@ -115,6 +115,21 @@ class LoadableTable:
 
 
 @dataclass(frozen=True, slots=True)
+class NamedTable:
+    """A table that somebody has named, whether it is published or not.
+
+    ``has_usage`` and ``has_select``: the rights of the role on its schema, and on itself. ``without_identity``: schema
+    and name of the tables with its rows that have no replica identity, which are itself or its partitions.
+    """
+
+    schema: str
+    name: str
+    has_usage: bool
+    has_select: bool
+    without_identity: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class IdentityConflict:
     """A row filter or column list that makes PostgreSQL refuse updates and deletes of the table."""
 
@@ -238,6 +253,25 @@ class Catalog:
         """Return schema and name of the tables for which the publications send different columns."""
         rows = await self._rows(published_queries.differing_columns(await self._version()), [list(publications)])
         return [(schema, name) for schema, name in rows]
+
+    async def may_replicate(self) -> bool:
+        """Return whether the role may open replication connections, as far as its attributes decide that."""
+        return await self._rows(queries.MAY_REPLICATE) == [(True,)]
+
+    async def named_tables(self, names: Sequence[tuple[str, str]]) -> list[NamedTable]:
+        """Return those tables of these schemas and names that exist."""
+        rows = await self._rows(
+            published_queries.NAMED_TABLES, [[schema for schema, _ in names], [n for _, n in names]]
+        )
+        return [
+            NamedTable(schema, name, usage, select, tuple((space, table) for space, table in lacking))
+            for schema, name, usage, select, lacking in rows
+        ]
+
+    async def carried_names(self, publications: Sequence[str]) -> set[tuple[str, str]]:
+        """Return schema and name of the tables that publications carry, of roots as well as of partitions."""
+        sql = published_queries.carried_names(await self._version())
+        return {(schema, name) for schema, name in await self._rows(sql, [list(publications)])}
 
     async def published_names(self, publications: Sequence[str]) -> list[PublishedName]:
         """Return the tables under whose names the publications send rows."""

@@ -133,6 +133,15 @@ class ConnectionOptions:
                 "libpq cannot parse the connection parameters of PostgreSQL. Correct the [postgres] section."
             ) from None
 
+    def role_and_database(self) -> tuple[str, str]:
+        """Return the role and the database that libpq would connect to, without connecting."""
+        given = conninfo_to_dict(self.conninfo())
+        defaults = {
+            one.keyword.decode(): (one.val or b"").decode() for one in psycopg.pq.Conninfo.get_defaults() if one.val
+        }
+        role = str(given.get("user") or defaults.get("user", ""))
+        return role, str(given.get("dbname") or defaults.get("dbname") or role)
+
     def at(self, address: Address) -> "ConnectionOptions":
         """Return the options for further connections to the server that was found among several hosts."""
         found = {"host": address.host, "port": str(address.port)}

@@ -52,23 +52,60 @@ _ANCESTRY = """AND c.oid IN (
         )
         SELECT oid FROM whole)"""
 
-# The identity of the table that holds the row counts. For a partition root, this is the identity of each leaf.
-_PUBLISHED_TABLES = """
-SELECT n.nspname::text, c.relname::text, c.relreplident::text,
-       c.relreplident = 'f' OR EXISTS (
+# Whether the identity of a table tells its rows apart.
+_HAS_IDENTITY = """c.relreplident = 'f' OR EXISTS (
            SELECT FROM pg_index i
            WHERE i.indrelid = c.oid AND i.indisvalid
              AND CASE c.relreplident
                  WHEN 'd' THEN i.indisprimary AND i.indimmediate
                  WHEN 'i' THEN i.indisreplident
                  ELSE false
-             END),
+             END)"""
+
+# The identity of the table that holds the row counts. For a partition root, this is the identity of each leaf.
+_PUBLISHED_TABLES = """
+SELECT n.nspname::text, c.relname::text, c.relreplident::text,
+       {has_identity},
        bool_or(carried.old_rows)
 FROM carried
 JOIN pg_class c ON c.oid = carried.oid AND c.relkind = 'r'
 JOIN pg_namespace n ON n.oid = c.relnamespace
 GROUP BY n.nspname, c.relname, c.relreplident, c.oid
-ORDER BY 1, 2"""
+ORDER BY 1, 2""".replace("{has_identity}", _HAS_IDENTITY)
+
+# Tables by name, whether they are published or not: for each that exists, whether the role may read it, and the tables
+# with its rows that have no replica identity.
+NAMED_TABLES = """
+WITH RECURSIVE named AS (
+    SELECT c.oid, c.relkind
+    FROM unnest(%s::text[], %s::text[]) AS wanted (schema, name)
+    JOIN pg_namespace n ON n.nspname = wanted.schema
+    JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = wanted.name AND c.relkind IN ('r', 'p')
+), part AS (
+    SELECT oid AS root, oid, relkind FROM named
+    UNION
+    SELECT part.root, p.oid, p.relkind
+    FROM part
+    JOIN pg_inherits i ON part.relkind = 'p' AND i.inhparent = part.oid
+    JOIN pg_class p ON p.oid = i.inhrelid
+)
+SELECT n.nspname::text, t.relname::text, has_schema_privilege(n.oid, 'USAGE'), has_table_privilege(t.oid, 'SELECT'),
+       (SELECT coalesce(json_agg(json_build_array(s.nspname, c.relname) ORDER BY s.nspname, c.relname), '[]')
+        FROM part
+        JOIN pg_class c ON c.oid = part.oid AND c.relkind = 'r'
+        JOIN pg_namespace s ON s.oid = c.relnamespace
+        WHERE part.root = t.oid AND NOT ({has_identity}))
+FROM named
+JOIN pg_class t ON t.oid = named.oid
+JOIN pg_namespace n ON n.oid = t.relnamespace
+ORDER BY 1, 2""".replace("{has_identity}", _HAS_IDENTITY)
+
+# The tables that a publication carries, roots and their partitions.
+_CARRIED_NAMES = """
+SELECT DISTINCT n.nspname::text, c.relname::text
+FROM carried
+JOIN pg_class c ON c.oid = carried.oid
+JOIN pg_namespace n ON n.oid = c.relnamespace"""
 
 # The columns of each table that each publication sends.
 _SENT = """, published AS (
@@ -293,6 +330,11 @@ def loadable_tables(server_version: int) -> str:
 def published_tables(server_version: int) -> str:
     """Return the query for the tables whose rows the publications carry."""
     return _carried(server_version) + _PUBLISHED_TABLES
+
+
+def carried_names(server_version: int) -> str:
+    """Return the query for the names of the tables that publications carry, of roots as well as of partitions."""
+    return _carried(server_version) + _CARRIED_NAMES
 
 
 def published_names(server_version: int) -> str:

@@ -22,6 +22,8 @@ SERVER = """
 SELECT current_database()::text, session_user::text, current_setting('server_encoding'), pg_is_in_recovery(),
        (SELECT version || ', ' || cipher FROM pg_stat_ssl WHERE pid = pg_backend_pid() AND ssl)"""
 
+MAY_REPLICATE = "SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = session_user"
+
 SETTING = "SELECT setting FROM pg_settings WHERE name = %s"
 
 SLOTS_IN_USE = "SELECT count(*) FROM pg_replication_slots"

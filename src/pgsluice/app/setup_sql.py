@@ -1,0 +1,138 @@
+"""``pgsluice setup-sql``: the SQL that gives PostgreSQL what a pipeline needs, and nothing more. It runs none of it."""
+
+import asyncio
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from pgsluice.app.wiring import connection_options
+from pgsluice.config import Settings
+from pgsluice.errors import PgsluiceError, UsageError
+from pgsluice.postgres.catalog import Catalog, NamedTable
+from pgsluice.postgres.options import ConnectionOptions
+from pgsluice.printable import quoted, sql_identifier
+from pgsluice.tables import TablePattern
+
+Names = Sequence[tuple[str, str]]
+"""Schema and name of tables."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Present:
+    """What the server has already. Without a server, nothing."""
+
+    role: str
+    database: str
+    version: int = 0
+    """The server's, or 0 if it was not asked."""
+    wal_level: str = "logical"
+    may_replicate: bool = False
+    tables: Sequence[NamedTable] = ()
+    has_publication: bool = False
+    carried: Collection[tuple[str, str]] = ()
+    """The tables that the publication carries."""
+
+
+def statements(settings: Settings, tables: Sequence[str], *, offline: bool) -> list[str]:
+    """Return the lines of the SQL for these tables, in the form schema.table.
+
+    Ask the server what is there already, unless ``offline``. If it cannot be asked, a comment says why. Raise
+    UsageError if a table has another form, or does not exist.
+    """
+    names, publication = [_name(table) for table in tables], settings.postgres.publications[0]
+    options, reason = connection_options(settings), "as --offline asks for"
+    present = _Present(*options.role_and_database())
+    if not offline:
+        try:
+            present = asyncio.run(_look(options, publication, names))
+        except UsageError:
+            raise
+        except PgsluiceError as error:
+            reason = str(error)
+    sql = [
+        *_role(present),
+        *(_reading(present, names) if settings.snapshot.mode != "never" else []),
+        *_publication(present, publication, names),
+        *_identities(present),
+    ]
+    if not present.version:
+        sql = [f"-- The server was not asked what it has already ({reason}).", *sql, *_UNKNOWN]
+    elif not sql:
+        return ["-- Nothing is missing."]
+    return [f"-- For a superuser, in database {quoted(present.database)}.", *sql]
+
+
+_UNKNOWN = (
+    "-- wal_level has to be logical: ALTER SYSTEM SET wal_level = 'logical'; then restart the server.",
+    "-- A published table without a primary key needs: ALTER TABLE ... REPLICA IDENTITY FULL;",
+)
+
+
+def _name(table: str) -> tuple[str, str]:
+    try:
+        name = TablePattern.parse(table).only
+    except ValueError:
+        name = None
+    if name is None:
+        raise UsageError(f"{table!r} is not the name of one table: write schema.table, like public.orders")
+    return name
+
+
+async def _look(options: ConnectionOptions, publication: str, names: Names) -> _Present:
+    async with Catalog(options) as catalog:
+        server, tables = await catalog.server(), await catalog.named_tables(names)
+        if missing := set(names) - {(table.schema, table.name) for table in tables}:
+            listed = ", ".join(quoted(*name) for name in sorted(missing))
+            raise UsageError(f"there is no table {listed} in database {quoted(server.database)}")
+        return _Present(
+            server.user,
+            server.database,
+            server.version,
+            await catalog.setting("wal_level") or "",
+            await catalog.may_replicate(),
+            tables,
+            not await catalog.missing_publications([publication]),
+            await catalog.carried_names([publication]),
+        )
+
+
+def _role(present: _Present) -> list[str]:
+    role, lines = sql_identifier(present.role), list[str]()
+    if present.wal_level != "logical":
+        lines.append("ALTER SYSTEM SET wal_level = 'logical';  -- then restart the server")
+    if not present.version:
+        lines.append(f"CREATE ROLE {role} LOGIN REPLICATION;  -- \\password in psql sets its password")
+        lines.append(f"GRANT CONNECT ON DATABASE {sql_identifier(present.database)} TO {role};")
+    elif not present.may_replicate:
+        lines.append(f"ALTER ROLE {role} REPLICATION;")
+    return lines
+
+
+def _reading(present: _Present, names: Names) -> list[str]:
+    """Return the rights to read rows that the tables already have."""
+    role, known = sql_identifier(present.role), {(table.schema, table.name): table for table in present.tables}
+    schemas = dict.fromkeys(name[0] for name in names if name not in known or not known[name].has_usage)
+    unread = [name for name in names if name not in known or not known[name].has_select]
+    lines = [f"GRANT USAGE ON SCHEMA {sql_identifier(schema)} TO {role};" for schema in schemas]
+    return [*lines, f"GRANT SELECT ON TABLE {_listed(unread)} TO {role};"] if unread else lines
+
+
+def _publication(present: _Present, publication: str, names: Names) -> list[str]:
+    name = sql_identifier(publication)
+    if not present.has_publication:
+        return [f"CREATE PUBLICATION {name} FOR TABLE {_listed(names)};"]
+    new = [one for one in names if one not in present.carried]
+    return [f"ALTER PUBLICATION {name} ADD TABLE {_listed(new)};"] if new else []
+
+
+def _identities(present: _Present) -> list[str]:
+    lacking = dict.fromkeys(name for table in present.tables for name in table.without_identity)
+    if not lacking:
+        return []
+    return [
+        "-- Without an identity, PostgreSQL refuses UPDATE and DELETE of a published table. A primary key is better.",
+        *(f"ALTER TABLE {sql_identifier(*name)} REPLICA IDENTITY FULL;" for name in lacking),
+    ]
+
+
+def _listed(names: Names) -> str:
+    return ", ".join(sql_identifier(*name) for name in names)
