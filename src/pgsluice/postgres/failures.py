@@ -72,6 +72,11 @@ def _field(result: pq.abc.PGresult, field: pq.DiagnosticField) -> str:
 # server that is down, starting, full or unknown to DNS, and every message in another language.
 _CONNECTING: Sequence[tuple[str, type[PgsluiceError], str]] = (
     (
+        r"certificate authentication failed",
+        PermissionDenied,
+        "let the client's certificate be made out to the role (CN), or map its name to the role in pg_ident.conf",
+    ),
+    (
         r"authentication failed|no password supplied|empty password returned",
         PermissionDenied,
         "check the user, the password and the method that pg_hba.conf asks for",
@@ -119,6 +124,11 @@ _CONNECTING: Sequence[tuple[str, type[PgsluiceError], str]] = (
         "correct require_auth or channel_binding, or the method that pg_hba.conf asks for",
     ),
     (
+        r"alert certificate expired",
+        PermissionDenied,
+        "renew the client's certificate (sslcert)",
+    ),
+    (
         r"requires a valid client certificate|alert (certificate|unknown ca|bad certificate|no certificate)",
         PermissionDenied,
         "check sslcert and sslkey: the server does not accept the client's certificate, or was shown none",
@@ -129,9 +139,24 @@ _CONNECTING: Sequence[tuple[str, type[PgsluiceError], str]] = (
         "switch ssl on at the server; with a weaker sslmode, passwords and rows could be read in the network",
     ),
     (
-        r"certificate verify failed|does not match host name|certificate file|key file|root certificate",
+        r"certificate verify failed",
         ConfigError,
-        "check sslrootcert, sslcert, sslkey, and the host name that the server's certificate is made out to",
+        "correct sslrootcert if another authority signed the server's certificate, or renew a certificate that expired",
+    ),
+    (
+        r"does not match host name",
+        ConfigError,
+        "set host to a name that the server's certificate is made out to",
+    ),
+    (
+        r"certificate file|key file|root certificate",
+        ConfigError,
+        "check sslrootcert, sslcert and sslkey: whether the files exist, belong together, and may be read",
+    ),
+    (
+        r"unexpected eof while reading",
+        SourceUnavailable,
+        "with sslnegotiation = direct, the server has to be PostgreSQL 17 or later with ssl = on",
     ),
     (
         r"unsupported startup parameter",
@@ -158,7 +183,8 @@ def cannot_connect(error: Error) -> PgsluiceError:
             # Its words may quote a password, so they are left out.
             return ConfigError("libpq cannot parse the connection string of PostgreSQL. To do: correct postgres.dsn")
         return SourceUnavailable(f"PostgreSQL cannot be reached: {words}")
-    kind, advice = next(found for found in judged if found is not None)
+    # Errors that are tried again come first, because that host may be the right one.
+    kind, advice = min((found for found in judged if found), key=lambda found: found[0] is not SourceUnavailable)
     return kind(f"PostgreSQL cannot be reached: {words}. To do: {advice}")
 
 

@@ -59,6 +59,7 @@ def error(sqlstate: str, message: str = "words", detail: str = "", routine: str 
         ("FATAL:  unsupported startup parameter: replication", ConfigError),
         ("FATAL:  connection requires a valid client certificate", PermissionDenied),
         ("SSL error: sslv3 alert certificate expired", PermissionDenied),
+        ('FATAL:  certificate authentication failed for user "u"', PermissionDenied),
         ("SSL error: tlsv1 alert unknown ca", PermissionDenied),
         (
             'authentication method requirement "md5" failed: server requested a cleartext password',
@@ -86,6 +87,20 @@ def test_a_connection_that_could_not_be_made(words: str, kind: type[PgsluiceErro
     assert str(found).startswith("PostgreSQL cannot be reached: connection failed:; ")
     assert words in str(found)
     assert ("To do: " in str(found)) == (kind is not SourceUnavailable)
+
+
+def test_a_handshake_that_ends_early_is_tried_again_with_advice() -> None:
+    found = failures.cannot_connect(psycopg.OperationalError("SSL error: unexpected eof while reading"))
+    assert type(found) is SourceUnavailable
+    assert "with sslnegotiation = direct" in str(found)
+
+
+def test_a_host_that_may_come_back_counts_more_than_one_that_refuses() -> None:
+    words = (
+        '- host: a, port: 1, hostaddr: 192.0.2.1: FATAL:  database "d" does not exist\n'
+        "- host: b, port: 1, hostaddr: 192.0.2.2: SSL error: unexpected eof while reading"
+    )
+    assert type(failures.cannot_connect(psycopg.OperationalError(words))) is SourceUnavailable
 
 
 def test_a_connection_string_that_is_none() -> None:
