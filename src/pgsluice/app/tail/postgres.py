@@ -19,7 +19,7 @@ from pgsluice.postgres.source import PostgresSource, SourceOptions
 from pgsluice.relation import Column, Relation, with_identity_of_partitions
 from pgsluice.transaction import Change, Committed, Delivered, Emitted, Event, Transaction
 from pgsluice.transactions import Transactions
-from pgsluice.waiting import Rows
+from pgsluice.waiting import WaitingRows
 
 _EPOCH: Final = datetime(2000, 1, 1, tzinfo=UTC)
 
@@ -27,7 +27,7 @@ _EPOCH: Final = datetime(2000, 1, 1, tzinfo=UTC)
 class _NothingWaits:
     """The spool of a stream without streamed and prepared transactions: every transaction arrives whole."""
 
-    def open(self) -> Rows:
+    def open(self) -> WaitingRows:
         raise ProtocolError("PostgreSQL sent a part of a transaction, although it was not asked to; please report it.")
 
 
