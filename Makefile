@@ -69,7 +69,7 @@ spark-faults: setup ## Spark's drivers killed at named steps: make spark-faults 
 
 test-platform: setup ## Image, Compose, systemd unit, chart, alerts and dashboard, run for real (tools are fetched; root is needed)
 	$(BIN)/python -m sandbox tools
-	$(BIN)/python -m sandbox tools kube-apiserver  # a quarter of an hour, once
+	$(BIN)/python -m sandbox tools kube-apiserver etcd helm-4  # a quarter of an hour, once
 	$(PYTEST) tests/platform -q || test $$? = 1
 	$(PYTEST) tests/platform -q --last-failed --last-failed-no-failures none || test $$? = 5
 

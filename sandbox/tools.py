@@ -1,10 +1,10 @@
 """Programs that tests/platform needs, made once into the cache: Helm, its linters, an API server, Docker Compose.
 
-None of them is needed for pgsluice itself, and nothing is installed. All but the API server are made when a test asks
-for them. That one takes longer than a test may, and some gigabytes of Go's caches, so it is made only by command, as
-`make test-platform` does first:
+None of them is needed for pgsluice itself, and nothing is installed. Most of them are made when a test asks for them.
+The API server takes longer than a test may, and some gigabytes of Go's caches. So this one, and what only its tests
+use, are made by command, as `make test-platform` does first:
 
-    python -m sandbox tools kube-apiserver
+    python -m sandbox tools kube-apiserver etcd helm-4
 """
 
 import json
@@ -92,9 +92,11 @@ def all_tools() -> list[Tool]:
     return list(_TOOLS.values())
 
 
-def _go_program(name: str, package: str, version: str) -> Tool:
+def _go_program(name: str, package: str, version: str, *, optional: bool = False) -> Tool:
     executable = package.rpartition("/")[2]
-    return Tool(name, version, lambda entry: golang.install(package, version, entry), executable=executable)
+    return Tool(
+        name, version, lambda entry: golang.install(package, version, entry), optional=optional, executable=executable
+    )
 
 
 # -- schemas -------------------------------------------------------------------------------------
@@ -178,13 +180,13 @@ _TOOLS = {
     tool.name: tool
     for tool in (
         _go_program("helm", "helm.sh/helm/v3/cmd/helm", "v3.22.0"),
-        _go_program("helm-4", "helm.sh/helm/v4/cmd/helm", "v4.3.1"),
+        _go_program("helm-4", "helm.sh/helm/v4/cmd/helm", "v4.3.1", optional=True),
         _go_program("helm-docs", "github.com/norwoodj/helm-docs/cmd/helm-docs", "v1.14.2"),
         _go_program("kubeconform", "github.com/yannh/kubeconform/cmd/kubeconform", "v0.8.0"),
         Tool("compose", deployment.COMPOSE, deployment.build_compose, executable="docker-compose"),
         Tool("kubernetes-schemas", VALIDATE.partition("==")[2], _convert_schemas, needs=()),
         Tool("prometheus-operator", PROMETHEUS_OPERATOR, _copy_definitions),
-        Tool("etcd", "debian", _unpack_etcd, needs=(_missing_apt,)),
+        Tool("etcd", "debian", _unpack_etcd, needs=(_missing_apt,), optional=True),
         Tool("kube-apiserver", KUBERNETES, _build_apiserver, optional=True),
     )
 }
