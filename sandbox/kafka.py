@@ -59,25 +59,27 @@ class Kafka:
         *,
         listeners: Sequence[Listener] = (),
         format_options: Sequence[str] = (),
+        java_options: Sequence[str] = (),
         forward: Callable[[Sequence[Link]], AbstractContextManager[object]] | None = None,
     ) -> None:
         """Choose the size; ``settings`` add to ``SETTINGS`` or override them.
 
-        ``listeners`` come beside the plain one; ``format_options`` go to ``StorageTool format``. With ``forward``
-        the brokers reach one another only by links, which it has to serve as long as its context lasts. So it can
-        cut off a broker from the others, and clients do not notice.
+        ``listeners`` come beside the plain one; ``format_options`` go to ``StorageTool format``, and
+        ``java_options`` to Java. With ``forward`` the brokers reach one another only by links, which it has to serve as
+        long as its context lasts. So it can cut off a broker from the others, and clients do not notice.
         """
         self._size = brokers
         self._settings = {**SETTINGS, **_replication(brokers), **(settings or {})}
         self._listeners = listeners
         self._format_options = format_options
+        self._java_options = java_options
         self._forward = forward
         self._brokers: dict[int, Broker] = {}
         self._context = ExitStack()
 
     def __enter__(self) -> Self:
         require(fetching=False)
-        libraries, options = fetch("kafka"), [f"-XX:SharedArchiveFile={class_archive()}"]
+        libraries, options = fetch("kafka"), [f"-XX:SharedArchiveFile={class_archive()}", *self._java_options]
         linked = self._forward is not None
         with ExitStack() as context:
             for node in range(1, self._size + 1):

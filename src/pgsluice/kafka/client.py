@@ -82,7 +82,6 @@ _DENIED: Final = frozenset(
 _CONFIG: Final = frozenset(
     (
         KafkaError._INVALID_ARG,  # noqa: SLF001 - as above
-        KafkaError._SSL,  # noqa: SLF001 - as above
         KafkaError.INVALID_CONFIG,
         KafkaError.INVALID_PARTITIONS,
         KafkaError.POLICY_VIOLATION,
@@ -124,6 +123,30 @@ _MEANING: Final[Mapping[int, tuple[type[PgsluiceError], str]]] = {
 """What an error means, and what to do about it. All other errors mean that Kafka is not available now."""
 
 
+_TLS: Final[Mapping[str, str]] = {
+    "certificate verify failed": (
+        "The broker's certificate has expired, is made out to another host name, or is signed by an authority that is "
+        "not in ssl.ca.location. Correct ssl.ca.location or kafka.bootstrap_servers, or renew the certificate."
+    ),
+    r"alert (\w+ )?(certificate|ca)\b": (
+        "The broker does not accept the client's certificate, or was shown none. Check ssl.certificate.location and "
+        "ssl.key.location, and renew a certificate that has expired."
+    ),
+    r"ssl\.(ca|certificate|key|keystore|crl)\.\w+ failed|key values mismatch|No such file": (
+        "Check the files under kafka.client: whether they exist, belong together, and may be read."
+    ),
+}
+"""What to do about failures of TLS. librdkafka's error codes do not tell them apart.
+
+They are tried again, with new clients that read the files of certificates again, because others renew certificates.
+"""
+
+
+def _tls_advice(words: str) -> str:
+    """Return what to do about a failure of TLS; empty if it is none."""
+    return next((advice for pattern, advice in _TLS.items() if re.search(pattern, words)), "")
+
+
 _QUOTED_SECRET: Final = re.compile(r"(sasl\.oauthbearer\.config beginning at: ).+", re.DOTALL)
 """librdkafka quotes the rest of this secret property, from the first word on that it does not know."""
 
@@ -155,6 +178,8 @@ class ClientErrors:
     count: int = 0
     is_away: bool = False
     """Whether the log has said that Kafka is away, and not yet that it is back."""
+    _advice: str = ""
+    """What the log has last said to do about it. A broker that went down may come back with another certificate."""
     _reports: int = 0
     """The number of reports since Kafka answered."""
     _all_down: bool = False
@@ -174,9 +199,12 @@ class ClientErrors:
                 self.last = error
             explained = self.last.code() != _ALL_BROKERS_DOWN or self._reports > IDLE_REPORTS_MAX
             fresh = self.clock() - self._answered_at > STALE_S
-            if self._all_down and explained and fresh and not self.is_away:
-                self.is_away = True
-                log.warning("Kafka cannot be reached, or refuses us", reason=self.last.str())
+            advice = _tls_advice(self.last.str())
+            news = not self.is_away or advice not in ("", self._advice)
+            if self._all_down and explained and fresh and news:
+                self.is_away, self._advice = True, advice
+                reason = ". ".join(filter(None, (self.last.str(), advice)))
+                log.warning("Kafka cannot be reached, or refuses us", reason=reason)
 
     def recovered(self) -> None:
         """Note that Kafka answers. Earlier reports do not explain later errors."""
@@ -237,4 +265,4 @@ def failure(error: KafkaException | KafkaError, doing: str, errors: ClientErrors
             return failure(last, doing)
         sentence = f"{sentence}; last reported: {last.str()}"
     kind, advice = _MEANING.get(cause.code(), (SinkUnavailable, ""))
-    return kind(f"{sentence}. {advice}".rstrip())
+    return kind(f"{sentence}. {_tls_advice(sentence) or advice}".rstrip())

@@ -21,6 +21,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from pgsluice.cut import Cut
 from pgsluice.errors import Fenced, PgsluiceError, SinkUnavailable
 from pgsluice.kafka.client import FATAL, MAX_RECORD_BYTES, PURGED, UNKNOWN_TOPIC, ClientOptions, failure
+from pgsluice.kafka.files import ClientFiles
 from pgsluice.kafka.refusals import FOR_CONTENT, Refusals
 from pgsluice.native.speedups import COMPILED
 from pgsluice.record import Record
@@ -124,6 +125,7 @@ class CutProducer(ABC):
             "on_delivery": self._on_delivery,
             "allow.auto.create.topics": False,
         }
+        self._files = ClientFiles(options.client.properties)
         self._producer = options.client.make(Producer, {**common, **self._properties()})
 
     @abstractmethod
@@ -232,8 +234,9 @@ class CutProducer(ABC):
             raise SinkUnavailable("Writing to Kafka was given up because the session ends.")
 
     def flush(self) -> None:
-        """Return when all queued records are in Kafka."""
+        """Return when all queued records are in Kafka. Raise SinkUnavailable if files of certificates have changed."""
         before = 0
+        self._files.check()
         with self._judging("Writing to Kafka"):
             while left := self._producer.flush(SLICE_S):
                 self.check()
@@ -249,6 +252,7 @@ class CutProducer(ABC):
         if moved:
             self._moved_at = now
         elif now - self._moved_at > STALL_S:
+            self._files.check()
             self._find_reason()
             self._moved_at = time.monotonic()
 

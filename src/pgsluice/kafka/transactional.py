@@ -179,6 +179,7 @@ class TransactionalProducer(CutProducer):
                 getattr(self._producer, call)(SLICE_S)
             except KafkaException as error:
                 self._producer.poll(0)  # makes the client report errors
+                self._files.check()
                 if not error.args[0].retriable() or time.monotonic() > end or self._given_up.wait(RETRY_S):
                     raise
             else:

@@ -20,6 +20,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from pgsluice.avro.schema import FieldHistory, KeyHistory
 from pgsluice.avro.wire import Schema
 from pgsluice.kafka.client import FATAL, MAX_RECORD_BYTES, PURGED, connect, failure
+from pgsluice.kafka.files import ClientFiles
 from pgsluice.registry.client import CONNECT_S, RETRY_FIRST_S, RegistryOptions
 from pgsluice.registry.follower import SchemaFollower
 from pgsluice.registry.histories import Histories
@@ -46,6 +47,7 @@ class BuiltinRegistry:
         self._follower = SchemaFollower(options, [topic], self.store)
         self._retry = self._follower.retry
         self._registering = asyncio.Lock()
+        self._files = ClientFiles(options.client.properties)
         self._producer = self._new_producer()
         self._broken_by: KafkaException | None = None
         """The fatal error of the producer. librdkafka reports it once, and later calls only say that there was one."""
@@ -54,11 +56,19 @@ class BuiltinRegistry:
     async def start(self) -> None:
         """Learn all schemas registered so far, after creating the topic if it is missing. May be called again.
 
-        Raise ConfigError if the topic cannot keep schemas, and SinkUnavailable if Kafka does not answer in time.
+        If files of certificates have changed, new clients read them. Raise ConfigError if the topic cannot keep
+        schemas, and SinkUnavailable if Kafka does not answer in time.
         """
+        if self._files.changed:
+            await self._renew()
         async with self._retry.time_limit(self._options.timeout_s, f"Preparing topic {self._topic}"):
             await self._retry.persist(self._prepare_topic)
         await asyncio.gather(self._follower.start(), self._connect())
+
+    async def _renew(self) -> None:
+        self._files = ClientFiles(self._options.client.properties)
+        await self._follower.renew()
+        await self._replace_producer()
 
     async def follow(self) -> None:
         """Raise the error that ends the reading of the topic. Otherwise never return."""
@@ -182,9 +192,12 @@ class BuiltinRegistry:
             error = self._broken_by or error
         elif not error.args[0].fatal():
             return error
-        broken, self._producer, self._broken_by = self._producer, self._new_producer(), None
-        await asyncio.get_running_loop().run_in_executor(None, _end, broken)
+        await self._replace_producer()
         return error
+
+    async def _replace_producer(self) -> None:
+        former, self._producer, self._broken_by = self._producer, self._new_producer(), None
+        await asyncio.get_running_loop().run_in_executor(None, _end, former)
 
     def _new_producer(self) -> Producer:
         return self._options.client.make(

@@ -127,6 +127,18 @@ class SchemaFollower:
         """Have the reading thread call ``client`` from time to time, so that it can report errors and log."""
         self._served.append(client)
 
+    async def renew(self) -> None:
+        """Replace the clients by new ones, which have read the files of certificates again. Reading goes on."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._renew)
+
+    def _renew(self) -> None:
+        """Replace the clients. Call it in the reading thread."""
+        self.admin.renew()
+        former, self._consumer = self._consumer, self._options.client.make(Consumer, _CONSUMER)
+        former.close()
+        read = [TopicPartition(topic, 0, position) for topic, position in self._positions.items()]
+        self._consumer.incremental_assign(read)
+
     async def close(self) -> None:
         """Stop reading."""
         self._closing = True

@@ -31,8 +31,9 @@ class TopicAdmin:
     """Asks about schema topics and creates them. No method blocks the event loop."""
 
     def __init__(self, options: ClientOptions) -> None:
+        self._options = options
         self._errors = options.errors
-        self._admin = options.make(AdminClient, {"allow.auto.create.topics": False})
+        self._admin = self._new_admin()
 
     async def find(self, topic: str) -> str | None:
         """Return the id of ``topic``, or None if it does not exist. This does not create the topic.
@@ -120,6 +121,14 @@ class TopicAdmin:
         """Make the client look up the brokers, because otherwise it goes on asking brokers that are gone."""
         with suppress(KafkaException):
             self._admin.list_topics(topic, _LOOK_S)
+
+    def renew(self) -> None:
+        """Replace the client by one that has read the files of certificates again."""
+        former, self._admin = self._admin, self._new_admin()
+        former.__exit__(None, None, None)
+
+    def _new_admin(self) -> AdminClient:
+        return self._options.make(AdminClient, {"allow.auto.create.topics": False})
 
     def close(self) -> None:
         """Close the client. Its threads have ended when this returns, which may take a moment."""

@@ -32,7 +32,7 @@ class TestFailure:
             (KafkaError.INVALID_RECORD, PoisonError, "cleanup.policy=compact"),
             (KafkaError.INVALID_TIMESTAMP, PoisonError, "kafka.timestamp"),
             (KafkaError.POLICY_VIOLATION, ConfigError, "[kafka] section"),
-            (KafkaError._SSL, ConfigError, "[kafka] section"),
+            (KafkaError._SSL, SinkUnavailable, ""),
             (KafkaError.INVALID_TRANSACTION_TIMEOUT, ConfigError, "Lower delivery.transaction_timeout"),
             (KafkaError._UNSUPPORTED_FEATURE, ConfigError, "does without transactions"),
             (KafkaError._TRANSPORT, SinkUnavailable, ""),
@@ -46,6 +46,42 @@ class TestFailure:
             assert type(found) is kind
             assert str(found).startswith(f"Doing this: says Kafka ({KafkaError(code).name()}).")
             assert advice in str(found)
+
+    @pytest.mark.parametrize(
+        ("words", "advice"),
+        [
+            ("SSL handshake failed: certificate verify failed: broker certificate", "Correct ssl.ca.location"),
+            ("SSL routines::ssl/tls alert bad certificate: SSL alert number 42", "Check ssl.certificate.location"),
+            ("SSL routines::ssl/tls alert certificate unknown: SSL alert number 46", "has expired"),
+            ("SSL routines::sslv3 alert certificate expired", "has expired"),
+            ("SSL routines::tlsv13 alert certificate required", "was shown none"),
+            ("SSL routines::tlsv1 alert unknown ca", "does not accept the client's certificate"),
+        ],
+    )
+    def test_tls_that_fails_is_tried_again_with_advice(self, words: str, advice: str) -> None:
+        errors = ClientErrors()
+        errors(KafkaError(KafkaError._SSL, words))
+        with structlog.testing.capture_logs() as lines:
+            errors(ALL_DOWN)
+        for said in (str(failure(TIMED_OUT, "Asking", errors)), lines[0]["reason"]):
+            assert words in said
+            assert advice in said
+        assert type(failure(TIMED_OUT, "Asking", errors)) is SinkUnavailable
+
+    def test_a_broker_that_comes_back_with_another_certificate_is_news(self) -> None:
+        errors = ClientErrors()
+        refused = KafkaError(KafkaError._SSL, "SSL handshake failed: certificate verify failed")
+        with structlog.testing.capture_logs() as lines:
+            for report in (REFUSED, ALL_DOWN, REFUSED, refused, refused):
+                errors(report)
+        assert [line["event"] for line in lines] == [AWAY["event"]] * 2
+        assert "Correct ssl.ca.location" in lines[1]["reason"]
+
+    def test_files_that_cannot_be_used(self) -> None:
+        error = KafkaError(KafkaError._INVALID_ARG, "ssl.key.location failed: key values mismatch")
+        found = failure(error, "Setting up a Kafka client")
+        assert type(found) is ConfigError
+        assert "belong together" in str(found)
 
     def test_a_time_out_names_what_was_reported_last(self) -> None:
         errors = ClientErrors()

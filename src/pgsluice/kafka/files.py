@@ -1,0 +1,54 @@
+"""Notices that files of certificates and keys have changed, because librdkafka reads them only when a client is made.
+
+https://github.com/confluentinc/librdkafka/blob/master/CONFIGURATION.md
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from pgsluice.errors import SinkUnavailable
+
+FILES: Final = (
+    "ssl.ca.location",
+    "ssl.certificate.location",
+    "ssl.key.location",
+    "ssl.keystore.location",
+    "ssl.crl.location",
+)
+"""The properties that name files which a client reads once."""
+
+_State = tuple[int, int, int]
+"""What tells one version of a file from another: inode, size, and time of the last change in nanoseconds."""
+
+
+class ClientFiles:
+    """The files that ``properties`` name, as they are now. Make it before the client."""
+
+    def __init__(self, properties: Mapping[str, str]) -> None:
+        self._names = [properties[name] for name in FILES if name in properties]
+        self._read = self._states()
+
+    @property
+    def changed(self) -> bool:
+        """Whether a file is another one now. A file that is missing has not changed, because it may be on its way."""
+        states = self._states()
+        return None not in states and states != self._read
+
+    def check(self) -> None:
+        """Raise SinkUnavailable if a file has changed, because only new clients read it."""
+        if self.changed:
+            raise SinkUnavailable(
+                "Files of certificates or keys under kafka.client have changed. A new session begins, which reads them."
+            )
+
+    def _states(self) -> list[_State | None]:
+        return [_state(name) for name in self._names]
+
+
+def _state(name: str) -> _State | None:
+    try:
+        found = Path(name).stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns

@@ -1,0 +1,134 @@
+"""Kafka with TLS: who proves what to whom, what pgsluice says if somebody fails to, and renewed certificates."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+
+import pytest
+
+from pgsluice.errors import ConfigError, PermissionDenied, PgsluiceError, SinkUnavailable
+from pgsluice.kafka import topics as topics_module
+from pgsluice.kafka.client import ClientOptions
+from pgsluice.kafka.topics import Topics
+from sandbox.daemon import Daemon
+from sandbox.postgres import Database
+from tests.support.authority import expired
+from tests.support.tls_kafka import PASSWORD, TlsKafka
+from tests.support.weather import Pipeline, configured, prepare, wait_until
+
+SCRAM = {"sasl_mechanism": "SCRAM-SHA-512", "sasl_username": "pgsluice"}
+REFUSED_S = 2.0
+"""How long to wait for a broker that will not answer: a refusal comes at once."""
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsKafka]:
+    with TlsKafka(tmp_path_factory.mktemp("tls")) as kafka:
+        yield kafka
+
+
+def connect(broker: TlsKafka, listener: str, properties: dict[str, str]) -> None:
+    """Ask for the brokers, as the daemon does; PgsluiceError if that fails."""
+    options = ClientOptions({"bootstrap.servers": broker.addresses(listener), **properties}, "pgsluice-test")
+    with closing(Topics(options, threading.Event())) as topics:
+        assert topics.brokers() == [1]
+
+
+class TestAccepted:
+    def test_tls(self, broker: TlsKafka) -> None:
+        connect(broker, "TLS", broker.properties("TLS"))
+
+    def test_a_client_certificate(self, broker: TlsKafka) -> None:
+        connect(broker, "MUTUAL", broker.client(broker.authority))
+
+    def test_a_password(self, broker: TlsKafka) -> None:
+        connect(broker, "SCRAM", broker.properties("SCRAM", **SCRAM, sasl_password=PASSWORD))
+
+
+class TestRefused:
+    @pytest.fixture(autouse=True)
+    def _impatient(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(topics_module, "REQUEST_S", REFUSED_S)
+
+    def test_a_broker_of_another_authority(self, broker: TlsKafka) -> None:
+        properties = broker.properties("TLS", ssl_ca_location=str(broker.other.certificate))
+        words = refused(broker, "TLS", properties, SinkUnavailable)
+        assert "signed by an authority that is not in ssl.ca.location" in words
+
+    def test_a_broker_of_another_name(self, broker: TlsKafka) -> None:
+        words = refused(broker, "ELSEWHERE", broker.properties("ELSEWHERE"), SinkUnavailable)
+        assert "made out to another host name" in words
+
+    def test_a_broker_whose_certificate_has_expired(self, broker: TlsKafka) -> None:
+        words = refused(broker, "EXPIRED", broker.properties("EXPIRED"), SinkUnavailable)
+        assert "The broker's certificate has expired" in words
+
+    def test_a_client_of_another_authority(self, broker: TlsKafka) -> None:
+        words = refused(broker, "MUTUAL", broker.client(broker.other), SinkUnavailable)
+        assert "The broker does not accept the client's certificate" in words
+
+    def test_a_client_whose_certificate_has_expired(self, broker: TlsKafka) -> None:
+        certificate, key = broker.authority.issue("late-client", expires=expired())
+        files = {"ssl_certificate_location": str(certificate), "ssl_key_location": str(key)}
+        words = refused(broker, "MUTUAL", broker.properties("MUTUAL", **files), SinkUnavailable)
+        assert "renew a certificate that has expired" in words
+
+    def test_a_client_without_a_certificate(self, broker: TlsKafka) -> None:
+        words = refused(broker, "MUTUAL", broker.properties("MUTUAL"), SinkUnavailable)
+        assert "or was shown none" in words
+
+    def test_a_wrong_password(self, broker: TlsKafka) -> None:
+        properties = broker.properties("SCRAM", **SCRAM, sasl_password="wrong-secret")  # noqa: S106 - of a test
+        words = refused(broker, "SCRAM", properties, PermissionDenied)
+        assert "Check the credentials under kafka.client" in words
+        assert "wrong-secret" not in words
+
+    @pytest.mark.parametrize("changed", [{"ssl_ca_location": "/nowhere/ca.crt"}, {"ssl_key_location": "/nowhere/key"}])
+    def test_files_that_are_missing(self, changed: dict[str, str], broker: TlsKafka) -> None:
+        words = refused(broker, "TLS", broker.properties("TLS", **changed), ConfigError)
+        assert "Check the files under kafka.client" in words
+
+    def test_a_key_of_another_certificate(self, broker: TlsKafka) -> None:
+        _, key = broker.authority.issue("another")
+        words = refused(
+            broker, "MUTUAL", {**broker.client(broker.authority), "ssl.key.location": str(key)}, ConfigError
+        )
+        assert "belong together" in words
+
+
+def refused(broker: TlsKafka, listener: str, properties: dict[str, str], kind: type[PgsluiceError]) -> str:
+    """Return the words with which a connection fails."""
+    with pytest.raises(PgsluiceError) as caught:
+        connect(broker, listener, properties)
+    assert type(caught.value) is kind, caught.value
+    return str(caught.value)
+
+
+def test_renewed_certificates_are_used_without_a_restart(
+    new_database: Callable[..., Database], broker: TlsKafka
+) -> None:
+    """Another authority has signed both. The broker gets its new ones first, so pgsluice is refused for a time."""
+    database, authorities = new_database(), broker.directory / "renewed.crt"
+    authorities.write_bytes(broker.authority.certificate.read_bytes())
+    client = broker.client(broker.authority, ssl_ca_location=str(authorities))
+    prepare(database)
+    settings = configured({"kafka": {"client": client}})
+    with Daemon("renewed", database.conninfo(), broker.addresses("MUTUAL"), settings) as daemon:
+        pipeline = Pipeline(database, broker, daemon)
+        pipeline.write()
+        pipeline.wait_until_confirmed()
+        broker.stop()
+        broker.renew(broker.other)
+        broker.start()
+        with database.connect() as connection:
+            connection.execute("ALTER TABLE numbers ADD word text")  # so that the registry writes as well
+        pipeline.write()
+        wait_until(lambda: "certificate verify failed" in daemon.log_text(), "the refusal")
+        broker.client(broker.other)
+        authorities.write_bytes(broker.other.certificate.read_bytes())
+        pipeline.wait_until_confirmed()
+        broker.client(broker.other)  # nothing is wrong, and yet the new one is used
+        wait_until(lambda: "A new session begins, which reads them" in daemon.log_text(), "the new session")
+        pipeline.write()
+        pipeline.wait_until_confirmed()
+        pipeline.assert_complete()

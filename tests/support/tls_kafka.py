@@ -1,0 +1,81 @@
+"""A broker with a TLS listener for each way to prove oneself, and some that show a wrong certificate."""
+
+from pathlib import Path
+
+from sandbox.broker import Listener
+from sandbox.kafka import Kafka
+from tests.support.authority import Authority, expired
+
+HOSTS = ["localhost", "127.0.0.1"]
+SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+PASSWORD = "right"  # noqa: S105 - of tests
+
+LISTENERS = (
+    Listener("TLS", "SSL"),
+    Listener("MUTUAL", "SSL"),
+    Listener("SCRAM", "SASL_SSL"),
+    Listener("EXPIRED", "SSL"),
+    Listener("ELSEWHERE", "SSL"),
+)
+
+
+class TlsKafka(Kafka):
+    """The broker. Its certificates are signed by ``authority``, and it trusts clients whose certificates are, too."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.authority = Authority(directory, "ours")
+        self.other = Authority(directory, "other")
+        self.renew(self.authority)
+        settings = {
+            **_store("tls", self._store("broker")),
+            **_store("mutual", self._store("broker")),
+            **_trust("mutual", self._store("trusted")),
+            **_store("scram", self._store("broker")),
+            "listener.name.scram.sasl.enabled.mechanisms": "SCRAM-SHA-512",
+            "listener.name.scram.scram-sha-512.sasl.jaas.config": SCRAM,
+            **_store("expired", self._keep("late", *self.authority.issue("late", HOSTS, expires=expired()))),
+            **_store("elsewhere", self._keep("elsewhere", *self.authority.issue("elsewhere", ["kafka.example.com"]))),
+        }
+        users = ["--add-scram", f"SCRAM-SHA-512=[name=pgsluice,password={PASSWORD}]"]
+        super().__init__(settings=settings, listeners=LISTENERS, format_options=users)
+
+    def renew(self, authority: Authority) -> None:
+        """Give the broker a certificate of this authority, which it also trusts for clients, at its next start."""
+        self._keep("broker", *authority.issue("broker", HOSTS))
+        self._store("trusted").write_bytes(authority.certificate.read_bytes())
+
+    def properties(self, listener: str, **changed: str) -> dict[str, str]:
+        """Return how to reach a listener without credentials. ``changed`` has underscores for dots."""
+        protocol = next(each.protocol for each in LISTENERS if each.name == listener)
+        return {
+            "security.protocol": protocol,
+            "ssl.ca.location": str(self.authority.certificate),
+            **{name.replace("_", "."): value for name, value in changed.items()},
+        }
+
+    def client(self, authority: Authority, **changed: str) -> dict[str, str]:
+        """Return how to reach the listener that wants a client's certificate, with one of this authority."""
+        certificate, key = authority.issue("client")
+        files = {"ssl_certificate_location": str(certificate), "ssl_key_location": str(key)}
+        return self.properties("MUTUAL", **files, **changed)
+
+    def _keep(self, name: str, certificate: Path, key: Path) -> Path:
+        """Write a certificate and its key into one file, as a broker wants them."""
+        file = self._store(name)
+        file.write_bytes(key.read_bytes() + certificate.read_bytes())
+        return file
+
+    def _store(self, name: str) -> Path:
+        return self.directory / f"{name}.pem"
+
+
+def _store(listener: str, file: Path) -> dict[str, str]:
+    prefix = f"listener.name.{listener}.ssl.keystore"
+    return {f"{prefix}.type": "PEM", f"{prefix}.location": str(file)}
+
+
+def _trust(listener: str, file: Path) -> dict[str, str]:
+    prefix = f"listener.name.{listener}.ssl"
+    trusted = {f"{prefix}.truststore.type": "PEM", f"{prefix}.truststore.location": str(file)}
+    return {**trusted, f"{prefix}.client.auth": "required"}
