@@ -17,6 +17,7 @@ from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, New
 from pgsluice.errors import ConfigError, PermissionDenied, PgsluiceError, SinkUnavailable, TableRefused
 from pgsluice.kafka.account import Account, Place, TopicState
 from pgsluice.kafka.client import UNKNOWN_TOPIC, ClientOptions, failure
+from pgsluice.kafka.files import ClientFiles
 from pgsluice.tables import SERVICE_TOPICS
 
 T = TypeVar("T")
@@ -50,7 +51,6 @@ _TRANSACTION_TIMEOUT: Final = "transaction.max.timeout.ms"
 
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 """The topic id that brokers older than topic ids (Kafka 2.8) report."""
-
 
 _Answer = tuple[int, int | None]
 """An offset, and the epoch of the leader that answered, if it is known."""
@@ -86,15 +86,13 @@ class Topics:
         self._options = options
         self._errors = options.errors
         self._given_up = given_up
+        self._files = ClientFiles(options.properties)
         self._admin = options.make(AdminClient, _PROPERTIES)
         self.batch_bytes = int(options.properties.get("batch.size", BATCH_BYTES))
-        """How large a batch of records may be before it is compressed."""
+        """How large a batch may be before it is compressed."""
 
     def another(self) -> "Topics":
-        """Return an administrator with a new client, which looks up the leaders again. The caller closes it.
-
-        Use it when the broker that answers may be outdated.
-        """
+        """Return an administrator for when the broker that answers may be outdated. The caller closes it."""
         return Topics(self._options, self._given_up)
 
     def close(self) -> None:
@@ -336,6 +334,7 @@ class Topics:
             except TimeoutError:
                 self._admin.poll(0)  # makes the client report errors
                 self._errors.raise_if_denied(doing)
+                self._files.check()
                 if self._given_up.is_set():
                     raise SinkUnavailable(f"{doing} was given up because the session ends.") from None
             else:

@@ -176,6 +176,7 @@ class BuiltinRegistry:
             self._producer.produce(self._topic, record.value(), record.key(), partition=0, on_delivery=on_delivery)
             while not delivered.done():
                 self._producer.poll(0)
+                self._files.check()
                 await asyncio.wait({delivered}, timeout=_SERVE_S)
             offset = int((await delivered).offset())
         except KafkaException as error:
