@@ -63,13 +63,17 @@ def connection_options(settings: Settings) -> ConnectionOptions:
         application_name=f"pgsluice-{settings.name}",
         wal_sender_timeout_ms=postgres.wal_sender_timeout.milliseconds,
         status_interval_s=postgres.status_interval.seconds,
+        password=postgres.secret,
     )
 
 
 def primary_options(settings: Settings) -> ConnectionOptions | None:
     """Return how to reach the server from which rows are read. None means that it is the one that is streamed from."""
     parameters = settings.primary_parameters()
-    return None if parameters is None else replace(connection_options(settings), parameters=parameters)
+    if parameters is None:
+        return None
+    options = replace(connection_options(settings), parameters=parameters)
+    return replace(options, password=lambda: None) if "password" in parameters else options
 
 
 def type_options(settings: Settings) -> TypeOptions:

@@ -24,7 +24,7 @@ _OURS = {
 
 _WHICH_SERVER = ("host", "hostaddr", "port", "target_session_attrs", "load_balance_hosts")
 
-_PASSWORD_BYTES_MAX = 64 * 1024
+PASSWORD_BYTES_MAX = 64 * 1024
 """A password is shorter, because even tokens of clouds have only a few KiB. A file named by mistake may be longer."""
 
 
@@ -103,13 +103,18 @@ def read_password_file(name: str) -> str:
     """Return the first line of file ``name``; ValueError if it cannot be read, or is no password."""
     try:
         with Path(name).open("rb") as file:
-            content = file.read(_PASSWORD_BYTES_MAX)
+            content = file.read(PASSWORD_BYTES_MAX)
     except OSError as error:
         raise ValueError(f"{name} {unreadable(error)}") from None
+    return first_line(content, name)
+
+
+def first_line(content: bytes, source: str) -> str:
+    """Return the first line of ``content``, which is from ``source``; ValueError without it if it is no password."""
     try:
         password = content.decode().split("\n", 1)[0].removesuffix("\r")
     except UnicodeDecodeError:
-        raise ValueError(f"{name} is not UTF-8 text") from None
+        raise ValueError(f"{source} is not UTF-8 text") from None
     if not password or "\0" in password:
-        raise ValueError(f"the first line of {name} is not a password")
+        raise ValueError(f"the first line of {source} is not a password")
     return password

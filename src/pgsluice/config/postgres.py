@@ -4,11 +4,11 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, SecretStr, ValidationInfo, field_validator
 
-from pgsluice.config import libpq
+from pgsluice.config import libpq, secret_command
 from pgsluice.config.section import Section
 from pgsluice.config.units import Duration, Within
-from pgsluice.config.values import Flag, Names, Parameters, Port, Secret, SlotName, Text, no_uri, reveal
-from pgsluice.errors import ConfigError
+from pgsluice.config.values import Command, Flag, Names, Parameters, Port, Secret, SlotName, Text, no_uri, reveal
+from pgsluice.errors import ConfigError, SourceUnavailable
 
 _STATUS_INTERVALS_PER_TIMEOUT = 3
 """With three updates per timeout, one that is lost or late does not end the connection."""
@@ -45,6 +45,12 @@ class Postgres(Section):
         default=None,
         description="File whose first line is the password. It is read again for every connection.",
         examples=["/run/secrets/postgres-password"],
+    )
+    password_command: Command | None = Field(
+        default=None,
+        description="Program and arguments. The first line that it prints is the password. It runs for every "
+        "connection, without a shell, and may take 30 seconds.",
+        examples=[["vault", "read", "-field=password", "database/static-creds/pgsluice"]],
     )
     sslmode: Literal["disable", "allow", "prefer", "require", "verify-ca", "verify-full"] | None = Field(
         default=None,
@@ -137,6 +143,14 @@ class Postgres(Section):
         libpq.read_password_file(password_file)
         return password_file
 
+    @field_validator("password_command")
+    @classmethod
+    def _check_password_command(cls, command: list[str] | None, info: ValidationInfo) -> list[str] | None:
+        for other in ("password", "password_file"):
+            if command is not None and info.data.get(other) is not None:
+                raise ValueError(f"is set together with postgres.{other}: keep one of the two")
+        return command
+
     @field_validator("status_interval")
     @classmethod
     def _check_status_interval(cls, interval: Duration, info: ValidationInfo) -> Duration:
@@ -151,15 +165,26 @@ class Postgres(Section):
         return interval
 
     def libpq_parameters(self) -> dict[str, str]:
-        """Return the parameters for one connection. The password file is read; ConfigError if that fails."""
+        """Return the parameters of all connections, without a password that :meth:`secret` returns."""
         parameters = libpq.parse_dsn(self.dsn.get_secret_value()) if self.dsn else {}
         own = {name: getattr(self, name) for name in libpq.OWN_KEYS if name != "password"}
         parameters |= {name: str(value) for name, value in own.items() if value is not None}
         if self.password is not None:
             parameters["password"] = self.password.get_secret_value()
-        if self.password_file is not None:
-            try:
-                parameters["password"] = libpq.read_password_file(self.password_file)
-            except ValueError as error:
-                raise ConfigError(f"postgres.password_file: {error}") from None
+        if self.password_file is not None or self.password_command is not None:
+            parameters.pop("password", None)
         return parameters | reveal(self.parameters)
+
+    def secret(self) -> str | None:
+        """Return the password for one connection, from its file or command; None if neither is set. This may block.
+
+        Raise ConfigError or SourceUnavailable if that fails.
+        """
+        if self.password_command is not None:
+            return secret_command.run(self.password_command, "postgres.password_command", SourceUnavailable)
+        if self.password_file is None:
+            return None
+        try:
+            return libpq.read_password_file(self.password_file)
+        except ValueError as error:
+            raise ConfigError(f"postgres.password_file: {error}") from None

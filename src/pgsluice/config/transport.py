@@ -37,10 +37,7 @@ _FALSE = ("false", "f", "0")
 
 
 def findings(settings: Settings) -> list[Finding]:
-    """Return a warning for each kind of connection that is not encrypted, or whose server is not verified.
-
-    ConfigError if the password file of PostgreSQL cannot be read.
-    """
+    """Return a warning for each kind of connection that is not encrypted, or whose server is not verified."""
     return [
         *_postgres("postgres transport", settings.postgres.libpq_parameters()),
         *_postgres("primary transport", settings.primary_parameters()),

@@ -116,6 +116,8 @@ Count = Annotated[int, Field(strict=True, ge=1, le=2**31 - 1)]
 Port = Annotated[int, Field(strict=True, ge=1, le=2**16 - 1)]
 ReplicationFactor = Annotated[int, Field(strict=True, ge=-1, le=2**15 - 1), AfterValidator(_no_zero)]
 Text = Annotated[str, Field(strict=True, min_length=1)]
+Command = Annotated[list[Text], Field(min_length=1)]
+"""A program and its arguments."""
 Names = Annotated[list[Text], Field(min_length=1), AfterValidator(_no_repeats)]
 Glob = Annotated[str, Field(strict=True), AfterValidator(check_glob)]
 Template = Annotated[str, Field(strict=True), AfterValidator(check_template)]

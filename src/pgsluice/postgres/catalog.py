@@ -374,7 +374,7 @@ class Catalog:
 
     async def _connected(self) -> AsyncConnection[tuple[Any, ...]]:
         if self._connection is None or self._connection.closed:
-            conninfo = self._options.conninfo(_SESSION_SETTINGS)
+            conninfo = await self._options.current_conninfo(_SESSION_SETTINGS)
             try:
                 self._connection = await AsyncConnection.connect(conninfo, autocommit=True, prepare_threshold=None)
             except (psycopg.OperationalError, psycopg.ProgrammingError) as error:

@@ -244,8 +244,9 @@ class _Connection:
 
     @classmethod
     async def open(cls, options: ConnectionOptions) -> "_Connection":
+        conninfo = await options.current_conninfo(_SESSION_SETTINGS)
         try:
-            connection = await AsyncConnection.connect(options.conninfo(_SESSION_SETTINGS), autocommit=True)
+            connection = await AsyncConnection.connect(conninfo, autocommit=True)
         except (psycopg.OperationalError, psycopg.ProgrammingError) as error:
             raise failures.cannot_connect(error) from error
         return cls(connection)

@@ -71,7 +71,7 @@ class ReplicationConnection:
         psycopg's own connect does this. It resolves names outside the event loop, tries every host and address, each
         within connect_timeout, and waits for libpq's socket. After that, only the PGconn is used.
         """
-        conninfo = options.conninfo(replication="database")
+        conninfo = await options.current_conninfo(replication="database")
         try:
             connection = await AsyncConnection.connect(conninfo, autocommit=True)
         except (psycopg.OperationalError, psycopg.ProgrammingError) as error:

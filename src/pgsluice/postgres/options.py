@@ -5,7 +5,8 @@ The replication connection and the catalog use it. The daemon makes the options 
 https://www.postgresql.org/docs/current/libpq-connect.html
 """
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import psycopg
@@ -111,6 +112,13 @@ class ConnectionOptions:
     application_name: str = "pgsluice"
     wal_sender_timeout_ms: int = 15_000
     status_interval_s: float = 5.0
+    password: Callable[[], str | None] = lambda: None
+    """Returns the password for one connection, or None for the one in the parameters. It may block."""
+
+    async def current_conninfo(self, settings: Mapping[str, str] | None = None, **parameters: str) -> str:
+        """Return :meth:`conninfo` with the password for one connection. Raise what ``password`` raises."""
+        password = await asyncio.to_thread(self.password)
+        return self.conninfo(settings, **parameters, **({} if password is None else {"password": password}))
 
     def conninfo(self, settings: Mapping[str, str] | None = None, **parameters: str) -> str:
         """Return the connection string of a session with our settings. ``settings`` and ``parameters`` come last.

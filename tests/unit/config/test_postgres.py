@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from pgsluice.config import Duration
-from pgsluice.errors import ConfigError
+from pgsluice.errors import ConfigError, SourceUnavailable
 from tests.support.settings import problems, settings
 
 
@@ -26,12 +26,33 @@ def test_the_password_file_is_read_for_every_connection(tmp_path: Path) -> None:
     file = tmp_path / "password"
     file.write_text("first\n")
     postgres = settings(postgres={"dsn": "password=old", "password_file": str(file)}).postgres
-    assert postgres.libpq_parameters() == {"password": "first"}
+    assert (postgres.libpq_parameters(), postgres.secret()) == ({}, "first")
     file.write_text("second\n")
-    assert postgres.libpq_parameters() == {"password": "second"}
+    assert postgres.secret() == "second"
     file.unlink()
     with pytest.raises(ConfigError, match="cannot be read: No such file or directory"):
-        postgres.libpq_parameters()
+        postgres.secret()
+
+
+def test_the_password_command_runs_for_every_connection(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_text("first\n")
+    postgres = settings(postgres={"dsn": "password=old", "password_command": ["cat", str(file)]}).postgres
+    assert (postgres.libpq_parameters(), postgres.secret()) == ({}, "first")
+    file.write_text("second\n")
+    assert postgres.secret() == "second"
+    file.unlink()
+    with pytest.raises(SourceUnavailable, match=r"postgres\.password_command: cat failed with exit code 1"):
+        postgres.secret()
+    assert settings().postgres.secret() is None
+
+
+@pytest.mark.parametrize("other", [{"password": "a"}, {"password_file": "/etc/hostname"}])
+def test_a_password_command_must_be_alone(other: dict[str, str]) -> None:
+    (key,) = other
+    assert problems(postgres={**other, "password_command": ["true"]}) == [
+        (("postgres", "password_command"), f"is set together with postgres.{key}: keep one of the two")
+    ]
 
 
 def test_a_password_file_must_be_readable_and_alone(tmp_path: Path) -> None:

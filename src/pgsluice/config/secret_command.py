@@ -1,0 +1,84 @@
+"""Runs commands that print secrets: ``postgres.password_command`` and ``kafka.password_command``.
+
+Clouds and vaults give passwords that live for minutes, so each connection asks for its own. Everything that such a
+command prints may be secret, so no message quotes it.
+"""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from select import select
+from typing import IO
+
+from pgsluice.config.libpq import PASSWORD_BYTES_MAX, first_line
+from pgsluice.errors import ConfigError, RetryableError
+
+TIME_LIMIT_S = 30.0
+"""How long a command may take. The command-line tools of clouds take seconds, and try again for a while."""
+
+
+def run(command: Sequence[str], key: str, unavailable: type[RetryableError], time_limit_s: float = TIME_LIMIT_S) -> str:
+    """Return the first line that ``command`` prints, which is the secret of the setting ``key``. This blocks.
+
+    No shell is involved. Raise ConfigError if the command cannot be started or prints no secret, and ``unavailable``
+    if it fails or takes too long, because it may succeed later.
+    """
+    program, deadline = command[0], time.monotonic() + time_limit_s
+    try:
+        process = subprocess.Popen(  # noqa: S603 - the operator has chosen the command
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise ConfigError(f"{key}: {program} cannot be started: {error.strerror}. Correct the command.") from None
+    with process:
+        assert process.stdout is not None, "it is a pipe"
+        try:
+            output = _read(process.stdout, deadline)
+            exit_code = process.wait(max(0.0, deadline - time.monotonic()))
+        except (TimeoutError, subprocess.TimeoutExpired):
+            raise unavailable(
+                f"{key}: {program} took longer than {time_limit_s:g} s. Run it by hand, as the user of pgsluice."
+            ) from None
+        finally:
+            _end(process)
+    if len(output) > PASSWORD_BYTES_MAX:
+        raise ConfigError(
+            f"{key}: {program} printed more than {PASSWORD_BYTES_MAX} bytes. Let it print the secret only."
+        )
+    if exit_code != 0:
+        raise unavailable(
+            f"{key}: {program} failed with exit code {exit_code}. What it printed is not shown, because it may contain "
+            "secrets. Run it by hand, as the user of pgsluice."
+        )
+    try:
+        return first_line(output, f"what {program} printed")
+    except ValueError as error:
+        raise ConfigError(f"{key}: {error}. Let the command print the secret, and nothing before it.") from None
+
+
+def _read(pipe: IO[bytes], deadline: float) -> bytes:
+    """Return what comes through the pipe, but not much more than a secret may have. TimeoutError if it stays open."""
+    output = bytearray()
+    while len(output) <= PASSWORD_BYTES_MAX:
+        if not select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            raise TimeoutError
+        chunk = os.read(pipe.fileno(), PASSWORD_BYTES_MAX)
+        if not chunk:
+            break
+        output += chunk
+    else:
+        pipe.close()
+    return bytes(output)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill the command and what it has started, so that nothing waits for it."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)

@@ -1,0 +1,106 @@
+"""The recipes of docs/configuration.md are run here as well, with scripts in place of the tools of clouds."""
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from pgsluice.config.libpq import PASSWORD_BYTES_MAX
+from pgsluice.config.secret_command import run
+from pgsluice.errors import ConfigError, PgsluiceError, SourceUnavailable
+
+DOCS = Path(__file__).parents[3] / "docs" / "configuration.md"
+RECIPES = re.findall(r"^password_command = \[[^\]]+\]", DOCS.read_text(), re.MULTILINE)
+
+SECRET = "s3cret"  # noqa: S105 - of tests
+
+
+def script(text: str) -> list[str]:
+    return [sys.executable, "-c", text]
+
+
+def failure(command: list[str], kind: type[PgsluiceError], time_limit_s: float = 30.0) -> str:
+    """Return what is said if the command gives no secret; nothing that it has printed is in it."""
+    with pytest.raises(PgsluiceError) as caught:
+        run(command, "postgres.password_command", SourceUnavailable, time_limit_s)
+    assert type(caught.value) is kind
+    assert SECRET not in str(caught.value)
+    assert caught.value.__cause__ is None
+    assert str(caught.value).startswith("postgres.password_command: ")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("output", [SECRET, f"{SECRET}\\n", f"{SECRET}\\r\\n", f"{SECRET}\\nexpires soon\\n"])
+def test_the_first_line_is_the_secret(output: str, capfd: pytest.CaptureFixture[str]) -> None:
+    command = script(f"import sys; sys.stderr.write('{SECRET}'); sys.stdout.write('{output}')")
+    assert run(command, "a.key", SourceUnavailable) == SECRET
+    assert capfd.readouterr() == ("", "")
+
+
+def test_arguments_go_through_no_shell() -> None:
+    assert run(["echo", "$HOME; `id` *"], "a.key", SourceUnavailable) == "$HOME; `id` *"
+
+
+def test_it_has_no_input() -> None:
+    assert run(script("import sys; print(len(sys.stdin.read()))"), "a.key", SourceUnavailable) == "0"
+
+
+def test_a_command_that_fails() -> None:
+    text = f"import sys; print('{SECRET}'); print('{SECRET}', file=sys.stderr); sys.exit(3)"
+    words = failure(script(text), SourceUnavailable)
+    assert f"{sys.executable} failed with exit code 3" in words
+    assert "Run it by hand" in words
+
+
+def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
+    assert "cannot be started: No such file or directory" in failure(["/nowhere/vault"], ConfigError)
+    file = tmp_path / "not-executable"
+    file.touch()
+    assert "cannot be started: Permission denied" in failure([str(file)], ConfigError)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"print('{SECRET}', flush=True); import time; time.sleep(60)",
+        f"import os, time; print('{SECRET}', flush=True); os.close(1); time.sleep(60)",
+        f"import subprocess; print('{SECRET}', flush=True); subprocess.Popen(['sleep', '60'])",
+    ],
+    ids=["in all", "after its output", "in a child that keeps the pipe"],
+)
+def test_a_command_that_takes_too_long_is_killed(text: str) -> None:
+    assert "took longer than 0.5 s" in failure(script(text), SourceUnavailable, 0.5)
+
+
+def test_a_command_that_prints_too_much_is_stopped() -> None:
+    assert f"printed more than {PASSWORD_BYTES_MAX} bytes" in failure(["yes", SECRET], ConfigError)
+
+
+@pytest.mark.parametrize("output", ["", f"\\n{SECRET}", f"{SECRET}\\0"])
+def test_a_command_that_prints_no_secret(output: str) -> None:
+    command = script(f"import sys; sys.stdout.write('{output}')")
+    assert "Let the command print the secret, and nothing before it" in failure(command, ConfigError)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_recipes(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each tool is a script that knows what its command looks like."""
+    tools = {
+        "aws": "rds generate-db-auth-token --hostname * --port 5432 --region * --username pgsluice",
+        "gcloud": "sql generate-login-token",
+        "vault": "read -field=password database/static-creds/pgsluice",
+    }
+    for name, arguments in tools.items():
+        tool = tmp_path / name
+        tool.write_text(
+            f'#!/bin/sh\necho noise >&2\ncase "$*" in {arguments.replace(" ", chr(92) + " ")}) echo {SECRET};; esac\n'
+        )
+        tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert run(tomllib.loads(recipe)["password_command"], "postgres.password_command", SourceUnavailable) == SECRET
+
+
+def test_there_are_recipes() -> None:
+    assert len(RECIPES) == 3
