@@ -1,4 +1,4 @@
-"""PySpark jobs over pgsluice's topics: row changes with native types, and the rows they leave behind.
+"""PySpark jobs that read pgsluice's topics: the changes of rows with native types, and copies of the tables.
 
 Stands alone: needs PySpark and its Kafka and Avro packages, and shares the wire contract with the daemon,
 but no code.

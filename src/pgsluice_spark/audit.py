@@ -1,38 +1,41 @@
 """An audit: PostgreSQL's tables and a mirror's, compared value by value as of one moment, while both go on.
 
-Used by :mod:`.pipeline`. PostgreSQL is read at a snapshot S. The mirror is read at a cut C, the last one in its control
-table, and of the changes behind C in the topics those are added that S sees. Both are then the same state of the
-database, and any difference is one. Why that is so:
+Used by :mod:`.pipeline`. PostgreSQL is read at a snapshot S. The mirror is read at a cut C, which is the last one in
+its control table. The audit adds those changes after C in the topics that S sees. Both sides then have the same state
+of the database, so any difference between them is an error. Why that is so:
 
-*S sees every transaction up to C.* PostgreSQL sends a transaction when its commit record is in the WAL, which is
-before the transaction leaves the list of those that run, so before a snapshot sees it. With a synchronous standby it
-can be long before. So C is read first. Every transaction up to C has then written its commit record, and is either
-seen by each later snapshot or still holds the lock on its own id, which it gives back only afterwards. The session of
-the audit looks at these locks (``pg_locks``) and takes S when all that it found are gone. It does not wait for
-transactions that cannot be in the midst of their commit: those of sessions that are idle in a transaction, and prepared
-ones while nobody is at a COMMIT PREPARED. Both have not written their commit record yet, so they are not up to C.
+*S sees every transaction up to C.* PostgreSQL sends a transaction as soon as its commit record is in the WAL. Only
+later does the transaction leave the list of running transactions, so that snapshots see it. With a synchronous standby,
+this can take long. So the audit reads C first. Every transaction up to C has then written its commit record. Either all
+later snapshots see it, or it still holds the lock on its own id. The audit looks at these locks (``pg_locks``), and
+takes S when all locks that it found are gone. It does not wait for transactions that cannot be in the middle of their
+commit: those of sessions that are idle in a transaction, and prepared ones while no session runs a COMMIT PREPARED.
+They have not written their commit record yet, so C does not contain them.
 
-*All that S sees is in the topics.* A transaction that S sees wrote its commit record before S was taken, hence
-before the WAL position that is asked for behind S. That is the insert position, because an asynchronous commit is
-seen before it is flushed. The audit waits for a cut whose ``end_lsn`` is at least that. (``pg_current_wal_lsn``, what
-was written, would be too low.) On an idle server the position may stand behind a page's header, where nothing is
-reported, so that header is subtracted.
+*All that S sees is in the topics.* A transaction that S sees wrote its commit record before S was taken. So the record
+is before the WAL position that the audit reads after it has taken S. The audit waits for a cut whose ``end_lsn`` has
+reached this position. It is the insert position. The write position (``pg_current_wal_lsn``) would be too low, because
+snapshots see an asynchronous commit before it is flushed. On an idle server, the insert position may be just after the
+header of a page. The server never reports such a position, so the audit subtracts the header.
 
 *What S sees* is decided by the transaction id in each record, ``xid``. It is the id of the top-level transaction, and
-so are the ids in ``pg_current_snapshot()``: subtransactions need no thought. The record of a prepared transaction
-carries the id under which it was prepared, which S lists as running until COMMIT PREPARED is over. Records have the
-lower 32 bits. S has 64, so an id is taken to be the one nearest to S's ``xmax``. PostgreSQL keeps ids that differ by
-more than 2^31 from being in use at once, and the changes between C and S are younger than that.
+so are the ids in ``pg_current_snapshot()``, so subtransactions do not matter. The records of a prepared transaction
+have the id under which it was prepared, and S lists this id as running until COMMIT PREPARED has ended. Records have
+the lower 32 bits of an id, and S has all 64. So the audit takes the id that is nearest to S's ``xmax``. This is the
+right one, because PostgreSQL never uses ids at the same time that differ by more than 2^31, and the changes between C
+and S are not older than that.
 
-*Leaving out what S does not see leaves the rest as it is.* If S sees a transaction that changed a row, it sees all
-that changed that row, or a row with that key, before: these had to end first, because they held the row's lock.
+*The changes that S does not see can simply be left out.* If S sees a transaction that changed a row, it also sees all
+earlier transactions that changed this row or a row with its key. These had to end first, because they held the lock of
+the row.
 
-*Rows that were read (``r``) behind C are left out.* They have no transaction, and say nothing of a table that is
-``loaded`` at C that its changes do not say. Tables that are not, or that become ``stale`` behind C, are reported so,
-and not compared.
+*Rows that were read (``r``) after C are left out.* They belong to no transaction, and for a table that is ``loaded`` at
+C, its changes already say everything. Tables that are not loaded at C, or that become ``stale`` after it, are reported
+as such and not compared.
 
-*Tables stay as they are.* TRUNCATE and some forms of ALTER TABLE are not seen through snapshots. So the tables are
-locked (ACCESS SHARE, as SELECT does) before S is taken, and until the audit ends. Such statements wait that long.
+*Nobody truncates or alters the tables meanwhile.* Snapshots do not hide the effects of TRUNCATE and of some forms of
+ALTER TABLE. So the audit locks the tables (ACCESS SHARE, as SELECT does) before it takes S, and keeps the locks until
+it ends. Such statements wait that long.
 
 *One snapshot for all.* S is exported, and every session in which Spark reads begins by importing it
 (``sessionInitStatement``). It is a snapshot of the primary: on a standby, snapshots list no running transactions.
@@ -69,7 +72,7 @@ from pgsluice_spark.work import Work
 
 _POLL_S: Final = 1.0
 _PARALLELISM: Final = 4
-"""Tables that are compared beside each other."""
+"""How many tables are compared at the same time."""
 
 _UNFINISHED: Final[Mapping[str, str]] = {
     "unloaded": "no load of it has begun since the mirror began",
@@ -117,7 +120,7 @@ def _last_entry(spark: SparkSession, target: Target) -> Entry:
 
 @dataclass(frozen=True, slots=True)
 class _Tail:
-    """The cuts behind the mirror's, and the topics that the pipeline has."""
+    """The cuts after the mirror's, and the topics of the pipeline."""
 
     cuts: Sequence[Cut]
     topics: Sequence[str]
@@ -131,7 +134,7 @@ class _Cuts:
     entry: Entry
 
     def until(self, lsn: int, wait_s: float) -> _Tail:
-        """Return what is behind the mirror's cut, once that reaches ``lsn``."""
+        """Wait until the cuts reach ``lsn``, and return what follows the mirror's cut."""
         end = time.monotonic() + wait_s
         cuts = self._behind()
         while (cuts[-1].end_lsn if cuts else self.entry.end_lsn) < lsn:
@@ -167,7 +170,7 @@ class _Job:
     schemas: Mapping[str, tuple[str, tuple[SchemaVersion, ...]]] = field(init=False)
     """Topic and schemas of each table."""
     lacking: set[str] = field(init=False)
-    """Tables for whose changes behind the mirror's cut dead letters stand."""
+    """The tables of which changes after the mirror's cut are dead letters."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "schemas", self._schemas())

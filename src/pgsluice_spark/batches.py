@@ -1,4 +1,4 @@
-"""Pieces of a batch: whole cuts, few enough events, and the offsets at which a topic has them.
+"""Divides a batch into pieces: whole cuts with a limited number of events, and the offsets of their records.
 
 Used by :mod:`.query`. Pure.
 """
@@ -9,7 +9,7 @@ from pgsluice_spark.cuts import Cut, Ranges
 
 
 def pieces(cuts: Iterable[Cut], max_events: int) -> Iterator[list[Cut]]:
-    """Yield ``cuts`` in pieces of one epoch and of at most ``max_events``. A cut with more is a piece of its own."""
+    """Yield ``cuts`` in pieces of one epoch and of at most ``max_events``. A larger cut is a piece of its own."""
     piece: list[Cut] = []
     events = 0
     for cut in cuts:
@@ -39,10 +39,10 @@ def places(cuts: Iterable[Cut], chosen: Collection[str]) -> set[tuple[str, int]]
 
 
 def ranges(cuts: Sequence[Cut], topic: str) -> Ranges:
-    """Return the offsets of a topic's records of these cuts. Ranges that touch are one.
+    """Return the offsets of a topic's records of these cuts. Adjacent ranges become one.
 
-    A range is what its cut says, and never begins at the end of the one before: between them there may be records
-    that belong to no cut.
+    A range is what its cut record says. It is not extended to the end of the range before it, because there may be
+    records between the two that belong to no cut.
     """
     found: dict[int, list[tuple[int, int]]] = {}
     for cut in cuts:

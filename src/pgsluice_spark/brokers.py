@@ -1,4 +1,4 @@
-"""What Kafka says of topics: their ids, offsets and settings. The client is the one that Spark's source brings.
+"""Asks Kafka for the ids, offsets and settings of topics, with the client that is part of Spark's Kafka source.
 
 Used by :mod:`.query`, :mod:`.audit` and :mod:`.doctor`.
 
@@ -47,7 +47,7 @@ class Brokers:
             return {topic: found.get(topic).topicId().toString() for topic in topics}
 
     def topics(self, places: Collection[Place]) -> dict[str, TopicNow]:
-        """Return what there is of the topics of these partitions."""
+        """Return the present state of the topics of these partitions."""
         ids = self.topic_ids({topic for topic, _ in places})
         begins: dict[str, dict[int, int]] = {topic: {} for topic in ids}
         for (topic, partition), offset in self._offsets(places, is_end=False).items():
@@ -119,6 +119,6 @@ def _answer(ask: Callable[[], Any], topics: Collection[str]) -> Any:  # noqa: AN
                 "the topic was deleted, see pgsluice's runbook (docs/runbook.md)"
             ) from None
         raise PipelineError(
-            f"Kafka does not say what it has of {named}: {cause.getMessage()}. Nothing was read. Check "
+            f"Kafka did not answer a request about {named}: {cause.getMessage()}. Nothing was read. Check "
             "bootstrap_servers and kafka_options, and the rights to describe these topics and their settings"
         ) from None

@@ -1,7 +1,7 @@
-"""A table's changes, kept as they came: those of a batch are appended in one commit.
+"""Keeps all changes of a table. The changes of a batch are appended in one commit.
 
-Used by :mod:`.query`. The rows of a log are changes as :func:`.read_changes` gives them, each of them once, and
-:func:`.latest` takes them.
+Used by :mod:`.query`. The rows of a log are the changes that :func:`.read_changes` returns, each of them once.
+:func:`.latest` accepts them.
 
 ``tests/spark/test_query.py`` covers it.
 """

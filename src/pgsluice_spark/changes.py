@@ -1,6 +1,6 @@
-"""Row changes of one table as a DataFrame with native types, read from the table's Kafka topic.
+"""Reads the row changes of one table from its Kafka topic, as a DataFrame with native types.
 
-What a job starts with. Only records of committed cuts are read, each decoded with the schema that wrote it.
+Jobs begin with it. It reads only records of committed cuts, and decodes each with the schema that wrote it.
 """
 
 from collections.abc import Mapping
@@ -25,15 +25,15 @@ def read_changes(  # noqa: PLR0913 - all but the first two by name
 ) -> DataFrame:
     """Return the changes in ``topic``, as a stream or (``streaming=False``) as a batch.
 
-    The columns are those of the change event, then ``key`` (if the table has one), ``fields``, and Kafka's
-    ``topic``, ``partition``, ``offset`` and ``timestamp``. ``fields`` are those of the row in the schema that
-    wrote the record: others are null because they did not exist.
+    The columns are those of the change event, then ``key`` (if the table has one), ``fields``, and Kafka's ``topic``,
+    ``partition``, ``offset`` and ``timestamp``. ``fields`` names the fields of the row in the schema that wrote the
+    record. All others are null because they did not exist.
 
-    The schemas are those that ``registry`` has when this is called. A record with a later one ends the query
-    with an error that names it; calling this again and starting from the same checkpoint goes on there.
+    The schemas are those that ``registry`` has when this is called. A record with a later schema ends the query with an
+    error that names this schema. To continue, call this function again and start from the same checkpoint.
 
-    ``table``: only the changes of this one, for a topic that several tables share. It is schema and table as the
-    namespace of the schemas has them, such as ``public.orders``.
+    ``table``: return only the changes of this table, if several tables share the topic. Its form is that of the
+    schemas' namespace, such as ``public.orders``.
     """
     versions = tuple(registry.versions((f"{topic}-value", f"{topic}-key")))
     reading = topic_reading(versions, topic, table)

@@ -1,6 +1,6 @@
-"""``pgsluice-spark``: mirrors, change logs, views and audits from the shell, as a TOML file says.
+"""``pgsluice-spark``: runs mirrors, change logs, views and audits from the shell, with the settings of a TOML file.
 
-Exit codes are those of the daemon where they fit (docs/runbook.md).
+Exit codes are those of the daemon where they apply (docs/runbook.md).
 """
 
 import argparse
@@ -86,8 +86,10 @@ def _failed(error: Exception, code: int) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return what understands the command line."""
-    found = argparse.ArgumentParser(prog="pgsluice-spark", description="Tables of PostgreSQL in a lake, by Spark.")
+    """Return the parser of the command line."""
+    found = argparse.ArgumentParser(
+        prog="pgsluice-spark", description="Copies PostgreSQL's tables into a lake with Spark."
+    )
     commands = found.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, text in HELP.items():
         command = commands.add_parser(name, help=text, description=text)
@@ -121,13 +123,13 @@ def _session(config: Config) -> SparkSession:
 
 
 def _settings(config: Config) -> dict[str, str]:
-    """Return the settings of Spark: those of the file, and what it does not say."""
+    """Return the settings of Spark: those of the file, and defaults for the others."""
     older = _OLDER_SOURCE if is_old_source_needed(pyspark.__version__) else {}
     return {**_SESSION, **_target_settings(config), **older, **jar_settings(config.spark), **config.spark}
 
 
 def _target_settings(config: Config) -> Mapping[str, str]:
-    """Return what the session needs for the target. Where the catalog of Iceberg is, the file says."""
+    """Return the settings that the session needs for the target. The file says where Iceberg's catalog is."""
     catalog = config.find("target.catalog")
     return SETTINGS if catalog is None else {f"spark.sql.catalog.{catalog}": CATALOG_CLASS}
 
@@ -221,13 +223,13 @@ def _audit(config: Config, pipeline: Pipeline, options: argparse.Namespace) -> i
 
 
 def _dsn(config: Config) -> str:
-    """Return the connection string of PostgreSQL with the password that stands in a file."""
+    """Return PostgreSQL's connection string, with the password from its file."""
     dsn, password = str(config.get("postgres.dsn")), config.secret("postgres.password_file")
     return dsn if password is None else f"{dsn} password={_quoted(password)}"
 
 
 def _quoted(text: str) -> str:
-    """Return a value as libpq has it in a connection string."""
+    """Return a value as a connection string of libpq quotes it."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
@@ -276,9 +278,9 @@ HELP: Final[Mapping[str, str]] = {
     "mirror": "keep the tables of the target equal to PostgreSQL's",
     "changelog": "keep all changes of the tables",
     "audit": "compare the mirror with PostgreSQL, value by value",
-    "view": "print as of which cut the target is, and the state of each table",
+    "view": "print the cut that the target has reached, and the state of each table",
     "lag": "print how far the target is behind the topics",
-    "doctor": "look for what would keep a mirror from running, and print the remedies",
+    "doctor": "look for problems that would keep a mirror from running, and print remedies",
     "submit": "run one of these commands on a cluster, by spark-submit",
     "jars": "print the packages for the installed PySpark, for spark.jars.packages",
 }

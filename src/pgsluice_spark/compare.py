@@ -1,6 +1,6 @@
-"""One table of PostgreSQL beside the mirror's: which rows and values differ.
+"""Compares a table of PostgreSQL with the mirror's, and finds the rows and values that differ.
 
-Used by :mod:`.audit`. Tables with a key are joined by it; the rows of tables without one are counted.
+Used by :mod:`.audit`. Tables with a key are joined by their key. For a table without one, equal rows are counted.
 
 ``tests/spark/test_audit.py`` covers it.
 """
@@ -57,14 +57,17 @@ class Columns:
         return self.side.read(rows.sparkSession, selected)
 
     def mirror(self, rows: DataFrame) -> DataFrame:
-        """Return the mirror's rows with all columns, those that it does not have yet as nulls."""
+        """Return the mirror's rows with all columns. Columns that it does not have yet are null."""
         have = {name.lower() for name in rows.columns}
         lacking = {pair.field: F.lit(None).cast("string") for pair in self.pairs if pair.field.lower() not in have}
         return rows.withColumns(lacking) if lacking else rows
 
 
 def compared(table: str, rows: DataFrame, key: Sequence[str], columns: Columns, differences: int) -> TableReport:
-    """Compare a table; ``rows`` are the mirror's, ``key`` the fields of its key, ``differences``: so many are named."""
+    """Compare a table.
+
+    ``rows`` are the mirror's, ``key`` has the fields of its key, at most ``differences`` are named.
+    """
     begin = time.monotonic()
     keyed = [pair for pair in columns.pairs if pair.field in key]
     both = _joined(rows, keyed, columns) if keyed else _counted(rows, columns)
@@ -89,7 +92,7 @@ def compared(table: str, rows: DataFrame, key: Sequence[str], columns: Columns, 
 
 
 def _joined(rows: DataFrame, keyed: Sequence[Pair], columns: Columns) -> DataFrame:
-    """Return all rows of a table with a key: on which sides they are, and what differs."""
+    """Return all rows of a table with a key, with the sides that have them and the values that differ."""
     ours = columns.source(rows).withColumns({"pkey": _struct(keyed, Pair.value), "in_postgres": F.lit(1)})
     theirs = columns.mirror(rows).select(
         F.struct("*").alias("m"), _struct(keyed, lambda pair: F.col(quoted(pair.field))).alias("mkey")
@@ -112,7 +115,7 @@ def _joined(rows: DataFrame, keyed: Sequence[Pair], columns: Columns) -> DataFra
 
 
 def _counted(rows: DataFrame, columns: Columns) -> DataFrame:
-    """Return the different rows of a table without key: how many each side has."""
+    """Return the distinct rows of a table without a key, and how many of each there are on each side."""
     pairs = columns.compared
     text = _struct(pairs, lambda pair: _cell(pair.value(), pair.text(), pair))
     ours = columns.source(rows).select(
@@ -143,7 +146,7 @@ def _counted(rows: DataFrame, columns: Columns) -> DataFrame:
 
 
 def _cell(value: Column, text: Column, pair: Pair) -> Column:
-    """Return a value as something to group by; if the type cannot hold it, its text tells it from others."""
+    """Return a value to group by. If the type cannot hold the value, its text distinguishes it from others."""
     return F.struct(comparable(value, pair.kind).alias("value"), F.when(value.isNull(), text).alias("raw"))
 
 

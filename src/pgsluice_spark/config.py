@@ -1,6 +1,6 @@
-"""The TOML file of ``pgsluice-spark``: what it may have, and an error that names file and key for anything else.
+"""Reads the TOML file of ``pgsluice-spark``. For a mistake in it, it raises an error that names the file and the key.
 
-Used by :mod:`.cli`. Pure but for reading the file and the files that it names.
+Used by :mod:`.cli`. It does nothing but read this file and the files that it names.
 """
 
 import tomllib
@@ -24,7 +24,7 @@ _KEYS: Final[Mapping[str, Mapping[str, type]]] = {
     "postgres": {"dsn": str, "password_file": str},
     "spark": {},
 }
-"""The tables of the file and their keys; ``spark`` has settings of Spark, whatever they are called."""
+"""The tables of the file and their keys. ``spark`` may have any setting of Spark."""
 
 _REQUIRED: Final = ("pipeline.prefix", "pipeline.bootstrap_servers")
 _NAMES: Final[Mapping[type, str]] = {
@@ -37,12 +37,12 @@ _NAMES: Final[Mapping[type, str]] = {
 
 
 class ConfigError(Exception):
-    """The file cannot be read, or has something that it may not have."""
+    """The file cannot be read, or has a key or a value that is not allowed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What the file says. ``get`` gives a key that a command needs."""
+    """The content of the file. ``get`` returns the value of a key that a command needs."""
 
     file: str
     values: Mapping[str, Mapping[str, Any]] = field(repr=False)
@@ -60,7 +60,7 @@ class Config:
         return self.values.get(table, {}).get(name, default)
 
     def secret(self, key: str) -> str | None:
-        """Return what stands in the file that a key names."""
+        """Return the content of the file that a key names."""
         path = self.find(key)
         if path is None:
             return None
@@ -77,7 +77,7 @@ class Config:
 
     @property
     def maintenance(self) -> Mapping[str, Any] | None:
-        """What stands in ``[maintenance]``; None if the file does not have this table."""
+        """The settings in ``[maintenance]``. None if the file does not have this table."""
         return self.values.get("maintenance")
 
     @property
@@ -87,7 +87,7 @@ class Config:
 
 
 def read(path: str) -> Config:
-    """Return what a file says."""
+    """Read a file and return its content. Raise ConfigError for a mistake in it."""
     try:
         values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:

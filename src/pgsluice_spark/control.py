@@ -51,10 +51,11 @@ class Entry:
 
 
 class View(Mapping[str, DataFrame]):
-    """All tables of a target as of one cut.
+    """All tables of a target, in their state at one cut.
 
-    ``view["public.orders"]`` is a DataFrame. ``status`` tells for each table whether it is ``loaded``, which means
-    that it equals PostgreSQL's at this cut, or what is missing; ``unfinished`` names those that are not.
+    ``view["public.orders"]`` is a DataFrame. ``status`` says for each table whether it is ``loaded``, or else what is
+    missing. A table that is loaded equals PostgreSQL's at this cut. ``unfinished`` names the tables that are not
+    loaded.
     """
 
     def __init__(self, spark: SparkSession, target: Target, entry: Entry) -> None:
@@ -71,7 +72,7 @@ class View(Mapping[str, DataFrame]):
 
     @property
     def versions(self) -> Mapping[str, int]:
-        """The version of each table, which is a number of Delta's or the id of a snapshot of Iceberg's."""
+        """The version of each table: the number of a Delta version, or the id of an Iceberg snapshot."""
         return self._versions
 
     def __getitem__(self, table: str) -> DataFrame:
@@ -87,8 +88,8 @@ class View(Mapping[str, DataFrame]):
 def consistent_view(spark: SparkSession, target: Target, at: int | str | datetime | None = None) -> View:
     """Return all tables of a mirror as of the end of one cut.
 
-    ``at``: None for the last one, the number of a cut, an LSN (``"0/16B3748"``) or a time (with a time zone).
-    What holds is the last state that is not behind it. NoSuchView if there is none.
+    ``at``: None for the last one, the number of a cut, an LSN (``"0/16B3748"``) or a time (with a time zone). The view
+    shows the last state that is not after it. NoSuchView if there is none.
     """
     control = ControlTable(target.table(spark, NAME))
     entry = control.last(_condition(at))
@@ -122,7 +123,7 @@ def _condition(at: int | str | datetime | None) -> str:
 
 
 def _lsn(text: str) -> int:
-    """Return an LSN as a number; ValueError if it is none."""
+    """Return an LSN as a number. Raise ValueError if the text is not an LSN."""
     high, separator, low = text.partition("/")
     if not separator:
         raise ValueError(f"{text!r} is no LSN such as 0/16B3748")
@@ -153,21 +154,21 @@ class ControlTable:
         return _entry(rows[0]) if rows else None
 
     def forget(self, before: float) -> None:
-        """Delete the rows before that of the state at a moment, in seconds since 1970. That row remains."""
+        """Delete all rows before the one that was valid at a moment, in seconds since 1970. That row remains."""
         rows = self.table.read().where(f"ts_us <= {int(before * 1e6)}")
         found = rows.agg(F.max("offset")).collect()[0][0]
         if found is not None and self.table.read().where(f"offset < {found}").head() is not None:
             self.table.forget(f"offset < {found}")
 
     def versions(self) -> Mapping[str, frozenset[int]]:
-        """Return all versions of each table that stand in rows."""
+        """Return the versions of each table that the rows name."""
         rows = self.table.read().select(F.explode("tables").alias("table", "entry"))
         found = rows.groupBy("table").agg(F.collect_set("entry.version").alias("versions")).collect()
         return {row["table"]: frozenset(row["versions"]) for row in found if row["versions"]}
 
     @property
     def maintained(self) -> float:
-        """When the target was maintained last, in seconds since 1970; 0: never."""
+        """When the target was last maintained, in seconds since 1970, or 0 if it never was."""
         return float(self.table.get_property(_MAINTAINED) or 0)
 
     def note_maintained(self, at: float) -> None:

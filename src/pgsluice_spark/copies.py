@@ -1,4 +1,4 @@
-"""The copies of tables in a target: what each of them has, and what the control table says of them.
+"""The copies of tables in a target: what each of them contains, and what the control table says about them.
 
 Used by :mod:`.query` and :mod:`.job`.
 
@@ -25,7 +25,7 @@ from pgsluice_spark.targets import Commit, Target, TargetTable
 from pgsluice_spark.work import Prepared, Work
 
 PARALLELISM: Final = 8
-"""Topics that are applied beside each other."""
+"""How many topics are applied at the same time."""
 
 Prepare = Callable[[Work, TargetTable], Prepared]
 
@@ -45,13 +45,13 @@ class Copies:
         self.control = ControlTable(target.table(_session(origin.spark, target), CONTROL))
         self._tables: dict[str, TableEntry] = {}
         self._checked: set[str] = set()
-        """The tables of which we have asked the target."""
+        """The tables about which the target was asked."""
         self.app = ""
         self.entry: Entry | None = None
         """The last row of the control table."""
 
     def open(self, app: str) -> None:
-        """Learn what the target has; ``app`` is the id of the topic of cut records."""
+        """Read from the target what it contains. ``app`` is the id of the topic of cut records."""
         self.entry = self.control.last()
         if self.entry is not None:
             self._check_app(self.entry.topic_id, app)
@@ -61,7 +61,7 @@ class Copies:
     def _check_app(self, known: str, app: str) -> None:
         if known != app:
             raise TopicRecreated(
-                f"{self._target.place} has what came from another topic {self._transactions} (id {known}, now {app}): "
+                f"{self._target.place} was filled from another topic {self._transactions} (id {known}, now {app}): "
                 "it was deleted and created again, or this is another pipeline. Its offsets mean something else now. "
                 "Nothing was applied. Begin a new target with a new checkpoint, and load its tables with `pgsluice "
                 "snapshot start`"
@@ -72,7 +72,10 @@ class Copies:
         return is_chosen(table, self._patterns)
 
     def applied(self, spark: SparkSession, table: str) -> int:
-        """Return the offset of the last cut record that a table has. After a crash, the control table may not know."""
+        """Return the offset of the last cut record that a table contains.
+
+        After a crash, the control table may not know it.
+        """
         offset = -1 if self.entry is None else self.entry.offset
         if table not in self._checked:
             last = self.table(spark, table).last()
@@ -92,7 +95,7 @@ class Copies:
         return self._prepare(work, self.table(spark, work.table))
 
     def table(self, spark: SparkSession, table: str) -> TargetTable:
-        """Return a table of the target, as far as is known of it."""
+        """Return a table of the target, with what is known about it."""
         return self._target.table(spark, table, self._version(table))
 
     def applied_to(self, table: str, state: TableState, version: int | None) -> None:
@@ -142,7 +145,7 @@ class Copies:
 
     @contextmanager
     def session(self) -> Iterator[SparkSession]:
-        """Give a session that no other thread uses meanwhile."""
+        """Lend a session that no other thread uses in the meantime."""
         spark = self._sessions.get()
         try:
             yield spark

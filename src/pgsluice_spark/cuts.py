@@ -18,7 +18,7 @@ from pgsluice_spark.schema import Reading, SchemaError, record_reading
 
 
 class Position(NamedTuple):
-    """What orders events and marks."""
+    """The order of events and marks."""
 
     epoch: int
     lsn: int
@@ -26,10 +26,10 @@ class Position(NamedTuple):
 
 
 _AS_JAVA: Final = str.maketrans("+/", "-_")
-"""Clients in C write the ids of topics with other characters than those in Java, which we ask."""
+"""librdkafka writes the ids of topics with other characters than Kafka's Java client, which we use here."""
 
 Ranges = Mapping[int, Sequence[tuple[int, int]]]
-"""Of a topic's partitions: first and next offset of each range, in order."""
+"""For each partition of a topic: the first offset and the end offset of each range, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class TopicCut:
 
     topic_id: str
     ranges: Mapping[int, tuple[int, int]]
-    """First and next offset of each partition that has records of the cut."""
+    """The first offset and the end offset in each partition that has records of the cut."""
     counts: Mapping[str, int]
 
 
@@ -70,7 +70,7 @@ class Cut:
 
     @property
     def events(self) -> int:
-        """How many events it has, those of messages and dead letters included."""
+        """How many events it has, including messages and dead letters."""
         return sum(sum(use.counts.values()) for use in self.topics.values())
 
 
@@ -129,7 +129,7 @@ def _mark(row: Any) -> Mark:  # noqa: ANN401 - as above
 
 
 def joined(parts: Iterable[Cut]) -> list[Cut]:
-    """Return the whole cuts among ``parts``. One whose last part is missing is left to the batch that has it."""
+    """Return the whole cuts among ``parts``. A cut whose last part is missing is left to the batch with that part."""
     cuts: list[Cut] = []
     found: list[Cut] = []
     for part in parts:
@@ -150,7 +150,10 @@ def marks_of(cuts: Iterable[Cut], table: str) -> list[Mark]:
 
 
 def last_of_each_number(cuts: Iterable[Cut]) -> list[Cut]:
-    """Return the cuts that count: if a number came again (at least once), the later one has all of the earlier."""
+    """Return the cuts without repetitions.
+
+    If a number came again (at least once), the later cut contains the earlier one.
+    """
     counting: list[Cut] = []
     for cut in cuts:
         while counting and counting[-1].number >= cut.number:
@@ -165,7 +168,7 @@ def check_order(cuts: Sequence[Cut], applied: int | None, topic: str) -> None:
         if applied is not None and cut.number > applied + 1:
             raise RetentionGap(
                 f"topic {topic}: cut {cut.number} follows cut {applied}. The cut records between them are gone, and "
-                "nothing tells which changes they had, so the tables cannot be followed any further. Begin a new "
+                "nobody knows which changes they had, so the tables cannot be followed any further. Begin a new "
                 "target with a new checkpoint, and load its tables with `pgsluice snapshot start`. Let the topic keep "
                 "its records for longer than this query is ever down."
             )

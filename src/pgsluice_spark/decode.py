@@ -1,8 +1,8 @@
 """Spark expressions that decode a framed key or value with the schema that wrote it.
 
-Used by :mod:`.changes`. The schema id of a record becomes the number of a branch of a union: Avro then picks
-the writer's schema, so one ``from_avro`` decodes the records of all versions, and the query plan does not
-grow with their number. Ids that are not known raise an error; nothing is decoded with a guessed schema.
+Used by :mod:`.changes`. The schema id of a record is replaced by the number of a branch of a union, so Avro itself
+picks the writer's schema. One ``from_avro`` then decodes the records of all versions, and the query plan does not grow
+with their number. An unknown id raises an error. No record is decoded with a guessed schema.
 
 https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/index.html#wire-format
 https://avro.apache.org/docs/1.12.0/specification/#unions-1
@@ -50,7 +50,7 @@ def is_written_with(part: Part, identifiers: Iterable[int]) -> Column:
 
 
 def undecodable_key() -> Column:
-    """Return an expression that raises the error of a key whose schema is not known."""
+    """Return an expression that raises an error for a key whose schema is not known."""
     return F.raise_error(_refusal("key"))
 
 
@@ -59,7 +59,7 @@ def _header(part: Part) -> Column:
 
 
 def _map(entries: dict[int, Column]) -> Column:
-    """Return a map from what stands in front of a record with a schema id to something."""
+    """Return a map from the first bytes of a framed record, which contain the schema id, to a value for this id."""
     framed = {_framing(identifier): value for identifier, value in entries.items()}
     return F.create_map(*(item for header, value in framed.items() for item in (F.lit(header), value)))
 

@@ -1,6 +1,6 @@
 """Delta tables as targets: one directory for each table, one commit for each batch.
 
-A commit has an application id and a version, and Delta makes none whose version it has already.
+A commit has an application id and a version. Delta skips a commit whose version the table already has.
 
 ``tests/spark/test_mirror.py`` covers it.
 
@@ -35,12 +35,12 @@ SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
-"""What a session must be set to before it starts."""
+"""The settings that a session needs before it starts."""
 
 _TXN: Final = "spark.databricks.delta.write.txn"
 _METADATA: Final = "spark.databricks.delta.commitInfo.userMetadata"
 _OURS: Final = "pgsluice"
-"""The name in a commit's metadata by which we know our own."""
+"""The name in a commit's metadata that marks our own commits."""
 
 _MAINTENANCE: Final = frozenset(
     (
@@ -64,22 +64,25 @@ _VACUUM: Final[Mapping[str, str]] = {
     "spark.databricks.delta.vacuum.logging.enabled": "false",
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
 }
-"""Settings for VACUUM. We know what is needed. Commits that say nothing would only be in the way of the history. Our
-tables are single directories, and Spark would list each with ten thousand tasks, which takes minutes."""
+"""Settings for VACUUM.
+
+We know which files are needed, and commits of VACUUM itself would only fill the history. Our tables are single
+directories, and Spark would list each with ten thousand tasks, which takes minutes.
+"""
 
 _RETENTION_S: Final[Mapping[str, int]] = {
     "delta.deletedFileRetentionDuration": 7 * 86_400,
     "delta.logRetentionDuration": 30 * 86_400,
 }
-"""Properties that say how long Delta's log can tell which files an old state has, with Delta's defaults."""
+"""Properties that say how long Delta's log keeps the list of an old state's files, with Delta's defaults."""
 
 _CLOCKS: Final = 0.1
-"""Files are kept this part of the window longer, because the clocks of drivers and file systems differ."""
+"""Files are kept longer by this part of the window, because the clocks of drivers and file systems differ."""
 
 _LOCAL: Final = "timestamp_ntz"
 
 _HISTORY: Final = 50
-"""Commits that are looked at to find our last one."""
+"""How many commits are searched for our last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +93,12 @@ class Delta:
 
     @property
     def place(self) -> str:
-        """Where it is, for messages."""
+        """Its place, for messages."""
         return self.path
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """What the sessions that write to it have to be set to."""
+        """The settings of the sessions that write to it."""
         # what is merged is kept until the commit, so Delta need not keep it, too
         return {"spark.databricks.delta.merge.materializeSource": "none"}
 
@@ -129,7 +132,7 @@ class DeltaTable:
     spark: SparkSession
     path: str
     since: int | None = None
-    """The number of our last commit that is known; whatever follows it has to be ours."""
+    """The number of our last known commit. All later commits have to be ours, too."""
 
     @property
     def sql(self) -> str:
@@ -164,7 +167,10 @@ class DeltaTable:
                 self.spark.sql(f"ALTER TABLE {self.sql} ALTER COLUMN {quoted(name)} TYPE {kind}")
 
     def _allow(self, schema: StructType) -> None:
-        """Let the table have what ``schema`` needs; not from the start, because some readers refuse such tables."""
+        """Enable the table features that ``schema`` needs.
+
+        They are not enabled from the start, because some readers refuse them.
+        """
         known, wanted = _leaves(self.read().schema), _leaves(schema)
         properties = {}
         if any(known.get(path, kind) != kind for path, kind in wanted.items()):
@@ -215,7 +221,7 @@ class DeltaTable:
             self.spark.sql(f"DELETE FROM {self.sql} WHERE {condition}").collect()  # noqa: S608 - our own condition
 
     def maintain(self, upkeep: Upkeep) -> None:
-        """Compact the files, and delete those that no state which remains needs."""
+        """Compact the files, and delete those that none of the remaining states needs."""
         oldest = min([upkeep.before, *(self._committed_at(number) for number in upkeep.kept)])
         self._let_log_keep(time.time() - oldest + upkeep.needed_s)
         if upkeep.compact:
@@ -226,14 +232,14 @@ class DeltaTable:
         self.spark.sql(f"VACUUM {self.sql} RETAIN {hours:.6f} HOURS").collect()
 
     def _committed_at(self, number: int) -> float:
-        """Return when a commit was made. Files that its state has were removed after that, if at all."""
+        """Return the time of a commit. Files of its state can only have been removed after that time."""
         java: Any = self.spark._jvm  # noqa: SLF001 - PySpark has no other way to Java
         file = java.org.apache.hadoop.fs.Path(f"{self.path}/_delta_log/{number:020}.json")
         files = file.getFileSystem(self.spark._jsc.hadoopConfiguration())  # noqa: SLF001 - as above
         return float(files.getFileStatus(file).getModificationTime()) / 1000
 
     def _let_log_keep(self, needed_s: float) -> None:
-        """Let Delta's log tell for long enough which files old states have. A table at rest may need months."""
+        """Let Delta's log keep the lists of old states' files for long enough. A table at rest may need months."""
         known = {name: _interval_s(self.get_property(name)) or default for name, default in _RETENTION_S.items()}
         most = max(needed_s, *_RETENTION_S.values())
         if any(value < needed_s or value > 4 * most for value in known.values()):
@@ -278,7 +284,7 @@ class DeltaTable:
 
 
 def _interval_s(text: str | None) -> int | None:
-    """Return the seconds of an interval as we write it; 0 for another, None for none."""
+    """Return the seconds of an interval in the form that we write, 0 for any other form, and None if there is none."""
     if text is None:
         return None
     found = re.fullmatch(r"interval (\d+) seconds", text)
@@ -286,7 +292,7 @@ def _interval_s(text: str | None) -> int | None:
 
 
 def _leaves(schema: StructType, path: str = "") -> dict[str, str]:
-    """Return the types of all fields that are no structs, by their paths."""
+    """Return the types of all fields that are not structs, by their paths."""
     found: dict[str, str] = {}
     for field in schema:
         name, kind = f"{path}{field.name.lower()}.", field.dataType
@@ -299,7 +305,7 @@ def _as_dict(commit: Commit) -> dict[str, Any]:
 
 
 def _metadata(text: str | None) -> Commit | None:
-    """Return what a commit says of itself; None if it is not ours."""
+    """Return our metadata of a commit. Return None if the commit is not ours."""
     try:
         own = json.loads(text or "")[_OURS]
         return Commit(own["app"], own["version"], own["state"])

@@ -1,4 +1,4 @@
-"""What a doctor has found, as text and as JSON. Pure; made by :mod:`.doctor`.
+"""The findings of a doctor, as text and as JSON. Pure; made by :mod:`.doctor`.
 
 ``tests/spark/test_cli.py`` covers it.
 """
@@ -15,7 +15,7 @@ FAILED: Final = "failed"
 
 @dataclass(frozen=True, slots=True)
 class Symptom:
-    """What one check has found. ``remedy`` says what to do; it is empty if nothing has to be done."""
+    """The finding of one check. ``remedy`` says what to do, and is empty if there is nothing to do."""
 
     status: str
     text: str
@@ -27,18 +27,18 @@ class Symptom:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What was found, in the order of the checks."""
+    """All findings, in the order of the checks."""
 
     symptoms: Sequence[Symptom]
 
     @property
     def healthy(self) -> bool:
-        """Whether nothing is in the way of a mirror."""
+        """Whether a mirror can run."""
         return not self.failed
 
     @property
     def failed(self) -> list[Symptom]:
-        """What is in the way."""
+        """The findings that keep a mirror from running."""
         return [one for one in self.symptoms if one.status == FAILED]
 
     def to_json(self) -> str:

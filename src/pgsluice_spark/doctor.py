@@ -1,4 +1,4 @@
-"""What would keep a mirror or a change log from running, found before it runs, each with its remedy.
+"""Looks for everything that would keep a mirror or a change log from running, and says what to do about it.
 
 Used by :mod:`.pipeline`. The checks go from the inside to the outside: versions, jars, settings, Kafka, the registry,
 the target, PostgreSQL. A check whose precondition failed is left out.
@@ -45,7 +45,7 @@ _NAMED: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Patient:
-    """What is looked at; ``target`` and ``postgres`` may be missing."""
+    """The parts to examine. ``target`` and ``postgres`` may be missing."""
 
     origin: Origin
     target: Target | None
@@ -79,7 +79,7 @@ def run(patient: Patient) -> Diagnosis:
 
 
 def _attempt(check: Callable[[], Iterable[Symptom]]) -> list[Symptom]:
-    """Return what a check finds; what it fails with is found, too."""
+    """Return the findings of a check. If the check fails, its error is a finding, too."""
     found: list[Symptom] = []
     try:
         found.extend(check())
@@ -180,14 +180,16 @@ def _topics(patient: Patient) -> Iterator[Symptom]:
         yield Symptom(
             WARNING,
             "no cut record names the topic of a table",
-            "If tables have rows or changes, look whether pgsluice runs: pgsluice_lag_seconds, /readyz",
+            "If tables have rows or changes, check whether pgsluice runs: pgsluice_lag_seconds, /readyz",
         )
         return
     yield Symptom(OK, f"the registry has the schema of the cut records, and they name {_names(topics)}")
     lacking = [topic for topic in topics if not tables_of(origin.registry.versions((f"{topic}-value",)))]
     if lacking:
         yield Symptom(
-            FAILED, f"the registry has no schema for {_names(lacking)}", "See whether it is the registry of pgsluice"
+            FAILED,
+            f"the registry has no schema for {_names(lacking)}",
+            "Check whether it is the registry that pgsluice uses",
         )
     yield from _kept(brokers.settings([origin.transactions, *topics], [_POLICY, _RETENTION]))
 

@@ -1,6 +1,6 @@
-"""What can be wrong with a pipeline's topics or with a target, so that a mirror or a change log cannot go on.
+"""The errors of a pipeline's topics and of targets, because of which a mirror or a change log cannot go on.
 
-Each error says what happened, what follows from it, and what to do. Nothing of the batch is visible in a view.
+Each error says what happened, what follows from it, and what to do. No part of the batch is visible in a view.
 
     PipelineError
     |-- TopicMissing        a topic does not exist

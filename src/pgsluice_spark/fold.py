@@ -1,9 +1,9 @@
-"""What the changes of one table in a batch come to: one record for each key.
+"""Reduces the changes of one table in a batch to their net effect: one record for each key.
 
-Used by :mod:`.mirror` and :mod:`.latest`. Most keys need nothing but their last change. If that does not send a column,
-its value is the last one that was sent since the row's beginning, or, if the row is older than the batch, the one that
-the target has. A row that came from another key without all of its values needs the row of that key. So the keys that
-moves go through are followed apart, together with the rows that the target has under them.
+Used by :mod:`.mirror` and :mod:`.latest`. For most keys, the last change is enough. If that change did not send a
+column, the value is the last one that was sent since the row began. If the row is older than the batch, the value may
+be the target's. A row that moved here from another key, without all of its values, needs the row of that key. So the
+keys of such moves are followed separately, together with the rows that the target has under these keys.
 
 ``tests/spark/test_latest.py`` covers it.
 """
@@ -23,24 +23,25 @@ OPS: Final = ("c", "u", "d", "r")
 """The operations of rows, which a truncate is not."""
 
 NET: Final = ("key", "op", "cells", "kept", "unchanged", "raw", *POSITION, "ts")
-"""The columns of what a batch comes to.
+"""The columns of the net effect.
 
-``op`` is ``u`` or ``d``; ``kept``: columns whose value is the target's; ``unchanged``: columns whose value nobody
-knows; ``raw``: as in the event."""
+``op`` is ``u`` or ``d``. ``kept`` names columns whose value is the target's, and ``unchanged`` columns whose value is
+unknown. ``raw`` is as in the event.
+"""
 
 
 OF_LIVES: Final = ("row", "position", "op", "flags", "key", "ts", "unchanged", "fields", "after", "raw")
-"""What is needed of an event to follow rows from key to key."""
+"""The columns of an event that are needed to follow rows from key to key."""
 
 
 def located(events: DataFrame, floor: Position | None) -> DataFrame:
-    """Add ``position`` to changes, and whether it is behind ``floor`` (``is_live``)."""
+    """Add ``position`` to changes, and ``is_live``: whether the position is after ``floor``."""
     is_live = F.lit(True) if floor is None else position() > literal(floor)  # noqa: FBT003 - a literal
     return events.withColumns({"position": position(), "is_live": is_live})
 
 
 def placed(events: DataFrame, floor: Position | None) -> DataFrame:
-    """Add what :func:`located` adds, and ``row``, which tells keys apart."""
+    """Add the columns that :func:`located` adds, and ``row``, which identifies the key."""
     key = events.schema["key"].dataType
     assert isinstance(key, StructType), "keys are records"
     parts = (comparable(F.col("key").getField(part.name), part.dataType).alias(part.name) for part in key)
@@ -48,7 +49,7 @@ def placed(events: DataFrame, floor: Position | None) -> DataFrame:
 
 
 def literal(place: Position) -> Column:
-    """Return a position as Spark has it."""
+    """Return a position as a column of Spark."""
     kinds = zip(POSITION, place, ("int", "long", "long"), strict=True)
     return F.struct(*(F.lit(number).cast(kind).alias(name) for name, number, kind in kinds))
 
@@ -56,12 +57,13 @@ def literal(place: Position) -> Column:
 def folded(
     events: DataFrame, fields: Sequence[str], followed: Sequence[str], intervals: Sequence[Interval]
 ) -> DataFrame:
-    """Return the columns of ``NET`` for each key, and what there is to count.
+    """Return the columns of ``NET`` and the counts for each key.
 
-    ``followed``: the fields that are followed through all changes of a key. Others have the value of its last change,
-    which is much cheaper, and right unless that change does not send them; ``named`` is what it does not send.
-    ``counts``: how many events of each op, ``rows``: how many ``r`` events of each of ``intervals``, ``is_moving``:
-    whether the key is one end of a key change, ``has_gap``: whether values of the row under another key are missing.
+    ``followed``: the fields that are followed through all changes of a key. All others have the value of the key's last
+    change. This is much cheaper, and correct unless that change did not send them. ``named`` names the fields that it
+    did not send. ``counts``: how many events of each op, ``rows``: how many ``r`` events of each of ``intervals``,
+    ``is_moving``: whether the key is one end of a key change, ``has_gap``: whether values of the row under another key
+    are missing.
     """
     live = events.withColumn("at", F.when(F.col("is_live"), F.col("position")))
     begin = F.max(F.when(F.col("op").isin(*BEGIN), F.col("at")))
@@ -82,7 +84,7 @@ def folded(
 def appended(
     events: DataFrame, fields: Sequence[str], floor: Position | None, intervals: Sequence[Interval]
 ) -> DataFrame:
-    """Return what :func:`folded` does for a table without key: one record for each event."""
+    """Return the same as :func:`folded` for a table without a key: one record for each event."""
     none = _none()
     return located(events, floor).select(
         F.lit(None).alias("key"),
@@ -101,7 +103,7 @@ def appended(
 
 
 def count_of(interval: Interval) -> Column:
-    """Return how many ``r`` events of a load there are."""
+    """Return the number of ``r`` events of a load."""
     return F.count_if(_is_in(interval))
 
 
@@ -154,13 +156,13 @@ def _none() -> Column:
 
 
 def _names(conditions: Mapping[str, Column]) -> Column:
-    """Return the names whose conditions hold."""
+    """Return the names whose conditions are true."""
     names = [F.when(condition, F.lit(name)) for name, condition in conditions.items()]
     return F.array_compact(F.array(*names).cast("array<string>"))
 
 
 def _raw_of_last(followed: Sequence[str]) -> Column:
-    """Return what the last change has in ``raw`` of the new row, without these fields."""
+    """Return ``raw`` of the new row in the last change, without these fields."""
     return F.map_filter("last.raw", lambda name, _: ~name.contains(".") & ~name.isin(*followed))
 
 
@@ -170,9 +172,9 @@ def _current(cell: Column) -> Column:
 
 
 def moved(events: DataFrame, keys: DataFrame, target: DataFrame, fields: Sequence[str]) -> DataFrame:
-    """Return the net of ``keys``, those that are ends of key changes, with values from under other keys.
+    """Return the net effect for ``keys``, which are ends of key changes, with the values from other keys.
 
-    ``target``: what the target has, each row as if it were an ``r`` event, with the columns of ``OF_LIVES``.
+    ``target``: the rows of the target as if they were ``r`` events, with the columns of ``OF_LIVES``.
     """
     row = F.broadcast(keys.select("row"))
     own = events.where("is_live").join(row, "row", "left_semi")

@@ -1,8 +1,9 @@
 """Iceberg tables as targets: one table in a catalog for each table of PostgreSQL, one snapshot for each batch.
 
-A snapshot's summary says what the commit has. Every commit is made on a branch of its own first. Then ``main`` is moved
-to it, which the catalog refuses if ``main`` is no longer the snapshot that the branch began at. So nothing can come
-between reading what was applied and the commit, and a batch that fails halfway leaves ``main`` as it was.
+The summary of a snapshot says what the commit contains. Every commit is first made on a branch of its own. Then
+``main`` is moved to the branch. The catalog refuses this if ``main`` is no longer the snapshot at which the branch
+began. So no other commit can come between reading what was applied and our commit, and a batch that fails halfway
+leaves ``main`` unchanged.
 
 https://iceberg.apache.org/docs/latest/branching/
 """
@@ -32,32 +33,35 @@ from pgsluice_spark.targets import (
 )
 
 CATALOG_CLASS: Final = "org.apache.iceberg.spark.SparkCatalog"
-"""What a session's setting of a catalog names."""
+"""The start of a setting that defines a catalog."""
 
 _PROPERTY: Final = "spark.sql.iceberg.snapshot-property."
-"""Settings of a session that begin like this become entries in the summary of each snapshot that it makes."""
+"""The prefix of session settings that become entries in the summary of each snapshot that the session makes."""
 
 _APP: Final = "pgsluice.app"
 _VERSION: Final = "pgsluice.version"
 _STATE: Final = "pgsluice.state"
 
 _SNAPSHOT: Final = "pgsluice.snapshot"
-"""The id of the snapshot of our last commit, in snapshots of maintenance, which carry what that commit says."""
+"""The entry of a maintenance snapshot with the id of our last commit's snapshot.
+
+The entries of that commit are repeated.
+"""
 
 _BRANCH: Final = "pgsluice_"
-"""The names of our branches begin like this."""
+"""The prefix of our branches' names."""
 
 _REWRITING: Final = (
     "spark.sql.catalog.default_rewrite_catalog",
     "org.apache.iceberg.spark.SparkRewriteTableCatalog",
 )
-"""A setting that Iceberg makes for rewriting files, but in the default session only."""
+"""A setting that Iceberg changes to rewrite files, but only in the default session."""
 
 _REWRITTEN: Final = "replace"
-"""The operation of snapshots that have the rows of the one before, in other files."""
+"""The operation of snapshots that have the rows of the snapshot before them, in other files."""
 
 _WIDENINGS: Final = {("int", "bigint"), ("float", "double")}
-"""The types that Iceberg can widen; decimals can get more digits, too."""
+"""The types that Iceberg can widen. Decimals can get more digits, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +72,12 @@ class Iceberg:
 
     @property
     def place(self) -> str:
-        """Where it is, for messages."""
+        """Its place, for messages."""
         return self.namespace
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """What the sessions that write to it have to be set to: nothing."""
+        """The settings of the sessions that write to it. There are none."""
         return {}
 
     @property
@@ -112,7 +116,7 @@ class IcebergTable:
     spark: SparkSession
     name: str
     since: int | None = None
-    """The id of our last snapshot that is known; whatever follows it has to be ours."""
+    """The id of our last known snapshot. All later snapshots have to be ours, too."""
 
     @property
     def sql(self) -> str:
@@ -198,7 +202,7 @@ class IcebergTable:
         self.spark.catalog.refreshTable(self.sql)
 
     def maintain(self, upkeep: Upkeep) -> None:
-        """Compact the files, and let snapshots expire that are old and are not named."""
+        """Compact the files, and expire the old snapshots that nothing refers to."""
         last, table = self.last(), self._loaded()
         if upkeep.compact and table.currentSnapshot() is not None:
             self.spark.conf.set(*_REWRITING)
@@ -228,7 +232,7 @@ class IcebergTable:
         set_properties(self, {name: value})
 
     def _loaded(self) -> Any:  # noqa: ANN401 - an object of Java's
-        """Return Iceberg's own object for the table, as the catalog has it now."""
+        """Return Iceberg's own object for the present state of the table."""
         util = self.spark._jvm.org.apache.iceberg.spark.Spark3Util  # noqa: SLF001 - PySpark has no other way to it
         table = util.loadIcebergTable(self.spark._jsparkSession, self.sql)  # noqa: SLF001 - as above
         table.refresh()
@@ -259,7 +263,7 @@ class IcebergTable:
         )
 
     def _publish(self, branch: str) -> None:
-        """Move ``main`` to a branch; ForeignWrite if ``main`` has got snapshots since the branch was made."""
+        """Move ``main`` to a branch. Raise ForeignWrite if ``main`` has new snapshots since the branch was made."""
         table = self._loaded()
         try:
             table.manageSnapshots().fastForwardBranch("main", branch).removeBranch(branch).commit()
@@ -296,7 +300,7 @@ def _make_branch(table: Any, name: str) -> None:  # noqa: ANN401 - an object of 
 
 
 def _last(name: str, table: Any, since: int | None) -> Committed | None:  # noqa: ANN401 - an object of Java's
-    """Return our last commit among the snapshots that led to the present one."""
+    """Return our last commit among the ancestors of the present snapshot."""
     found, snapshot = None, table.currentSnapshot()
     while snapshot is not None:
         if found is not None and since in (None, found.number, snapshot.snapshotId()):
@@ -321,21 +325,21 @@ def _as_summary(commit: Commit) -> dict[str, str]:
 
 
 def _carried(last: Committed | None) -> dict[str, str]:
-    """Return what the summary of a snapshot of maintenance says: what our last commit has, and its number."""
+    """Return the metadata and the number of our last commit, from the summary of a maintenance snapshot."""
     if last is None:
         return _as_summary(Commit("", -1, ""))
     return {**_as_summary(last.commit), _SNAPSHOT: str(last.number)}
 
 
 def _expiring(table: Any, kept: Collection[int], before: float) -> list[int]:  # noqa: ANN401 - an object of Java's
-    """Return the snapshots from before a moment that are not kept, and that no branch or tag has."""
+    """Return the snapshots from before a moment that are not to be kept, and that have no branch or tag."""
     held = {*kept, *(ref.snapshotId() for ref in table.refs().values())}
     found = [(one.snapshotId(), one.timestampMillis()) for one in table.snapshots()]
     return [number for number, made_ms in found if made_ms < before * 1000 and number not in held]
 
 
 def _metadata(summary: Mapping[str, str]) -> Commit | None:
-    """Return what the summary of a snapshot says; None if it is not ours."""
+    """Return our metadata in the summary of a snapshot. Return None if the snapshot is not ours."""
     if _APP not in summary:
         return None
     return Commit(summary[_APP], int(summary[_VERSION]), summary[_STATE])
@@ -370,7 +374,7 @@ def _expired(name: str, parent: int) -> str:
 def _differences(
     known: StructType, wanted: StructType, path: str = ""
 ) -> tuple[list[tuple[str, str]], list[tuple[str, str, str]]]:
-    """Return the fields that ``known`` lacks, with their types, and those that have another type in ``wanted``."""
+    """Return the fields that ``known`` lacks, with their types, and those whose type is different in ``wanted``."""
     have: dict[str, DataType] = {field.name.lower(): field.dataType for field in known}
     added: list[tuple[str, str]] = []
     widened: list[tuple[str, str, str]] = []

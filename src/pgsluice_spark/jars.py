@@ -1,4 +1,4 @@
-"""The packages that Spark needs beside PySpark, in the versions that are tested. Used by :mod:`.cli`. Pure.
+"""The packages that Spark needs in addition to PySpark, in the versions that are tested. Used by :mod:`.cli`. Pure.
 
 The tests run with these on PySpark 4.0.0 and 4.1.1; sandbox/pom.xml pins them, and a test compares the two.
 """
@@ -11,7 +11,7 @@ _TARGETS: Final = {
     "4.0": ["io.delta:delta-spark_2.13:4.0.0"],
     "4.1": ["io.delta:delta-spark_4.1_2.13:4.4.0", "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.11.0"],
 }
-"""By the first two parts of Spark's version."""
+"""The keys are the first two parts of Spark's version."""
 
 SPARK_VERSIONS: Final = tuple(_TARGETS)
 """The versions that are supported."""

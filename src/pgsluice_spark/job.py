@@ -1,4 +1,4 @@
-"""What some cuts wrote to one topic, applied to all tables that have this topic.
+"""Applies what some cuts wrote to one topic, to all tables with this topic.
 
 Used by :mod:`.query`. Cut records declare the events of a topic, so all its tables are counted before any is committed.
 
@@ -81,7 +81,7 @@ class TopicJob:
         tables: Sequence[str],
         error: PipelineError,
     ) -> None:
-        """Go on behind cuts whose records are lost, if a later load of each table makes them unnecessary."""
+        """Skip cuts whose records are lost, if a later load of each table makes them unnecessary."""
         if not lost or not set(tables) <= self._origin.tables_loaded_after(lost[-1]):
             raise error
         for table in tables:
@@ -127,7 +127,10 @@ class TopicJob:
         return self._copies.prepare(spark, work)
 
     def _offsets(self, cuts: Sequence[Cut]) -> Ranges:
-        """Return the offsets of the topic's records, from the first that Kafka still has: theirs are lower bounds."""
+        """Return the offsets of the topic's records, from the first one that Kafka still has.
+
+        These are lower bounds.
+        """
         found: dict[int, Sequence[tuple[int, int]]] = {}
         for partition, known in ranges(cuts, self._topic).items():
             begin = self._now.begins[partition]
@@ -136,13 +139,13 @@ class TopicJob:
         return found
 
     def _count(self, spark: SparkSession, table: str, offsets: Ranges) -> Mapping[str, int]:
-        """Count the events of a table that is not copied, or that has them already."""
+        """Count the events of a table that is not copied, or whose copy already has them."""
         changes = self._readings[table].changes(self._origin.read(spark, self._topic, offsets))
         counts = changes.groupBy("op").agg(F.count_distinct(*POSITION).alias("count"))
         return {row["op"]: row["count"] for row in counts.collect()}
 
     def _mismatch(self, cuts: Sequence[Cut], offsets: Ranges, counts: Mapping[str, int]) -> PipelineError | None:
-        """Return an error unless the topic has what the cuts declare."""
+        """Return an error unless the topic contains the events that the cuts declare."""
         says = declared(cuts, self._topic)
         if counts == says:
             return None
@@ -164,7 +167,7 @@ class TopicJob:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a topic has of some cuts: changes of tables that wait to be committed, and how many events of each op."""
+    """The content of a topic for some cuts: changes of tables, ready to commit, and how many events of each op."""
 
     tables: Mapping[str, Prepared]
     counts: Mapping[str, int]

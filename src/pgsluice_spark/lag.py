@@ -16,10 +16,10 @@ from pgsluice_spark.targets import Target
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """What the topics have behind a target's last cut.
+    """The part of the topics that follows a target's last cut.
 
-    ``events``: how many changes. ``wal_bytes``: of PostgreSQL's WAL. ``seconds``: how long ago the oldest transaction
-    was committed that the target lacks, by this machine's clock; 0 if it lacks none.
+    ``events``: the number of changes. ``wal_bytes``: bytes of PostgreSQL's WAL. ``seconds``: the age of the oldest
+    transaction that the target lacks, by this machine's clock. It is 0 if the target lacks none.
     """
 
     cut: int

@@ -1,4 +1,4 @@
-"""The present rows of tables, worked out from their changes.
+"""Computes the present rows of tables from their changes.
 
 A batch function for jobs that keep a change log and want the table itself.
 """
@@ -21,18 +21,17 @@ _TABLE: Final = ["schema", "table"]
 def latest(changes: DataFrame, marks: DataFrame | None = None) -> DataFrame:
     """Return one record for each row that exists after ``changes``, a batch in the form of ``read_changes``.
 
-    Columns: ``schema``, ``table``, ``key``, ``after`` (the row), ``unchanged`` (fields whose value none of the
-    changes sent: their null means "unknown"), ``raw``, and ``epoch``, ``lsn``, ``seq``, ``ts`` of the row's last
-    change.
+    Columns: ``schema``, ``table``, ``key``, ``after`` (the row), ``unchanged`` (fields whose value none of the changes
+    sent, so that null means "unknown"), ``raw``, and ``epoch``, ``lsn``, ``seq``, ``ts`` of the row's last change.
 
     ``marks``, a batch in the form of ``read_marks``, tell which tables were read to the end. Rows that are older than
-    the beginning of such a load, and did not come again, are gone: they were deleted where no change says so. That is
-    so only if all rows of the load are among the changes, and its marks allow it.
+    the beginning of such a load, and that it did not read again, are left out. They were deleted, but no change says
+    so. This rule applies only if all rows of the load are among the changes, and if its marks allow it.
 
-    ``changes`` may have duplicates and come in any order, but must stay the same while this reads them (more
-    than once), and must hold everything since the snapshot or the table's first row: what retention deleted
-    is missing here too. The key must be unique at every moment, so not a deferrable constraint, and
-    must not have got other columns in between; the latter is an error.
+    ``changes`` may have duplicates and any order. They are read more than once, and have to stay the same in the
+    meantime. They have to contain everything since the snapshot or the table's first row, so changes that retention has
+    deleted are missing in the result, too. The key has to be unique at every moment, which a deferrable constraint does
+    not ensure. If the columns of the key change, an error is raised.
     """
     if "key" not in changes.columns:
         raise ValueError("these changes have no key column: without a key, rows cannot be told apart")
@@ -42,7 +41,7 @@ def latest(changes: DataFrame, marks: DataFrame | None = None) -> DataFrame:
 
 
 def _net(events: DataFrame, changes: DataFrame, fields: Sequence[str]) -> DataFrame:
-    """Return what the changes of each row come to: the columns of ``fold.NET``, and ``row``."""
+    """Return the net effect of each row's changes: the columns of ``fold.NET``, and ``row``."""
     facts = changes.agg(
         F.array_distinct(F.flatten(F.collect_set("unchanged"))).alias("unchanged"),
         F.coalesce(F.bool_or(is_incomplete_arrival()), F.lit(False)).alias("has_gaps"),  # noqa: FBT003 - a literal
@@ -78,7 +77,7 @@ def _tables(placed: DataFrame, names: Sequence[str]) -> DataFrame:
 
 
 def _identity(key: StructType) -> Column:
-    """Return what tells a row from all others; an error if its key lacks columns that its table's key has."""
+    """Return the identity of a row. The expression raises an error if its key lacks columns of the table's key."""
     names = key.fieldNames()
     parts = [F.col("key").getField(name) for name in names]
     lacking = [part.isNull() & _is_in_use(name) for name, part in zip(names, parts, strict=True)]
@@ -127,7 +126,7 @@ def _complete_loads(changes: DataFrame, marks: DataFrame) -> DataFrame:
 
 
 def _rows(rows: DataFrame) -> DataFrame:
-    """Return the columns of :func:`latest`. Where rows that came before would have a value, nobody knows it."""
+    """Return the columns of :func:`latest`. A value that only an earlier row would have is unknown."""
     return rows.select(
         "row.schema",
         "row.table",

@@ -1,8 +1,8 @@
-"""The history of rows: what the changes of a key say about the rows that had it, one after the other.
+"""The history of rows: what the changes of a key say about the rows that had this key, one after the other.
 
-Used by :mod:`.fold`. The history of a key falls into lives: one begins with each insert, snapshot row or delete. A row
-consists of the values of its key's last life, each from the last change that sent it; a row that moved to another key
-goes on in another life.
+Used by :mod:`.fold`. The history of a key is divided into lives. Each insert, snapshot row or delete begins a new life.
+A row consists of the values of its key's last life, each from the last change that sent it. If a row moves to another
+key, it continues in a life of that key.
 
 ``tests/spark/test_latest.py`` covers it.
 """
@@ -18,22 +18,22 @@ from pyspark.sql.types import ArrayType, DataType, MapType
 
 POSITION: Final = ("epoch", "lsn", "seq")
 BEGIN: Final = ("c", "r", "d")
-"""The operations after which nothing of an earlier row counts any more."""
+"""The operations after which no value of an earlier row matters any more."""
 
 
 def position() -> Column:
-    """Return what orders changes."""
+    """Return the column by which changes are ordered."""
     return F.struct(*POSITION)
 
 
 def is_incomplete_arrival() -> Column:
-    """Return whether a row came from another key, and some of its values were not sent with it."""
+    """Return whether a row moved here from another key and some of its values were not sent with the move."""
     is_arrival = (F.col("op") == "c") & F.array_contains("flags", "key_change")
     return is_arrival & (F.size("unchanged") > 0)
 
 
 def comparable(value: Column, kind: DataType) -> Column:
-    """Return ``value`` as something that Spark can compare and group by, which maps are not."""
+    """Return ``value`` in a form that Spark can compare and group by, because it cannot do so with maps."""
     if isinstance(kind, MapType):
         return F.array_sort(F.map_entries(value))
     if isinstance(kind, ArrayType):
@@ -63,9 +63,9 @@ def lives_of(events: DataFrame, fields: Sequence[str]) -> DataFrame:
 
 
 def last_cell(name: str) -> Column:
-    """Return the value of a field in the last change that does not leave it as it was.
+    """Return the value of a field in the last change that sent it. Return null if there is none.
 
-    Null when there is none. ``is_known`` is false when the schema of that change did not have the field.
+    ``is_known`` is false if the schema of that change did not have the field.
     """
     cell = F.struct(
         F.array_contains("fields", name).alias("is_known"),
@@ -77,9 +77,9 @@ def last_cell(name: str) -> Column:
 
 
 def follow_moves(lives: DataFrame, fields: Sequence[str]) -> DataFrame:
-    """Return ``lives`` with the cells that are null taken from the life that each came from.
+    """Return ``lives`` with each null cell filled from the life that the row came from.
 
-    Each round takes from twice as far back as the one before, for the lives that still have gaps.
+    Each round looks back twice as far as the round before, for the lives that still have gaps.
     """
     lives = _with_origin(lives).localCheckpoint()
     is_open = _has_gap(fields) & F.col("origin").isNotNull()
@@ -105,9 +105,9 @@ def _filled(lives: DataFrame, known: DataFrame, fields: Sequence[str]) -> DataFr
 
 
 def _with_origin(lives: DataFrame) -> DataFrame:
-    """Add ``origin``: row and life that a row had before it moved here; null when it did not.
+    """Add ``origin``: the row and the life before the row moved here. It is null if the row did not move.
 
-    The two records of a move stand one after the other in their transaction.
+    The two records of a move follow each other in their transaction.
     """
     previous = F.lag("life").over(Window.partitionBy("row").orderBy("life"))
     arrival = F.struct("life.epoch", "life.lsn", (F.col("life.seq") + 1).alias("seq"))
@@ -128,7 +128,7 @@ def _has_gap(fields: Sequence[str]) -> Column:
 
 
 def raw_texts(cells: Mapping[str, Column]) -> Column:
-    """Return ``raw`` of a row: the texts of the cells that have one, by the names of their fields."""
+    """Return ``raw`` of a row: the texts of its cells, if they have any, by the names of the fields."""
     if not cells:
         return F.create_map().cast("map<string, string>")
     texts = F.array(*(F.struct(F.lit(name), cell.getField("raw").alias("text")) for name, cell in cells.items()))
@@ -136,6 +136,6 @@ def raw_texts(cells: Mapping[str, Column]) -> Column:
 
 
 def is_unknown(name: str, cell: Column) -> Column:
-    """Return whether the last changes leave a value as it was, and what it was has not been sent."""
+    """Return whether the last changes did not change a value that was never sent."""
     is_lost = ~cell.getField("is_known") & F.array_contains("unchanged", name)
     return cell.isNull() | is_lost

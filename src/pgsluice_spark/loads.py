@@ -1,7 +1,7 @@
-"""How far a table's copy has come: which cuts it has, and which of its rows were read.
+"""The progress of a table's copy: which cuts it contains, and which of its rows were read.
 
-Used by :mod:`.mirror`. Pure. A load of a table has marks in the cut records; between its ``begin`` and its ``end``
-lie the table's ``r`` events.
+Used by :mod:`.mirror`. Pure. A load of a table has marks in the cut records. The table's ``r`` events are between its
+``begin`` and its ``end``.
 """
 
 import json
@@ -17,7 +17,7 @@ LOADING: Final = "loading"
 LOADED: Final = "loaded"
 """The table equals PostgreSQL's at every cut."""
 PARTIAL: Final = "partial"
-"""A load has ended that does not replace what was there, or some of its rows are missing."""
+"""A load has ended, but it does not replace the earlier rows, or some of its rows are missing."""
 STALE: Final = "stale"
 """The table was altered so that its rows have values that were not sent."""
 GAP: Final = "gap"
@@ -26,7 +26,7 @@ GAP: Final = "gap"
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A load that has begun; ``rows``: how many different ``r`` events of it were counted so far."""
+    """A load that has begun. ``rows``: how many of its distinct ``r`` events were counted so far."""
 
     id: str
     begin: Position
@@ -35,7 +35,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """What a copy of a table has. ``offset``, ``cut``, ``epoch`` and ``end_lsn`` are those of its last cut."""
+    """The state of a table's copy. ``offset``, ``cut``, ``epoch`` and ``end_lsn`` are those of its last cut."""
 
     offset: int = -1
     cut: int = 0
@@ -44,7 +44,7 @@ class TableState:
     status: str = UNLOADED
     load: Load | None = None
     key: tuple[str, ...] = ()
-    """The columns of the table's key; empty: it has none, or none is known yet."""
+    """The columns of the table's key. It is empty if there is no key, or if it is not known yet."""
 
     def to_json(self) -> str:
         """Return it as text."""
@@ -52,7 +52,7 @@ class TableState:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Return what :meth:`to_json` wrote; ValueError, TypeError or KeyError if it did not."""
+        """Read the text that :meth:`to_json` returned. Raise ValueError, TypeError or KeyError for any other text."""
         fields = json.loads(text)
         load = fields["load"]
         fields["load"] = None if load is None else Load(load["id"], Position(*load["begin"]), load["rows"])
@@ -61,7 +61,7 @@ class TableState:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Where the ``r`` events of a load lie in a piece; ``end`` None: up to the piece's end."""
+    """The positions of a load's ``r`` events in a piece. Without an ``end``, they continue to the piece's end."""
 
     id: str
     begin: Position
@@ -69,7 +69,7 @@ class Interval:
 
 
 def intervals(state: TableState, marks: Sequence[Mark]) -> list[Interval]:
-    """Return the loads that a piece has rows of; ``marks`` are those of the table in the piece."""
+    """Return the loads of which a piece has rows. ``marks`` are those of the table in the piece."""
     begins = {mark.id: mark.position for mark in marks if mark.state == "begin"}
     if state.load is not None:
         begins.setdefault(state.load.id, state.load.begin)
@@ -80,9 +80,9 @@ def intervals(state: TableState, marks: Sequence[Mark]) -> list[Interval]:
 def advanced(
     state: TableState, cuts: Sequence[Cut], marks: Sequence[Mark], rows: Mapping[str, int]
 ) -> tuple[TableState, Position | None]:
-    """Return the state behind a piece, and the position before which rows of the table are gone.
+    """Return the state after a piece, and the position before which rows of the table do not exist any more.
 
-    ``rows``: of each interval, how many different ``r`` events the piece has.
+    ``rows``: how many distinct ``r`` events the piece has in each interval.
     """
     last = cuts[-1]
     if state.epoch and last.epoch != state.epoch and state.status == LOADED:

@@ -1,8 +1,8 @@
-"""Maintenance of a target between batches: small files are compacted, and states of the database are forgotten.
+"""Maintains a target between batches: compacts small files, and removes old states of the database.
 
-Used by :mod:`.query`. The rows of the control table go first and the files after them, so a view never names a state
-whose files are gone. When it was done last stands in a property of the control table, so that queries that are started
-again and again know it, too.
+Used by :mod:`.query`. The rows of the control table are deleted before the files, so a view never names a state whose
+files are gone. The time of the last maintenance is a property of the control table, so that it survives restarts of the
+query.
 """
 
 import logging
@@ -61,7 +61,7 @@ class Keeper:
         self._done: float | None = None
 
     def run_if_due(self) -> None:
-        """Maintain the target if the time has come. What fails is logged, and done again the next time."""
+        """Maintain the target if it is due. A part that fails is logged, and attempted again the next time."""
         if self._copies.entry is None:
             return
         self._attempt("the time of the last maintenance", self._learn)

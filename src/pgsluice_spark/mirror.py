@@ -1,6 +1,7 @@
-"""A table kept up to date: the changes of a batch, folded and committed once.
+"""Keeps a table up to date: the changes of a batch are reduced to their net effect, and committed once.
 
-Used by :mod:`.query`. :func:`prepare` reads and counts, and nothing is written before the counts have been compared.
+Used by :mod:`.query`. :func:`prepare` reads and counts the changes. Nothing is written before the counts have been
+compared.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ from pgsluice_spark.work import Prepared, Work
 
 
 def prepare(work: Work, table: TargetTable) -> Prepared:
-    """Read the changes of a piece, and return what there is to count and to commit."""
+    """Read the changes of a piece. Return their counts and the function that commits them."""
     truncated, truncates = _truncates(work)
     floor = max(filter(None, (truncated, work.repeated)), default=None)
     piece = _Piece(work, table, truncated)
@@ -36,7 +37,7 @@ def _truncates(work: Work) -> tuple[Position | None, Mapping[str, int]]:
 
 
 def truncates_of(events: DataFrame) -> tuple[Position | None, Mapping[str, int]]:
-    """Return the position of the last truncate, and how many there are. Each stands in every partition."""
+    """Return the position of the last truncate, and the number of truncates. Each is in every partition."""
     found = (
         events.where("op = 't'")
         .select(F.struct(*POSITION).alias("position"))
@@ -94,7 +95,7 @@ def _other_key(table: str, key: Sequence[str]) -> str:
 
 
 def _net(piece: "_Piece", events: DataFrame, keys: DataFrame, *, has_gaps: bool) -> DataFrame:
-    """Return what is to be merged: one record for each key that has changed."""
+    """Return the rows to merge: one record for each key that has changed."""
     live = keys.where("is_live")
     if not has_gaps:
         return live.select(*NET)
@@ -129,7 +130,7 @@ def as_events(rows: DataFrame, events: DataFrame) -> DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """What is to be committed. ``rows``: how many ``r`` events of each load there are."""
+    """The changes to commit. ``rows``: the number of ``r`` events of each load."""
 
     work: Work
     table: TargetTable
@@ -141,7 +142,7 @@ class _Piece:
 
 
 def _commit(piece: _Piece) -> tuple[TableState, int | None]:
-    """Apply a piece to the table in one commit; return the state behind it and the number of the commit."""
+    """Apply a piece to the table in one commit. Return the state after it and the number of the commit."""
     work, net = piece.work, piece.net
     assert net is not None, "only what was prepared is committed"
     state, gone = advanced(piece.state, work.cuts, work.marks, piece.rows)
@@ -155,7 +156,7 @@ def _commit(piece: _Piece) -> tuple[TableState, int | None]:
 
 
 def _prepare_without_key(piece: _Piece, floor: Position | None, truncates: Mapping[str, int]) -> Prepared:
-    """Prepare the changes of a table without key, which are all appended; others than inserts are refused."""
+    """Prepare the changes of a table without a key. All are appended, and anything but an insert is refused."""
     work = piece.work
     loads = intervals(work.state, work.marks)
     rows = appended(work.events.where("op != 't'"), work.row_type.fieldNames(), floor, loads)

@@ -1,7 +1,7 @@
-"""Names of tables, as the namespaces of schemas have them: ``public.orders``.
+"""The names of tables in the form of the schemas' namespaces: ``public.orders``.
 
-In each part, ``_xHHHH_`` stands for what Avro does not allow in a name, so a table's name is also the name of a
-directory.
+In each part, ``_xHHHH_`` replaces a character that Avro does not allow in a name. So a table's name can also be the
+name of a directory.
 """
 
 import re

@@ -1,6 +1,4 @@
-"""Where a pipeline's records and schemas are.
-
-Used by :mod:`.pipeline` and by what reads for it.
+"""Says where a pipeline's records and schemas are. Used by :mod:`.pipeline` and by the modules that read for it.
 
 ``tests/spark/test_daemon.py`` covers it.
 """
@@ -23,7 +21,7 @@ from pgsluice_spark.schema import record_reading
 from pgsluice_spark.source import read_ranges, read_topic
 
 _BACK: Final = 5000
-"""Cut records before an offset in which topics are looked for; at least one a minute lists all."""
+"""How many cut records before an offset are searched for topics. At least one a minute lists all topics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +40,7 @@ class Origin:
         return f"{self.prefix}.transactions"
 
     def cuts(self, records: DataFrame) -> DataFrame:
-        """Return the cut records in ``records``, which are as Kafka has them."""
+        """Return the cut records in ``records``, which have the form of Spark's Kafka source."""
         return decoded_cuts(records, cut_reading(self.registry, self.transactions))
 
     def cuts_from(self, offset: int) -> DataFrame:
@@ -55,13 +53,13 @@ class Origin:
         return read_ranges(spark, topic, self.bootstrap_servers, self.options, offsets)
 
     def tables_loaded_after(self, cut: Cut) -> set[str]:
-        """Return the tables that a load begins of after a cut, and that its end will replace."""
+        """Return the tables of which a load begins after a cut, and whose rows it will replace."""
         found = self.cuts_from(cut.offset + 1)
         marks = found.select(F.inline("snapshots")).where("state = 'begin' AND replaces")
         return {table_name(mark["schema"], mark["table"]) for mark in marks.select("schema", "table").collect()}
 
     def tables_with_dead_letters(self, cuts: Sequence[Cut]) -> set[str]:
-        """Return the tables that lack changes of these cuts, because dead letters stand for them."""
+        """Return the tables that lack changes of these cuts, because dead letters replace these changes."""
         topic = f"{self.prefix}.dead_letters"
         offsets = ranges(cuts, topic)
         if not offsets:
@@ -73,12 +71,12 @@ class Origin:
         return {table_name(row["schema"], row["table"]) for row in tables.collect()}
 
     def topics_of_tables(self, offset: int) -> list[str]:
-        """Return the topics of tables that cut records name shortly before an offset, or behind it."""
+        """Return the topics of tables that are named by cut records shortly before an offset or after it."""
         brokers = Brokers(self.spark, self.bootstrap_servers, self.options)
         begin = brokers.topics({(self.transactions, 0)})[self.transactions].begins[0]
         found = collected(self.cuts_from(max(begin, offset - _BACK)))
         return sorted({topic for cut in found for topic in cut.topics if self.is_of_tables(topic)})
 
     def is_of_tables(self, topic: str) -> bool:
-        """Return whether it is no topic of messages or dead letters."""
+        """Return whether it is a topic of tables, not of messages or dead letters."""
         return topic not in (f"{self.prefix}.messages", f"{self.prefix}.dead_letters")

@@ -1,8 +1,8 @@
 """Directories of Parquet files as a target of change logs: one directory for each batch of a table.
 
-Parquet has no transactions. A batch is committed when its directory has a manifest, which is written last and says what
-the batch has. Before a batch is written, directories without a manifest are deleted, which a killed driver has left.
-So of all directories of a table, only those behind the last manifest can be half written.
+Parquet has no transactions. A batch is committed when its directory has a manifest, which is written last and describes
+the batch. A killed driver may leave a directory without a manifest. Such directories are deleted before a batch is
+written. So only directories after the last manifest can be incomplete.
 """
 
 import json
@@ -17,13 +17,13 @@ from pgsluice_spark.errors import PipelineError
 from pgsluice_spark.targets import Commit, Committed, Merge, Requirements, Upkeep, quoted, refusal
 
 MANIFEST: Final = "_pgsluice.json"
-"""The file that a directory has when its batch is committed."""
+"""The file that marks a directory whose batch is committed."""
 
 PART: Final = ".part"
-"""How the name of a manifest ends while it is written."""
+"""The end of a manifest's name while it is being written."""
 
 _PREFIX: Final = "upto="
-"""Directories are named after the offset of the last cut record that they have, in twenty digits."""
+"""The name of a directory is the offset of its last cut record, in twenty digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +34,17 @@ class Parquet:
 
     @property
     def place(self) -> str:
-        """Where it is, for messages."""
+        """Its place, for messages."""
         return self.path
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """What the sessions that write to it have to be set to: nothing."""
+        """The settings of the sessions that write to it. There are none."""
         return {}
 
     @property
     def requires(self) -> Requirements:
-        """What a session must have before it starts: what Spark has by itself."""
+        """What a session needs before it starts: only what is part of Spark."""
         return Requirements("org.apache.spark.sql.execution.datasources.parquet.ParquetFileFormat", "spark-sql", {})
 
     @property
@@ -74,7 +74,7 @@ class ParquetTable:
 
     @property
     def sql(self) -> str:
-        """Its name in SQL, which also has what is half written."""
+        """Its name in SQL, which includes incomplete directories."""
         return f"parquet.{quoted(self.path)}"
 
     @property
@@ -176,7 +176,7 @@ class ParquetTable:
         return None
 
     def _numbers(self) -> list[int]:
-        """Return the numbers of all batches, also of those that are half written."""
+        """Return the numbers of all batches, including the incomplete ones."""
         names = self._files.names(self.path)
         return sorted(int(name.removeprefix(_PREFIX)) for name in names if name.startswith(_PREFIX))
 
@@ -185,7 +185,7 @@ class ParquetTable:
 
 
 def _merged(known: StructType, new: StructType) -> StructType:
-    """Return the fields of both. Types only become wider, so where they differ, the new one holds."""
+    """Return the fields of both. Types only become wider, so if two types differ, the new one is right."""
     fields = {field.name: field.dataType for field in known}
     for field in new:
         fields[field.name] = _merged_type(fields.get(field.name), field.dataType)
@@ -198,17 +198,17 @@ def _merged_type(known: DataType | None, new: DataType) -> DataType:
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """What Hadoop's file systems do for us."""
+    """The operations of Hadoop's file systems that are used here."""
 
     spark: SparkSession
 
     def names(self, path: str) -> list[str]:
-        """Return the names of what a directory has; none if it does not exist."""
+        """Return the names of a directory's entries. There are none if the directory does not exist."""
         place, system = self._at(path)
         return [one.getPath().getName() for one in system.listStatus(place)] if system.exists(place) else []
 
     def json(self, path: str) -> dict[str, Any] | None:
-        """Return what a file has; None if it does not exist."""
+        """Return the content of a file. Return None if the file does not exist."""
         place, system = self._at(path)
         if not system.exists(place):
             return None
@@ -221,7 +221,7 @@ class _Files:
         return found
 
     def write(self, path: str, text: str) -> None:
-        """Write a new file, so that it is whole as soon as it has this name."""
+        """Write a new file. It is complete as soon as a file has this name."""
         place, system = self._at(path)
         part, _ = self._at(f"{path}{PART}")
         stream = system.create(part, True)  # noqa: FBT003 - Java's

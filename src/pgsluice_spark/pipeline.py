@@ -1,4 +1,4 @@
-"""A pipeline of pgsluice as Spark sees it: its cuts, the changes of its tables, and copies of these in a lake.
+"""A pipeline of pgsluice in Spark: its cuts, the changes of its tables, and copies of the tables in a lake.
 
 ``tests/spark/test_mirror.py`` covers it.
 """
@@ -44,7 +44,10 @@ class Pipeline:
         return self._origin.cuts(self._cut_records({}, streaming=streaming))
 
     def changes(self, table: str, *, topic: str | None = None, streaming: bool = True) -> DataFrame:
-        """Return the changes of a table, as :func:`.read_changes` does; ``topic``: if it has one of another name."""
+        """Return the changes of a table, as :func:`.read_changes` does.
+
+        ``topic``: the topic, if it has another name.
+        """
         return read_changes(
             self.spark,
             topic or f"{self.prefix}.{table}",
@@ -68,8 +71,8 @@ class Pipeline:
         """Keep the tables of ``target`` equal to PostgreSQL's, and return the query that does it.
 
         ``tables``: names or patterns, such as ``public.*``. ``trigger``: how often, or ``"available now"`` to stop at
-        the present end of the topics. ``max_events``: so many changes are applied at once, or one cut if that has more.
-        ``maintenance``: how the target is maintained between batches; not at all by default.
+        the present end of the topics. ``max_events``: how many changes are applied at once, at most. A larger cut is
+        applied alone. ``maintenance``: how the target is maintained between batches; not at all by default.
 
         What was applied is kept in the target, so the checkpoint may be deleted at any time. Only one query may
         write to a target. ValueError if the target takes change logs only.
@@ -110,9 +113,9 @@ class Pipeline:
         """Compare the tables of a mirror with PostgreSQL's, value by value, and return what was found.
 
         ``postgres``: how to reach the primary, as libpq has it (``host=... dbname=... user=...``) or as a URL of JDBC.
-        ``differences``: so many rows of each table are named. ``wait_s``: so long it waits for transactions to end
-        their commit, and for the stream to reach PostgreSQL's position. Both sides may go on meanwhile; a TRUNCATE or
-        ALTER TABLE of these tables waits until the audit has ended.
+        ``differences``: how many rows of each table are named, at most. ``wait_s``: how long the audit waits for
+        transactions to end their commit, and for the stream to reach PostgreSQL's position. Both sides may go on
+        meanwhile; a TRUNCATE or ALTER TABLE of these tables waits until the audit has ended.
         """
         return audit.run(self._origin, target, postgres, tables, differences=differences, wait_s=wait_s)
 
@@ -123,7 +126,7 @@ class Pipeline:
     def doctor(
         self, target: Target | None = None, *, postgres: str | None = None, tables: Sequence[str] = ("*",)
     ) -> Diagnosis:
-        """Look for what would keep a mirror or a change log from running, and return what was found, with remedies.
+        """Look for problems that would keep a mirror or a change log from running, and return them with remedies.
 
         ``target`` and ``postgres`` are looked at if they are given. Nothing is changed; a file or a table is written
         to the target and deleted again.

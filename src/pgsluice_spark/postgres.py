@@ -1,7 +1,7 @@
 """PostgreSQL as an audit sees it: one session that exports a snapshot, and the settings for those that import it.
 
-Used by :mod:`.audit`. Both go through PostgreSQL's JDBC driver, which the executors need in any case: then a cluster
-needs nothing else, and passwords and TLS mean the same in all sessions.
+Used by :mod:`.audit`. Both use PostgreSQL's JDBC driver, which the executors need in any case. So a cluster needs
+nothing else, and passwords and TLS mean the same in all sessions.
 
 ``tests/spark/test_audit.py`` covers it.
 
@@ -35,7 +35,7 @@ _PROPERTIES: Final[Mapping[str, str]] = {
     "application_name": "ApplicationName",
     "options": "options",
 }
-"""libpq's keywords and what the JDBC driver calls them; host, port and dbname are part of the URL."""
+"""libpq's keywords and their names in the JDBC driver. Host, port and dbname are part of the URL."""
 
 _WORD: Final = re.compile(r"(\w+)\s*=\s*('(?:[^'\\]|\\.)*'|(?:[^\s'\\]|\\.)*)")
 _CONNINFO: Final = re.compile(rf"\s*({_WORD.pattern}(\s+|$))*")
@@ -44,7 +44,7 @@ _POLL_S: Final = 0.1
 _XIDS: Final = 1 << 32
 _FETCH_ROWS: Final = 5000
 _PAGES_READ: Final = 4096
-"""Pages of a table that are read by one task: 32 MiB."""
+"""How many pages of a table one task reads: 32 MiB."""
 _PAGE, _SEGMENT_HEADER, _PAGE_HEADER = 8192, 40, 24
 
 TEXT_SETTINGS: Final = (
@@ -59,7 +59,10 @@ TEXT_SETTINGS: Final = (
     "SET statement_timeout = 0",
     "SET idle_in_transaction_session_timeout = 0",
 )
-"""What decides how PostgreSQL writes values, as the daemon sets it (docs/types.md), and no filter that is not seen."""
+"""The settings that decide how PostgreSQL writes values, as in the daemon (docs/types.md).
+
+Hidden row filters are an error.
+"""
 
 _UNFINISHED: Final = """
     SELECT l.transactionid::text, coalesce(l.pid::text, 'prepared'),
@@ -73,7 +76,7 @@ _UNFINISHED: Final = """
     WHERE l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock' AND l.granted
     AND (a.datname IS NULL OR a.datname = current_database())
 """
-"""Transactions that have an id and have not ended, and whether they cannot be in the midst of their commit."""
+"""Transactions that have an id and have not ended, and whether they cannot be in the middle of their commit."""
 
 _RELATION: Final = """
     SELECT c.oid, c.relkind, CASE WHEN c.relkind = 'p' THEN '' ELSE 'ONLY ' END || format('%I.%I', nspname, relname)
@@ -108,7 +111,7 @@ class Source:
 
     @classmethod
     def parse(cls, text: str) -> "Source":
-        """Return what a connection string says: libpq's ``host=... dbname=...``, or a URL of JDBC."""
+        """Parse a connection string: libpq's ``host=... dbname=...``, or a URL of JDBC."""
         if text.startswith("jdbc:postgresql:"):
             return cls(text)
         words = _words(text)
@@ -152,7 +155,7 @@ class Snapshot:
         return [int(xid) for xid in self.text.split(":")[2].split(",") if xid]
 
     def sees(self, xid: Column) -> Column:
-        """Return whether it sees a transaction, whose id is as the stream has it: the lower 32 bits."""
+        """Return whether it sees a transaction. The id has the lower 32 bits, as in the stream."""
         ahead = F.pmod(xid.cast("long") - F.lit(self.xmax), F.lit(_XIDS))
         wide = F.lit(self.xmax) + F.when(ahead >= _XIDS // 2, ahead - _XIDS).otherwise(ahead)
         return (wide < self.xmax) & ~wide.isin(self.running)
@@ -160,7 +163,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class SourceTable:
-    """A table as a snapshot sees it. ``columns``: name, type (of a domain its base), category of the type."""
+    """A table as a snapshot sees it. ``columns``: name, type (the base type of a domain), and category of the type."""
 
     source: Source
     snapshot: Snapshot
@@ -171,7 +174,7 @@ class SourceTable:
     refusal: str = ""
 
     def read(self, spark: SparkSession, selected: Sequence[str]) -> DataFrame:
-        """Return what is selected of the table, read in ranges of its pages beside each other."""
+        """Return the query of the table that is read in several ranges of pages at the same time."""
         table = f"(SELECT {', '.join([*selected, 'ctid AS place'])} FROM {self.sql}) AS t"  # noqa: S608 - quoted
         options = {
             **self.source.properties,
@@ -183,7 +186,7 @@ class SourceTable:
 
 
 def _ranges(pages: int) -> list[str]:
-    """Return conditions that share a table out by its pages. The last one has no end, because tables grow."""
+    """Return conditions that divide a table by its pages. The last one has no end, because tables grow."""
     bounds = list(range(_PAGES_READ, pages - _PAGES_READ // 2, _PAGES_READ))
     begins = ["true", *(f"place >= '({page},0)'::tid" for page in bounds)]
     ends = [*(f"place < '({page},0)'::tid" for page in bounds), "true"]
@@ -229,15 +232,15 @@ class Session:
         return self.rows(sql)[0]
 
     def check_primary(self) -> None:
-        """Raise an error on a standby, whose snapshots do not say which transactions had not ended."""
+        """Raise an error on a standby, because its snapshots do not say which transactions were still running."""
         if self._row("SELECT pg_is_in_recovery()") == ["t"]:
             raise PipelineError(
-                "the server is a standby, whose snapshots do not tell which transactions had not ended. Nothing was "
-                "compared. Give the connection string of the primary"
+                "the server is a standby, and its snapshots do not say which transactions were still running. Nothing "
+                "was compared. Give the connection string of the primary"
             )
 
     def wait_for_commits(self, wait_s: float) -> None:
-        """Return once no transaction that was in the midst of its commit when this was called is still there."""
+        """Wait until all transactions have ended that were in the middle of their commit at the time of the call."""
         end = time.monotonic() + wait_s
         pending = {xid for xid, _, is_safe in self.rows(_UNFINISHED) if is_safe != "t"}
         while pending:
@@ -279,7 +282,7 @@ class Session:
         return (str(rows[0][0]), str(rows[0][1]), str(rows[0][2])) if rows else None
 
     def table(self, source: Source, snapshot: Snapshot, relation: tuple[str, str, str]) -> SourceTable:
-        """Return what a snapshot of this session sees of a table that is locked."""
+        """Return a locked table as a snapshot of this session sees it."""
         oid, kind, sql = relation
         columns = [(str(name), str(of), str(category)) for name, of, category in self.rows(_COLUMNS.format(oid=oid))]
         pages = self._row(_PAGES.format(oid=oid, is_root="true" if kind == "p" else "false"))[0]
@@ -290,7 +293,7 @@ class Session:
         return self._row("SELECT pg_has_role('pg_read_all_stats', 'usage')") == ["t"]
 
     def denial(self, oid: str) -> str:
-        """Return why the role cannot read all rows of a table; empty if it can."""
+        """Return the reason why the role cannot read all rows of a table. It is empty if the role can."""
         can_select, is_filtered = self._row(f"SELECT has_table_privilege({oid}, 'SELECT'), row_security_active({oid})")
         if can_select != "t":
             return "the role has no SELECT on it"
@@ -315,7 +318,7 @@ def _literal(text: str) -> str:
 
 @contextmanager
 def connected(spark: SparkSession, source: Source) -> Iterator[Session]:
-    """Give a session; its transaction ends with the context."""
+    """Open a session. Its transaction ends with the context."""
     jvm: Any = spark._jvm  # noqa: SLF001 - PySpark has no other way to Java
     properties = jvm.java.util.Properties()
     for name, value in source.properties.items():
@@ -337,7 +340,7 @@ def connected(spark: SparkSession, source: Source) -> Iterator[Session]:
 
 
 def import_statement(snapshot: Snapshot) -> str:
-    """Return what a session executes first to see what the snapshot sees.
+    """Return the first statement of a session that has to see the same as the snapshot.
 
     Spark executes it as ``sessionInitStatement`` behind the driver's own BEGIN: with a ``fetchsize`` Spark turns off
     autocommit. Outside of such a transaction PostgreSQL refuses the import, so nothing is read at another moment.

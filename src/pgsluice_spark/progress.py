@@ -1,4 +1,4 @@
-"""What a query has applied last, for its log and its caller. Used by :mod:`.query`. Pure."""
+"""The cuts that a query applied last, for its log and its caller. Used by :mod:`.query`. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from pgsluice_spark.cuts import Cut
 class Progress:
     """Cuts that were applied together, and became visible in one row of the control table.
 
-    ``events``: the changes that their cut records declare, also of tables that are not copied. ``seconds``: how long
-    it took. ``lag_s``: how old the last of their transactions was afterwards, by this machine's clock; None if no cut
-    has a time.
+    ``events``: the changes that their cut records declare, including those of tables that are not copied. ``seconds``:
+    how long it took. ``lag_s``: how old the last of their transactions was afterwards, by this machine's clock. It is
+    None if no cut has a time.
     """
 
     first_cut: int
@@ -25,7 +25,7 @@ class Progress:
 
     @classmethod
     def of(cls, cuts: Sequence[Cut], topics: int, seconds: float, now_s: float) -> "Progress":
-        """Return the progress that these cuts are; ``now_s``: the time since 1970."""
+        """Return the progress that these cuts make. ``now_s``: the time since 1970."""
         times = [cut.ts_us for cut in cuts if cut.ts_us is not None]
         return cls(
             first_cut=cuts[0].number,

@@ -1,7 +1,7 @@
 """The query behind a mirror or a change log: it reads cut records, and applies what belongs to them.
 
-Used by :mod:`.pipeline`. A batch is a number of cuts. It is applied in pieces: all tables of a piece are applied beside
-each other, each in one commit, and then the control table says so.
+Used by :mod:`.pipeline`. A batch is a number of cuts. It is applied in pieces. The tables of a piece are applied in
+parallel, each in one commit, and then the control table gets a row.
 """
 
 import logging
@@ -30,7 +30,7 @@ _LOG: Final = logging.getLogger("pgsluice_spark")
 
 
 class Query(StreamingQuery):  # type: ignore[misc]  # PySpark's types are not followed
-    """A streaming query whose errors are those of :mod:`.errors`."""
+    """A streaming query that raises the errors of :mod:`.errors`."""
 
     def __init__(self, query: StreamingQuery, applier: "Applier") -> None:
         super().__init__(query._jsq)  # noqa: SLF001 - PySpark has no other way to make one
@@ -43,13 +43,13 @@ class Query(StreamingQuery):  # type: ignore[misc]  # PySpark's types are not fo
             return ended
 
     def processAllAvailable(self) -> None:  # noqa: N802 - as above
-        """Wait until all that is in the topic now is applied."""
+        """Wait until the present content of the topic has been applied."""
         with self._typed_errors():
             super().processAllAvailable()
 
     @property
     def progress(self) -> Progress | None:
-        """What was applied last, since the query was started; Spark's own numbers are in ``lastProgress``."""
+        """The last cuts that were applied since the query started. Spark's own numbers are in ``lastProgress``."""
         return self._applier.progress
 
     @contextmanager
@@ -105,7 +105,7 @@ class Applier:
             self._apply_piece(piece, versions)
 
     def _whole(self, parts: Sequence[Cut]) -> list[Cut]:
-        """Return whole cuts; the parts of the first one that the batch before had are read again."""
+        """Return whole cuts. If parts of the first cut were in the batch before, they are read again."""
         if parts and parts[0].part:
             first = parts[0]
             earlier = {0: [(first.offset - first.part, first.offset)]}
@@ -114,7 +114,7 @@ class Applier:
         return joined(parts)
 
     def _versions(self, cuts: Sequence[Cut]) -> Mapping[str, tuple[SchemaVersion, ...]]:
-        """Return the schemas of each topic of tables. Those that the cuts were written with are among them."""
+        """Return the schemas of each topic of tables. They include all those with which the cuts were written."""
         used = [topic for topic in topics(cuts) if self._origin.is_of_tables(topic)]
         subjects = [f"{topic}-{part}" for topic in used for part in ("value", "key")]
         found = self._origin.registry.versions(subjects) if subjects else []

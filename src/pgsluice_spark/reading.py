@@ -1,4 +1,4 @@
-"""How the records of one topic become changes: the schemas of its tables, and what a change consists of.
+"""Turns the records of one topic into changes: the schemas of its tables, and the columns of a change.
 
 Used by :mod:`.changes` and :mod:`.query`.
 
@@ -27,12 +27,12 @@ from pgsluice_spark.schema import (
 
 _POSITION: Final = ("topic", "partition", "offset", "timestamp")
 _KEPT: Final = 1024
-"""Tables of which it is kept how they are read."""
+"""For how many tables the way to read them is cached."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicReading:
-    """How a topic is read, or one of its tables; ``others`` are the schemas of tables that are left out."""
+    """How a topic, or one of its tables, is read. ``others`` are the schemas of tables that are left out."""
 
     topic: str
     values: Reading
@@ -42,7 +42,7 @@ class TopicReading:
     """The columns of the key in its newest schema."""
 
     def changes(self, records: DataFrame, *, tombstones: bool = False) -> DataFrame:
-        """Return the changes in ``records``, which are as Spark's Kafka source gives them."""
+        """Return the changes in ``records``, which have the form of Spark's Kafka source."""
         if self.others:
             records = records.where(~_is_of_another_table(self.others))
         if not tombstones:
@@ -56,7 +56,7 @@ class TopicReading:
         return changes.select("change.*", *changes.columns[1:])
 
     def check_names(self, spark: SparkSession) -> None:
-        """Raise SchemaError if columns have names that Spark does not tell apart in this session."""
+        """Raise SchemaError if columns have names that Spark cannot distinguish in this session."""
         for reading in filter(None, (self.values, self.keys)):
             names = ambiguous_names(reading)
             if names and spark.conf.get("spark.sql.caseSensitive") != "true":
@@ -75,7 +75,7 @@ class TopicReading:
 
 @lru_cache(maxsize=_KEPT)
 def topic_reading(versions: tuple[SchemaVersion, ...], topic: str, table: str | None = None) -> TopicReading:
-    """Return how to read a topic; ``versions`` are those of its two subjects. ``table``: read only this one."""
+    """Return how to read a topic. ``versions`` are those of its two subjects. ``table``: read only this table."""
     others = [] if table is None else _others(versions, topic, table)
     left_out = set(others)
     own = [version for version in versions if version not in left_out]
@@ -88,7 +88,7 @@ def tables_of(versions: Sequence[SchemaVersion]) -> list[str]:
 
 
 def _others(versions: Sequence[SchemaVersion], topic: str, table: str) -> list[SchemaVersion]:
-    """Return the schemas that are of other tables than this one; SchemaError if all are."""
+    """Return the schemas of all other tables. Raise SchemaError if there is no schema of this one."""
     tables = tables_of(versions)
     if tables and table not in tables:
         raise SchemaError(f"topic {topic} has no table {table}, only {', '.join(tables)}")

@@ -30,16 +30,17 @@ _REDIRECTS: Final = range(300, 400)
 
 
 class RegistryError(Exception):
-    """The schema registry gives no answer, or not one that can be used."""
+    """The schema registry does not answer, or its answer cannot be used."""
 
 
 class Registry(Protocol):
     """A source of schemas."""
 
     def versions(self, subjects: Collection[str]) -> Sequence[SchemaVersion]:
-        """Return all versions of ``subjects``, each subject's oldest first; none for those it lacks.
+        """Return all versions of ``subjects``, the oldest of each subject first.
 
-        Asks anew on every call: what was registered before the call is in the answer.
+        A subject that does not exist has no versions. Every call asks again, so the answer contains everything that was
+        registered before the call.
         """
 
 
@@ -105,7 +106,7 @@ class RestRegistry:
                     return None
                 raise _refused(error, url) from None
         except (OSError, HTTPException, ValueError, RecursionError) as error:
-            raise RegistryError(f"{url} gives no answer that can be used: {error}") from error
+            raise RegistryError(f"{url} does not give a usable answer: {error}") from error
 
     def _headers(self) -> dict[str, str]:
         headers = {"Accept": _ACCEPT}
@@ -126,7 +127,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def _refused(error: urllib.error.HTTPError, url: str) -> RegistryError:
-    """Return what an answer means that is no success."""
+    """Return the error for an unsuccessful answer."""
     location = error.headers.get("Location")
     if error.code not in _REDIRECTS or location is None:
         return RegistryError(f"{url} answers {error.code} {error.reason}")
@@ -147,7 +148,7 @@ def _target(location: str) -> str:
 
 
 def _error_code(error: urllib.error.HTTPError) -> int | None:
-    """Return the API's own code of an error; None when something else than a registry answered."""
+    """Return the API's own code of an error. Return None if the answer is not that of a registry."""
     try:
         code: int = json.load(error)["error_code"]
     except (OSError, HTTPException, ValueError, RecursionError, TypeError, KeyError):

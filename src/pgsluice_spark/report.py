@@ -1,4 +1,4 @@
-"""What an audit has found, as text and as JSON. Pure; made by :mod:`.audit`."""
+"""The result of an audit, as text and as JSON. Pure; made by :mod:`.audit`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ REFUSED: Final = "refused"
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A row or a value that is not the same on both sides.
+    """A row or a value that differs between the two sides.
 
     ``kind``: ``value``; ``missing`` if the mirror lacks the row; ``extra`` if only the mirror has it. ``key`` holds the
     key's columns, or the whole row of a table without key. Values are texts, None for null.

@@ -18,7 +18,7 @@ from pgsluice_spark.lives import POSITION
 from pgsluice_spark.targets import Merge, quoted
 
 SYSTEM: Final = "_pgsluice"
-"""The column that tells of each row where its last change stands and which of its values are not known."""
+"""The column with the position of each row's last change, and with the names of its unknown values."""
 
 _SYSTEM_TYPE: Final = "epoch int, lsn long, seq long, ts timestamp, unchanged array<string>, raw map<string, string>"
 
@@ -45,7 +45,7 @@ def _system(prefix: str) -> Column:
 
 
 def is_before(prefix: str, place: Position) -> str:
-    """Return a condition in SQL: whether the position in columns with this prefix is before ``place``."""
+    """Return a condition in SQL that is true if the position in the columns with this prefix is before ``place``."""
     epoch, lsn, seq = (f"{prefix}{name}" for name in POSITION)
     return (
         f"({epoch} < {place.epoch} OR {epoch} = {place.epoch} AND "
@@ -75,7 +75,7 @@ def merge_of(net: DataFrame, fields: Sequence[str], key: Sequence[str], gone: Po
 
 
 def comparable_sql(value: str, kind: DataType) -> str:
-    """Return ``value`` as something that Spark can compare, which maps are not."""
+    """Return ``value`` in a form that Spark can compare, because it cannot compare maps."""
     if isinstance(kind, MapType):
         return f"array_sort(map_entries({value}))"
     if isinstance(kind, ArrayType):
@@ -96,7 +96,10 @@ def _assignments(fields: Sequence[str]) -> list[str]:
 
 
 def _insert(fields: Sequence[str]) -> str:
-    """Return the part of the statement for rows that the target lacks: what they keep is not known there."""
+    """Return the part of the statement for rows that the target lacks.
+
+    Values that they would keep are unknown there.
+    """
     columns = ", ".join(quoted(name) for name in (*fields, SYSTEM))
     values = ", ".join(f"s.cells.{quoted(name)}" for name in fields)
     return f"({columns}) VALUES ({values}, {_system_sql('concat(s.kept, s.unchanged)', 's.raw')})"

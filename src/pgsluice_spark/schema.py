@@ -1,8 +1,8 @@
-"""Avro schemas of one subject, put together so that Spark can read every record written with any of them.
+"""Combines the Avro schemas of one subject, so that Spark can read the records of all its versions.
 
-Used by :mod:`.decode`. A record must be read with the schema that wrote it, and all of them as one type. So
-the writers' schemas become the branches of one Avro union, in which a record names its own by number, and
-the reader's schema has the fields of all versions. Pure: JSON in, JSON out.
+Used by :mod:`.decode`. Each record has to be read with the schema that wrote it, but all records have to get the same
+type. So the writers' schemas become the branches of one Avro union. A record names its branch by number, and the
+reader's schema has the fields of all versions. Pure: JSON in, JSON out.
 
 https://avro.apache.org/docs/1.12.0/specification/#schema-resolution
 """
@@ -33,7 +33,7 @@ _ENVELOPE_FIELDS: Final = frozenset(("op", "before", "after", "unchanged", "epoc
 
 
 class SchemaError(ValueError):
-    """The schemas of a subject are not those that pgsluice writes, or cannot be read as one type."""
+    """The schemas of a subject were not written by pgsluice, or cannot be read as one type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def record_reading(versions: Sequence[SchemaVersion]) -> Reading:
 
 
 def table_of(version: SchemaVersion) -> str:
-    """Return the table that a schema is of, such as ``public.orders``: the end of the schema's namespace."""
+    """Return the table of a schema, such as ``public.orders``. It is the end of the schema's namespace."""
     _record(version)  # raises an error if it is not a schema of ours
     return _table(version.schema)
 
@@ -163,7 +163,7 @@ def _record(version: SchemaVersion) -> Record:
 
 
 def _plain(schema: Schema, names: dict[str, Schema]) -> Schema:
-    """Return ``schema`` without properties and namespaces, and names replaced by what they stand for."""
+    """Return ``schema`` without properties and namespaces, with each name replaced by its definition."""
     if isinstance(schema, list):
         return [_plain(branch, names) for branch in schema]
     if isinstance(schema, str):
@@ -206,7 +206,10 @@ def _unqualified(name: str) -> str:
 
 
 def _merged(records: Sequence[Record]) -> Record:
-    """Return a record that can read all of ``records``: the first one's fields first, then what it lacks."""
+    """Return a record that can read all of ``records``.
+
+    It has the fields of the first one, then those that the first lacks.
+    """
     found: dict[str, list[dict[str, Any]]] = {}
     for record in records:
         for field in record["fields"]:
@@ -261,7 +264,7 @@ def _is_array(schema: Schema) -> TypeGuard[dict[str, Any]]:
 
 
 def _split(schema: Schema) -> tuple[bool, Schema]:
-    """Return whether ``schema`` is nullable, and what it is apart from that."""
+    """Return whether ``schema`` is nullable, and the schema without null."""
     if not isinstance(schema, list) or "null" not in schema:
         return False, schema
     rest = [branch for branch in schema if branch != "null"]
@@ -276,7 +279,7 @@ def _text(record: Record) -> str:
 
 
 def _render(record: Record, namespace: str) -> Schema:
-    """Return ``record`` as Avro wants it: each named type is defined where it first occurs."""
+    """Return ``record`` in Avro's form: each named type is defined where it first occurs."""
     return _named_once({**record, "namespace": namespace}, set())
 
 

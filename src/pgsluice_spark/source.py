@@ -1,4 +1,4 @@
-"""Records of one Kafka topic, as Spark's Kafka source gives them.
+"""Reads the records of one Kafka topic with Spark's Kafka source.
 
 Used by :mod:`.changes`, :mod:`.marks` and :mod:`.query`. Only records of committed cuts are read.
 
@@ -20,11 +20,11 @@ from pgsluice_spark.cuts import Ranges
 _OWN_OPTIONS: Final = frozenset(
     ("subscribe", "subscribepattern", "assign", "kafka.bootstrap.servers", "kafka.isolation.level")
 )
-"""Options of Spark's Kafka source (their names are not case-sensitive) that these functions set."""
+"""The options of Spark's Kafka source that these functions set. Their names are not case-sensitive."""
 _OF_STREAMS: Final = frozenset(("maxoffsetspertrigger", "minoffsetspertrigger", "startingtimestamp", "endingtimestamp"))
-"""Options that a batch of given offsets does not take."""
+"""The options that do not apply to a batch of given offsets."""
 _GAPS_MAX: Final = 64
-"""So many gaps are looked for one after the other."""
+"""Up to this number of gaps, each is tested in turn."""
 _NARROW: Final = 16
 """Offsets; most gaps have a transaction's marker and nothing else."""
 
@@ -70,7 +70,7 @@ def read_ranges(
 
 
 def _without_gaps(records: DataFrame, ranges: Ranges) -> DataFrame:
-    """Leave out what lies between ranges: records that belong to no cut (at least once), and markers."""
+    """Leave out the records between ranges: those that belong to no cut (at least once), and markers."""
     gaps = [
         (partition, before[1], after[0]) for partition, known in ranges.items() for before, after in pairwise(known)
     ]

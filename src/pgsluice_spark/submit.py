@@ -1,4 +1,4 @@
-"""The line of spark-submit that runs a command of ``pgsluice-spark`` on a cluster. Used by :mod:`.cli`.
+"""Makes the command line of spark-submit that runs a command of ``pgsluice-spark`` on a cluster. Used by :mod:`.cli`.
 
 ``tests/unit/pgsluice_spark/test_cli.py`` covers it.
 
@@ -30,7 +30,7 @@ _KAFKA_JAR: Final = "spark-sql-kafka-0-10_*.jar"
 
 
 def spark_home() -> Path:
-    """Return where the Spark is that spark-submit and sessions use: $SPARK_HOME, or PySpark's own."""
+    """Return the directory of the Spark that spark-submit and sessions use: $SPARK_HOME, or that of PySpark."""
     return Path(_find_spark_home())
 
 
@@ -49,10 +49,11 @@ def submitted(config: Config, settings: Mapping[str, str], words: Sequence[str])
 
 
 def prepared(config: Config, settings: Mapping[str, str], words: Sequence[str], directory: Path) -> list[str]:
-    """Write what is submitted to ``directory``, and return the line that submits it.
+    """Write the files to submit into ``directory``, and return the command line that submits them.
 
-    ``settings`` are those of Spark. They go into a file, because other users of the machine can see the words of a
-    line. In mode ``cluster`` the driver is on another machine, and finds the configuration where it starts.
+    ``settings`` are those of Spark. They are written to a file, because other users of the machine can see the
+    arguments of a command. In mode ``cluster`` the driver is on another machine, and finds the configuration where it
+    starts.
     """
     is_cluster = settings.get("spark.submit.deployMode") == "cluster"
     own = {"spark.app.name": f"pgsluice-spark {words[0]} {config.get('pipeline.prefix')}"}
@@ -75,7 +76,7 @@ def prepared(config: Config, settings: Mapping[str, str], words: Sequence[str], 
 
 
 def shown(line: Sequence[str]) -> str:
-    """Return a line as a shell reads it."""
+    """Return a command line, quoted for a shell."""
     return shlex.join(line)
 
 
@@ -85,7 +86,7 @@ def _write_private(file: Path, text: str) -> None:
 
 
 def _escaped(text: str) -> str:
-    """Return a text as ``java.util.Properties`` reads it."""
+    """Return a text, escaped for ``java.util.Properties``."""
     return re.sub(r"[\\=:#! \n\r\t]", lambda found: _ESCAPES.get(found[0], f"\\{found[0]}"), text)
 
 

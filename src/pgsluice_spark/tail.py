@@ -1,6 +1,6 @@
 """A mirror's table together with those later changes that a snapshot of PostgreSQL sees.
 
-Used by :mod:`.audit`, which says why this is what the snapshot sees of the table.
+Used by :mod:`.audit`, which explains why the result equals the table as the snapshot sees it.
 
 ``tests/spark/test_audit.py`` covers it.
 """
@@ -18,7 +18,10 @@ from pgsluice_spark.work import Work
 
 
 def caught_up(rows: DataFrame, work: Work, snapshot: Snapshot, key: Sequence[str]) -> DataFrame:
-    """Return ``rows`` with the changes of ``work`` that the snapshot sees; of ``_pgsluice``, what is not known."""
+    """Return ``rows`` with the changes of ``work`` that the snapshot sees.
+
+    Of ``_pgsluice``, they have only ``unchanged`` and ``raw``.
+    """
     seen = work.events.where("op != 'r'").where(snapshot.sees(F.col("xid"))).localCheckpoint()
     truncated, _ = truncates_of(seen) if work.declared.get("t") else (None, {})
     floor = max(filter(None, (truncated, work.repeated)), default=None)
@@ -35,7 +38,7 @@ def caught_up(rows: DataFrame, work: Work, snapshot: Snapshot, key: Sequence[str
 
 
 def _with_inserts(rows: DataFrame, seen: DataFrame, work: Work) -> DataFrame:
-    """Return the rows of a table without key, which only gets new ones."""
+    """Return the rows of a table without a key, to which rows are only added."""
     events = seen.where("op != 't'")
     new = events.select("after.*", _system())
     return rows.select(*work.row_type.fieldNames(), F.col(SYSTEM)).unionByName(new, allowMissingColumns=True)

@@ -1,6 +1,8 @@
-"""What a target of mirrors and change logs can do. :mod:`.delta` and :mod:`.iceberg` are the targets that exist.
+"""The interface of targets for mirrors and change logs.
 
-Used by all that writes to a target or reads views of it, so none of them knows the format of a table.
+:mod:`.delta`, :mod:`.iceberg` and :mod:`.parquet` implement it.
+
+All modules that write to a target or read views of it use this interface, so none of them knows the format of a table.
 
 ``tests/spark/test_mirror.py`` covers it.
 """
@@ -15,7 +17,7 @@ from pyspark.sql.types import StructType
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What a commit says of itself: ``version`` is that of the application, ``state`` text that it leaves behind."""
+    """The metadata of a commit: ``version`` is that of the application, and ``state`` a text for the next commit."""
 
     app: str
     version: int
@@ -24,7 +26,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """What a merge statement consists of, with ``s`` for the source and ``t`` for the table."""
+    """The parts of a merge statement, with ``s`` for the source and ``t`` for the table."""
 
     source: DataFrame
     condition: str
@@ -33,7 +35,7 @@ class Merge:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """Our last commit: the number by which the target knows it, and what it says."""
+    """Our last commit: its number in the target, and its metadata."""
 
     number: int
     commit: Commit
@@ -41,10 +43,10 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Upkeep:
-    """What the maintenance of a table does.
+    """The parameters of a table's maintenance.
 
-    The states behind the commits ``kept`` remain readable, and all that are younger than ``before``, in seconds since
-    1970. That is ``keep_s`` ago, and the next maintenance needs what is in the table ``needed_s`` longer than that.
+    The states of the commits ``kept`` remain readable, and all states that are younger than ``before``, in seconds
+    since 1970. That time is ``keep_s`` ago. The next maintenance needs the table's files for ``needed_s`` longer.
     """
 
     kept: frozenset[int]
@@ -56,7 +58,7 @@ class Upkeep:
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """What a session must have: a class from a package, and settings (an empty value stands for any)."""
+    """The requirements of a session: a class from a package, and settings (an empty value allows any)."""
 
     class_name: str
     package: str
@@ -125,11 +127,11 @@ class Target(Protocol):
 
     @property
     def place(self) -> str:
-        """Where it is, for messages."""
+        """Its place, for messages."""
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """What the sessions that write to it have to be set to."""
+        """The settings of the sessions that write to it."""
 
     @property
     def is_mutable(self) -> bool:
@@ -147,7 +149,7 @@ class Target(Protocol):
 
 
 def refusal(place: str) -> str:
-    """Return what is said where a target would have to replace rows or files and cannot."""
+    """Return the message for a target that would have to replace rows or files and cannot."""
     return (
         f"{place} has files that are never replaced, so it takes change logs only, without maintenance. Nothing was "
         "written. Use Delta or Iceberg for mirrors, and for change logs with maintenance"
@@ -167,5 +169,5 @@ def set_properties(table: TargetTable, properties: Mapping[str, str]) -> None:
 
 
 def quoted(name: str) -> str:
-    """Return a name as SQL has it."""
+    """Return a name, quoted for SQL."""
     return "`" + name.replace("`", "``") + "`"

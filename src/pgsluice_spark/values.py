@@ -1,10 +1,8 @@
-"""The same value on both sides of an audit: what PostgreSQL writes as text, read as the mirror's type.
+"""Makes the values of both sides of an audit comparable: reads PostgreSQL's text as the mirror's type.
 
 Used by :mod:`.audit`. PostgreSQL writes each value with its type's output function, as it does for the daemon. (A cast
-to text would be another thing for some types: it strips the blanks of ``char(n)``.) Spark reads that text as the type
-that the mirror has, so both sides are compared as values.
-
-docs/types.md says what becomes of each type.
+to text gives another result for some types. For example, it removes the blanks of ``char(n)``.) Spark reads this text
+as the mirror's type, so values are compared, not texts. docs/types.md describes the conversion of each type.
 
 ``tests/spark/test_audit.py`` covers it.
 """

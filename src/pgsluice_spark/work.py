@@ -1,6 +1,6 @@
-"""What a table has to do in a piece of a batch, and what comes of it.
+"""The work for one table in a piece of a batch, and its result.
 
-Used by :mod:`.query`, and by :mod:`.mirror` and :mod:`.changelog`, which do it.
+Used by :mod:`.query`, and by :mod:`.mirror` and :mod:`.changelog`, which do this work.
 
 ``tests/spark/test_query.py`` covers it.
 """

@@ -129,11 +129,11 @@ def test_credentials(serve: Callable[[Handler], str]) -> None:
         (404, b"[]", "answers 404"),
         (404, b'{"error_code": 404}', "answers 404"),
         (500, b'{"error_code": 50001}', "answers 500"),
-        (200, b"<html>", "gives no answer that can be used"),
+        (200, b"<html>", "does not give a usable answer"),
         (200, b"[1]", "does not answer with a schema"),
         (200, b'[1, "2"]', "does not answer with a list of versions"),
         (200, b'{"a": 1}', "does not answer with a list of versions"),
-        (200, b"[" * 100_000, "gives no answer that can be used"),
+        (200, b"[" * 100_000, "does not give a usable answer"),
         (404, b"[" * 100_000, "answers 404"),
     ],
 )
@@ -185,7 +185,7 @@ def test_a_server_that_does_not_speak_http(answer: bytes) -> None:
                 connection.sendall(answer)
 
         serving = beside.submit(serve_once)
-        with pytest.raises(RegistryError, match="gives no answer that can be used"):
+        with pytest.raises(RegistryError, match="does not give a usable answer"):
             RestRegistry(f"http://127.0.0.1:{server.getsockname()[1]}").versions(["a"])
         serving.result()
 
@@ -201,7 +201,7 @@ def test_a_user_in_the_url_is_refused_and_not_repeated(url: str) -> None:
 
 
 def test_no_server() -> None:
-    with pytest.raises(RegistryError, match="gives no answer that can be used"):
+    with pytest.raises(RegistryError, match="does not give a usable answer"):
         RestRegistry("http://127.0.0.1:1").versions(["a"])
     with pytest.raises(ValueError, match="must begin with http"):
         RestRegistry("file:///etc/passwd")
