@@ -85,6 +85,7 @@ def is_covered(module: Path) -> bool:
 
 
 def test_every_module_has_a_test_file() -> None:
+    """If not: write one, or say in the module's docstring: ``tests/.../test_x.py`` covers it."""
     modules = [path for path in files("*.py") if path.is_relative_to(ROOT / "src") and "__" not in path.name]
     assert {relative(path) for path in modules if not is_covered(path)} <= WITHOUT_A_TEST_FILE
 

@@ -1,4 +1,7 @@
-"""``pgsluice setup-sql``: the SQL that gives PostgreSQL what a pipeline needs, and nothing more. It runs none of it."""
+"""``pgsluice setup-sql``: the SQL that gives PostgreSQL what a pipeline needs, and nothing more. It runs none of it.
+
+``tests/integration/test_setup_sql.py`` covers it.
+"""
 
 import asyncio
 from collections.abc import Collection, Sequence

@@ -1,6 +1,8 @@
 """The changes of publications, straight from PostgreSQL: through a temporary slot, which ends with the connection.
 
 The slot is one of ``max_replication_slots``. It begins now, so it shows nothing that was committed before.
+
+``tests/integration/test_tail.py`` covers it.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterable
