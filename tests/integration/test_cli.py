@@ -45,6 +45,7 @@ def test_check_and_slot(settings: str, capsys: pytest.CaptureFixture[str]) -> No
     findings = json.loads(capsys.readouterr().out)
     assert findings[0] == {"name": "configuration", "verdict": "OK", "detail": "can be used", "remedy": ""}
     assert len(findings) > 5
+    assert found(findings, "history") == ["nothing was delivered yet; a start begins with a new slot"]
     assert cli.main(["slot", "status", "-c", settings]) == 69
     assert "does not exist: create it with" in capsys.readouterr().err
     assert cli.main(["slot", "create", "-c", settings]) == 0
@@ -55,6 +56,41 @@ def test_check_and_slot(settings: str, capsys: pytest.CaptureFixture[str]) -> No
     assert any(line.startswith("confirmed_flush_lsn  0/") for line in outline)
     assert cli.main(["slot", "drop", "-c", settings]) == 0
     assert cli.main(["slot", "drop", "-c", settings]) != 0
+
+
+def found(findings: list[dict[str, str]], name: str, verdict: str = "OK") -> list[str]:
+    """Return the details of the findings with this name; all of them have this verdict."""
+    some = [one for one in findings if one["name"] == name]
+    assert [one["verdict"] for one in some] == [verdict] * len(some)
+    return [one["detail"] for one in some]
+
+
+@pytest.mark.usefixtures("restored_logging")
+def test_check_fails_where_a_start_would_refuse_the_history(
+    settings: str, database: Database, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def history(code: int, verdict: str) -> str:
+        capsys.readouterr()
+        assert cli.main(["check", "-c", settings, "--json"]) == code
+        (detail,) = found(json.loads(capsys.readouterr().out), "history", verdict)
+        return detail
+
+    assert cli.main(["slot", "create", "-c", settings]) == 0
+    assert "exists, but there is no checkpoint for it in Kafka" in history(65, "FAIL")
+    assert cli.main(["slot", "drop", "-c", settings]) == 0
+    with running(settings, "run"):
+        while cli.main(["health", "-c", settings, "--role", "active"]) != 0:
+            time.sleep(0.1)
+        assert history(0, "OK") == "a running process continues it; another one would be its standby"
+    assert "a start goes on at 0/" in history(0, "OK")
+    with database.connect() as connection:
+        connection.execute("INSERT INTO orders VALUES (1)")
+        while connection.execute("SELECT FROM pg_replication_slots WHERE active").fetchall():
+            time.sleep(0.1)
+        connection.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", [database.name])
+        assert "Somebody else advanced or re-created the slot" in history(65, "FAIL")
+        connection.execute("SELECT pg_drop_replication_slot(%s)", [database.name])
+    assert "does not exist on this server, but changes before" in history(65, "FAIL")
 
 
 @contextmanager

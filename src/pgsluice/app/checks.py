@@ -9,6 +9,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
+from pgsluice.app.history_check import check_history
 from pgsluice.app.wiring import (
     client_installed,
     connection_options,
@@ -61,8 +62,11 @@ async def _check(settings: Settings) -> list[Finding]:
     )
     tables = await _check_tables(settings, sink_options(settings, client))
     snapshots = await _check_snapshots(settings)
+    # Nothing can be compared if one of the two cannot be reached, and the findings have the reason already.
+    can_compare = not any(one.name.endswith("reachable") and one.verdict is Verdict.FAIL for one in (*postgres, *kafka))
+    history = await check_history(settings, client) if can_compare else []
     spill_dir = await directory.check(settings.buffer.spill_dir, Disk())
-    return [*postgres, *tables, *snapshots, *kafka, *registry, spill_dir]
+    return [*postgres, *tables, *snapshots, *kafka, *registry, *history, spill_dir]
 
 
 async def _check_tables(settings: Settings, sink: SinkOptions) -> list[Finding]:

@@ -15,7 +15,7 @@ from typing import Final
 import structlog
 
 from pgsluice.checkpoint import Checkpoint, last_checkpoint
-from pgsluice.cut import Cut
+from pgsluice.cut import Cut, Recorded
 from pgsluice.errors import ConfigError, Diverged, Fenced, HistoryError, SlotInUse, SourceUnavailable
 from pgsluice.history import (
     LOAD_AGAIN,
@@ -57,6 +57,18 @@ class Start:
     checkpoint: Checkpoint
     slot_lsn: int
     loaded: Mapping[tuple[str, str], Loaded]
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What earlier sessions left in Kafka, as far as it can be read without fencing them.
+
+    ``is_atomic``: the records and the checkpoint of a cut are committed together (exactly once).
+    """
+
+    checkpoints: Sequence[Checkpoint]
+    recorded: Recorded
+    is_atomic: bool
 
 
 class Startup:
@@ -171,26 +183,9 @@ class Startup:
 
     async def _check_delivered_from(self, last: Checkpoint | None, source: Source) -> None:
         """Raise the error that follows from ``last`` if there is no slot. Return if the slot may be created."""
-        name, slot = self._options.name, self._options.slot
         if await source.slot_position() is not None:
-            raise SlotInUse(f"Slot {slot!r} was created by another process just now.")
-        if last is not None:
-            check_pipeline(last, name)
-        if last is None or last.is_announcement or self._adopt:
-            return
-        await self._wait_if_standby(source, "it does not have the slot")
-        raise HistoryError(
-            f"Slot {slot!r} does not exist on this server, but changes before {format_lsn(last.end_lsn)} were "
-            "delivered from it. If this is the wrong server, connect to the right one. If the slot was dropped, the "
-            f"changes after them are lost to this pipeline: start a new history with --adopt-slot, then {LOAD_AGAIN}"
-        )
-
-    async def _wait_if_standby(self, source: Source, but: str) -> None:
-        """Raise SourceUnavailable on a standby, because it may be behind, or be the wrong server for a moment."""
-        if await source.is_standby():
-            raise SourceUnavailable(
-                f"The server is a standby, and {but}. pgsluice waits for the standby, or for the primary."
-            )
+            raise SlotInUse(f"Slot {self._options.slot!r} was created by another process just now.")
+        await _check_may_create(self._options, last, source, adopt=self._adopt)
 
     async def _known_topics(self) -> list[str]:
         """Return the data topics written so far."""
@@ -204,3 +199,39 @@ class Startup:
     def _described_topics(self) -> list[str]:
         """Return the topics whose values have a schema among the subjects."""
         return [one.removesuffix(_VALUE) for one in self._registry.subjects() if one.endswith(_VALUE)]
+
+
+async def examine(options: PipelineOptions, source: Source, past: Past) -> Checkpoint | None:
+    """Return the checkpoint from which a start would go on, or None if it would create the slot.
+
+    Raise the error with which a start would stop or wait, as far as the history decides that. This changes nothing, and
+    disturbs no owner at work.
+    """
+    server = await source.identify()
+    switches = await source.timeline_history(server.timeline) if server.timeline > 1 else ()
+    slot_lsn, is_standby = await source.slot_position(), await source.is_standby()
+    if slot_lsn is None:
+        await _check_may_create(options, last_checkpoint(past.checkpoints), source, adopt=False)
+        return None
+    server = replace(server, xlogpos=await source.flushed_lsn())
+    identity = Identity(options.name, options.slot, options.selection, is_atomic=past.is_atomic, adopt=False)
+    return resume(Facts(past.checkpoints, past.recorded, slot_lsn, server, switches, is_standby), identity).checkpoint
+
+
+async def _check_may_create(options: PipelineOptions, last: Checkpoint | None, source: Source, *, adopt: bool) -> None:
+    """Raise the error that follows from ``last``, the last checkpoint, if the slot does not exist."""
+    slot = options.slot
+    if last is not None:
+        check_pipeline(last, options.name)
+    if last is None or last.is_announcement or adopt:
+        return
+    if await source.is_standby():  # it may be behind, or be the wrong server for a moment
+        raise SourceUnavailable(
+            "The server is a standby, and it does not have the slot. pgsluice waits for the standby, or for the "
+            "primary."
+        )
+    raise HistoryError(
+        f"Slot {slot!r} does not exist on this server, but changes before {format_lsn(last.end_lsn)} were "
+        "delivered from it. If this is the wrong server, connect to the right one. If the slot was dropped, the "
+        f"changes after them are lost to this pipeline: start a new history with --adopt-slot, then {LOAD_AGAIN}"
+    )

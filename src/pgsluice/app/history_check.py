@@ -1,0 +1,75 @@
+"""The part of ``pgsluice check`` that asks whether a start could go on from what earlier sessions left.
+
+It gathers the facts of a start, and lets the same function decide.
+"""
+
+import asyncio
+from functools import partial
+from typing import Final
+
+from pgsluice.app.wiring import pipeline_options, registry_options, source_options
+from pgsluice.avro.records import record_reader
+from pgsluice.avro.schema import cut_schema
+from pgsluice.config import Settings
+from pgsluice.errors import HistoryError, PgsluiceError, RetryableError, SlotInUse
+from pgsluice.finding import Finding, Verdict
+from pgsluice.kafka.client import ClientOptions
+from pgsluice.kafka.past import read_past
+from pgsluice.lsn import format_lsn
+from pgsluice.pipeline.startup import Past, examine
+from pgsluice.postgres.source import PostgresSource
+from pgsluice.registry.follower import SCHEMAS, SchemaFollower
+from pgsluice.registry.store import SchemaStore
+
+_NAME: Final = "history"
+
+
+async def check_history(settings: Settings, client: ClientOptions) -> list[Finding]:
+    """Return whether the slot, the server and the checkpoints in Kafka belong together, if all of them can be read."""
+    try:
+        source = await PostgresSource.open(source_options(settings))
+    except PgsluiceError:
+        return []  # the findings on PostgreSQL have the reason
+    try:
+        checkpoint = await examine(
+            pipeline_options(settings, adopt_slot=False), source, await _read_past(settings, client)
+        )
+    except SlotInUse:
+        return [Finding(_NAME, Verdict.OK, "a running process continues it; another one would be its standby")]
+    except RetryableError as error:
+        return [Finding(_NAME, Verdict.WARN, str(error), "A start would wait for this.", error.exit_code)]
+    except PgsluiceError as error:
+        remedy = "See docs/runbook.md." if isinstance(error, HistoryError) else ""
+        return [Finding(_NAME, Verdict.FAIL, str(error), remedy, error.exit_code)]
+    finally:
+        await source.close()
+    if checkpoint is None:
+        return [Finding(_NAME, Verdict.OK, "nothing was delivered yet; a start begins with a new slot")]
+    detail = f"a start goes on at {format_lsn(checkpoint.end_lsn)}, after cut {checkpoint.cut}"
+    return [Finding(_NAME, Verdict.OK, f"{detail} of epoch {checkpoint.epoch}")]
+
+
+async def _read_past(settings: Settings, client: ClientOptions) -> Past:
+    prefix, is_atomic = settings.kafka.topic_prefix, settings.delivery.mode == "exactly_once"
+    follower = SchemaFollower(registry_options(settings, client.errors), [prefix + SCHEMAS], SchemaStore())
+    try:
+        await follower.start()
+        subject = f"{prefix}.transactions-value"
+
+        def text_of(identifier: int) -> str | None:
+            return next((one.schema for one in follower.store.uses(identifier) if one.subject == subject), None)
+
+        checkpoints, recorded = await asyncio.to_thread(
+            partial(
+                read_past,
+                client,
+                f"{prefix}.checkpoint",
+                f"{prefix}.transactions",
+                settings.name,
+                record_reader(cut_schema(prefix), text_of),
+                is_atomic=is_atomic,
+            )
+        )
+    finally:
+        await follower.close()
+    return Past(checkpoints, recorded, is_atomic)
