@@ -10,7 +10,7 @@ https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 import json
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 from weakref import WeakValueDictionary
@@ -130,6 +130,15 @@ def identity_of(relation: Relation) -> frozenset[str]:
     return frozenset(column.name for column in relation.columns if column.is_key)
 
 
+def one_identity_fits(root: frozenset[str], partitions: Collection[frozenset[str]]) -> bool:
+    """Return whether one identity tells which columns are sent of every old row of a root of partitions.
+
+    ``root`` and ``partitions`` are the columns of their identities, without partitions that send all columns, or none.
+    """
+    keys = set(partitions)
+    return keys <= {root} or (len(keys) == 1 and not root)
+
+
 def with_identity_of_partitions(root: Relation) -> Relation | None:
     """Return the root of partitions with the replica identity of its partitions; None if no single one fits all.
 
@@ -139,9 +148,9 @@ def with_identity_of_partitions(root: Relation) -> Relation | None:
     """
     if not root.partition_keys:
         return root
-    (key, *others) = root.partition_keys
-    if others or identity_of(root) not in (key, frozenset()):
+    if not one_identity_fits(identity_of(root), root.partition_keys):
         return None
+    key = root.partition_keys[0]
     columns = tuple(replace(column, is_key=column.name in key) for column in root.columns)
     return replace(root, replica_identity="d", columns=columns, partition_keys=())
 

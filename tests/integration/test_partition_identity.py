@@ -1,5 +1,6 @@
 """Partitions that are published as their root, with another replica identity than the root's."""
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any
@@ -8,9 +9,11 @@ from uuid import uuid4
 import psycopg
 import pytest
 
+from pgsluice.app import cli
 from sandbox.daemon import Daemon
 from sandbox.kafka import Kafka
 from sandbox.postgres import Database
+from tests.support.log import restored_logging  # noqa: F401 - a fixture
 from tests.support.reader import Event, Reader
 from tests.support.versions import covered
 from tests.support.weather import wait_until
@@ -128,3 +131,40 @@ def test_partitions_with_different_keys_go_into_quarantine(version: int, follow:
         run(connection, "INSERT INTO parts VALUES (1, 1, 'x')", "UPDATE parts SET id = 3 WHERE id = 1")
         wait_until(lambda: daemon.status()["quarantined"], "the table to be in quarantine")
         assert "other replica identities" in str(daemon.status()["quarantined"])
+
+
+@pytest.mark.parametrize(
+    ("more", "named", "refused"),
+    [
+        ("", "", False),
+        (
+            "ALTER TABLE parts REPLICA IDENTITY FULL",
+            "public.high (of public.parts), public.low (of public.parts)",
+            False,
+        ),
+        ("ALTER TABLE low REPLICA IDENTITY FULL", "public.low (of public.parts)", False),
+        ("ALTER TABLE low REPLICA IDENTITY USING INDEX code_of_low", "public.low (of public.parts)", True),
+    ],
+)
+@pytest.mark.usefixtures("restored_logging")
+def test_check_names_them_and_warns_where_a_session_refuses(
+    more: str,
+    named: str,
+    *,
+    refused: bool,
+    new_database: Callable[..., Database],
+    kafka: Kafka,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    database = new_database(14)
+    with database.connect() as connection:
+        connection.execute((SETUP + more).encode())
+    with Daemon("parts", database.conninfo(), kafka.bootstrap_servers, at_once=False) as daemon:
+        daemon.config_file.write_text(daemon.configuration())
+        assert cli.main(["check", "-c", str(daemon.config_file), "--json"]) == 0
+        stopping = ["--set", "tables.refused=stop"]
+        found = {one["name"]: one for one in json.loads(capsys.readouterr().out)}
+        assert cli.main(["check", "-c", str(daemon.config_file), *stopping]) == (78 if refused else 0)
+    assert found.get("identity of partitions", {}).get("detail", "").endswith(named)
+    assert ("identity of partitions" in found) is bool(named)
+    assert ("have other replica identities" in found["tables"]["detail"]) is refused

@@ -338,7 +338,7 @@ async def test_a_server_as_it_should_be(
         "published tables": "OK",
         "replica identity": "OK",
     }
-    assert verdicts(findings) == expected | ({"max_slot_wal_keep_size": "OK"} if version >= 13 else {})
+    assert verdicts(findings) == expected | ({"max_slot_wal_keep_size": "WARN"} if version >= 13 else {})
 
     async with streaming(database, options):
         slot = by_name(await check(options, SLOT, [PUBLICATION]))[f"replication slot {SLOT}"]
@@ -373,7 +373,7 @@ async def test_a_server_as_it_should_not_be() -> None:
             "free walsenders": "WARN",
             "replication connection": "FAIL",
             'publication "a""b"': "FAIL",
-            "replica identity": "WARN",
+            "replica identity": "FAIL",
             "row filters and column lists": "WARN",
             "column lists": "FAIL",
             "idle_replication_slot_timeout": "WARN",

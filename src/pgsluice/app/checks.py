@@ -28,11 +28,13 @@ from pgsluice.kafka import checks as kafka_checks
 from pgsluice.kafka.client import ClientOptions
 from pgsluice.kafka.options import SinkOptions
 from pgsluice.kafka.topics import TopicSpec
-from pgsluice.pipeline.encoders import refusals
+from pgsluice.pipeline.encoders import differing_identities, refusals
 from pgsluice.postgres import checks as postgres_checks
 from pgsluice.postgres import snapshot_checks
-from pgsluice.postgres.catalog import Catalog
+from pgsluice.postgres.catalog import Catalog, Identity
+from pgsluice.printable import quoted
 from pgsluice.registry.subjects import subject_name
+from pgsluice.relation import one_identity_fits
 from pgsluice.spool import directory
 from pgsluice.spool.disk import Disk
 from pgsluice.tables import TablePolicy, Tables
@@ -77,6 +79,7 @@ async def _check_tables(settings: Settings, sink: SinkOptions) -> list[Finding]:
             published = await catalog.published_names(settings.postgres.publications)
             asking = partial(catalog.published_relations, settings.postgres.publications), catalog.describe_types
             refused = await refusals(tables, type_options(settings), published, *asking)
+            refused += _without_one_identity(await catalog.partition_identities(settings.postgres.publications), tables)
     except PgsluiceError:
         return []  # the findings on PostgreSQL have the reason
     names = [(table.namespace, table.name) for table in published]
@@ -86,6 +89,25 @@ async def _check_tables(settings: Settings, sink: SinkOptions) -> list[Finding]:
     if not sentences:
         return [Finding("tables", Verdict.OK, f"all {len(specs)} can be published as the settings are")]
     return _refused_tables(sentences, stops=settings.tables.refused == "stop")
+
+
+def _without_one_identity(found: Sequence[tuple[Identity, Identity]], tables: Tables) -> list[TableRefused]:
+    """Return why roots are refused whose partitions have other replica identities."""
+    keys: dict[tuple[str, str], tuple[frozenset[str], list[frozenset[str]]]] = {}
+    for root, partition in found:
+        _, of_partitions = keys.setdefault((root.schema, root.table), (root.key, []))
+        of_partitions += [partition.key] if partition.key else []
+    return [
+        differing_identities(quoted(*name))
+        for name, (root_key, others) in keys.items()
+        if not one_identity_fits(root_key, others) and _is_published(tables, *name)
+    ]
+
+
+def _is_published(tables: Tables, schema: str, table: str) -> bool:
+    with suppress(TableRefused):  # which has a finding of its own
+        return tables.policy(schema, table) is not None
+    return False
 
 
 async def _check_snapshots(settings: Settings) -> list[Finding]:

@@ -101,6 +101,15 @@ async def refusals(
     return found
 
 
+def differing_identities(table: str) -> TableRefused:
+    """Return the error for partitions whose identities do not fit into that of their root."""
+    return TableRefused(
+        f"The partitions of table {table} have other replica identities than the table itself or than each "
+        "other, so PostgreSQL does not send the old values of the same columns for each row. Give "
+        "them all the same one with ALTER TABLE ... REPLICA IDENTITY, for example FULL."
+    )
+
+
 class Encoders:
     """The encoders of one session, by relation."""
 
@@ -309,11 +318,7 @@ class Encoders:
             return replace(relation, partition_keys=())
         found = with_identity_of_partitions(relation)
         if found is None:
-            raise TableRefused(
-                f"The partitions of table {relation} have other replica identities than the table itself or than each "
-                "other, so PostgreSQL does not send the old values of the same columns for each row. Give "
-                "them all the same one with ALTER TABLE ... REPLICA IDENTITY, for example FULL."
-            )
+            raise differing_identities(str(relation))
         return found
 
     async def _describe(self, relation: Relation) -> Sequence[TypeDescription]:

@@ -130,6 +130,20 @@ class NamedTable:
 
 
 @dataclass(frozen=True, slots=True)
+class Identity:
+    """The replica identity of a table. ``kind`` is that of pg_class. ``key`` has its columns, if it has some."""
+
+    schema: str
+    table: str
+    kind: str
+    key: frozenset[str]
+
+    def is_like(self, other: "Identity") -> bool:
+        """Return whether both send the same columns of old rows."""
+        return self.key == other.key if self.key or other.key else self.kind == other.kind
+
+
+@dataclass(frozen=True, slots=True)
 class IdentityConflict:
     """A row filter or column list that makes PostgreSQL refuse updates and deletes of the table."""
 
@@ -268,6 +282,12 @@ class Catalog:
             for schema, name, usage, select, lacking in rows
         ]
 
+    async def partition_identities(self, publications: Sequence[str]) -> list[tuple[Identity, Identity]]:
+        """Return the identities of each root and each partition of it, where rows are sent as those of the root."""
+        sql = published_queries.partition_identities(await self._version())
+        rows = await self._rows(sql, [list(publications)])
+        return [(_identity(*row[:4]), _identity(*row[4:])) for row in rows]
+
     async def carried_names(self, publications: Sequence[str]) -> set[tuple[str, str]]:
         """Return schema and name of the tables that publications carry, of roots as well as of partitions."""
         sql = published_queries.carried_names(await self._version())
@@ -383,6 +403,10 @@ class Catalog:
 
     def _is_open(self) -> bool:
         return self._connection is not None and not self._connection.closed
+
+
+def _identity(schema: str, table: str, kind: str, key: Sequence[str]) -> Identity:
+    return Identity(schema, table, kind, frozenset(key))
 
 
 def _column_layout(found: Sequence[str]) -> ColumnLayout:

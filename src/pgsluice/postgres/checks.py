@@ -21,6 +21,8 @@ from pgsluice.printable import quoted, sql_identifier
 TABLES_NAMED_MAX = 20
 """How many tables a finding names. It only counts the others."""
 
+_LIMIT = "https://www.postgresql.org/docs/current/runtime-config-replication.html#GUC-MAX-SLOT-WAL-KEEP-SIZE"
+
 _REPLICA_IS_ENOUGH_SINCE = 19_00_00  # the first logical slot raises wal_level by itself
 
 _STANDBYS_DECODE_SINCE = 16_00_00
@@ -230,7 +232,25 @@ def _identities(tables: Sequence[PublishedTable]) -> Finding:
     detail = f"missing, so that PostgreSQL refuses UPDATE and DELETE: {listed(names)}"
     identifiers = [sql_identifier(table.schema, table.name) for table in lacking[:TABLES_NAMED_MAX]]
     statements = [f"ALTER TABLE {identifier} REPLICA IDENTITY FULL;" for identifier in identifiers]
-    return Finding(name, Verdict.WARN, detail, f"Add primary keys, or: {' '.join(statements)}")
+    return Finding(name, Verdict.FAIL, detail, f"Add primary keys, or: {' '.join(statements)}")
+
+
+async def _partitions(around: _Surroundings) -> list[Finding]:
+    """Name the partitions whose old rows have other columns than those that the root's identity promises."""
+    found = await around.catalog.partition_identities(around.publications)
+    differing = [(root, one) for root, one in found if not one.is_like(root)]
+    if not differing:
+        return []
+    names = [f"{quoted(one.schema, one.table)} (of {quoted(root.schema, root.table)})" for root, one in differing]
+    detail = (
+        "they are published as their root, but have another replica identity, which decides what PostgreSQL sends of "
+        f"old rows: {listed(names)}"
+    )
+    remedy = (
+        "ALTER TABLE ... REPLICA IDENTITY for the root and for each partition, with the same kind. PostgreSQL does not "
+        "pass it on to partitions."
+    )
+    return [Finding("identity of partitions", Verdict.WARN, detail, remedy)]
 
 
 async def _column_conflicts(around: _Surroundings) -> list[Finding]:
@@ -254,7 +274,9 @@ async def _retention(around: _Surroundings) -> list[Finding]:
     limit = await around.catalog.setting("max_slot_wal_keep_size")
     if limit == "-1":
         detail = "unlimited: while pgsluice is away, WAL piles up until the disk is full"
-        findings.append(Finding("max_slot_wal_keep_size", Verdict.OK, detail, "Watch the slot; see the manual."))
+        findings.append(
+            Finding("max_slot_wal_keep_size", Verdict.WARN, detail, f"Limit it, or watch the slot: {_LIMIT}")
+        )
     elif limit is not None:
         detail = f"{limit} MB: the slot is invalidated when pgsluice falls further behind"
         findings.append(Finding("max_slot_wal_keep_size", Verdict.OK, detail))
@@ -277,6 +299,7 @@ _LOOKS: dict[str, _Look] = {
     "replication connection": _replication,
     "publications": _publications,
     "published tables": _tables,
+    "identity of partitions": _partitions,
     "row filters and column lists": _column_conflicts,
     "WAL retention": _retention,
 }

@@ -107,6 +107,30 @@ FROM carried
 JOIN pg_class c ON c.oid = carried.oid
 JOIN pg_namespace n ON n.oid = c.relnamespace"""
 
+# The partitions whose rows are sent as those of a root, and the replica identities of both.
+_PARTITION_IDENTITIES = """, root AS (
+    SELECT oid FROM carried WHERE via_root GROUP BY publication, oid HAVING NOT bool_or(is_partition)
+), part AS (
+    SELECT oid AS root, oid FROM root
+    UNION
+    SELECT part.root, i.inhrelid
+    FROM part
+    JOIN pg_class c ON c.oid = part.oid AND c.relkind = 'p'
+    JOIN pg_inherits i ON i.inhparent = c.oid
+), named AS (
+    SELECT c.oid, n.nspname::text AS schema, c.relname::text AS name, c.relkind, c.relreplident::text AS identity,
+           (SELECT coalesce(json_agg(a.attname ORDER BY a.attname), '[]')
+            FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum = ANY ({identity})) AS key
+    FROM pg_class c
+    JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE c.oid IN (SELECT root FROM part UNION SELECT oid FROM part)
+)
+SELECT r.schema, r.name, r.identity, r.key, p.schema, p.name, p.identity, p.key
+FROM part
+JOIN named r ON r.oid = part.root AND r.relkind = 'p'
+JOIN named p ON p.oid = part.oid AND p.relkind = 'r'
+ORDER BY 1, 2, 5, 6"""
+
 # The columns of each table that each publication sends.
 _SENT = """, published AS (
     SELECT publication, generated, {listed} AS listed, c.oid, c.relnamespace, c.relname, c.relreplident
@@ -330,6 +354,11 @@ def loadable_tables(server_version: int) -> str:
 def published_tables(server_version: int) -> str:
     """Return the query for the tables whose rows the publications carry."""
     return _carried(server_version) + _PUBLISHED_TABLES
+
+
+def partition_identities(server_version: int) -> str:
+    """Return the query for the replica identities of roots and of their partitions, if rows are sent via the root."""
+    return _carried(server_version) + _PARTITION_IDENTITIES.replace("{identity}", _IDENTITY)
 
 
 def carried_names(server_version: int) -> str:
