@@ -54,8 +54,31 @@ def test_check_and_slot(settings: str, capsys: pytest.CaptureFixture[str]) -> No
     outline = capsys.readouterr().out.splitlines()
     assert outline[1] == "plugin               pgoutput"
     assert any(line.startswith("confirmed_flush_lsn  0/") for line in outline)
+    facts = dict(line.split(maxsplit=1) for line in outline)
+    assert (facts["active_pid"], facts["wal_status"], facts["safe_bytes"]) == ("-", "reserved", "-")
+    assert int(facts["retained_bytes"]) > 0
+    assert cli.main(["slot", "create", "-c", settings]) == 69
+    assert "exists already, and nobody streams from it. Nothing was created" in capsys.readouterr().err
     assert cli.main(["slot", "drop", "-c", settings]) == 0
-    assert cli.main(["slot", "drop", "-c", settings]) != 0
+    assert cli.main(["slot", "drop", "-c", settings]) == 69
+    assert "does not exist on this server, so nothing was dropped" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("restored_logging")
+def test_a_slot_in_use(settings: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with running(settings, "run"):
+        while cli.main(["health", "-c", settings, "--role", "active"]) != 0:
+            time.sleep(0.1)
+        capsys.readouterr()
+        assert cli.main(["slot", "status", "-c", settings]) == 0
+        facts = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+        pid = int(facts["active_pid"])
+        assert cli.main(["slot", "create", "-c", settings]) == 69
+        assert f"exists already, and process {pid} streams from it" in capsys.readouterr().err
+        assert cli.main(["slot", "drop", "-c", settings]) == 69
+        error = capsys.readouterr().err
+        assert "is in use, so it was not dropped" in error
+        assert f"PID {pid}" in error
 
 
 def found(findings: list[dict[str, str]], name: str, verdict: str = "OK") -> list[str]:
@@ -121,6 +144,14 @@ def test_run_until_told_to_stop(settings: str, capsys: pytest.CaptureFixture[str
         capsys.readouterr()
         assert cli.main(["status", "-c", settings]) == 0
         assert "state" in capsys.readouterr().out
+        command = [sys.executable, "-m", "pgsluice", "status", "-c", settings, "--watch", "0.1"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
+            assert watching.stdout is not None
+            states = (line for line in watching.stdout if line.startswith("state "))
+            assert [next(states).split()[1] for _ in range(3)] == ["streaming"] * 3
+            watching.send_signal(signal.SIGINT)
+            _, errors = watching.communicate(timeout=60)
+        assert (watching.returncode, errors) == (130, "")
 
 
 @pytest.mark.usefixtures("restored_logging")

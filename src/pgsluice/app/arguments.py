@@ -84,6 +84,14 @@ def parser(commands: Mapping[str, Run]) -> Parser:
     registry.add_argument("--url", help="URL of the server to export to (default: schema_registry.url)")
     status = add("status", "Print what a running daemon does.")
     status.add_argument("--url", help="URL of the daemon (default: where http.listen says)")
+    status.add_argument(
+        "--watch",
+        nargs="?",
+        const=1.0,
+        type=_seconds,
+        metavar="SECONDS",
+        help="print it again every second, or every SECONDS, until Ctrl-C",
+    )
     health = add("health", "Ask a running daemon whether it lives: exit 0, or 69.")
     health.add_argument("--url", help="URL of the daemon (default: where http.listen says)")
     health.add_argument("--ready", action="store_true", help="ask whether it is ready as well")
@@ -118,6 +126,12 @@ def _add_tail(tail: Parser) -> None:
     )
     tail.add_argument("--json", action="store_true", help="print one JSON object per line")
     tail.add_argument("--limit", type=_positive, metavar="N", help="end after so many changes")
+
+
+def _seconds(text: str) -> float:
+    if not 0.1 <= (seconds := float(text)) <= 86_400:  # noqa: PLR2004 - faster serves nobody, a day is enough
+        raise ValueError
+    return seconds
 
 
 def _positive(text: str) -> int:

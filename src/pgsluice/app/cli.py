@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from http.client import HTTPConnection, HTTPException
@@ -31,6 +32,9 @@ _EXIT_INTERRUPTED = 130
 
 _EXIT_BROKEN_PIPE = 141
 """The exit code that shells report for a program whose output nobody reads any more."""
+
+_CLEAR = "\x1b[H\x1b[J"
+"""Moves a terminal's cursor to the top, and clears everything below it."""
 
 _HTTP_TIMEOUT_S = 5.0
 _HTTP_OK = 200
@@ -140,20 +144,22 @@ def _slot(options: argparse.Namespace) -> int:
     match options.action:
         case "create":
             consistent_point = slots.create_slot(settings)
-            return _say(f"slot {name} created, its stream begins at {format_lsn(consistent_point)}")
+            return _say(
+                f"slot {name} created, its stream begins at {format_lsn(consistent_point)}",
+                "start the pipeline once with `pgsluice run --adopt-slot`, because it has not created this slot itself",
+            )
         case "drop":
             slots.drop_slot(settings)
-            return _say(f"slot {name} dropped")
+            return _say(
+                f"slot {name} dropped",
+                "a pipeline that has delivered from it starts only with `pgsluice run --adopt-slot`",
+            )
     state = slots.slot_status(settings)
     if state is None:
         raise UnavailableError(
             f"slot {name} does not exist: create it with `pgsluice slot create`, or let the first run create it"
         )
-    return _say(*_outline({key: _cell(key, value) for key, value in asdict(state).items()}))
-
-
-def _cell(name: str, value: object) -> object:
-    return format_lsn(value) if name.endswith("_lsn") and isinstance(value, int) else value
+    return _say(*_outline(state))
 
 
 def _tail(options: argparse.Namespace) -> int:
@@ -271,6 +277,20 @@ def _health(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
+    if options.watch is None:
+        return _say(*_status_lines(options))
+    clear = _CLEAR if sys.stdout.isatty() else ""
+    lines = _status_lines(options)
+    while True:
+        _write(clear + _text(lines))
+        time.sleep(options.watch)
+        try:
+            lines = _status_lines(options)
+        except UnavailableError as error:
+            lines = [str(error)]  # the daemon may be restarting
+
+
+def _status_lines(options: argparse.Namespace) -> list[str]:
     code, body = _ask(options, "/status")
     try:
         status = json.loads(body) if code == _HTTP_OK else None
@@ -280,7 +300,7 @@ def _status(options: argparse.Namespace) -> int:
         raise UnavailableError(
             f"the program that answers there is not pgsluice: asked for its status, it answered {code}"
         )
-    return _say(*_outline(status))
+    return _outline(status)
 
 
 def _outline(value: object, indent: str = "") -> list[str]:

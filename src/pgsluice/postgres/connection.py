@@ -21,7 +21,7 @@ from pgsluice.postgres import failures
 from pgsluice.postgres.async_libpq import Wire
 from pgsluice.postgres.failures import PLUGIN, ServerError
 from pgsluice.postgres.options import SESSION_SETTINGS, Address, ConnectionOptions, StreamOptions
-from pgsluice.postgres.queries import identifier
+from pgsluice.postgres.queries import WAL_END, identifier
 from pgsluice.postgres.slot import SlotState, parse_slot, slot_query
 from pgsluice.postgres.stream import ReplicationStream, Timing
 
@@ -148,6 +148,11 @@ class ReplicationConnection:
         """Return the slot's state, or None if there is no such slot."""
         rows = await self.query(slot_query(self.server_version, f"slot_name = {_literal(name)}"))
         return parse_slot(rows[0]) if rows else None
+
+    async def wal_end(self) -> int | None:
+        """Return how far the server's WAL goes. On a standby, return how far it has arrived, or None if nothing has."""
+        ((lsn,),) = await self.query(WAL_END)
+        return None if lsn is None else parse_lsn(lsn)
 
     async def create_slot(
         self, name: str, *, failover: bool = False, is_temporary: bool = False, blockers: Blockers | None = None
