@@ -6,16 +6,23 @@ https://prometheus.io/docs/practices/naming/
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from pgsluice import dead_letter
+from pgsluice.cut import Cut
+
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0)
 
 
 TOPICS_MAX = 500
-"""Topics that have a time series of their own. Each one takes memory in Prometheus, and tables can be thousands."""
+"""Topics that have time series of their own. Each one takes memory in Prometheus, and tables can be thousands."""
+
+TOTALS_MAX = 5000
+"""Topics whose events are counted one by one for the status page, which shows the busiest of them."""
 
 OTHER_TOPICS = "(other)"
 """The label of all topics beyond ``TOPICS_MAX``. No topic has this name, because Kafka does not allow brackets."""
@@ -54,21 +61,54 @@ class Known(Collector):
 
 
 class TopicEvents:
-    """Counts the events of each topic, for at most TOPICS_MAX topics. All others share one time series."""
+    """Counts the events of each topic. Topics beyond TOPICS_MAX share time series, one for each op."""
 
     def __init__(self, counter: Counter) -> None:
         self._counter = counter
-        self._of: dict[str, Counter] = {}
+        self._named: set[str] = set()
+        self.totals: dict[str, int] = {}
+        """The events by topic, for at most TOTALS_MAX topics and OTHER_TOPICS."""
 
-    def add(self, topic: str, count: int) -> None:
+    def add(self, topic: str, op: str, count: int) -> None:
         """Count events of a topic."""
-        found = self._of.get(topic)
-        if found is None:
-            if len(self._of) < TOPICS_MAX:
-                found = self._of[topic] = self._counter.labels(topic)
-            else:
-                found = self._counter.labels(OTHER_TOPICS)
-        found.inc(count)
+        if topic in self._named or len(self._named) < TOPICS_MAX:
+            self._named.add(topic)
+            self._counter.labels(topic, op).inc(count)
+        else:
+            self._counter.labels(OTHER_TOPICS, op).inc(count)
+        key = topic if topic in self.totals or len(self.totals) < TOTALS_MAX else OTHER_TOPICS
+        self.totals[key] = self.totals.get(key, 0) + count
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """What all cuts together have delivered since the start. ``seconds``: the time that their commits took."""
+
+    cuts: int = 0
+    transactions: int = 0
+    events: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+    def plus(self, cut: Cut, seconds: float) -> "Delivered":
+        """Return the sums after one more cut."""
+        return Delivered(
+            self.cuts + 1,
+            self.transactions + cut.transactions,
+            self.events + cut.events,
+            self.bytes + cut.size,
+            self.seconds + seconds,
+        )
+
+    def since(self, earlier: "Delivered") -> "Delivered":
+        """Return what was delivered after ``earlier``."""
+        return Delivered(
+            self.cuts - earlier.cuts,
+            self.transactions - earlier.transactions,
+            self.events - earlier.events,
+            self.bytes - earlier.bytes,
+            self.seconds - earlier.seconds,
+        )
 
 
 class Labelled(Collector):
@@ -114,6 +154,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.delivered = Delivered()
         ProcessCollector(registry=self.registry)
         self._add_work()
         self._add_sessions()
@@ -130,6 +171,7 @@ class Metrics:
                 "topic_events",
                 f'Change events committed to Kafka, of the first {TOPICS_MAX} topics; all others are "{OTHER_TOPICS}".',
                 "topic",
+                "op",
             )
         )
         self.dead_letters = self._counter("dead_letters", "Changes that a dead letter replaces in Kafka.")
@@ -236,6 +278,21 @@ class Metrics:
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"pgsluice_{name}", text, labels, registry=self.registry)
+
+    def count_cut(self, cut: Cut, seconds: float) -> None:
+        """Count a cut that was committed, which took so many seconds."""
+        for topic, use in cut.topics.items():
+            for op, count in use.counts.items():
+                if op == dead_letter.OP:
+                    self.dead_letters.inc(count)
+                else:
+                    self.events.labels(op).inc(count)
+                    self.topic_events.add(topic, op, count)
+        self.event_bytes.inc(cut.size)
+        self.transactions.inc(cut.transactions)
+        self.cuts.labels("data" if cut.events else "heartbeat").inc()
+        self.cut_seconds.observe(seconds)
+        self.delivered = self.delivered.plus(cut, seconds)
 
     def set_state(self, state: str, states: Iterable[str]) -> None:
         """Set which of all ``states`` the process is in."""

@@ -112,6 +112,11 @@ class Transactions:
         """How many streamed and prepared transactions wait for their commit."""
         return len(self._streams) + len(self._prepares)
 
+    @property
+    def streamed(self) -> list[int]:
+        """The ids of the streamed transactions that have neither ended nor been prepared, in the order of arrival."""
+        return list(self._streams)
+
     def release(self) -> Iterator[Event]:
         """Return the events of the transactions and messages that were held, in order, as if they arrived now.
 

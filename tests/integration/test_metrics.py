@@ -55,7 +55,7 @@ def test_names_labels_and_the_same_numbers(start: Start) -> None:
         assert f'pipeline="{daemon.name}"' in labels
         assert value != "NaN"
     topic = f"{daemon.name}.public.numbers"
-    assert daemon.metric("pgsluice_topic_events_total", topic=topic) == 7
+    assert daemon.metric("pgsluice_topic_events_total", topic=topic, op="c") == 7
     assert daemon.metric("pgsluice_state", state="streaming") == 1
     wait_until(lambda: lag_seconds(daemon) == 0, "no lag")
     status = daemon.status()

@@ -88,10 +88,10 @@ def test_topics_beyond_the_limit_are_counted_together(monkeypatch: pytest.Monkey
     monkeypatch.setattr(module, "TOPICS_MAX", 2)
     metrics = Metrics()
     for topic, count in (("a", 1), ("b", 2), ("c", 4), ("d", 8), ("a", 16), ("c", 32)):
-        metrics.topic_events.add(topic, count)
+        metrics.topic_events.add(topic, "c", count)
 
     def count_of(topic: str) -> float | None:
-        return metrics.registry.get_sample_value("pgsluice_topic_events_total", {"topic": topic})
+        return metrics.registry.get_sample_value("pgsluice_topic_events_total", {"topic": topic, "op": "c"})
 
     assert [count_of(topic) for topic in ("a", "b", "c", "d", OTHER_TOPICS)] == [17, 2, None, None, 44]
 

@@ -266,6 +266,7 @@ class TestStreamedTransactions:
     def test_rows_come_out_at_the_commit_across_segments_and_in_order(self) -> None:
         found = transactions(*segment(700, row(700, 1), row(700, 2)), *segment(700, row(700, 3), first=False))
         assert found.waiting == 1
+        assert found.streamed == [700]
         events = receive(found, stream_commit(700))
         assert values(events) == [1, 2, 3]
         assert events[-1] == Committed(Transaction(700, 100, 5), 120)

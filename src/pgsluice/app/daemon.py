@@ -11,6 +11,8 @@ from pgsluice import __version__
 from pgsluice.app.gauges import Gauges
 from pgsluice.app.http.health import Health
 from pgsluice.app.http.server import HttpServer
+from pgsluice.app.log import WARNINGS
+from pgsluice.app.recent import Recent
 from pgsluice.app.status import Status
 from pgsluice.app.tasks import first_of, stop_on_signals
 from pgsluice.app.wiring import (
@@ -74,12 +76,13 @@ class Daemon:
         self._slot = SlotWatch(settings.slot_name, lambda: connection_options(settings))
         self._status = Status(settings, self._pipeline, self._slot)
         self._gauges = Gauges(settings, self._metrics, self._status, self._kafka.errors)
+        self._recent = Recent(settings, self._status, self._metrics, WARNINGS)
         self._disk = Disk()
         self._spill = SpillDirectory(settings.buffer.spill_dir, self._disk)
 
     async def run(self) -> None:
         """Run until told to stop. Raise a PgsluiceError if it stops by itself."""
-        health = Health(self._status.document, self._status.live, self._status.ready)
+        health = Health(self._status.document, self._status.live, self._status.ready, self._recent.overview)
         served = self._registry.store if self._settings.schema_registry.type == "builtin" else None
         listening = self._settings.http
         metrics = labelled(self._metrics.registry, pipeline=self._settings.name)
@@ -102,7 +105,8 @@ class Daemon:
             looks = self._slot.run(
                 lambda: pipeline.state is not State.STANDBY, lambda: pipeline.state is State.STREAMING
             )
-            await first_of(pipeline.run(), self._registry.follow(), self._gauges.keep(), looks)
+            shown = self._gauges.keep(), self._recent.keep()
+            await first_of(pipeline.run(), self._registry.follow(), looks, *shown)
 
     async def _open_source(self) -> PostgresSource:
         """Connect for one session. From then on, the slot watch looks at the same server."""

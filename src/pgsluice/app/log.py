@@ -9,14 +9,14 @@ https://www.structlog.org/en/stable/processors.html
 import logging
 import sys
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from io import StringIO
 from pathlib import PurePath
 from threading import Lock
-from typing import TextIO
+from typing import Final, TextIO
 
 import structlog
 from structlog.typing import EventDict, ExcInfo, Processor
@@ -29,6 +29,10 @@ REPEAT_INTERVAL_S = 10.0
 
 REPEATS_TRACKED_MAX = 1000
 """How many different events are remembered for that. The oldest is forgotten first, and may then be logged again."""
+
+WARNINGS_KEPT_MAX = 50
+WARNING_MAX_CHARACTERS = 2000
+"""How many warnings are kept in memory for the status page, and how much of each."""
 
 _CHATTY = ("httpx", "httpx2")
 """Libraries that log a line at level info for every request."""
@@ -73,6 +77,7 @@ def _processors(*, console: bool, colors: bool) -> list[Processor]:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         lsns_as_text,
         only_plain_values,
+        WARNINGS,
     ]
     if console:
         renderer = structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=_write_traceback)
@@ -171,6 +176,42 @@ class RepeatLimiter:
         if len(self._seen) > REPEATS_TRACKED_MAX:
             self._seen.popitem(last=False)
         return seen.dropped if seen is not None else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Warned:
+    """A warning or an error. ``remedy`` is empty if the text itself says what to do."""
+
+    timestamp: str
+    level: str
+    text: str
+    remedy: str
+
+
+class RecentWarnings:
+    """Keeps the last warnings and errors of this process, without secrets and rows, as the log has them."""
+
+    _OWN: Final = frozenset({"event", "level", "logger", "timestamp", "remedy", "exc_info"})
+
+    def __init__(self) -> None:
+        self._kept: deque[Warned] = deque(maxlen=WARNINGS_KEPT_MAX)
+
+    def __call__(self, _logger: object, method: str, event: EventDict) -> EventDict:
+        """Keep ``event`` if it warns, and pass it on."""
+        if method in {"warning", "error", "critical"}:
+            more = "; ".join(f"{name}: {value}" for name, value in event.items() if name not in self._OWN)
+            text = f"{event.get('event', '')}{more and f' ({more})'}"[:WARNING_MAX_CHARACTERS]
+            remedy = str(event.get("remedy", ""))[:WARNING_MAX_CHARACTERS]
+            self._kept.append(Warned(str(event.get("timestamp", "")), method, text, remedy))
+        return event
+
+    def newest_first(self) -> list[Warned]:
+        """Return the warnings, the newest first."""
+        return list(reversed(self._kept))
+
+
+WARNINGS: Final = RecentWarnings()
+"""The warnings of this process. Like the configuration of the log, there is one of it."""
 
 
 def lsns_as_text(_logger: object, _method: str, event: EventDict) -> EventDict:

@@ -71,7 +71,8 @@ def _port(settings: Settings, sources: Sources) -> Iterator[Finding]:
     if not http.allowed_hosts and not is_loopback(http.listen.host):
         detail = (
             f"http.listen is {http.listen}, and http.allowed_hosts is empty: everybody who reaches the port can read "
-            "names of tables and columns, and so can a web page in a browser that reaches it"
+            "names of tables and columns, and the settings without secrets, and so can a web page in a browser that "
+            "reaches it"
         )
         remedy = (
             "Listen on 127.0.0.1, or set http.allowed_hosts to the host names that clients use; IP addresses are "

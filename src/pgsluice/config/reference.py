@@ -122,19 +122,22 @@ def _limits(key: Key) -> Iterator[str]:
     yield from (f"{limit.least} to {limit.most}" for limit in key.limits if isinstance(limit, Within))
 
 
-def show(settings: Settings, sources: Sources) -> str:
-    """Return the values in force as TOML, each with its source. Secrets, even those in URLs, become three stars."""
+def show(settings: Settings, sources: Sources | None = None) -> str:
+    """Return the values in force as TOML. Secrets, even those in URLs, become three stars.
+
+    With ``sources``, each value has the place that it comes from beside it.
+    """
     blocks = []
     for path, section in all_sections().items():
         head = f"[{'.'.join(path)}]\n" if path else ""
         keys = [key for key in section_keys(path, section) if key.path != RULES]
         blocks.append(head + "".join(_shown(key, settings, sources) for key in keys))
     rules = settings.tables.rules
-    blocks += [_shown_rule(rule, sources.origin((*RULES, index))) for index, rule in enumerate(rules)]
+    blocks += [_shown_rule(rule, _because(sources, (*RULES, index))) for index, rule in enumerate(rules)]
     return "\n".join(blocks)
 
 
-def _shown(key: Key, settings: Settings, sources: Sources) -> str:
+def _shown(key: Key, settings: Settings, sources: Sources | None) -> str:
     value: object = settings
     for name in key.path:
         value = getattr(value, name)
@@ -153,11 +156,11 @@ def _public(value: object) -> object:
     return without_url_secrets(value) if isinstance(value, str) else value
 
 
-def _because(sources: Sources, path: Path) -> str:
-    return f"  # {printable(sources.origin(path) or 'default')}\n"
+def _because(sources: Sources | None, path: Path) -> str:
+    return "\n" if sources is None else f"  # {printable(sources.origin(path) or 'default')}\n"
 
 
-def _shown_rule(rule: Rule, origin: str | None) -> str:
+def _shown_rule(rule: Rule, because: str) -> str:
     values = {name: getattr(rule, name) for name in Rule.model_fields}
     lines = [f"{name} = {toml_value(value)}\n" for name, value in values.items() if value not in (None, {})]
-    return f"[[tables.rules]]  # {printable(origin or 'default')}\n{''.join(lines)}"
+    return f"[[tables.rules]]{because}{''.join(lines)}"

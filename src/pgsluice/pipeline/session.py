@@ -9,7 +9,6 @@ import contextlib
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from pgsluice import dead_letter
 from pgsluice.checkpoint import Checkpoint
 from pgsluice.cut import Cut
 from pgsluice.envelope import Stamp
@@ -431,16 +430,7 @@ class Session:
             self._shutdown = ShutdownWatch()
 
     def _on_delivered(self, cut: Cut, seconds: float) -> None:
-        metrics = self._metrics
-        for topic, use in cut.topics.items():
-            for op, count in use.counts.items():
-                (metrics.dead_letters if op == dead_letter.OP else metrics.events.labels(op)).inc(count)
-            if events := sum(use.counts.values()) - use.counts.get(dead_letter.OP, 0):
-                metrics.topic_events.add(topic, events)
-        metrics.event_bytes.inc(cut.size)
-        metrics.transactions.inc(cut.transactions)
-        metrics.cuts.labels("data" if cut.events else "heartbeat").inc()
-        metrics.cut_seconds.observe(seconds)
+        self._metrics.count_cut(cut, seconds)
         self._report()
 
 

@@ -11,7 +11,7 @@ from pgsluice.pipeline.ends import Spool
 from pgsluice.pipeline.outbox import Outbox
 from pgsluice.pipeline.vitals import Vitals
 from pgsluice.progress import Progress
-from pgsluice.transaction import Prepared
+from pgsluice.transaction import Prepared, Transaction
 from pgsluice.transactions import Transactions
 
 STALL_S: Final = 10.0
@@ -75,6 +75,17 @@ class SessionStatus:
     def oldest_prepared(self) -> Prepared | None:
         """Return the prepared transaction with changes that has waited longest."""
         return next((one for one in self.prepared if one.has_rows), None)
+
+    @property
+    def streamed(self) -> list[int]:
+        """Return the ids of the streamed transactions that are open."""
+        return self._transactions.streamed
+
+    @property
+    def own(self) -> tuple[Transaction, int, float] | None:
+        """Return the transaction that is being written in a Kafka transaction of its own, its bytes and seconds."""
+        transaction = self._outbox.own_transaction
+        return None if transaction is None else (transaction, *self._outbox.own_written)
 
     @property
     def waiting_transactions(self) -> int:

@@ -258,3 +258,24 @@ def test_the_log_itself_drops_repeats(stream: io.StringIO) -> None:
     for number in range(3):
         structlog.get_logger().info("retrying", number=number)
     assert len(events(stream)) == 1
+
+
+@pytest.mark.usefixtures("stream")
+def test_warnings_are_kept_for_the_status_page_without_secrets() -> None:
+    logger = structlog.get_logger("pgsluice.x")
+    logger.info("fine")
+    logger.warning("cannot ask", reason="http://user:secret@registry/?key=1 fails", rows=object(), remedy="ask again")
+    newest = log.WARNINGS.newest_first()[0]
+    assert (newest.level, newest.remedy) == ("warning", "ask again")
+    assert newest.text == "cannot ask (reason: http://***@registry/?*** fails; rows: <object>)"
+    assert newest.timestamp
+
+
+def test_only_the_last_warnings_are_kept() -> None:
+    kept = log.RecentWarnings()
+    for number in range(log.WARNINGS_KEPT_MAX + 5):
+        kept(None, "error", {"event": f"{number}" + "x" * 10_000})
+    found = kept.newest_first()
+    assert len(found) == log.WARNINGS_KEPT_MAX
+    assert found[0].text.startswith(f"{log.WARNINGS_KEPT_MAX + 4}x")
+    assert len(found[0].text) == log.WARNING_MAX_CHARACTERS

@@ -465,8 +465,8 @@ async def test_events_are_counted_by_topic() -> None:
         world.emit(b"x")
         end_lsn = world.commit(4)
         await until(lambda: found.confirmed == end_lsn)
-        assert found.metric("topic_events_total", topic="shop.public.numbers") == 4
-        assert found.metric("topic_events_total", topic="shop.messages") == 1
+        assert found.metric("topic_events_total", topic="shop.public.numbers", op="c") == 4
+        assert found.metric("topic_events_total", topic="shop.messages", op="m") == 1
 
 
 async def test_a_stream_that_ends_is_noticed_while_kafka_takes_nothing() -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from pgsluice.app.http.overview import Overview
+
 
 class Role(StrEnum):
     """What ``/readyz`` asks for: a process that does its part, or the one that owns the slot."""
@@ -22,3 +24,5 @@ class Health:
     status: Callable[[], Mapping[str, object]]
     live: Callable[[], str | None]
     ready: Callable[[Role], str | None]
+    overview: Callable[[], Overview] | None = None
+    """What the page shows besides the status. None if there is nothing."""
