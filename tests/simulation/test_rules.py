@@ -57,15 +57,36 @@ WORLDS = 1000
 """So many worlds may pass before one has to notice."""
 
 NOTICED: Mapping[str, int] = {
+    "a_checkpoint_that_the_cut_records_deny_stops_the_start": 65,
+    "a_commit_prepared_that_was_delivered_releases_at_once": 12,
+    "a_commit_without_an_answer_is_no_commit": 10,
     "a_cut_begins_where_the_last_one_recorded_ended": 88,
     "a_disk_that_hangs_ends_the_process": 504,
+    "a_layout_is_as_old_as_what_was_read": 19,
+    "a_load_does_not_go_on_under_another_shape": 90,
+    "a_load_that_was_cancelled_does_not_go_on": 14,
+    "a_prepare_is_outstanding_until_its_cut_is_committed": 22,
+    "a_read_that_comes_no_further_asks_another_broker": 8,
+    "a_rollback_releases_at_once": 9,
     "a_server_that_shuts_down_is_let_go": 196,
+    "a_table_is_locked_before_the_snapshot_is_taken": 46,
+    "aborts_of_what_is_not_known_are_no_error": 10,
     "an_outdated_end_does_not_take_commands_back": 747,
     "another_message_does_not_pass_for_the_last_one": 467,
     "another_transaction_does_not_pass_for_the_last_one": 275,
+    "cuts_that_the_checkpoint_does_not_know_are_not_written_again": 15,
+    "messages_behind_the_rows_wait": 10,
     "nothing_new_is_taken_for_what_comes_again": 181,
+    "prepares_of_delivered_transactions_are_kept": 12,
+    "rows_at_one_position_are_counted_over_sessions": 11,
+    "rows_that_a_new_timeline_lacks_need_a_new_epoch": 11,
+    "rows_that_moved_are_read_again": 23,
+    "tables_are_described_in_order_of_arrival": 54,
+    "the_last_message_comes_again_too": 42,
     "what_a_snapshot_sees_behind_what_waits_makes_it_void": 98,
+    "who_fences_and_writes_nothing_is_no_stranger": 14,
     "without_transactions_an_owner_throws_away_what_it_has_not_sent": 191,
+    "writers_of_a_table_are_waited_for": 54,
 }
 """Worlds that have noticed a rule's absence when few did: looking there first saves time, and decides nothing."""
 
