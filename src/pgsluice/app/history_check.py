@@ -1,6 +1,6 @@
 """The part of ``pgsluice check`` that asks whether a start could go on from what earlier sessions left.
 
-It gathers the facts of a start, and lets the same function decide.
+It gathers the facts of a start, and lets the same function decide. ``tests/integration/test_cli.py`` covers it.
 """
 
 import asyncio

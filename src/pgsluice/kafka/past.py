@@ -1,6 +1,7 @@
 """What earlier sessions left in Kafka, for ``pgsluice check``. Reading it disturbs no owner at work.
 
 A session fences the former ones first, so that nothing can change afterwards. Here, an owner may go on writing.
+``tests/integration/test_cli.py`` covers it.
 """
 
 import threading

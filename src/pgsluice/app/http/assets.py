@@ -1,4 +1,7 @@
-"""The script and the style of the status page. The page's Content-Security-Policy has their hashes."""
+"""The script and the style of the status page. The page's Content-Security-Policy has their hashes.
+
+``tests/unit/app/http/test_page.py`` covers it.
+"""
 
 from typing import Final
 
