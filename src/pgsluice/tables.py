@@ -31,6 +31,7 @@ _HASH_CHARACTERS = 32
 
 _PART = r'(?:"((?:[^"]|"")+)"|([^".]+))'
 _PATTERN = re.compile(rf"{_PART}\.{_PART}")
+_COLUMN = re.compile(rf"{_PART}\.{_PART}\.{_PART}")
 
 _WILDCARD = re.compile(r"[*?\[]")
 _CHARACTER_SET = re.compile(r"\[!?+\]?+[^\]]*\]")
@@ -55,6 +56,12 @@ class TablePattern:
         A part with a dot has to be in double quotes, as in SQL.
         """
         found = _PATTERN.fullmatch(text)
+        if found is None and _COLUMN.fullmatch(text):
+            raise ValueError(
+                f"{text!r} names a column, but must be a pattern of schema and table, like public.orders: a column is "
+                "left out with a column list in the publication (PostgreSQL 15). Put a name with a dot in it in double "
+                'quotes, like public."a.b"'
+            )
         if found is None:
             raise ValueError(
                 f"{text!r} must be a pattern of schema and table, like public.* or *.*; put a name with a dot in it "

@@ -211,7 +211,7 @@ def test_check_tells_it(database: Database, kafka: Kafka, tmp_path: Path, capsys
     with database.connect() as admin:
         for number in range(1000):
             admin.execute(f"CREATE TABLE t{number} (id int PRIMARY KEY)")
-        admin.execute("CREATE TABLE skipped (v text)")
+        admin.execute("CREATE TABLE skipped (v text); ALTER TABLE skipped REPLICA IDENTITY FULL")
         admin.execute("CREATE PUBLICATION pgsluice FOR ALL TABLES")
     config = tmp_path / "config.toml"
     config.write_text(f"""

@@ -68,6 +68,7 @@ NOTICED: Mapping[str, int] = {
     "a_prepare_is_outstanding_until_its_cut_is_committed": 22,
     "a_read_that_comes_no_further_asks_another_broker": 8,
     "a_rollback_releases_at_once": 9,
+    "a_refusal_stops_every_start": 34,
     "a_server_that_shuts_down_is_let_go": 196,
     "a_table_is_locked_before_the_snapshot_is_taken": 46,
     "aborts_of_what_is_not_known_are_no_error": 10,

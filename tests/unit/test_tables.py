@@ -81,10 +81,15 @@ def test_a_dot_in_a_name_is_no_way_into_another_rule(pattern: str, schema: str, 
     assert not TablePattern.parse(pattern).matches(schema, table)
 
 
-@pytest.mark.parametrize("text", ["", "orders", "a.b.c", ".a", "a.", '"a.b', '"a"b.c', '"".a'])
+@pytest.mark.parametrize("text", ["", "orders", ".a", "a.", '"a.b', '"a"b.c', '"".a'])
 def test_what_is_no_pattern(text: str) -> None:
     with pytest.raises(ValueError, match="must be a pattern of schema and table"):
         TablePattern.parse(text)
+
+
+def test_a_column_is_no_pattern() -> None:
+    with pytest.raises(ValueError, match=r"'public.orders.note' names a column, but must .* a column list"):
+        TablePattern.parse("public.orders.note")
 
 
 def test_the_first_rule_that_matches_wins() -> None:

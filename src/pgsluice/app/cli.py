@@ -245,13 +245,13 @@ def _table(findings: Sequence[Finding]) -> list[str]:
 
 
 def _config(options: argparse.Namespace) -> int:
-    from pgsluice.config import Settings, reference  # noqa: PLC0415 - loads pydantic
+    from pgsluice.config import reference  # noqa: PLC0415 - loads pydantic
 
     if options.what == "show":
         sources = _sources(options)
         return _say_document(reference.show(sources.settings(), sources))
     if options.what == "schema":
-        return _say_document(json.dumps(Settings.model_json_schema(), indent=2))
+        return _say_document(json.dumps(reference.schema(), indent=2))
     return _say_document(reference.example() if options.what == "example" else reference.markdown())
 
 

@@ -7,10 +7,11 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterator
-from typing import Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from annotated_types import Ge, Le
 from pydantic import BaseModel
+from pydantic.json_schema import GenerateJsonSchema
 
 from pgsluice.config.keys import RULES, Key, Kind, all_sections, section_keys
 from pgsluice.config.loading import Sources
@@ -18,7 +19,7 @@ from pgsluice.config.model import Settings
 from pgsluice.config.problems import Path
 from pgsluice.config.tables import Rule
 from pgsluice.config.toml_text import toml_key, toml_value
-from pgsluice.config.units import Duration, ListenAddress, Size, Within
+from pgsluice.config.units import Duration, ListenAddress, Size, TextValue, Within
 from pgsluice.printable import printable, without_url_secrets
 
 _EXAMPLE_HEAD = """\
@@ -30,6 +31,19 @@ _INT_MAX = 2**31 - 1
 _OWN_TYPES: dict[object, str] = {Duration: "duration", Size: "size", ListenAddress: "host:port"}
 # Characters that Markdown would take for emphasis, a tag, or the end of a cell.
 _MARKUP = re.compile(r"(?<!\w)_|_(?!\w)|[*<|]")
+
+
+class _WrittenDefaults(GenerateJsonSchema):
+    """Shows the default of a setting as it is written in a file: ``5min``, and not a number of milliseconds."""
+
+    def encode_default(self, dft: Any) -> Any:  # noqa: ANN401 - as in pydantic
+        """Return the default as JSON."""
+        return str(dft) if isinstance(dft, TextValue) else super().encode_default(dft)
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON schema of the settings."""
+    return Settings.model_json_schema(schema_generator=_WrittenDefaults)
 
 
 def example() -> str:

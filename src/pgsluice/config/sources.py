@@ -76,20 +76,28 @@ def file_layer(name: str | None) -> Layer:
     except UnicodeDecodeError:
         layer.problems.append(Problem(name, "is not UTF-8 text"))
     except tomllib.TOMLDecodeError as error:
-        layer.problems.append(_syntax_problem(name, str(error)))
+        layer.problems.append(_syntax_problem(name, text, str(error)))
     else:
         layer.places = {path: f"{name}:{line}" for path, line in key_lines(text).items()}
     layer.broken = bool(layer.problems)
     return layer
 
 
-def _syntax_problem(name: str, message: str) -> Problem:
+def _syntax_problem(name: str, text: str, message: str) -> Problem:
     # The messages of tomllib are like "Invalid value (at line 3, column 8)" and "... (at end of document)".
     fault, _, place = message.rpartition(" (at ")
     line, _, column = place.rstrip(")").removeprefix("line ").partition(", ")
     if not column:
         return Problem(name, f"is not TOML: {message}")
-    return Problem(f"{name}:{line}", f"is not TOML: {fault}, at {column}")
+    is_value = fault.startswith(("Invalid value", "Expected newline"))
+    hint = ". A text has to be in quotes" if is_value and _lacks_quotes(text.split("\n")[int(line) - 1]) else ""
+    return Problem(f"{name}:{line}", f"is not TOML: {fault}, at {column}{hint}")
+
+
+def _lacks_quotes(line: str) -> bool:
+    """Return whether the value in this line begins like a text without quotes, or like a number with a unit."""
+    _, _, value = line.partition("=")
+    return re.match(r"\s*([A-Za-z_/.@$]|[0-9]+ ?[A-Za-z])", value) is not None
 
 
 def secrets_layer(directory: str | None) -> Layer:
@@ -135,13 +143,31 @@ def _read_secret(layer: Layer, directory: str, name: str) -> None:
 
 
 def environment_layer(environ: Mapping[str, str]) -> Layer:
-    """Read variables named ``PGSLUICE_SECTION__KEY``. Names without ``__`` are service links of Kubernetes."""
+    """Read variables named ``PGSLUICE_SECTION__KEY``. Other names are service links of Kubernetes, or mistakes."""
     layer = Layer("environment")
     for name in sorted(environ):
         key = name.removeprefix(_PREFIX)
         if key != name and (_LEVEL in key or key == "NAME"):
             _put_text(layer, key.lower().split(_LEVEL), environ[name], name, variable)
+        elif key != name and (meant := _with_one_underscore(key, environ[name])) is not None:
+            layer.problems.append(Problem(name, f"is not a setting: did you mean {meant}?"))
     return layer
+
+
+def _with_one_underscore(name: str, value: str) -> str | None:
+    """Return the variable that was meant by ``name``, which has one underscore where two have to be; or None.
+
+    Kubernetes sets the variable PGSLUICE_POSTGRES_PORT for a service pgsluice-postgres. Its value is a URL.
+    """
+    if re.match("(tcp|udp|sctp)://", value):
+        return None
+    for path, key in all_keys().items():
+        spelled = "_".join(path).upper()
+        if name == spelled and len(path) > 1:
+            return variable(path)
+        if key.kind is Kind.TABLE and name.startswith(f"{spelled}_"):
+            return f"{variable(path)}{_LEVEL}{name.removeprefix(f'{spelled}_')}"
+    return None
 
 
 def variable(path: Iterable[str]) -> str:

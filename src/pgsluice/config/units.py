@@ -7,7 +7,9 @@ https://docs.pydantic.dev/latest/concepts/types/#customizing-validation-with-__g
 
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
@@ -82,9 +84,23 @@ def _split_unit(text: str, units: dict[str, int], example: str) -> int:
         raise ValueError(f"{text!r} is not a whole number with a unit: write it like {example!r}")
     number, unit = match.groups()
     if unit not in units:
-        guess = next((known for known in units if known[:1].lower() == unit[:1].lower()), next(iter(units)))
-        raise ValueError(f"{text!r} needs one of the units {', '.join(units)}: perhaps {number + guess!r}?")
+        meant = number + _meant(unit, units)
+        raise ValueError(f"{text!r} needs one of the units {', '.join(units)}: perhaps {meant!r}?")
     return int(number) * units[unit]
+
+
+def _meant(unit: str, units: Iterable[str]) -> str:
+    """Return the unit with the longest common beginning; of several, the largest: minutes for ``m``."""
+    smallest_first = list(units)
+    common = [_in_common(unit.lower(), known.lower()) for known in smallest_first]
+    if not any(common):
+        return smallest_first[0]
+    return smallest_first[max(range(len(common)), key=lambda place: (common[place], place))]
+
+
+def _in_common(one: str, other: str) -> int:
+    """Return how many characters both begin with."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def _join_unit(amount: int, units: dict[str, int]) -> str:

@@ -34,6 +34,8 @@ def check(options: SinkOptions) -> list[Finding]:
             return _findings(topics, options)
     except PgsluiceError as error:
         remedy = "Check kafka.bootstrap_servers and kafka.client, and that a broker listens there."
+        if isinstance(error, ConfigError):
+            remedy = "Correct the setting; no broker was asked."
         return [Finding("kafka reachable", Verdict.FAIL, str(error), remedy, error.exit_code)]
 
 

@@ -142,6 +142,9 @@ They are tried again, with new clients that read the files of certificates again
 """
 
 
+_USUAL_ADVICE: Final = "check that the brokers run, kafka.bootstrap_servers, and the credentials under kafka.client"
+
+
 def _tls_advice(words: str) -> str:
     """Return what to do about a failure of TLS; empty if it is none."""
     return next((advice for pattern, advice in _TLS.items() if re.search(pattern, words)), "")
@@ -203,8 +206,9 @@ class ClientErrors:
             news = not self.is_away or advice not in ("", self._advice)
             if self._all_down and explained and fresh and news:
                 self.is_away, self._advice = True, advice
-                reason = ". ".join(filter(None, (self.last.str(), advice)))
-                log.warning("Kafka cannot be reached, or refuses us", reason=reason)
+                log.warning(
+                    "Kafka cannot be reached, or refuses us", reason=self.last.str(), to_do=advice or _USUAL_ADVICE
+                )
 
     def recovered(self) -> None:
         """Note that Kafka answers. Earlier reports do not explain later errors."""
@@ -238,6 +242,9 @@ class ClientOptions:
         try:
             return kind({**self.properties, **common, **(own or {})})
         except KafkaException as error:
+            if error.args[0].code() == KafkaError._INVALID_ARG:  # noqa: SLF001 - as above
+                words = _without_secret(error.args[0]).str()
+                raise ConfigError(f"librdkafka refuses a property: {words}. Correct kafka.client.") from error
             raise failure(error, "Setting up a Kafka client") from error
 
 

@@ -166,6 +166,9 @@ _CONNECTING: Sequence[tuple[str, type[PgsluiceError], str]] = (
 )
 
 
+_FATAL = "FATAL: "
+"""The mark of a message that comes from a server, so the server was reached."""
+
 # the form in which psycopg lists failures of several addresses
 _ATTEMPT = re.compile(r"^- (host: .*?, port: .*?), hostaddr: ", re.MULTILINE)
 
@@ -182,9 +185,16 @@ def cannot_connect(error: Error) -> PgsluiceError:
         if isinstance(error, psycopg.ProgrammingError):
             # Its words may quote a password, so they are left out.
             return ConfigError("libpq cannot parse the connection string of PostgreSQL. To do: correct postgres.dsn")
-        return SourceUnavailable(f"PostgreSQL cannot be reached: {words}")
+        if _FATAL in words:
+            return SourceUnavailable(f"PostgreSQL refused the connection: {words}")
+        return SourceUnavailable(
+            f"PostgreSQL cannot be reached: {words.rstrip('.?')}. Check that the server runs and listens there, and "
+            "postgres.host and postgres.port"
+        )
     # Errors that are tried again come first, because that host may be the right one.
     kind, advice = min((found for found in judged if found), key=lambda found: found[0] is not SourceUnavailable)
+    if _FATAL in words or kind is PermissionDenied:
+        return kind(f"PostgreSQL refused the connection: {words}. To do: {advice}")
     return kind(f"PostgreSQL cannot be reached: {words}. To do: {advice}")
 
 
@@ -370,8 +380,10 @@ def publication_missing(words: str) -> ConfigError:
     """Return the error for a publication that does not exist at the slot's position, whatever exists now."""
     return ConfigError(
         f"{words}. PostgreSQL decodes with the catalog as it was at the slot's position, so a publication "
-        "created later does not count there, and changes would be missing: create the publication first and "
-        "then the slot, or remove the publication from the settings"
+        "created later does not count there, and changes would be missing. If it is still wanted: (1) create the "
+        "publication with CREATE PUBLICATION, (2) drop the slot with 'pgsluice slot drop', (3) start once with "
+        "'pgsluice run --adopt-slot', then load the tables again with 'pgsluice snapshot start TABLE...'. Otherwise "
+        "remove it from postgres.publications"
     )
 
 

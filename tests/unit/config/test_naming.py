@@ -8,7 +8,7 @@ def test_globs_over_schema_and_table(glob: str) -> None:
     assert naming.check_glob(glob) == glob
 
 
-@pytest.mark.parametrize("glob", ["orders", "*", ".orders", "public.", "", "a.b.c", '"a.b'])
+@pytest.mark.parametrize("glob", ["orders", "*", ".orders", "public.", "", '"a.b'])
 def test_globs_that_match_nothing(glob: str) -> None:
     with pytest.raises(ValueError, match="must be a pattern of schema and table"):
         naming.check_glob(glob)

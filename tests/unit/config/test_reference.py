@@ -33,6 +33,12 @@ def test_the_example_has_every_key_and_its_examples_can_be_used(tmp_path: Path) 
     assert Sources.read(str(file), {}).settings().tables.rules[0].partitions == 12
 
 
+def test_the_schema_has_defaults_as_they_are_written() -> None:
+    sections = reference.schema()["$defs"]
+    assert sections["Delivery"]["properties"]["cut_interval"]["default"] == "50ms"
+    assert sections["Buffer"]["properties"]["memory_max"]["default"] == "32MiB"
+
+
 def test_the_reference_has_a_line_for_every_key() -> None:
     tables = reference.markdown()
     for key in [*all_keys().values(), *section_keys(RULES, Rule)]:

@@ -29,6 +29,14 @@ def test_without_a_file_the_version_is_this_one() -> None:
     [
         (b"a = 1\nb = \n", ":2", "is not TOML: Invalid value, at column 5"),
         (b"a = [", "", "is not TOML: Invalid value (at end of document)"),
+        (b"a = SCRAM\n", ":1", "is not TOML: Invalid value, at column 5. A text has to be in quotes"),
+        (
+            b"a = 5min\n",
+            ":1",
+            "is not TOML: Expected newline or end of document after a statement, at column 6. A text has to be",
+        ),
+        (b"a = true\na = false\n", ":2", "is not TOML: Cannot overwrite a value, at column 10"),
+        (b"[a\n", ":1", "is not TOML: Expected ']' at the end of a table declaration, at column 3"),
         (b"a = 1\na = 2\n", ":2", "is not TOML: Cannot overwrite a value, at column 6"),
         (b"a = {", "", "is not TOML: "),
         (b"a = '\xff'", "", "is not UTF-8 text"),
@@ -143,6 +151,19 @@ def test_variables_of_others_are_ignored() -> None:
         "PGSLUICE_SECRETS_DIR": "x", "PGSLUICE_VERSION": "0.1.0", "OTHER__NAME": "x", "NAME": "x",
     }  # fmt: skip
     assert environment_layer(others) == Layer("environment")
+
+
+def test_one_underscore_where_two_have_to_be_is_a_problem() -> None:
+    meant = {
+        "PGSLUICE_POSTGRES_PASSWORD": "PGSLUICE_POSTGRES__PASSWORD",
+        "PGSLUICE_KAFKA_TOPIC_PREFIX": "PGSLUICE_KAFKA__TOPIC_PREFIX",
+        "PGSLUICE_KAFKA_CLIENT_SASL_PASSWORD": "PGSLUICE_KAFKA__CLIENT__SASL_PASSWORD",
+    }
+    layer = environment_layer({**dict.fromkeys(meant, "x"), "PGSLUICE_POSTGRES_PORT": "tcp://10.0.0.1:5432"})
+    assert layer.values == {}
+    assert {one.origin: one.sentence for one in layer.problems} == {
+        name: f"is not a setting: did you mean {right}?" for name, right in meant.items()
+    }
 
 
 def test_unknown_variables_are_problems() -> None:

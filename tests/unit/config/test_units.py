@@ -71,7 +71,8 @@ def test_only_whole_numbers_have_units(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "guess"), [("5", "5ms"), ("5m", "5ms"), ("5sec", "5s"), ("1H", "1h"), ("1days", "1d"), ("1y", "1ms")]
+    ("text", "guess"),
+    [("5", "5ms"), ("5m", "5min"), ("5msec", "5ms"), ("5sec", "5s"), ("1H", "1h"), ("1days", "1d"), ("1y", "1ms")],
 )
 def test_an_unknown_unit_of_time_is_answered_with_a_guess(text: str, guess: str) -> None:
     assert refusal(duration=text) == f"{text!r} needs one of the units ms, s, min, h, d: perhaps {guess!r}?"

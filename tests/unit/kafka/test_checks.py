@@ -12,10 +12,19 @@ from pgsluice.kafka.topics import TopicSpec
 
 
 @pytest.mark.parametrize(
-    ("properties", "reason"),
-    [({}, "Connection refused"), ({"no.such": "thing"}, 'No such configuration property: "no.such"')],
+    ("properties", "reason", "remedy"),
+    [
+        ({}, "Connection refused", "Check kafka.bootstrap_servers and kafka.client, and that a broker listens there."),
+        (
+            {"no.such": "thing"},
+            'refuses a property: No such configuration property: "no.such". Correct kafka.client.',
+            "Correct the setting; no broker was asked.",
+        ),
+    ],
 )
-def test_nothing_more_is_looked_at(monkeypatch: pytest.MonkeyPatch, properties: dict[str, str], reason: str) -> None:
+def test_nothing_more_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch, properties: dict[str, str], reason: str, remedy: str
+) -> None:
     monkeypatch.setattr(module, "REQUEST_S", 1.0)
     client = ClientOptions({"bootstrap.servers": "127.0.0.1:9", **properties}, "pgsluice-test")
     producer = ProducerOptions(client, "pgsluice-shop", 1, 60.0)
@@ -23,4 +32,4 @@ def test_nothing_more_is_looked_at(monkeypatch: pytest.MonkeyPatch, properties: 
     (finding,) = check(options)
     assert (finding.name, finding.verdict) == ("kafka reachable", Verdict.FAIL)
     assert reason in finding.detail
-    assert "kafka.bootstrap_servers" in finding.remedy
+    assert finding.remedy == remedy

@@ -18,7 +18,11 @@ ALL_DOWN = KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down")
 PASSWORD = KafkaError(KafkaError._AUTHENTICATION, "Authentication failed")
 TIMED_OUT = KafkaError(KafkaError._TIMED_OUT, "Timed out")
 
-AWAY = {"event": "Kafka cannot be reached, or refuses us", "log_level": "warning"}
+AWAY = {
+    "event": "Kafka cannot be reached, or refuses us",
+    "to_do": "check that the brokers run, kafka.bootstrap_servers, and the credentials under kafka.client",
+    "log_level": "warning",
+}
 BACK = {"event": "Kafka answers again", "log_level": "info"}
 
 

@@ -84,7 +84,10 @@ def error(sqlstate: str, message: str = "words", detail: str = "", routine: str 
 def test_a_connection_that_could_not_be_made(words: str, kind: type[PgsluiceError]) -> None:
     found = failures.cannot_connect(psycopg.OperationalError(f"connection failed:\n\t{words}\n"))
     assert type(found) is kind
-    assert str(found).startswith("PostgreSQL cannot be reached: connection failed:; ")
+    is_refused = kind is PermissionDenied or "FATAL" in words
+    what = "PostgreSQL refused the connection" if is_refused else "PostgreSQL cannot be reached"
+    assert str(found).startswith(f"{what}: connection failed:; ")
+    assert ("Check that the server runs and listens there" in str(found)) == (words == "Connection refused")
     assert words in str(found)
     assert ("To do: " in str(found)) == (kind is not SourceUnavailable)
 
