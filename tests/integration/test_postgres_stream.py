@@ -269,7 +269,7 @@ async def test_a_missing_publication_stops(version: int, new_database: Callable[
         async with streaming(database, publications=[PUBLICATION, "too_late"]) as stream:
             admin.execute("INSERT INTO t VALUES (1)")
             admin.execute("CREATE PUBLICATION too_late")  # at a later position
-            with pytest.raises(ConfigError, match=r'"too_late".*create the publication first and then the slot'):
+            with pytest.raises(ConfigError, match=r'"too_late".*create the publication with CREATE PUBLICATION'):
                 await read_for_ever(stream)
 
 
