@@ -17,6 +17,7 @@ from pgsluice.relation import (
     RelationCache,
     identity_of,
     in_portions,
+    one_identity_fits,
     packed,
     size_of,
     unpacked,
@@ -323,3 +324,18 @@ class TestPartitions:
         cache.on_relation(described(2, "d", "id"))
         with pytest.raises(TooManyDescriptions, match="tables whose keys take more than 1000 bytes"):
             cache.on_relation(described(3, "d", "id"))
+
+
+@pytest.mark.parametrize(
+    ("root", "partitions", "fits"),
+    [
+        ({"id"}, [], True),
+        ({"id"}, [{"id"}, {"id"}], True),
+        ({"id"}, [{"code"}], False),
+        ({"id"}, [{"id"}, {"code"}], False),
+        (set(), [{"code"}, {"code"}], True),
+        (set(), [{"id"}, {"code"}], False),
+    ],
+)
+def test_whether_one_identity_fits(root: set[str], partitions: list[set[str]], *, fits: bool) -> None:
+    assert one_identity_fits(frozenset(root), [frozenset(one) for one in partitions]) is fits

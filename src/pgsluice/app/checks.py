@@ -64,9 +64,10 @@ async def _check(settings: Settings) -> list[Finding]:
     )
     tables = await _check_tables(settings, sink_options(settings, client))
     snapshots = await _check_snapshots(settings)
-    # Nothing can be compared if one of the two cannot be reached, and the findings have the reason already.
-    can_compare = not any(one.name.endswith("reachable") and one.verdict is Verdict.FAIL for one in (*postgres, *kafka))
-    history = await check_history(settings, client) if can_compare else []
+    # Without the topics, or one of the servers, nothing can be compared. The findings have the reason already.
+    failed = [one.name for one in (*postgres, *kafka) if one.verdict is Verdict.FAIL]
+    is_readable = not any(name.endswith("reachable") or name.startswith("topic ") for name in failed)
+    history = await check_history(settings, client) if is_readable else []
     spill_dir = await directory.check(settings.buffer.spill_dir, Disk())
     return [*postgres, *tables, *snapshots, *kafka, *registry, *history, spill_dir]
 
