@@ -122,22 +122,26 @@ def _add_tail(tail: Parser) -> None:
         help="only these columns, and no changes that leave them as they are; may be repeated",
     )
     tail.add_argument(
-        "--xid", action="append", default=[], type=int, help="only changes of this transaction; may be repeated"
+        "--xid", action="append", default=[], type=_count, help="only changes of this transaction; may be repeated"
     )
     tail.add_argument("--json", action="store_true", help="print one JSON object per line")
-    tail.add_argument("--limit", type=_positive, metavar="N", help="end after so many changes")
+    tail.add_argument("--limit", type=_count, metavar="N", help="end after so many changes")
 
 
 def _seconds(text: str) -> float:
-    if not 0.1 <= (seconds := float(text)) <= 86_400:  # noqa: PLR2004 - faster serves nobody, a day is enough
-        raise ValueError
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.1 <= seconds <= 86_400:  # noqa: PLR2004 - faster serves nobody, and a day is enough
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.1 to 86400")
     return seconds
 
 
-def _positive(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise ValueError
-    return number
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
+    return int(text)
 
 
 def _add_snapshot_actions(snapshot: Parser, command: Run, with_settings: Parser) -> None:

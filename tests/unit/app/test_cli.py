@@ -110,6 +110,29 @@ def test_what_is_refused_is_not_repeated(arguments: tuple[str, ...]) -> None:
     assert "hunter2" not in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("tail", "--limit", "0"), "'0' is not a whole number from 1 on"),
+        (("tail", "--xid", "x"), "'x' is not a whole number from 1 on"),
+        (("tail", "--op", "upsert"), "invalid choice: 'upsert'"),
+        (("status", "--watch", "0"), "'0' is not a number of seconds from 0.1 to 86400"),
+        (("status", "--watch", "soon"), "'soon' is not a number of seconds from 0.1 to 86400"),
+        (("setup-sql",), "the following arguments are required: TABLE"),
+    ],
+)
+def test_arguments_that_are_refused(arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_table_that_tail_cannot_match(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["tail", "-c", file, "--table", "orders"]) == 2
+    assert "--table 'orders' must be a pattern of schema and table" in capsys.readouterr().err
+
+
 def test_help_names_commands_and_exit_codes() -> None:
     result = pgsluice("--help")
     assert result.returncode == 0
