@@ -67,7 +67,7 @@ class TestFailure:
         errors(KafkaError(KafkaError._SSL, words))
         with structlog.testing.capture_logs() as lines:
             errors(ALL_DOWN)
-        for said in (str(failure(TIMED_OUT, "Asking", errors)), lines[0]["reason"]):
+        for said in (str(failure(TIMED_OUT, "Asking", errors)), f"{lines[0]['reason']}. {lines[0]['to_do']}"):
             assert words in said
             assert advice in said
         assert type(failure(TIMED_OUT, "Asking", errors)) is SinkUnavailable
@@ -79,7 +79,7 @@ class TestFailure:
             for report in (REFUSED, ALL_DOWN, REFUSED, refused, refused):
                 errors(report)
         assert [line["event"] for line in lines] == [AWAY["event"]] * 2
-        assert "Correct ssl.ca.location" in lines[1]["reason"]
+        assert "Correct ssl.ca.location" in lines[1]["to_do"]
 
     def test_files_that_cannot_be_used(self) -> None:
         error = KafkaError(KafkaError._INVALID_ARG, "ssl.key.location failed: key values mismatch")
