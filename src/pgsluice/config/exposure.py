@@ -68,15 +68,21 @@ def _port(settings: Settings, sources: Sources) -> Iterator[Finding]:
     http, path = settings.http, ("http", "listen")
     if sources.flags.get(path) is None and sources.file.get(path) is None:
         return
-    if not http.allowed_hosts and not is_loopback(http.listen.host):
+    if is_loopback(http.listen.host):
+        return
+    if http.token_file is not None:
+        if http.tls_cert_file is None:
+            detail = f"http.listen is {http.listen}, without TLS: everybody who reads the traffic can use the token"
+            yield Finding("http port", Verdict.WARN, detail, "Set http.tls_cert_file and http.tls_key_file.")
+    elif not http.allowed_hosts:
         detail = (
             f"http.listen is {http.listen}, and http.allowed_hosts is empty: everybody who reaches the port can read "
             "names of tables and columns, and the settings without secrets, and so can a web page in a browser that "
             "reaches it"
         )
         remedy = (
-            "Listen on 127.0.0.1, or set http.allowed_hosts to the host names that clients use; IP addresses are "
-            "always allowed."
+            "Set http.token_file, or listen on 127.0.0.1. Against web pages alone, set http.allowed_hosts to the host "
+            "names that clients use; IP addresses are always allowed."
         )
         yield Finding("http port", Verdict.WARN, detail, remedy)
 
@@ -88,7 +94,7 @@ def _files(settings: Settings, sources: Sources) -> Iterator[str]:
     yield from (sources.secrets.place(path) for path in _secrets(sources.secrets))
     registry, client = settings.schema_registry, settings.kafka.client
     named = (settings.postgres.password_file, registry.password_file, registry.token_file, registry.key_file)
-    yield from (name for name in named if name is not None)
+    yield from (name for name in (*named, settings.http.token_file, settings.http.tls_key_file) if name is not None)
     yield from (str(client[name]) for name in _KEY_FILES if name in client)
 
 

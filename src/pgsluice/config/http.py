@@ -1,10 +1,11 @@
 """The settings of the HTTP server: ``[http]``."""
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
+from pgsluice.config import libpq
 from pgsluice.config.section import Section
 from pgsluice.config.units import ListenAddress
-from pgsluice.config.values import HostName
+from pgsluice.config.values import HostName, Text
 
 
 class Http(Section):
@@ -19,3 +20,35 @@ class Http(Section):
         "is empty, every name is allowed, but none if `listen` is a loopback address.",
         examples=[["pgsluice.example.com"]],
     )
+    tls_cert_file: Text | None = Field(
+        default=None,
+        description="File of the server's certificate, in PEM format, followed by those of the authorities between it "
+        "and the root. With it, the server speaks only HTTPS. It is read again when it changes.",
+        examples=["/etc/pgsluice/http.crt"],
+    )
+    tls_key_file: Text | None = Field(
+        default=None,
+        description="File of the certificate's private key, in PEM format and not encrypted.",
+        examples=["/etc/pgsluice/http.key"],
+    )
+    token_file: Text | None = Field(
+        default=None,
+        description="File whose first line is a token of at least 16 characters. Every request needs it, except "
+        "/livez and /readyz: as a bearer token, or as the password of basic authentication with any user. It is read "
+        "again when it changes.",
+        examples=["/run/secrets/http-token"],
+    )
+
+    @field_validator("tls_key_file")
+    @classmethod
+    def _check_key_file(cls, file: str | None, info: ValidationInfo) -> str | None:
+        if (file is None) != (info.data.get("tls_cert_file") is None):
+            raise ValueError("goes together with http.tls_cert_file: set both, or none")
+        return file
+
+    @field_validator("token_file")
+    @classmethod
+    def _check_token_file(cls, file: str | None) -> str | None:
+        if file is not None:
+            libpq.read_token_file(file)
+        return file

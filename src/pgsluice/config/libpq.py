@@ -99,6 +99,21 @@ def _known_parameters() -> frozenset[str]:
     return frozenset(option.keyword.decode() for option in pq.Conninfo.get_defaults())
 
 
+TOKEN_MIN_CHARACTERS = 16
+"""A shorter token of the HTTP server could be guessed."""
+
+
+def read_token_file(name: str) -> str:
+    """Return the first line of file ``name``; ValueError if it cannot be read, or is no safe token."""
+    token = read_password_file(name)
+    if len(token) < TOKEN_MIN_CHARACTERS:
+        raise ValueError(
+            f"the first line of {name} has fewer than {TOKEN_MIN_CHARACTERS} characters, so the token could be "
+            "guessed: openssl rand -hex 32 makes a safe one"
+        )
+    return token
+
+
 def read_password_file(name: str) -> str:
     """Return the first line of file ``name``; ValueError if it cannot be read, or is no password."""
     try:

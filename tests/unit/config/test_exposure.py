@@ -102,6 +102,17 @@ def test_a_port_that_others_reach(listen: str, count: int) -> None:
     assert exposure.findings(sources.settings(), sources) == []
 
 
+def test_a_port_with_a_token(tmp_path: Path) -> None:
+    token, key = (write(tmp_path / name, 2 * "0123456789abcdef", 0o600) for name in ("token", "key"))
+    given = *MINIMAL, "http.listen=0.0.0.0:8080", f"http.token_file={token}"
+    (finding,) = findings(None, None, *given)
+    assert "everybody who reads the traffic can use the token" in finding.detail
+    assert findings(None, None, *given, f"http.tls_cert_file={key}", f"http.tls_key_file={key}") == []
+    Path(key).chmod(0o644)
+    (finding,) = findings(None, None, *given, f"http.tls_cert_file={key}", f"http.tls_key_file={key}")
+    assert finding.name == "secret files"
+
+
 def test_settings_that_everybody_can_change(tmp_path: Path) -> None:
     directory = tmp_path / "secrets"
     directory.mkdir()
