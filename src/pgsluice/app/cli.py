@@ -11,9 +11,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
-from http.client import HTTPConnection, HTTPException
 from typing import TYPE_CHECKING, cast
-from urllib.parse import urlsplit
 
 from pgsluice import __version__
 from pgsluice.app import arguments
@@ -25,7 +23,8 @@ from pgsluice.printable import printable, without_url_secrets
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
-    from pgsluice.config import ListenAddress, Settings, Sources
+    from pgsluice.config import Settings, Sources
+    from pgsluice.config.http import Http
 
 _EXIT_INTERRUPTED = 130
 """The exit code that shells report for a program that Ctrl-C has ended."""
@@ -36,7 +35,6 @@ _EXIT_BROKEN_PIPE = 141
 _CLEAR = "\x1b[H\x1b[J"
 """Moves a terminal's cursor to the top, and clears everything below it."""
 
-_HTTP_TIMEOUT_S = 5.0
 _HTTP_OK = 200
 
 
@@ -385,34 +383,19 @@ def _cautions(settings: "Settings", sources: "Sources") -> list[Finding]:
 
 def _ask(options: argparse.Namespace, path: str) -> tuple[int, str]:
     """Ask a running daemon over HTTP. Return the status code and the answer."""
-    url = options.url or _url(_sources(options).listen_address())
-    host, port, base = _split(url)
-    connection = HTTPConnection(host, port, timeout=_HTTP_TIMEOUT_S)
-    try:
-        connection.request("GET", base + path)
-        response = connection.getresponse()
-        return response.status, response.read().decode(errors="replace")
-    except (OSError, HTTPException) as error:
-        where = without_url_secrets(url)
-        raise UnavailableError(f"no daemon answers at {where}: {error or type(error).__name__}") from error
-    finally:
-        connection.close()
+    from pgsluice.app.http import client  # noqa: PLC0415 - loads ssl
+
+    http = _sources(options).http()
+    if options.url:
+        return client.ask(options.url, path, token_file=http.token_file)
+    return client.ask(_url(http), path, token_file=http.token_file, cert_file=http.tls_cert_file)
 
 
-def _split(url: str) -> tuple[str, int | None, str]:
-    try:
-        parts = urlsplit(url)
-        if parts.scheme == "http" and parts.hostname:
-            return parts.hostname, parts.port, parts.path.rstrip("/")
-    except ValueError:
-        pass  # the port is not a number, or a bracket is missing
-    raise UsageError(f"--url {without_url_secrets(url)}: must look like http://127.0.0.1:8080")
-
-
-def _url(listen: "ListenAddress") -> str:
+def _url(http: "Http") -> str:
     """Return the URL at which this machine can ask a daemon that listens there."""
+    listen = http.listen
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen.host, listen.host)  # noqa: S104 - not bound here
-    return f"http://{replace(listen, host=host)}"
+    return f"{'http' if http.tls_cert_file is None else 'https'}://{replace(listen, host=host)}"
 
 
 COMMANDS: dict[str, arguments.Run] = {

@@ -16,6 +16,7 @@ from pgsluice.app.recent import Recent
 from pgsluice.app.status import Status
 from pgsluice.app.tasks import first_of, stop_on_signals
 from pgsluice.app.wiring import (
+    access_files,
     connection_options,
     pipeline_options,
     registry_options,
@@ -84,9 +85,9 @@ class Daemon:
         """Run until told to stop. Raise a PgsluiceError if it stops by itself."""
         health = Health(self._status.document, self._status.live, self._status.ready, self._recent.overview)
         served = self._registry.store if self._settings.schema_registry.type == "builtin" else None
-        listening = self._settings.http
+        listening, files = self._settings.http, access_files(self._settings)
         metrics = labelled(self._metrics.registry, pipeline=self._settings.name)
-        http = HttpServer(str(listening.listen), health, metrics, served, allowed_hosts=listening.allowed_hosts)
+        http = HttpServer(str(listening.listen), health, metrics, served, listening.allowed_hosts, files)
         await http.start()
         mode, encoder = self._settings.delivery.mode, speedups.describe()
         log.info("listening", address=str(self._settings.http.listen), version=__version__, mode=mode, encoder=encoder)

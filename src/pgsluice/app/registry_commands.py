@@ -13,7 +13,7 @@ from pgsluice import __version__
 from pgsluice.app.http.health import Health
 from pgsluice.app.http.server import HttpServer
 from pgsluice.app.tasks import first_of, stop_on_signals
-from pgsluice.app.wiring import client_installed, registry_options, rest_options
+from pgsluice.app.wiring import access_files, client_installed, registry_options, rest_options
 from pgsluice.config import Settings
 from pgsluice.errors import ConfigError, SinkUnavailable
 from pgsluice.kafka.client import ClientErrors
@@ -48,7 +48,7 @@ async def _serve_registry(settings: Settings, prefixes: Sequence[str]) -> None:
     )
     listening = settings.http
     metrics = registry_metrics(lambda: len(store.subjects()))
-    http = HttpServer(str(listening.listen), health, metrics, store, allowed_hosts=listening.allowed_hosts)
+    http = HttpServer(str(listening.listen), health, metrics, store, listening.allowed_hosts, access_files(settings))
     await http.start()
     log.info("listening", address=str(settings.http.listen), version=__version__)
     try:

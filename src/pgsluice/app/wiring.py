@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from pgsluice.app.http.access import AccessFiles
 from pgsluice.avro.types import TypeOptions
 from pgsluice.config import Settings
 from pgsluice.errors import ConfigError
@@ -39,6 +40,12 @@ SELECTION_DIGITS: Final = 16
 
 QUEUE_FACTOR: Final = 2
 """librdkafka may hold this many times delivery.inflight_max. This also limits the largest row that can be delivered."""
+
+
+def access_files(settings: Settings) -> AccessFiles:
+    """Return the files of the HTTP server: certificate, key and token."""
+    http = settings.http
+    return AccessFiles(http.tls_cert_file, http.tls_key_file, http.token_file)
 
 
 def command_client(settings: Settings) -> CommandClient:

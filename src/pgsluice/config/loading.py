@@ -30,7 +30,6 @@ from pgsluice.config.sources import (
 )
 from pgsluice.config.tables import Rule
 from pgsluice.config.toml_text import toml_value
-from pgsluice.config.units import ListenAddress
 
 _FLAGS, _SECRETS, _FILE = 0, 2, 3
 """The indexes of the layers of the flags, the secret files and the file."""
@@ -135,14 +134,14 @@ class Sources:
         values = (layer.get(path) for layer in self.layers)
         return next((value for value in values if value is not None), None)
 
-    def listen_address(self) -> ListenAddress:
-        """Return ``http.listen``, even if other settings are wrong, for commands that only ask a running daemon."""
+    def http(self) -> Http:
+        """Return ``http``, even if other settings are wrong, for commands that only ask a running daemon."""
         problems = [problem for layer in self.layers if layer.broken for problem in layer.problems]
         if problems:
             raise SettingsError(problems)
-        value = self.value(("http", "listen"))
+        values = {name: self.value(("http", name)) for name in Http.model_fields}
         try:
-            return Http.model_validate({} if value is None else {"listen": value}).listen
+            return Http.model_validate({name: value for name, value in values.items() if value is not None})
         except ValidationError as error:
             raise SettingsError(self._problems(error, ("http",))) from None
 

@@ -16,6 +16,7 @@ import structlog
 from pgsluice import __version__
 from pgsluice.app import cli, log
 from pgsluice.config import ListenAddress
+from pgsluice.config.http import Http
 from pgsluice.errors import UnavailableError
 from pgsluice.finding import Finding, Verdict
 from pgsluice.native import speedups
@@ -383,7 +384,7 @@ def test_the_daemon_is_where_the_settings_say(url: str, capsys: pytest.CaptureFi
     ],
 )
 def test_a_daemon_that_listens_everywhere_is_asked_here(listen: str, url: str) -> None:
-    assert cli._url(ListenAddress.parse(listen)) == url
+    assert cli._url(Http(listen=ListenAddress.parse(listen))) == url
 
 
 def test_status_is_an_outline(url: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -428,7 +429,7 @@ def test_passwords_in_urls_are_not_repeated(url: str, capsys: pytest.CaptureFixt
     assert "://***@" in said
 
 
-@pytest.mark.parametrize("url", ["https://127.0.0.1", "127.0.0.1:8080", "http://", "http://a:b"])
+@pytest.mark.parametrize("url", ["ftp://127.0.0.1", "127.0.0.1:8080", "http://", "http://a:b"])
 def test_urls_that_cannot_be_asked(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["health", "--url", url]) == 2
     assert f"--url {url}: must look like http://127.0.0.1:8080" in capsys.readouterr().err

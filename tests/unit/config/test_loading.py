@@ -169,13 +169,13 @@ def test_secrets_are_in_no_message(file: Path, tmp_path: Path) -> None:
 
 
 def test_where_a_daemon_listens_can_be_asked_of_settings_that_are_wrong(file: Path) -> None:
-    assert Sources.read(None, {}).listen_address() == ListenAddress("127.0.0.1", 8080)
+    assert Sources.read(None, {}).http().listen == ListenAddress("127.0.0.1", 8080)
     sources = Sources.read(None, {"PGSLUICE_X__Y": "1"}, ["http.listen=[::]:80"])
-    assert sources.listen_address() == ListenAddress("::", 80)
+    assert sources.http().listen == ListenAddress("::", 80)
     with pytest.raises(SettingsError, match=r"--set http\.listen: http\.listen: 'x' is not an address"):
-        Sources.read(None, {}, ["http.listen=x"]).listen_address()
+        Sources.read(None, {}, ["http.listen=x"]).http()
     with pytest.raises(SettingsError, match="cannot be read"):
-        Sources.read(str(file), {}).listen_address()
+        Sources.read(str(file), {}).http()
 
 
 def test_variables_that_are_empty_name_no_file() -> None:

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from pgsluice.app.http import page
+from pgsluice.app.http.access import OPEN, Access, AccessFiles
 from pgsluice.app.http.connections import Connections
 from pgsluice.app.http.health import Health, Role
 from pgsluice.app.http.hosts import Hosts
@@ -39,6 +40,8 @@ HEADER_MAX_BYTES: Final = 8190
 HEADERS_MAX: Final = 64
 BACKLOG: Final = 16
 """How many connections are accepted at once, before any of them is counted."""
+HANDSHAKE_S: Final = 5.0
+"""How long a client may take to agree on encryption. Until then, it does not count as a connection."""
 SHUTDOWN_S: Final = 1.0
 """How long requests in progress may take once the server stops."""
 EARLY_LOOKS: Final = 10
@@ -56,11 +59,20 @@ web_response.SERVER_SOFTWARE = "pgsluice"  # type: ignore[attr-defined]  # the l
 
 _READ: Final = ("GET", "HEAD")
 
+_PROBES: Final = ("/livez", "/readyz")
+"""What needs no token: Kubernetes and load balancers have none, and the answers have no names of tables."""
+
+_CHALLENGE: Final = 'Bearer realm="pgsluice", Basic realm="pgsluice", charset="UTF-8"'
+
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class HttpServer:
-    """One listening address. ``allowed_hosts`` are names by which clients may know it (see :class:`.Hosts`)."""
+    """One listening address.
+
+    ``allowed_hosts`` are names by which clients may know it (see :class:`.Hosts`). ``files`` are its certificate, its
+    key and its token (see :class:`.Access`).
+    """
 
     def __init__(
         self,
@@ -69,8 +81,10 @@ class HttpServer:
         metrics: CollectorRegistry,
         registry: SchemaStore | None = None,
         allowed_hosts: Sequence[str] = (),
+        files: AccessFiles = OPEN,
     ) -> None:
         self._listen = listen
+        self._files = files
         self._address = _parse_address(listen)
         self._hosts = Hosts(self._address[0], allowed_hosts)
         self._health = health
@@ -102,14 +116,19 @@ class HttpServer:
         return self._connections.waiting_bytes
 
     async def start(self) -> None:
-        """Listen. Raise ConfigError if the address is not available."""
+        """Listen. Raise ConfigError if the address is not available, or a file cannot be used."""
+        self._access = Access(self._files)
         await self._runner.setup()
         self._stack.push_async_callback(self._runner.cleanup)
         assert self._runner.server is not None, "setup() has made it"
         self._connections = Connections(self._runner.server)
         try:
             self._listener = await asyncio.get_running_loop().create_server(
-                self._connections.accept, *self._address, backlog=BACKLOG
+                self._connections.accept,
+                *self._address,
+                backlog=BACKLOG,
+                ssl=self._access.tls,
+                ssl_handshake_timeout=HANDSHAKE_S if self._access.tls is not None else None,
             )
         except OSError as error:
             await self.stop()
@@ -118,6 +137,7 @@ class HttpServer:
             raise ConfigError(f"Cannot listen on {self._listen}: {reason}. {remedy}") from error
         self._stack.callback(self._listener.close)
         self._stack.callback(asyncio.create_task(self._connections.watch()).cancel)
+        self._stack.callback(asyncio.create_task(self._access.watch()).cancel)
 
     async def stop(self) -> None:
         """Stop listening. Requests in progress are answered, within ``SHUTDOWN_S``."""
@@ -143,11 +163,13 @@ class HttpServer:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
-        """Refuse requests that a web page makes a browser send without the knowledge of its user."""
+        """Refuse requests without the token, and those that a web page makes a browser send unknown to its user."""
         if not self._hosts.allow(request.headers.get("Host", "")):
             raise web.HTTPMisdirectedRequest(reason="Misdirected Request: this name is not in http.allowed_hosts")
         if request.method == "POST" and _is_from_another_site(request):
             raise web.HTTPForbidden(reason="Forbidden to other web sites")
+        if request.path not in _PROBES and not self._access.allows(request.headers.get("Authorization", "")):
+            raise web.HTTPUnauthorized(headers={"WWW-Authenticate": _CHALLENGE})
         with self._connections.answering(request.protocol):
             return await handler(request)
 
@@ -240,9 +262,9 @@ async def _errors_as_json(request: web.Request, handler: _Handler) -> web.Stream
     try:
         return await handler(request)
     except web.HTTPClientError as error:
-        allow = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
+        kept = {name: error.headers[name] for name in ("Allow", "WWW-Authenticate") if name in error.headers}
         body = {"error_code": error.status, "message": f"HTTP {error.status} {error.reason}"}
-        return web.json_response(body, status=error.status, headers=allow)
+        return web.json_response(body, status=error.status, headers=kept)
 
 
 async def _body(request: web.Request) -> bytes:

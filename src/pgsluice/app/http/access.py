@@ -1,0 +1,160 @@
+"""Who may use the HTTP server: its certificate, and the token that requests have to carry.
+
+The files are looked at again and again, so a renewed certificate or token counts without a restart.
+"""
+
+import asyncio
+import base64
+import binascii
+import hmac
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NoReturn
+
+import structlog
+
+from pgsluice.config import libpq
+from pgsluice.config.problems import unreadable
+from pgsluice.errors import ConfigError
+
+LOOK_S: Final = 5.0
+"""How often the files are looked at."""
+
+log = structlog.get_logger(__name__)
+
+_Signature = tuple[tuple[int, int, int] | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AccessFiles:
+    """The files of ``[http]``. ``cert_file`` and ``key_file`` are set together."""
+
+    cert_file: str | None = None
+    key_file: str | None = None
+    token_file: str | None = None
+
+
+OPEN: Final = AccessFiles()
+"""No encryption, and no token."""
+
+
+class Access:
+    """The certificate and the token of one server."""
+
+    def __init__(self, files: AccessFiles = OPEN) -> None:
+        """Read the files. Raise ConfigError if one cannot be used."""
+        self._files = files
+        self.tls: ssl.SSLContext | None = None
+        """What connections are encrypted with. None: they are not."""
+        self._token: bytes | None = None
+        watched: list[tuple[tuple[str, ...], Callable[[], None]]] = []
+        if files.cert_file is not None and files.key_file is not None:
+            self.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            self.tls.minimum_version = ssl.TLSVersion.TLSv1_2
+            watched.append(((files.cert_file, files.key_file), self._load_certificate))
+        if files.token_file is not None:
+            watched.append(((files.token_file,), self._load_token))
+        self._watched = watched
+        self._loaded = [_signature(names) for names, _ in watched]
+        for _, load in watched:
+            load()
+
+    @property
+    def needs_token(self) -> bool:
+        """Return whether requests need a token."""
+        return self._token is not None
+
+    def allows(self, authorization: str) -> bool:
+        """Return whether a request with this header Authorization may pass.
+
+        The token comes as a bearer token, or as the password of basic authentication, which browsers and clients of
+        registries can send. The time that this takes does not depend on how much of the token is right.
+        """
+        if self._token is None:
+            return True
+        scheme, _, credentials = authorization.partition(" ")
+        given = credentials.strip().encode(errors="replace")
+        if scheme.lower() == "basic":
+            given = _password(given)
+        elif scheme.lower() != "bearer":
+            return False
+        return hmac.compare_digest(given, self._token)
+
+    async def watch(self) -> NoReturn:
+        """Read files again that have changed. Keep what was read before if they cannot be used."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self.look()
+
+    def look(self) -> None:
+        """Read files that have changed since they were read."""
+        for index, (names, load) in enumerate(self._watched):
+            signature = _signature(names)
+            if signature == self._loaded[index]:
+                continue
+            self._loaded[index] = signature
+            try:
+                load()
+            except ConfigError as error:
+                log.warning("the HTTP server keeps its former certificate or token", reason=str(error))
+            else:
+                log.info("the HTTP server has read its files again", files=list(names))
+
+    def _load_certificate(self) -> None:
+        """Load certificate and key: first into a context of their own, because one that failed is half changed."""
+        cert_file, key_file = self._files.cert_file, self._files.key_file
+        assert cert_file is not None, "it is watched"
+        assert key_file is not None, "it is watched"
+        assert self.tls is not None, "made for these files"
+        for setting, name in (("tls_cert_file", cert_file), ("tls_key_file", key_file)):
+            try:
+                Path(name).read_bytes()
+            except OSError as error:
+                raise ConfigError(f"http.{setting}: {name} {unreadable(error)}") from None
+        for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.tls):
+            try:
+                context.load_cert_chain(cert_file, key_file, password="")
+            except ssl.SSLError as error:
+                raise ConfigError(_not_a_pair(cert_file, key_file, error)) from None
+
+    def _load_token(self) -> None:
+        assert self._files.token_file is not None, "it is watched"
+        try:
+            self._token = libpq.read_token_file(self._files.token_file).encode()
+        except ValueError as error:
+            raise ConfigError(f"http.token_file: {error}") from None
+
+
+def _not_a_pair(cert_file: str, key_file: str, error: ssl.SSLError) -> str:
+    if error.reason == "KEY_VALUES_MISMATCH":
+        return (
+            f"http.tls_key_file: {key_file} is not the key of the certificate in {cert_file}. Nothing is served. Write "
+            "the key that the certificate was made for, and put the server's own certificate first in its file."
+        )
+    return (
+        f"http.tls_cert_file: {cert_file} and {key_file} are no certificate and key in PEM format, without a password "
+        f"({error.reason or error}). Nothing is served. Correct the files."
+    )
+
+
+def _password(credentials: bytes) -> bytes:
+    """Return the password in the credentials of basic authentication, or nothing."""
+    try:
+        return base64.b64decode(credentials, validate=True).partition(b":")[2]
+    except binascii.Error:
+        return b""
+
+
+def _signature(names: tuple[str, ...]) -> _Signature:
+    """Return what changes if the files change. Kubernetes replaces the directory behind a link, with new inodes."""
+    return tuple(map(_stat, names))
+
+
+def _stat(name: str) -> tuple[int, int, int] | None:
+    try:
+        found = Path(name).stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
