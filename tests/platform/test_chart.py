@@ -214,14 +214,31 @@ def test_secrets_and_certificates_become_settings(tmp_path: Path) -> None:
         "sslkey": f"{certificates}/postgres/tls.key",
         "ca_file": f"{certificates}/schema-registry/ca.crt",
         "key_file": f"{certificates}/schema-registry/tls.key",
+        "tls_cert_file": f"{certificates}/http/tls.crt",
+        "tls_key_file": f"{certificates}/http/tls.key",
     }.items():
         assert value in settings[name], name
     assert f"{secrets}/postgres-password" in shown
+    assert f"{secrets}/http-token" in shown
     assert f"{secrets}/kafka__client__sasl.password" in shown
     assert f"{secrets}/kafka__client__ssl.key.password" in shown
     assert f"{secrets}/postgres__parameters__sslpassword" in shown
     assert f"{certificates}/kafka/ca.crt" in shown
     assert "content of" not in shown
+
+
+def test_a_server_with_tls_is_asked_with_tls() -> None:
+    found = manifests(*values_of("tls"), "--set", "registry.enabled=true")
+    for deployment in (each for each in found if each["kind"] == "Deployment"):
+        (container,) = deployment["spec"]["template"]["spec"]["containers"]
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+            assert container[probe]["httpGet"]["scheme"] == "HTTPS"
+        variables = {variable["name"] for variable in container["env"]}
+        assert variables >= {"PGSLUICE_HTTP__TLS_CERT_FILE", "PGSLUICE_HTTP__TLS_KEY_FILE", "PGSLUICE_HTTP__TOKEN_FILE"}
+    (endpoint,) = one(found, "PodMonitor")["spec"]["podMetricsEndpoints"]
+    assert endpoint["scheme"] == "https"
+    assert endpoint["tlsConfig"]["ca"] == {"secret": {"name": "shop-http-tls", "key": "ca.crt"}}
+    assert endpoint["authorization"] == {"credentials": {"name": "shop-http", "key": "token"}}
 
 
 def test_a_broken_file_is_found_before_anything_starts(tmp_path: Path) -> None:

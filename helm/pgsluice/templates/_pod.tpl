@@ -91,8 +91,12 @@ securityContext:
 {{- end }}
 
 {{- define "pgsluice.probe" -}}
+{{- $root := index . 0 -}}
 httpGet:
-  path: {{ index . 0 }}
+  path: {{ index . 1 }}
   port: http
-{{ toYaml (index . 1) }}
+  {{- if $root.Values.tls.http.secretName }}
+  scheme: HTTPS
+  {{- end }}
+{{ toYaml (index . 2) }}
 {{- end }}

@@ -11,12 +11,12 @@ certificates it needs.
 {{- mul (regexFind "^[0-9]+" $size) (get $units (regexFind "[A-Z]i$" $size)) -}}
 {{- end }}
 
-{{/* The secret settings of a component: those of the registry are its own, or the pipeline's that concern Kafka. */}}
+{{/* The secret settings of a component: those of the registry are its own, or the pipeline's that concern Kafka and HTTP. */}}
 {{- define "pgsluice.registrySecretSettings" -}}
 {{- $own := .Values.registry.secretSettings -}}
 {{- $entries := list -}}
 {{- range .Values.secretSettings -}}
-{{- if hasPrefix "kafka." .setting }}{{ $entries = append $entries . }}{{ end -}}
+{{- if or (hasPrefix "kafka." .setting) (eq .setting "http.token") }}{{ $entries = append $entries . }}{{ end -}}
 {{- end -}}
 {{- toJson (dict "entries" ($own | default $entries)) -}}
 {{- end }}
@@ -26,7 +26,7 @@ The name of the file that holds a secret setting. Settings that have a twin in _
 connection. All others are read from the secrets directory, where names have two underscores between tables.
 */}}
 {{- define "pgsluice.secretFile" -}}
-{{- if has . (list "postgres.password" "schema_registry.password" "schema_registry.token") -}}
+{{- if has . (list "postgres.password" "schema_registry.password" "schema_registry.token" "http.token") -}}
 {{- . | replace "." "-" | replace "_" "-" -}}
 {{- else if hasPrefix "kafka.client." . -}}
 kafka__client__{{ trimPrefix "kafka.client." . }}
@@ -65,9 +65,9 @@ kafka__client__{{ trimPrefix "kafka.client." . }}
 {{- with get $root.Values.tls $connection }}
 {{- if .secretName }}
 {{- $names := get (include "pgsluice.certificateVariables" . | fromJson) $connection }}
-{{- range $part := list "ca" "cert" "key" }}
+{{- range $part, $name := $names }}
 {{- with get (get $root.Values.tls $connection) $part }}
-- name: PGSLUICE_{{ get $names $part }}
+- name: PGSLUICE_{{ $name }}
   value: /run/tls/{{ $connection | kebabcase }}/{{ . }}
 {{- end }}
 {{- end }}
@@ -91,7 +91,8 @@ kafka__client__{{ trimPrefix "kafka.client." . }}
     "ca": "SCHEMA_REGISTRY__CA_FILE",
     "cert": "SCHEMA_REGISTRY__CERT_FILE",
     "key": "SCHEMA_REGISTRY__KEY_FILE"
-  }
+  },
+  "http": {"cert": "HTTP__TLS_CERT_FILE", "key": "HTTP__TLS_KEY_FILE"}
 }
 {{- end }}
 

@@ -77,8 +77,8 @@ does not exist, a value of another type) is not looked at again.
 {{- $problems := list -}}
 {{- $seen := list -}}
 {{- range .Values.secretSettings -}}
-{{- if not (regexMatch "^(postgres\\.(password|dsn|parameters\\.[a-z_]+)|schema_registry\\.(password|token)|kafka\\.client\\.[a-z0-9._]+)$" .setting) -}}
-{{- $problems = append $problems (printf "secretSettings names %s, which is no secret setting. There are postgres.password, postgres.dsn, postgres.parameters.NAME, schema_registry.password, schema_registry.token and kafka.client.NAME; all others belong into config." .setting) -}}
+{{- if not (regexMatch "^(postgres\\.(password|dsn|parameters\\.[a-z_]+)|schema_registry\\.(password|token)|http\\.token|kafka\\.client\\.[a-z0-9._]+)$" .setting) -}}
+{{- $problems = append $problems (printf "secretSettings names %s, which is no secret setting. There are postgres.password, postgres.dsn, postgres.parameters.NAME, schema_registry.password, schema_registry.token, http.token and kafka.client.NAME; all others belong into config." .setting) -}}
 {{- end -}}
 {{- if has .setting $seen -}}
 {{- $problems = append $problems (printf "secretSettings names %s twice. Remove one of the two." .setting) -}}
@@ -86,8 +86,8 @@ does not exist, a value of another type) is not looked at again.
 {{- $seen = append $seen .setting -}}
 {{- end -}}
 {{- range .Values.registry.secretSettings -}}
-{{- if not (hasPrefix "kafka.client." .setting) -}}
-{{- $problems = append $problems (printf "registry.secretSettings names %s. The registry connects to Kafka only, so there are kafka.client.NAME." .setting) -}}
+{{- if not (or (hasPrefix "kafka.client." .setting) (eq .setting "http.token")) -}}
+{{- $problems = append $problems (printf "registry.secretSettings names %s. The registry connects to Kafka only, so there are http.token and kafka.client.NAME." .setting) -}}
 {{- end -}}
 {{- end -}}
 {{- toJson $problems -}}
