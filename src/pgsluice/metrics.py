@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from pgsluice import dead_letter
@@ -36,9 +36,13 @@ WAL_STATUS = ("reserved", "extended", "unreserved", "lost")
 
 
 class Known(Collector):
-    """A gauge that has no samples while its value is unknown, so that alerts never see a guess."""
+    """A metric that has no samples while its value is unknown, so that alerts never see a guess.
 
-    def __init__(self, name: str, text: str, label: str | None = None) -> None:
+    It is a gauge, or with ``counts`` a counter that somebody else keeps.
+    """
+
+    def __init__(self, name: str, text: str, label: str | None = None, *, counts: bool = False) -> None:
+        self._family = CounterMetricFamily if counts else GaugeMetricFamily
         self._name = name
         self._text = text
         self._labels = [] if label is None else [label]
@@ -54,7 +58,7 @@ class Known(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Return the known samples."""
-        family = GaugeMetricFamily(self._name, self._text, labels=self._labels)
+        family = self._family(self._name, self._text, labels=self._labels)
         for label, value in self._values.items():
             family.add_metric([label] if self._labels else [], value)
         yield family
@@ -155,6 +159,8 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.delivered = Delivered()
+        self.last_commit_ts: int | None = None
+        """The commit time of the last transaction in the last cut that has one, in µs since 2000-01-01 UTC."""
         ProcessCollector(registry=self.registry)
         self._add_work()
         self._add_sessions()
@@ -187,8 +193,14 @@ class Metrics:
     def _add_sessions(self) -> None:
         self.sessions = self._counter("sessions", "Sessions begun; all but the first are reconnects.")
         self.session_errors = self._counter("session_errors", "Sessions ended by an error.", "error")
-        self.kafka_errors = self._gauge(
-            "kafka_client_errors", "Errors that the Kafka clients reported since the start."
+        self.kafka_errors = self._known(
+            "kafka_errors", "Errors that the Kafka clients reported, by librdkafka's name.", "kind", counts=True
+        )
+        self.loop_delay_seconds = Histogram(
+            "pgsluice_event_loop_delay_seconds",
+            "How much later than asked for the event loop ran a task, measured once a second.",
+            registry=self.registry,
+            buckets=_SECONDS,
         )
         self.cut_seconds = Histogram(
             "pgsluice_cut_seconds", "Time to commit a cut.", registry=self.registry, buckets=_SECONDS
@@ -213,6 +225,16 @@ class Metrics:
         self.lag_bytes = self._known(
             "lag_bytes", "WAL up to the server's last known position that is not confirmed to it."
         )
+        self.stage_lag_bytes = self._known(
+            "stage_lag_bytes",
+            "WAL between the server's last known position and what was received (receive), between that and what was "
+            "delivered (deliver), and between that and what was confirmed (confirm).",
+            "stage",
+        )
+        self.source_lag_seconds = self._known(
+            "source_lag_seconds",
+            "Time since the commit of the last delivered transaction, 0 when everything is delivered.",
+        )
         self.lag_seconds = self._known(
             "lag_seconds", "For how long there has been something to deliver, 0 when everything is delivered."
         )
@@ -229,6 +251,25 @@ class Metrics:
         )
         self.slot_wal_status = self._known(
             "slot_wal_status", "1 for the slot's wal_status, 0 for all others; absent before PostgreSQL 13.", "status"
+        )
+        self.slot_xmin_age = self._known(
+            "slot_xmin_age_transactions", "Age of the slot's catalog_xmin, which keeps VACUUM from catalogs."
+        )
+        self.slot_decoded_bytes = self._known(
+            "slot_decoded_bytes", "Bytes of changes that the server has decoded for the slot.", counts=True
+        )
+        self.slot_spilled_transactions = self._known(
+            "slot_spilled_transactions",
+            "Transactions that the server has written to its disk while it decoded them.",
+            counts=True,
+        )
+        self.slot_spilled_bytes = self._known(
+            "slot_spilled_bytes", "Bytes that the server has written to its disk while it decoded.", counts=True
+        )
+        self.slot_streamed_bytes = self._known(
+            "slot_streamed_bytes",
+            "Bytes of transactions that the server has streamed before their commit.",
+            counts=True,
         )
         self.slot_sampled = self._known(
             "slot_sampled_timestamp_seconds", "Unix time of the last successful query of the slot."
@@ -293,14 +334,16 @@ class Metrics:
         self.cuts.labels("data" if cut.events else "heartbeat").inc()
         self.cut_seconds.observe(seconds)
         self.delivered = self.delivered.plus(cut, seconds)
+        if cut.last is not None:
+            self.last_commit_ts = cut.last[0].commit_ts
 
     def set_state(self, state: str, states: Iterable[str]) -> None:
         """Set which of all ``states`` the process is in."""
         for one in states:
             self.state.labels(one).set(one == state)
 
-    def _known(self, name: str, text: str, *label: str) -> Known:
-        found = Known(f"pgsluice_{name}", text, *label)
+    def _known(self, name: str, text: str, label: str | None = None, *, counts: bool = False) -> Known:
+        found = Known(f"pgsluice_{name}", text, label, counts=counts)
         self.registry.register(found)
         return found
 

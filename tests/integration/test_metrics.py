@@ -45,6 +45,8 @@ def test_names_labels_and_the_same_numbers(start: Start) -> None:
     pipeline.write(7)
     pipeline.wait_until_confirmed()
     wait_until(lambda: daemon.metric("pgsluice_slot_active") == 1, "the slot to be looked at")
+    wait_until(lambda: daemon.metric("pgsluice_slot_decoded_bytes_total"), "statistics of the slot")
+    assert daemon.metric("pgsluice_slot_xmin_age_transactions") is not None
     lines = [line for line in daemon.metrics().splitlines() if not line.startswith("#")]
     documented = dict(re.findall(r"^\| `(\w+)` \| \w+ \| (.*?) ?\| ", DOCUMENT.read_text(), re.MULTILINE))
     for line in lines:
@@ -58,6 +60,9 @@ def test_names_labels_and_the_same_numbers(start: Start) -> None:
     assert daemon.metric("pgsluice_topic_events_total", topic=topic, op="c") == 7
     assert daemon.metric("pgsluice_state", state="streaming") == 1
     wait_until(lambda: lag_seconds(daemon) == 0, "no lag")
+    wait_until(lambda: daemon.metric("pgsluice_source_lag_seconds") == 0, "no lag behind the source")
+    assert {daemon.metric("pgsluice_stage_lag_bytes", stage=one) for one in ("receive", "deliver", "confirm")} >= {0}
+    assert daemon.metric("pgsluice_event_loop_delay_seconds_count")
     status = daemon.status()
     assert (status["lag_seconds"], status["slot_status"]["active"]) == (0, True)
     assert status["slot_status"]["wal_status"] == "reserved"
@@ -73,6 +78,8 @@ def test_an_idle_server_is_no_lag(version: int, start: Start) -> None:
             admin.execute(statement)
             time.sleep(2)  # a heartbeat and a sample, which would show a lag
             wait_until(lambda: lag_seconds(pipeline.daemon) == 0, statement)
+    assert pipeline.daemon.metric("pgsluice_slot_xmin_age_transactions") is not None
+    assert (pipeline.daemon.metric("pgsluice_slot_decoded_bytes_total") is None) == (version < 14)
 
 
 def test_while_kafka_is_away(own_kafka: Kafka, start: Start) -> None:

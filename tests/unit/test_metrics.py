@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.exposition import generate_latest
 
 from pgsluice import metrics as module
+from pgsluice.app import metrics_reference
 from pgsluice.metrics import OTHER_TOPICS, Known, Metrics, labelled, registry_metrics
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -22,19 +23,16 @@ def documented() -> Described:
 
 
 def defined() -> Described:
-    """Return what the daemon may expose, by the definitions, because some of it has no samples yet."""
-    found = {}
-    registry = Metrics().registry
-    for collector in registry._collector_to_names:
-        labels = getattr(collector, "_labelnames", getattr(collector, "_labels", ()))
-        for family in collector.collect():
-            name = f"{family.name}_total" if family.type == "counter" else family.name
-            found[name] = family.type, frozenset(labels)
-    return found
+    return {name: (kind, frozenset(labels)) for name, (kind, labels) in metrics_reference.described().items()}
 
 
 def test_the_documentation_has_every_metric_and_no_other() -> None:
     assert documented() == defined()
+
+
+def test_the_reference_is_current() -> None:
+    """``python -m pgsluice.app.metrics_reference`` writes it."""
+    assert DOCUMENT.read_text() == metrics_reference.renewed(DOCUMENT.read_text())
 
 
 @pytest.mark.parametrize("path", ["deploy/prometheus/alerts.yaml", "deploy/grafana/pgsluice.json"])
@@ -68,6 +66,12 @@ class TestKnown:
         assert exposed(registry) == ["lag 0.0"]
         known.set(None)
         assert exposed(registry) == []
+
+    def test_a_counter_of_others(self) -> None:
+        registry, known = CollectorRegistry(), Known("spilled", "Spilled.", counts=True)
+        registry.register(known)
+        known.set(5)
+        assert exposed(registry) == ["spilled_total 5.0"]
 
     def test_with_a_label(self) -> None:
         registry, known = CollectorRegistry(), Known("status", "Status.", "status")

@@ -1,6 +1,8 @@
 """Copies positions, lags and states into the metrics, which do not count these themselves."""
 
 import asyncio
+import time
+from collections.abc import Mapping
 from typing import Final, NoReturn
 
 from pgsluice.app.status import Status
@@ -21,6 +23,8 @@ class Gauges:
         self._metrics = metrics
         self._status = status
         self._errors = errors
+        self._positions: Mapping[str, int] | None = None
+        """The positions of the present session, or of the last one."""
         self._show_limits(settings)
 
     async def keep(self) -> NoReturn:
@@ -32,6 +36,7 @@ class Gauges:
             lag_seconds, lag_bytes = self._status.lag()
             metrics.lag_seconds.set(lag_seconds)
             metrics.lag_bytes.set(lag_bytes)
+            self._show_stages(lag_seconds)
             self._show_slot()
             self._show_loads()
             oldest = None if session is None else session.status.oldest_prepared
@@ -39,14 +44,33 @@ class Gauges:
             if session is not None:
                 for position, lsn in session.status.positions().items():
                     metrics.lsn.labels(position).set(lsn)
-            metrics.kafka_errors.set(self._errors.count)
+            metrics.kafka_errors.set_all(dict(self._errors.counts))
+            began = time.monotonic()
             await asyncio.sleep(GAUGES_S)
+            metrics.loop_delay_seconds.observe(max(0.0, time.monotonic() - began - GAUGES_S))
 
     def _show_limits(self, settings: Settings) -> None:
         metrics, buffer = self._metrics, settings.buffer
         metrics.buffered_limit_bytes.set(settings.delivery.inflight_max.bytes)
         metrics.waiting_limit_bytes.labels("memory").set(buffer.memory_max.bytes)
         metrics.waiting_limit_bytes.labels("disk").set(buffer.spill_max.bytes)
+
+    def _show_stages(self, lag_seconds: float | None) -> None:
+        """Show the lag of each stage. Between sessions, the last known positions count. A standby has no lag."""
+        metrics, status = self._metrics, self._status
+        if lag_seconds is None:
+            self._positions = None
+            metrics.stage_lag_bytes.set_all({})
+            metrics.source_lag_seconds.set(None)
+            return
+        if status.pipeline.session is not None:
+            session = status.pipeline.session.status
+            self._positions = session.positions() | {"confirmed": session.confirmed_lsn}
+        sample, last = status.slot.sample, metrics.last_commit_ts
+        wal_end = 0 if sample is None or sample.wal_end is None else sample.wal_end
+        metrics.stage_lag_bytes.set_all({} if self._positions is None else stages(self._positions, wal_end))
+        behind = None if last is None else age_s(last)
+        metrics.source_lag_seconds.set(0.0 if lag_seconds == 0 else behind)
 
     def _show_slot(self) -> None:
         """Show what is known of the slot. Remove what is not known any more."""
@@ -57,6 +81,12 @@ class Gauges:
         metrics.slot_exists.set(None if sample is None else slot is not None)
         metrics.slot_active.set(None if slot is None else slot.active_pid is not None)
         metrics.slot_retained_bytes.set(None if sample is None else sample.retained_bytes)
+        metrics.slot_xmin_age.set(None if sample is None else sample.xmin_age)
+        found = None if sample is None else sample.statistics
+        metrics.slot_decoded_bytes.set(None if found is None else found.decoded_bytes)
+        metrics.slot_spilled_transactions.set(None if found is None else found.spilled_transactions)
+        metrics.slot_spilled_bytes.set(None if found is None else found.spilled_bytes)
+        metrics.slot_streamed_bytes.set(None if found is None else found.streamed_bytes)
         metrics.slot_safe_bytes.set(None if slot is None else slot.safe_wal_size)
         status = None if slot is None else slot.wal_status
         metrics.slot_wal_status.set_all({} if status is None else {one: one == status for one in WAL_STATUS})
@@ -66,3 +96,16 @@ class Gauges:
         metrics.snapshot_tables.set_all({} if report is None else report.tables)
         metrics.snapshot_rows.set(None if report is None else report.rows)
         metrics.snapshot_estimated_rows.set(None if report is None else report.estimated_rows)
+
+
+def stages(positions: Mapping[str, int], wal_end: int) -> dict[str, int]:
+    """Return how many bytes of WAL each stage is behind the one before it.
+
+    ``positions``: by their names in the metrics. ``wal_end``: how far the server's WAL goes by another source, or 0.
+    A session begins to count at 0 what it has received, but all before ``confirmed`` was received earlier.
+    """
+    confirmed = positions["confirmed"]
+    delivered = max(positions["delivered"], confirmed)
+    received = max(positions["received"], delivered)
+    server = max(positions["server"], wal_end, received)
+    return {"receive": server - received, "deliver": received - delivered, "confirm": delivered - confirmed}

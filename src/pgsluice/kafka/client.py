@@ -8,6 +8,7 @@ https://docs.confluent.io/platform/current/clients/librdkafka/html/md_INTRODUCTI
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -178,7 +179,8 @@ class ClientErrors:
 
     last: KafkaError | None = None
     """The last report since Kafka answered."""
-    count: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    """The reports since the start, by the name of the error."""
     is_away: bool = False
     """Whether the log has said that Kafka is away, and not yet that it is back."""
     _advice: str = ""
@@ -194,7 +196,7 @@ class ClientErrors:
         """Take a report. This is librdkafka's ``error_cb``, which runs in the thread that polls the client."""
         error = _without_secret(error)
         with self._lock:
-            self.count += 1
+            self.counts[error.name()] += 1
             self._reports += 1
             self._all_down |= error.code() == _ALL_BROKERS_DOWN
             # "All brokers are down" says less than the reason, which comes before or after it.

@@ -22,7 +22,7 @@ from pgsluice.pgbinary.conversions import LEVELS_MAX, TypeDescription, is_built_
 from pgsluice.postgres import failures, published_queries, queries
 from pgsluice.postgres.async_libpq import answered_within, break_off
 from pgsluice.postgres.options import ConnectionOptions
-from pgsluice.postgres.slot import SlotState, parse_slot, slot_query
+from pgsluice.postgres.slot import SlotState, SlotStatistics, parse_slot, slot_query
 from pgsluice.printable import quoted
 from pgsluice.relation import Column, PgType, PublishedName, Relation, in_portions
 from pgsluice.snapshot import TableSize
@@ -39,6 +39,9 @@ TYPES_AT_ONCE = 50
 PARTS_MAX = 100_000
 """How many parts the types of one table may have, including parts of parts. Everybody may create types with many
 parts."""
+
+STATISTICS_SINCE = 14_00_00
+"""The first version with pg_stat_replication_slots."""
 
 Parameters = Sequence[object] | Mapping[str, object]
 
@@ -197,6 +200,18 @@ class Catalog:
         """Return the slot's state, or None if there is no such slot."""
         rows = await self._rows(slot_query(await self._version(), "slot_name = %s"), [name])
         return parse_slot(rows[0]) if rows else None
+
+    async def slot_xmin_age(self, name: str) -> int | None:
+        """Return the age of the slot's catalog_xmin in transactions, or None if there is no such slot."""
+        rows = await self._rows(queries.SLOT_XMIN_AGE, [name])
+        return None if not rows or rows[0][0] is None else int(rows[0][0])
+
+    async def slot_statistics(self, name: str) -> SlotStatistics | None:
+        """Return what the server has decoded for the slot, or None if it has no statistics of it."""
+        if await self._version() < STATISTICS_SINCE:
+            return None
+        rows = await self._rows(queries.SLOT_STATISTICS, [name])
+        return SlotStatistics(*map(int, rows[0])) if rows else None
 
     async def slots_in_use(self) -> int:
         """Return how many replication slots there are in the whole cluster."""

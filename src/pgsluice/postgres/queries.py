@@ -28,6 +28,13 @@ SETTING = "SELECT setting FROM pg_settings WHERE name = %s"
 
 SLOTS_IN_USE = "SELECT count(*) FROM pg_replication_slots"
 
+# How many transactions old the oldest row of catalogs is that the slot keeps from VACUUM.
+SLOT_XMIN_AGE = "SELECT age(catalog_xmin) FROM pg_replication_slots WHERE slot_name = %s"
+
+# PostgreSQL 14 and later.
+SLOT_STATISTICS = """
+SELECT total_bytes, spill_txns, spill_bytes, stream_bytes FROM pg_stat_replication_slots WHERE slot_name = %s"""
+
 WAL_SENDERS_IN_USE = "SELECT count(*) FROM pg_stat_get_wal_senders()"
 
 CURRENT_LSN = """

@@ -51,6 +51,19 @@ class SlotState:
     """Why the server has invalidated the slot. None while it is usable."""
 
 
+@dataclass(frozen=True, slots=True)
+class SlotStatistics:
+    """What the server has decoded for a slot since its statistics were reset, and what did not fit in its memory.
+
+    https://www.postgresql.org/docs/current/monitoring-stats.html#MONITORING-PG-STAT-REPLICATION-SLOTS-VIEW
+    """
+
+    decoded_bytes: int
+    spilled_transactions: int
+    spilled_bytes: int
+    streamed_bytes: int
+
+
 def slot_query(server_version: int, condition: str) -> str:
     """Return the query whose rows :func:`parse_slot` reads. Every column is text, so each protocol returns the same."""
     columns = ", ".join(

@@ -20,7 +20,7 @@ from pgsluice.errors import PgsluiceError, SourceUnavailable
 from pgsluice.lsn import INVALID_LSN
 from pgsluice.postgres.catalog import Catalog
 from pgsluice.postgres.options import Address, ConnectionOptions
-from pgsluice.postgres.slot import SlotState
+from pgsluice.postgres.slot import SlotState, SlotStatistics
 
 PERIOD_S = 10.0
 """How often to look at the slot. A look is two small queries, and alerts wait for minutes anyway."""
@@ -51,6 +51,9 @@ class SlotSample:
     """The time just before the server was asked, by the monotonic clock."""
     timestamp_s: float
     """The same as Unix time."""
+    xmin_age: int | None = None
+    """The age of its catalog_xmin, in transactions."""
+    statistics: SlotStatistics | None = None
 
     @property
     def retained_bytes(self) -> int | None:
@@ -135,7 +138,9 @@ class SlotWatch:
     async def _ask(self, catalog: Catalog) -> SlotSample:
         sampled_at, timestamp_s = time.monotonic(), time.time()
         slot = await catalog.slot(self._slot)
-        return SlotSample(slot, await catalog.wal_end(), sampled_at, timestamp_s)
+        wal_end, xmin_age = await catalog.wal_end(), await catalog.slot_xmin_age(self._slot)
+        statistics = await catalog.slot_statistics(self._slot)
+        return SlotSample(slot, wal_end, sampled_at, timestamp_s, xmin_age, statistics)
 
     async def _disconnect(self) -> None:
         catalog, self._catalog = self._catalog, None

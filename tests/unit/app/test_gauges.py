@@ -1,33 +1,37 @@
 """The metrics that show a state: what is known is shown, and what is not known any more is absent."""
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pytest
+from confluent_kafka import KafkaError
 from prometheus_client.exposition import generate_latest
 
 from pgsluice.app import status as statuses
-from pgsluice.app.gauges import Gauges
+from pgsluice.app.gauges import Gauges, stages
 from pgsluice.app.status import Status
 from pgsluice.config import Settings
 from pgsluice.kafka.client import ClientErrors
 from pgsluice.metrics import Metrics
-from pgsluice.postgres.slot import SlotState
+from pgsluice.postgres.slot import SlotState, SlotStatistics
 
 Seen = Callable[..., Status]
 SAMPLED = {"sampled_timestamp_seconds": 1_800_000_000}
 
 
+async def keep(gauges: Gauges) -> None:
+    """Have the gauges kept once."""
+    task = asyncio.create_task(gauges.keep())
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 @pytest.fixture
 def shown(settings: Settings) -> Callable[[Status], Mapping[str, float]]:
     """Return what the metrics have of the slot, once they have been kept for a moment."""
-
-    async def keep(gauges: Gauges) -> None:
-        task = asyncio.create_task(gauges.keep())
-        await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
     def show(status: Status) -> Mapping[str, float]:
         metrics = Metrics()
@@ -72,6 +76,49 @@ def test_nothing_is_known(seen: Seen, shown: Shown) -> None:
     status = seen(None)
     status.slot.sample = None
     assert shown(status) == {}
+
+
+def test_what_the_server_counts(slot: SlotState, seen: Seen, shown: Shown) -> None:
+    status = seen(slot)
+    assert status.slot.sample is not None
+    status.slot.sample = replace(status.slot.sample, xmin_age=77, statistics=SlotStatistics(1000, 2, 300, 400))
+    found = shown(status)
+    assert found["xmin_age_transactions"] == 77
+    assert found["decoded_bytes_total"] == 1000
+    assert found["spilled_transactions_total"] == 2
+    assert found["spilled_bytes_total"] == 300
+    assert found["streamed_bytes_total"] == 400
+
+
+def test_each_stage_is_behind_the_one_before_it() -> None:
+    positions = {"server": 100, "received": 90, "delivered": 70, "confirmed": 40}
+    assert stages(positions, 0) == {"receive": 10, "deliver": 20, "confirm": 30}
+    assert stages(positions, 150) == {"receive": 60, "deliver": 20, "confirm": 30}
+
+
+def test_a_session_that_has_received_nothing_is_behind_what_was_confirmed() -> None:
+    positions = {"server": 100, "received": 0, "delivered": 0, "confirmed": 40}
+    assert stages(positions, 0) == {"receive": 60, "deliver": 0, "confirm": 0}
+
+
+def test_errors_of_kafka_by_kind(settings: Settings, seen: Seen) -> None:
+    metrics, errors = Metrics(), ClientErrors()
+    for code in (KafkaError._TRANSPORT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN):
+        errors(KafkaError(code))
+    asyncio.run(keep(Gauges(settings, metrics, seen(None), errors)))
+    value = metrics.registry.get_sample_value
+    assert value("pgsluice_kafka_errors_total", {"kind": "_TRANSPORT"}) == 2
+    assert value("pgsluice_kafka_errors_total", {"kind": "_ALL_BROKERS_DOWN"}) == 1
+
+
+def test_the_source_is_as_far_away_as_the_last_commit_unless_all_is_delivered(
+    settings: Settings, slot: SlotState, seen: Seen
+) -> None:
+    for wal_end, expected in ((5000, pytest.approx(60, abs=5)), (2000, 0)):
+        metrics = Metrics()
+        metrics.last_commit_ts = int((time.time() - 946_684_800 - 60) * 1_000_000)
+        asyncio.run(keep(Gauges(settings, metrics, seen(slot, wal_end=wal_end, age_s=1), ClientErrors())))
+        assert metrics.registry.get_sample_value("pgsluice_source_lag_seconds") == expected
 
 
 def test_limits(settings: Settings, seen: Seen) -> None:

@@ -132,7 +132,7 @@ class TestClientErrors:
                 assert not errors.is_away
                 assert errors.last is None
         assert lines == [{**AWAY, "reason": "Connection refused"}, BACK] * 3
-        assert errors.count == 18
+        assert errors.counts.total() == 18
 
     def test_reports_from_before_may_come_late(self) -> None:
         """Every client queues its own until it is polled."""
@@ -213,7 +213,7 @@ class TestClientErrors:
                 threads.submit(errors, REFUSED)
                 threads.submit(errors.recovered)
         errors.recovered()
-        assert errors.count == 2 * reports
+        assert errors.counts.total() == 2 * reports
         events = [line["event"] for line in lines]
         assert events == [AWAY["event"], BACK["event"]] * (len(events) // 2) + [AWAY["event"]] * (len(events) % 2)
 
