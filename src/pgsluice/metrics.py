@@ -153,11 +153,20 @@ def registry_metrics(subjects: Callable[[], int]) -> CollectorRegistry:
     return found
 
 
+Span = Callable[[str, float, Mapping[str, str | int]], None]
+"""Is called with the name of something that has just ended, with the seconds that it took, and with attributes."""
+
+
+def _no_span(_name: str, _seconds: float, _attributes: Mapping[str, str | int]) -> None:
+    """Do nothing, because nobody wants spans."""
+
+
 class Metrics:
     """All metrics of one pipeline's process, in a registry of their own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.span: Span = _no_span
         self.delivered = Delivered()
         self.last_commit_ts: int | None = None
         """The commit time of the last transaction in the last cut that has one, in µs since 2000-01-01 UTC."""
@@ -334,8 +343,19 @@ class Metrics:
         self.cuts.labels("data" if cut.events else "heartbeat").inc()
         self.cut_seconds.observe(seconds)
         self.delivered = self.delivered.plus(cut, seconds)
+        self.span("cut", seconds, {"events": cut.events, "transactions": cut.transactions, "bytes": cut.size})
         if cut.last is not None:
             self.last_commit_ts = cut.last[0].commit_ts
+
+    def count_round(self, seconds: float) -> None:
+        """Count a round of a load that has read its rows."""
+        self.snapshot_round_seconds.observe(seconds)
+        self.span("snapshot round", seconds, {})
+
+    def count_request(self, result: str, seconds: float) -> None:
+        """Count a request to the schema registry server."""
+        self.registry_seconds.labels(result).observe(seconds)
+        self.span("registry request", seconds, {"result": result})
 
     def set_state(self, state: str, states: Iterable[str]) -> None:
         """Set which of all ``states`` the process is in."""

@@ -15,6 +15,7 @@ from pgsluice.app.log import WARNINGS
 from pgsluice.app.recent import Recent
 from pgsluice.app.status import Status
 from pgsluice.app.tasks import first_of, stop_on_signals
+from pgsluice.app.tracing import tracing
 from pgsluice.app.wiring import (
     access_files,
     connection_options,
@@ -59,6 +60,9 @@ class Daemon:
     def __init__(self, settings: Settings, *, adopt_slot: bool) -> None:
         self._settings = settings
         self._metrics = Metrics()
+        self._tracing = tracing(settings.name)
+        if self._tracing is not None:
+            self._metrics.span = self._tracing.span
         self._metrics.info.labels(__version__, settings.name, speedups.NAME, settings.delivery.mode).set(1)
         self._kafka = ClientOptions(settings.kafka.librdkafka_properties(), f"pgsluice-{settings.name}")
         self._sink_options = sink_options(settings, self._kafka)
@@ -97,6 +101,8 @@ class Daemon:
         finally:
             await self._registry.close()
             await http.stop()
+            if self._tracing is not None:
+                self._tracing.close()
 
     async def _run_pipeline(self) -> None:
         """Run the pipeline with a directory for its files. A stop does not wait for a disk that hangs."""

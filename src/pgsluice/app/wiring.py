@@ -129,8 +129,7 @@ def schema_registry(
         return builtin
     with client_installed():
         from pgsluice.registry.confluent import ConfluentOptions, ConfluentRegistry  # noqa: PLC0415 - 0.6 s, 15 MB
-    seconds = metrics.registry_seconds
-    rest = rest_options(settings, lambda result, took: seconds.labels(result).observe(took))
+    rest = rest_options(settings, metrics.count_request)
     options = ConfluentOptions(rest, chosen.subject_name_strategy, chosen.on_incompatible)
     return ConfluentRegistry(options, builtin)
 

@@ -372,9 +372,15 @@ class Pipeline:
             cut=checkpoint.cut,
             delivered_lsn=checkpoint.end_lsn,
         )
-        async with drained_within(options.drain_timeout_s, self._stop):
-            await self.session.run(self._stop)
-            await ends.stream.stop()
+        began = time.monotonic()
+        try:
+            async with drained_within(options.drain_timeout_s, self._stop):
+                await self.session.run(self._stop)
+                await ends.stream.stop()
+        finally:
+            self._metrics.span(
+                "session", time.monotonic() - began, {"slot": options.slot or "", "epoch": checkpoint.epoch}
+            )
         log.info("stopped", delivered_lsn=self.session.progress.delivered)
 
 

@@ -265,7 +265,7 @@ class TableReading:
                 await self._end_round()
                 raise
             await self._end_round()
-            self._metrics.snapshot_round_seconds.observe(time.monotonic() - began)
+            self._metrics.count_round(time.monotonic() - began)
         except (TableUnreadable, SourceUnavailable):
             self._metrics.snapshot_rounds.labels("failed").inc()
             raise

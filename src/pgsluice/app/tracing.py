@@ -1,0 +1,72 @@
+"""Sends spans by OpenTelemetry: of sessions, cuts, rounds of loads, and requests to the schema registry server.
+
+Only the variables ``OTEL_...`` configure it, and only the extra ``otel`` installs it. Without either, nothing is
+imported. A span is made when the work has ended, so work costs nothing while it goes on.
+
+https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/
+"""
+
+import os
+import threading
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from pgsluice import __version__
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
+CLOSE_S: Final = 2.0
+"""How long the end of the process waits until the last spans are sent."""
+
+_ASK_FOR_SPANS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_TRACES_EXPORTER")
+
+log = structlog.get_logger(__name__)
+
+
+class Tracing:
+    """Sends spans to the collector that the environment names."""
+
+    def __init__(self, provider: "TracerProvider") -> None:
+        self._provider = provider
+        self._tracer = provider.get_tracer("pgsluice", __version__)
+
+    def span(self, name: str, seconds: float, attributes: Mapping[str, str | int]) -> None:
+        """Send a span of something that has just ended and took so many seconds. A thread sends it later."""
+        end_ns = time.time_ns()
+        begun = self._tracer.start_span(
+            name,
+            start_time=end_ns - round(seconds * 1e9),
+            attributes={f"pgsluice.{key}": value for key, value in attributes.items()},
+        )
+        begun.end(end_ns)
+
+    def close(self) -> None:
+        """Send what has not been sent. Do not wait for a collector that does not answer."""
+        closing = threading.Thread(target=self._provider.shutdown, daemon=True)
+        closing.start()
+        closing.join(CLOSE_S)
+
+
+def tracing(pipeline: str) -> Tracing | None:
+    """Return what sends spans. Return None if the environment asks for none."""
+    wanted = any(os.environ.get(name) for name in _ASK_FOR_SPANS)
+    is_off = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
+    if not wanted or is_off or os.environ.get("OTEL_TRACES_EXPORTER", "otlp") != "otlp":
+        return None
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 - optional
+        from opentelemetry.sdk.resources import Resource  # noqa: PLC0415 - as above
+        from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415 - as above
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415 - as above
+    except ModuleNotFoundError as error:
+        log.warning("OTEL_... asks for spans, but none are sent: pip install 'pgsluice[otel]'", missing=error.name)
+        return None
+    name = os.environ.get("OTEL_SERVICE_NAME") or "pgsluice"
+    resource = Resource.create({"service.name": name, "service.version": __version__, "pgsluice.pipeline": pipeline})
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    return Tracing(provider)
