@@ -12,6 +12,9 @@ from pgsluice.metrics import WAL_STATUS, Metrics
 from pgsluice.pipeline.pipeline import State
 from pgsluice.pipeline.session_status import age_s
 
+USUAL_ERRORS: Final = ("_ALL_BROKERS_DOWN", "_TRANSPORT")
+"""Errors of Kafka clients that are shown before the first one, because an increase is only seen from a value on."""
+
 GAUGES_S: Final = 1.0
 """How often they are copied."""
 
@@ -44,7 +47,7 @@ class Gauges:
             if session is not None:
                 for position, lsn in session.status.positions().items():
                     metrics.lsn.labels(position).set(lsn)
-            metrics.kafka_errors.set_all(dict(self._errors.counts))
+            metrics.kafka_errors.set_all(dict.fromkeys(USUAL_ERRORS, 0) | self._errors.counts)
             began = time.monotonic()
             await asyncio.sleep(GAUGES_S)
             metrics.loop_delay_seconds.observe(max(0.0, time.monotonic() - began - GAUGES_S))
