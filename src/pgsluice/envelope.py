@@ -8,7 +8,18 @@ Avro bytes, because a dict per row would cost more than everything else together
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Literal
 
-from pgsluice.avro.binary import POSTGRES_EPOCH_US, encode_bytes, encode_long, encode_string
+from pgsluice.avro.binary import (
+    END,
+    FALSE,
+    NULL,
+    POSTGRES_EPOCH_US,
+    TRUE,
+    VALUE,
+    encode_array,
+    encode_bytes,
+    encode_long,
+    encode_string,
+)
 from pgsluice.avro.encoder import KeyEncoder, RowEncoder
 from pgsluice.avro.wire import header
 from pgsluice.dead_letter import OP, DeadLetter, Reason, SourceChange, encode
@@ -19,31 +30,22 @@ from pgsluice.record import Record, Target
 from pgsluice.relation import Relation
 from pgsluice.transaction import Transaction
 
-_NULL = b"\x00"
-_VALUE = b"\x02"
-_EMPTY = b"\x00"
-"""An array or map without entries."""
-_FALSE, _TRUE = b"\x00", b"\x01"
-
 _BEFORE_ALL = -1
 """The ``seq`` of a message that is not part of a transaction."""
 
 _UPDATE, _DELETE, _TRUNCATE = (encode_bytes(op) for op in (b"u", b"d", b"t"))
 _NO_IMAGE, KEY_IMAGE, FULL_IMAGE = (encode_bytes(image) for image in (b"none", b"key", b"full"))
-NO_BEFORE = _NULL + _NO_IMAGE
+NO_BEFORE = NULL + _NO_IMAGE
 
 
-def _array(items: list[bytes]) -> bytes:
+def _array(texts: Iterable[bytes]) -> bytes:
     """Return an Avro array of strings."""
-    return encode_long(len(items)) + b"".join([encode_bytes(item) for item in items]) + _EMPTY if items else _EMPTY
+    return encode_array([encode_bytes(text) for text in texts])
 
 
-def _map(items: list[tuple[bytes, bytes]]) -> bytes:
+def _map(entries: Iterable[tuple[bytes, bytes]]) -> bytes:
     """Return an Avro map of strings."""
-    if not items:
-        return _EMPTY
-    entries = [encode_bytes(key) + encode_bytes(value) for key, value in items]
-    return encode_long(len(items)) + b"".join(entries) + _EMPTY
+    return encode_array([encode_bytes(key) + encode_bytes(text) for key, text in entries])
 
 
 _KEY_CHANGE = _array([b"key_change"])
@@ -95,7 +97,7 @@ class Stamp:
         self._tail = (
             encode_long(transaction.xid)
             + encode_long(transaction.commit_ts + POSTGRES_EPOCH_US)
-            + (_NULL if origin is None else _VALUE + encode_bytes(origin.encode()))
+            + (NULL if origin is None else VALUE + encode_bytes(origin.encode()))
         )
 
 
@@ -115,9 +117,9 @@ class MessageEncoder:
         stamp.next_seq += 1
         origin = transaction.origin
         tail = (
-            _VALUE + encode_long(transaction.xid),
-            _VALUE + encode_long(transaction.commit_ts + POSTGRES_EPOCH_US),
-            _NULL if origin is None else _VALUE + encode_bytes(origin.encode()),
+            VALUE + encode_long(transaction.xid),
+            VALUE + encode_long(transaction.commit_ts + POSTGRES_EPOCH_US),
+            NULL if origin is None else VALUE + encode_bytes(origin.encode()),
         )
         return [self._record(message, position + b"".join(tail), stamp.timestamp_ms)]
 
@@ -127,11 +129,11 @@ class MessageEncoder:
         Its position is its own LSN. It comes before the changes of a transaction that commits at the same LSN.
         """
         position = encode_long(epoch) + encode_long(message.lsn) + encode_long(_BEFORE_ALL)
-        return [self._record(message, position + _NULL + _NULL + _NULL, 0)]
+        return [self._record(message, position + NULL + NULL + NULL, 0)]
 
     def _record(self, message: messages.LogicalMessage, tail: bytes, timestamp_ms: int) -> Record:
         prefix = encode_bytes(message.prefix.encode())
-        content = encode_bytes(message.content) + (_TRUE if message.transactional else _FALSE)
+        content = encode_bytes(message.content) + (TRUE if message.transactional else FALSE)
         return Record(self._target, "m", self._key_head + prefix, self._head + prefix + content + tail, timestamp_ms)
 
 
@@ -265,16 +267,21 @@ class ChangeEncoder:
         return records
 
     def _encode_insert(self, message: messages.Insert, stamp: Stamp) -> list[Record]:
-        value = self._with_after(self.insert_head + NO_BEFORE, message.new, stamp, _EMPTY, [])
+        """Return one record with the new row."""
+        value = self._with_after(self.insert_head + NO_BEFORE, message.new, stamp, END, [])
         # An insert can be incomplete if it is an update in truth, and the old row did not pass the row filter.
         self._tell_if_incomplete(message.new)
         return [Record(self.target, self.insert_op, self._encode_key(message.new), value, stamp.timestamp_ms)]
 
     def _encode_update(self, message: messages.Update, stamp: Stamp) -> list[Record]:
+        """Return one record. If the key has changed, return two: ``d`` under the old key, and ``c`` under the new one.
+
+        Otherwise a compacted topic, or a reader of one partition, would keep the row under the old key for ever.
+        """
         key, whole = self._old_row(message)
         old = key if whole is None else whole
-        if old is None:
-            value = self._with_after(self.update_head + NO_BEFORE, message.new, stamp, _EMPTY, [])
+        if old is None:  # the server sends an old row only under identity full, or if a column of the identity changed
+            value = self._with_after(self.update_head + NO_BEFORE, message.new, stamp, END, [])
             return [Record(self.target, "u", self._encode_key(message.new), value, stamp.timestamp_ms)]
         new = self._filled(message.new, old, whole=whole is not None)
         self._tell_if_incomplete(new)  # `keys` may leave out the column of the identity that has changed
@@ -284,7 +291,7 @@ class ChangeEncoder:
         if isinstance(old_key, PoisonError) and isinstance(new_key, PoisonError):
             raise new_key
         if old_key == new_key:
-            value = self._with_after(self.update_head + before, new, stamp, _EMPTY, raw)
+            value = self._with_after(self.update_head + before, new, stamp, END, raw)
             return [self._record("u", new_key, value, stamp)]
         gone = self._gone(before, raw, stamp, _KEY_CHANGE)
         records = self._delete_records(old_key, gone, stamp)
@@ -292,12 +299,13 @@ class ChangeEncoder:
         return [*records, self._record("c", new_key, value, stamp)]
 
     def _encode_delete(self, message: messages.Delete, stamp: Stamp) -> list[Record]:
+        """Return one record with the old row, and a tombstone if the settings want it."""
         raw: list[tuple[bytes, bytes]] = []
         key, whole = self._old_row(message)
         before = self._before(key, whole, raw)
         old = key if whole is None else whole
         assert old is not None, "the decoder gives one of them"
-        return self._delete_records(self._try_key(old), self._gone(before, raw, stamp, _EMPTY), stamp)
+        return self._delete_records(self._try_key(old), self._gone(before, raw, stamp, END), stamp)
 
     def _old_row(self, message: messages.Update | messages.Delete) -> tuple[TupleData | None, TupleData | None]:
         """Return the old row as a pair: the first if it has only the columns of the key, the second if complete."""
@@ -306,10 +314,11 @@ class ChangeEncoder:
         return message.old, None
 
     def _encode_truncate(self, message: messages.Truncate, stamp: Stamp) -> list[Record]:
+        """Return one record without a key, which goes to every partition. Return none if truncates are skipped."""
         if not self._truncate:
             return []
         flags = [b"cascade"] * message.cascade + [b"restart_identity"] * message.restart_identity
-        body = self._truncate_head + NO_BEFORE + _NULL + _EMPTY + _EMPTY
+        body = self._truncate_head + NO_BEFORE + NULL + END + END
         return [Record(self.target, "t", None, body + stamp.encode() + _array(flags), stamp.timestamp_ms)]
 
     def _tell_if_incomplete(self, new: TupleData) -> None:
@@ -341,27 +350,29 @@ class ChangeEncoder:
 
     def _gone(self, before: bytes, raw: list[tuple[bytes, bytes]], stamp: Stamp, flags: bytes) -> bytes:
         """Return the value of a ``d`` record, which has no ``after`` and no unchanged columns."""
-        return self.delete_head + before + _NULL + _EMPTY + _map(raw) + stamp.encode() + flags
+        return self.delete_head + before + NULL + END + _map(raw) + stamp.encode() + flags
 
     def _with_after(
         self, head: bytes, new: TupleData, stamp: Stamp, flags: bytes, raw_before: list[tuple[bytes, bytes]]
     ) -> bytes:
+        """Return a value with the row ``new``: all fields of the envelope, in the order of its schema.
+
+        ``head`` has the fields up to ``before_image``. ``raw_before``: what Avro cannot hold of the old row.
+        """
         unchanged: list[bytes] = []
         raw: list[tuple[bytes, bytes]] = []
         row = self.row.encode(new, unchanged, raw)
-        # Nearly every row has neither, so two empty collections are a constant.
-        marks = _array(unchanged) + _map(raw + raw_before) if unchanged or raw or raw_before else _EMPTY + _EMPTY
-        return b"".join((head, _VALUE, row, marks, stamp.encode(), flags))
+        return b"".join((head, VALUE, row, _array(unchanged), _map(raw + raw_before), stamp.encode(), flags))
 
     def _before(self, key: TupleData | None, old: TupleData | None, raw: list[tuple[bytes, bytes]]) -> bytes:
         """Return ``before`` and ``before_image``. Values that Avro cannot hold are appended to ``raw``."""
         unchanged: list[bytes] = []
         found: list[tuple[bytes, bytes]] = []
         if old is not None:
-            image = _VALUE + self.row.encode(old, unchanged, found) + FULL_IMAGE
+            image = VALUE + self.row.encode(old, unchanged, found) + FULL_IMAGE
         else:
             assert key is not None, "the decoder gives one of them"
-            image = _VALUE + self.row.encode_key_image(key, unchanged, found) + KEY_IMAGE
+            image = VALUE + self.row.encode_key_image(key, unchanged, found) + KEY_IMAGE
         if unchanged:
             raise ProtocolError(
                 f"The old row of a change of {self.relation} lacks values (unchanged "

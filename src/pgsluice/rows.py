@@ -1,11 +1,31 @@
 """Runs of rows, from CopyData to records: the path of nearly every change.
 
+This module and the modules that it uses are the specification of this path. Read them in this order:
+
+1. ``pgoutput.framing``: a CopyData message of the server is an XLogData frame or a Keepalive. XLogData has a header of
+   fixed width, and then one message of pgoutput.
+2. ``pgoutput.decoder``: an Insert, Update or Delete names the table by its OID. It has one or two tuples, in which each
+   value is null, unchanged, text, or binary.
+3. ``envelope``: the change becomes the envelope (docs/events.md) and the key. An update that changes the key becomes
+   two records.
+4. ``avro.encoder``: one writer for each column turns the value's bytes into Avro. ``avro.text``, ``avro.temporal_text``
+   and ``avro.from_binary`` have the writers. ``avro.binary`` has Avro's own types.
+5. ``record``: the topic, key and value of one Kafka record.
+
+All decisions about a table were made before its first row: its columns, schema, key and topic, and the writer of each
+column. A row only runs the functions that were chosen then.
+
 The session passes the frames that it has read, and the index of the first one. The run goes on as long as rows of one
 transaction follow, their tables have encoders, and there is room. The session handles the frame that ended the run, and
-then starts a new run. ``native.rows`` is the compiled twin of this module, and ``native.speedups`` chooses between the
-two. The compiled twin leaves every row that it cannot write to this module.
+then starts a new run.
 
+``native.rows`` is the compiled twin of this module. It writes the common forms of rows itself, and leaves all others to
+this module. ``native.speedups`` chooses between the two. Both give the same records, byte for byte.
+
+https://www.postgresql.org/docs/current/protocol-replication.html#PROTOCOL-REPLICATION-START-REPLICATION
 https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
+https://avro.apache.org/docs/1.12.0/specification/#binary-encoding
+https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/index.html#wire-format
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,6 +38,10 @@ from pgsluice.record import Pending
 from pgsluice.relation import Relation
 
 _ROWS: Final = frozenset((b"I", b"U", b"D"))
+"""The types of the messages Insert, Update and Delete."""
+
+_OID: Final = slice(MESSAGE_AT + 1, MESSAGE_AT + 5)
+"""The place of the table's OID in a frame with a row that is not streamed: behind the type of the message."""
 
 
 def is_row(frame: XLogData | Keepalive) -> TypeGuard[XLogData]:
@@ -26,14 +50,21 @@ def is_row(frame: XLogData | Keepalive) -> TypeGuard[XLogData]:
 
 
 class Rows:
-    """Adds the changes of one version of a table. ``encoder`` is None if the table is not published."""
+    """The changes of one version of a table, as records.
+
+    Without an ``encoder``, the table is not published, and its changes are dropped.
+    """
 
     def __init__(self, relation: Relation, encoder: ChangeEncoder | None) -> None:
         self.relation = relation
         self.encoder = encoder
 
     def add(self, message: bytes, stamp: Stamp, pending: Pending, *, is_streamed: bool) -> None:
-        """Add the records of an Insert, Update, Delete or Truncate; ProtocolError if the message is invalid."""
+        """Add the records of an Insert, Update, Delete or Truncate to ``pending``.
+
+        ``is_streamed``: the message has a transaction id, because the server sent it before the commit. Raise
+        ProtocolError if the message is invalid, and PoisonError if Avro cannot hold the key and dead letters are off.
+        """
         if self.encoder is not None:
             decoder = Decoder()
             decoder.in_stream = is_streamed
@@ -49,16 +80,23 @@ def add_run(
     stamp: Stamp,
     pending: Pending,
 ) -> int:
-    """Add the rows from ``frames[at]`` on, and return the index at which the run ended. No row may be streamed.
+    """Add the rows from ``frames[at]`` on to ``pending``. Return the index of the first frame that was not added.
 
-    The run ends before a frame that is not a row, before a row whose table is not in ``ready``, or is there in another
-    version than in ``relations``, and when ``pending`` is full.
+    ``relations`` has the present version of each table, as the server described it last. ``ready`` has the tables whose
+    encoders have been made. No row may be streamed, and all belong to the transaction of ``stamp``.
+
+    The run ends
+
+    * before a frame that is not a row;
+    * before a row whose table has no encoder for its present version, because making one may have to wait for the
+      catalog or a schema registry;
+    * when ``pending`` is full, because the caller has to make room.
     """
     while at < len(frames) and not pending.full:
         frame = frames[at]
         if not is_row(frame):
             break
-        oid = int.from_bytes(frame[MESSAGE_AT + 1 : MESSAGE_AT + 5], "big")
+        oid = int.from_bytes(frame[_OID], "big")
         rows = ready.get(oid)
         if rows is None or relations.get(oid) is not rows.relation:
             break

@@ -28,27 +28,31 @@ FALSE: Final = b"\x00"
 END: Final = b"\x00"
 """The end of the blocks of an array or a map. Alone, it is an empty array or map."""
 
-# These tables write a varint in steps of 14 bits (two bytes). Values up to 8191 take one look-up, and the longest take
-# five, while a loop over 7 bits takes up to ten rounds. They have 2 * 16384 small objects, which take 1.3 MB.
-_PAIR: Final = 1 << 14
-_MORE: Final = tuple(bytes((z & 127 | 128, z >> 7 | 128)) for z in range(_PAIR))
-_LAST: Final = tuple(bytes((z,)) if z < 128 else bytes((z & 127 | 128, z >> 7)) for z in range(_PAIR))  # noqa: PLR2004 - a varint holds 7 bits in a byte
+_MORE: Final = 0x80
+"""The bit of a varint's byte that says that another byte follows."""
+
+_ONE_BYTE: Final = tuple(bytes((z,)) for z in range(_MORE))
+"""The varints of one byte, which are most of them."""
 
 _DOUBLE: Final = struct.Struct("<d").pack
 _FLOAT: Final = struct.Struct("<f").pack
 
 
 def encode_long(number: int) -> bytes:
-    """Return ``number``, within 64 signed bits, as an Avro int or long: a zigzag varint."""
-    z = number << 1 if number >= 0 else ~(number << 1)
-    if z < _PAIR:
-        return _LAST[z]
-    data = _MORE[z & 16383]
-    z >>= 14
-    while z >= _PAIR:
-        data += _MORE[z & 16383]
-        z >>= 14
-    return data + _LAST[z]
+    """Return ``number``, within 64 signed bits, as an Avro int or long.
+
+    Zigzag maps numbers of small magnitude to small unsigned ones: 0, -1, 1, -2 become 0, 1, 2, 3. The varint has 7 bits
+    in a byte, the lowest first. In all bytes but the last one, the highest bit is set.
+    """
+    zigzag = number << 1 if number >= 0 else ~(number << 1)
+    if zigzag < _MORE:
+        return _ONE_BYTE[zigzag]
+    varint = bytearray()
+    while zigzag >= _MORE:
+        varint.append(zigzag & 0x7F | _MORE)
+        zigzag >>= 7
+    varint.append(zigzag)
+    return bytes(varint)
 
 
 def encode_bytes(data: bytes) -> bytes:
@@ -73,8 +77,8 @@ def encode_double(number: float) -> bytes:
 
 def encode_unscaled(number: int) -> bytes:
     """Return a decimal's unscaled value as Avro bytes: the shortest big-endian two's complement."""
-    length = ((number if number >= 0 else ~number).bit_length() >> 3) + 1
-    return _LAST[length << 1] + number.to_bytes(length, "big", signed=True)
+    length = (number if number >= 0 else ~number).bit_length() // 8 + 1
+    return encode_bytes(number.to_bytes(length, "big", signed=True))
 
 
 def encode_array(items: list[bytes]) -> bytes:
