@@ -1,7 +1,7 @@
-"""What a read_committed consumer saw, compared with what PostgreSQL committed: nothing here is pgsluice's.
+"""Compares what a read_committed consumer saw with what PostgreSQL committed. It uses no code of pgsluice.
 
-The mirror of ``tests.support.replay`` applies each cut and complains of the cut itself; this looks at whole
-transactions, by their lines in the ledger, and at the sum of all balances after each cut. Rows that were read, and the
+The mirror of ``tests.support.replay`` applies each cut, and checks the cut itself. This module checks whole
+transactions, with their lines in the ledger, and the sum of all balances after each cut. Rows that were read, and the
 copies of tables that are complete, are compared with what the witness says of the tables at that position.
 """
 
@@ -29,7 +29,7 @@ Rows = tuple[list[str], Counter[tuple[str | None, ...]]]
 
 @dataclass
 class Tally:
-    """What was checked, and what was wrong."""
+    """What was checked, and the problems that were found."""
 
     cuts: int = 0
     transactions: int = 0
@@ -39,15 +39,18 @@ class Tally:
     events: int = 0
     sums: int = 0
     positions: int = 0
-    """Of the slot, compared with the checkpoints."""
+    """How many positions of the slot were compared with the checkpoints."""
     loads: int = 0
-    """That have come to their end."""
+    """How many loads have ended."""
     rows_read: int = 0
     compared: int = 0
     """Rows of copies, with those of tables at the end of a cut."""
     commands: int = 0
     repeated: int = 0
-    """Records that came more than once, as they may at least once, and at the beginning of a new epoch."""
+    """How many records came more than once.
+
+    They may do so in at-least-once mode, and at the beginning of a new epoch.
+    """
     lost: int = 0
     doubled: int = 0
     torn: int = 0
@@ -69,7 +72,7 @@ class Tally:
 
 
 class Checkpoint(NamedTuple):
-    """A committed checkpoint: when it was written, and everything before which LSN is delivered then."""
+    """A committed checkpoint: when it was written, and the LSN up to which everything was delivered then."""
 
     moment_s: float
     end_lsn: int
@@ -78,18 +81,21 @@ class Checkpoint(NamedTuple):
 
 @dataclass(frozen=True)
 class Contents:
-    """What PostgreSQL holds in the end, without what the options leave out."""
+    """The final content of PostgreSQL, without the changes that the options leave out."""
 
     committed: frozenset[int]
-    """Numbers of the ledger."""
+    """The numbers of the committed transactions, from the ledger."""
     asides: Mapping[int, int]
-    """LSNs of messages outside of transactions, by number; those of transactions rolled back may have come, too."""
+    """LSNs of messages outside of transactions, by number.
+
+    They include those of rolled back transactions, which may have come.
+    """
     last_aside: int
     tables: Mapping[str, Rows]
 
     @classmethod
     def of(cls, connection: psycopg.Connection, options: Options, made: Sequence[str] = ()) -> Self:
-        """Look into the database, where tables were ``made`` later."""
+        """Read the database. ``made``: the tables that were created later."""
         some = " WHERE origin IS NULL" if options.origin == "none" else ""
         committed = connection.execute(f"SELECT id FROM ledger{some}").fetchall()
         asides = connection.execute(f"SELECT id, (lsn - '0/0')::bigint FROM aside{some}").fetchall()
@@ -108,7 +114,7 @@ class Contents:
 
 
 class Checker:
-    """Judges one pipeline, cut by cut and then as a whole."""
+    """Checks one pipeline, cut by cut and then as a whole."""
 
     def __init__(
         self,
@@ -126,15 +132,15 @@ class Checker:
         self.tally = Tally()
         self._truth = truth
         self._untrue: set[str] = set()
-        """Tables of which it was said already that their copies are not true."""
+        """Tables whose copies are already known to be wrong."""
         self._adoptions = deque(adoptions)
         self._prepares = (prepares or {}) if options.two_phase else {}
         self._epoch = FIRST_EPOCH
         self._epoch_begins = 0
         self._delivered: list[list[Event]] = []
-        """What came in this epoch: transactions, and messages that belong to none, in their order."""
+        """The transactions of this epoch, and messages outside of transactions, in their order."""
         self._due: deque[list[Event]] = deque()
-        """What came in the last epoch and has to come again at the beginning of this one."""
+        """What was delivered in the last epoch and has to come again at the beginning of this one."""
         self._replay = replay
         self._options = options
         self._seen: set[int] = set()
@@ -147,7 +153,7 @@ class Checker:
         """By worker."""
 
     def check_cuts(self, cuts: Iterable[Cut]) -> None:
-        """Apply cuts in order, and look at the sum after each."""
+        """Apply cuts in order, and check the sum after each."""
         for cut in cuts:
             self._check_epoch(cut)
             self._check_cut(cut, {_beginning(found[0]) for found in self._take_repeated(cut)})
@@ -180,7 +186,10 @@ class Checker:
                 self._check_copy(cut, table, key, truth.table(table))
 
     def _check_rows_read(self, cut: Cut, truth: Truth) -> set[tuple[str, Key]]:
-        """Compare each row that was read with the table at its position; return what changed, and what was read."""
+        """Compare each row that was read with the table at its position.
+
+        Return the changed rows, and the rows that were read.
+        """
         touched: set[tuple[str, Key]] = set()
         for event in sorted((event for event in cut.events if event.op == "r"), key=_order):
             self.tally.rows_read += 1
@@ -212,17 +221,17 @@ class Checker:
                 self._complain_of_copy(table, f"{where} has {found}, and the table {expected}")
 
     def _seen_row(self, table: str, row: Row | None) -> Row | None:
-        """Return the row, if the options do not leave out what becomes of it."""
+        """Return the row, unless the options leave out later changes of it."""
         return None if row is None or (table in VISITED and self._is_left_out(row["origin"])) else row
 
     def _complain_of_copy(self, table: str, what: str) -> None:
-        """Complain once of each table: more follows from that."""
+        """Report each table once, because other problems follow from the first."""
         if table not in self._untrue:
             self._untrue.add(table)
             self.tally.complain("untrue", what)
 
     def check_loaded(self) -> None:
-        """Complain of tables that have not been loaded to the end."""
+        """Report tables whose load has not ended."""
         for name, table in self._replay.tables.items():
             if table.is_partial:
                 self.tally.complain("lost", f"the rows of {name}, which were there before: there is no end of a load")
@@ -230,7 +239,7 @@ class Checker:
     # --- epochs
 
     def _check_epoch(self, cut: Cut) -> None:
-        """An epoch begins where the slot stood when it was adopted, and never by itself.
+        """Check that an epoch begins at the slot's position when it was adopted, and never by itself.
 
         PostgreSQL sends everything behind the slot's position, so this comes again, and nothing else does.
         """
@@ -277,7 +286,7 @@ class Checker:
         return any(self._prepares.get(number, self._epoch_begins) < self._epoch_begins for number in lines)
 
     def _complain_of_missing(self, when: str = "") -> None:
-        """Complain of the transactions that should have come again by now: of the first in full, of the rest in sum."""
+        """Report the transactions that should have come again by now: the first one, and how many others."""
         missing = [found for found in self._due if not self._cannot_come_again(found)]
         if missing:
             what = f"{len(missing)} transactions behind the slot's position have not come again{when}"
@@ -346,7 +355,7 @@ class Checker:
             self.tally.complain("other", f"{name} has {told} and is of {origin}")
 
     def _check_remarks(self, name: str, found: list[Event]) -> None:
-        """Each message stands where its note says; there are no others, as of a savepoint that was rolled back."""
+        """Check that each message is where its note says, and that no others are there, as of a lost savepoint."""
         messages = {event["seq"]: (event["transactional"], event["content"]) for event in found if event.op == "m"}
         self.tally.messages += len(messages)
         notes = [(event["seq"], event["after"]) for event in found if event.op == "c" and event["table"] == "note"]
@@ -377,7 +386,7 @@ class Checker:
             tally.complain("out_of_order", f"{name}, comes before {line['follows']}")
 
     def check_repeated(self, records: Iterable[Event], checkpoints: Sequence[Checkpoint]) -> None:
-        """Judge records of the mode at least once: each is new, or the same as before and behind the checkpoint."""
+        """Check records in at-least-once mode: each is new, or it is a repetition from after the last checkpoint."""
         known: dict[tuple[str, int, Position], Event] = {}
         delivered, left = 0, list(checkpoints)
         for record in sorted(records, key=lambda record: record.timestamp_ms):
@@ -406,7 +415,7 @@ class Checker:
             last[place] = max(record.position, last.get(place, record.position))
 
     def check_whole(self, there: Contents, rest: list[Event]) -> None:
-        """Compare all that came with what PostgreSQL holds; ``rest`` is what no cut listed."""
+        """Compare all records with PostgreSQL's content. ``rest`` has the records that no cut listed."""
         tally = self.tally
         self._complain_of_missing()
         for position in self._adoptions:
@@ -443,7 +452,7 @@ class Checker:
 
 
 def check_positions(samples: Iterable[tuple[float, int]], checkpoints: Iterable[Checkpoint], tally: Tally) -> None:
-    """Complain of each position of the slot that was there before its checkpoint was written.
+    """Report each position of the slot that was confirmed before its checkpoint was written.
 
     An epoch begins anew: what was delivered in the one before says nothing of its positions.
     """

@@ -1,6 +1,6 @@
 """Commands to the pipeline of a storm, and whether each was carried out once.
 
-Used by ``storm``. What is given goes the way of ``pgsluice snapshot``, but past the pipeline's proxies.
+Used by ``storm``. Commands are sent as ``pgsluice snapshot`` does it, but not through the pipeline's proxies.
 """
 
 import json
@@ -35,10 +35,10 @@ class Commander:
         self._topics = CommandTopics(name, self._topic, f"{name}.checkpoint", f"{name}.snapshots", is_atomic=is_atomic)
         self._is_atomic = is_atomic
         self._sent: set[str] = set()
-        """The ids of commands that Kafka has for certain."""
+        """The ids of commands that Kafka has certainly stored."""
 
     def give(self, verb: Verb, tables: Sequence[str] = (), where: str = "") -> bool:
-        """Send a command; return whether Kafka has it for certain: brokers may be away."""
+        """Send a command. Return whether Kafka has certainly stored it, because brokers may be away."""
         command = new_command(verb, tuple(f"public.{table}" for table in tables), where)
         try:
             with self._client() as client:
@@ -65,7 +65,7 @@ class Commander:
             return {one.table: one.state for one in client.loaded()}
 
     def check(self, tally: Tally) -> None:
-        """Complain of what is wrong with the answers to the commands that were sent for certain."""
+        """Report problems in the answers to the commands that Kafka has certainly stored."""
         check_answers(self._sent, self._answers(), tally, is_atomic=self._is_atomic)
 
     def _client(self) -> CommandClient:
@@ -93,7 +93,7 @@ class Commander:
 def check_answers(
     sent: Iterable[str], answers: Mapping[str, Sequence[Mapping[str, Any]]], tally: Tally, *, is_atomic: bool
 ) -> None:
-    """Complain of commands that were not answered, or answered twice as if they had been carried out again."""
+    """Report commands without an answer, and those that seem to have been carried out twice."""
     for identifier in sent:
         tally.commands += 1
         found = answers.get(identifier, ())

@@ -2,9 +2,9 @@
 
     python daemon.py STEP N RULE run -c config.toml
 
-The product has no failpoints. This wraps the methods at whose borders a crash could do harm; each step leaves
-the world in the state that its name says before SIGKILL. A rule named is taken out of the product, to see whether
-the storms notice. Either may be empty. ``storm`` starts it.
+The product has no failpoints. This script wraps the methods before or after which a crash could do harm. Each step
+brings about the state that its name describes, and then sends SIGKILL. If a rule is named, it is taken out of the
+product, and the storms have to notice that. Either may be empty. ``storm`` starts it.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ from pgsluice.transactions import Transactions
 FLUSH_S = 10.0
 
 COMMIT_MAX_S = 0.02
-"""A commit is answered within that time, mostly: a crash falls before, between or behind request and answer."""
+"""Most commits are answered within this time. So a crash comes before the request, before the answer, or after it."""
 
 REPORTS_S = 1.0
 """Enough for a status update to arrive."""
@@ -150,24 +150,24 @@ RULES: Mapping[str, Callable[[], None]] = {
     "a checkpoint has the offset of commands": _commands_are_taken_again,
     "writers are waited for": _nobody_is_waited_for,
 }
-"""What can be taken out."""
+"""The rules that can be taken out."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """The method at whose border the process dies: before it runs, or when it has returned."""
+    """A method, before or after which the process dies."""
 
     owner: type
     method: str
     before: bool = False
     first: Callable[..., object] = lambda *_: None
-    """Brings about the state that the step is named after; gets what the method gets."""
+    """Brings about the state that the step is named after. It gets the arguments of the method."""
     wait_s: float = 0.0
     """Before each call of a coroutine."""
     counts: Callable[..., bool] = lambda *_: True
-    """Whether a call is one; gets what the method gets."""
+    """Whether a call counts. It gets the arguments of the method."""
     armed: Callable[[], threading.Event] | None = None
-    """Makes what a call waits for: it counts only when that has happened since the last count."""
+    """Creates an event that a call waits for. The call counts only if the event has happened since the last count."""
 
 
 def _flush(producer: CutProducer) -> None:
@@ -266,11 +266,11 @@ STEPS: Mapping[str, Step] = {
 """All steps by name, in the order of a session."""
 
 LOAD_STEPS = [name for name, step in STEPS.items() if step.owner in (Commands, Requests, ChunkReader, Outbox)]
-"""Those that are passed when a command has asked for a table."""
+"""The steps that are passed when a command has asked for a table."""
 
 
 def install(step: Step, passes: int) -> None:
-    """Wrap the step's method so that its ``passes``-th call is the last thing that the process does."""
+    """Wrap the step's method so that the process dies at its ``passes``-th call."""
     method = getattr(step.owner, step.method)
     passing = _Passing(step, passes)
 
@@ -316,7 +316,7 @@ class _Passing:
 
 
 def main() -> int:
-    """Install the failpoint, then be pgsluice."""
+    """Install the failpoint, then run pgsluice."""
     step, passes, rule, *arguments = sys.argv[1:]
     if rule:
         RULES[rule]()

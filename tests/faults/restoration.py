@@ -1,8 +1,8 @@
 """A server that is restored from a snapshot of its disk, and an operator who does what the runbook says.
 
-The server gives out again the LSNs that it had given out since the snapshot, and heartbeats have told Kafka that
-everything before them is delivered. Whoever believed that would drop the transactions that get these LSNs now. So the
-daemon has to refuse, for good, until somebody adopts the slot: docs/runbook.md.
+The server uses the LSNs again that it has used since the snapshot. But according to Kafka, everything before these LSNs
+is delivered, because heartbeats have said so. A daemon that believed this would drop the transactions that get these
+LSNs now. So it has to refuse until somebody adopts the slot (docs/runbook.md).
 """
 
 import time
@@ -18,9 +18,9 @@ from tests.faults.workload import Workload
 
 REFUSED = 65
 WENT_BACK = "restored"
-"""What the daemon says of a server that has another history than the one that it delivered."""
+"""The daemon's message about a server whose history differs from the delivered one."""
 REFUSED_BEFORE = "An earlier run found this"
-"""What it says when it has not judged the server anew: a refusal is recorded, and lasts."""
+"""The daemon's message when it has not examined the server again, because a refusal is recorded."""
 
 REACTION_S = 120.0
 """How long the daemon may take to start, or to notice: brokers may be away meanwhile."""
@@ -28,17 +28,17 @@ REACTION_S = 120.0
 POLL_S = 0.1
 
 PUBLISHED = 3
-"""Transactions that are published, at LSNs that others had before; no more wait for the daemon to notice."""
+"""How many published transactions are written at LSNs that were used before. Then the daemon has to notice."""
 
 SCRATCH_ROWS = 1000
-"""Of a transaction that is not published."""
+"""The rows of a transaction that is not published."""
 
 MARGIN_BYTES = 256 * 1024
 """More than a server writes by itself within a moment."""
 
 
 class Restoration:
-    """Sets the server back, and sees to it that the daemon does not go on as if nothing had happened."""
+    """Sets the server back, and checks that the daemon does not go on as if nothing had happened."""
 
     def __init__(
         self, database: Database, workload: Workload, victim: Victim, slot: str, note: Callable[[str], None]
@@ -49,12 +49,12 @@ class Restoration:
         self._slot = slot
         self._note = note
         self._lost_end = 0
-        """Where the WAL ended that is gone."""
+        """The end of the lost WAL."""
         self.kept_until = 0
-        """Where the WAL ended when the snapshot was taken."""
+        """The end of the WAL when the snapshot was taken."""
 
     def run(self, restore: Restore) -> int | None:
-        """Return where the slot stood when it was adopted; None if the daemon went on, which it must not."""
+        """Return the slot's position when it was adopted. Return None if the daemon went on, which is an error."""
         self._victim.daemon.wait_until_ready(timeout_s=REACTION_S)
         with self._workload.quiet():
             self._set_back(restore)
@@ -97,7 +97,7 @@ class Restoration:
         self._wait_until_confirmed()
 
     def _write_scratch(self, transactions: int) -> None:
-        """Write what nobody publishes: heartbeats move on what counts as delivered."""
+        """Write to unpublished tables, so that heartbeats move the delivered position."""
         with self._database.connect() as connection:
             for _ in range(transactions):
                 connection.execute("INSERT INTO scratch SELECT generate_series(1, %s)", [SCRATCH_ROWS])
@@ -114,7 +114,7 @@ class Restoration:
         self._note("what is lost is overwritten")
 
     def _refuses_to_start(self, death: Death | None = None, because: str = WENT_BACK) -> bool:
-        """Start the daemon, which may die at a step before, and return whether it refuses."""
+        """Start the daemon, and return whether it refuses. It may die at a step before."""
         if death is not None:
             self._victim.die(death, or_with=REFUSED)
         said_before = len(self._victim.daemon.log_text())

@@ -1,4 +1,4 @@
-"""Rounds of storms, one on each server version at a time, until enough was killed.
+"""Runs rounds of storms, one on each server version at a time, until there have been enough kills.
 
 Used by ``test_faults`` and ``python -m tests.faults``.
 """
@@ -17,7 +17,10 @@ from tests.faults.storm import SERVER_SETTINGS, Cluster, Fate, Report, Storm, St
 VERSIONS = (14, 16, 18)
 
 ROUND_KILLS = 30
-"""In all pipelines together: then everything is read and judged, and new pipelines begin."""
+"""How many kills all pipelines of a round have together.
+
+After these, everything is read and checked, and new pipelines begin.
+"""
 
 KILLS_PER_BROKER_KILL = 12
 KILLS_PER_SERVER_KILL = 5
@@ -32,7 +35,7 @@ ORDERS = 5
 
 
 class StormError(AssertionError):
-    """Something was lost, doubled, torn or out of order, or stopped that should go on."""
+    """Something was lost, doubled, torn or out of order, or something stopped that should go on."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +43,11 @@ class Plan:
     """What happens in one round."""
 
     options: Mapping[int, script.Options]
-    """By server version, as are ``deaths`` and ``weather``."""
+    """The options by server version. ``deaths`` and ``weather`` have the same keys."""
     deaths: Mapping[int, Sequence[script.Death]]
     weather: Mapping[int, Sequence[script.Fault]]
     restores: Mapping[int, script.Restore]
-    """By server version, as far as servers are restored: one of them in each round."""
+    """The restorations by server version. One server is restored in each round."""
     brokers: Sequence[script.Fault]
     loading: Mapping[int, script.Loading]
     """By server version, as are ``orders``."""
@@ -54,8 +57,8 @@ class Plan:
     def draw(cls, seed: str, kills: int, versions: Sequence[int], mode: script.Mode) -> "Plan":
         """Draw a round with ``kills`` kills.
 
-        The network stays as it is in the mode at least once: what a dead owner left in it could arrive later. Nor
-        is a server restored: what comes again in a new epoch is told from what comes again anyway in cuts only.
+        In at-least-once mode, the network has no faults, because records that a dead owner left in it could arrive
+        later. No server is restored either, because only cuts distinguish the repetitions of a new epoch from others.
         """
         is_exact = mode == "exactly_once"
         brokers = kills // KILLS_PER_BROKER_KILL
@@ -83,7 +86,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is put into the storms: the product as it is, unless a rule is taken out."""
+    """The product in the storms. A rule may be taken out of it."""
 
     versions: Sequence[int] = VERSIONS
     mode: script.Mode = "exactly_once"
@@ -91,7 +94,7 @@ class Subject:
 
 
 def run(seed: str, kills: int, subject: Subject, say: Callable[[str], None], *, first_round: int = 1) -> Report:
-    """Kill until it was enough; StormError, with seed and script, when a round was not right."""
+    """Run rounds until there have been enough kills. Raise StormError, with seed and script, if a round fails."""
     total = Report()
     versions = subject.versions
     names = {version: f"PG{version}" for version in versions}
@@ -130,7 +133,7 @@ def _round(seed: str, kills: int, servers: Mapping[int, Postgres], cluster: Clus
 
 
 def _together(storms: Mapping[int, Storm], plan: Plan, cluster: Cluster, report: Report) -> dict[int, BaseException]:
-    """Run all storms at the same time; return what ended one before its time."""
+    """Run all storms at the same time. Return the errors that ended some of them early."""
     failures: dict[int, BaseException] = {}
     calm, stop = threading.Event(), threading.Event()
 
@@ -157,7 +160,7 @@ def _together(storms: Mapping[int, Storm], plan: Plan, cluster: Cluster, report:
 def _story(
     seed: str, kills: int, plan: Plan, storms: Mapping[int, Storm], failures: Mapping[int, BaseException]
 ) -> str:
-    """Return all that is known of a round that went wrong."""
+    """Return all information about a failed round."""
     first, _, number = seed.rpartition(".")
     lines = [f"round {number} of seed {first}, drawn again by KILLS={kills} SEED={first} ROUND={number}:"]
     for version, storm in storms.items():

@@ -1,4 +1,4 @@
-"""What a round is made of, all of it drawn from one seed: the options of each daemon, its deaths, and the weather."""
+"""The parts of a round, all drawn from one seed: the options of each daemon, its deaths, and the faults around it."""
 
 import random
 from collections.abc import Sequence
@@ -31,31 +31,31 @@ PASSES = {
 """How often a step is passed at most before the daemon dies there, where it is not ``USUAL_PASSES``."""
 USUAL_PASSES = 15
 EARLY_PASSES = 5
-"""While the weather is at its worst."""
+"""How often a step is passed at most before the daemon dies there, while there are the most faults around it."""
 FIRST_STEPS = ("slot announced", "slot created")
-"""Passed only when a pipeline starts for the first time."""
+"""Steps that are passed only when a pipeline starts for the first time."""
 START_STEPS = (
     "streaming, not fenced",
     "fenced, checkpoint not read",
     "checkpoint read",
     SILENCE,
 )
-"""Passed once in a session."""
+"""Steps that are passed once in a session."""
 
 FIRST_STARTS = START_STEPS[:3]
 """Steps at which a daemon dies before it may have noticed that the server was set back."""
 
 ADOPTING_STEPS = ("checkpoint read", "Kafka transaction begun", "checkpoint produced", "commit sent", "committed")
-"""Passed by a daemon that begins a new epoch."""
+"""Steps that are passed by a daemon that begins a new epoch."""
 
 SCRATCH = (40, 160)
 
 TWO_PHASE_VERSION = 15
 TWO_PHASE_STEPS = ("prepared", *(step for step in STEPS if "prepared received" in step))
-"""Not passed by older servers."""
+"""Steps that need a newer server."""
 
 STREAM_STEPS = ("stream committed", "stream aborted", "spilled", "read back")
-"""Not passed where large transactions come after their commit."""
+"""Steps that are not passed if large transactions come after their commit."""
 
 TRANSACTION_STEPS = [name for name, step in STEPS.items() if step.owner is TransactionalProducer]
 
@@ -67,7 +67,7 @@ DEATHS_BEFORE_TRAPS = 5
 """A round with more has those, too, of which a prepared transaction could be lost."""
 
 LIFE_MAX_S = 4.0
-"""Of a daemon that dies at a moment, its start included."""
+"""The longest life of a daemon that dies at a random moment, including its start."""
 
 
 CHUNK_ROWS = (8, 40)
@@ -85,7 +85,7 @@ ORDERED = (
     "made_1",
     "made_2",
 )
-"""Tables that commands ask for; the others are so large that they would take most of the time."""
+"""Tables that commands ask for. The others are so large that they would take most of the time."""
 
 ORDER_PAUSE_S = (1.0, 5.0)
 PAUSED_S = (0.5, 2.0)
@@ -135,7 +135,7 @@ class Options:
 
     @classmethod
     def draw(cls, rng: random.Random, version: int) -> Self:
-        """Draw what the server offers, and what goes together."""
+        """Draw a combination of options that the server supports."""
         streaming = rng.choice(("off", "on", "parallel" if version >= PARALLEL_VERSION else "on"))
         binary, messages = rng.random() < 1 / 2, rng.random() < 1 / 3
         origin = "none" if version >= ORIGIN_VERSION and rng.random() < 1 / 4 else "any"
@@ -151,7 +151,7 @@ class Options:
 
 
 def orders(rng: random.Random, options: Options, count: int) -> list[Order]:
-    """Draw ``count`` commands, with a pause of all loads among them, which ends soon."""
+    """Draw ``count`` commands. One of them pauses all loads for a short time."""
     found: list[Order] = []
     while len(found) < count:
         verb: Verb = rng.choices(("start", "cancel"), (4, 1))[0]
@@ -166,7 +166,7 @@ def orders(rng: random.Random, options: Options, count: int) -> list[Order]:
 
 @dataclass(frozen=True)
 class Death:
-    """How the daemon dies: when it passes a step for the ``passes``-th time, or after ``seconds``."""
+    """The death of a daemon: when it passes a step for the ``passes``-th time, or after ``seconds``."""
 
     step: str
     passes: int = 1
@@ -178,7 +178,7 @@ class Death:
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that happens around the daemon after a ``pause``, and lasts for ``seconds``."""
+    """A fault around the daemon, which begins after a ``pause`` and lasts for ``seconds``."""
 
     kind: str
     pause: float
@@ -194,7 +194,7 @@ class Fault:
 
 
 class Notice(StrEnum):
-    """When the daemon can notice that its server was set back."""
+    """The moments at which the daemon can notice that its server was set back."""
 
     RUNNING = "while the daemon runs"
     AT_ONCE = "before a daemon starts"
@@ -213,12 +213,12 @@ class Restore:
     scratch: int
     """Transactions that are not published between the two, each of some tens of KiB."""
     saves_slot: bool
-    """Whether the snapshot has the slot where it stood last; otherwise what was delivered comes again."""
+    """Whether the snapshot has the slot's last position. Otherwise, delivered transactions come again."""
     notice: Notice
     death: Death | None
-    """Of the first daemon that is started with the restored server."""
+    """The death of the first daemon that is started with the restored server."""
     adopter: Death | None
-    """How the daemon dies that is to adopt the slot."""
+    """The death of the daemon that has to adopt the slot."""
 
     @classmethod
     def draw(cls, rng: random.Random, deaths: int) -> Self:
@@ -245,10 +245,10 @@ class Restore:
 NETWORK = ("cut", "cut at a byte", "stall", "drop", "refuse")
 
 FOREIGN_TRANSACTION = "foreign transactions"
-"""Somebody else writes to every topic of changes, and aborts it: no consumer sees that, but offsets are taken."""
+"""Another program writes to every topic of changes, and aborts. No consumer sees this, but it uses up offsets."""
 
 FOREIGN_AT_LEAST = 2
-"""As often in every round: some find brokers that are away, or no daemon."""
+"""How often this happens in every round. Sometimes brokers are away, or there is no daemon."""
 
 DATABASE_FAULTS = (
     ("daemon frozen", 2),
@@ -256,12 +256,12 @@ DATABASE_FAULTS = (
     *((f"PostgreSQL {name}", 1) for name in NETWORK),
     *((f"Kafka {name}", 1) for name in NETWORK),
 )
-"""Of one pipeline, with how often they are chosen, beside kills of its server."""
+"""The faults around one pipeline, besides kills of its server, with the frequency of each."""
 
 BROKER_KILLED = "broker killed"
 BROKER_FROZEN = "broker frozen"
 BROKER_ISOLATED = "broker isolated"
-"""Cut off from the other brokers, but not from clients, to whom it still claims to lead its partitions."""
+"""The broker is cut off from the other brokers, but not from clients. It still claims to lead its partitions."""
 
 ISOLATION_S = (8.0, 24.0)
 """The others elect new leaders after ``broker.session.timeout.ms``, which is 6 s here."""
@@ -309,7 +309,7 @@ def database_weather(rng: random.Random, count: int, kills: int) -> list[Fault]:
 
 
 def cluster_weather(rng: random.Random, freezes: int, isolations: int, kills: int) -> list[Fault]:
-    """Draw faults of brokers, which happen one at a time; nobody is isolated before there are topics."""
+    """Draw faults of brokers, which happen one at a time. No broker is isolated before there are topics."""
     kinds = [BROKER_FROZEN] * freezes + [BROKER_KILLED] * kills
     rng.shuffle(kinds)
     for _ in range(isolations):

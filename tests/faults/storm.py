@@ -1,4 +1,4 @@
-"""A pipeline in a storm: workload, faults by script, then calm, and the judgement of an independent reader.
+"""A pipeline in a storm: a workload, faults from a script, then calm, and the check by an independent reader.
 
 ``Cluster`` is shared by the storms of all server versions; each has a proxy in front of every broker and one in
 front of its server. Used by ``test_faults`` and, for the long run, by ``python -m tests.faults``.
@@ -53,12 +53,12 @@ from tests.support.reader import CONSUMER, Reader
 from tests.support.replay import Replay
 
 CALM_S = 120.0
-"""How long the daemon may take to be ready once nothing goes wrong any more."""
+"""How long the daemon may take to be ready after the last fault."""
 
 PARTITIONS = 2
 
 LOADED_S = 120.0
-"""How long the daemon may come no further with what is to be loaded, or to be delivered before."""
+"""How long loads, and the deliveries before them, may make no progress."""
 
 BESIDE_WORK_S = 15.0
 """How long loads go on in calm beside the workload. It prepares transactions that keep some tables from being read."""
@@ -75,11 +75,11 @@ SERVER_SETTINGS = {
 
 
 FOREIGN_TIMEOUT_S = 10
-"""For each of somebody else's requests; then the brokers end the transaction."""
+"""The time-out of another program's requests. After it, the brokers end the transaction."""
 FOREIGN_PAUSE_S = 0.2
-"""With a transaction open."""
+"""How long another program keeps a transaction open."""
 STREAMING_S = 15.0
-"""How long somebody else waits for a daemon that streams; some die before."""
+"""How long another program waits for a daemon that streams. Some daemons die before."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class StormSetup:
 
 @dataclass(frozen=True)
 class Fate:
-    """What happens to a pipeline."""
+    """The script of a pipeline."""
 
     deaths: Sequence[Death]
     weather: Sequence[Fault]
@@ -103,7 +103,7 @@ class Fate:
 
 
 def settings(setup: StormSetup) -> dict[str, dict[str, Any]]:
-    """Return the daemon's settings: everything small, and reports as often as can be."""
+    """Return the daemon's settings: all limits are small, and reports are as frequent as possible."""
     return {
         "postgres": {"publications": [PUBLICATION], "status_interval": "100ms", **asdict(setup.options)},
         "kafka": {"topics": {"partitions": PARTITIONS}},
@@ -116,7 +116,7 @@ def settings(setup: StormSetup) -> dict[str, dict[str, Any]]:
 
 @dataclass
 class Report:
-    """What a run did, and what came of it."""
+    """What a run did, and its result."""
 
     options: Counter[str] = field(default_factory=Counter)
     """Of all pipelines."""
@@ -179,7 +179,7 @@ class Cluster:
         return ",".join(proxy.address for proxy in self.proxies[name].values())
 
     def suffer(self, faults: Sequence[Fault], report: Report, stop: threading.Event) -> None:
-        """Let the brokers' faults happen, one after the other; all brokers run in the end, and agree."""
+        """Let the brokers' faults happen, one after the other. In the end, all brokers run and agree."""
         for fault in faults:
             stop.wait(fault.pause)
             if fault.kind == BROKER_KILLED:
@@ -199,7 +199,7 @@ class Cluster:
             self.kafka.wait_until_in_sync()
 
     def _isolate(self, fault: Fault, report: Report, stop: threading.Event) -> None:
-        """Isolate a broker; another one instead if it leads no partition, as after a kill: nobody would notice."""
+        """Isolate a broker that leads a partition. If the chosen one leads none, as after a kill, take another one."""
         nodes = [(fault.broker + offset - 1) % BROKERS + 1 for offset in range(BROKERS)]
         node = next((node for node in nodes if self.kafka.led(node)), fault.broker)
         self._links.isolate(node, silently=fault.count % 2 == 0)
@@ -212,7 +212,7 @@ class Cluster:
 
 
 class Positions:
-    """The slot's position, sampled all the time."""
+    """The samples of the slot's position."""
 
     def __init__(self, database: Database, slot: str) -> None:
         self._database = database
@@ -240,7 +240,7 @@ class Positions:
 
 
 class Storm:
-    """One pipeline on one server, from its first start to the judgement."""
+    """One pipeline on one server, from its first start to the check."""
 
     def __init__(self, database: Database, cluster: Cluster, listener: str, seed: str, setup: StormSetup) -> None:
         """Choose the database, which stays empty until ``run``, and the cluster's listener."""
@@ -258,9 +258,9 @@ class Storm:
             cluster.kafka.bootstrap_servers, self._name, self._note, is_atomic=setup.mode == "exactly_once"
         )
         self._adoptions: list[int] = []
-        """Where the slot stood each time that a new epoch began."""
+        """The slot's position at the beginning of each new epoch."""
         self._lost_from: list[int] = []
-        """From which LSN on the WAL was lost each time."""
+        """The LSN from which on the WAL was lost, for each restoration."""
         self._undisturbed = threading.Lock()
         """One thing at a time happens to the server, its network and the daemon, beside the daemon's deaths."""
         self._began = time.monotonic()
@@ -268,7 +268,7 @@ class Storm:
         self._failures: list[BaseException] = []
 
     def run(self, fate: Fate, calm: threading.Event) -> None:
-        """Let everything happen, then judge; ``calm`` is set once the brokers are left alone."""
+        """Run the script, then check. ``calm`` is set after the last fault of the brokers."""
         server = self._database.server
         self._workload.prepare()
         with ExitStack() as context:
@@ -333,7 +333,7 @@ class Storm:
             raise
 
     def _die_around(self, restore: Restore | None, deaths: Sequence[Death]) -> None:
-        """See the daemon die, and have the server restored in between, if it is to be."""
+        """Let the daemon die as scripted, and restore the server in between if the script says so."""
         if restore is None:
             self._die(deaths)
             return
@@ -342,7 +342,7 @@ class Storm:
         self._die(deaths[restore.after :])
 
     def _die(self, deaths: Sequence[Death]) -> None:
-        """See the daemon die, as often as the script says; afterwards a new one runs."""
+        """Let the daemon die as often as the script says. Afterwards, a new one runs."""
         for death in deaths:
             if death.step in LOAD_STEPS and not self._provoke():
                 self._victim.die(Death(AT_A_MOMENT, seconds=LIFE_MAX_S))
@@ -374,7 +374,7 @@ class Storm:
             self._commander.give(order.verb, [order.table] if order.table else [], order.where)
 
     def _provoke(self) -> bool:
-        """Have the next daemon read a table; whether it is going to, as far as is known."""
+        """Ask the next daemon to read a table. Return whether it will, as far as is known."""
         return self._commander.give("resume") and self._commander.give("start", [FILLED[0]])
 
     def _load_beside_work(self) -> None:
@@ -422,7 +422,7 @@ class Storm:
         return True
 
     def _reached(self) -> str:
-        """Return how far the daemon has come, in words of no meaning."""
+        """Return a text that changes whenever the daemon makes progress."""
         try:
             status = self._daemon.status()
         except ServerError:
@@ -595,7 +595,7 @@ class Storm:
 
 
 def confirmed_lsn(connection: psycopg.Connection, slot: str) -> int | None:
-    """Return the slot's position; None while there is none."""
+    """Return the slot's position. Return None if there is no slot."""
     query = "SELECT confirmed_flush_lsn - '0/0' FROM pg_replication_slots WHERE slot_name = %s"
     row = connection.execute(query, [slot]).fetchone()
     return None if row is None or row[0] is None else int(row[0])

@@ -1,7 +1,7 @@
-"""The storms' checker complains of each thing that could be wrong, and of nothing when all is right.
+"""The storms' checker reports each kind of problem, and reports nothing if everything is right.
 
-A small history is made by hand, spoilt in one way, and laid out in cuts whose records agree with what is in them,
-as those of a daemon would that had made the mistake.
+Each test makes a small history, spoils it in one way, and puts it into cuts whose records match their content, as a
+daemon with this error would write them.
 """
 
 from collections import Counter
@@ -47,7 +47,7 @@ Spoil: TypeAlias = Callable[[History], object]
 MESSAGES = Options(messages=True)
 
 SLOT_LSN = 460
-"""Where the slot stands when it is adopted, in histories with two epochs."""
+"""The slot's position when it is adopted, in histories with two epochs."""
 
 
 def row(table: str, op: str, lsn: int, seq: int, *values: object, origin: str | None = None) -> Event:
@@ -220,7 +220,10 @@ def judged(
     adoptions: Sequence[int] = (),
     prepares: Mapping[int, int] | None = None,
 ) -> Tally:
-    """Return what the checker says of a history read cut by cut; a new epoch begins at the first adoption."""
+    """Return the checker's reports about a history that it reads cut by cut.
+
+    A new epoch begins at the first adoption.
+    """
     checker = Checker(Replay(tombstones=lambda _: False, partitions=lambda _: 1), options, adoptions, prepares)
     checker.check_cuts(laid_out(spoilt, adoptions[0] if adoptions else SLOT_LSN))
     checker.check_whole(contents(options), list(rest))
@@ -257,7 +260,7 @@ def found(cuts: History, lsn: int, *names: str) -> list[tuple[list[Event], Event
 
 
 def without(lsn: int, *names: str, unnoticed: bool = False) -> Spoil:
-    """Leave records out; ``unnoticed``: and let the places have no gap."""
+    """Leave records out. ``unnoticed``: leave no gap in the places."""
 
     def spoil(cuts: History) -> None:
         for cut, event in found(cuts, lsn, *names):

@@ -1,4 +1,4 @@
-"""Whoever waits for the daemon of a storm has to notice when it delivers nothing more, and when it has ended."""
+"""A storm that waits for its daemon notices if the daemon delivers nothing more, or has ended."""
 
 import signal
 import time

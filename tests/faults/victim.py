@@ -1,4 +1,4 @@
-"""The daemon of a storm, which is started to die as the script says, again and again. Used by storm and restoration."""
+"""The daemon of a storm. It is started again and again, and dies as the script says. Used by storm and restoration."""
 
 import json
 import time
@@ -21,7 +21,7 @@ CONFIRMED_POLL_S = 0.1
 LOG_SHOWN = 3000
 
 STANDSTILL_S = 120.0
-"""How long the daemon may deliver nothing although there is something: brokers may be away meanwhile."""
+"""How long the daemon may deliver nothing although there are changes. Brokers may be away meanwhile."""
 
 KILLED = -9
 
@@ -37,7 +37,7 @@ class Victim:
         self._without = without
 
     def start(self, death: Death | None, *arguments: str) -> None:
-        """Start the daemon to die so; one that still runs has come to the end of its time."""
+        """Start a daemon that dies in this way. If one still runs, its time is over."""
         if self.daemon.alive:
             self.daemon.kill()
             self._kills[f"daemon: {AT_A_MOMENT}"] += 1
@@ -64,7 +64,7 @@ class Victim:
     def wait_until_confirmed(
         self, lsn: int, position: Callable[[], int | None], standstill_s: float = STANDSTILL_S
     ) -> None:
-        """Return when the slot, whose ``position`` is asked for, has reached ``lsn``.
+        """Wait until the slot, whose ``position`` is asked for, has reached ``lsn``.
 
         A busy machine may need minutes to catch up, and an early prepared transaction can hold the slot back nearly to
         the end. So only the time in which nothing more is delivered has a limit: TimeoutError then. ServerError when
@@ -85,7 +85,10 @@ class Victim:
             time.sleep(CONFIRMED_POLL_S)
 
     def delivered(self) -> int:
-        """Return the position before which everything is delivered, as the daemon says; 0/0 between two sessions."""
+        """Return the position up to which everything is delivered, as the daemon reports it.
+
+        It is 0/0 between two sessions.
+        """
         try:
             status = self.daemon.status()
         except ServerError:
@@ -101,7 +104,7 @@ class Victim:
         return f"status of the daemon: {status}\nend of its log:\n{self.daemon.log_text()[-LOG_SHOWN:]}"
 
     def expect_end(self, *expected: int) -> None:
-        """Take note that the daemon has ended; ServerError unless its exit code is one of those expected."""
+        """Note that the daemon has ended. Raise ServerError unless its exit code is one of those expected."""
         status = self.daemon.wait()
         if status not in expected:
             raise ServerError(f"pgsluice ended with exit code {status}:\n{self.daemon.log_text()[-LOG_SHOWN:]}")

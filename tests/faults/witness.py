@@ -1,6 +1,6 @@
-"""What PostgreSQL committed, as a slot of its own tells it: what each table holds at every position.
+"""The content of each table at every position, from a slot of its own that decodes what PostgreSQL committed.
 
-PostgreSQL decodes the WAL a second time, by the function of its SQL interface; nothing here is pgsluice's. The storms
+PostgreSQL decodes the WAL a second time, with a function of its SQL interface. No code of pgsluice is used. The storms
 compare rows that were read, and copies of tables, with it.
 
 https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
@@ -35,7 +35,7 @@ Key: TypeAlias = str | None
 
 
 class Change(NamedTuple):
-    """A change of one row, or of all; ``old`` is the row before, as far as it was told, ``new`` the one behind."""
+    """A change of one row, or of all. ``old`` is the known part of the old row, ``new`` the new one."""
 
     table: str
     old: Row | None
@@ -57,7 +57,7 @@ class TableContents:
     keyless: Counter[frozenset[tuple[str, str | None]]] = field(default_factory=Counter)
 
     def apply(self, change: Change) -> Key:
-        """Make a change; return the key that it concerns, which two changes tell where it changes itself."""
+        """Apply a change, and return its key. A change of the key itself comes as two changes."""
         if change.old is None and change.new is None:
             self.rows.clear()
             self.keyless.clear()
@@ -92,7 +92,7 @@ class Truth:
         self._lost_from = lost_from
 
     def advance(self, epoch: int, lsn: int) -> set[tuple[str, Key]]:
-        """Let everything happen that was committed before ``lsn``; return the tables and keys that it has changed."""
+        """Apply everything that was committed before ``lsn``. Return the changed tables and keys."""
         end = min([lsn, *self._lost_from[epoch - 1 : epoch]])
         touched: set[tuple[str, Key]] = set()
         while self._left and self._left[0].lsn < end:
@@ -104,12 +104,12 @@ class Truth:
         return touched
 
     def table(self, name: str) -> TableContents:
-        """Return what a table holds."""
+        """Return the content of a table."""
         return self.tables.setdefault(name, TableContents())
 
 
 def committed(connection: psycopg.Connection) -> list[Committed]:
-    """Return all that the slot tells, from when it was made to now."""
+    """Return everything that the slot decodes, from its creation to the present."""
     arguments = SLOT, "proto_version", "publication_names", PUBLICATION
     with connection.transaction(), connection.cursor(binary=True) as cursor:
         connection.execute("SET LOCAL logical_decoding_work_mem = '64MB'")

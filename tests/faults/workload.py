@@ -1,10 +1,10 @@
-"""What happens in the database while everything around it fails: many kinds of transactions, all accounted for.
+"""The transactions in the database while everything around it fails. There are many kinds, and all are accounted for.
 
-Every transaction that changes published tables inserts a row into ``ledger``: its number, and how many changes
-it makes beside that row. So PostgreSQL's own contents tell which transactions were committed, also when the
-answer to a COMMIT was lost. One worker is a visitor: it works under a replication origin, as what applies another
-server's changes does. Some tables have rows before the daemon is there, and others join the publication later.
-Nothing here knows of the daemon, nor which options it runs with.
+Every transaction that changes published tables inserts a row into ``ledger``: its number, and how many changes it makes
+beside that row. So the content of PostgreSQL says which transactions were committed, even if the answer to a COMMIT was
+lost. One worker is a visitor: it works under a replication origin, like a program that applies another server's
+changes. Some tables have rows before the daemon starts, and others join the publication later. This module knows
+neither the daemon nor its options.
 """
 
 import random
@@ -25,18 +25,18 @@ from tests.faults import witness
 PUBLICATION = "everything"
 
 VISITED = ("ledger", "batch", "note", "aside")
-"""Tables that the visitor writes to, each row with its origin."""
+"""Tables to which the visitor writes. Each row has its origin."""
 
 WITHOUT_KEY = "loose"
 
 FILLED = ("goods", WITHOUT_KEY)
-"""Tables that have rows before anybody follows them."""
+"""Tables that have rows before the daemon starts."""
 
 SKIPPED = (*VISITED, "debit", "credit")
 """Tables that prepared transactions hold for long, so that they cannot be read: only commands have them loaded."""
 
 TABLES = (*VISITED, "debit", "credit", "document", "shape", *FILLED)
-"""Published, and compared in the end, with those that are made later."""
+"""The tables that are published and compared in the end, together with those that are created later."""
 
 WORKERS = 4
 VISITOR = WORKERS + 1
@@ -52,10 +52,10 @@ HELD = 6
 BALANCE = 1000
 
 BIG_BYTES = 12_000
-"""Of a document's text, stored out of line: an update that does not touch it does not send it."""
+"""The length of a document's text, which is stored out of line. An update that does not touch it does not send it."""
 
 BATCH_ROWS = (50, 200)
-"""Of a step of a large transaction: more than logical_decoding_work_mem holds."""
+"""The rows of a step of a large transaction: more than logical_decoding_work_mem can hold."""
 
 GOODS = 300
 LOOSE = 120
@@ -67,34 +67,34 @@ GOODS_BYTES = 2_400
 MADE_ROWS = 80
 MADE_MAX = 3
 MAKING_S = (2.0, 8.0)
-"""Between two tables that are made and join the publication."""
+"""The pause between two tables that are created and join the publication."""
 
 ASYNCHRONOUS = 0.3
 """How many transactions are visible before they are on disk."""
 
 PAUSE_S = 0.2
-"""At most, between two transactions of a worker."""
+"""The longest pause between two transactions of a worker."""
 
 HASTY_PAUSE_S = 0.05
 BURST = 40
-"""Transactions that follow each other in haste."""
+"""A worker in a hurry makes so many transactions with short pauses."""
 REST_S = 3.0
 
 CONNECT_TIMEOUT_S = 5
 RETRY_S = 0.1
 
 WORKER_NUMBERS = 1_000_000
-"""Apart between the first numbers of two workers."""
+"""The distance between the first numbers of two workers."""
 
 GIDS = [f"held {number}" for number in range(1, HELD + 1)]
-"""Used again and again."""
+"""The gids of prepared transactions, which are used again and again."""
 
 LONG = GIDS[:3]
 LONG_WEIGHT = 0.08
-"""Of those, how seldom they are ended: they stay prepared while the daemon dies several times."""
+"""The gids in LONG are chosen so seldom that their transactions stay prepared while the daemon dies several times."""
 
 PREPARED_PAUSE_S = 0.3
-"""At most, between two steps with prepared transactions: they are held over several crashes."""
+"""The longest pause between two steps with prepared transactions, which therefore outlive several crashes."""
 
 HERE = "nullif(current_setting('storm.origin', true), '')"
 """The session's origin, in SQL."""
@@ -149,7 +149,7 @@ Work: TypeAlias = Callable[[psycopg.Connection, random.Random], int]
 
 
 class RolledBack(Exception):
-    """The work has decided against it."""
+    """Raised to roll back a transaction on purpose."""
 
 
 def transfer(connection: psycopg.Connection, rng: random.Random) -> int:
@@ -306,7 +306,7 @@ def mixed(connection: psycopg.Connection, rng: random.Random) -> int:
 
 
 def visit(connection: psycopg.Connection, rng: random.Random) -> int:
-    """Do several things as the visitor, who touches no row of others; seldom a large one."""
+    """Do several things as the visitor, who touches no rows of others. A large transaction is rare."""
     # PostgreSQL takes the origin of a streamed transaction from its first change, and messages have none
     connection.execute("INSERT INTO scratch VALUES (1)")
     works = *((remark, say_aside) * 4), fill_batch
@@ -329,7 +329,7 @@ VISIT = f"""
 SELECT set_config('storm.origin', '{ORIGIN}', false), pg_replication_origin_session_setup('{ORIGIN}')
 WHERE NOT pg_replication_origin_session_is_setup()
 """
-"""Takes a while to succeed when the last session was cut off."""
+"""Sets up the session's origin. If the last session was cut off, this succeeds only after a while."""
 
 KINDS: Sequence[tuple[Work, int]] = (
     (transfer, 20),
@@ -346,7 +346,7 @@ KINDS: Sequence[tuple[Work, int]] = (
 
 
 class Workload:
-    """Threads that work on one database until told to stop; they wait for a server that is down."""
+    """Threads that work on one database until they are told to stop. If the server is down, they wait for it."""
 
     def __init__(self, database: Database, seed: str) -> None:
         self.database = database

@@ -1,8 +1,9 @@
 """The scripted Kafka: logs, a transaction coordinator, and the clients of confluent_kafka that talk to it.
 
-Transactions are Kafka's: an epoch per producer, EndTxn that decides before the markers reach the partitions, an open
-transaction that hides what follows it from read_committed readers, a timeout from the first partition on. The
-clients block in virtual time (:mod:`tests.simulation.virtual`); what goes wrong on the way is :class:`Weather`.
+Transactions work as in Kafka. Each producer has an epoch. EndTxn decides before the markers reach the partitions. An
+open transaction hides all later records from read_committed readers. The timeout begins with the first partition. The
+clients block in virtual time (:mod:`tests.simulation.virtual`). :class:`Weather` decides what goes wrong between
+clients and brokers.
 """
 
 import asyncio
@@ -26,8 +27,11 @@ T = TypeVar("T")
 MAX_TIMEOUT_MS = 60_000
 
 OUTDATED_IN_A_ROW = 12
-"""So many new clients of a process may get to the outdated broker, one after the other. A process that finds a topic
-changed asks some twenty, and stops if that one answers them all."""
+"""How many new clients of a process may reach the outdated broker in a row.
+
+If a process finds a topic changed, it asks with some twenty clients, and stops if the outdated broker answers all of
+them.
+"""
 
 
 @dataclass(slots=True)
@@ -39,11 +43,11 @@ class Entry:
     value: bytes | None
     marker: bool = False
     shown: bool | None = None
-    """Whether a late copy of a marker shows it or hides it, whatever becomes of its transaction."""
+    """Whether a late copy of a marker shows the record or hides it, whatever happens to its transaction."""
 
     @property
     def is_visible(self) -> bool:
-        """Whether read_committed readers get it, once they come so far."""
+        """Whether read_committed readers get it when they reach this offset."""
         if self.marker or self.shown is not None:
             return bool(self.shown)
         return self.transaction is None or bool(self.transaction.committed)
@@ -51,7 +55,7 @@ class Entry:
 
 @dataclass(slots=True)
 class Partition:
-    """A log, and where transactions that are still open in it begin."""
+    """A log, and the offsets at which its open transactions begin."""
 
     log: list[Entry] = field(default_factory=list)
     open: dict[int, int] = field(default_factory=dict)
@@ -62,7 +66,10 @@ class Partition:
         return min(self.open.values(), default=len(self.log))
 
     def lose(self, key: bytes, is_lost: Callable[[bytes], bool]) -> bool:
-        """Cut the log off behind the last record of ``key`` that is kept; False if that is the last one, or none is."""
+        """Truncate the log after the last kept record of ``key``.
+
+        Return False if there is no such record, or none after it.
+        """
         visible = [offset for offset, entry in enumerate(self.log) if entry.is_visible and entry.key == key]
         kept = [offset for offset in visible if not is_lost(self.log[offset].value or b"")]
         if not kept or kept[-1] == visible[-1]:
@@ -82,12 +89,12 @@ class Transaction:
     """The offsets of its records, in order."""
     committed: bool | None = None
     unmarked: set[tuple[str, int]] = field(default_factory=set)
-    """Partitions that the marker has not reached."""
+    """The partitions that the marker has not reached yet."""
 
 
 @dataclass(slots=True)
 class _Coordinated:
-    """What the coordinator knows of a transactional.id."""
+    """The coordinator's state of a transactional.id."""
 
     epoch: int = -1
     transaction: Transaction | None = None
@@ -95,7 +102,7 @@ class _Coordinated:
 
 @dataclass(slots=True)
 class Weather:
-    """What goes wrong between clients and brokers, while it does: probabilities per request."""
+    """What goes wrong between clients and brokers: probabilities for each request."""
 
     answer_lost: float = 0.0
     never_arrives: float = 0.0
@@ -103,12 +110,12 @@ class Weather:
     not_delivered: float = 0.0
     slow: float = 0.0
     marked_twice: float = 0.0
-    """A marker whose answer was lost is written again, at once or late: it takes two offsets."""
+    """If the answer to a marker is lost, the marker is written again, at once or late. It then takes two offsets."""
     is_away: bool = False
 
 
 class Broker:
-    """Kafka, as long as the world lasts."""
+    """Kafka. It exists as long as the world."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, dice: random.Random, on_commit: Callable[[Transaction], None]
@@ -123,13 +130,13 @@ class Broker:
         self._on_commit = on_commit
         self.sessions = 0
         self.on_record: Callable[[int, str, int, bytes], None] = lambda *_: None
-        """Told of every record that no transaction holds back: session, topic, partition, value."""
+        """Called with every record that is visible at once: session, topic, partition, value."""
         self.on_fence: Callable[[Process], None] = lambda _: None
-        """Told of every process that is about to fence the others."""
+        """Called with every process that is about to fence the others."""
         self.count = 0
-        """Transactions so far."""
+        """How many transactions there have been."""
         self.on_append: Callable[[Transaction, tuple[str, int]], None] = lambda *_: None
-        """Told of every record in a transaction, and where it is."""
+        """Called with every record in a transaction, and its place."""
         self._delayed: list[Callable[[], None]] = []
 
     def partition(self, place: tuple[str, int]) -> Partition:
@@ -150,7 +157,10 @@ class Broker:
         return max((one.epoch for one in self._coordinated.values()), default=-1)
 
     def init(self, name: str) -> int | None:
-        """Fence earlier producers and return the new epoch; None while their last transaction is still being ended."""
+        """Fence earlier producers and return the new epoch.
+
+        Return None while their last transaction is still being ended.
+        """
         found = self._coordinated.setdefault(name, _Coordinated())
         transaction = found.transaction
         if transaction is not None and transaction.committed is None:
@@ -163,7 +173,7 @@ class Broker:
         return found.epoch
 
     def write(self, name: str, epoch: int, timeout_s: float, records: "Sequence[_Queued]") -> bool:
-        """Append records to their partitions; False while the last transaction is still being ended."""
+        """Append records to their partitions. Return False while the last transaction is still being ended."""
         found = self._checked(name, epoch)
         transaction = found.transaction
         if transaction is not None and transaction.committed is not None:
@@ -175,7 +185,7 @@ class Broker:
         for record in records:
             self.append(transaction, (record.topic, record.partition), record.key, record.value)
         if self._delayed and self._dice.random() < 0.8:
-            # At the worst moment: what was sent long ago arrives in the middle of a transaction.
+            # The worst moment: a request that was sent long ago arrives in the middle of a transaction.
             _late(self._delayed.pop())
         return True
 
@@ -187,7 +197,7 @@ class Broker:
             self.loop.call_later(self._dice.choice((0.5, 1.0, 10.0, 50.0)), _late, request)
 
     def open(self, name: str, timeout_s: float, epoch: int = -1) -> Transaction:
-        """Open a transaction, which is aborted when it has not ended in time."""
+        """Open a transaction. It is aborted if it does not end in time."""
         self.count += 1
         transaction = Transaction(self.count, name, epoch)
         # Timers can be set in a thread, because the loop stands still then.
@@ -195,7 +205,7 @@ class Broker:
         return transaction
 
     def write_at_once(self, session: int, record: "_Queued") -> None:
-        """Append a record outside transactions: it is seen."""
+        """Append a record outside transactions. It is visible at once."""
         partition = self.partition((record.topic, record.partition))
         partition.log.append(Entry(None, record.key, record.value))
         self.on_record(session, record.topic, record.partition, record.value or b"")
@@ -225,7 +235,7 @@ class Broker:
         return former.committed
 
     def end(self, name: str, epoch: int, *, commit: bool) -> None:
-        """EndTxn: decides at once; the markers follow."""
+        """Handle EndTxn: decide at once. The markers follow."""
         found = self._checked(name, epoch)
         transaction = found.transaction
         if transaction is None:
@@ -242,7 +252,7 @@ class Broker:
         return found
 
     def decide(self, transaction: Transaction, *, committed: bool) -> None:
-        """End a transaction unless it has ended: its fate is sealed at once, the markers follow."""
+        """End a transaction unless it has ended. This is decided at once, and the markers follow."""
         if transaction.committed is not None:
             return
         transaction.committed = committed
@@ -265,7 +275,7 @@ class Broker:
         transaction.unmarked.discard(place)
 
     def time_out(self) -> None:
-        """Abort the transactions that are open, as their timeouts do: a commit that is on its way comes too late."""
+        """Abort the open transactions, as their timeouts do. A commit that is on its way comes too late."""
         for one in self._coordinated.values():
             if one.transaction is not None:
                 self._time_out(one.transaction)
@@ -291,7 +301,7 @@ class _Queued:
 
 
 class View:
-    """What one client is told of the logs: as they are, or as they were when its broker lost touch with its cluster."""
+    """The logs as one client sees them: as they are, or as they were when its broker lost touch with its cluster."""
 
     def __init__(self, broker: Broker, *, asks: float) -> None:
         """``asks``: which broker it is connected to, from 0 to 1."""
@@ -342,7 +352,7 @@ class Outdated:
 
 
 class Client:
-    """What all clients of one daemon share: the way to the broker."""
+    """The way to the brokers, which all clients of one daemon share."""
 
     def __init__(self, broker: Broker, process: Process, dice: random.Random, lag_s: Callable[[], float]) -> None:
         self.broker = broker
@@ -353,7 +363,7 @@ class Client:
         """How many new clients in a row got to the outdated broker."""
 
     def view(self) -> View:
-        """Return what a new client is told; which broker it asks is settled once."""
+        """Return the view of a new client. A client asks the same broker all the time."""
         asks, outdated = self.dice.random(), self.broker.outdated
         self._outdated = self._outdated + 1 if outdated is not None and asks < outdated.share else 0
         if self._outdated > OUTDATED_IN_A_ROW:
@@ -366,7 +376,7 @@ class Client:
         return self.broker.sessions
 
     def travel(self, timeout_s: float, code: int = KafkaError._TIMED_OUT) -> None:
-        """Pass the time that a request takes; a time-out while Kafka is away."""
+        """Pass the time that a request takes. Raise a time-out while Kafka is away."""
         weather = self.broker.weather
         self.process.step()
         if lag_s := self.lag_s():
@@ -398,7 +408,7 @@ def _producer(client: Client, properties: Mapping[str, Any]) -> "ScriptedProduce
 
 
 class _Queue:
-    """What both kinds of producers do with records between ``produce`` and the broker."""
+    """The part that both kinds of producers share: the way of records between ``produce`` and the broker."""
 
     def __init__(self, client: Client, properties: Mapping[str, Any]) -> None:
         self._client = client
@@ -430,7 +440,7 @@ class _Queue:
         return len(self._queue)
 
     def _arrive(self) -> None:
-        """Let what is queued come to the broker, or not."""
+        """Let the queued records reach the broker, or lose them."""
         raise NotImplementedError
 
 
@@ -478,7 +488,7 @@ class ScriptedIdempotentProducer(_Queue):
         virtual.sleep(self._dice.choice((0.0, 0.0, 0.001, 0.02)))
 
     def _send_some(self) -> None:
-        """Write what is queued for some of the partitions: each has its own order, and its own time."""
+        """Write the queued records of some partitions. Each partition has its own order, and its own time."""
         places = sorted({(one.topic, one.partition) for one in self._queue})
         chosen = {place for place in places if self._dice.random() < 0.7}
         for record in [one for one in self._queue if (one.topic, one.partition) in chosen]:
@@ -487,7 +497,7 @@ class ScriptedIdempotentProducer(_Queue):
             self._client.process.step()
 
     def _break(self) -> None:
-        """Lose a record in the middle: gapless, so all behind it in its partition fail, too."""
+        """Lose a record in the middle. All later records of its partition fail, too, because there must be no gap."""
         lost = self._dice.choice(self._queue)
         first = self._queue.index(lost)
         for record in self._queue[:first]:
@@ -594,7 +604,7 @@ class ScriptedProducer(_Queue):
         self._in_transaction = False
 
     def _end(self, timeout: float) -> None:
-        """Ask for the commit; the weather decides what becomes of request and answer."""
+        """Ask for the commit. The weather decides what happens to the request and to its answer."""
         weather, chance = self._broker.weather, self._dice.random()
         epoch = self._epoch
         assert epoch is not None
@@ -676,7 +686,7 @@ class ScriptedConsumer:
         return SimpleNamespace(error=lambda: error, offset=lambda: position)
 
     def consume(self, count: int, timeout: float) -> list[Any]:
-        """Return up to ``count`` records; none have come if there are none when the time is over."""
+        """Return up to ``count`` records, or none if there are none when the time is over."""
         if self._client.broker.weather.is_away:
             virtual.sleep(timeout)
             return []

@@ -1,4 +1,4 @@
-"""A disk in virtual time, which hangs when it is told to."""
+"""A disk in virtual time that can hang."""
 
 from collections import deque
 from random import Random
@@ -8,7 +8,7 @@ from tests.simulation.virtual import Loop, Process
 
 
 class ScriptedDisk(Disk):
-    """The product's, but for the thread: jobs are carried out by the loop, one after the other."""
+    """The disk of the product without its thread. The loop carries out the jobs, one after the other."""
 
     def __init__(self, loop: Loop, process: Process, dice: Random) -> None:
         super().__init__()
@@ -21,7 +21,7 @@ class ScriptedDisk(Disk):
         """Whether the job in progress waits for the disk to be thawed."""
 
     def freeze(self) -> None:
-        """Let no job end any more."""
+        """Let the disk hang, so that no job ends any more."""
         self._is_frozen = True
 
     def thaw(self) -> None:

@@ -1,4 +1,4 @@
-"""A consumer's copies of tables, made as docs/events.md says, and compared with the tables after every cut."""
+"""A consumer's copies of tables. They follow docs/events.md, and are compared with the tables after every cut."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -15,14 +15,14 @@ UNKNOWN = "(unknown)"
 
 
 class Mirror:
-    """The copies, by topic, and the tables themselves at the position that the last cut has come to."""
+    """The copies, by topic, and the tables themselves at the position of the last cut."""
 
     def __init__(self, wal: TableWal, prefix: str, violate: Callable[[str], None], *, in_each_epoch: bool) -> None:
         """``in_each_epoch``: whether tables have to be loaded again in each epoch."""
         self.may_repeat: Callable[[], bool] = lambda: False
         """Whether a daemon may have been told that a table was not loaded yet, by a broker that lost touch."""
         self.loaded: set[int] = set()
-        """The tables (OIDs) that have been loaded, or need not be because of a command."""
+        """The tables (OIDs) that have been loaded, or that need not be loaded because of a command."""
         self.asked_for: set[str] = set()
         """The tables, by schema and name, that commands have had loaded in this cut."""
         self.placed_at = 0
@@ -34,17 +34,17 @@ class Mirror:
         self._tables: State = {}
         self._copies: dict[str, dict[str, tuple[Position, Row]]] = {}
         self._left: dict[str, Row] = {}
-        """The row that got another key last, by topic."""
+        """The last row whose key changed, by topic."""
         self._loads = Loads(violate)
         self._oids: dict[str, int] = {}
         """What each load reads."""
         self._complete: dict[str, int] = {}
-        """The table (OID) of which the copy has to be exact."""
+        """The table (OID) whose copy has to be exact."""
         self._filled: dict[int, set[str]] = {}
         """Columns that were added with a default since a table (OID) was loaded last."""
         self._last: Position = (0, 0, 0)
         self._seen: dict[tuple[str, Position], dict[str, Any]] = {}
-        """By topic and position, all events, where no transactions hold them together."""
+        """All events by topic and position, for the mode without transactions."""
 
     def pass_over(self, truths: Iterable[Truth]) -> None:
         """Note what happened before the slot was made."""
@@ -73,7 +73,7 @@ class Mirror:
         events: Iterable[tuple[str, dict[str, Any]]],
         truths: Iterable[Truth],
     ) -> None:
-        """Take the events and marks of a cut in order, and compare what comes of them."""
+        """Apply the events and marks of a cut in order, and compare the result with the tables."""
         self.placed_at = checkpoint["place"]["lsn"]
         ended = list(ended)
         self._oids |= {one["id"]: one["oid"] for one in (*checkpoint["loads"], *ended)}
@@ -105,7 +105,7 @@ class Mirror:
     # At least once: records are seen one by one, and some of them again.
 
     def on_record(self, topic: str, event: dict[str, Any]) -> None:
-        """Keep an event; the same one may come again."""
+        """Store an event. The same event may come again."""
         former = self._seen.setdefault((topic, _position(event)), event)
         if former["op"] != event["op"] or not _agree(former["after"], event["after"]):
             self._violate(f"{topic}: {event} and {former} have the same position")
@@ -121,7 +121,7 @@ class Mirror:
         self._complete[f"{self._prefix}.{ended['schema']}.{ended['table']}"] = ended["oid"]
 
     def check_all(self, truths: Iterable[Truth]) -> None:
-        """Compare what all events together make of the tables that were loaded, and were not made again."""
+        """Compare the result of all events with the tables that were loaded and not created again."""
         self._tables.clear()
         for truth in truths:
             self._apply(truth)
@@ -219,7 +219,7 @@ def _names(table: Table) -> set[str]:
 
 
 def _agree(one: dict[str, Any] | None, other: dict[str, Any] | None) -> bool:
-    """Whether two rows can be the same; the publication may have left out a column one of the times."""
+    """Whether two rows can be the same. The publication may have left out a column in one of them."""
     if one is None or other is None:
         return one is other
     return all(one[name] == other[name] for name in one.keys() & other.keys())

@@ -1,7 +1,7 @@
-"""What a read_committed reader must see, compared with what each Kafka transaction makes visible.
+"""Compares what each Kafka transaction makes visible with what a read_committed reader must see.
 
-The reader is independent of the product: it decodes with fastavro and the schemas that were registered, and knows
-what to expect from the truth of the WAL alone.
+The reader is independent of the product. It decodes with fastavro and the registered schemas, and derives its
+expectations from the WAL alone.
 """
 
 import json
@@ -33,12 +33,12 @@ SERVICE_TOPICS = (f"{PREFIX}.checkpoint", f"{PREFIX}.transactions", SNAPSHOTS_TO
 Row: TypeAlias = dict[str, int | str | None]
 
 _parsed: dict[int, Any] = {}
-"""Schemas by id; ids are hashes of their schemas, so this serves all worlds."""
+"""Schemas by id. All worlds share it, because ids are hashes of their schemas."""
 
 
 @dataclass(slots=True)
 class Event:
-    """What one record has to say; rows in two forms where the publication may have hidden a column."""
+    """The expected content of a record. Rows have two forms if the publication may have hidden a column."""
 
     op: str
     table: str
@@ -73,7 +73,7 @@ def _events(change: Change) -> list[Event]:
 def _rows(
     change: Change, values: Values | None, *, key_only: bool = False, without: frozenset[str] = frozenset()
 ) -> list[Row | None]:
-    """Return the row as it has to be published; ``without``: columns whose value was not sent."""
+    """Return the row as it has to be published. ``without``: columns whose value was not sent."""
     if values is None:
         return [None]
     row: Row = {}
@@ -92,25 +92,28 @@ def _copies(log: list[Entry], since: int) -> int:
 
 
 class Model:
-    """Follows what is committed to Kafka, transaction by transaction."""
+    """Follows the commits to Kafka, transaction by transaction."""
 
     def __init__(self, wal: Wal, schemas: dict[int, Any], violate: Callable[[str], None], *, messages: bool) -> None:
         self.broker: Broker
         self.mirror: Mirror | None = None
-        """What a consumer makes of it, in worlds where tables are loaded."""
+        """A consumer's copies, in worlds where tables are loaded."""
         self.orders: Orders | None = None
-        """In worlds where commands are given."""
+        """The commands, in worlds where some are given."""
         self.two_phase_at: Callable[[], int | None] = lambda: None
         self.delivered = 0
         """The end LSN of the last committed checkpoint, on the server's present history."""
         self.recorded = 0
-        """The same, on whichever history it was delivered; 0 without transactions."""
+        """The same on any history. It is 0 without transactions."""
         self.cuts = 0
         self.epoch = 1
         self.births = 1
-        """Epochs so far."""
+        """How many epochs there have been."""
         self.born_at = 0
-        """Where this epoch began, as long as nothing was delivered in it; 0 for the first one."""
+        """The position at which this epoch began, as long as nothing was delivered in it.
+
+        It is 0 for the first epoch.
+        """
         self.seen = 0
         """Transactions that a reader has seen."""
         self._wal = wal
@@ -120,26 +123,26 @@ class Model:
         self._next = 0
         self.cut = 0
         self._switches: list[int] = []
-        """Where the server's timelines ended, from the first one on."""
+        """The positions at which the server's timelines ended, from the first timeline on."""
         self._restored: list[tuple[int, int]] = []
         """What was restored from a snapshot of the disk: the last producer before that, and where the WAL ended."""
         self._is_refused = False
         """Whether a refusal of the server is recorded, and no epoch has begun since."""
         self._refusals: list[str] = []
-        """Refusals that are recorded; each is taken out when the daemon that found it has ended."""
+        """Recorded refusals. Each is removed when the daemon that found it has ended."""
         self._not_again: set[int] = set()
         """Commits of transactions that readers have from a former epoch, and that a later one cannot repeat."""
         self._last: dict[tuple[str, int], tuple[int, int, int]] = {}
         self._present: set[tuple[str, int, int, int]] = set()
         self._last_seen: dict[tuple[str, int], tuple[int, int, int]] = {}
         self._delivered_at: dict[int, int] = {}
-        """What was delivered when a session wrote its first record."""
+        """The position that was delivered when a session wrote its first record."""
         self._following: dict[tuple[str, int], int] = {}
-        """Where the last cut that listed a partition ended."""
+        """The end of the last cut that listed a partition."""
         self._listed: set[str] = set()
         """Topics."""
         self._misplaced: set[tuple[tuple[str, int], int]] = set()
-        """Records behind the end that their cut names: a marker was copied before them, and showed that cut."""
+        """Records after the end that their cut names: a marker was copied before them, and made that cut visible."""
 
     @property
     def owes(self) -> Truth | None:
@@ -148,7 +151,7 @@ class Model:
         return next((one for one in truth[self._next :] if self._events_of(one)), None)
 
     def _events_of(self, truth: Truth) -> list[Event]:
-        """Return what has to be published of a transaction, in order; its place is its seq."""
+        """Return the changes of a transaction that have to be published. The index of each is its seq."""
         if truth.lsn in self._not_again and not truth.standalone:
             return []
         changes = truth.changes if self._messages else [one for one in truth.changes if one.op != "message"]
@@ -156,7 +159,7 @@ class Model:
             changes = [one for one in changes if one.is_published and one.prefix != FLUSH_PREFIX]
         return [event for change in changes for event in _events(change)]
 
-    # What happens to the server, and what the daemons say of it.
+    # What happens to the server, and how the daemons react.
 
     def on_history(self, end: int, *, promoted: bool) -> None:
         """Note that the server went back to ``end``: what it writes from now on is another history."""
@@ -196,7 +199,7 @@ class Model:
     # What the broker tells.
 
     def on_commit(self, transaction: Transaction) -> None:
-        """Check what this Kafka transaction makes visible."""
+        """Check the records that this Kafka transaction makes visible."""
         by_topic: dict[str, dict[int, list[bytes]]] = {}
         for (topic, partition), offsets in transaction.partitions.items():
             log = self.broker.partition((topic, partition)).log
@@ -461,7 +464,7 @@ class Model:
         return any(log[offset].shown for offset in transaction.partitions.get(place, ()))
 
     def _check_topics(self, cut: dict[str, Any], data: dict[str, dict[int, list[bytes]]]) -> None:
-        """How many changes of each kind, and the schemas in the order of their last use."""
+        """The number of changes of each kind, and the schemas in the order of their last use."""
         wanted = {}
         for topic, partitions in data.items():
             changes = {}
@@ -480,7 +483,7 @@ class Model:
     # At least once: records are seen one by one, and some of them again.
 
     def on_record(self, session: int, topic: str, partition: int, value: bytes) -> None:
-        """Check a record that no transaction holds back."""
+        """Check a record outside transactions."""
         if topic == f"{PREFIX}.checkpoint":
             self._on_checkpoint(json.loads(value))
         elif topic == COMMANDS_TOPIC:
@@ -554,10 +557,8 @@ class Model:
     # What the server tells.
 
     def check_ack(self, lsn: int) -> None:
-        """Nothing is acknowledged that the server could send no more and no reader has seen.
-
-        A server that was restored may have nothing to send where the last one had nothing either. That part of its WAL
-        may be acknowledged.
+        """Check that no reader lacks a change that the server can no longer send. If a restored server has nothing to
+        send in some part of its WAL, and the former server had nothing there either, this part may be acknowledged.
         """
         delivered = max(self.delivered, self.recorded)
         if lsn > delivered:

@@ -1,4 +1,4 @@
-"""Commands to the pipeline of a world, and what has to come of each of them: exactly once, whatever happens."""
+"""Commands to the pipeline of a world. Each has to be carried out exactly once, whatever happens."""
 
 import json
 import random
@@ -13,14 +13,14 @@ NEVER_MS = 2**60
 """When commands expire."""
 
 FIRST = ("refused", "done", "accepted")
-"""What the first answer to a command says."""
+"""The outcome in the first answer to a command."""
 
 SOME = "even"
 """The condition of loads that read only some rows."""
 
 
 class Orders:
-    """What was given, and what the cuts say of it."""
+    """The commands that were given, and what the cuts say about them."""
 
     def __init__(self, broker: Broker, topic: str, dice: random.Random, violate: Callable[[str], None]) -> None:
         self.topic = topic
@@ -32,16 +32,16 @@ class Orders:
         self._commands: dict[int, Command] = {}
         """By offset."""
         self._offset: int | None = None
-        """Behind the last command that was taken; None before it is known from where on they are."""
+        """The offset after the last command that was read. None until the start of reading is known."""
         self._is_paused = False
         self._wanted: dict[str, str] = {}
         """The tables that commands ask for, each with the command's id."""
         self._answered: set[str] = set()
         self._accepted: Counter[tuple[str, str]] = Counter()
-        """Commands and tables of which the end has not been told."""
+        """Commands and tables without a final answer."""
 
     def give(self, tables: Sequence[str]) -> None:
-        """Let somebody give a command about one of these tables."""
+        """Give a command about one of these tables."""
         verb = self._dice.choices(("start", "cancel", "pause", "resume"), (5, 2, 1, 2))[0]
         concerned = [self._dice.choice([*tables, "*", "unknown"])] if verb in ("start", "cancel") else []
         where = SOME if verb == "start" and self._dice.random() < 0.2 else ""
@@ -62,7 +62,7 @@ class Orders:
     def on_cut(
         self, checkpoint: Mapping[str, Any], values: Iterable[bytes], marks: Sequence[Mapping[str, Any]]
     ) -> None:
-        """Check that what a cut says of commands follows from those that it has taken, and from nothing else."""
+        """Check that everything in a cut about commands follows from the commands that it has read."""
         state, answers = checkpoint["commands"], [json.loads(value)["answer"] for value in values]
         self._take_answers(answers)
         if self._offset is None or self.may_go_back:
@@ -106,12 +106,12 @@ class Orders:
     # At least once.
 
     def on_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
-        """Take notice of how far commands were taken."""
+        """Note up to which offset commands were read."""
         state = checkpoint["commands"]
         self._offset = state["offset"] if state["topic_id"] else None
 
     def on_answer(self, value: bytes) -> None:
-        """Take notice of an answer, which may come again."""
+        """Note an answer. It may come again."""
         self._take_answers([json.loads(value)["answer"]])
 
     def _take_answers(self, answers: Iterable[Mapping[str, Any]]) -> None:
@@ -125,7 +125,7 @@ class Orders:
                     del self._accepted[place]
 
     def missing(self) -> str | None:
-        """Return in words which command has not come to its end; None if all have."""
+        """Describe a command without a final answer. Return None if there is none."""
         if self.may_go_back:
             return None
         unanswered = [one for one in self._commands.values() if one.id not in self._answered]

@@ -1,4 +1,4 @@
-"""What reads the rows of the scripted tables; a :class:`pgsluice.pipeline.ends.Reader`.
+"""Reads the rows of the scripted tables, as a :class:`pgsluice.pipeline.ends.Reader`.
 
 It sees what a query sees, at the snapshot that it took, and holds the locks that a query holds.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LOCK_TIMEOUT_S = 2.0
 
 LOST = 0.01
-"""How often a connection is lost when something is asked."""
+"""The probability with which a connection is lost during a request."""
 
 
 def relation_of(table: Table) -> Relation:
@@ -164,7 +164,7 @@ class Reader:
         self.release()
 
     def release(self) -> None:
-        """End what was begun."""
+        """End the transaction."""
         self._visible = None
         for table in self._wal.tables:
             table.readers.discard(self)

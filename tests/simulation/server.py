@@ -1,7 +1,7 @@
 """The scripted PostgreSQL: one slot, its walsender, the connections of daemons, crashes and shutdowns.
 
-It implements ``pipeline.ends.Source`` and ``Stream``. Like a real server it believes every acknowledgement; unlike
-one it says when that was wrong.
+It implements ``pipeline.ends.Source`` and ``Stream``. Like a real server, it believes every acknowledgement. Unlike a
+real one, it reports a wrong one.
 """
 
 import asyncio
@@ -23,18 +23,18 @@ from tests.simulation.walsender import Options, Walsender
 
 WAL_SENDER_TIMEOUT_S = 15.0
 SHUTDOWN_BLOCKED_S = 30.0
-"""So long a server that shuts down may have to wait for its walsender."""
+"""How long a server that shuts down may have to wait for its walsender."""
 
 
 @dataclass(slots=True)
 class Slot:
-    """What a crash leaves of a slot: some position that was written at a checkpoint."""
+    """The slot after a crash: at some position that was written at a checkpoint."""
 
     confirmed: int
     durable: int
     two_phase_at: int | None = None
     unsaved: list[int] = field(default_factory=list)
-    """What was confirmed since something was last written for certain."""
+    """The positions that were confirmed since the slot was last written for certain."""
 
     def confirm(self, lsn: int) -> None:
         self.confirmed = lsn
@@ -55,7 +55,7 @@ class Slot:
 
 
 class Server:
-    """PostgreSQL, as long as the world lasts."""
+    """PostgreSQL. It exists as long as the world."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Server:
         self.last: dict[Process, Connection] = {}
         """By process, also when it was lost."""
         self.moved = asyncio.Event()
-        """Set when there is more WAL, or something happened to a connection."""
+        """Set when there is more WAL, or when a connection has changed."""
         self.shutting_down = False
         self.timeline = 1
         self.switches: list[TimelineSwitch] = []
@@ -103,7 +103,7 @@ class Server:
         return connection
 
     def crash(self) -> None:
-        """Everything in memory is gone."""
+        """Lose everything in memory."""
         self.is_up = False
         self.wal.crash()
         self._end_connections("the server crashed")
@@ -111,10 +111,9 @@ class Server:
             self.slot.crash(self._dice)
 
     def go_back(self, end: int, slot: Slot, *, promote: bool) -> None:
-        """Crash, and come back with a WAL that ends at ``end``, and with ``slot``.
-
-        ``promote``: a standby takes over that had not received the rest. Otherwise the server is restored from a
-        snapshot of its disk, and nothing shows that.
+        """Crash, and come back with a WAL that ends at ``end``, and with ``slot``. With ``promote``, a standby takes
+        over that has not received the rest. Otherwise, the server is restored from a snapshot of its disk, and does not
+        show it.
         """
         if promote:
             self.switches.append(TimelineSwitch(self.timeline, end))
@@ -126,7 +125,7 @@ class Server:
         self.slot = slot
 
     async def shut_down(self) -> None:
-        """Stop in order: not before the walsender's client has everything, or says that it will not."""
+        """Shut down in an orderly way: wait until the walsender's client has everything, or will not read on."""
         self.shutting_down = True
         self.wal.crash()
         self.wake()
@@ -151,7 +150,10 @@ class Server:
         self.active = None
 
     def drop(self, process: Process, *, unnoticed: bool) -> None:
-        """The daemon's host or process is gone; without a word, the server notices after wal_sender_timeout."""
+        """Lose the daemon's host or process.
+
+        If the connection was not closed, the server notices this after wal_sender_timeout.
+        """
         for connection in [one for one in self.connections if one.process is process]:
             if unnoticed:
                 asyncio.get_running_loop().call_later(WAL_SENDER_TIMEOUT_S, self.forget, connection)
@@ -174,7 +176,7 @@ class Server:
             self.wake()
 
     def acknowledge(self, flushed: int) -> None:
-        """Take a status update; as a real server does, without a question."""
+        """Accept a status update. Like a real server, do not question it."""
         slot = self.slot
         if not flushed or slot is None:
             return
@@ -191,11 +193,14 @@ class Connection:
     def __init__(self, server: Server, process: Process, dice: random.Random) -> None:
         self.process = process
         self.why: str | None = None
-        """Why the connection is of no use any more; a client learns of it when it tries, or a little later."""
+        """The reason why the connection is broken.
+
+        A client learns of it when it uses the connection, or a little later.
+        """
         self.stream: Stream | None = None
         self.found_slot = server.slot is not None
         self.sent_until: int | None = None
-        """Where the WAL ended when the server lost the connection: so much may still be on its way."""
+        """The end of the WAL when the server lost the connection. Everything before it may still be on its way."""
         self.lets_go = False
         self._server = server
         self._dice = dice
@@ -332,7 +337,7 @@ class Stream:
         self._flushed = 0
         self._asked = False
         self._owes_position = False
-        """Whether the client has asked how far the server has come."""
+        """Whether the client has asked for the server's position."""
         self._told = 0
         self._waiting: list[XLogData | Keepalive] = []
         self._status_s = dice.choice((0.3, 1.0, 5.0))
@@ -360,7 +365,7 @@ class Stream:
         raise SourceUnavailable(self._connection.why)
 
     def _next(self) -> list[XLogData | Keepalive]:
-        """Return what has arrived: some records decoded, and now and then a keepalive between them."""
+        """Return the messages that have arrived: those of some records, and sometimes a keepalive between them."""
         dice, walsender = self._dice, self._walsender
         frames, self._waiting = self._waiting, []
         room = dice.choice((1, 2, 5, 50))

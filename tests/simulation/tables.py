@@ -1,4 +1,4 @@
-"""A WAL of tables that have rows: what clients write depends on what is there, and readers look at it.
+"""A WAL of tables that have rows. The writes of clients depend on these rows, and readers read them.
 
 Rows and tables are locked as PostgreSQL does it, until a transaction is visible to others. That can be later than its
 commit record is sent (a synchronous standby has not answered), or earlier than the record is on disk (an asynchronous
@@ -15,10 +15,10 @@ from tests.simulation import wal
 from tests.simulation.wal import Altered, Change, Columns, Transaction, Truth, Values, Wal
 
 IDS = 40
-"""Keys are few, so that they come again."""
+"""There are few keys, so that they are used again."""
 
 FULL_XIDS = (700, 2**32 - 40, 3 * 2**32 - 40, 2**31)
-"""Where transaction ids begin, with their epochs; some pass the end of 32 bits."""
+"""The first transaction ids, with their epochs. Some ids pass the end of 32 bits."""
 
 FIRST_NORMAL_XID = 3
 
@@ -34,11 +34,11 @@ State = dict[int, dict[bytes, Values]]
 
 @dataclass(slots=True)
 class Table(wal.Table):
-    """A table with its rows, as those see it who have changed it."""
+    """A table with its rows, as the transactions that have changed it see it."""
 
     rows: dict[bytes, Values] = field(default_factory=dict)
     locks: dict[bytes, int] = field(default_factory=dict)
-    """Who has changed a row, and is not visible yet."""
+    """The transactions that have changed rows and are not visible yet."""
     readers: set[object] = field(default_factory=set)
     shown: Columns = ()
     """The columns that everybody sees."""
@@ -52,7 +52,7 @@ class Table(wal.Table):
 
 @dataclass(frozen=True, slots=True)
 class Visible:
-    """What is visible at a moment: how much of the WAL there was, and who had not ended then (64-bit ids)."""
+    """A snapshot: how much WAL there was at this moment, and which transactions had not ended (64-bit ids)."""
 
     end: int
     truth: int
@@ -98,7 +98,7 @@ def _id(row: Values) -> bytes:
 
 
 class TableWal(Wal):
-    """The WAL, and clients that know what their tables hold."""
+    """The WAL, and clients that know the content of their tables."""
 
     tables: list[Table]  # type: ignore[assignment]
 
@@ -131,7 +131,7 @@ class TableWal(Wal):
         return self._flushed
 
     def flush(self) -> None:
-        """Write to disk what there is."""
+        """Write the WAL to disk."""
         self._flushed = len(self.records)
 
     def move_stream(self) -> None:
@@ -231,7 +231,7 @@ class TableWal(Wal):
         return self._xid % 2**32
 
     def _recreate(self) -> None:
-        """Drop a table and make it again under the same name."""
+        """Drop a table and create it again under the same name."""
         place = self._dice.randrange(len(self.tables))
         table = self.tables[place]
         if table.users or table.readers or table.owner is not None or table.identity == "f":

@@ -1,6 +1,5 @@
-"""Every rule is needed: with any one of them taken out of the product, some world goes wrong.
-
-A sabotage that no world notices means that the simulation is too weak there.
+"""Every rule is needed: without it, some world goes wrong. If no world notices that a rule is missing, the simulation
+is too weak there.
 """
 
 import contextlib
@@ -54,7 +53,7 @@ from tests.simulation.virtual import PROCESS
 from tests.simulation.world import KEY, run
 
 WORLDS = 1000
-"""So many worlds may pass before one has to notice."""
+"""How many worlds are run before one has to notice."""
 
 NOTICED: Mapping[str, int] = {
     "a_checkpoint_that_the_cut_records_deny_stops_the_start": 65,

@@ -1,8 +1,8 @@
 """Virtual time: a loop that never waits, threads of which one runs at a time, and clocks that follow them.
 
-Everything that happens in a simulation happens in an order that its seed alone decides. The loop jumps to the next
-timer; blocking calls run in greenlets in place of threads, which run only while the loop stands still, and hand back
-when they sleep. ``patched`` puts these clocks, threads and dice into every module of pgsluice that uses the real ones.
+The seed alone decides the order of all events in a simulation. The loop jumps to the next timer. Blocking calls run in
+greenlets in place of threads. These run only while the loop stands still, and yield when they sleep. ``patched`` puts
+these clocks, threads and dice into every module of pgsluice that uses the real ones.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ TICK_S = 1e-6
 
 
 class Killed(BaseException):
-    """The process that this thread belongs to was killed: nothing of it may have an effect any more."""
+    """The process of this thread was killed, so nothing that the thread does may have an effect any more."""
 
 
 class Stuck(Exception):
@@ -35,7 +35,7 @@ class Stuck(Exception):
 
 
 class Process:
-    """What dies together: tasks and threads of one daemon."""
+    """The tasks and threads of one daemon, which die together."""
 
     def __init__(self, loop: "Loop") -> None:
         self.alive = True
@@ -46,7 +46,7 @@ class Process:
         self.on_last_step: Callable[[], object] = self.kill
 
     def step(self) -> None:
-        """Note that it has done, or is about to do, something that others see: it may be its last."""
+        """Note that the process has done, or is about to do, something that others see. It may die here."""
         if self.steps_left:
             self.steps_left -= 1
             if not self.steps_left:
@@ -66,7 +66,7 @@ PROCESS: ContextVar[Process | None] = ContextVar("process", default=None)
 
 
 class _Thread:
-    """What stands in for a thread: a greenlet, which runs only inside :meth:`step`."""
+    """The replacement of a thread: a greenlet, which runs only inside :meth:`step`."""
 
     current: "_Thread | None" = None
 
@@ -75,7 +75,7 @@ class _Thread:
         self.killed = False
 
     def step(self) -> float | None:
-        """Let it run until it sleeps, and return for how long; None when it has ended."""
+        """Let it run until it sleeps, and return for how long. Return None when it has ended."""
         _Thread.current = self
         try:
             return self._greenlet.switch()  # type: ignore[no-any-return]  # what sleep() says, or None at the end

@@ -1,7 +1,8 @@
-"""A WAL of random transactions: what clients do to the scripted PostgreSQL, and what a consumer has to see of it.
+"""A WAL of random transactions: the changes that clients make in the scripted PostgreSQL, and what a consumer has to
+see of them.
 
-Records are what the decoder of a walsender reads (:mod:`tests.simulation.walsender`). Locks are those of PostgreSQL:
-who changes a table's columns has it for itself until the end of the (sub)transaction.
+Records are what the decoder of a walsender reads (:mod:`tests.simulation.walsender`). Locks are those of PostgreSQL: a
+(sub)transaction that changes a table's columns locks the table until it ends.
 """
 
 import random
@@ -17,7 +18,7 @@ Columns: TypeAlias = tuple[tuple[str, int], ...]
 
 @dataclass(slots=True)
 class Table:
-    """A table as it is now; rows keep the columns they were written with."""
+    """A table in its present form. Rows keep the columns with which they were written."""
 
     oid: int
     name: str
@@ -151,7 +152,7 @@ Record: TypeAlias = (
 
 @dataclass(slots=True)
 class Truth:
-    """What a consumer has to see of one transaction (or, with ``standalone``, of one message)."""
+    """The content of one transaction (or, with ``standalone``, of one message) that a consumer has to see."""
 
     lsn: int
     end: int
@@ -165,7 +166,7 @@ class Truth:
 
 @dataclass(slots=True)
 class Transaction:
-    """One that is open, or prepared."""
+    """An open or prepared transaction."""
 
     xid: int
     origin: str | None
@@ -181,7 +182,7 @@ class Transaction:
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """What this world's clients like to do."""
+    """The probabilities of what this world's clients do."""
 
     two_phase: float
     ddl: float
@@ -201,7 +202,7 @@ class Habits:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """How far the WAL got: its end, how many records and transactions there were, and the last transaction id."""
+    """A position of the WAL: its end, the numbers of records and transactions, and the last transaction id."""
 
     end: int
     records: int
@@ -222,7 +223,7 @@ class Wal:
         self.open: list[Transaction] = []
         self.prepared: list[Transaction] = []
         self.outcomes: dict[int, str] = {}
-        """How transactions ended: what a decoder that lags behind may already know."""
+        """The ends of transactions, which a decoder that lags behind may already know."""
         self.origins: dict[int, str | None] = {}
         self._xid = 700
         self._token = 0
@@ -236,10 +237,10 @@ class Wal:
         """How many records are on disk, so that a walsender can send them."""
         return len(self.records)
 
-    # What a client can do; each adds to the WAL.
+    # The actions of clients. Each adds to the WAL.
 
     def step(self) -> None:
-        """Let some client do something."""
+        """Let a random client act."""
         dice, habits = self._dice, self.habits
         if dice.random() < 0.05:
             self._other()
@@ -255,19 +256,19 @@ class Wal:
             self._act(dice.choice(self.open))
 
     def finish(self) -> None:
-        """End what is open; most of what is prepared, too."""
+        """End all open transactions, and most of the prepared ones."""
         for transaction in list(self.open):
             self._end(transaction)
         for transaction in list(self.prepared):
             self._resolve(transaction)
 
     def crash(self) -> None:
-        """Let the server crash: what is not committed or prepared never was."""
+        """Let the server crash. Transactions that are neither committed nor prepared are gone."""
         for transaction in list(self.open):
             self._abort(transaction)
 
     def write_elsewhere(self) -> None:
-        """Write a little of which nothing is published."""
+        """Write some WAL that is not published."""
         for _ in range(self._dice.randrange(1, 6)):
             self._other()
 

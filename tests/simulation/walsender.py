@@ -1,7 +1,7 @@
 """One walsender: the reorder buffer and pgoutput of PostgreSQL, from records of a WAL to messages of the protocol.
 
-It does what ``reorderbuffer.c``, ``decode.c`` and ``pgoutput.c`` do, in the order in which they do it: which
-transactions are skipped, when one is streamed, when a table is described (again), what is sent of prepared ones.
+It follows ``reorderbuffer.c``, ``decode.c`` and ``pgoutput.c``, in the same order. They decide which transactions are
+skipped, when a transaction is streamed, when a table is described (again), and what is sent of prepared transactions.
 """
 
 import random
@@ -61,7 +61,7 @@ class _Buffered:
 
 
 class Walsender:
-    """Decodes from the beginning of the WAL; sends what commits at ``start`` or later."""
+    """Decodes from the beginning of the WAL, and sends the transactions that commit at ``start`` or later."""
 
     def __init__(
         self, source: Wal, start: int, two_phase_at: int | None, options: Options, dice: random.Random

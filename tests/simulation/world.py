@@ -1,6 +1,5 @@
-"""One world: a scripted PostgreSQL, a scripted Kafka, daemons between them, and what happens to all of these.
-
-Everything follows from the seed. :func:`run` returns what went wrong first, or None.
+"""One world: a scripted PostgreSQL, a scripted Kafka, daemons between them, and the faults of all of these. Everything
+follows from the seed. :func:`run` returns a description of the first error, or None.
 """
 
 import asyncio
@@ -47,7 +46,7 @@ from tests.simulation.walsender import Options
 from tests.support.ends import MemoryRegistry, MemorySpool
 
 METRICS = Metrics()
-"""One for all worlds: nothing is read from it."""
+"""All worlds share it, because nothing is read from it."""
 
 GONE_BACK = "The slot has gone back since"
 ROWS_BEHIND = "Rows that were read from tables are in Kafka"
@@ -62,13 +61,13 @@ FOREIGN = Checkpoint(PIPELINE, "sim", "1", timeline=1, epoch=1000, cut=0, end_ls
 OWN_TOPICS = [f"{PREFIX}.checkpoint", f"{PREFIX}.transactions"]
 
 CALM_S = 900.0
-"""How long everything may take to arrive once nothing goes wrong any more: back-offs, time-outs, patience."""
+"""How long everything may take to arrive after the last fault: back-offs, time-outs, retries."""
 
 SPILLING_BYTES = 200
-"""So little memory that some rows stay in it, and most go to files."""
+"""The memory of spools: so little that most rows go to files."""
 
 STEPS = 150
-"""What clients do to the database in one world: some 30 transactions."""
+"""How much clients do in one world: some 30 transactions."""
 
 
 COMMANDED = 0.5
@@ -82,7 +81,7 @@ MEANWHILE = 0.2
 
 
 class Schemas(MemoryRegistry):
-    """The registry of all daemons, which takes its time."""
+    """The registry of all daemons. Its answers take time."""
 
     def __init__(self, dice: random.Random) -> None:
         super().__init__()
@@ -112,7 +111,7 @@ class World:
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     def dice(self, what: str) -> random.Random:
-        """Return dice of their own for each part, so that one part's throws leave the others' alone."""
+        """Return a random generator for each part, so that no part influences the choices of another."""
         return random.Random(f"{self.seed} {what}")
 
     def violate(self, what: str) -> None:
@@ -123,13 +122,13 @@ class World:
 
 
 class Simulation:
-    """What is in a world, and what happens there."""
+    """The parts of a world, and the events in it."""
 
     def __init__(self, world: World, stack: contextlib.ExitStack) -> None:
         self.world = world
         self.dice = world.dice("faults")
         self.strangers = world.dice("strangers")
-        """For what other programs write to the topic of checkpoints."""
+        """The random generator for the records that other programs write to the topic of checkpoints."""
         self.wal = TableWal(world.dice("wal")) if world.loads else Wal(world.dice("wal"))
         self.schemas = Schemas(world.dice("registry"))
         options = _server_options(world.dice("options"))
@@ -156,11 +155,11 @@ class Simulation:
         self.is_quiet = False
         """Whether clients write nothing that is published."""
         self.is_over = False
-        """Whether they have done all that they do in this world."""
+        """Whether clients have finished their work in this world."""
         self.is_held = False
         """Whether daemons that have ended stay down."""
         self.epochs_due = 1
-        """The epoch that the pipeline may be in after all that an operator had to decide."""
+        """The highest epoch that the pipeline may have reached by the decisions of an operator."""
         self.troubles: list[Trouble] = []
         self._happening: set[asyncio.Task[None]] = set()
         self.daemons: list[Daemon] = []
@@ -186,7 +185,7 @@ class Simulation:
         return directory
 
     async def run(self) -> None:
-        """Let it all happen."""
+        """Run the world."""
         world, dice = self.world, self.dice
         possible = [trouble for trouble in TROUBLES if trouble is not _disk_hangs or self._directory is not None]
         self.troubles = dice.sample(possible, dice.choice((1, 2, 3, len(possible))))
@@ -282,7 +281,7 @@ class Simulation:
         return slot is not None and slot.confirmed < self.model.born_at
 
     def slow_down(self, lag_s: float) -> None:
-        """Let every request to Kafka take up to ``lag_s`` on its way."""
+        """Let every request to Kafka take up to ``lag_s``."""
         for daemon in self.daemons:
             daemon.lag_s = lag_s
 
@@ -359,7 +358,7 @@ def _server_options(dice: random.Random) -> Options:
 
 
 class Daemon:
-    """One host: its processes come one after the other, as a supervisor starts them."""
+    """A host. A supervisor starts its processes one after the other."""
 
     def __init__(self, simulation: Simulation, number: int) -> None:
         self.name = f"daemon {number}"
@@ -379,7 +378,7 @@ class Daemon:
         self._may_adopt = False
 
     async def keep(self) -> None:
-        """Start it again whenever it has ended."""
+        """Run the daemon, and start it again whenever it has ended."""
         while True:
             self.process = Process(self._world.loop)
             self.process.on_last_step = self.kill
@@ -401,7 +400,7 @@ class Daemon:
         await self.pipeline.run()
 
     def _judge(self, task: "asyncio.Task[None]") -> None:
-        """Say what ended it; most of what it may stop for does not happen in these worlds."""
+        """Judge the error that ended the daemon. Most reasons for a stop cannot occur in these worlds."""
         if not self.process.alive or task.cancelled():
             return
         error = task.exception()
@@ -424,7 +423,7 @@ class Daemon:
         self._world.violate(f"{self.name} stopped: {type(error).__name__}: {error}")
 
     def kill(self, *, unnoticed: bool = False) -> None:
-        """End it as kill -9 does, or as a host that falls silent."""
+        """Kill the daemon as kill -9 does, or as a host that falls silent."""
         self._world.note(f"{self.name} is killed")
         self.process.kill()
         self._simulation.server.drop(self.process, unnoticed=unnoticed)
@@ -432,7 +431,7 @@ class Daemon:
             self._task.cancel()
 
     def terminate(self) -> None:
-        """SIGTERM."""
+        """Stop the daemon as SIGTERM does."""
         if self.pipeline is not None and self.process.alive:
             self.pipeline.stop()
 
@@ -480,7 +479,7 @@ class Daemon:
         )
 
 
-# What may go wrong.
+# The faults.
 
 Trouble: TypeAlias = Callable[[Simulation], Coroutine[Any, Any, None]]
 
