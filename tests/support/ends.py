@@ -46,7 +46,7 @@ def _is_set() -> asyncio.Event:
 
 @dataclass
 class World:
-    """PostgreSQL and Kafka, as far as a pipeline can see them."""
+    """PostgreSQL and Kafka, as a pipeline sees them."""
 
     server: ServerIdentity = field(default_factory=lambda: ServerIdentity("7001", 1, 10_000))
     history: list[TimelineSwitch] = field(default_factory=list)
@@ -60,7 +60,7 @@ class World:
     former_checkpoints: list[Checkpoint] = field(default_factory=list)
     """Those before it that the topic still has."""
     cuts: list[tuple[Cut, list[Record], Checkpoint]] = field(default_factory=list)
-    """What a read_committed consumer sees."""
+    """The records that a read_committed consumer sees."""
     recorded: Recorded = field(default_factory=Recorded)
     """What cut records tell when a session begins."""
     described_topics: set[str] = field(default_factory=set)
@@ -71,7 +71,7 @@ class World:
     primary_keys: dict[int, tuple[str, ...]] = field(default_factory=dict)
     partitioned: set[int] = field(default_factory=set)
     rows: dict[int, list[int]] = field(default_factory=dict)
-    """What tables hold, by OID: the first column, in order."""
+    """The rows of tables, by OID: the first column, in order."""
     shapes: dict[int, Shape] = field(default_factory=dict)
     seen: list[Snapshot] = field(default_factory=lambda: [Snapshot(1000, 1000, frozenset())])
     """What is visible, each time that somebody looks; the last one stays."""
@@ -96,7 +96,7 @@ class World:
     """The types that were asked about."""
     schemas: dict[str, list[Any]] = field(default_factory=dict)
     faults: dict[str, list[Exception | None]] = field(default_factory=dict)
-    """Step to the errors that its next calls raise; None: nothing."""
+    """The errors that the next calls of a step raise. None stands for a call without an error."""
     steps: list[str] = field(default_factory=list)
     """All that were taken."""
     tells_position: bool = True
@@ -106,14 +106,14 @@ class World:
     streams: list["FakeStream"] = field(default_factory=list)
 
     def step(self, name: str) -> None:
-        """Note the step, and raise what was ordered for it; None: nothing this time."""
+        """Note the step, and raise the error that was ordered for it, if any."""
         self.steps.append(name)
         fault = self.faults[name].pop(0) if self.faults.get(name) else None
         if fault is not None:
             raise fault
 
     def commit(self, *numbers: int, relation: messages.Relation = TABLE, xid: int | None = None) -> int:
-        """Commit a transaction that inserts ``numbers``; its end LSN."""
+        """Commit a transaction that inserts ``numbers``. Return its end LSN."""
         begin = self.server.xlogpos
         commit_lsn, end_lsn = begin + 50, begin + 100
         rows = [messages.Insert(None, relation.oid, [str(number).encode()]) for number in numbers]
@@ -137,7 +137,7 @@ class World:
             stream.queue.put_nowait(frames)
 
     def send(self, *sent: messages.Message, end_lsn: int | None = None) -> None:
-        """Send messages into the open streams only, as what is not committed yet; the WAL reaches to ``end_lsn``."""
+        """Send messages of an open transaction, into the open streams only. The WAL reaches to ``end_lsn``."""
         if end_lsn is not None:
             self.server = ServerIdentity(self.server.systemid, self.server.timeline, end_lsn)
         for stream in self.streams:

@@ -1,7 +1,7 @@
-"""Takes a record of a service topic through everything that pgsluice does with it, whoever wrote it.
+"""Does with any record of a service topic everything that pgsluice would do with it.
 
-Used by the property tests and the fuzzer. Each function returns what came of the record, and lets nothing through but
-what is documented: a ValueError of the parts, which their callers give topic and offset, or a PgsluiceError.
+Used by the property tests and the fuzzer. Each function returns the result. Only documented errors are allowed: a
+ValueError of a part, to which callers add topic and offset, or a PgsluiceError.
 """
 
 import json

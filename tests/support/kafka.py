@@ -131,13 +131,13 @@ def configure(kafka: Kafka, of: ConfigResource, name: str, value: str) -> None:
 
 
 def delete_records(kafka: Kafka, topic: str, partition: int = 0) -> None:
-    """Delete all that stands in a partition, as retention does in time."""
+    """Delete all records of a partition, as retention does."""
     client, place = admin(kafka), TopicPartition(topic, partition, OFFSET_END)
     client.delete_records([place])[place].result(TIMEOUT_S)
 
 
 def grant(kafka: SecuredKafka, topic: str, operation: AclOperation) -> None:
-    """Let the user "reader" do this with one topic."""
+    """Give the user "reader" this right to one topic."""
     allow(kafka, "reader", ResourceType.TOPIC, topic, operation)
 
 
@@ -161,7 +161,7 @@ def allow(
 
 @contextmanager
 def paused(kafka: Kafka, *nodes: int) -> Iterator[None]:
-    """Freeze brokers within the block, all unless told which; they stand still when it begins."""
+    """Freeze some or all brokers within the block. They are frozen when it begins."""
     kafka.pause(*nodes)
     try:
         for node in nodes or (1,):

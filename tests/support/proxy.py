@@ -1,4 +1,4 @@
-"""A TCP proxy that cuts, stalls, drops and refuses when told to: a network's bad weather.
+"""A TCP proxy that can cut, stall, drop and refuse connections, as a bad network does.
 
     with Proxy(server.host, server.port) as proxy: ...; proxy.cut()
 
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class Proxy:
-    """Forwards connections of one port; everything is open, and nothing is wrong, until told otherwise.
+    """Forwards connections of one port. It has no faults until it is told otherwise.
 
     A direction named None stands for both. ``target`` may be changed: it counts for connections from then on.
     """
@@ -97,7 +97,7 @@ class Proxy:
         self._each(direction, lambda way: way.open.clear())
 
     def drop(self, direction: Direction | None = None) -> None:
-        """Swallow what is sent, and the news that a side has closed: as when a host falls silent."""
+        """Drop everything that is sent, including the end of a connection, as when a host falls silent."""
         self._each(direction, _Way.drop)
 
     def refuse(self) -> None:
@@ -105,7 +105,7 @@ class Proxy:
         self._do(self._refuse)
 
     def resume(self) -> None:
-        """Be an ordinary proxy again. What was dropped is lost: cut those connections, or they are out of step."""
+        """Be an ordinary proxy again. Dropped data are lost, so cut those connections, because they are out of step."""
         self._each(None, _Way.resume)
         self._do(self._listen)
 

@@ -1,4 +1,4 @@
-"""A consumer that knows the wire contract and nothing of pgsluice: Confluent's own client, read_committed.
+"""A consumer that knows the wire contract and no code of pgsluice. It is Confluent's own client, with read_committed.
 
 It follows the cut records of ``<prefix>.transactions`` and reads every partition they list up to ``next``,
 decoding with Confluent's deserializer against the registry that the daemon serves.
@@ -24,7 +24,7 @@ from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 POLL_S = 0.1
-"""How long to gather messages: a call returns no earlier unless it has as many as it wants."""
+"""How long a call gathers messages, unless it has as many as it wants earlier."""
 BATCH = 2000
 TIMEOUT_S = 180
 METADATA_TIMEOUT_S = 15
@@ -50,7 +50,7 @@ Place = tuple[str, int]
 
 @dataclass(frozen=True)
 class Event:
-    """One record of a table's topic, or of the one for messages; ``value`` None: a tombstone."""
+    """One record of a topic of a table or of messages. If ``value`` is None, it is a tombstone."""
 
     topic: str
     partition: int
@@ -67,7 +67,7 @@ class Event:
 
     @cached_property
     def position(self) -> tuple[int, int, int]:
-        """What orders events and tells them apart."""
+        """The position, which orders events and identifies them."""
         value = self.value or {}
         return value["epoch"], value["lsn"], value["seq"]
 
@@ -94,7 +94,7 @@ class Cut:
 
     @property
     def offsets(self) -> dict[Place, tuple[int, int]]:
-        """First and next offset of every partition listed."""
+        """The first offset and the end offset of every listed partition."""
         return {
             (topic["topic"], entry["partition"]): (entry["first"], entry["next"])
             for topic in self.record["topics"]
@@ -103,7 +103,7 @@ class Cut:
 
 
 class Reader:
-    """Reads one pipeline from the beginning; every call goes on where the last one ended."""
+    """Reads one pipeline from the beginning. Every call continues where the last one ended."""
 
     def __init__(
         self, bootstrap_servers: str, registry_url: str, prefix: str, on_silence: Callable[[], None] = lambda: None
@@ -120,7 +120,7 @@ class Reader:
         self._transactions.assign([TopicPartition(f"{prefix}.transactions", 0, OFFSET_BEGINNING)])
         self._rows = Consumer(config)
         self._next: dict[Place, int] = {}
-        """Where each partition was read to."""
+        """The offset up to which each partition was read."""
         self._partitions: dict[str, int] = {}
         """Of each topic, as it was when something was read last."""
 
@@ -138,7 +138,7 @@ class Reader:
         return cuts
 
     def topics(self) -> set[str]:
-        """Return the topics of tables that exist; asked for as :meth:`partitions`."""
+        """Return the existing topics of tables. They are asked for as in :meth:`partitions`."""
         services = {f"{self.prefix}.{name}" for name in SERVICE_TOPICS}
         return {topic for topic in self._counts() if topic.startswith(f"{self.prefix}.")} - services
 
@@ -157,7 +157,10 @@ class Reader:
         return values
 
     def partitions(self, topic: str) -> int:
-        """Return how many partitions a topic has; asked for once after each reading, of all topics together."""
+        """Return the number of a topic's partitions.
+
+        After each reading, it is asked for once, for all topics together.
+        """
         return self._counts()[topic]
 
     def _counts(self) -> dict[str, int]:
@@ -167,7 +170,7 @@ class Reader:
         return self._partitions
 
     def read_rest(self) -> list[Event]:
-        """Return the records that no cut listed so far: there should be none while the source is silent."""
+        """Return the records that no cut has listed so far. While the source is silent, there should be none."""
         self._partitions.clear()
         places = [(topic, partition) for topic in self.topics() for partition in range(self.partitions(topic))]
         ends = dict.fromkeys(places, 0)
@@ -208,7 +211,7 @@ class Reader:
         self._next |= wanted
 
     def _read(self, wanted: dict[Place, int]) -> Iterator[Event]:
-        """Yield what lies between the last call's positions and ``wanted``."""
+        """Yield the records between the last call's positions and ``wanted``."""
         open_places = {place: end for place, end in wanted.items() if end > self._next.get(place, 0)}
         self._rows.assign([TopicPartition(*place, self._next.get(place, 0)) for place in open_places])
         while open_places:
@@ -223,7 +226,7 @@ class Reader:
                     del open_places[place]
 
     def _messages(self, consumer: Consumer, count: int, complaint: str) -> list[Message]:
-        """Return what arrives, ends of partitions included; TimeoutError when nothing does."""
+        """Return the messages that arrive, including ends of partitions. Raise TimeoutError if none does."""
         deadline = time.monotonic() + TIMEOUT_S
         messages: list[Message] = []
         while not messages:

@@ -1,4 +1,4 @@
-"""A registry server in memory that behaves as Confluent's does, and as badly as it is told to.
+"""A registry server in memory that behaves like Confluent's, and that can be told to misbehave.
 
 For what Apicurio does not do: refuse credentials, demand certificates, be slow, be overloaded, be in mode READONLY,
 import schemas under their ids, and tell a subject without a level from one that has the registry's.
@@ -24,7 +24,7 @@ Answer = tuple[int, Any]
 
 @dataclass
 class Fault:
-    """What happens to the next ``times`` requests whose "METHOD path" matches: a wait, and another answer."""
+    """A fault of the next ``times`` requests whose "METHOD path" matches: a wait, and another answer."""
 
     match: str = ""
     status: int | None = None
@@ -50,9 +50,9 @@ class RegistryServer:
         self.level = "BACKWARD"
         self.mode = "READWRITE"
         self.authorization: str | None = None
-        """The header without which nobody gets in."""
+        """The header that every request needs."""
         self.ignores_properties = False
-        """Whether schemas that differ in properties only are one to it."""
+        """Whether schemas that differ only in properties count as the same."""
         self.faults: list[Fault] = []
         self.requests: list[str] = []
         self._lock = RLock()

@@ -1,7 +1,7 @@
-"""Change events applied to tables in memory, as a mirror would, checking on the way all that the contract says.
+"""Applies change events to tables in memory, as a mirror does, and checks everything that the contract says.
 
-The tables are compared with what PostgreSQL holds. What is wrong is collected by table, so that one table's
-trouble is not all tables' trouble; what is wrong with the cuts themselves is collected apart.
+The tables are compared with those of PostgreSQL. Problems are collected by table, so that each scenario sees only its
+own. Problems of the cuts themselves are collected separately.
 """
 
 import re
@@ -20,7 +20,7 @@ from tests.support.pg_text import SESSION, canonical_floats, converter
 from tests.support.reader import Cut, Event
 
 UNKNOWN = "<unknown>"
-"""A value that was never sent to this reader: of an insert with an unchanged value, from a row filter."""
+"""A value that was never sent to this reader: an insert that a row filter made of an update can lack values."""
 
 ESCAPE = re.compile("_x([0-9A-F]{4,6})_")
 
@@ -36,7 +36,7 @@ Columns = list[tuple[str, str, Callable[[Any], str]]]
 
 @dataclass
 class Table:
-    """One table as its events tell it. Rows without key are kept under numbers of no meaning."""
+    """One table, made from its events. Rows without a key are stored under arbitrary numbers."""
 
     name: str
     key: tuple[str, ...] | None = None
@@ -73,10 +73,9 @@ class Replay:
         completes: Callable[[dict[str, Any]], bool] = itemgetter("replaces"),
         forgets: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """``tombstones`` tells by ``schema.table``, ``partitions`` by topic, what to expect.
-
-        ``partial`` are tables that had rows before. ``completes`` tells by a mark whether its load reads all rows of
-        the table. ``forgets`` tells by the id of such a load whether the copy of the table is to begin with it.
+        """``tombstones`` (by ``schema.table``) and ``partitions`` (by topic) say what to expect. ``partial``: tables
+        that had rows before. ``completes`` says for a mark whether its load reads all rows of the table. ``forgets``
+        says for the id of such a load whether the copy of the table begins with it.
         """
         self.loads = Loads(self._complain_of_load)
         self._completes = completes
@@ -90,7 +89,7 @@ class Replay:
         self._partitions = partitions
         self._topics: set[str] = set()
         self._next: dict[tuple[str, int], int] = {}
-        """Where the last cut that listed a partition ended."""
+        """The end of the last cut that listed a partition."""
         self._places: dict[tuple[str, int], Event] = {}
         """The last event of each partition."""
         self._partition_of_key: dict[tuple[str, bytes | None], int] = {}
@@ -98,7 +97,7 @@ class Replay:
         self._numbers = count()
 
     def apply(self, cuts: Iterable[Cut], is_new: Callable[[Event], bool] = lambda _: True) -> None:
-        """Apply the next cuts; changes that are not new belong to their cut, and are not made again."""
+        """Apply the next cuts. Repeated changes belong to their cut, but are not applied again."""
         for cut in cuts:
             self._check_place(cut)
             self._check_cut(cut)
@@ -153,7 +152,7 @@ class Replay:
     # --- cuts
 
     def _check_cut(self, cut: Cut) -> None:
-        """Compare what the cut record says with what is there."""
+        """Compare the cut record with the records of the cut."""
         record = cut.record
         events = _distinct(event for event in cut.events if event.value is not None)
         changes = [event for event in events if event["seq"] >= 0]  # messages of no transaction only count as events
@@ -174,7 +173,7 @@ class Replay:
         self._check_topics(cut, events)
 
     def _check_offsets(self, cut: Cut) -> None:
-        """Partitions touched are listed, in a full cut all that there are, each from where it ended before or later."""
+        """Check that the cut lists the partitions that it touched, or all, each from its former end or later."""
         offsets = cut.offsets
         expected = {(event.topic, event.partition) for event in cut.events}
         self._topics |= {topic for topic, _ in offsets}
@@ -207,7 +206,7 @@ class Replay:
             self._complain(cut, f"does not list {list(counts)}")
 
     def _check_place(self, cut: Cut) -> None:
-        """Cuts follow each other, offsets lie between the bounds, and each partition is in order."""
+        """Check that cuts follow each other, offsets are within the bounds, and each partition is in order."""
         if self.cuts:
             self._check_order(cut.record, self.cuts[-1].record, cut)
         offsets = cut.offsets
@@ -218,7 +217,7 @@ class Replay:
             self._check_partition(cut, event)
 
     def _check_order(self, record: dict[str, Any], last: dict[str, Any], cut: Cut) -> None:
-        """Epochs only go up, and LSNs go up within each: those of two epochs cannot be compared."""
+        """Check that epochs only grow, and that LSNs grow within each epoch. LSNs of two epochs cannot be compared."""
         if record["epoch"] < last["epoch"]:
             self._complain(cut, f"is of epoch {record['epoch']}, after epoch {last['epoch']}")
         if record["epoch"] != last["epoch"]:
@@ -241,7 +240,7 @@ class Replay:
             self._complain(cut, f"{event}: its key was in partition {expected} before")
 
     def _check_tombstones(self, cut: Cut) -> None:
-        """After each delete of a table with a key comes a tombstone where they are wanted, and nowhere else."""
+        """Check that tombstones follow the deletes of tables with a key if they are wanted, and nothing else."""
         by_place: dict[tuple[str, int], list[Event]] = defaultdict(list)
         for event in cut.events:
             by_place[event.topic, event.partition].append(event)
@@ -268,7 +267,7 @@ class Replay:
     # --- events
 
     def _apply(self, copies: list[Event]) -> None:
-        """Apply one change; a truncate has a copy in each partition."""
+        """Apply one change. A truncate has a copy in each partition."""
         event = copies[0]
         name = f"{event['schema']}.{event['table']}"
         table = self.table(name)
@@ -307,7 +306,7 @@ class Replay:
             self._put(table, key, self._merged(after, former, event, columns), event)
 
     def _check_shape(self, event: Event, before: Row | None, after: Row | None) -> None:
-        """Which images there are follows from the kind of change."""
+        """Check that a change has the images of its kind."""
         op, image, moves = event["op"], event["before_image"], "key_change" in event["flags"]
         assert op in ("c", "u", "d", "r"), f"op {op}"
         assert op != "r" or not (event["xid"] or event["unchanged"] or before), "a row that was read"
@@ -325,7 +324,7 @@ class Replay:
             table.moving = old
 
     def _arriving(self, table: Table, event: Event, key: Any) -> Row | None:  # noqa: ANN401 - hashable
-        """Return what an inserted row was under its former key; None: it is new."""
+        """Return the row under its former key if an insert has moved it. Return None if it is new."""
         assert key is None or key not in table.rows, "the key is there already"
         if "key_change" not in event["flags"]:
             return None
@@ -349,11 +348,11 @@ class Replay:
         table.rows[key], table.places[key] = row, event.position
 
     def row(self, event: Event) -> Row | None:
-        """Return the row as it is behind the event, as far as the event has it; None where that deletes it."""
+        """Return the row after the event, as far as the event contains it. Return None if the event deletes it."""
         return self._image(event, "after", self._columns_of(event))
 
     def _merged(self, after: Row | None, old: Row | None, event: Event, columns: Columns) -> Row:
-        """Fill what was not sent from the old row."""
+        """Take the values that were not sent from the old row."""
         assert after is not None, "after"
         names = {name: column for name, column, _ in columns}
         for name in event["unchanged"]:
@@ -372,7 +371,7 @@ class Replay:
         assert _agree(old, before), f"before differs from {old}"
 
     def _follow_key(self, table: Table, event: Event) -> None:
-        """File the rows anew when the table's key is made of other columns than before."""
+        """Store the rows under new keys if the columns of the table's key have changed."""
         schema = event.key_schema
         names = None if schema is None else tuple(_column_of(entry) for entry in schema["fields"])
         if names == table.key:
@@ -440,7 +439,7 @@ def contents(connection: psycopg.Connection, query: str) -> tuple[list[str], Cou
 
 
 def differences(table: Table, columns: list[str], rows: Counter[tuple[str | None, ...]]) -> list[str]:
-    """Return in words how the mirror differs from what PostgreSQL holds: not at all, one hopes."""
+    """Describe the differences between the mirror and PostgreSQL."""
     odd = [row for row in table.rows.values() if row.keys() != set(columns)]
     if odd:
         return [f"columns {list(odd[0])} instead of {columns}"]

@@ -1,4 +1,5 @@
-"""What Kubernetes does with the pods of a Deployment while it is updated: a kubelet's probes, a controller's steps.
+"""Does what Kubernetes does with the pods of a Deployment during an update: a kubelet's probes, and a controller's
+steps.
 
 Both follow the rendered manifest. The pods are real daemons, and nothing else of Kubernetes runs.
 
@@ -57,7 +58,7 @@ class Probe:
 
 @dataclass
 class Pod:
-    """A daemon, and what its kubelet thinks of it."""
+    """A daemon, and its state as its kubelet sees it."""
 
     daemon: Daemon
     deployment: Manifest
@@ -130,7 +131,7 @@ class Pod:
 
 
 class Observer:
-    """Looks at pods all the time: whether any of them is ready, and whether any delivers."""
+    """Watches the pods all the time: whether any of them is ready, and whether any delivers."""
 
     def __init__(self, pods: Sequence[Pod]) -> None:
         self._pods = pods

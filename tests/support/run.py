@@ -1,7 +1,7 @@
-"""Scenarios carried out: PostgreSQL, the daemon, and a reader behind it, for one server version.
+"""Carries out scenarios with PostgreSQL, the daemon, and a reader behind it, for one server version.
 
-All scenarios of a database share one daemon, which is restarted while they run and stopped while they go on;
-afterwards everything is read and replayed once, and each scenario is judged by its own tables.
+All scenarios of a database share one daemon, which is restarted and stopped while they run. Afterwards, everything is
+read and replayed once, and each scenario is judged by its own tables.
 """
 
 import time
@@ -59,14 +59,14 @@ END = Scenario("the end", "Its row is the last one written.", "CREATE TABLE t (i
 
 @dataclass
 class Verdict:
-    """What came of one scenario."""
+    """The result of one scenario."""
 
     problems: list[str] = field(default_factory=list)
     failure: BaseException | None = None
     """Of the scenario's own check."""
 
     def confirm(self) -> None:
-        """Raise what is wrong, if anything is."""
+        """Raise an error if anything is wrong."""
         assert not self.problems, "\n".join(self.problems[:10])
         if self.failure is not None:
             raise self.failure
@@ -177,7 +177,7 @@ class Followed:
         return pairs(self.reader.schemas(), (event for events in self.replay.events.values() for event in events))
 
     def general_problems(self) -> list[str]:
-        """Return what is wrong with the cuts, and what belongs to no scenario."""
+        """Return the problems of the cuts, and those that belong to no scenario."""
         rest = [f"no cut lists {event}" for event in self.reader.read_rest()]
         known = {table for scenario in (*self.scenarios, END) for table in scenario.known}
         strangers = [f"events of {name}" for name in self.replay.events.keys() - known]
@@ -236,7 +236,7 @@ class Followed:
 
 
 def wait_until(done: Callable[[], bool], complaint: str) -> None:
-    """Return once ``done()``; TimeoutError after a while."""
+    """Wait until ``done()`` is true. Raise TimeoutError after a while."""
     deadline = time.monotonic() + TIMEOUT_S
     while not done():
         if time.monotonic() > deadline:

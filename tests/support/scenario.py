@@ -1,4 +1,4 @@
-"""What a scenario of the replay suite is: SQL, and what has to arrive of it.
+"""A scenario of the replay suite: SQL, and the events that have to arrive.
 
 Every scenario has a schema and a publication of its own name, so that all of one server version run side by
 side in one database, followed by one daemon.
@@ -50,7 +50,7 @@ Work = str | Callable[[Place], None]
 
 @dataclass(frozen=True)
 class Found:
-    """What arrived of a scenario."""
+    """The events of a scenario that arrived."""
 
     schema: str
     replay: Replay
