@@ -176,3 +176,26 @@ def test_the_topics_of_a_pipeline(start: Start, config: Callable[..., Path]) -> 
         ("c", {"id": 1}, {"id": 2, "note": None, **rest}, ["doc"]),
         ("d", {"id": 2}, None, []),
     ]
+
+
+def test_old_rows_of_partitions_have_what_their_own_identity_sends(
+    database: Database, config: Callable[..., Path]
+) -> None:
+    with database.connect() as connection:
+        connection.execute("""
+            CREATE TABLE parts (id int PRIMARY KEY, code int NOT NULL, note text) PARTITION BY RANGE (id);
+            CREATE TABLE low PARTITION OF parts FOR VALUES FROM (0) TO (100);
+            CREATE UNIQUE INDEX code_of_low ON low (code);
+            ALTER TABLE parts REPLICA IDENTITY FULL;
+            ALTER TABLE low REPLICA IDENTITY USING INDEX code_of_low;
+            CREATE PUBLICATION tailed FOR TABLE parts WITH (publish_via_partition_root)
+        """)
+    with tail(config(database), "--limit", "3", "--json") as running, database.connect() as connection:
+        connection.execute("INSERT INTO parts VALUES (1, 2, 'a')")
+        connection.execute("UPDATE parts SET code = 3")
+        connection.execute("DELETE FROM parts")
+        code, lines = running.end()
+    assert code == 0
+    found = [json.loads(line) for line in lines]
+    assert [one["before"] for one in found] == [None, {"code": "2"}, {"code": "3"}]
+    assert [one["before_image"] for one in found] == ["none", "key", "key"]
