@@ -130,15 +130,17 @@ def _net(keys: DataFrame, fields: Sequence[str], followed: Sequence[str]) -> Dat
     is_there = F.col("last.op") != "d"
     cells = {name: _current(F.col(f"cell_{number}")) for number, name in enumerate(followed)}
     gaps = _names({name: cell.isNull() & is_there for name, cell in cells.items()})
-    lost = _names({n: ~cell.getField("is_known") & F.array_contains("last.unchanged", n) for n, cell in cells.items()})
-    values = {name: cells[name].getField("value") if name in cells else F.col("last.after")[name] for name in fields}
+    is_lost = {n: ~cell.getField("is_known") & F.array_contains("last.unchanged", n) for n, cell in cells.items()}
+    lost = _names(is_lost)
+    known = {name: F.when(~is_lost[name], cell) for name, cell in cells.items()}
+    values = {name: known[name].getField("value") if name in known else F.col("last.after")[name] for name in fields}
     return keys.select(
         "row",
         "last.key",
         F.when(is_there, F.lit("u")).otherwise(F.lit("d")).alias("op"),
         F.when(is_old, gaps).otherwise(_none()).alias("kept"),
         F.concat(F.when(is_old, _none()).otherwise(gaps), lost).alias("unchanged"),
-        F.map_concat(_raw_of_last(followed), raw_texts(cells)).alias("raw"),
+        F.map_concat(_raw_of_last(followed), raw_texts(known)).alias("raw"),
         "position.*",
         "last.ts",
         F.struct(*(value.alias(name) for name, value in values.items())).alias("cells"),
@@ -184,14 +186,15 @@ def moved(events: DataFrame, keys: DataFrame, target: DataFrame, fields: Sequenc
     cells = {name: F.col("cells").getField(name) for name in fields}
     is_there = F.col("op") != "d"
     unknown = F.array(*(F.when(is_there & is_unknown(name, cell), F.lit(name)) for name, cell in cells.items()))
+    known = {name: F.when(~is_unknown(name, cell), cell) for name, cell in cells.items()}
     return rows.select(
         "row",
         "key",
         F.when(is_there, F.lit("u")).otherwise(F.lit("d")).alias("op"),
-        F.struct(*(cell.getField("value").alias(name) for name, cell in cells.items())).alias("cells"),
+        F.struct(*(cell.getField("value").alias(name) for name, cell in known.items())).alias("cells"),
         F.array().cast("array<string>").alias("kept"),
         F.array_compact(unknown).alias("unchanged"),
-        raw_texts(cells).alias("raw"),
+        raw_texts(known).alias("raw"),
         "position.*",
         "ts",
     )

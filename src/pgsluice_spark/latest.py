@@ -26,7 +26,10 @@ def latest(changes: DataFrame, marks: DataFrame | None = None) -> DataFrame:
 
     ``marks``, a batch in the form of ``read_marks``, tell which tables were read to the end. Rows that are older than
     the beginning of such a load, and that it did not read again, are left out. They were deleted, but no change says
-    so. This rule applies only if all rows of the load are among the changes, and if its marks allow it.
+    so. This rule applies only if all rows of the load are among the changes, and if its marks allow it. Marks also tell
+    that a table was altered so that its rows have values that were never sent, such as those of a column that was
+    dropped and added again. If a later change leaves a column ``unchanged``, its value is then unknown, whatever was
+    sent before.
 
     ``changes`` may have duplicates and any order. They are read more than once, and have to stay the same in the
     meantime. They have to contain everything since the snapshot or the table's first row, so changes that retention has
@@ -36,7 +39,10 @@ def latest(changes: DataFrame, marks: DataFrame | None = None) -> DataFrame:
     if "key" not in changes.columns:
         raise ValueError("these changes have no key column: without a key, rows cannot be told apart")
     fields = changes.schema["after"].dataType.fieldNames()
-    rows = _net(_events(changes), changes, fields).where("op != 'd'")
+    events = _events(changes)
+    if marks is not None:
+        events = _without_former_values(events, marks)
+    rows = _net(events, changes, fields).where("op != 'd'")
     return _rows(rows if marks is None else _without_replaced(rows, changes, marks))
 
 
@@ -66,6 +72,21 @@ def _events(changes: DataFrame) -> DataFrame:
         .join(F.broadcast(_tables(placed, key.fieldNames())), _TABLE)
         .where("truncated IS NULL OR position > truncated")
         .withColumns({"row": _identity(key), "is_live": F.lit(True)})  # noqa: FBT003 - a literal
+    )
+
+
+def _without_former_values(events: DataFrame, marks: DataFrame) -> DataFrame:
+    """Let changes before the last alteration of their table name no ``fields``, so nothing later relies on them.
+
+    The mark comes some seconds after the alteration, and nothing says where in between it was. So a value that was
+    sent in these seconds counts as one from before.
+    """
+    altered = marks.where("state = 'stale'").groupBy(*_TABLE).agg(F.max(position()).alias("altered"))
+    none = F.array().cast("array<string>")
+    return (
+        events.join(F.broadcast(altered), _TABLE, "left")
+        .withColumn("fields", F.when(F.col("position") < F.col("altered"), none).otherwise(F.col("fields")))
+        .drop("altered")
     )
 
 

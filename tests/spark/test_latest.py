@@ -256,6 +256,29 @@ def test_a_key_is_needed(spark: SparkSession) -> None:
             latest(changes(spark, [lacking])).collect()
 
 
+def test_a_column_that_was_dropped_and_added_again(spark: SparkSession) -> None:
+    """It has the same field, so only the mark says that a value of before is not the one that is unchanged."""
+    told = [
+        record(change("c", 1, after={"id": 1, "note": "old", "photo": "p"}), 1),
+        record(change("c", 2, after={"id": 2, "note": "old", "photo": "p"}), 2),
+        record(change("c", 3, after={"id": 3, "note": "old"}), 3),
+        record(change("c", 4, after={"id": 6}, raw={"note": "old"}), 6),
+        record(change("u", 8, after={"id": 6}, unchanged=["note"]), 6),
+        record(change("u", 11, after={"id": 1, "photo": "q"}, unchanged=["note"]), 1),
+        record(change("u", 12, after={"id": 2, "note": "new", "photo": "q"}), 2),
+        record(change("u", 13, after={"id": 2, "photo": "r"}, unchanged=["note"]), 2),
+        record(change("d", 14, 0, flags=["key_change"]), 3),
+        record(change("c", 14, 1, after={"id": 4}, unchanged=["note"], flags=["key_change"]), 4),
+        record(change("c", 15, table="others", after={"id": 5, "note": "o"}), 5),
+        record(change("u", 16, table="others", after={"id": 5}, unchanged=["note"]), 5),
+    ]
+    marks = spark.createDataFrame([mark("stale", 5, 0), mark("stale", 10, 0)], MARKS)
+    rows = latest(changes(spark, told), marks).collect()
+    found = {row["key"]["id"]: (row["after"]["note"], row["unchanged"], row["raw"]) for row in rows}
+    unknown: tuple[None, list[str], dict[str, str]] = (None, ["note"], {})
+    assert found == {1: unknown, 2: ("new", [], {}), 4: unknown, 5: ("o", [], {}), 6: unknown}
+
+
 def test_the_end_of_an_empty_table(spark: SparkSession) -> None:
     before = record(change("c", 1, after={"id": 1}), 1)
     marks = [mark("begin", 5, 0), mark("end", 5, 1)]
