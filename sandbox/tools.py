@@ -24,6 +24,8 @@ KUBERNETES = "1.36.3"
 
 PROMETHEUS_OPERATOR = "v0.85.0"
 """Whose definitions of PodMonitor, ServiceMonitor and PrometheusRule are checked against."""
+SPARK_OPERATOR = "v2.3.0"
+"""Kubeflow's, whose definition of SparkApplication is checked against."""
 
 VALIDATE = "kubernetes-validate==1.37.0"
 """The package on PyPI that has the JSON schemas of Kubernetes' own resources, one directory for each minor version."""
@@ -120,6 +122,13 @@ def _convert_schemas(entry: Path) -> None:
     shutil.rmtree(with_wheel)
 
 
+def _copy_spark_definitions(entry: Path) -> None:
+    """Copy the custom resource definition of Kubeflow's Spark operator."""
+    module = golang.module_directory("github.com/kubeflow/spark-operator/v2", SPARK_OPERATOR)
+    name = "sparkoperator.k8s.io_sparkapplications.yaml"
+    shutil.copyfile(module / "config/crd/bases" / name, entry / name)
+
+
 def _copy_definitions(entry: Path) -> None:
     """Copy the custom resource definitions of the Prometheus operator."""
     module = golang.module_directory("github.com/prometheus-operator/prometheus-operator", PROMETHEUS_OPERATOR)
@@ -186,6 +195,7 @@ _TOOLS = {
         Tool("compose", deployment.COMPOSE, deployment.build_compose, executable="docker-compose"),
         Tool("kubernetes-schemas", VALIDATE.partition("==")[2], _convert_schemas, needs=()),
         Tool("prometheus-operator", PROMETHEUS_OPERATOR, _copy_definitions),
+        Tool("spark-operator", SPARK_OPERATOR, _copy_spark_definitions),
         Tool("etcd", "debian", _unpack_etcd, needs=(_missing_apt,), optional=True),
         Tool("kube-apiserver", KUBERNETES, _build_apiserver, optional=True),
     )

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
-from typing import Any
 
 import pytest
 import yaml
@@ -25,6 +24,7 @@ from tests.support.chart import (
     values_of,
     variables,
 )
+from tests.support.conformity import conformity, write_schemas
 
 MINIMAL = values_of("minimal")
 DOCUMENTATION = chart.ROOT / "docs" / "kubernetes.md"
@@ -42,25 +42,8 @@ def helm() -> None:
 
 @pytest.fixture(scope="session")
 def operator_schemas(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give JSON schemas of the Prometheus operator's resources, which refuse what they do not know."""
-    directory = tmp_path_factory.mktemp("schemas")
-    for file in tools.directory("prometheus-operator").glob("*.yaml"):
-        definition = yaml.safe_load(file.read_text())["spec"]
-        (version,) = definition["versions"]
-        schema = version["schema"]["openAPIV3Schema"]
-        (directory / f"{definition['names']['singular']}.json").write_text(json.dumps(_closed(schema)))
-    return directory
-
-
-def _closed(schema: Any) -> Any:  # noqa: ANN401 - JSON
-    if isinstance(schema, list):
-        return [_closed(entry) for entry in schema]
-    if not isinstance(schema, dict):
-        return schema
-    found = {name: _closed(entry) for name, entry in schema.items()}
-    if found.get("type") == "object" and isinstance(found.get("properties"), dict):
-        found.setdefault("additionalProperties", False)
-    return found
+    """Give JSON schemas of the Prometheus operator's resources."""
+    return write_schemas(tools.directory("prometheus-operator"), tmp_path_factory.mktemp("schemas"))
 
 
 # -- every case ----------------------------------------------------------------------------------
@@ -80,7 +63,7 @@ def test_what_is_rendered_fits_the_schemas_of_kubernetes(
 ) -> None:
     rendered = tmp_path / "rendered.yaml"
     rendered.write_text(chart.render(*values_of(case), kubernetes=version))
-    assert _conformity(rendered, version, operator_schemas) == []
+    assert conformity(rendered, version, operator_schemas) == []
 
 
 def test_the_schemas_refuse_an_unknown_field(tmp_path: Path, operator_schemas: Path) -> None:
@@ -88,23 +71,8 @@ def test_the_schemas_refuse_an_unknown_field(tmp_path: Path, operator_schemas: P
     wrong = chart.render(*values_of("monitors"))
     wrong = wrong.replace("enableServiceLinks:", "enableServiceLink:").replace("interval:", "intervall:")
     (tmp_path / "wrong.yaml").write_text(wrong)
-    found = _conformity(tmp_path / "wrong.yaml", chart.NEWEST, operator_schemas)
+    found = conformity(tmp_path / "wrong.yaml", chart.NEWEST, operator_schemas)
     assert {"Deployment", "PodMonitor", "Pod"} == {entry["kind"] for entry in found}
-
-
-def _conformity(rendered: Path, version: str, operator_schemas: Path) -> list[dict[str, Any]]:
-    """Return what kubeconform finds wrong."""
-    own = f"{tools.directory('kubernetes-schemas')}/{{{{.NormalizedKubernetesVersion}}}}{{{{.StrictSuffix}}}}"
-    locations = [
-        f"{own}/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json",
-        f"{operator_schemas}/{{{{.ResourceKind}}}}.json",
-    ]
-    command = [str(tools.program("kubeconform")), "-strict", "-output", "json", "-kubernetes-version", version]
-    command += [word for location in locations for word in ("-schema-location", location)]
-    said = subprocess.run([*command, str(rendered)], capture_output=True, text=True, check=False)
-    found: list[dict[str, Any]] = json.loads(said.stdout)["resources"] or []
-    assert (said.returncode == 0) == (not found), said.stderr
-    return found
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,4 +1,4 @@
-"""The Dockerfile as a linter sees it, and the version that it tells."""
+"""The Dockerfiles as a linter sees them, and the version that the daemon's tells."""
 
 import platform
 import subprocess
@@ -11,9 +11,10 @@ from tests.support.container import ROOT
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="hadolint is fetched for x86_64 only")
-def test_hadolint_finds_nothing() -> None:
+@pytest.mark.parametrize("name", ["Dockerfile", "deploy/spark/Dockerfile"])
+def test_hadolint_finds_nothing(name: str) -> None:
     found = subprocess.run(
-        [hadolint(), "--no-color", "--failure-threshold", "style", ROOT / "Dockerfile"],
+        [hadolint(), "--no-color", "--failure-threshold", "style", ROOT / name],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (found.returncode, found.stdout) == (0, ""), found.stdout

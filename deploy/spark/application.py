@@ -1,0 +1,7 @@
+"""What a driver runs: ``pgsluice-spark`` with the arguments of the application."""
+
+import sys
+
+from pgsluice_spark.cli import main
+
+sys.exit(main())
