@@ -11,7 +11,7 @@ from pathlib import Path
 from sandbox.kafka import Kafka
 from sandbox.postgres import Postgres
 from tests.spark.ledger import SETTINGS, SETUP, TABLES, run
-from tests.spark.session import new_session
+from tests.spark.session import INTERPRETED, new_session
 from tests.spark.shop import opened
 
 
@@ -27,7 +27,7 @@ def main() -> int:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         database = stack.enter_context(stack.enter_context(Postgres(17)).database())
         kafka = stack.enter_context(Kafka())
-        spark = new_session(directory / "spark")
+        spark = new_session(directory / "spark", INTERPRETED)
         stack.callback(spark.stop)
         shop = stack.enter_context(opened(spark, database, kafka, "ledger", SETUP, SETTINGS))
         shop.wait_until_loaded(len(TABLES) + 1)

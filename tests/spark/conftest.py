@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.spark.session import new_session
+from tests.spark.session import INTERPRETED, new_session
 
 HERE = Path(__file__).parent
 
@@ -31,9 +31,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 @pytest.fixture(scope="module")
 def without_compilation(spark: SparkSession) -> Iterator[None]:
     """Let Spark interpret its plans: where these are many and have few rows."""
-    settings = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-    for name, value in settings.items():
+    for name, value in INTERPRETED.items():
         spark.conf.set(name, value)
     yield
-    for name in settings:
+    for name in INTERPRETED:
         spark.conf.unset(name)

@@ -18,7 +18,7 @@ from typing import Final
 from pgsluice_spark import Delta, Pipeline, RestRegistry
 from pgsluice_spark.delta import DeltaTable
 from pgsluice_spark.targets import Commit
-from tests.spark.session import new_session
+from tests.spark.session import INTERPRETED, new_session
 
 TIMEOUT_S: Final = 600
 OTHER_TABLE_S: Final = 10
@@ -76,7 +76,7 @@ def main() -> None:
     die_at(STEPS[life.step])
     with tempfile.TemporaryDirectory() as directory:
         pipeline = Pipeline(
-            new_session(Path(directory)),
+            new_session(Path(directory), INTERPRETED),
             prefix=life.prefix,
             bootstrap_servers=life.bootstrap_servers,
             registry=RestRegistry(life.registry),

@@ -6,7 +6,10 @@ at the entry's position. Delta tables are read by ``deltalake``, without Spark.
 
 import random
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,23 +43,38 @@ SETUP: Final = (
 TRANSACTIONS: Final = 8
 """Between two lives."""
 
-SCHEMA_CHANGES: Final = ("ALTER TABLE orders ADD COLUMN comment text", "ALTER TABLE lines ADD COLUMN price int")
+SCHEMA_CHANGES: Final = (
+    "ALTER TABLE orders ADD COLUMN comment text",
+    "ALTER TABLE lines ADD COLUMN price int",
+    "ALTER TABLE lines ALTER amount TYPE bigint",  # the rows are rewritten, so the table is loaded again
+)
+LOAD_EVERY: Final = 4
+EPOCH_EVERY: Final = 10
+"""Lives, once the schema has changed."""
+
+LOAD_S: Final = 300
 
 
 @dataclass(slots=True)
 class Tally:
-    """What a run has found. ``compared``: tables at entries; ``torn``: entries whose sums differ."""
+    """What a run has found. ``compared``: tables at entries; ``torn``: entries whose sums differ.
+
+    ``unfinished``: tables that the last entry does not call loaded.
+    """
 
     kills: int = 0
     compared: int = 0
     lost: int = 0
     doubled: int = 0
     torn: int = 0
+    unfinished: int = 0
+    loads: int = 0
+    epochs: int = 0
 
     @property
     def is_clean(self) -> bool:
         """Whether nothing was wrong."""
-        return not (self.lost or self.doubled or self.torn)
+        return not (self.lost or self.doubled or self.torn or self.unfinished)
 
 
 class Ledger:
@@ -67,7 +85,15 @@ class Ledger:
 
     def write(self, count: int) -> None:
         """Commit some transactions; all of them change both tables."""
-        self._shop.run(*(f"BEGIN; {self._change()}; {self._amounts()}; COMMIT" for _ in range(count)))
+        self._shop.run(*self._transactions(count))
+
+    def write_unseen(self, count: int) -> None:
+        """The same while no daemon runs."""
+        for statement in self._transactions(count):
+            self._shop.connection.execute(statement.encode())
+
+    def _transactions(self, count: int) -> list[str]:
+        return [f"BEGIN; {self._change()}; {self._amounts()}; COMMIT" for _ in range(count)]
 
     def _amounts(self) -> str:
         """Add a row to both tables, so that each transaction is seen in both."""
@@ -92,16 +118,18 @@ def run(shop: Shop, directory: Path, kills: int, rng: random.Random, say: Callab
     """Kill drivers at all steps in turn, let the last one live, and compare."""
     ledger, tally, steps = Ledger(shop, rng), Tally(), list(STEPS)
     for number in range(kills):
-        if number < len(SCHEMA_CHANGES):
-            shop.run(SCHEMA_CHANGES[number])
-        ledger.write(TRANSACTIONS)
         step = steps[number % len(steps)]
         max_events = rng.choice([1, 100, 1000])
-        died = killed(_life(shop, directory, step, max_events), directory / "drivers.log")
+        with _meanwhile(shop, ledger, number, tally):
+            ledger.write(TRANSACTIONS)
+            died = killed(_life(shop, directory, step, max_events), directory / "drivers.log")
         tally.kills += died
         say(f"{number + 1}: {step}, max_events {max_events}{'' if died else ', not reached'}")
         if rng.random() < 0.5:
             shutil.rmtree(directory / "checkpoint", ignore_errors=True)
+    if kills >= len(SCHEMA_CHANGES):  # the last of these may not have been noticed yet
+        with _load(shop):
+            tally.loads += 1
     ledger.write(TRANSACTIONS)
     query = shop.pipeline.mirror(
         Delta(str(directory / "lake")),
@@ -112,8 +140,51 @@ def run(shop: Shop, directory: Path, kills: int, rng: random.Random, say: Callab
     )
     query.awaitTermination()
     lake = directory / "lake"
-    compare(shop, lake, entries(lake), tally, say)
+    found = entries(lake)
+    compare(shop, lake, found, tally, say)
+    last = dict(found[-1]["tables"])
+    tally.unfinished = sum(last[f"public.{name}"]["status"] != LOADED for name in TABLES)
     return tally
+
+
+@contextmanager
+def _meanwhile(shop: Shop, ledger: Ledger, number: int, tally: Tally) -> Iterator[None]:
+    """Let the source change its schema, or be loaded again while a driver lives, after a gap or without one."""
+    later = number - len(SCHEMA_CHANGES)
+    if later < 0:
+        shop.run(SCHEMA_CHANGES[number])
+    elif later % EPOCH_EVERY == 0:
+        _begin_epoch(shop, ledger)
+        tally.epochs += 1
+    if later >= 0 and (later % EPOCH_EVERY == 0 or later % LOAD_EVERY == 0):
+        tally.loads += 1
+        with _load(shop):
+            yield
+    else:
+        yield
+
+
+def _begin_epoch(shop: Shop, ledger: Ledger) -> None:
+    """Lose the slot, and with it some transactions, and go on in a new epoch."""
+    shop.daemon.stop_well()
+    own = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name <> %s"
+    shop.connection.execute(f"{own} AND database = current_database()", [SLOT])
+    ledger.write_unseen(TRANSACTIONS)
+    shop.daemon.start("--adopt-slot")
+
+
+@contextmanager
+def _load(shop: Shop) -> Iterator[None]:
+    """Load both tables meanwhile; they are loaded in the end."""
+    names = [f"public.{name}" for name in TABLES]
+    line = [sys.executable, "-m", "pgsluice", "snapshot", "start", "-c", str(shop.daemon.config_file), *names]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as load:
+        try:
+            yield
+        finally:
+            said, _ = load.communicate(timeout=LOAD_S)
+    if load.returncode != 0:
+        raise RuntimeError(f"the load failed: {said}")
 
 
 def _life(shop: Shop, directory: Path, step: str, max_events: int) -> Life:

@@ -1,6 +1,8 @@
 """The Spark session of tests, in the version of PySpark that is installed."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 import pyspark
 from pyspark.sql import SparkSession
@@ -8,9 +10,15 @@ from pyspark.sql import SparkSession
 from sandbox.spark import jars
 from tests.spark.lakes import CATALOG
 
+INTERPRETED: Final[Mapping[str, str]] = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+"""Let Spark interpret its plans: where these are many and have few rows."""
 
-def new_session(directory: Path) -> SparkSession:
-    """Give a session that keeps its files in ``directory``."""
+
+def new_session(directory: Path, more: Mapping[str, str] | None = None) -> SparkSession:
+    """Give a session that keeps its files in ``directory``, with some ``more`` settings."""
     settings = {
         # a session of a minute is over before better code would pay
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData",
@@ -33,7 +41,7 @@ def new_session(directory: Path) -> SparkSession:
             "org.apache.spark.sql.kafka010.KafkaSourceProvider"
         )
     builder = SparkSession.builder.master("local[2]").appName("pgsluice tests")
-    for name, value in settings.items():
+    for name, value in {**settings, **(more or {})}.items():
         builder = builder.config(name, str(value))
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("OFF")  # errors are what some tests want

@@ -17,8 +17,11 @@ from pgsluice_spark import Delta
 from sandbox.kafka import Kafka
 from sandbox.postgres import Database, Postgres
 from sandbox.spark import jars
+from tests.spark.session import INTERPRETED
 from tests.spark.shop import Shop, opened
 from tests.support.kafka import configure
+
+pytestmark = pytest.mark.usefixtures("without_compilation")
 
 SETUP = (
     "CREATE TABLE orders (id int PRIMARY KEY, note text)",
@@ -51,6 +54,7 @@ def written(directory: Path, shop: Shop, database: Database) -> Path:
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         "spark.databricks.delta.snapshotPartitions": "1",
         "spark.ui.enabled": "false",
+        **INTERPRETED,
     }
     file = directory / "mirror.toml"
     file.write_text(

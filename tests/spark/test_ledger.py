@@ -12,7 +12,10 @@ from tests.spark.driver import STEPS
 from tests.spark.ledger import SETTINGS, SETUP, TABLES, Tally, compare, entries, run, torn
 from tests.spark.shop import opened
 
-KILLS = 3
+pytestmark = pytest.mark.usefixtures("without_compilation")
+
+KILLS = 2
+"""`make spark-faults` kills at all steps, again and again."""
 
 
 @pytest.mark.timeout(900)
