@@ -12,6 +12,7 @@ from bench.contenders import count_events
 from bench.figures import percentile
 from bench.loads import MARK_ID, ORDERS_COLUMNS, Load, columns
 from bench.processes import Child, Meter
+from bench.reader import PATIENCE_S
 from bench.results import Latency
 from bench.servers import Mode, pipeline, walsender
 from sandbox.daemon import Daemon
@@ -75,7 +76,7 @@ def _start(kafka: Kafka, database: Database, daemon: Daemon) -> Mapping[str, int
     """Start the daemon, and wait until it delivers; return the processes by role."""
     daemon.start()
     daemon.wait_until_ready()
-    with database.connect() as connection, reader(kafka, daemon, MARK_ID, 1) as first:
+    with database.connect() as connection, reader(kafka, daemon.name, MARK_ID, 1) as first:
         slot = daemon.status()["slot"]
         pids = {"client": daemon.pid, "walsender": walsender(connection, slot)[0], "broker": kafka.pid()}
         connection.execute(ORDERS.mark())
@@ -95,11 +96,11 @@ def _at_rate(  # noqa: PLR0913, PLR0917 - who takes part, and how much is writte
 ) -> Latency:
     """Return the latency of rows that are written at this rate, for so many seconds, with ids from ``begin`` on."""
     count = rate * (WARM_UP_S + seconds)
-    with reader(kafka, daemon, begin, count) as reading, writer(database, rate, begin, count) as writing:
+    with reader(kafka, daemon.name, begin, count) as reading, writer(database, rate, begin, count) as writing:
         meter = Meter(pids)
         writing.tell()
         written, seen = writing.read(), reading.read()
-        taken = _milliseconds(mode, begin, written["times"], seen)[rate * WARM_UP_S :]
+        taken = milliseconds(mode, begin, written["times"], seen)[rate * WARM_UP_S :]
         lasted = max(seen["times"]) - written["begin"]
         cores = {role: used / lasted for role, used in meter.read().items()}
     return Latency(
@@ -115,10 +116,18 @@ def _at_rate(  # noqa: PLR0913, PLR0917 - who takes part, and how much is writte
     )
 
 
-def reader(kafka: Kafka, daemon: Daemon, first: int, count: int) -> Child:
-    """Return a child that reads ``count`` rows of orders with ids from ``first`` on, and is ready to."""
-    topic = f"{daemon.name}.public.orders"
-    arguments = {"bootstrap_servers": kafka.bootstrap_servers, "topic": topic, "first": first, "count": count}
+def reader(kafka: Kafka, prefix: str, first: int, count: int, patience_s: float = PATIENCE_S) -> Child:
+    """Return a child that reads ``count`` rows of orders with ids from ``first`` on, and is ready to.
+
+    It gives up when nothing has come for ``patience_s``.
+    """
+    arguments = {
+        "bootstrap_servers": kafka.bootstrap_servers,
+        "topic": f"{prefix}.public.orders",
+        "first": first,
+        "count": count,
+        "patience_s": patience_s,
+    }
     child = Child("bench.reader", arguments)
     child.read()
     return child
@@ -140,7 +149,7 @@ def first_seen(mode: Mode, ids: Sequence[int], times: Sequence[float]) -> dict[i
     return dict(zip(reversed(ids), reversed(times), strict=True))
 
 
-def _milliseconds(mode: Mode, first: int, committed: Sequence[float], seen: Mapping[str, list[float]]) -> list[float]:
+def milliseconds(mode: Mode, first: int, committed: Sequence[float], seen: Mapping[str, list[float]]) -> list[float]:
     """Return what each row took, in the order in which they were to be written."""
     found = first_seen(mode, [round(number) for number in seen["ids"]], seen["times"])
     missing = len(committed) - len(found)

@@ -61,17 +61,17 @@ class Load:
     def setup(self) -> list[str]:
         """Return what comes before the slot: tables, rows to update, the publication."""
         columns = ", ".join(f"{name} {kind}" for name, kind, _ in self.columns)
-        made = [f"CREATE TABLE {table} (id bigint PRIMARY KEY, {columns})" for table in self._tables]
+        made = [f"CREATE TABLE {table} (id bigint PRIMARY KEY, {columns})" for table in self.table_names]
         # a text as long as it looks, inside the row and in the WAL
         plain = [name for name, kind, value in self.columns if kind == "text" and "sha512" in value]
         made += [f"ALTER TABLE orders ALTER {name} SET STORAGE EXTERNAL" for name in plain]
         if self.updates:
             made += ["ALTER TABLE orders REPLICA IDENTITY FULL", self._insert("orders", 1, self.rows)]
-        return [*made, f"CREATE PUBLICATION {PUBLICATION} FOR TABLE {', '.join(self._tables)}"]
+        return [*made, f"CREATE PUBLICATION {PUBLICATION} FOR TABLE {', '.join(self.table_names)}"]
 
     def opening(self) -> list[str]:
         """Return what is one transaction, with one row of each table."""
-        return [self._insert(table, OPENING_ID, OPENING_ID) for table in self._tables]
+        return [self._insert(table, OPENING_ID, OPENING_ID) for table in self.table_names]
 
     def write(self) -> str:
         """Return the statement that writes all rows that count, and commits each transaction."""
@@ -90,7 +90,8 @@ class Load:
         return self._insert("orders", number, number)
 
     @property
-    def _tables(self) -> list[str]:
+    def table_names(self) -> list[str]:
+        """The tables, ``orders`` first."""
         return ["orders", *(f"orders_{number}" for number in range(1, self.tables))]
 
     def fill(self, table: str, rows: int) -> str:
@@ -108,7 +109,7 @@ class Load:
         """Return a loop whose body goes once through all tables: each row is another table's."""
         values = ", ".join(value for _, _, value in self.columns)
         step = f"g := g + 1; IF g % {self.per_transaction} = 0 THEN COMMIT; END IF; EXIT WHEN g > {self.rows};"
-        turns = "\n".join(f"INSERT INTO {table} SELECT g, {values}; {step}" for table in self._tables)
+        turns = "\n".join(f"INSERT INTO {table} SELECT g, {values}; {step}" for table in self.table_names)
         return f"DO $$ DECLARE g int := 1; BEGIN LOOP\n{turns}\nEND LOOP; END $$"
 
 

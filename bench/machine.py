@@ -3,6 +3,7 @@
 import os
 import platform
 import re
+import subprocess
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +17,7 @@ from bench.servers import BROKER, SERVER
 from sandbox.artifacts import fetch
 from sandbox.broker import JVM_OPTIONS
 from sandbox.postgres import Postgres
+from sandbox.prerequisites import java
 
 
 def describe(postgres: Postgres, recv_logical: str | None) -> dict[str, str]:
@@ -56,6 +58,14 @@ def memory_gib(meminfo: str) -> float:
 def _kafka_version() -> str:
     (jar,) = fetch("kafka").glob("kafka-clients-*.jar")
     return jar.stem.removeprefix("kafka-clients-")
+
+
+def java_version() -> str:
+    """Return the version of the Java that runs the broker."""
+    asked = subprocess.run([java(), "-version"], capture_output=True, text=True, check=True)
+    found = re.search(r'version "(.+?)"', asked.stderr)
+    assert found, "every Java says so"
+    return found[1]
 
 
 def begin() -> Moment:

@@ -39,7 +39,7 @@ def main(arguments: dict[str, Any]) -> None:
     say(ready=True)
     if consumer is None:
         consumer = _consumer(servers, topic, _wait_for_topic(servers, topic), from_begin=True)
-    ids, times = _read(consumer, arguments["first"], arguments["count"])
+    ids, times = _read(consumer, arguments["first"], arguments["count"], arguments["patience_s"])
     consumer.close()
     say(ids=ids, times=times)
 
@@ -58,10 +58,10 @@ def _consumer(servers: str, topic: str, partitions: list[int], *, from_begin: bo
     return consumer
 
 
-def _read(consumer: Consumer, first: int, count: int) -> tuple[list[int], list[float]]:
+def _read(consumer: Consumer, first: int, count: int, patience_s: float) -> tuple[list[int], list[float]]:
     ids, times = list[int](), list[float]()
     poll, monotonic, last = consumer.poll, time.monotonic, time.monotonic()
-    while len(ids) < count and monotonic() - last < PATIENCE_S:
+    while len(ids) < count and monotonic() - last < patience_s:
         message = poll(POLL_S)
         if message is None:
             continue

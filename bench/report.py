@@ -94,7 +94,7 @@ def markdown(results: Results | None) -> str:
 
 
 def _machine(results: Results) -> Iterator[str]:
-    yield _table(("Measured with", ""), [(name, value) for name, value in results.machine.items()])
+    yield table(("Measured with", ""), [(name, value) for name, value in results.machine.items()])
     for missing in results.left_out:
         yield f"Left out: {missing}\n"
 
@@ -103,7 +103,7 @@ def _goals(results: Results) -> Iterator[str]:
     rows = list(goals(results))
     if rows:
         yield "### In short\n"
-        yield _table(("", "goal", "measured"), rows)
+        yield table(("", "goal", "measured"), rows)
 
 
 def goals(results: Results) -> Iterator[tuple[str, str, str]]:
@@ -188,8 +188,8 @@ def _loads(results: Results) -> Iterator[str]:
     for load in results.loads.values():
         if not load.series:
             yield f"#### {load.title}\n"
-            yield _table(("", *HEAD), [(name, *_cells(load, name)) for name in load.runs])
-            yield f"{load.rows:,} rows, {load.bytes_per_row:,.0f} bytes each as the server sends them. " + _said(
+            yield table(("", *HEAD), [(name, *_cells(load, name)) for name in load.runs])
+            yield f"{load.rows:,} rows, {load.bytes_per_row:,.0f} bytes each as the server sends them. " + said(
                 load.moment
             )
     for series in dict.fromkeys(load.series for load in results.loads.values() if load.series):
@@ -200,8 +200,8 @@ def _loads(results: Results) -> Iterator[str]:
             for key, load in members
             for name in load.runs
         ]
-        yield _table((series, "", *HEAD), rows)
-        yield _said(members[0][1].moment)
+        yield table((series, "", *HEAD), rows)
+        yield said(members[0][1].moment)
 
 
 def _cells(load: LoadResult, name: str) -> tuple[str, ...]:
@@ -221,7 +221,7 @@ def _latency(results: Results) -> Iterator[str]:
     if found is None:
         return
     yield "### Latency\n"
-    yield _table(
+    yield table(
         ("transactions/s (achieved)", "", "p50 ms", "p95", "p99", "greatest", "cores: daemon", *ROLES[1:]),
         [
             (
@@ -233,10 +233,10 @@ def _latency(results: Results) -> Iterator[str]:
             for one in found.latencies
         ],
     )
-    yield f"Encoder: {found.encoder}. {_said(found.moment)}"
+    yield f"Encoder: {found.encoder}. {said(found.moment)}"
     yield "A bare Kafka transaction of three records through confluent-kafka, median milliseconds:\n"
     steps = found.transaction
-    yield _table(tuple(steps), [tuple(f"{value:.2f}" for value in steps.values())])
+    yield table(tuple(steps), [tuple(f"{value:.2f}" for value in steps.values())])
 
 
 def _loading_latency(results: Results) -> Iterator[str]:
@@ -245,7 +245,7 @@ def _loading_latency(results: Results) -> Iterator[str]:
         return
     yield "### Latency while a table is loaded\n"
     one = found.latency
-    yield _table(
+    yield table(
         ("transactions/s", "loaded rows/s", "p50 ms", "p95", "p99", "greatest", "cores: daemon", *ROLES[1:]),
         [
             (
@@ -256,7 +256,7 @@ def _loading_latency(results: Results) -> Iterator[str]:
             )
         ],
     )
-    yield f"Exactly once. Encoder: {found.encoder}. {_said(found.moment)}"
+    yield f"Exactly once. Encoder: {found.encoder}. {said(found.moment)}"
 
 
 def _starts(results: Results) -> Iterator[str]:
@@ -270,11 +270,11 @@ def _starts(results: Results) -> Iterator[str]:
         "`kill -9` to streaming again, started at once": found.starts.killed,
     }
     spreads = {name: Spread.of(taken) for name, taken in starts.items()}
-    yield _table(
+    yield table(
         ("", "seconds, median", "least", "greatest"),
         [(name, f"{of.median:.2f}", f"{of.least:.2f}", f"{of.greatest:.2f}") for name, of in spreads.items()],
     )
-    yield f"Encoder: {found.encoder}. {_said(found.moment)}"
+    yield f"Encoder: {found.encoder}. {said(found.moment)}"
 
 
 def _memory(results: Results) -> Iterator[str]:
@@ -282,22 +282,24 @@ def _memory(results: Results) -> Iterator[str]:
     if found is None:
         return
     yield "### Transactions that wait for their commit\n"
-    yield _table(
+    yield table(
         ("", "written s", "delivered s", "resident MiB", "on disk MiB"),
         [
             (load, f"{of.written_s:.0f}", f"{of.delivered_s:.0f}", f"{of.resident_mib:.0f}", f"{of.spilled_mib:,.0f}")
             for load, of in found.loads.items()
         ],
     )
-    yield f"Rows of 1 KB, `logical_decoding_work_mem` 64 kB. Encoder: {found.encoder}. {_said(found.moment)}"
+    yield f"Rows of 1 KB, `logical_decoding_work_mem` 64 kB. Encoder: {found.encoder}. {said(found.moment)}"
 
 
-def _said(moment: Moment) -> str:
+def said(moment: Moment) -> str:
+    """Return the sentence about when something was measured, and under which load."""
     before, after = moment.load_average
     return f"Begun {moment.begun[:16].replace('T', ' ')} UTC; load average {before:.1f} before, {after:.1f} after.\n"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table of Markdown, with numbers to the right of the first column."""
     right = ["---", *("--:" for _ in head[1:])]
     body = [f"| {' | '.join(row)} |" for row in (head, *rows)]
     return "\n".join([body[0], f"|{'|'.join(right)}|", *body[1:], ""])

@@ -36,7 +36,7 @@ def measure(postgres: Postgres, kafka: Kafka, variables: Mapping[str, str], runs
 
 def _start(kafka: Kafka, database: Database, daemon: Daemon, row: int, *arguments: str) -> float:
     """Return the seconds until a row is seen that waits for the daemon."""
-    with database.connect() as connection, reader(kafka, daemon, row, 1) as reading:
+    with database.connect() as connection, reader(kafka, daemon.name, row, 1) as reading:
         connection.execute(ORDERS.row(row))
         daemon.start(*arguments)
         started = time.monotonic()
@@ -46,7 +46,7 @@ def _start(kafka: Kafka, database: Database, daemon: Daemon, row: int, *argument
 def _kill(kafka: Kafka, database: Database, daemon: Daemon, first: int) -> float:
     """Return the seconds from the kill to the first row that was committed after it, when it starts again at once."""
     count = RATE * (BEFORE_S + AFTER_S)
-    with reader(kafka, daemon, first, count) as reading, writer(database, RATE, first, count) as writing:
+    with reader(kafka, daemon.name, first, count) as reading, writer(database, RATE, first, count) as writing:
         writing.tell()
         time.sleep(BEFORE_S)
         killed = time.monotonic()

@@ -11,7 +11,7 @@ import platform
 import pwd
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -40,7 +40,8 @@ def fetch(target: str) -> Path:
     """Return the directory with the jars of ``target``, fetched if need be."""
     if target not in targets():
         raise FetchError(f"there is no {target}, only {', '.join(targets())}")
-    return make_entry(cache_root(), target, lambda entry: _copy_dependencies(target, entry))
+    options = ["-P", target, f"-Dpostgres.platform={POSTGRES_PLATFORMS.get(platform.machine(), '')}"]
+    return make_entry(cache_root(), target, lambda entry: copy_dependencies(POM, entry, options))
 
 
 def make_entry(root: Path, name: str, fill: Callable[[Path], None]) -> Path:
@@ -119,16 +120,14 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _copy_dependencies(target: str, directory: Path) -> None:
+def copy_dependencies(pom: Path, directory: Path, options: Sequence[str] = ()) -> None:
+    """Fetch what ``pom`` pins into ``directory``, an unfinished entry; FetchError if Maven fails."""
     require(fetching=True)
-    command = ["mvn", "-B", "-q", "-f", str(POM), "-P", target, "dependency:copy-dependencies"]
-    command += [
-        f"-DoutputDirectory={directory}",
-        f"-Dpostgres.platform={POSTGRES_PLATFORMS[platform.machine()]}",
-    ]
+    command = ["mvn", "-B", "-q", "-f", str(pom), *options, "dependency:copy-dependencies"]
+    command.append(f"-DoutputDirectory={directory}")
     if not os.access(pwd.getpwuid(os.geteuid()).pw_dir, os.W_OK):  # where Maven keeps its own copies
         command.append(f"-Dmaven.repo.local={cache_root() / 'm2'}")
     with _locked(cache_root() / "maven.lock"):  # two Mavens at once can spoil those
         maven = subprocess.run(command, capture_output=True, text=True, check=False)
     if maven.returncode != 0:
-        raise FetchError(f"fetching {target} failed:\n{maven.stdout}{maven.stderr}")
+        raise FetchError(f"fetching {directory.stem} failed:\n{maven.stdout}{maven.stderr}")
