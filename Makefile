@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest --durations=20
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format quick unit simulation simulate integration faults faults-quick spark spark-faults test-platform servers manifests test test-all demo bench bench-report bench-pipelines types fuzz memory-safety coverage lock clean
+.PHONY: help setup lint format quick unit simulation simulate integration faults faults-quick spark spark-faults test-platform servers manifests test test-all demo bench bench-report bench-pipelines bench-debezium types fuzz memory-safety coverage lock clean
 
 help: ## List the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -97,6 +97,9 @@ bench-report: setup ## All that docs/performance.md tells, which it writes: fift
 
 bench-pipelines: setup ## One pipeline beside two, each of half the tables
 	$(BIN)/python -m bench.pipelines
+
+bench-debezium: setup ## pgsluice beside Debezium in Kafka Connect, for docs/performance.md: half an hour (ONLY="orders-20 live", RUNS=1, SCALE=0.1)
+	$(BIN)/python -m bench.debezium $(if $(ONLY),--only $(ONLY)) $(if $(RUNS),--runs $(RUNS)) $(if $(SCALE),--scale $(SCALE))
 
 types: setup ## Values of every type through real servers: make types COUNT=5000 [SEED=n]
 	$(BIN)/python -m tests.types --count $(or $(COUNT),1000) --seed $(or $(SEED),1)

@@ -1,0 +1,129 @@
+"""Who delivers: pgsluice and Debezium, which are started, asked and stopped alike. Both write Avro."""
+
+import json
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from http.client import HTTPConnection
+from io import BytesIO
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import fastavro
+
+from bench.contenders import COMPILED
+from bench.debezium.connect import Connect
+from bench.servers import daemon
+from sandbox.daemon import Daemon
+from sandbox.kafka import Kafka
+from sandbox.postgres import Database
+
+Decode = Callable[[bytes], Mapping[str, Any]]
+"""Takes a record's value, and returns the event."""
+
+HEADER = struct.Struct(">bI")
+"""Before Confluent's Avro: a zero byte, and the id of the schema."""
+
+HTTP_TIMEOUT_S = 30
+
+
+class Process(Protocol):
+    """A deployment with one slot and one prefix of topics."""
+
+    name: str
+    """The topics' prefix."""
+
+    @property
+    def pid(self) -> int:
+        """The process that does the work."""
+
+    def first_start(self) -> None:
+        """Start where the slot stands."""
+
+    def start(self) -> None:
+        """Start again."""
+
+    def stop(self) -> object:
+        """SIGTERM, and wait for the end."""
+
+    def kill(self) -> None:
+        """``kill -9``."""
+
+    def log_text(self) -> str:
+        """Return what it has logged."""
+
+
+Make = Callable[[str, Database, Kafka, str], AbstractContextManager[tuple[Process, Decode]]]
+"""Takes name, database, Kafka and slot; gives a process that was not started yet, and how its events are decoded."""
+
+
+class Pgsluice:
+    """The daemon with its default settings and the compiled encoder."""
+
+    def __init__(self, process: Daemon) -> None:
+        self.name = process.name
+        self._process = process
+        self.start, self.stop, self.kill = process.start, process.stop, process.kill
+        self.log_text = process.log_text
+
+    @property
+    def pid(self) -> int:
+        """The daemon's pid."""
+        return self._process.pid
+
+    def first_start(self) -> None:
+        """Start where the slot stands."""
+        self._process.start("--adopt-slot")
+
+
+def contenders(registry_url: str) -> dict[str, Make]:
+    """Return all that take part, by name; Debezium uses this registry of schemas."""
+    return {"pgsluice": _pgsluice, "Debezium": partial(_debezium, registry_url)}
+
+
+@contextmanager
+def _pgsluice(name: str, database: Database, kafka: Kafka, slot: str) -> Iterator[tuple[Process, Decode]]:
+    with daemon(name, database, kafka, "exactly_once", COMPILED, slot) as process:
+        yield Pgsluice(process), _decoder(process.url)
+
+
+@contextmanager
+def _debezium(
+    registry_url: str, name: str, database: Database, kafka: Kafka, slot: str
+) -> Iterator[tuple[Process, Decode]]:
+    with Connect(name, database, kafka, slot, registry_url) as process:
+        yield process, _decoder(registry_url)
+
+
+def _decoder(registry_url: str) -> Decode:
+    """Return a decoder by fastavro, with the schemas of a registry."""
+    schemas: dict[int, Any] = {}
+
+    def decode(value: bytes) -> Mapping[str, Any]:
+        _, number = HEADER.unpack_from(value)
+        if number not in schemas:
+            schemas[number] = fastavro.parse_schema(_schema(registry_url, number))
+        found: Mapping[str, Any] = fastavro.schemaless_reader(
+            BytesIO(value[HEADER.size :]), schemas[number], None, return_record_name=False
+        )
+        return found
+
+    return decode
+
+
+def _schema(registry_url: str, number: int) -> Any:  # noqa: ANN401 - a schema is any JSON
+    """Return the schema with this id.
+
+    https://docs.confluent.io/platform/current/schema-registry/develop/api.html#get--schemas-ids-int-%20id
+    """
+    url = urlsplit(registry_url)
+    assert url.hostname is not None
+    connection = HTTPConnection(url.hostname, url.port, timeout=HTTP_TIMEOUT_S)
+    connection.request("GET", f"{url.path}/schemas/ids/{number}")
+    answer = connection.getresponse()
+    body = answer.read()
+    connection.close()
+    if answer.status != 200:
+        raise RuntimeError(f"the registry answers {answer.status} to the question for schema {number}")
+    return json.loads(json.loads(body)["schema"])

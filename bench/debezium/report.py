@@ -1,0 +1,110 @@
+"""Results as the part of docs/performance.md that is generated. Pure."""
+
+from collections.abc import Iterator, Sequence
+
+from bench.debezium.results import Backlog, Delay, Drained, Live, Results
+from bench.report import said, table
+from bench.results import Spread
+
+BEGIN = "<!-- written by `make bench-debezium` from bench/debezium/results.json; a test keeps it so. -->\n"
+END = "<!-- end of the comparison -->\n"
+
+
+def replaced(document: str, results: Results) -> str:
+    """Return the document with the part between the marks written anew."""
+    before, begin, rest = document.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError("the marks that the comparison is written between are missing")
+    return f"{before}{BEGIN}\n{markdown(results)}\n{END}{after}"
+
+
+def markdown(results: Results) -> str:
+    """Return the tables."""
+    parts = [_machine(results), *(_backlog(one) for one in results.backlogs.values())]
+    if results.live is not None:
+        parts.append(_live(results.live))
+    return "\n".join(line for part in parts for line in part)
+
+
+def _machine(results: Results) -> Iterator[str]:
+    scale = f"{results.scale:g} times the usual rows and seconds"
+    yield table(("Measured with", ""), [*results.machine.items(), ("scale", scale)])
+
+
+def _backlog(backlog: Backlog) -> Iterator[str]:
+    yield f"#### {backlog.title}\n"
+    yield table(
+        (
+            "",
+            "events/s (least to greatest)",
+            "second half",
+            "CPU s per million events",
+            "second half",
+            "walsender",
+            "broker",
+            "peak MiB",
+        ),
+        [(name, *_drained(runs)) for name, runs in backlog.runs.items()],
+    )
+    rows = sum(digest.rows for digest in backlog.tables.values())
+    tables = "its table" if len(backlog.tables) == 1 else f"each of the {len(backlog.tables)} tables"
+    runs = sum(map(len, backlog.runs.values()))
+    yield (
+        f"{backlog.rows:,} rows. In all {runs} runs, the topics had the count ({rows:,} in all) and the checksum of "
+        f"{tables}. {said(backlog.moment)}"
+    )
+
+
+def _drained(runs: Sequence[Drained]) -> tuple[str, ...]:
+    rate = Spread.of([run.events_per_s for run in runs])
+    later = Spread.of([run.later_events_per_s for run in runs])
+    return (
+        f"{rate.median:,.0f} ({rate.least:,.0f} to {rate.greatest:,.0f})",
+        f"{later.median:,.0f}",
+        _median([run.cpu["client"] for run in runs]),
+        _median([run.later_cpu["client"] for run in runs]),
+        _median([run.cpu["walsender"] for run in runs]),
+        _median([run.cpu["broker"] for run in runs]),
+        f"{max(run.peak_mib for run in runs):,.0f}",
+    )
+
+
+def _live(live: Live) -> Iterator[str]:
+    yield "#### Latency and restarts\n"
+    yield table(
+        (
+            "",
+            "transactions/s (achieved)",
+            "p50 ms",
+            "p95",
+            "p99",
+            "cores",
+            "broker",
+            "restart s",
+            "`kill -9` to the next row s",
+        ),
+        [
+            (
+                name,
+                *_delay(delays),
+                _median([one.again for one in live.restarts[name]]),
+                _median([one.killed for one in live.restarts[name]]),
+            )
+            for name, delays in live.delays.items()
+        ],
+    )
+    runs = len(next(iter(live.delays.values())))
+    yield f"Medians of {runs} run{'s' if runs > 1 else ''} each. {said(live.moment)}"
+
+
+def _delay(delays: Sequence[Delay]) -> tuple[str, ...]:
+    return (
+        f"{delays[0].rate:,} ({Spread.of([one.achieved for one in delays]).median:,.0f})",
+        *(_median([getattr(one, name) for one in delays]) for name in ("p50", "p95", "p99")),
+        *(f"{Spread.of([one.cores[role] for one in delays]).median:.2f}" for role in ("client", "broker")),
+    )
+
+
+def _median(values: Sequence[float]) -> str:
+    return f"{Spread.of(values).median:,.1f}"

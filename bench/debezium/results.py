@@ -1,0 +1,83 @@
+"""What was measured, as it stands in bench/debezium/results.json."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from pydantic import TypeAdapter
+
+from bench.debezium.rows import Digest
+from bench.results import Moment
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """One way through a backlog, from the walsender's start until the last record was visible.
+
+    ``later``: the second half of the records only. ``cpu``: microseconds for each event, by role.
+    """
+
+    events_per_s: float
+    later_events_per_s: float
+    cpu: dict[str, float]
+    later_cpu: dict[str, float]
+    peak_mib: float
+
+
+@dataclass(slots=True)
+class Backlog:
+    """All runs over one load, and the rows of each table, which PostgreSQL and every topic agree about."""
+
+    title: str
+    rows: int
+    moment: Moment
+    tables: dict[str, Digest]
+    runs: dict[str, list[Drained]]
+
+
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """Milliseconds from COMMIT to the consumer; ``cores``: how many processors each role kept busy."""
+
+    rate: int
+    achieved: float
+    p50: float
+    p95: float
+    p99: float
+    cores: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """Seconds until a row is visible: from a start after an orderly end, and from ``kill -9``, with a start at once."""
+
+    again: float
+    killed: float
+
+
+@dataclass(slots=True)
+class Live:
+    """Latencies and restarts of each contender."""
+
+    moment: Moment
+    delays: dict[str, list[Delay]]
+    restarts: dict[str, list[Restart]]
+
+
+@dataclass(slots=True)
+class Results:
+    """Everything that was measured in one run."""
+
+    machine: dict[str, str]
+    scale: float
+    backlogs: dict[str, Backlog] = field(default_factory=dict)
+    live: Live | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read what ``write`` wrote."""
+        return TypeAdapter(cls).validate_json(path.read_bytes())
+
+    def write(self, path: Path) -> None:
+        """Write all of it as JSON."""
+        path.write_bytes(TypeAdapter(type(self)).dump_json(self, indent=1) + b"\n")

@@ -1,0 +1,68 @@
+"""The same rows, wherever they are: a count and a checksum of each table, in PostgreSQL and in a topic. Pure.
+
+PostgreSQL computes its own in SQL. For those of a topic, the values of each event are written as PostgreSQL does.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+
+from bench.loads import Load
+
+EPOCH = date(1970, 1, 1)
+SEPARATOR = "|"
+BYTES = 8
+"""Of each row's MD5, as a signed number; the checksum is their sum, so the order of rows does not matter."""
+
+
+@dataclass(slots=True)
+class Digest:
+    """What is known of a table's rows."""
+
+    rows: int = 0
+    checksum: int = 0
+
+    def add(self, text: str) -> None:
+        """Count a row by its text."""
+        self.rows += 1
+        digest = hashlib.md5(text.encode(), usedforsecurity=False).digest()
+        self.checksum += int.from_bytes(digest[:BYTES], "big", signed=True)
+
+
+def select(load: Load, table: str) -> str:
+    """Return the SQL that gives count and checksum of a table."""
+    values = ", ".join(["id::text", *(_sql(name, kind) for name, kind, _ in load.columns)])
+    text = f"concat_ws('{SEPARATOR}', {values})"
+    number = f"('x' || left(md5({text}), {2 * BYTES}))::bit({8 * BYTES})::bigint"
+    return f"SELECT count(*), coalesce(sum({number}::numeric), 0) FROM {table}"
+
+
+def _sql(name: str, kind: str) -> str:
+    if kind == "timestamptz":
+        return f"to_char({name} AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US')"
+    return f"{name}::text"
+
+
+def row_text(columns: Sequence[tuple[str, str, str]], row: Mapping[str, object]) -> str:
+    """Return what :func:`select` computes of a row; all columns are there, and none is null."""
+    values = [str(row["id"]), *(_text(kind, row[name]) for name, kind, _ in columns)]
+    return SEPARATOR.join(values)
+
+
+def _text(kind: str, value: object) -> str:
+    match kind, value:
+        case "timestamptz", datetime():
+            return _moment(value)
+        case "timestamptz", str():  # io.debezium.time.ZonedTimestamp
+            return _moment(datetime.fromisoformat(value))
+        case "date", int():  # io.debezium.time.Date: days
+            return str(EPOCH + timedelta(days=value))
+        case "boolean", _:
+            return "true" if value else "false"
+        case _:
+            return str(value)
+
+
+def _moment(moment: datetime) -> str:
+    return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")

@@ -1,0 +1,123 @@
+"""When records became visible to a ``read_committed`` consumer, whoever wrote them.
+
+While a contender works, only the last stable offsets are asked for, so no record is fetched. When it has finished,
+the records are read once, and say which sample of those offsets was the first that covered them.
+"""
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from bench.servers import TIMEOUT_S
+
+Place = tuple[str, int]
+Ends = Mapping[Place, int]
+"""The last stable offset of each partition: what lies before it is visible."""
+
+EVERY_S = 0.05
+STILL_S = 1.0
+"""How long no offset may move before the records are counted."""
+READ_TIMEOUT_S = 30.0
+METADATA_TIMEOUT_S = 60.0
+FETCHED_MAX = 10_000
+
+NOT_YET = (
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+)
+"""What the broker answers about topics that are being made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What was visible at a moment, and the CPU seconds by role until then."""
+
+    at: float
+    ends: Ends
+    cpu: Mapping[str, float]
+
+    def count(self, offsets: Mapping[Place, Sequence[int]]) -> int:
+        """Return how many of the records at these offsets, in order, were visible."""
+        return sum(bisect_left(found, self.ends.get(place, 0)) for place, found in offsets.items())
+
+
+class Topics:
+    """The topics of the tables, which need not exist yet."""
+
+    def __init__(self, bootstrap_servers: str, names: Sequence[str]) -> None:
+        self._servers = bootstrap_servers
+        self._admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+        self._names = names
+        self._places: list[Place] = []
+
+    def ends(self) -> Ends:
+        """Return the last stable offset of every partition; none while a topic is being made."""
+        if {topic for topic, _ in self._places} < set(self._names):
+            known = self._admin.list_topics(timeout=METADATA_TIMEOUT_S).topics
+            self._places = [
+                (name, number) for name in self._names if name in known for number in known[name].partitions
+            ]
+        if not self._places:
+            return {}
+        asked = {TopicPartition(topic, number): OffsetSpec.latest() for topic, number in self._places}
+        answers = self._admin.list_offsets(asked, isolation_level=IsolationLevel.READ_COMMITTED)
+        try:
+            return {(place.topic, place.partition): answer.result().offset for place, answer in answers.items()}
+        except KafkaException as error:
+            if error.args[0].code() not in NOT_YET:
+                raise
+            return {}
+
+    def read(self, ends: Ends) -> Iterator[Message]:
+        """Give every record before these offsets that a ``read_committed`` consumer sees."""
+        left = {place for place, end in ends.items() if end}
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self._servers,
+                "group.id": "bench",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "isolation.level": "read_committed",
+            }
+        )
+        consumer.assign([TopicPartition(topic, number, 0) for topic, number in left])
+        while left:
+            messages = consumer.consume(FETCHED_MAX, READ_TIMEOUT_S)
+            if not messages:
+                raise TimeoutError("the records cannot be read")
+            for message in messages:
+                if message.error() is None:
+                    yield message
+                elif message.error().code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - its public name
+                    left.discard((message.topic(), message.partition()))
+                else:
+                    raise KafkaException(message.error())
+        consumer.close()
+
+
+def watch(topics: Topics, records: int, cpu: Callable[[], Mapping[str, float]]) -> Iterator[list[Sample]]:
+    """Give the samples since the beginning whenever there may be enough records, and nothing moves any more."""
+    samples: list[Sample] = []
+    deadline = time.monotonic() + TIMEOUT_S
+    moved = time.monotonic()
+    while time.monotonic() < deadline:
+        sample = Sample(time.monotonic(), topics.ends(), cpu())
+        if not samples or sample.ends != samples[-1].ends:
+            moved = sample.at
+        samples.append(sample)
+        if sum(sample.ends.values()) >= records and sample.at - moved > STILL_S:
+            yield samples
+            moved = sample.at
+        time.sleep(max(0.0, EVERY_S - (time.monotonic() - sample.at)))
+    raise TimeoutError(f"{records} records are not there: {samples[-1].ends}")
+
+
+def first(samples: Sequence[Sample], offsets: Mapping[Place, Sequence[int]], records: int) -> Sample:
+    """Return the first sample in which this many records were visible; there has to be one."""
+    return next(sample for sample in samples if sample.count(offsets) >= records)
