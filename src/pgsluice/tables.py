@@ -1,7 +1,7 @@
 """The ``[tables]`` section applied to one table: whether it is published, how, and to which topic.
 
-The pipeline decides this once per relation. Two tables never get the same topic, unless a template leaves out the
-table's name.
+The pipeline decides this once per relation. Two tables never get the same topic, unless a rule's topic leaves out what
+distinguishes the tables that the rule matches.
 """
 
 import hashlib
@@ -138,10 +138,11 @@ class TableRule:
 class TablePolicy:
     """How one table is published.
 
-    ``keys``: the columns of the key; None means its replica identity or primary key. ``shared``: the topic's template
-    has no table name, so several tables may go to this topic. ``named``: the settings name the table without wildcards,
-    so a stranger who creates a table cannot make it this one. ``is_loaded``: the rows that it already has are read, if
-    snapshots are on. ``where``: a condition in SQL that these rows have to fulfil; empty means all rows.
+    ``keys``: the columns of the key; None means its replica identity or primary key. ``shared``: the rule's topic does
+    not distinguish all tables that the rule matches, or has no table name, so several tables may go to this topic.
+    ``named``: the settings name the table without wildcards, so a stranger who creates a table cannot make it this one.
+    ``is_loaded``: the rows that it already has are read, if snapshots are on. ``where``: a condition in SQL that these
+    rows have to fulfil; empty means all rows.
     """
 
     topic: str
@@ -200,7 +201,7 @@ class Tables:
             tombstones=self.tombstones if rule.tombstones is None else rule.tombstones,
             truncate=self.truncate if rule.truncate is None else rule.truncate,
             types=tuple(ColumnChoice(pattern, choice) for pattern, choice in rule.types.items()),
-            shared="{table}" not in template,
+            shared=_is_shared(template, rule),
             named=any(_patterns(texts).has(schema, table) for texts in (tuple(self.include), self._matches())),
             is_loaded=rule.is_loaded,
             where=rule.where,
@@ -209,13 +210,13 @@ class Tables:
     @property
     def reserved_topics(self) -> set[str]:
         """The topics of the tables that `include` or a rule names without wildcards."""
-        return {self._named(template, *table) for table, template in self._reserving()}
+        return {self._named(rule.topic or self.topic, *table) for table, rule in self._reserving()}
 
-    def _reserving(self) -> list[tuple[tuple[str, str], str]]:
-        """Return the published tables that are named without wildcards, each with the template of its topic's name."""
+    def _reserving(self) -> list[tuple[tuple[str, str], TableRule]]:
+        """Return the published tables that are named without wildcards, each with its rule."""
         patterns = map(_pattern, (*self.include, *(rule.match for rule in self.rules)))
         named = dict.fromkeys(pattern.only for pattern in patterns if pattern.only is not None)
-        return [(table, self._rule(*table).topic or self.topic) for table in named if self._includes(*table)]
+        return [(table, self._rule(*table)) for table in named if self._includes(*table)]
 
     def collisions(self, names: Iterable[tuple[str, str]]) -> list[TableRefused]:
         """Return an error for each of these tables, ``(schema, table)``, whose topic collides with another one's."""
@@ -256,8 +257,9 @@ class Tables:
                 )
 
     def _reserve(self) -> None:
-        for named, template in self._reserving():
-            if "{table}" in template:  # a topic without the table's name may be shared
+        for named, rule in self._reserving():
+            template = rule.topic or self.topic
+            if not _is_shared(template, rule):
                 reserved = self._named(template, *named)
                 self._reserved.setdefault(_as_kafka_compares(reserved), []).append((reserved, named))
 
@@ -335,6 +337,19 @@ def escape(name: str) -> str:
     The name can be read back: from left to right, ``_xHHHH_`` stands for a character, and all else for itself.
     """
     return _TO_ESCAPE.sub(lambda match: f"_x{ord(match[0]):04X}_", name)
+
+
+def missing_placeholders(template: str, glob: str) -> list[str]:
+    """Return the placeholders that ``template`` lacks, so that tables that match ``glob`` share a topic."""
+    pattern = _pattern(glob)
+    parts = (("{schema}", pattern.schema), ("{table}", pattern.table))
+    needed = [name for name, part in parts if _WILDCARD.search(part)]
+    return [placeholder for placeholder in needed if placeholder not in template]
+
+
+def _is_shared(template: str, rule: TableRule) -> bool:
+    """Return whether several tables may go to the topic. ``template``: the topic of ``rule``, or the usual one."""
+    return "{table}" not in template or (rule.topic is not None and bool(missing_placeholders(rule.topic, rule.match)))
 
 
 def _shortened(topic: str) -> str:

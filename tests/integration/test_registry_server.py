@@ -317,6 +317,32 @@ class TestDaemon:
             found = AvroDeserializer(client)(letter.value(), SerializationContext(topic, MessageField.VALUE))
         assert (found["table"], found["reason"]) == ("numbers", "record_too_large")
 
+    def test_tenants_in_one_topic_with_a_subject_each(self, start: Start, apicurio: Apicurio) -> None:
+        """What a tenant's table looks like, and an ALTER TABLE of it, are no matter of the other tenants."""
+        rules = [{"match": "tenant_*.*", "topic": "{prefix}.{table}"}]
+        settings = at(apicurio.url)
+        settings["schema_registry"]["subject_name_strategy"] = "topic-record"
+        pipeline = start({**settings, "tables": {"rules": rules}})
+        with pipeline.database.connect() as connection:
+            for number, columns in enumerate(
+                ("id int PRIMARY KEY, amount int", "id text, part int, amount text, PRIMARY KEY (id, part)")
+            ):
+                connection.execute(f"CREATE SCHEMA tenant_{number}")
+                connection.execute(f"CREATE TABLE tenant_{number}.orders ({columns})")
+            for row in ("0.orders VALUES (1, 1)", "1.orders VALUES ('one', 1, 'much')"):
+                connection.execute(f"INSERT INTO tenant_{row}".encode())
+            connection.execute("ALTER TABLE tenant_0.orders DROP amount")
+            connection.execute("INSERT INTO tenant_0.orders VALUES (2)")
+        pipeline.wait_until_confirmed()
+        topic = f"{pipeline.daemon.name}.orders"
+        with SchemaRegistryClient({"url": apicurio.url, "timeout": 10}) as client:
+            read, context = AvroDeserializer(client), SerializationContext(topic, MessageField.VALUE)
+            events = [read(message.value(), context) for message in read_committed(pipeline.kafka, topic)]
+            subjects = [name for name in client.get_subjects() if name.startswith(f"{topic}-")]
+        found = sorted((event["schema"], str(event["after"]["id"])) for event in events)
+        assert found == [("tenant_0", "1"), ("tenant_0", "2"), ("tenant_1", "one")]
+        assert len(subjects) == 4
+
     @pytest.mark.usefixtures("restored_logging")
     def test_a_server_takes_over(
         self, start: Start, server: RegistryServer, capsys: pytest.CaptureFixture[str]

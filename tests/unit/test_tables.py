@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pgsluice.avro.choices import Choice, ColumnChoice
 from pgsluice.errors import TableRefused
-from pgsluice.tables import TablePattern, TablePolicy, TableRule, Tables, escape
+from pgsluice.tables import TablePattern, TablePolicy, TableRule, Tables, escape, missing_placeholders
 
 
 def test_by_default_every_table_goes_to_a_topic_of_its_own() -> None:
@@ -209,6 +209,30 @@ def test_a_rule_that_names_a_topic_without_the_table_lets_others_share_it() -> N
     )
     policies = [tables.policy("public", name) for name in "abc"]
     assert [policy.shared for policy in policies if policy is not None] == [True, False, False]
+
+
+def test_tables_share_a_topic_that_does_not_tell_what_their_rule_leaves_open() -> None:
+    rules = [TableRule("tenant_*.orders", topic="{prefix}.orders"), TableRule("tenant_*.*", topic="{prefix}.{table}")]
+    tables = Tables("p", include=["tenant_1.users", "tenant_2.users", "*.*"], rules=rules)
+    names = [(f"tenant_{number}", table) for number in (1, 2) for table in ("orders", "users")]
+    policies = [tables.policy(*name) for name in names]
+    found = [(policy.topic, policy.shared) for policy in policies if policy is not None]
+    assert found == [("p.orders", True), ("p.users", True)] * 2
+    assert tables.collisions(names) == []
+
+
+@pytest.mark.parametrize(
+    ("template", "glob", "missing"),
+    [
+        ("orders", "public.orders", []),
+        ("orders", "public.*", ["{table}"]),
+        ("orders", "*.orders", ["{schema}"]),
+        ("orders", "?.[ab]", ["{schema}", "{table}"]),
+        ("{table}", "public.*", []),
+    ],
+)
+def test_what_a_template_needs_depends_on_what_varies(template: str, glob: str, missing: list[str]) -> None:
+    assert missing_placeholders(template, glob) == missing
 
 
 @pytest.mark.parametrize("table", ["transactions", "checkpoint", "schemas"])

@@ -4,7 +4,6 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
-from pgsluice.config.naming import missing_placeholders
 from pgsluice.config.section import Section
 from pgsluice.config.units import Duration, Size, Within
 from pgsluice.config.values import (
@@ -19,6 +18,7 @@ from pgsluice.config.values import (
     no_user,
     reveal,
 )
+from pgsluice.tables import missing_placeholders
 
 
 class Topics(Section):

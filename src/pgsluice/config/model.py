@@ -56,7 +56,7 @@ class Settings(BaseSettings):
     @classmethod
     def _check_tables(cls, tables: Tables, info: ValidationInfo) -> Tables:
         kafka = info.data.get("kafka")
-        found = [*_shared_topics(tables, kafka), *_lost_truncates(tables, kafka)] if kafka else []
+        found = [*_taken_topics(tables, kafka), *_lost_truncates(tables, kafka)] if kafka else []
         if found:
             raise KeyProblems(found)
         return tables
@@ -86,13 +86,12 @@ class Settings(BaseSettings):
         return (init_settings, *(InitSettingsSource(settings_cls, layer) for layer in cls.layers))
 
 
-def _shared_topics(tables: Tables, kafka: Kafka) -> Iterator[tuple[Path, str]]:
-    taken = {f"{kafka.topic_prefix}.{name}": "pgsluice itself" for name in SERVICE_TOPICS}
+def _taken_topics(tables: Tables, kafka: Kafka) -> Iterator[tuple[Path, str]]:
+    taken = {f"{kafka.topic_prefix}.{name}" for name in SERVICE_TOPICS}
     for number, rule in enumerate(tables.rules):
         topic = (rule.topic or "{table}").replace("{prefix}", kafka.topic_prefix)
         if "{" not in topic and topic in taken:
-            yield ("rules", number, "topic"), f"{topic} is the topic of {taken[topic]}: choose another name"
-        taken[topic] = f"another rule, for {rule.match}"
+            yield ("rules", number, "topic"), f"{topic} is the topic of pgsluice itself: choose another name"
 
 
 def _lost_truncates(tables: Tables, kafka: Kafka) -> Iterator[tuple[Path, str]]:

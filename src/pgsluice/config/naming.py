@@ -1,6 +1,6 @@
 """Checks of names in the settings: templates of topics, globs over tables, hosts and addresses.
 
-The settings model uses them. They make sure, as far as settings can, that two tables never share a topic.
+The settings model uses them. They make sure, as far as settings can, that two tables never share a topic by accident.
 """
 
 import re
@@ -12,7 +12,6 @@ from pgsluice.tables import TablePattern
 _PLACEHOLDER = re.compile(r"\{(prefix|schema|table)\}")
 _TOPIC_CHARACTERS = re.compile(r"[A-Za-z0-9._-]*", re.ASCII)
 _OWN = re.compile(r"\{prefix\}[._-]")
-_WILDCARD = re.compile(r"[*?\[]")
 
 
 SLOT_PREFIX = "pgsluice_"
@@ -107,11 +106,3 @@ def check_template(template: str) -> str:
             f"{template!r} must have a dot between {{schema}} and {{table}}; otherwise two tables could get one topic"
         )
     return template
-
-
-def missing_placeholders(template: str, glob: str) -> list[str]:
-    """Return the placeholders that ``template`` lacks, so that tables that match ``glob`` would share a topic."""
-    pattern = TablePattern.parse(glob)
-    parts = (("{schema}", pattern.schema), ("{table}", pattern.table))
-    needed = [name for name, part in parts if _WILDCARD.search(part)]
-    return [placeholder for placeholder in needed if placeholder not in template]

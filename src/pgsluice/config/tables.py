@@ -2,10 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field
 
 from pgsluice.commands import WHERE_MAX
-from pgsluice.config.naming import missing_placeholders
 from pgsluice.config.section import Section
 from pgsluice.config.units import NumericAs
 from pgsluice.config.values import (
@@ -32,7 +31,9 @@ class Rule(Section):
         examples=[["tenant", "id"]],
     )
     topic: Template | None = Field(
-        default=None, description="Name of the topic, as kafka.topics.name.", examples=["{prefix}.orders"]
+        default=None,
+        description="Name of the topic, as kafka.topics.name. Tables that it does not distinguish share the topic.",
+        examples=["{prefix}.orders"],
     )
     partitions: Count | None = Field(default=None, description="As kafka.topics.partitions.", examples=[12])
     replication_factor: ReplicationFactor | None = Field(
@@ -61,14 +62,6 @@ class Rule(Section):
         description="Avro types that replace the usual ones, by patterns of column names. See types.md.",
         examples=[{"amount": "decimal(38,9)", "*_at": "timestamp-millis"}],
     )
-
-    @field_validator("topic")
-    @classmethod
-    def _check_topic(cls, topic: str | None, info: ValidationInfo) -> str | None:
-        match = info.data.get("match")
-        if topic is not None and match is not None and (missing := missing_placeholders(topic, match)):
-            raise ValueError(f"lacks {' and '.join(missing)}: every table that matches needs a topic of its own")
-        return topic
 
 
 class Tables(Section):

@@ -43,20 +43,6 @@ def test_templates_that_could_name_the_topics_of_another_pipeline(template: str)
         naming.check_template(template)
 
 
-@pytest.mark.parametrize(
-    ("template", "glob", "missing"),
-    [
-        ("orders", "public.orders", []),
-        ("orders", "public.*", ["{table}"]),
-        ("orders", "*.orders", ["{schema}"]),
-        ("orders", "?.[ab]", ["{schema}", "{table}"]),
-        ("{table}", "public.*", []),
-    ],
-)
-def test_what_a_template_needs_depends_on_what_varies(template: str, glob: str, missing: list[str]) -> None:
-    assert naming.missing_placeholders(template, glob) == missing
-
-
 def test_names_of_slots_and_pipelines() -> None:
     assert naming.check_slot_name("a" * 63) == "a" * 63
     assert naming.check_pipeline_name("shop_2") == "shop_2"

@@ -3,13 +3,9 @@ import pytest
 from tests.support.settings import problems, settings
 
 
-def test_the_topic_of_a_rule_has_to_tell_its_tables_apart() -> None:
-    rules = [{"match": "public.*", "topic": "{prefix}.all"}]
-    assert problems(tables={"rules": rules}) == [
-        (("tables", "rules", 0, "topic"), "lacks {table}: every table that matches needs a topic of its own")
-    ]
-    rules = [{"match": "public.*", "topic": "{prefix}.{table}"}, {"match": "a.b", "topic": "{prefix}.b"}]
-    assert settings(tables={"rules": rules}).tables.rules[0].topic == "{prefix}.{table}"
+def test_the_topic_of_a_rule_may_be_that_of_several_tables() -> None:
+    rules = [{"match": "tenant_*.orders", "topic": "{prefix}.orders"}, {"match": "a.b", "topic": "{prefix}.orders"}]
+    assert [rule.topic for rule in settings(tables={"rules": rules}).tables.rules] == ["{prefix}.orders"] * 2
 
 
 @pytest.mark.parametrize(
