@@ -123,7 +123,7 @@ memory-safety: setup ## The same for the compiled modules under AddressSanitizer
 COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras --no-emit-index-url --no-emit-trusted-host --no-emit-find-links
 
 lock: ## Renew requirements.lock, and after it the locks of the image
-	$(COMPILE) --extra confluent --extra dev --extra otel --extra spark --output-file requirements.lock pyproject.toml
+	$(COMPILE) --extra aws --extra confluent --extra dev --extra otel --extra spark --output-file requirements.lock pyproject.toml
 	$(COMPILE) --extra confluent --constraint requirements.lock --output-file deploy/image/runtime.lock pyproject.toml
 	$(COMPILE) --all-build-deps --only-build-deps --constraint requirements.lock --output-file deploy/image/build.lock pyproject.toml
 

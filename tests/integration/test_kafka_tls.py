@@ -2,18 +2,24 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
 import pytest
 
 from pgsluice.errors import ConfigError, PermissionDenied, PgsluiceError, SinkUnavailable
 from pgsluice.kafka import topics as topics_module
 from pgsluice.kafka.client import ClientOptions
+from pgsluice.kafka.msk import token_callback
 from pgsluice.kafka.topics import Topics
 from sandbox.daemon import Daemon
 from sandbox.postgres import Database
+from sandbox.program import Role
 from tests.support.authority import expired
 from tests.support.tls_kafka import PASSWORD, TlsKafka
+from tests.support.token_issuer import CLIENT_ID, CLIENT_SECRET
 from tests.support.weather import Pipeline, configured, prepare, wait_until
 
 SCRAM = {"sasl_mechanism": "SCRAM-SHA-512", "sasl_username": "pgsluice"}
@@ -27,9 +33,12 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsKafka]:
         yield kafka
 
 
-def connect(broker: TlsKafka, listener: str, properties: dict[str, str]) -> None:
+def connect(
+    broker: TlsKafka, listener: str, properties: dict[str, str], credentials: dict[str, Any] | None = None
+) -> None:
     """Ask for the brokers, as the daemon does; PgsluiceError if that fails."""
-    options = ClientOptions({"bootstrap.servers": broker.addresses(listener), **properties}, "pgsluice-test")
+    servers = {"bootstrap.servers": broker.addresses(listener)}
+    options = ClientOptions({**servers, **properties}, "pgsluice-test", credentials=lambda: credentials or {})
     with closing(Topics(options, threading.Event())) as topics:
         assert topics.brokers() == [1]
 
@@ -96,12 +105,94 @@ class TestRefused:
         assert "belong together" in words
 
 
-def refused(broker: TlsKafka, listener: str, properties: dict[str, str], kind: type[PgsluiceError]) -> str:
+def refused(
+    broker: TlsKafka,
+    listener: str,
+    properties: dict[str, str],
+    kind: type[PgsluiceError],
+    credentials: dict[str, Any] | None = None,
+) -> str:
     """Return the words with which a connection fails."""
     with pytest.raises(PgsluiceError) as caught:
-        connect(broker, listener, properties)
+        connect(broker, listener, properties, credentials)
     assert type(caught.value) is kind, caught.value
     return str(caught.value)
+
+
+class TestTokens:
+    def test_the_daemon_with_oidc(self, broker: TlsKafka, new_database: Callable[..., Database]) -> None:
+        with broker.tokens.endpoint() as url:
+            client = oidc(broker, url, CLIENT_SECRET)
+            with daemon(broker, new_database(), "OAUTH", {"client": client}) as pipeline:
+                pipeline.write()
+                pipeline.wait_until_confirmed()
+                assert broker.tokens.given > 0
+                assert CLIENT_SECRET not in pipeline.daemon.log_text()
+
+    def test_a_wrong_secret(self, broker: TlsKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(topics_module, "REQUEST_S", REFUSED_S)
+        with broker.tokens.endpoint() as url:
+            words = refused(broker, "OAUTH", oidc(broker, url, "wrong-secret"), PermissionDenied)
+        assert "Check the credentials under kafka.client" in words
+        assert "wrong-secret" not in words
+
+    def test_msk_gives_its_token_to_the_broker(self, broker: TlsKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The broker is not Amazon's, so it refuses the token; but it has got one."""
+        pytest.importorskip("aws_msk_iam_sasl_signer")
+        monkeypatch.setattr(topics_module, "REQUEST_S", REFUSED_S)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "aws-secret")
+        given = []
+
+        def callback(config: str) -> tuple[str, float]:
+            given.append(token_callback("eu-central-1")(config))
+            return given[-1]
+
+        properties = {**broker.properties("OAUTH"), "sasl.mechanism": "OAUTHBEARER"}
+        words = refused(broker, "OAUTH", properties, PermissionDenied, {"oauth_cb": callback})
+        assert given
+        assert "aws-secret" not in words
+
+
+def oidc(broker: TlsKafka, url: str, secret: str) -> dict[str, str]:
+    """Return the properties with which librdkafka gets tokens itself."""
+    return {
+        **broker.properties("OAUTH"),
+        "sasl.mechanism": "OAUTHBEARER",
+        "sasl.oauthbearer.method": "oidc",
+        "sasl.oauthbearer.client.id": CLIENT_ID,
+        "sasl.oauthbearer.client.secret": secret,
+        "sasl.oauthbearer.token.endpoint.url": url,
+    }
+
+
+def test_a_password_that_changes_is_asked_for_again(
+    broker: TlsKafka, new_database: Callable[..., Database], tmp_path: Path
+) -> None:
+    """At first, it is wrong."""
+    file = tmp_path / "password"
+    file.write_text("wrong-secret\n")
+    client = broker.properties("SCRAM", **SCRAM)
+    kafka = {"client": client, "password_command": ["cat", str(file)]}
+    with daemon(broker, new_database(), "SCRAM", kafka, wait=False) as pipeline:
+        wait_until(lambda: "invalid credentials" in pipeline.daemon.log_text(), "the refusal")
+        file.write_text(f"{PASSWORD}\n")
+        pipeline.daemon.wait_until_ready("active")
+        pipeline.write()
+        pipeline.wait_until_confirmed()
+        assert "wrong-secret" not in pipeline.daemon.log_text()
+
+
+@contextmanager
+def daemon(
+    broker: TlsKafka, database: Database, listener: str, kafka: dict[str, Any], *, wait: bool = True
+) -> Iterator[Pipeline]:
+    """Run the daemon with these settings of ``[kafka]``."""
+    prepare(database)
+    addresses, settings = broker.addresses(listener), configured({"kafka": kafka})
+    role: Role | None = "active" if wait else None
+    with Daemon(f"w{uuid4().hex[:8]}", database.conninfo(), addresses, settings, wait_for=role) as running:
+        yield Pipeline(database, broker, running)
 
 
 def test_renewed_certificates_are_used_without_a_restart(
@@ -111,10 +202,7 @@ def test_renewed_certificates_are_used_without_a_restart(
     database, authorities = new_database(), broker.directory / "renewed.crt"
     authorities.write_bytes(broker.authority.certificate.read_bytes())
     client = broker.client(broker.authority, ssl_ca_location=str(authorities))
-    prepare(database)
-    settings = configured({"kafka": {"client": client}})
-    with Daemon("renewed", database.conninfo(), broker.addresses("MUTUAL"), settings) as daemon:
-        pipeline = Pipeline(database, broker, daemon)
+    with daemon(broker, database, "MUTUAL", {"client": client}) as pipeline:
         pipeline.write()
         pipeline.wait_until_confirmed()
         broker.stop()
@@ -123,12 +211,12 @@ def test_renewed_certificates_are_used_without_a_restart(
         with database.connect() as connection:
             connection.execute("ALTER TABLE numbers ADD word text")  # so that the registry writes as well
         pipeline.write()
-        wait_until(lambda: "certificate verify failed" in daemon.log_text(), "the refusal")
+        wait_until(lambda: "certificate verify failed" in pipeline.daemon.log_text(), "the refusal")
         broker.client(broker.other)
         authorities.write_bytes(broker.other.certificate.read_bytes())
         pipeline.wait_until_confirmed()
         broker.client(broker.other)  # nothing is wrong, and yet the new one is used
-        wait_until(lambda: "A new session begins, which reads them" in daemon.log_text(), "the new session")
+        wait_until(lambda: "A new session begins, which reads them" in pipeline.daemon.log_text(), "the new session")
         pipeline.write()
         pipeline.wait_until_confirmed()
         pipeline.assert_complete()

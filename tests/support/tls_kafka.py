@@ -5,8 +5,10 @@ from pathlib import Path
 from sandbox.broker import Listener
 from sandbox.kafka import Kafka
 from tests.support.authority import Authority, expired
+from tests.support.token_issuer import AUDIENCE, TokenIssuer
 
 HOSTS = ["localhost", "127.0.0.1"]
+_OAUTHBEARER = "org.apache.kafka.common.security.oauthbearer"
 SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
 PASSWORD = "right"  # noqa: S105 - of tests
 
@@ -14,6 +16,7 @@ LISTENERS = (
     Listener("TLS", "SSL"),
     Listener("MUTUAL", "SSL"),
     Listener("SCRAM", "SASL_SSL"),
+    Listener("OAUTH", "SASL_SSL"),
     Listener("EXPIRED", "SSL"),
     Listener("ELSEWHERE", "SSL"),
 )
@@ -26,6 +29,9 @@ class TlsKafka(Kafka):
         self.directory = directory
         self.authority = Authority(directory, "ours")
         self.other = Authority(directory, "other")
+        self.tokens = TokenIssuer()
+        self._keys = directory / "keys.json"
+        self._keys.write_text(self.tokens.public_keys())
         self.renew(self.authority)
         settings = {
             **_store("tls", self._store("broker")),
@@ -34,11 +40,14 @@ class TlsKafka(Kafka):
             **_store("scram", self._store("broker")),
             "listener.name.scram.sasl.enabled.mechanisms": "SCRAM-SHA-512",
             "listener.name.scram.scram-sha-512.sasl.jaas.config": SCRAM,
+            **_store("oauth", self._store("broker")),
+            **_oauth(self._keys),
             **_store("expired", self._keep("late", *self.authority.issue("late", HOSTS, expires=expired()))),
             **_store("elsewhere", self._keep("elsewhere", *self.authority.issue("elsewhere", ["kafka.example.com"]))),
         }
         users = ["--add-scram", f"SCRAM-SHA-512=[name=pgsluice,password={PASSWORD}]"]
-        super().__init__(settings=settings, listeners=LISTENERS, format_options=users)
+        java = [f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={self._keys.as_uri()}"]
+        super().__init__(settings=settings, listeners=LISTENERS, format_options=users, java_options=java)
 
     def renew(self, authority: Authority) -> None:
         """Give the broker a certificate of this authority, which it also trusts for clients, at its next start."""
@@ -79,3 +88,14 @@ def _trust(listener: str, file: Path) -> dict[str, str]:
     prefix = f"listener.name.{listener}.ssl"
     trusted = {f"{prefix}.truststore.type": "PEM", f"{prefix}.truststore.location": str(file)}
     return {**trusted, f"{prefix}.client.auth": "required"}
+
+
+def _oauth(keys: Path) -> dict[str, str]:
+    prefix, handler = "listener.name.oauth", f"{_OAUTHBEARER}.OAuthBearerValidatorCallbackHandler"
+    return {
+        f"{prefix}.sasl.enabled.mechanisms": "OAUTHBEARER",
+        f"{prefix}.oauthbearer.sasl.jaas.config": f"{_OAUTHBEARER}.OAuthBearerLoginModule required;",
+        f"{prefix}.oauthbearer.sasl.server.callback.handler.class": handler,
+        f"{prefix}.oauthbearer.sasl.oauthbearer.jwks.endpoint.url": keys.as_uri(),
+        f"{prefix}.oauthbearer.sasl.oauthbearer.expected.audience": AUDIENCE,
+    }

@@ -12,6 +12,7 @@ from typing import Final
 from pgsluice.app.history_check import check_history
 from pgsluice.app.wiring import (
     client_installed,
+    client_options,
     connection_options,
     primary_options,
     rest_options,
@@ -25,7 +26,6 @@ from pgsluice.config import Settings
 from pgsluice.errors import PgsluiceError, TableRefused
 from pgsluice.finding import Finding, Verdict
 from pgsluice.kafka import checks as kafka_checks
-from pgsluice.kafka.client import ClientOptions
 from pgsluice.kafka.options import SinkOptions
 from pgsluice.kafka.topics import TopicSpec
 from pgsluice.pipeline.encoders import differing_identities, refusals
@@ -50,7 +50,7 @@ def check(settings: Settings) -> list[Finding]:
 
 async def _check(settings: Settings) -> list[Finding]:
     source = source_options(settings)
-    client = ClientOptions(settings.kafka.librdkafka_properties(), f"pgsluice-{settings.name}-check")
+    client = client_options(settings, "check")
     postgres, kafka, registry = await asyncio.gather(
         postgres_checks.check(
             source.connection,

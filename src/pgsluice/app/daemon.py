@@ -18,6 +18,7 @@ from pgsluice.app.tasks import first_of, stop_on_signals
 from pgsluice.app.tracing import tracing
 from pgsluice.app.wiring import (
     access_files,
+    client_options,
     connection_options,
     pipeline_options,
     registry_options,
@@ -31,7 +32,6 @@ from pgsluice.avro.schema import cut_schema
 from pgsluice.avro.wire import header
 from pgsluice.config import Settings
 from pgsluice.dead_letter import SourceChange, origin_of
-from pgsluice.kafka.client import ClientOptions
 from pgsluice.kafka.options import CutFormat
 from pgsluice.kafka.sink import KafkaSink
 from pgsluice.metrics import Metrics, labelled
@@ -64,7 +64,7 @@ class Daemon:
         if self._tracing is not None:
             self._metrics.span = self._tracing.span
         self._metrics.info.labels(__version__, settings.name, speedups.NAME, settings.delivery.mode).set(1)
-        self._kafka = ClientOptions(settings.kafka.librdkafka_properties(), f"pgsluice-{settings.name}")
+        self._kafka = client_options(settings)
         self._sink_options = sink_options(settings, self._kafka)
         schemas = settings.kafka.topic_prefix + SCHEMAS
         options = registry_options(settings, self._kafka.errors)

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
@@ -15,6 +15,7 @@ from pgsluice.config import Settings
 from pgsluice.errors import ConfigError
 from pgsluice.kafka.client import ClientErrors, ClientOptions
 from pgsluice.kafka.commands import CommandClient, CommandTopics
+from pgsluice.kafka.msk import token_callback
 from pgsluice.kafka.options import SinkOptions
 from pgsluice.kafka.producer import ProducerOptions
 from pgsluice.kafka.topics import TopicSpec
@@ -48,6 +49,23 @@ def access_files(settings: Settings) -> AccessFiles:
     return AccessFiles(http.tls_cert_file, http.tls_key_file, http.token_file)
 
 
+def client_options(settings: Settings, purpose: str = "", errors: ClientErrors | None = None) -> ClientOptions:
+    """Return how to make clients of the cluster. Brokers see them under the pipeline's name and their ``purpose``."""
+    kafka = settings.kafka
+    changing = kafka.password_file is not None or kafka.password_command is not None
+    if errors is None:
+        errors = ClientErrors(credentials_change=changing)
+    callback = None if kafka.aws_msk_region is None else token_callback(kafka.aws_msk_region)
+
+    def credentials() -> dict[str, Any]:
+        password = kafka.password()
+        found = {"sasl.password": password, "oauth_cb": callback}
+        return {name: value for name, value in found.items() if value is not None}
+
+    name = f"pgsluice-{settings.name}-{purpose}".rstrip("-")
+    return ClientOptions(kafka.librdkafka_properties(), name, errors, credentials)
+
+
 def command_client(settings: Settings) -> CommandClient:
     """Return a client that sends commands to the running pipeline and reads the answers. It does not connect yet."""
     prefix = settings.kafka.topic_prefix
@@ -58,8 +76,7 @@ def command_client(settings: Settings) -> CommandClient:
         f"{prefix}.snapshots",
         is_atomic=settings.delivery.mode == "exactly_once",
     )
-    client = ClientOptions(settings.kafka.librdkafka_properties(), f"pgsluice-{settings.name}-command")
-    return CommandClient(client, topics)
+    return CommandClient(client_options(settings, "command"), topics)
 
 
 def connection_options(settings: Settings) -> ConnectionOptions:
@@ -114,7 +131,7 @@ def source_options(settings: Settings) -> SourceOptions:
 def registry_options(settings: Settings, errors: ClientErrors) -> RegistryOptions:
     """Return how to reach the topic of schemas, and how to create it if it does not exist."""
     return RegistryOptions(
-        ClientOptions(settings.kafka.librdkafka_properties(), f"pgsluice-{settings.name}-schemas", errors),
+        client_options(settings, "schemas", errors),
         replication_factor=settings.kafka.topics.replication_factor,
         topic_config=_service_topic_config(settings),
     )

@@ -93,8 +93,16 @@ def _files(settings: Settings, sources: Sources) -> Iterator[str]:
         yield sources.file.name
     yield from (sources.secrets.place(path) for path in _secrets(sources.secrets))
     registry, client = settings.schema_registry, settings.kafka.client
-    named = (settings.postgres.password_file, registry.password_file, registry.token_file, registry.key_file)
-    yield from (name for name in (*named, settings.http.token_file, settings.http.tls_key_file) if name is not None)
+    named = (
+        settings.postgres.password_file,
+        settings.kafka.password_file,
+        registry.password_file,
+        registry.token_file,
+        registry.key_file,
+        settings.http.token_file,
+        settings.http.tls_key_file,
+    )
+    yield from (name for name in named if name is not None)
     yield from (str(client[name]) for name in _KEY_FILES if name in client)
 
 

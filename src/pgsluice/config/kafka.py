@@ -4,11 +4,13 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
+from pgsluice.config import libpq, secret_command
 from pgsluice.config.section import Section
 from pgsluice.config.units import Duration, Size, Within
 from pgsluice.config.values import (
     COMPRESSION,
     ClientProperties,
+    Command,
     Count,
     ReplicationFactor,
     Template,
@@ -18,7 +20,11 @@ from pgsluice.config.values import (
     no_user,
     reveal,
 )
+from pgsluice.errors import ConfigError, SinkUnavailable
 from pgsluice.tables import missing_placeholders
+
+_MSK = {"security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER"}
+"""How clients authenticate with IAM."""
 
 
 class Topics(Section):
@@ -77,11 +83,57 @@ class Kafka(Section):
         "exactly-once delivery depends on.",
         examples=[{"security.protocol": "SASL_SSL", "sasl.mechanism": "SCRAM-SHA-512"}],
     )
+    password_file: Text | None = Field(
+        default=None,
+        description="File whose first line is sasl.password. It is read again whenever clients are made, which is at "
+        "least once per session.",
+        examples=["/run/secrets/kafka-password"],
+    )
+    password_command: Command | None = Field(
+        default=None,
+        description="Program and arguments. The first line that it prints is sasl.password. It runs whenever clients "
+        "are made, without a shell, and may take 30 seconds.",
+        examples=[["vault", "kv", "get", "-field=password", "secret/kafka"]],
+    )
+    aws_msk_region: Text | None = Field(
+        default=None,
+        description="Region of an Amazon MSK cluster, to authenticate with IAM. It needs the extra aws.",
+        examples=["eu-central-1"],
+    )
     topics: Topics = Topics()
 
+    @field_validator("password_file", "password_command", "aws_msk_region")
+    @classmethod
+    def _check_credentials(cls, given: object, info: ValidationInfo) -> object:
+        if given is None:
+            return None
+        if "sasl.password" in info.data.get("client", {}):
+            raise ValueError('is set together with "sasl.password" under kafka.client: keep one of the two')
+        for other in ("password_file", "password_command"):
+            if info.data.get(other) is not None:
+                raise ValueError(f"is set together with kafka.{other}: keep one of the two")
+        if info.field_name == "password_file":
+            libpq.read_password_file(str(given))
+        return given
+
     def librdkafka_properties(self) -> dict[str, str]:
-        """Return the properties of every client of the cluster."""
-        return {"bootstrap.servers": self.bootstrap_servers, **reveal(self.client)}
+        """Return the properties of every client of the cluster, without a password that :meth:`password` returns."""
+        msk = {} if self.aws_msk_region is None else _MSK
+        return {"bootstrap.servers": self.bootstrap_servers, **msk, **reveal(self.client)}
+
+    def password(self) -> str | None:
+        """Return the password for a client, from its file or command; None if neither is set. This may block.
+
+        Raise ConfigError or SinkUnavailable if that fails.
+        """
+        if self.password_command is not None:
+            return secret_command.run(self.password_command, "kafka.password_command", SinkUnavailable)
+        if self.password_file is None:
+            return None
+        try:
+            return libpq.read_password_file(self.password_file)
+        except ValueError as error:
+            raise ConfigError(f"kafka.password_file: {error}") from None
 
 
 class Delivery(Section):

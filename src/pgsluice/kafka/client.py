@@ -69,10 +69,14 @@ _FENCED: Final = frozenset(
         KafkaError.INVALID_PRODUCER_EPOCH,
     )
 )
-_DENIED: Final = frozenset(
+_CREDENTIALS: Final = frozenset(
     (
         KafkaError._AUTHENTICATION,  # noqa: SLF001 - as above
         KafkaError.SASL_AUTHENTICATION_FAILED,
+    )
+)
+_DENIED: Final = _CREDENTIALS | frozenset(
+    (
         KafkaError.UNSUPPORTED_SASL_MECHANISM,
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
         KafkaError.CLUSTER_AUTHORIZATION_FAILED,
@@ -177,6 +181,8 @@ class ClientErrors:
     All clients of a cluster share one instance, so the log says once that Kafka is away, and once that it is back.
     """
 
+    credentials_change: bool = False
+    """Whether new clients may have other credentials. If so, credentials that are refused are tried again."""
     last: KafkaError | None = None
     """The last report since Kafka answered."""
     counts: Counter[str] = field(default_factory=Counter)
@@ -224,10 +230,19 @@ class ClientErrors:
                 log.info("Kafka answers again")
 
     def raise_if_denied(self, doing: str) -> None:
-        """Raise PermissionDenied if a broker refused the credentials, because waiting would not help."""
+        """Raise PermissionDenied if a broker refused the credentials or a right, because waiting would not help.
+
+        Raise SinkUnavailable if new clients have new credentials.
+        """
         last = self.last
         if last is not None and last.code() in _DENIED:
-            raise failure(last, doing)
+            if self.credentials_change:
+                self.forget()
+            raise failure(last, doing, self)
+
+    def forget(self) -> None:
+        """Forget the last report, because it is about clients that are not used any more."""
+        self.last = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,12 +252,17 @@ class ClientOptions:
     properties: Mapping[str, str]
     client_id: str
     errors: ClientErrors = field(default_factory=ClientErrors)
+    credentials: Callable[[], Mapping[str, Any]] = dict
+    """Returns the properties that may change from client to client, such as a password. It may block."""
 
     def make(self, kind: Callable[[dict[str, Any]], T], own: Mapping[str, Any] | None = None) -> T:
-        """Return a client of this kind. ``own`` are its additional properties. Raise ConfigError if one is wrong."""
+        """Return a client of this kind. ``own`` are its additional properties. This may block.
+
+        Raise ConfigError if a property is wrong, and what ``credentials`` raises.
+        """
         common = {"client.id": self.client_id, "error_cb": self.errors, "logger": _chatter}
         try:
-            return kind({**self.properties, **common, **(own or {})})
+            return kind({**self.properties, **self.credentials(), **common, **(own or {})})
         except KafkaException as error:
             if error.args[0].code() == KafkaError._INVALID_ARG:  # noqa: SLF001 - as above
                 words = _without_secret(error.args[0]).str()
@@ -271,7 +291,9 @@ def failure(error: KafkaException | KafkaError, doing: str, errors: ClientErrors
     last = errors.last if errors is not None and cause.code() in _UNEXPLAINED else None
     if last is not None:
         if last.code() in _MEANING:
-            return failure(last, doing)
+            return failure(last, doing, errors)
         sentence = f"{sentence}; last reported: {last.str()}"
     kind, advice = _MEANING.get(cause.code(), (SinkUnavailable, ""))
+    if errors is not None and errors.credentials_change and cause.code() in _CREDENTIALS:
+        kind = SinkUnavailable
     return kind(f"{sentence}. {_tls_advice(sentence) or advice}".rstrip())

@@ -47,6 +47,7 @@ class BuiltinRegistry:
         self._follower = SchemaFollower(options, [topic], self.store)
         self._retry = self._follower.retry
         self._registering = asyncio.Lock()
+        self._started = False
         self._files = ClientFiles(options.client.properties)
         self._producer = self._new_producer()
         self._broken_by: KafkaException | None = None
@@ -56,11 +57,12 @@ class BuiltinRegistry:
     async def start(self) -> None:
         """Learn all schemas registered so far, after creating the topic if it is missing. May be called again.
 
-        If files of certificates have changed, new clients read them. Raise ConfigError if the topic cannot keep
-        schemas, and SinkUnavailable if Kafka does not answer in time.
+        If certificates or credentials may have changed, new clients use them. Raise ConfigError if the topic cannot
+        keep schemas, and SinkUnavailable if Kafka does not answer in time.
         """
-        if self._files.changed:
+        if self._files.changed or (self._started and self._options.client.errors.credentials_change):
             await self._renew()
+        self._started = True
         async with self._retry.time_limit(self._options.timeout_s, f"Preparing topic {self._topic}"):
             await self._retry.persist(self._prepare_topic)
         await asyncio.gather(self._follower.start(), self._connect())
@@ -69,6 +71,7 @@ class BuiltinRegistry:
         self._files = ClientFiles(self._options.client.properties)
         await self._follower.renew()
         await self._replace_producer()
+        self._options.client.errors.forget()
 
     async def follow(self) -> None:
         """Raise the error that ends the reading of the topic. Otherwise never return."""
@@ -197,8 +200,10 @@ class BuiltinRegistry:
         return error
 
     async def _replace_producer(self) -> None:
-        former, self._producer, self._broken_by = self._producer, self._new_producer(), None
-        await asyncio.get_running_loop().run_in_executor(None, _end, former)
+        loop = asyncio.get_running_loop()
+        new = await loop.run_in_executor(None, self._new_producer)
+        former, self._producer, self._broken_by = self._producer, new, None
+        await loop.run_in_executor(None, _end, former)
 
     def _new_producer(self) -> Producer:
         return self._options.client.make(

@@ -1,3 +1,8 @@
+from pathlib import Path
+
+import pytest
+
+from pgsluice.errors import PgsluiceError
 from tests.support.settings import problems, settings
 
 
@@ -47,3 +52,40 @@ def test_a_cut_must_fit_into_what_may_be_in_flight() -> None:
         (("delivery", "inflight_max"), "is 32MiB, less than cut_bytes: set it to 128MiB or more")
     ]
     assert [path for path, _ in problems(delivery={"cut_bytes": "1"})] == [("delivery", "cut_bytes")]
+
+
+def test_a_password_is_read_for_each_client(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_text("first\n")
+    for keys in ({"password_file": str(file)}, {"password_command": ["cat", str(file)]}):
+        kafka = settings(kafka=keys).kafka
+        file.write_text("second\n")
+        assert kafka.password() == "second"
+        assert "sasl.password" not in kafka.librdkafka_properties()
+        file.unlink()
+        with pytest.raises(PgsluiceError, match=rf"kafka\.{next(iter(keys))}: "):
+            kafka.password()
+        file.write_text("third\n")
+    assert settings().kafka.password() is None
+
+
+def test_there_is_one_source_of_credentials() -> None:
+    both = {"client": {"sasl.password": "a"}, "password_command": ["true"]}
+    assert problems(kafka=both) == [
+        (
+            ("kafka", "password_command"),
+            'is set together with "sasl.password" under kafka.client: keep one of the two',
+        )
+    ]
+    both = {"password_command": ["true"], "aws_msk_region": "eu-central-1"}
+    assert problems(kafka=both) == [
+        (("kafka", "aws_msk_region"), "is set together with kafka.password_command: keep one of the two")
+    ]
+    assert problems(kafka={"password_file": "/nowhere"}) == [
+        (("kafka", "password_file"), "/nowhere cannot be read: No such file or directory")
+    ]
+
+
+def test_msk_authenticates_with_iam_over_tls() -> None:
+    properties = settings(kafka={"aws_msk_region": "eu-central-1"}).kafka.librdkafka_properties()
+    assert (properties["security.protocol"], properties["sasl.mechanism"]) == ("SASL_SSL", "OAUTHBEARER")

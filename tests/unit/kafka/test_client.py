@@ -81,6 +81,23 @@ class TestFailure:
         assert [line["event"] for line in lines] == [AWAY["event"]] * 2
         assert "Correct ssl.ca.location" in lines[1]["to_do"]
 
+    def test_credentials_that_change_are_tried_again(self) -> None:
+        errors = ClientErrors(credentials_change=True)
+        errors(PASSWORD)
+        with pytest.raises(SinkUnavailable, match="Check the credentials under kafka"):
+            errors.raise_if_denied("Asking")
+        errors.raise_if_denied("Asking with new credentials")
+        assert type(failure(PASSWORD, "Asking", errors)) is SinkUnavailable
+        assert type(failure(PASSWORD, "Asking", ClientErrors())) is PermissionDenied
+
+    def test_clients_get_their_credentials_anew(self) -> None:
+        given = iter(["first", "not an int"])
+        options = ClientOptions({}, "test", credentials=lambda: {"socket.timeout.ms": next(given)})
+        for _ in range(2):
+            with pytest.raises(ConfigError, match=r"socket\.timeout\.ms"):
+                options.make(Producer)
+        assert list(given) == []
+
     def test_files_that_cannot_be_used(self) -> None:
         error = KafkaError(KafkaError._INVALID_ARG, "ssl.key.location failed: key values mismatch")
         found = failure(error, "Setting up a Kafka client")

@@ -20,7 +20,7 @@ import fastavro
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, Message, TopicPartition
 
 from pgsluice.app.tail.shown import Row, Shown
-from pgsluice.app.wiring import registry_options
+from pgsluice.app.wiring import client_options, registry_options
 from pgsluice.avro.wire import unframe
 from pgsluice.config import Settings
 from pgsluice.errors import ConfigError, HistoryError, PgsluiceError
@@ -46,7 +46,7 @@ async def changes(settings: Settings, ready: Callable[[], None]) -> AsyncIterato
     """
     prefix, errors = settings.kafka.topic_prefix, ClientErrors()
     follower = SchemaFollower(registry_options(settings, errors), [prefix + SCHEMAS], SchemaStore())
-    client = ClientOptions(settings.kafka.librdkafka_properties(), f"pgsluice-{settings.name}-tail", errors)
+    client = client_options(settings, "tail", errors)
     consumer = _Consumer(client)
     try:
         await follower.start()

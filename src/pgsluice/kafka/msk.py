@@ -1,0 +1,29 @@
+"""Tokens for Amazon MSK with IAM, which librdkafka asks for by a callback.
+
+Only pipelines with ``kafka.aws_msk_region`` import the signer, which is in the extra ``aws``.
+
+https://github.com/aws/aws-msk-iam-sasl-signer-python
+"""
+
+from collections.abc import Callable
+
+from pgsluice.errors import ConfigError
+
+
+def token_callback(region: str) -> Callable[[str], tuple[str, float]]:
+    """Return the ``oauth_cb`` of clients. It returns a token for ``region``, and the Unix time at which it expires.
+
+    Raise ConfigError if the signer is not installed.
+    """
+    try:
+        from aws_msk_iam_sasl_signer import MSKAuthTokenProvider  # noqa: PLC0415 - boto3 takes 30 MB
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"kafka.aws_msk_region needs Python's module {error.name}: pip install 'pgsluice[aws]'."
+        ) from None
+
+    def token(_config: str) -> tuple[str, float]:
+        signed, expiry_ms = MSKAuthTokenProvider.generate_auth_token(region)
+        return signed, expiry_ms / 1000
+
+    return token
