@@ -5,6 +5,9 @@ If there is no compiler, the build goes on without them. `pgsluice version` says
 
 from setuptools import Extension, setup
 
+PARTS = {"rows": ("buffer", "kinds", "records", "text", "binary", "whole"), "runs": (), "copy": ()}
+"""The files that each module includes."""
+
 setup(
     ext_modules=[
         Extension(
@@ -13,6 +16,6 @@ setup(
             depends=[f"src/pgsluice/native/{part}.pxi" for part in parts],
             optional=True,
         )
-        for name, parts in {"rows": ("buffer", "kinds", "records", "text", "binary"), "runs": (), "copy": ()}.items()
+        for name, parts in PARTS.items()
     ]
 )

@@ -14,7 +14,7 @@ from pgsluice.commands import Answer, CommandState
 from pgsluice.loads import Load, Loaded, LoadMark, Place
 from pgsluice.pgoutput.messages import LogicalMessage
 from pgsluice.record import Record, Target
-from pgsluice.transaction import Transaction
+from pgsluice.transaction import Transaction, WholeTransactions
 
 EPOCH_MAX = 2**30
 """The highest epoch that is read back: half of what an int of Avro holds, so that further epochs can follow."""
@@ -108,6 +108,14 @@ class Cut:
         if self.first is None:
             self.first = transaction
         self.last = (transaction, end_lsn)
+
+    def add_whole(self, whole: WholeTransactions) -> None:
+        """Add committed transactions, one after the other."""
+        assert whole.first is not None, "some of them have records"
+        assert whole.last is not None, "some of them have records"
+        self.transactions += whole.count
+        self.first = self.first or whole.first
+        self.last = (whole.last, whole.last_end_lsn)
 
     def add_message(self, message: LogicalMessage) -> None:
         """Add a message outside transactions."""

@@ -89,6 +89,11 @@ class Progress:
                     "now. Compare the tables, then start a new history with --adopt-slot."
                 )
 
+    @property
+    def is_simple(self) -> bool:
+        """Whether the end of an ordinary transaction does nothing but move ``received``."""
+        return not (self._to_be_resent or self._prepares) and self._ceiling == MAX_LSN
+
     def on_resent(self, end_lsn: int, what: ResentKind) -> None:
         """Note that a transaction or a message that was delivered before came again."""
         self.on_received(end_lsn)

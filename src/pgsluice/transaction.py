@@ -20,6 +20,22 @@ class Transaction:
     origin: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class WholeTransactions:
+    """Ordinary transactions that were taken from Begin to Commit (``rows.add_transactions``).
+
+    ``at``: the index of the next frame. ``end_lsn``: the end of the last transaction. ``count``, ``first``, ``last``
+    and ``last_end_lsn`` are about those with records. There may be none.
+    """
+
+    at: int
+    end_lsn: int
+    count: int = 0
+    first: Transaction | None = None
+    last: Transaction | None = None
+    last_end_lsn: int = 0
+
+
 @dataclass(slots=True)
 class Change:
     """One row change of ``transaction``, or the truncation of one table.

@@ -108,6 +108,14 @@ class Transactions:
         return self.current is None and self._receiving is None
 
     @property
+    def passes_from(self) -> int | None:
+        """The commit LSN from which on an ordinary transaction passes at once, whatever it has.
+
+        None means that the next message does not begin such a transaction, or that the gate has to decide.
+        """
+        return self._delivered.lsn if self.is_between and self.gate is None and not self._held else None
+
+    @property
     def waiting(self) -> int:
         """How many streamed and prepared transactions wait for their commit."""
         return len(self._streams) + len(self._prepares)

@@ -21,13 +21,26 @@ from pgsluice.dead_letter import DeadLetter, Reason, SourceChange
 from pgsluice.envelope import ChangeEncoder, DeadLetters, Stamp
 from pgsluice.errors import PgsluiceError
 from pgsluice.pgbinary.conversions import conversions
+from pgsluice.pgoutput import messages
 from pgsluice.pgoutput.framing import Keepalive
-from pgsluice.pgoutput.messages import UNCHANGED, BinaryValue, ColumnValue, Delete, Insert, Truncate, TupleData, Update
+from pgsluice.pgoutput.messages import (
+    UNCHANGED,
+    Begin,
+    BinaryValue,
+    ColumnValue,
+    Commit,
+    Delete,
+    Insert,
+    Truncate,
+    TupleData,
+    Update,
+)
 from pgsluice.record import Pending, Record, Target
 from pgsluice.relation import CATALOG, Column, PgType, Relation
 from pgsluice.transaction import Transaction
 from tests.support.pgoutput_encoder import encode, xlog_data
 from tests.support.twins import TWINS, outcome
+from tests.support.whole import Intake
 
 DAY = ["2026-11-22", "0001-01-01", "9999-12-31", "2024-02-29", "2023-02-29", "1900-02-29", "2000-02-29", "1969-12-31"]
 ODD_DAY = [
@@ -455,6 +468,56 @@ def _run_outcome(
     return ended, pending.records, pending.size, pending.events, stamp.next_seq
 
 
+def run_whole(count: int, seed: int) -> Counter[str]:
+    """Compare ``count`` streams of small transactions, taken as a whole and message by message."""
+    random = Random(seed)
+    found: Counter[str] = Counter()
+    tables: Tables = {}
+    common: list[bytes | Keepalive] = []
+    for number in range(count):
+        if number % 10 == 0:
+            tables = {oid: _some_table(random, oid) for oid in (7, 8)}
+            common = [frame for frame in (_frame(random, tables) for _ in range(40)) if _is_common(frame, tables)]
+        frames = _transactions(random, tables, common if random.random() < 0.8 else [])
+        limit, room, timestamps = random.choice((300, 10**9)), random.choice((1, 900, 10**9)), random.random() < 0.5
+        intakes = [
+            Intake(twin, tables, limit, room, timestamps, has_shortcut)
+            for twin, has_shortcut in ((TWINS[0], False), (TWINS[-1], False), (TWINS[-1], True))
+        ]
+        outcomes = [one.take(list(frames)) for one in intakes]
+        if any(one != outcomes[0] for one in outcomes):
+            raise Differ(f"stream {number} of seed {seed}: {tables} {frames}\n{outcomes}")
+        found["transactions taken as a whole"] += intakes[-1].whole
+        found["streams that end with an error" if intakes[-1].error else "streams"] += 1
+    return found
+
+
+def _is_common(frame: bytes | Keepalive, tables: Tables) -> bool:
+    """Return whether a transaction with this row alone can be taken as a whole."""
+    begin, commit = (xlog_data(encode(one)) for one in (Begin(2**40, 5, 700), Commit(2**40, 2**40 + 40, 5)))
+    intake = Intake(TWINS[-1], tables, 10**9, 10**9, commit_timestamps=False, has_shortcut=True)
+    intake.take([begin, frame, commit])
+    return intake.whole > 0
+
+
+def _transactions(random: Random, tables: Tables, common: list[bytes | Keepalive]) -> list[bytes | Keepalive]:
+    """Return the frames of some transactions, most of them as a server sends them, of the rows ``common`` or others."""
+    frames: list[bytes | Keepalive] = []
+    lsn = random.choice((900, 1000, EXPECTED_LSN, 2**40, 2**62 - 200))
+    for xid in range(700, 700 + random.randrange(1, 8)):
+        end_lsn = lsn + random.choice((40, 40, 40, 0))
+        begin = encode(Begin(lsn, random.choice((5, 5, -5, 2**62)) if random.random() < 0.1 else 5, xid))
+        commit = encode(Commit(lsn if random.random() < 0.97 else lsn + 1, end_lsn, 5))
+        count = random.choice((0, 1, 1, 1, 2, 3, 70 if common else 4))
+        rows = [random.choice(common) if common else _frame(random, tables) for _ in range(count)]
+        if random.random() < 0.1:
+            rows.insert(0, xlog_data(encode(messages.Origin(0, "elsewhere"))))
+        ends = [xlog_data(one if random.random() < 0.97 else _damaged(random, one)) for one in (begin, commit)]
+        frames += [ends[0], *rows, ends[1]]
+        lsn += random.choice((50, 50, 50, 0, -50))
+    return frames
+
+
 def main() -> None:
     """Run it and print what came of it."""
     parser = argparse.ArgumentParser(description="One twin of the rows' way against the other.")
@@ -464,6 +527,7 @@ def main() -> None:
     if len(TWINS) == 1:
         sys.exit("the compiled modules were not built here: there is nothing to compare")
     found = run(options.count, options.seed) + run_runs(options.count // 5, options.seed)
+    found += run_whole(options.count // 10, options.seed)
     for what, count in found.most_common():
         sys.stdout.write(f"{count:>9} {what}\n")
 

@@ -14,7 +14,7 @@ from pgsluice.cut import Cut, cut_records
 from pgsluice.loads import FIRST_SEQ, Load, Loaded, LoadMark, Place, State
 from pgsluice.pgoutput.messages import LogicalMessage
 from pgsluice.record import Record, Target
-from pgsluice.transaction import Transaction
+from pgsluice.transaction import Transaction, WholeTransactions
 
 ORDERS, ITEMS = Target("shop.public.orders", 11, 12), Target("shop.public.items", 21, None)
 IDENTITY = {"pipeline": "shop", "cut": 4, "epoch": 1}
@@ -44,6 +44,15 @@ def test_transactions_join_it_in_commit_order() -> None:
         cut.add(transaction, end_lsn)
     assert (cut.records, cut.size, cut.transactions, cut.events) == (records, 13, 2, 3)
     assert (cut.first, cut.last) == (first, (second, 210))
+
+
+def test_whole_transactions_join_it_as_if_one_after_the_other() -> None:
+    cut = Cut()
+    first, second, third, fourth = (Transaction(number, 100 * number, 7) for number in (1, 2, 3, 4))
+    cut.add_whole(WholeTransactions(2, 210, 2, first, second, 210))
+    assert (cut.transactions, cut.first, cut.last) == (2, first, (second, 210))
+    cut.add_whole(WholeTransactions(9, 430, 2, third, fourth, 410))
+    assert (cut.transactions, cut.first, cut.last) == (4, first, (fourth, 410))
 
 
 def test_a_message_outside_transactions_is_known_by_its_place_and_its_sum() -> None:

@@ -49,6 +49,30 @@ class TestProgress:
             Progress(1000).on_delivered(999)
 
 
+class TestASimpleEnd:
+    """Whether nobody has to look at the end of a single transaction."""
+
+    def test_of_an_ordinary_transaction(self) -> None:
+        assert Progress(1000).is_simple
+
+    def test_not_while_the_server_owes_something(self) -> None:
+        assert not Progress(1000, {900: "transaction"}).is_simple
+
+    def test_not_while_one_is_prepared(self) -> None:
+        progress = Progress(1000)
+        progress.hold(700, 1100)
+        assert not progress.is_simple
+        progress.forget(700)
+        assert progress.is_simple
+
+    def test_not_while_one_waits(self) -> None:
+        progress = Progress(1000)
+        progress.hold_back(1100)
+        assert not progress.is_simple
+        progress.let_go()
+        assert progress.is_simple
+
+
 class TestWhatTheServerOwes:
     """The last transaction delivered, and the last message, if the slot stands before it."""
 

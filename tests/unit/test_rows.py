@@ -23,8 +23,10 @@ from pgsluice.pgoutput.messages import (
     UNCHANGED,
     Begin,
     BinaryValue,
+    Commit,
     Delete,
     Insert,
+    Origin,
     RowMessage,
     Truncate,
     TupleData,
@@ -32,8 +34,8 @@ from pgsluice.pgoutput.messages import (
 )
 from pgsluice.record import OVERHEAD_BYTES, Pending, Record, Target
 from pgsluice.relation import CATALOG, Column, PgType, Relation
-from pgsluice.transaction import Transaction
-from tests.fuzz.rows import Differ, run, run_runs
+from pgsluice.transaction import Transaction, WholeTransactions
+from tests.fuzz.rows import Differ, run, run_runs, run_whole
 from tests.support.pgoutput_encoder import encode, xlog_data
 from tests.support.twins import TWINS, needs_compiled, outcome
 
@@ -592,11 +594,78 @@ class TestRuns:
         assert one.take(insert()) == 1
 
 
+ONE = [xlog_data(encode(one)) for one in (Begin(2000, 5, 700), Insert(None, 7, ROW), Commit(2000, 2040, 5))]
+
+
+def whole(twin: ModuleType, frames: list[bytes | Keepalive], **others: int) -> tuple[WholeTransactions | None, Pending]:
+    """Return the transactions that are taken as a whole, and their records."""
+    relation, pending = table(), Pending(others.pop("limit", 1_000_000))
+    chosen = {"from_lsn": 1000, "room": 1_000_000, **others}
+    ready = {7: twin.Rows(relation, encoder_of(relation))}
+    found = twin.add_transactions(frames, 0, {7: relation}, ready, pending, epoch=1, commit_timestamps=False, **chosen)
+    return found, pending
+
+
+def test_the_twin_in_python_takes_no_transaction_as_a_whole() -> None:
+    assert whole(in_python, ONE)[0] is None
+
+
+@needs_compiled
+class TestWholeTransactions:
+    def test_one_is_taken(self) -> None:
+        found, pending = whole(TWINS[1], ONE)
+        one = Transaction(700, 2000, 5)
+        assert found == WholeTransactions(3, 2040, 1, one, one, 2040)
+        assert len(pending.records) == pending.events == 1
+
+    def test_all_are_taken_that_are_here_as_a_whole(self) -> None:
+        second = [xlog_data(encode(one)) for one in (Begin(3000, 6, 701), Commit(3000, 3040, 6))]
+        found, _ = whole(TWINS[1], [*ONE, *second, *ONE[:2]])
+        assert found is not None
+        assert (found.at, found.end_lsn, found.count, found.last_end_lsn) == (5, 3040, 1, 2040)
+
+    def test_one_without_rows_is_no_part_of_the_account(self) -> None:
+        assert whole(TWINS[1], [ONE[0], ONE[2]])[0] == WholeTransactions(2, 2040)
+
+    @pytest.mark.parametrize(
+        "frames",
+        [
+            ONE[:2],
+            ONE[1:],
+            [Keepalive(1, 2, reply_requested=False), *ONE],
+            [ONE[0], Keepalive(1, 2, reply_requested=False), *ONE[1:]],
+            [ONE[0], xlog_data(encode(Origin(0, "elsewhere"))), *ONE[1:]],
+            [ONE[0], *ONE[1:2] * 65, ONE[2]],
+            [ONE[0], xlog_data(encode(Insert(None, 8, ROW))), ONE[2]],
+            [ONE[0], ONE[1], xlog_data(encode(Insert(None, 7, [b"42", b"NaN", *ROW[2:]]))), ONE[2]],
+            [*ONE[:2], xlog_data(encode(Commit(2001, 2040, 5)))],
+            [*ONE[:2], xlog_data(encode(Commit(2000, 2**62, 5)))],
+            [*ONE[:2], ONE[2][:-1]],
+            [xlog_data(encode(Begin(999, 5, 700))), ONE[1], xlog_data(encode(Commit(999, 2040, 5)))],
+            [xlog_data(encode(Begin(2000, 2**62, 700))), *ONE[1:]],
+            [ONE[0][:30], *ONE[1:]],
+        ],
+    )
+    def test_others_are_left_to_the_session_and_leave_nothing(self, frames: list[bytes | Keepalive]) -> None:
+        found, pending = whole(TWINS[1], frames)
+        assert (found, pending.records, pending.size, pending.events) == (None, [], 0, 0)
+
+    def test_one_that_fills_pending_by_itself_is_left(self) -> None:
+        assert whole(TWINS[1], ONE, limit=10)[0] is None
+
+    def test_they_end_when_there_is_no_room_left(self) -> None:
+        second = [xlog_data(encode(one)) for one in (Begin(3000, 6, 701), Insert(None, 7, ROW), Commit(3000, 3040, 6))]
+        found, _ = whole(TWINS[1], [*ONE, *second], room=10)
+        assert found is not None
+        assert found.at == 3
+
+
 @needs_compiled
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_the_twins_agree_about_anything(seed: int) -> None:
     assert sum(run(1500, seed).values()) == 1500
     assert sum(run_runs(300, seed).values()) == 300
+    assert run_whole(100, seed)["transactions taken as a whole"] > 20
 
 
 def test_they_are_really_compared(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,6 +125,14 @@ class TestOrdinaryTransactions:
         assert receive(found, COMMIT) == [Committed(Transaction(700, 100, 5), 120)]
         assert found.is_between
 
+    def test_one_passes_at_once_if_it_begins_behind_what_is_delivered(self) -> None:
+        found = transactions(delivered_lsn=90)
+        assert found.passes_from == 90
+        receive(found, BEGIN)
+        assert found.passes_from is None
+        receive(found, COMMIT)
+        assert found.passes_from == 90
+
     def test_an_origin_belongs_to_the_transaction(self) -> None:
         (change,) = receive(transactions(BEGIN, messages.Origin(9, "elsewhere")), INSERT)
         assert isinstance(change, Change)

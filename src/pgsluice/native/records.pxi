@@ -25,24 +25,24 @@ cdef struct Account:
 
 
 cdef int64_t take_stamp(stamp) except -1:
-    """Write the fields that all records of the transaction share into HEAD and TAIL, and return the next seq.
-
-    HEAD has the fields before the seq, and TAIL those after it, as ``Stamp.encode`` writes them.
-    """
+    """Write the fields that all records of the transaction share into HEAD and TAIL, and return the next seq."""
     transaction = stamp.transaction
-    origin = transaction.origin
-    HEAD.clear()
-    HEAD.put_long(stamp.epoch)
-    HEAD.put_long(transaction.commit_lsn)
-    TAIL.clear()
-    TAIL.put_long(transaction.xid)
-    TAIL.put_long(transaction.commit_ts + EPOCH_US)
-    if origin is None:
-        TAIL.put_byte(0)
-    else:
-        TAIL.put_byte(2)
-        TAIL.put_object(encode_bytes(origin.encode()))
+    put_stamp(stamp.epoch, transaction.commit_lsn, transaction.xid, transaction.commit_ts, transaction.origin)
     return stamp.next_seq
+
+
+cdef int put_stamp(int64_t epoch, int64_t commit_lsn, int64_t xid, int64_t commit_ts, origin) except -1:
+    """Write the fields before the seq into HEAD, and those after it into TAIL, as ``Stamp.encode`` writes them."""
+    HEAD.clear()
+    HEAD.put_long(epoch)
+    HEAD.put_long(commit_lsn)
+    TAIL.clear()
+    TAIL.put_long(xid)
+    TAIL.put_long(commit_ts + EPOCH_US)
+    if origin is None:
+        return TAIL.put_byte(0)
+    TAIL.put_byte(2)
+    return TAIL.put_object(encode_bytes(origin.encode()))
 
 
 cdef object new_record(target, op, key, value, timestamp_ms):

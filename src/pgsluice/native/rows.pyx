@@ -28,6 +28,7 @@ from pgsluice.avro.types import Opcode
 from pgsluice.pgoutput import framing
 from pgsluice.pgoutput.messages import BinaryValue
 from pgsluice.record import OVERHEAD_BYTES, Record
+from pgsluice.transaction import Transaction, WholeTransactions
 
 cdef Py_ssize_t MESSAGE_AT = framing.MESSAGE_AT
 cdef Py_ssize_t RECORD_BYTES = OVERHEAD_BYTES
@@ -157,7 +158,7 @@ cdef class Rows:
         global busy
         if self.encoder is None:
             return
-        if not busy and not self._is_expected(stamp):
+        if not busy and not self._is_expected(stamp.transaction.commit_lsn):
             account.size, account.events = 0, 0
             busy = True
             try:
@@ -176,10 +177,10 @@ cdef class Rows:
                 return
         self.pure.add(message, stamp, pending, is_streamed=is_streamed)
 
-    cdef bint _is_expected(self, stamp) except -1:
+    cdef bint _is_expected(self, commit_lsn) except -1:
         """Return whether dead letters replace records of the transaction, which only the twin in Python can do."""
         dead_letters = self.encoder.dead_letters
-        return dead_letters is not None and dead_letters.expected(stamp.transaction.commit_lsn)
+        return dead_letters is not None and dead_letters.expected(commit_lsn)
 
     cdef int _encode(
         self, const uint8_t* data, Py_ssize_t end, bint is_streamed,
@@ -417,7 +418,7 @@ def add_run(list frames, Py_ssize_t at, dict relations, dict ready, stamp, pendi
                 if found is None or (<Rows?>found).relation is not relations.get(oid):
                     break
                 rows = <Rows>found
-                is_expected = rows.encoder is not None and rows._is_expected(stamp)
+                is_expected = rows.encoder is not None and rows._is_expected(stamp.transaction.commit_lsn)
             if rows.encoder is not None:
                 outcome = FALLBACK if is_expected else rows._encode(
                     data, size, False, &seq, timestamp_ms, records, &account
@@ -432,3 +433,6 @@ def add_run(list frames, Py_ssize_t at, dict relations, dict ready, stamp, pendi
         busy = False
     stamp.next_seq, pending.size, pending.events = seq, account.size, account.events
     return at
+
+
+include "whole.pxi"

@@ -36,11 +36,11 @@ from pgsluice.tables import TablePolicy, Tables
 from pgsluice.transaction import Change
 
 if TYPE_CHECKING or not COMPILED:
-    from pgsluice.rows import Rows, add_run
+    from pgsluice.rows import Rows, add_run, add_transactions
 else:
-    from pgsluice.native.rows import Rows, add_run
+    from pgsluice.native.rows import Rows, add_run, add_transactions
 
-__all__ = ["Describe", "Encoders", "Rows", "add_run", "refusals"]
+__all__ = ["Describe", "Encoders", "Rows", "add_run", "add_transactions", "refusals"]
 
 log = structlog.get_logger(__name__)
 

@@ -158,6 +158,11 @@ class Loader:
         if self._begun.is_changed:
             self._seams.outbox.note_loads(self._begun.all())
 
+    @property
+    def ignores_commits(self) -> bool:
+        """Return whether :meth:`on_commit` has nothing to note."""
+        return self._rounds.ignores_commits and not self._begun.is_changed
+
     def on_held(self) -> None:
         """Note that a transaction waits until rows are read."""
         self._rounds.on_held()

@@ -22,7 +22,7 @@ from pgsluice.pipeline.ends import Sink
 from pgsluice.pipeline.vitals import Vitals
 from pgsluice.progress import Progress
 from pgsluice.record import Pending, held_bytes
-from pgsluice.transaction import Transaction
+from pgsluice.transaction import Transaction, WholeTransactions
 
 CHUNK_BYTES = 1024 * 1024
 """A large transaction is handed to the producer in pieces of this size. Each piece costs one switch of threads."""
@@ -146,6 +146,24 @@ class Outbox:
         elif self.pending.records:
             self.join()
             self._open.add(transaction, end_lsn)
+            if _held(self._open) >= self._limits.cut_bytes:
+                await self._close_large()
+
+    @property
+    def room(self) -> int:
+        """Return how many bytes of whole transactions may be added before :meth:`commit_whole` has to be called.
+
+        No cut is closed before that, however many transactions are committed.
+        """
+        room = self._limits.cut_bytes - _held(self._open)
+        is_occupied = self.committing is not None and not self.committing.done()
+        return max(room, self._limits.inflight_max - self.size) if is_occupied else room
+
+    async def commit_whole(self, whole: WholeTransactions) -> None:
+        """End transactions of which nothing was produced yet. Their records join the open cut."""
+        if whole.count:
+            self.join()
+            self._open.add_whole(whole)
             if _held(self._open) >= self._limits.cut_bytes:
                 await self._close_large()
 

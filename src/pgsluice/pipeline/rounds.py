@@ -102,6 +102,11 @@ class Rounds:
             self._unseen.add(transaction.xid)
         self._note()
 
+    @property
+    def ignores_commits(self) -> bool:
+        """Return whether :meth:`on_commit` has nothing to note."""
+        return not self._is_watching and self._round is None
+
     def on_held(self) -> None:
         """Note that a transaction waits for the end of the round."""
         if self._held_at is None:

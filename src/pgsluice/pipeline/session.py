@@ -26,7 +26,9 @@ from pgsluice.pipeline.loader import Loader
 from pgsluice.pipeline.outbox import Limits, Outbox
 from pgsluice.pipeline.reading import LoadOptions
 from pgsluice.pipeline.rounds import Seams
+from pgsluice.pipeline.session_metrics import show_buffers
 from pgsluice.pipeline.session_status import SessionStatus
+from pgsluice.pipeline.shortcut import Shortcut
 from pgsluice.pipeline.shutdown import ShutdownWatch
 from pgsluice.pipeline.tasks import cancel
 from pgsluice.pipeline.vitals import Vitals
@@ -147,6 +149,11 @@ class Session:
             reader = ends.sink.commands()
             if reader is not None:
                 self._commands = Commands(ends.source, reader, ends.encoders, seams, self._loader)
+        self._shortcut = Shortcut(
+            *(self._transactions, ends.encoders, self._outbox, progress, self._loader),
+            epoch=checkpoint.epoch,
+            commit_timestamps=options.commit_timestamps,
+        )
 
     @property
     def load_report(self) -> LoadReport | None:
@@ -290,6 +297,8 @@ class Session:
                 at = add_run(frames, at, relations, ready, self._stamp_of(transaction), pending)
                 if pending.full:
                     await self._outbox.overflow(transaction)
+            elif transaction is None:
+                at = await self._shortcut.take(frames, at)
             if at == began_at:
                 if isinstance(frame, Keepalive):
                     self._take_keepalive(frame)
@@ -416,12 +425,7 @@ class Session:
         if self._shutdown.overdue and self.progress.confirmable < self._shutdown.wal_end:
             self._stream.answer_shutdown(self._shutdown.wal_end)
         self._report()
-        metrics, transactions, spool = self._metrics, self._transactions, self._spool
-        metrics.buffered_bytes.set(self._outbox.size)
-        metrics.waiting_transactions.set(transactions.waiting)
-        metrics.prepared_transactions.set(len(transactions.prepared))
-        metrics.waiting_bytes.labels("memory").set(spool.memory)
-        metrics.waiting_bytes.labels("disk").set(spool.spilled)
+        show_buffers(self._metrics, self._outbox, self._transactions, self._spool)
 
     def _report(self) -> None:
         confirmable = self.progress.confirmable

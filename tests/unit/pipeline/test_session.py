@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 import structlog
 
+from pgsluice import rows
 from pgsluice.avro.types import TypeOptions
 from pgsluice.checkpoint import Checkpoint
 from pgsluice.commands import Answer, CommandState
@@ -16,7 +17,8 @@ from pgsluice.errors import Diverged, PoisonError, ProtocolError, SourceUnavaila
 from pgsluice.history import ServerIdentity
 from pgsluice.metrics import Metrics
 from pgsluice.pgoutput import messages
-from pgsluice.pipeline import outbox, session_status, shutdown, watch
+from pgsluice.pgoutput.framing import Keepalive, XLogData
+from pgsluice.pipeline import outbox, session_status, shortcut, shutdown, watch
 from pgsluice.pipeline import session as module
 from pgsluice.pipeline.encoders import Encoders
 from pgsluice.pipeline.outbox import Limits
@@ -145,6 +147,53 @@ async def test_while_one_cut_commits_the_next_is_filled() -> None:
         world.commit_gate.set()
         await until(lambda: found.confirmed == end_lsn)
     assert [[(r.key or b"")[-1] // 2 for r in records] for _, records, _ in world.cuts] == [[1], [2, 3, 4, 5]]
+
+
+def small(world: World, *numbers: int) -> int:
+    """Commit a transaction of one row each, in one read, as a server does that has described the table; the last end.
+
+    The first of them describes it.
+    """
+    frames: list[XLogData | Keepalive] = []
+    for number in numbers:
+        begin = world.server.xlogpos
+        sent: list[messages.Message] = [messages.Begin(begin + 50, 1_000_000, begin)]
+        sent += [TABLE] * (number == numbers[0])
+        sent += [messages.Insert(None, TABLE.oid, [str(number).encode()]), messages.Commit(begin + 50, begin + 100, 1)]
+        frames += [data(one) for one in sent]
+        world.server = replace(world.server, xlogpos=begin + 100)
+    world.append(world.server.xlogpos - 50, frames, world.server.xlogpos)
+    return world.server.xlogpos
+
+
+async def test_small_transactions_are_counted_and_confirmed_one_by_one() -> None:
+    world = World(position=10_000)
+    async with running(world) as found:
+        end_lsn = small(world, 1, 2, 3, 4)
+        await until(lambda: found.confirmed == end_lsn)
+        assert found.metric("transactions_total") == 4
+    ((cut, _, _),) = world.cuts
+    assert world.numbers == [1, 2, 3, 4]
+    assert (cut.first, cut.last) == (
+        Transaction(10_000, 10_050, 1_000_000),
+        (Transaction(10_300, 10_350, 1_000_000), 10_400),
+    )
+
+
+@pytest.mark.parametrize("has_shortcut", [True, False])
+@pytest.mark.parametrize(("inflight_max", "cuts"), [(800, [2, 2, 2, 1]), (1 << 20, [2, 5])])
+async def test_small_transactions_fill_cuts_as_others_do(
+    monkeypatch: pytest.MonkeyPatch, inflight_max: int, cuts: list[int], *, has_shortcut: bool
+) -> None:
+    """While the first cut is committed, the next one takes what may be in memory."""
+    if not has_shortcut:
+        monkeypatch.setattr(shortcut, "add_transactions", rows.add_transactions)
+    world = World(position=10_000)
+    async with running(world, cut_bytes=400, inflight_max=inflight_max) as found:
+        end_lsn = small(world, *range(1, 8))
+        await until(lambda: found.confirmed == end_lsn)
+    assert world.numbers == [*range(1, 8)]
+    assert [cut.transactions for cut, _, _ in world.cuts] == cuts
 
 
 async def test_idle_progress_is_written_before_it_is_confirmed() -> None:
