@@ -175,6 +175,7 @@ class Metrics:
         self._add_sessions()
         self._add_positions()
         self._add_slot()
+        self._add_certificates()
         self._add_memory()
         self._add_snapshots()
 
@@ -282,6 +283,13 @@ class Metrics:
         )
         self.slot_sampled = self._known(
             "slot_sampled_timestamp_seconds", "Unix time of the last successful query of the slot."
+        )
+
+    def _add_certificates(self) -> None:
+        self.certificate_expiry = self._known(
+            "tls_certificate_expiry_timestamp_seconds",
+            "Unix time at which the certificates expire that a setting names.",
+            "setting",
         )
 
     def _add_memory(self) -> None:

@@ -112,7 +112,7 @@ class Daemon:
             looks = self._slot.run(
                 lambda: pipeline.state is not State.STANDBY, lambda: pipeline.state is State.STREAMING
             )
-            shown = self._gauges.keep(), self._recent.keep()
+            shown = self._gauges.keep(), self._gauges.keep_certificates(), self._recent.keep()
             await first_of(pipeline.run(), self._registry.follow(), looks, *shown)
 
     async def _open_source(self) -> PostgresSource:

@@ -7,6 +7,7 @@ from typing import Final, NoReturn
 
 from pgsluice.app.status import Status
 from pgsluice.config import Settings
+from pgsluice.config.certificates import expiries
 from pgsluice.kafka.client import ClientErrors
 from pgsluice.metrics import WAL_STATUS, Metrics
 from pgsluice.pipeline.pipeline import State
@@ -18,6 +19,9 @@ USUAL_ERRORS: Final = ("_ALL_BROKERS_DOWN", "_TRANSPORT")
 GAUGES_S: Final = 1.0
 """How often they are copied."""
 
+CERTIFICATES_S: Final = 60.0
+"""How often the files of certificates are read."""
+
 
 class Gauges:
     """Keeps the metrics up to date that show a state."""
@@ -28,7 +32,14 @@ class Gauges:
         self._errors = errors
         self._positions: Mapping[str, int] | None = None
         """The positions of the present session, or of the last one."""
+        self._settings = settings
         self._show_limits(settings)
+
+    async def keep_certificates(self) -> NoReturn:
+        """Show when the certificates expire, again and again, because they are renewed."""
+        while True:
+            self._metrics.certificate_expiry.set_all(await asyncio.to_thread(expiries, self._settings))
+            await asyncio.sleep(CERTIFICATES_S)
 
     async def keep(self) -> NoReturn:
         """Copy the present state into the metrics, again and again."""

@@ -1,0 +1,76 @@
+"""When the certificates expire that the settings name, so that somebody is warned before connections fail.
+
+Python's ssl module reads the dates of authorities only, so the few fields up to the date are read here.
+
+https://datatracker.ietf.org/doc/html/rfc5280#section-4.1
+"""
+
+import re
+import ssl
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pgsluice.config.model import Settings
+
+_PEM = re.compile("-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+_FILE_BYTES_MAX = 4 * 1024 * 1024
+_UTC_TIME, _EXPLICIT_VERSION = 0x17, 0xA0
+_LONG_FORM = 0x80
+
+
+def expiries(settings: Settings) -> dict[str, float]:
+    """Return when the certificates of each setting expire, as Unix times. Leave out what cannot be read.
+
+    For a client's certificate, this is the first time at which one of its chain expires. A file of authorities may hold
+    old ones beside their successors, so the last time counts.
+    """
+    postgres, client, registry = settings.postgres, settings.kafka.client, settings.schema_registry
+    chains = {
+        "postgres.sslcert": postgres.sslcert,
+        "kafka.client.ssl.certificate.location": client.get("ssl.certificate.location"),
+        "schema_registry.cert_file": registry.cert_file,
+    }
+    authorities = {
+        "postgres.sslrootcert": postgres.sslrootcert,
+        "kafka.client.ssl.ca.location": client.get("ssl.ca.location"),
+        "schema_registry.ca_file": registry.ca_file,
+    }
+    read = {name: _expiries_of(str(file)) for name, file in (chains | authorities).items() if file is not None}
+    return {name: min(times) if name in chains else max(times) for name, times in read.items() if times}
+
+
+def _expiries_of(file: str) -> list[float]:
+    try:
+        with Path(file).open("rb") as opened:
+            text = opened.read(_FILE_BYTES_MAX).decode("ascii", "replace")
+        return [not_after(ssl.PEM_cert_to_DER_cert(pem)) for pem in _PEM.findall(text)]
+    except (OSError, ValueError, IndexError):
+        return []  # the connection that needs the file fails with the reason
+
+
+def not_after(certificate: bytes) -> float:
+    """Return the end of a certificate's validity as a Unix time. ``certificate`` is in DER.
+
+    Raise ValueError or IndexError if it is no certificate.
+    """
+    _, at, _ = _element(certificate, 0)  # Certificate
+    _, at, _ = _element(certificate, at)  # TBSCertificate
+    tag, _, end = _element(certificate, at)
+    if tag == _EXPLICIT_VERSION:
+        at = end
+    for _ in ("serialNumber", "signature", "issuer"):
+        _, _, at = _element(certificate, at)
+    _, at, _ = _element(certificate, at)  # Validity
+    _, _, at = _element(certificate, at)  # notBefore
+    tag, at, end = _element(certificate, at)
+    form = "%y%m%d%H%M%SZ" if tag == _UTC_TIME else "%Y%m%d%H%M%SZ"
+    return datetime.strptime(certificate[at:end].decode("ascii"), form).replace(tzinfo=UTC).timestamp()
+
+
+def _element(der: bytes, at: int) -> tuple[int, int, int]:
+    """Return the tag of the element at ``at``, and where its content begins and ends."""
+    tag, length, at = der[at], der[at + 1], at + 2
+    if length & _LONG_FORM:
+        size = length & ~_LONG_FORM
+        length, at = int.from_bytes(der[at : at + size]), at + size
+    return tag, at, at + length

@@ -1,0 +1,53 @@
+import ssl
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from pgsluice.config.certificates import expiries, not_after
+from tests.support.authority import Authority
+from tests.support.settings import settings
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path, "ours")
+
+
+@pytest.mark.parametrize("year", [1999, 2049, 2050, 9999], ids=str)
+def test_dates_are_read_as_they_were_written(year: int, authority: Authority) -> None:
+    """From 2050 on, they have another form."""
+    expires = datetime(year, 12, 31, 23, 59, 59, tzinfo=UTC)
+    certificate, _ = authority.issue("client", ["localhost"], expires=expires)
+    found = expiries(settings(postgres={"sslcert": str(certificate)}))
+    assert found == {"postgres.sslcert": expires.timestamp()}
+
+
+def test_of_a_chain_the_first_counts_and_of_authorities_the_last(authority: Authority, tmp_path: Path) -> None:
+    soon, late = (datetime(year, 1, 1, tzinfo=UTC) for year in (2030, 2040))
+    parts = [authority.issue(str(one.year), expires=one)[0].read_text() for one in (late, soon)]
+    both = tmp_path / "both.pem"
+    both.write_text("a comment\n".join(parts))
+    client = {"ssl.certificate.location": str(both), "ssl.ca.location": str(both)}
+    assert expiries(settings(kafka={"client": client})) == {
+        "kafka.client.ssl.certificate.location": soon.timestamp(),
+        "kafka.client.ssl.ca.location": late.timestamp(),
+    }
+
+
+@pytest.mark.parametrize("content", [None, "", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"])
+def test_what_cannot_be_read_is_left_out(content: str | None, tmp_path: Path) -> None:
+    file = tmp_path / "ca.crt"
+    if content is not None:
+        file.write_text(content)
+    assert expiries(settings(postgres={"sslrootcert": str(file)})) == {}
+    assert expiries(settings(postgres={"sslrootcert": "system"})) == {}
+
+
+def test_every_cut_of_a_certificate_is_refused(authority: Authority) -> None:
+    whole = ssl.PEM_cert_to_DER_cert(authority.certificate.read_text())
+    until = whole.index(b"Z", whole.index(b"Z") + 1)
+    for end in range(until):
+        with pytest.raises((ValueError, IndexError)):
+            not_after(whole[:end])
+    assert not_after(whole) == pytest.approx(authority.expires.timestamp())
