@@ -597,12 +597,16 @@ class TestRuns:
 ONE = [xlog_data(encode(one)) for one in (Begin(2000, 5, 700), Insert(None, 7, ROW), Commit(2000, 2040, 5))]
 
 
-def whole(twin: ModuleType, frames: list[bytes | Keepalive], **others: int) -> tuple[WholeTransactions | None, Pending]:
+def whole(
+    twin: ModuleType, frames: Sequence[bytes | Keepalive], **others: int
+) -> tuple[WholeTransactions | None, Pending]:
     """Return the transactions that are taken as a whole, and their records."""
     relation, pending = table(), Pending(others.pop("limit", 1_000_000))
     chosen = {"from_lsn": 1000, "room": 1_000_000, **others}
     ready = {7: twin.Rows(relation, encoder_of(relation))}
-    found = twin.add_transactions(frames, 0, {7: relation}, ready, pending, epoch=1, commit_timestamps=False, **chosen)
+    found = twin.add_transactions(
+        list(frames), 0, {7: relation}, ready, pending, epoch=1, commit_timestamps=False, **chosen
+    )
     return found, pending
 
 
@@ -646,7 +650,7 @@ class TestWholeTransactions:
             [ONE[0][:30], *ONE[1:]],
         ],
     )
-    def test_others_are_left_to_the_session_and_leave_nothing(self, frames: list[bytes | Keepalive]) -> None:
+    def test_others_are_left_to_the_session_and_leave_nothing(self, frames: Sequence[bytes | Keepalive]) -> None:
         found, pending = whole(TWINS[1], frames)
         assert (found, pending.records, pending.size, pending.events) == (None, [], 0, 0)
 
