@@ -236,7 +236,7 @@ def test_what_a_topic_lacks(make: Callable[..., Handmade], tmp_path: Path) -> No
     assert rows(made, tmp_path) == {1: ("a", None)}
     made.recreate(made.transactions)
     made.cut()
-    refused(made, tmp_path, TopicRecreated, r"came from another topic .*transactions .id ")
+    refused(made, tmp_path, TopicRecreated, r"was filled from another topic .*transactions .id ")
     with pytest.raises(NoSuchView, match=r"has no state of the database as of 1 or before"):
         consistent_view(made.pipeline.spark, Delta(str(tmp_path / "nothing")), at=1)
 
