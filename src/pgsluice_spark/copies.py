@@ -5,10 +5,10 @@ Used by :mod:`.query` and :mod:`.job`.
 ``tests/spark/test_query.py`` covers it.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from queue import SimpleQueue
 from typing import Final
 
 from pyspark.sql import SparkSession
@@ -39,9 +39,9 @@ class Copies:
         """Choose the tables; ``keeps_all``: rows that the end of a load makes obsolete remain, as in change logs."""
         self._transactions, self._target, self._patterns, self._prepare = origin.transactions, target, patterns, prepare
         self._keeps_all = keeps_all
-        self._sessions: SimpleQueue[SparkSession] = SimpleQueue()
-        for _ in range(PARALLELISM):
-            self._sessions.put(_session(origin.spark, target))
+        self._spark = origin.spark
+        self._idle: deque[SparkSession] = deque()
+        """Sessions that no thread uses. A new one takes a while, so there are only as many as were needed."""
         self.control = ControlTable(target.table(_session(origin.spark, target), CONTROL))
         self._tables: dict[str, TableEntry] = {}
         self._checked: set[str] = set()
@@ -146,11 +146,14 @@ class Copies:
     @contextmanager
     def session(self) -> Iterator[SparkSession]:
         """Lend a session that no other thread uses in the meantime."""
-        spark = self._sessions.get()
+        try:
+            spark = self._idle.pop()
+        except IndexError:
+            spark = _session(self._spark, self._target)
         try:
             yield spark
         finally:
-            self._sessions.put(spark)
+            self._idle.append(spark)
 
 
 def _session(spark: SparkSession, target: Target) -> SparkSession:
