@@ -6,7 +6,7 @@ Used by :mod:`.audit`. Tables with a key are joined by their key. For a table wi
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,7 +17,6 @@ from pyspark.sql.types import StringType
 from pgsluice_spark.lives import comparable
 from pgsluice_spark.postgres import SourceTable
 from pgsluice_spark.report import DIFFERENT, EQUAL, Difference, TableReport
-from pgsluice_spark.targets import quoted
 from pgsluice_spark.values import Pair
 
 _KINDS: Final = ("value", "missing", "extra")
@@ -92,11 +91,9 @@ def compared(table: str, rows: DataFrame, key: Sequence[str], columns: Columns, 
 
 
 def _joined(rows: DataFrame, keyed: Sequence[Pair], columns: Columns) -> DataFrame:
-    """Return all rows of a table with a key, with the sides that have them and the values that differ."""
-    ours = columns.source(rows).withColumns({"pkey": _struct(keyed, Pair.value), "in_postgres": F.lit(1)})
-    theirs = columns.mirror(rows).select(
-        F.struct("*").alias("m"), _struct(keyed, lambda pair: F.col(quoted(pair.field))).alias("mkey")
-    )
+    """Return all rows of a table with a key: with the sides that have them and the values that differ."""
+    ours = columns.source(rows).withColumns({"pkey": _numbered(keyed, Pair.key), "in_postgres": F.lit(1)})
+    theirs = columns.mirror(rows).select(F.struct("*").alias("m"), _numbered(keyed, Pair.mirrored_key).alias("mkey"))
     both = ours.join(theirs.withColumn("in_mirror", F.lit(1)), F.col("pkey") == F.col("mkey"), "full_outer")
     changes = [F.when(pair.differs("m"), _change(pair)) for pair in columns.compared]
     kind = (
@@ -117,7 +114,7 @@ def _joined(rows: DataFrame, keyed: Sequence[Pair], columns: Columns) -> DataFra
 def _counted(rows: DataFrame, columns: Columns) -> DataFrame:
     """Return the distinct rows of a table without a key, and how many of each there are on each side."""
     pairs = columns.compared
-    text = _struct(pairs, lambda pair: _cell(pair.value(), pair.text(), pair))
+    text = _numbered(pairs, lambda pair: _cell(pair.value(), pair.text(), pair))
     ours = columns.source(rows).select(
         text.alias("cells"),
         _shown(pairs, Pair.text).alias("row"),
@@ -125,7 +122,7 @@ def _counted(rows: DataFrame, columns: Columns) -> DataFrame:
         F.lit(0).alias("in_mirror"),
     )
     theirs = columns.mirror(rows).select(F.struct("*").alias("m"))
-    known = _struct(pairs, lambda pair: _cell(F.col("m")[pair.field], pair.shown("m"), pair))
+    known = _numbered(pairs, lambda pair: _cell(F.col("m")[pair.field], pair.shown("m"), pair))
     mirrored = theirs.select(
         known.alias("cells"),
         _shown(pairs, lambda pair: pair.shown("m")).alias("row"),
@@ -150,8 +147,8 @@ def _cell(value: Column, text: Column, pair: Pair) -> Column:
     return F.struct(comparable(value, pair.kind).alias("value"), F.when(value.isNull(), text).alias("raw"))
 
 
-def _struct(pairs: Sequence[Pair], value: Any) -> Column:  # noqa: ANN401 - a function of a pair
-    return F.struct(*(comparable(value(pair), pair.kind).alias(f"k{pair.number}") for pair in pairs))
+def _numbered(pairs: Sequence[Pair], value: Callable[[Pair], Column]) -> Column:
+    return F.struct(*(value(pair).alias(f"k{pair.number}") for pair in pairs))
 
 
 def _shown(pairs: Sequence[Pair], text: Any) -> Column:  # noqa: ANN401 - as above

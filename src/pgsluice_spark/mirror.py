@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import or_
+from typing import Final
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
+from pyspark.sql.types import DateType, TimestampNTZType, TimestampType
 
 from pgsluice_spark.cuts import Position
 from pgsluice_spark.errors import TableRefused
@@ -20,6 +22,9 @@ from pgsluice_spark.loads import TableState, advanced, intervals
 from pgsluice_spark.rows import SYSTEM, merge_of, remaining, target_schema
 from pgsluice_spark.targets import Commit, TargetTable, quoted
 from pgsluice_spark.work import Prepared, Work
+
+_INFINITE: Final = (DateType, TimestampType, TimestampNTZType)
+"""Types of keys that have infinities."""
 
 
 def prepare(work: Work, table: TargetTable) -> Prepared:
@@ -52,7 +57,7 @@ def _prepare(piece: "_Piece", floor: Position | None, truncates: Mapping[str, in
     work = piece.work
     key = work.state.key or work.reading.newest_key
     loads = intervals(work.state, work.marks)
-    events = placed(work.events.where("op != 't'"), floor)
+    events = placed(_with_keys(work.events.where("op != 't'")), floor)
     fields = work.row_type.fieldNames()
     keys = folded(events, fields, (), loads).localCheckpoint()
     facts = keys.agg(*_facts(key, keys.schema["row"].dataType.fieldNames(), len(loads))).first()
@@ -70,6 +75,20 @@ def _prepare(piece: "_Piece", floor: Position | None, truncates: Mapping[str, in
     )
     counts = {op: facts[op] for op in OPS if facts[op]}
     return Prepared({**counts, **truncates}, lambda: _commit(piece))
+
+
+def _with_keys(events: DataFrame) -> DataFrame:
+    """Let rows have the values of their keys, so that the target's rows are found by them.
+
+    An infinite date or timestamp is null in a row, and the end of its type in a key.
+    """
+    rows, key = events.schema["after"].dataType, events.schema["key"].dataType
+    after = F.col("after")
+    for part in key:
+        if isinstance(part.dataType, _INFINITE) and part.name in rows.fieldNames():
+            of_key = F.col("key").getField(part.name).cast(rows[part.name].dataType)
+            after = after.withField(quoted(part.name), F.coalesce(F.col("after").getField(part.name), of_key))
+    return events.withColumn("after", after)
 
 
 def _facts(key: Sequence[str], columns: Sequence[str], loads: int) -> list[Column]:

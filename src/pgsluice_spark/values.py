@@ -22,6 +22,9 @@ from pgsluice_spark.targets import quoted
 _DATE: Final = r"^\d{4,}-\d\d-\d\d$"
 _TIMESTAMP: Final = r"^\d{4,}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d+)?(\+00)?$"
 
+_TIMES: Final = frozenset(("date", "timestamp", "timestamp_ntz"))
+"""Types that have infinities in PostgreSQL."""
+
 _REFERENCES: Final = frozenset(
     f"reg{name}"
     for name in (
@@ -84,6 +87,21 @@ class Pair:
         if (self.type, self.kind.simpleString()) in _CODES:
             return F.col(f"c{self.number}").cast(self.kind)
         return _read(text, self.kind)
+
+    def key(self) -> Column:
+        """Return PostgreSQL's value as rows are joined by it: no type holds infinities, so their texts are added."""
+        if self.kind.simpleString() not in _TIMES:
+            return comparable(self.value(), self.kind)
+        text = self.text()
+        return F.struct(self.value().alias("value"), F.when(text.isin("infinity", "-infinity"), text).alias("raw"))
+
+    def mirrored_key(self) -> Column:
+        """Return the same of a row of the mirror."""
+        here = F.col(quoted(self.field))
+        if self.kind.simpleString() not in _TIMES:
+            return comparable(here, self.kind)
+        raw = F.try_element_at(F.col(f"{SYSTEM}.raw"), F.lit(self.field))
+        return F.struct(F.when(raw.isNull(), here).alias("value"), raw.alias("raw"))
 
     def text(self) -> Column:
         """Return PostgreSQL's text."""

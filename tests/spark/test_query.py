@@ -157,6 +157,37 @@ def test_rows_that_are_read_again(make: Callable[..., Handmade], tmp_path: Path)
 
 
 @pytest.mark.parametrize("kind", USUAL_LAKES)
+def test_infinite_keys(make: Callable[..., Handmade], tmp_path: Path, kind: type[Lake]) -> None:
+    """They are null in rows and the ends of their types in keys; years before 1 are the same in both."""
+    made = make("orders")
+    spark = made.pipeline.spark
+    target = kind(spark, tmp_path / "lake").target
+    ends = {"day": 2**31 - 1, "at": -(2**63)}, {"day": -(2**31), "at": 2**63 - 1}
+    ancient = {"day": -720_000, "at": -63_000_000_000_000_000}
+    types: dict[str, str | Json] = {"day": logical("int", "date"), "at": logical("long", "timestamp-micros")}
+    made.register("orders", [*(column(name, kind) for name, kind in types.items()), *COLUMNS[1:]], types)
+    raw = {"day": "infinity", "at": "-infinity"}
+    null = dict.fromkeys(types)
+
+    def event(op: str, lsn: int, key: Json, **fields: Any) -> tuple[str, Json, Json]:  # noqa: ANN401 - as in Handmade
+        told: dict[str, Any] = {"raw": {} if key is ancient else raw, **fields}
+        table, _, event = made.event("orders", op, lsn, 0, key, **told)
+        return table, key, event | ({} if key is ancient or op == "d" else {"after": event["after"] | null})
+
+    made.cut(*(event("c", 10 + n, key, after={"note": "a"}) for n, key in enumerate((*ends, ancient))))
+    mirrored(made, tmp_path, target=target)
+    made.cut(
+        event("u", 20, ends[0], after={"count": 2}, unchanged=["note"]),
+        event("d", 21, ends[1], raw={}),
+        event("u", 22, ancient, after={"count": 3}, unchanged=["note"]),
+    )
+    mirrored(made, tmp_path, target=target)
+    rows = consistent_view(spark, target)["public.orders"]
+    found = rows.selectExpr("unix_date(day)", "note", "count", "_pgsluice.raw").orderBy("count").collect()
+    assert [tuple(row) for row in found] == [(2**31 - 1, "a", 2, raw), (-720_000, "a", 3, {})]
+
+
+@pytest.mark.parametrize("kind", USUAL_LAKES)
 def test_columns_that_come_and_widen(make: Callable[..., Handmade], tmp_path: Path, kind: type[Lake]) -> None:
     made = make("orders")
     spark = made.pipeline.spark
