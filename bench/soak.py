@@ -1,0 +1,196 @@
+"""``python -m bench.soak --minutes 60``: whether a daemon that has much to do takes more and more of the machine.
+
+The load is mixed: transactions of every size, tables that are altered, created and dropped, loads by command,
+connections that are cut, and a broker that restarts. Meanwhile the daemon's memory, threads, file descriptors and
+asyncio tasks are sampled. The run fails if the last third of the samples has more of one than the first third.
+"""
+
+import argparse
+import itertools
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psycopg
+
+from sandbox.daemon import Daemon
+from sandbox.errors import SandboxError
+from sandbox.kafka import Kafka
+from sandbox.postgres import Database, Postgres
+
+WARM_UP_SHARE = 0.2
+"""The part of the run whose samples do not count, because buffers and caches are still filling."""
+
+ALLOWED: Mapping[str, tuple[float, float]] = {
+    "resident_kib": (1.10, 8 * 1024),
+    "threads": (1.0, 2),
+    "descriptors": (1.0, 8),
+    "tasks": (1.0, 3),
+}
+"""By how much the median may grow: a factor, and then a number. Sessions come and go, so nothing is quite constant."""
+
+CUT_EVERY, RESTART_EVERY, LOAD_EVERY, ALTER_EVERY = 40, 400, 100, 10
+"""In rounds of work: how often connections are cut, the broker restarts, a table is loaded, and tables change."""
+
+DELIVERY_TIMEOUT_S = 600
+SAMPLES_MIN = 9
+COLUMNS_MAX = 30
+"""After so many, the altered table is dropped and created again: its history would be growth by design."""
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "postgres": {"status_interval": "1s"},
+    "delivery": {"heartbeat": "1s"},
+    "snapshot": {"mode": "initial"},
+    "kafka": {"topics": {"partitions": 1}},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What the daemon has at one moment."""
+
+    resident_kib: int
+    threads: int
+    descriptors: int
+    tasks: int
+
+
+def sample(pid: int, tasks: Path) -> Sample | None:
+    """Return what the process has; None while it has not counted its tasks."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    fields = dict(line.split(":", 1) for line in lines)
+    counted = tasks.read_text() if tasks.exists() else ""
+    if not counted:  # it is being written
+        return None
+    resident, threads = (int(fields[name].split()[0]) for name in ("VmRSS", "Threads"))
+    return Sample(resident, threads, len(list(Path(f"/proc/{pid}/fd").iterdir())), int(counted))
+
+
+def growth(samples: Sequence[Sample]) -> list[str]:
+    """Return a line for everything of which the last third of ``samples`` has more than the first third."""
+    third = len(samples) // 3
+    first, last = samples[:third], samples[-third:]
+    found = []
+    for name, (factor, more) in ALLOWED.items():
+        before, after = (median(asdict(one)[name] for one in some) for some in (first, last))
+        print(f"{name}: {before:.0f} in the first third, {after:.0f} in the last", flush=True)
+        if after > before * factor + more:
+            found.append(f"{name} has grown from {before:.0f} to {after:.0f}")
+    return found
+
+
+def _prepare(database: Database) -> None:
+    with database.connect() as connection:
+        connection.execute("CREATE TABLE orders (id bigserial PRIMARY KEY, note text)")
+        connection.execute("CREATE TABLE altered (id bigserial PRIMARY KEY)")
+        connection.execute("CREATE PUBLICATION pgsluice FOR ALL TABLES")
+
+
+def _work(connection: psycopg.Connection, number: int) -> None:
+    """Do a round of transactions: small ones, one of some thousand rows, and one that is rolled back."""
+    for _ in range(20):
+        connection.execute("INSERT INTO orders (note) VALUES (repeat('x', 200))")
+    with connection.transaction():
+        connection.execute("INSERT INTO orders (note) SELECT md5(n::text) FROM generate_series(1, 2000) n")
+    with connection.transaction(force_rollback=True):
+        connection.execute("UPDATE orders SET note = 'never'")
+    connection.execute("INSERT INTO altered DEFAULT VALUES")
+    connection.execute("DELETE FROM orders WHERE id < (SELECT max(id) - 20000 FROM orders)")
+    if number % ALTER_EVERY == 0:
+        _alter(connection, number // ALTER_EVERY)
+
+
+def _alter(connection: psycopg.Connection, number: int) -> None:
+    connection.execute(f"ALTER TABLE altered ADD c{number % COLUMNS_MAX} int DEFAULT 1")
+    if number % COLUMNS_MAX == COLUMNS_MAX - 1:
+        connection.execute("DROP TABLE altered")
+        connection.execute("CREATE TABLE altered (id bigserial PRIMARY KEY)")
+
+
+def _disturb(connection: psycopg.Connection, kafka: Kafka, daemon: Daemon, number: int) -> None:
+    if number % CUT_EVERY == 0:
+        connection.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active")
+    if number % RESTART_EVERY == 0:
+        kafka.stop()
+        kafka.start()
+    if number % LOAD_EVERY == 0:
+        command = [
+            sys.executable,
+            "-m",
+            "pgsluice",
+            "snapshot",
+            "start",
+            "-c",
+            str(daemon.config_file),
+            "public.orders",
+        ]
+        with suppress(subprocess.TimeoutExpired):  # it waits for an answer
+            subprocess.run(command, timeout=60, capture_output=True, check=False)
+
+
+def _soak(minutes: float) -> list[Sample]:
+    with ExitStack() as stack:
+        postgres, kafka = stack.enter_context(Postgres()), stack.enter_context(Kafka())
+        database = stack.enter_context(postgres.database())
+        _prepare(database)
+        daemon = Daemon("soak", database.conninfo(), kafka.bootstrap_servers, SETTINGS, at_once=False)
+        stack.enter_context(daemon)
+        tasks = daemon.directory / "tasks"
+        daemon.program, daemon.variables = (str(Path(__file__).with_name("soaked.py")),), {"SOAK_TASKS": str(tasks)}
+        daemon.start()
+        connection = stack.enter_context(database.connect())
+        found = list(_samples(connection, kafka, daemon, tasks, minutes * 60))
+        _wait_until_delivered(connection, daemon)
+        daemon.stop_well()
+        return found
+
+
+def _samples(
+    connection: psycopg.Connection, kafka: Kafka, daemon: Daemon, tasks: Path, seconds: float
+) -> Iterator[Sample]:
+    """Work for so long, and yield a sample after each round that counts."""
+    begin = time.monotonic()
+    for number in itertools.count(1):
+        _work(connection, number)
+        _disturb(connection, kafka, daemon, number)
+        found = sample(daemon.pid, tasks)
+        if found is not None and time.monotonic() > begin + seconds * WARM_UP_SHARE:
+            yield found
+        if time.monotonic() > begin + seconds:
+            print(f"{number} rounds", flush=True)
+            return
+
+
+def _wait_until_delivered(connection: psycopg.Connection, daemon: Daemon) -> None:
+    (end,) = connection.execute("SELECT pg_current_wal_lsn()").fetchone() or ("0/0",)
+    query = "SELECT confirmed_flush_lsn >= %s FROM pg_replication_slots WHERE slot_name = %s"
+    slot = f"pgsluice_{daemon.name}"
+    daemon.wait_until(lambda: connection.execute(query, [end, slot]).fetchone() == (True,), DELIVERY_TIMEOUT_S)
+
+
+def main() -> int:
+    """Soak; exit code 1 if something has grown, or if the daemon has ended."""
+    parser = argparse.ArgumentParser(prog="python -m bench.soak", description="Look for what grows.")
+    parser.add_argument("--minutes", type=float, default=60)
+    options = parser.parse_args()
+    try:
+        samples = _soak(options.minutes)
+    except SandboxError as error:
+        print(f"\n{error}", file=sys.stderr)
+        return 1
+    if len(samples) < SAMPLES_MIN:
+        print(f"only {len(samples)} samples: soak for longer", file=sys.stderr)
+        return 1
+    grown = growth(samples)
+    print(*(grown or [f"nothing has grown, by {len(samples)} samples"]), sep="\n")
+    return 1 if grown else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
