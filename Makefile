@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest --durations=20
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format quick unit simulation simulate integration faults faults-quick spark spark-faults test-platform servers manifests test test-all demo bench bench-report bench-pipelines bench-debezium types fuzz memory-safety coverage lock clean
+.PHONY: help setup lint format quick unit simulation simulate integration faults faults-quick spark spark-faults test-platform servers manifests test test-all demo bench bench-report bench-pipelines bench-debezium soak types fuzz memory-safety coverage lock dist clean
 
 help: ## List the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -98,8 +98,8 @@ bench-report: setup ## All that docs/performance.md tells, which it writes: fift
 bench-pipelines: setup ## One pipeline beside two, each of half the tables
 	$(BIN)/python -m bench.pipelines
 
-bench-debezium: setup ## pgsluice beside Debezium in Kafka Connect, for docs/performance.md: half an hour (ONLY="orders-20 live", RUNS=1, SCALE=0.1)
-	$(BIN)/python -m bench.debezium $(if $(ONLY),--only $(ONLY)) $(if $(RUNS),--runs $(RUNS)) $(if $(SCALE),--scale $(SCALE))
+soak: setup ## A mixed load for MINUTES=60; fails if memory, threads, file descriptors or tasks grow
+	$(BIN)/python -m bench.soak --minutes $(or $(MINUTES),60)
 
 types: setup ## Values of every type through real servers: make types COUNT=5000 [SEED=n]
 	$(BIN)/python -m tests.types --count $(or $(COUNT),1000) --seed $(or $(SEED),1)
@@ -126,6 +126,10 @@ lock: ## Renew requirements.lock, and after it the locks of the image
 	$(COMPILE) --extra aws --extra confluent --extra dev --extra otel --extra spark --output-file requirements.lock pyproject.toml
 	$(COMPILE) --extra confluent --constraint requirements.lock --output-file deploy/image/runtime.lock pyproject.toml
 	$(COMPILE) --all-build-deps --only-build-deps --constraint requirements.lock --output-file deploy/image/build.lock pyproject.toml
+
+dist: setup ## Build a release into dist/: sdist and wheels, checked, installed and run (TWICE=1: built twice and compared)
+	$(BIN)/python -m sandbox fetch
+	$(BIN)/python -m sandbox.release $(if $(TWICE),--twice)
 
 clean: ## Remove what was built; the servers' downloads stay in the cache
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

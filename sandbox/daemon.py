@@ -51,6 +51,8 @@ class Daemon(Program):
         """What the configuration file adds to the addresses; a change counts from the next ``start``."""
         self.program: Sequence[str] = PROGRAM
         """What Python runs, for tests that wrap the command line; a change counts from the next ``start``."""
+        self.interpreter = sys.executable
+        """The Python that runs it, for an installation of its own; a change counts from the next ``start``."""
         self.variables: Mapping[str, str] = {}
         """What is added to its environment; a change counts from the next ``start``."""
         self._context = ExitStack()
@@ -82,7 +84,7 @@ class Daemon(Program):
         ``arguments`` follow ``pgsluice run``.
         """
         self.config_file.write_text(self.configuration())
-        command = [sys.executable, *self.program, "run", "-c", str(self.config_file), *arguments]
+        command = [self.interpreter, *self.program, "run", "-c", str(self.config_file), *arguments]
         self.launch(command, self.variables)
         if wait and self._wait_for is not None:
             self.wait_until_ready(self._wait_for)

@@ -5,7 +5,7 @@ Who uses it chooses the directory, the configuration file and the command.
 
 import json
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any, Literal
@@ -93,7 +93,11 @@ class Program:
 
     def wait_until_ready(self, role: Role = "active", timeout_s: float = START_TIMEOUT_S) -> None:
         """Return once ``/readyz`` says so; ServerError, with the log, if the process ends before."""
-        self._running().wait_until(lambda: self.readiness(role) == HTTP_OK, timeout_s)
+        self.wait_until(lambda: self.readiness(role) == HTTP_OK, timeout_s)
+
+    def wait_until(self, reached: Callable[[], bool], timeout_s: float = START_TIMEOUT_S) -> None:
+        """Return once ``reached`` says so; ServerError, with the log, if the process ends before."""
+        self._running().wait_until(reached, timeout_s)
 
     def readiness(self, role: Role = "any") -> int:
         """Return the status code of ``/readyz``; 0 while nobody answers."""
