@@ -113,7 +113,9 @@ def _try_commands(programs: Path, work: Path) -> None:
     if "compiled" not in version:
         raise SandboxError(f"pgsluice version does not tell of compiled modules:\n{version}")
     run([programs / "pgsluice", "config", "show", "-c", config])
-    run([programs / "pgsluice-spark", "--help"])
+    # Its environment would need PySpark, which this one has.
+    site = run([programs / "python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).strip()
+    run([sys.executable, "-c", "from pgsluice_spark.cli import main; main(['--help'])"], {"PYTHONPATH": site})
 
 
 def _try_daemon(installed: Path, postgres: Postgres, kafka: Kafka, name: str) -> None:
