@@ -195,6 +195,17 @@ SECTIONS: Final = (
         ),
     ),
     Section(
+        "Certificates",
+        (
+            Entry(
+                "pgsluice_tls_certificate_expiry_timestamp_seconds",
+                "When the certificates expire in the file that the setting names, as Unix time in seconds: the first "
+                "of a client's chain, the last of the authorities. Absent without such a file.",
+                "PgsluiceCertificateExpires: renew the certificate, and replace the file.",
+            ),
+        ),
+    ),
+    Section(
         "Throughput",
         (
             Entry(
