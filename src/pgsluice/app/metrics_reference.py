@@ -1,6 +1,8 @@
 """The reference of all metrics in docs/metrics.md. ``python -m pgsluice.app.metrics_reference`` writes it there.
 
 Types and labels are those of the metrics themselves. The texts are here, because they are longer than a metric's help.
+
+``tests/unit/test_metrics.py`` covers it.
 """
 
 import sys

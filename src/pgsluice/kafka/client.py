@@ -266,7 +266,8 @@ class ClientOptions:
         except KafkaException as error:
             if error.args[0].code() == KafkaError._INVALID_ARG:  # noqa: SLF001 - as above
                 words = _without_secret(error.args[0]).str()
-                raise ConfigError(f"librdkafka refuses a property: {words}. Correct kafka.client.") from error
+                advice = _tls_advice(words) or "Correct kafka.client."
+                raise ConfigError(f"librdkafka refuses a property: {words}. {advice}") from error
             raise failure(error, "Setting up a Kafka client") from error
 
 

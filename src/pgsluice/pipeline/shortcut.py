@@ -2,6 +2,8 @@
 
 Without it, a transaction of one row costs ten times as much as its row, because the session handles Begin and Commit as
 events. The result is the same, so the session handles every transaction that does not fit.
+
+``tests/unit/pipeline/test_session.py`` covers it.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,7 @@
-"""Asks the HTTP server of a running daemon, for ``pgsluice status`` and ``pgsluice health``."""
+"""Asks the HTTP server of a running daemon, for ``pgsluice status`` and ``pgsluice health``.
+
+``tests/unit/app/http/test_access.py`` covers it.
+"""
 
 import ssl
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
