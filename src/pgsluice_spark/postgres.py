@@ -250,7 +250,7 @@ class Session:
                 who = ", ".join(f"{xid} (pid {found[xid]})" for xid in sorted(filter(None, pending))[:5])
                 raise PipelineError(
                     f"transactions have been at work for {wait_s:g} s, and it cannot be told whether they are in the "
-                    f"midst of their commit: {who}. Nothing was compared. Repeat the audit when they have ended; if "
+                    f"middle of their commit: {who}. Nothing was compared. Repeat the audit when they have ended; if "
                     "they wait for a synchronous standby, look after that; if the role may not see what others do, "
                     "grant it pg_read_all_stats; or give a longer wait"
                 )

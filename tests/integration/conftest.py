@@ -21,6 +21,7 @@ LONGEST = (
     *("snapshot_commands", "weather", "kafka_weather", "metrics", "at_least_once", "exactly_once", "sandbox"),
     *("topics_behind_our_back", "replay", "binary", "messages", "spill_disk", "snapshots", "start_rules", "poison"),
     *("minimal_rights", "snapshot_weather", "snapshot_upgrade", "kafka_ledger", "postgres_slots", "postgres_failover"),
+    *("kafka_tls", "shared_topics"),
 )
 """The files that take minutes, the longest first: begun at the end, one of them would keep the others waiting."""
 
