@@ -99,7 +99,7 @@ class SinkUnavailable(RetryableError):
 
 
 class DeadlineMissed(SinkUnavailable):
-    """A Kafka transaction did not finish within its timeout, which activity does not extend."""
+    """A Kafka transaction did not finish within its timeout. Activity does not extend it."""
 
 
 class Fenced(SinkUnavailable):
@@ -129,7 +129,7 @@ class HistoryError(StopError):
 
 
 class Diverged(HistoryError):
-    """The server has another history than the one that was followed.
+    """The server has another history than the server that pgsluice has streamed from before.
 
     The refusal is recorded in Kafka, because the server's WAL may grow until its positions look right again.
     """

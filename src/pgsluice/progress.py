@@ -20,15 +20,15 @@ _NOTHING: Final[Mapping[int, ResentKind]] = MappingProxyType({})
 class Progress:
     """The positions of one session, which begins with the last committed checkpoint.
 
-    ``received``: the highest position that this session has received. It starts from zero, because two things before
-    the checkpoint may be unknown to this session. The server may still have to send changes again, and there may be
+    ``received``: the highest position that this session has received. It starts from zero and not from the checkpoint,
+    for two reasons. The server may still have to send changes again that come before the checkpoint. And there may be
     prepared transactions that only the former session received.
 
     ``delivered``: the end LSN of the last committed checkpoint. ``held``: the ``held_lsn`` of that checkpoint.
     ``slot_lsn``: the position of the slot when the session began.
 
-    ``to_be_resent``: the end and kind of what the server has to send again before it sends anything after that end.
-    A server that leaves it out is not the one that was followed.
+    ``to_be_resent``: the transactions and messages that the server has to send again, by their end LSN. If the server
+    sends anything after such an end without having sent them again, it has another history than before.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Progress:
         self._prepares: dict[int, int] = {}
         """The PREPARE of each prepared transaction that holds the confirmed position back, by xid."""
         self._released: dict[int, int] = {}
-        """The end LSN of those that were committed but not delivered yet, by xid."""
+        """The end LSN of each transaction in ``_prepares`` that was committed but not delivered yet, by xid."""
         self._ceiling = MAX_LSN
         """No position above this one counts as received."""
         self._beyond = INVALID_LSN
@@ -61,16 +61,18 @@ class Progress:
     def let_go(self) -> int:
         """Hold nothing back any more.
 
-        Return the position that will have been received once everything that waits has gone on.
+        Return the highest position that did not count because of :meth:`hold_back`. The caller reports it again with
+        :meth:`on_received`, after everything that waited has gone on.
         """
         self._ceiling, beyond = MAX_LSN, self._beyond
         self._beyond = INVALID_LSN
         return beyond
 
     def on_received(self, lsn: int) -> None:
-        """Note that everything before ``lsn`` was received: the end of a record, or the position of an idle keepalive.
+        """Note that everything before ``lsn`` was received.
 
-        Diverged if the server has left out what it had to send again.
+        ``lsn`` is the end of a record, or the position of an idle keepalive. Raise Diverged if the server has left out
+        what it had to send again.
         """
         if self._to_be_resent:
             self._check_resent(lsn)
@@ -95,7 +97,7 @@ class Progress:
         return not (self._to_be_resent or self._prepares) and self._ceiling == MAX_LSN
 
     def on_resent(self, end_lsn: int, what: ResentKind) -> None:
-        """Note that a transaction or a message that was delivered before came again."""
+        """Note that the server has sent a transaction or a message again that was delivered before."""
         self.on_received(end_lsn)
         if self._to_be_resent.get(end_lsn) == what:
             del self._to_be_resent[end_lsn]
@@ -104,9 +106,9 @@ class Progress:
     def _settle(self, lsn: int) -> None:
         """Note that everything before ``lsn`` is delivered, unless the server may have another history.
 
-        A server that was restored may send other changes than those that were delivered. All of them then have to be
-        sent again in a new epoch, so none may be confirmed. The server shows that it is the one that was followed when
-        it sends the last transaction and the last message again.
+        A server that was restored may send other changes than those that were delivered. Its changes then have to be
+        delivered in a new epoch, so their positions must not be confirmed yet. If the server sends the last transaction
+        and the last message again, it has the same history as before.
         """
         if not self._to_be_resent:
             self._settled = max(self._settled, lsn)
@@ -130,7 +132,10 @@ class Progress:
             self._prepares[xid] = prepare_lsn
 
     def release(self, xid: int, end_lsn: int) -> None:
-        """Note that the transaction was committed at ``end_lsn``; it holds back until that position is delivered."""
+        """Note that the transaction was committed at ``end_lsn``.
+
+        It holds the confirmed position back until ``end_lsn`` is delivered.
+        """
         if xid in self._prepares:
             self._released[xid] = end_lsn
             self._drop_released()
@@ -163,12 +168,12 @@ class Progress:
 
     @property
     def awaits_resent(self) -> bool:
-        """Whether the server still has to send something again to show that it is the one that was followed."""
+        """Whether the server still has to send something again to show that it has the same history as before."""
         return bool(self._to_be_resent)
 
     @property
     def undelivered(self) -> bool:
-        """Whether positions were received, or prepared transactions ended, that no checkpoint records yet.
+        """Whether this session has received positions or ends of prepared transactions that are in no checkpoint yet.
 
         This is false while ``received`` is before ``delivered``. The checkpoint records those positions already, and
         the end of a transaction that was prepared there may come again as well.
