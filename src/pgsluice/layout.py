@@ -14,7 +14,7 @@ from typing import Any, Final
 from pgsluice.printable import quoted
 
 FORMER_MAX: Final = 1600
-"""Former names of columns that are kept for a table. If it has had more, its rows are read again."""
+"""How many former names of columns are kept for a table. If a table has had more, its rows are read again."""
 
 _NUMERIC: Final = (1700, 1231)
 """numeric and numeric[], the types whose modifier decides what consumers see."""
@@ -60,7 +60,7 @@ class Layout:
         return replace(self, columns=tuple(one for one in self.columns if one.name in names))
 
     def after(self, old: "Layout") -> "Layout":
-        """Return the layout with the names in ``old``, present or former, that no column has any more."""
+        """Return the layout with its ``former`` names: all names in ``old`` that no column has any more."""
         present = {(one.name, one.attnum) for one in self.columns}
         return replace(self, former=tuple(sorted(old.names - present)))
 

@@ -45,7 +45,7 @@ def time(value: bytes) -> bytes:
 
 
 def read_time(value: bytes) -> int:
-    """Return the microseconds since midnight. Those of a whole day are 24:00:00."""
+    """Return the microseconds since midnight. A whole day is possible, and stands for 24:00:00."""
     return _checked_time(_TIME(value)[0])
 
 
@@ -75,7 +75,7 @@ timestamptz: Final = _timestamp(b"+00")
 
 
 def _date_parts(days: int) -> tuple[bytes, bytes]:
-    """Return the date of these days since 2000, and `` BC`` if its year is before 1, which follows the time."""
+    """Return the date ``days`` after 2000-01-01, and `` BC`` if its year is before 1. A time goes between the two."""
     cycles, ordinal = divmod(days + _EPOCH_ORDINAL - 1, _CYCLE_DAYS)
     day = calendar_date.fromordinal(ordinal + 1)
     year = day.year + 400 * cycles

@@ -1,4 +1,4 @@
-"""How to open a session with the server: libpq's parameters, and the settings that pgsluice fixes.
+"""How to open a session with the server: libpq's parameters, and the settings that pgsluice always sets itself.
 
 The replication connection and the catalog use it. The daemon makes the options from its configuration.
 
@@ -15,8 +15,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pgsluice.errors import ConfigError
 
 # The text of a value must depend only on the value, and never on ALTER ROLE or ALTER DATABASE ... SET, which apply to
-# walsenders as well. And no time-out that is meant for people may end the session. All these settings exist since
-# PostgreSQL 10.
+# walsenders as well. And no time-out that is meant for people may end the session. All these settings have existed
+# since PostgreSQL 10.
 SESSION_SETTINGS = {
     "DateStyle": "ISO",
     "IntervalStyle": "iso_8601",
@@ -56,8 +56,8 @@ ORIGIN_SINCE = 16_00_00
 class StreamOptions:
     """The options of pgoutput besides the publications.
 
-    ``streaming`` is off, on or parallel, as far as the server supports it. ``origin`` is any, or none for only the
-    changes that were made on this server.
+    ``streaming`` is ``off``, ``on`` or ``parallel``, as far as the server supports it. ``origin`` is ``any`` or
+    ``none``. With ``none``, the server sends only the changes that were made on this server.
     """
 
     streaming: str = "on"
@@ -113,7 +113,7 @@ class ConnectionOptions:
     wal_sender_timeout_ms: int = 15_000
     status_interval_s: float = 5.0
     password: Callable[[], str | None] = lambda: None
-    """Returns the password for one connection, or None for the one in the parameters. It may block."""
+    """Returns the password for one connection, or None to use the one in the parameters. It may block."""
 
     async def current_conninfo(self, settings: Mapping[str, str] | None = None, **parameters: str) -> str:
         """Return :meth:`conninfo` with the password for one connection. Raise what ``password`` raises."""
@@ -121,10 +121,11 @@ class ConnectionOptions:
         return self.conninfo(settings, **parameters, **({} if password is None else {"password": password}))
 
     def conninfo(self, settings: Mapping[str, str] | None = None, **parameters: str) -> str:
-        """Return the connection string of a session with our settings. ``settings`` and ``parameters`` come last.
+        """Return the connection string of a session with our settings.
 
-        The user's own ``options`` come first, because the last value of a setting counts. Raise ConfigError if libpq
-        cannot parse it.
+        The user's own ``options`` come first, then our settings, then ``settings``, because the last value of a setting
+        counts. ``parameters`` replace all other values of these parameters. Raise ConfigError if libpq cannot parse the
+        user's parameters.
         """
         pinned = " ".join(f"-c {name}={value}" for name, value in {**SESSION_SETTINGS, **(settings or {})}.items())
         try:

@@ -1,6 +1,6 @@
 """The status as a page for people. It loads nothing from elsewhere, and renews itself.
 
-The names of tables and topics, gids and messages of servers are chosen by others. So every text goes through
+Others choose the names of tables and topics, the gids, and the messages of servers. So every text goes through
 :func:`_text`, and the page forbids all scripts and styles but its own two.
 
 https://developer.mozilla.org/en-US/docs/Web/HTTP/Guides/CSP
@@ -34,7 +34,7 @@ _SECTIONS: Final = (
 """Parts of the status, each under a heading."""
 
 _OWN_PLACE: Final = {*(name for _, names in _SECTIONS for name in names), "prepared", "lag_seconds", "state"}
-"""Names of the status that the table at the top leaves out."""
+"""Keys of the status that the table at the top leaves out, because the page shows them elsewhere."""
 
 
 def _hash(text: str) -> str:
@@ -52,7 +52,7 @@ HEADERS: Final = {
 
 
 def status_page(health: Health) -> str:
-    """Return ``/status`` as a page for people, with the last minutes if they are known."""
+    """Return ``/status`` as a page for people. If the overview of the last minutes is known, the page shows it."""
     status = health.status()
     overview = None if health.overview is None else health.overview()
     content = _cell(status) if overview is None else _sections(status, overview)

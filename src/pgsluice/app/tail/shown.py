@@ -1,4 +1,4 @@
-"""A change as ``pgsluice tail`` shows it, wherever it comes from; which changes are shown, and their text. No I/O."""
+"""A change as ``pgsluice tail`` shows it, the filter that selects changes, and the text of a change. No I/O."""
 
 import json
 import re
@@ -38,8 +38,8 @@ class Shown:
     """One change. ``lsn`` is that of the commit, and ``ts`` its time as ISO 8601.
 
     ``before`` has what was sent of the old row: its key (``before_image`` is "key"), or all of it ("full").
-    ``unchanged`` are the columns whose new value was not sent because it is the old one. A message has ``schema`` and
-    ``table`` empty, and its prefix and its content in ``after``.
+    ``unchanged`` are the columns whose new value was not sent because it is the old one. In a message, ``schema`` and
+    ``table`` are empty, and ``after`` has its prefix and its content.
     """
 
     op: str
@@ -76,7 +76,7 @@ class Filter:
         return self._with_columns(change) if self.columns else change
 
     def _with_columns(self, change: Shown) -> Shown | None:
-        """Leave out changes of which is known that they do not concern these columns."""
+        """Return the change with only these columns. Return None if it certainly does not concern them."""
         before, after = self._of_row(change.before), self._of_row(change.after)
         is_same = change.before_image == "full" and before == after
         if not (before or after) or is_same:
@@ -108,7 +108,7 @@ def to_json(change: Shown) -> str:
 
 
 def to_text(change: Shown, *, colors: bool) -> str:
-    """Return the change as one line for people. Whatever comes from elsewhere in it cannot control a terminal."""
+    """Return the change as one line for people. Names and values in it cannot control a terminal."""
     paint = _painted if colors else _plain
     where = quoted(change.schema, change.table) if change.table else ""
     head = f"{change.ts or '-'}  {format_lsn(change.lsn)}  xid {'-' if change.xid is None else change.xid}"
