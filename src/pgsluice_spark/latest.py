@@ -21,15 +21,15 @@ _TABLE: Final = ["schema", "table"]
 def latest(changes: DataFrame, marks: DataFrame | None = None) -> DataFrame:
     """Return one record for each row that exists after ``changes``, a batch in the form of ``read_changes``.
 
-    Columns: ``schema``, ``table``, ``key``, ``after`` (the row), ``unchanged`` (fields whose value none of the changes
-    sent, so that null means "unknown"), ``raw``, and ``epoch``, ``lsn``, ``seq``, ``ts`` of the row's last change.
+    Columns: ``schema``, ``table``, ``key``, ``after`` (the row), ``unchanged`` (fields whose value is in none of the
+    changes, so that null means "unknown"), ``raw``, and ``epoch``, ``lsn``, ``seq``, ``ts`` of the row's last change.
 
-    ``marks``, a batch in the form of ``read_marks``, tell which tables were read to the end. Rows that are older than
-    the beginning of such a load, and that it did not read again, are left out. They were deleted, but no change says
-    so. This rule applies only if all rows of the load are among the changes, and if its marks allow it. Marks also tell
-    that a table was altered so that its rows have values that were never sent, such as those of a column that was
-    dropped and added again. If a later change leaves a column ``unchanged``, its value is then unknown, whatever was
-    sent before.
+    ``marks``, a batch in the form of ``read_marks``, tell which loads have read their table to the end. Rows that are
+    older than the beginning of such a load, and that the load did not read again, are left out. They were deleted, but
+    no change says so. This rule applies only if all rows of the load are among the changes, and if its marks allow it.
+    Marks also tell that a table was altered so that its rows have values that were never sent, such as those of a
+    column that was dropped and added again. If a later change leaves a column ``unchanged``, its value is then unknown,
+    whatever was sent before.
 
     ``changes`` may have duplicates and any order. They are read more than once, and have to stay the same in the
     meantime. They have to contain everything since the snapshot or the table's first row, so changes that retention has
@@ -76,10 +76,10 @@ def _events(changes: DataFrame) -> DataFrame:
 
 
 def _without_former_values(events: DataFrame, marks: DataFrame) -> DataFrame:
-    """Let changes before the last alteration of their table name no ``fields``, so nothing later relies on them.
+    """Empty the ``fields`` of changes before the last alteration of their table, so nothing later relies on them.
 
-    The mark comes some seconds after the alteration, and nothing says where in between it was. So a value that was
-    sent in these seconds counts as one from before.
+    The mark comes some seconds after the alteration, and nothing says when exactly the table was altered. So a value
+    that was sent in these seconds counts as one from before the alteration.
     """
     altered = marks.where("state = 'stale'").groupBy(*_TABLE).agg(F.max(position()).alias("altered"))
     none = F.array().cast("array<string>")
@@ -91,7 +91,10 @@ def _without_former_values(events: DataFrame, marks: DataFrame) -> DataFrame:
 
 
 def _tables(placed: DataFrame, names: Sequence[str]) -> DataFrame:
-    """Return, for each table, its last truncate, and the position at which its key last had each of the columns."""
+    """Return the position of the last truncate of each table as ``truncated``.
+
+    ``seen`` has, for each column of the key, the last position at which a key had this column.
+    """
     seen = (F.max(F.when(F.col("key").getField(name).isNotNull(), F.col("position"))).alias(name) for name in names)
     truncated = F.max(F.when(F.col("op") == "t", F.col("position")))
     return placed.groupBy(*_TABLE).agg(truncated.alias("truncated"), F.struct(*seen).alias("seen"))
@@ -147,7 +150,10 @@ def _complete_loads(changes: DataFrame, marks: DataFrame) -> DataFrame:
 
 
 def _rows(rows: DataFrame) -> DataFrame:
-    """Return the columns of :func:`latest`. A value that only an earlier row would have is unknown."""
+    """Return the columns of :func:`latest`.
+
+    Fields in ``kept`` are unknown as well, because there is no target that has their values.
+    """
     return rows.select(
         "row.schema",
         "row.table",

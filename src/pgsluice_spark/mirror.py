@@ -1,7 +1,7 @@
 """Keeps a table up to date: the changes of a batch are reduced to their net effect, and committed once.
 
 Used by :mod:`.query`. :func:`prepare` reads and counts the changes. Nothing is written before the counts have been
-compared.
+compared with those that the cut records declare.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ _INFINITE: Final = (DateType, TimestampType, TimestampNTZType)
 
 
 def prepare(work: Work, table: TargetTable) -> Prepared:
-    """Read the changes of a piece. Return their counts and the function that commits them."""
+    """Read the changes of ``work``. Return their counts and the function that commits them."""
     truncated, truncates = _truncates(work)
     floor = max(filter(None, (truncated, work.repeated)), default=None)
     piece = _Piece(work, table, truncated)
@@ -42,7 +42,7 @@ def _truncates(work: Work) -> tuple[Position | None, Mapping[str, int]]:
 
 
 def truncates_of(events: DataFrame) -> tuple[Position | None, Mapping[str, int]]:
-    """Return the position of the last truncate, and the number of truncates. Each is in every partition."""
+    """Return the position of the last truncate, and how many there are. A truncate in every partition counts once."""
     found = (
         events.where("op = 't'")
         .select(F.struct(*POSITION).alias("position"))
@@ -78,9 +78,9 @@ def _prepare(piece: "_Piece", floor: Position | None, truncates: Mapping[str, in
 
 
 def _with_keys(events: DataFrame) -> DataFrame:
-    """Let rows have the values of their keys, so that the target's rows are found by them.
+    """Fill in the key columns of rows from their keys, so that the rows of the target can be found by them.
 
-    An infinite date or timestamp is null in a row, and the end of its type in a key.
+    An infinite date or timestamp is null in a row. In a key, it is the lowest or highest value of its type.
     """
     rows, key = events.schema["after"].dataType, events.schema["key"].dataType
     after = F.col("after")

@@ -36,11 +36,11 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class TableReport:
-    """One table. ``status`` is ``equal``, ``different``, ``refused``, or why a view calls the table unfinished.
+    """One table. ``status`` is ``equal``, ``different`` or ``refused``, or says that the mirror's table is unfinished.
 
-    ``rows`` are those of PostgreSQL, ``mirror_rows`` those of the mirror with the changes behind its cut that
-    PostgreSQL's snapshot sees. ``differences`` names the first of the rows that differ. ``exceptions`` names the
-    columns that were not compared, each with the reason.
+    ``rows`` counts the rows in PostgreSQL. ``mirror_rows`` counts the rows of the mirror. It includes the changes after
+    the mirror's cut that PostgreSQL's snapshot sees. ``differences`` names the first of the rows that differ.
+    ``exceptions`` names the columns that were not compared, each with the reason.
     """
 
     table: str
@@ -58,7 +58,10 @@ class TableReport:
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """All tables of an audit. ``cut`` is the mirror's, ``snapshot`` PostgreSQL's, ``wal_lsn`` a position behind it."""
+    """All tables of an audit.
+
+    ``cut`` is the cut of the mirror. ``snapshot`` is PostgreSQL's, and ``wal_lsn`` is a position after that snapshot.
+    """
 
     cut: int
     epoch: int
