@@ -79,7 +79,7 @@ SECTIONS: Final = (
             Entry(
                 "pgsluice_info",
                 "1. The labels tell what runs.",
-                "Set an alarm for when it was there and is gone (PgsluiceAbsent), because then no process answers.",
+                "Raise an alarm if it disappears (PgsluiceAbsent), because then no process answers.",
             ),
             Entry(
                 "pgsluice_active",
@@ -96,16 +96,16 @@ SECTIONS: Final = (
             Entry(
                 "pgsluice_lag_seconds",
                 "[See above](#lag), in seconds.",
-                "PgsluiceLagHigh, PgsluiceLagCritical. `streaming`: [scaling.md](scaling.md) "
-                "finds the bottleneck. `waiting`: `last_error`.",
+                "PgsluiceLagHigh, PgsluiceLagCritical. In the state `streaming`, find the bottleneck with "
+                "[scaling.md](scaling.md). In the state `waiting`, see `last_error`.",
             ),
             Entry(
                 "pgsluice_source_lag_seconds",
                 "Time since the commit of the last delivered transaction, in seconds; 0 when "
                 "everything is delivered. Absent before the first delivery of the process, and at"
                 " a standby.",
-                "How old the data is that consumers have. If the server commits rarely, it is "
-                "larger than `pgsluice_lag_seconds`.",
+                "It says how old the data of consumers is. If the server commits rarely, it is larger than "
+                "`pgsluice_lag_seconds`.",
             ),
             Entry(
                 "pgsluice_stage_lag_bytes",
@@ -113,9 +113,9 @@ SECTIONS: Final = (
                 "has not received, `deliver` what was received and is not in Kafka, `confirm` "
                 "what is in Kafka and not confirmed to the server. Between sessions, the last "
                 "known positions count.",
-                "`receive`: the server or the network, or pgsluice reads no more because Kafka is"
-                " slow. `deliver`: Kafka. `confirm`: a prepared or open transaction, or a "
-                "heartbeat that is due.",
+                "It shows the cause of a lag. `receive`: the server or the network is slow, or pgsluice reads no "
+                "more because Kafka is slow. `deliver`: Kafka is slow. `confirm`: a transaction is prepared or open, "
+                "or a heartbeat is due.",
             ),
             Entry(
                 "pgsluice_lag_bytes",
@@ -126,7 +126,7 @@ SECTIONS: Final = (
                 "pgsluice_lsn",
                 "Positions in the WAL, in bytes: `server`, `received`, `delivered` and "
                 "`confirmed` of the present session, or of the last one.",
-                "Compare them to see where it stands still. `confirmed` begins again in each session.",
+                "Compare them to see where the pipeline stands still. `confirmed` begins again in each session.",
             ),
         ),
     ),
@@ -146,8 +146,8 @@ SECTIONS: Final = (
             Entry(
                 "pgsluice_slot_retained_bytes",
                 "WAL that the server keeps for the slot, from `restart_lsn` on, in bytes.",
-                "PgsluiceSlotRetainedHigh. If the lag is small, an open or prepared transaction "
-                "holds it: end that one.",
+                "PgsluiceSlotRetainedHigh. If the lag is small, an open or prepared transaction makes the server "
+                "keep the WAL. End that transaction.",
             ),
             Entry(
                 "pgsluice_slot_safe_bytes",
@@ -163,9 +163,10 @@ SECTIONS: Final = (
             ),
             Entry(
                 "pgsluice_slot_xmin_age_transactions",
-                "Age of the slot's `catalog_xmin`, in transactions. VACUUM keeps what catalogs have had since then.",
-                "It grows while the slot stands still. In the millions, catalogs bloat; near 2 "
-                "billion, the server stops writing. Let pgsluice go on, or drop the slot.",
+                "Age of the slot's `catalog_xmin`, in transactions. VACUUM cannot remove rows of system catalogs "
+                "that were deleted since then.",
+                "It grows while the slot stands still. At some millions, catalogs bloat. Near 2 billion, the server "
+                "refuses to write. Let pgsluice go on, or drop the slot.",
             ),
             Entry(
                 "pgsluice_slot_decoded_bytes_total",
@@ -201,8 +202,9 @@ SECTIONS: Final = (
         (
             Entry(
                 "pgsluice_tls_certificate_expiry_timestamp_seconds",
-                "When the certificates expire in the file that the setting names, as Unix time in seconds: the first "
-                "of a client's chain, the last of the authorities. Absent without such a file.",
+                "When the certificates in the file of `setting` expire, as Unix time in seconds. In a client's "
+                "chain, the certificate that expires first counts; of several authorities, the one that expires "
+                "last. Absent without such a file.",
                 "PgsluiceCertificateExpires: renew the certificate, and replace the file.",
             ),
         ),
@@ -217,9 +219,8 @@ SECTIONS: Final = (
             ),
             Entry(
                 "pgsluice_topic_events_total",
-                "The same by topic. The first 500 topics since the start of the process have "
-                "their own time series; all others are counted as `(other)`, which no topic can "
-                "be called. Dead letters are not counted.",
+                "The same by topic. The first 500 topics since the start of the process have their own time series. "
+                "All others are counted as `(other)`, a name that no topic can have. Dead letters are not counted.",
                 "It shows which tables are busy. If `(other)` is large, count with the `counts` of the cut records.",
             ),
             Entry(
@@ -267,7 +268,7 @@ SECTIONS: Final = (
             ),
             Entry(
                 "pgsluice_snapshot_rows",
-                "Rows that were read of the tables that are loaded, or are to be.",
+                "Rows that were read so far, of all tables that are loaded or will be.",
                 "",
             ),
             Entry(
@@ -277,9 +278,8 @@ SECTIONS: Final = (
             ),
             Entry(
                 "pgsluice_snapshot_rounds_total",
-                "Rounds, each of which reads a chunk of rows, by `result`: `placed` in the "
-                "stream, `no_place` for it there (it is read again, with half as many rows), "
-                "`failed`.",
+                "Rounds, each of which reads a chunk of rows, by `result`: `placed` in the stream, `no_place` if the "
+                "stream had no place for the chunk (it is read again, with half as many rows), `failed`.",
                 "Many `no_place`: transactions commit in another order than the one in which they"
                 " become visible, which synchronous replication makes frequent. `failed`: the log"
                 " has the reason.",
@@ -293,7 +293,8 @@ SECTIONS: Final = (
             Entry(
                 "pgsluice_snapshot_held_seconds_total",
                 "Time in which changes waited for rows to be read, in seconds.",
-                "Its `rate` is the share of the time. Consumers see changes later by it: lower `snapshot.chunk_rows`.",
+                "Its `rate` is the share of time in which changes wait. If this delays consumers too much, lower "
+                "`snapshot.chunk_rows`.",
             ),
         ),
         'The gauges are there while the process streams, unless `snapshot.mode` is `"never"`. '
@@ -339,7 +340,7 @@ SECTIONS: Final = (
             ),
             Entry(
                 "pgsluice_event_loop_delay_seconds",
-                "How much later than asked for the event loop ran a task, in seconds, measured once a second.",
+                "The delay with which the event loop ran a task that was due, in seconds, measured once a second.",
                 "Milliseconds are normal. If it takes longer, the process has too little CPU, or "
                 "encodes without a pause: [scaling.md](scaling.md).",
             ),
@@ -370,7 +371,7 @@ SECTIONS: Final = (
             ),
             Entry(
                 "process_max_fds",
-                "How many there may be.",
+                "The limit of open file descriptors.",
                 "",
             ),
         ),
