@@ -1,7 +1,8 @@
 """Rows that wait for the commit of their transaction, as the bytes in which they arrived.
 
-Rows of streamed and prepared transactions wait, and so do those of transactions that the gate holds. Each transaction
-has its own :class:`Waiting`. The spool keeps the bytes, in memory and on disk.
+Rows of streamed and prepared transactions wait, and so do those of transactions that a
+:class:`pgsluice.transactions.Gate` does not let pass yet. Each transaction has its own :class:`Waiting`. The spool
+keeps the bytes, in memory and on disk.
 """
 
 import struct
@@ -39,7 +40,8 @@ class _Xids:
 
     def __init__(self) -> None:
         self._bits: dict[int, int] = {}
-        """256 ids for each number. Ids that were rolled back usually follow each other closely."""
+        """A bit for each id. A number has the bits of 256 ids, by their common upper bits, because ids that were rolled
+        back are usually close together."""
 
     def add(self, xid: int) -> None:
         self._bits[xid >> 8] = self._bits.get(xid >> 8, 0) | 1 << (xid & 255)
@@ -55,7 +57,7 @@ class _Xids:
 class Waiting:
     """A transaction whose rows wait. ``is_streamed``: the rows contain the id of their (sub)transaction.
 
-    Each row needs the version of its table that held when the row arrived, because the table may be altered before
+    Each row needs the version of its table that was valid when the row arrived, because the table may be altered before
     the commit. So each row waits with a number. A number from 1 on refers to a version in ``relations``. If a
     transaction uses more versions than fit in memory, the others are written between the rows: a piece with the number
     ``_VERSION`` is a version, and the rows with the number ``_WRITTEN`` after it belong to this version.
@@ -119,14 +121,14 @@ VERSIONS_BYTES_MAX: Final = 32 * 1024 * 1024
 NO_RELATION: Final = 0
 """The number of a message of pg_logical_emit_message, which has no table."""
 _VERSION: Final = 2**32 - 1
-"""The number of a piece that is a version of a table, and no row."""
+"""The number of a piece that is a version of a table, and not a row."""
 _WRITTEN: Final = 2**32 - 2
 """The number of the rows whose version was the last one written between the rows."""
 
 _unpack_xid = struct.Struct(">xI").unpack_from
 
 SKIPPED_AT_ONCE: Final = 10_000
-"""Rows that are skipped between two events."""
+"""How many rows of rolled-back subtransactions are skipped before other tasks have a turn."""
 
 
 def changes(waiting: Waiting, transaction: Transaction) -> Iterator[Change | Emitted | Paused]:

@@ -1,8 +1,9 @@
-"""The mark: a record that a session writes behind all others, so that it can recognise an outdated answer.
+"""The mark: a record that a session writes after all others, so that it can recognise an outdated answer.
 
-A broker that lost touch with its cluster still answers as the leader, with the high watermark of that time. A session
-that believed it would go on from an old checkpoint. All in-sync replicas have acknowledged the mark, so it is in the
-partition, and an answer without it is outdated. Its transaction is aborted, so readers never see it.
+A broker that lost touch with its cluster still answers as the leader, with the high watermark that it knew then. If a
+session relied on such an answer, it would go on from an old checkpoint. All in-sync replicas have acknowledged the
+mark, so it is in the partition, and an answer without it is outdated. Its transaction is aborted, so readers never see
+it.
 
 ``tests/integration/test_kafka_outdated.py`` covers it.
 
@@ -55,7 +56,7 @@ def is_mark(value: bytes) -> bool:
 
 
 class Mark:
-    """The offsets of the mark, in the topics that have one. Find it before you read them."""
+    """The offsets of the mark, in the topics that have one. Call :meth:`find` before you read these topics."""
 
     def __init__(self, options: ClientOptions, given_up: threading.Event) -> None:
         self._options = options
@@ -63,9 +64,9 @@ class Mark:
         self._ends: dict[str, int] = {}
 
     def end(self, topic: str) -> int:
-        """Return the offset behind the mark in ``topic``, or 0 if there is none.
+        """Return the offset after the mark in ``topic``, or 0 if there is none.
 
-        A read of the topic has to reach it.
+        A read of the topic has to reach this offset.
         """
         return self._ends.get(topic, 0)
 
@@ -87,14 +88,14 @@ class Mark:
         self._ends |= found
 
     def behind(self, value: bytes, topic: str, admin: Topics) -> int | None:
-        """Return the offset behind a record that this session has just written to ``topic``.
+        """Return the offset after a record that this session has just written to ``topic``.
 
         Return None if the broker does not know the record. Readers of committed records may not see it yet.
         """
         return self._look(value, [topic], admin, LOOK_S).get(topic)
 
     def _look(self, value: bytes, topics: Iterable[str], admin: Topics, look_s: float) -> dict[str, int]:
-        """Return the offset behind ``value`` in each topic whose broker shows it."""
+        """Return the offset after the record with ``value``, for each topic whose broker shows this record."""
         bounds = {topic: admin.bounds(topic, 0) for topic in topics}
         starts = [
             TopicPartition(topic, 0, max(low, high - WINDOW, self.end(topic))) for topic, (low, high) in bounds.items()

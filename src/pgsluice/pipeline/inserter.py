@@ -31,8 +31,8 @@ TURN: Final = 1000
 class Opened:
     """A table whose rows are being read, and the encoder of the rows.
 
-    If it ``replaces``, older rows that were not read are gone at the end of the load. ``layout`` is the table's layout
-    when it was opened, or None if that is not known.
+    ``replaces``: rows that are older than the load, and that the load has not read, do not exist any more at its end.
+    ``layout`` is the table's layout when it was opened, or None if that is not known.
     """
 
     shape: Shape
@@ -75,7 +75,10 @@ class Inserter:
     async def insert(
         self, table: Opened, chunk: Chunk, lsn: int, timestamp: int, moved: Sequence[tuple[str, ...]] = ()
     ) -> None:
-        """Put the rows of the chunk into the open cut, at ``lsn``. ``moved`` has the keys by which they were read."""
+        """Put the rows of the chunk into the open cut, at ``lsn``.
+
+        ``moved``: the first keys of ``Load.moved``, if the chunk has the rows with these keys.
+        """
         self._place = self._place.at(lsn)
         load = self._begun.of(table.oid)
         if load is None:
@@ -122,7 +125,7 @@ class Inserter:
         return load, at
 
     def _mark(self, topic: str, load: Load | Loaded, state: State, *, replaces: bool) -> LoadMark:
-        """Return a mark that says how far the load has come. What follows comes after this mark."""
+        """Return a mark that says how far the load has come. Later rows and marks have positions after it."""
         place, name = self._place, (load.schema, load.table)
         self._place = place.behind(1)
         return LoadMark(topic, *name, load.id, state, self._epoch, place.lsn, place.seq, load.rows, replaces)
@@ -133,7 +136,7 @@ class Inserter:
         if state != "end":
             self._begun.put(load)
         elif self._requests.where(load.name):
-            self._begun.drop(load.oid)  # the rows that a command wants say nothing of those that a load has
+            self._begun.drop(load.oid)  # the condition of a command selects rows, so the table does not count as loaded
             former = self._begun.loaded(table.shape.relation)
             if former is not None and former.state == "stale":
                 marks.append(self._mark(table.topic, former, "stale", replaces=False))

@@ -31,7 +31,7 @@ STATEMENT_TIMEOUT_MS = 10_000
 """The limit for one query. Queries take milliseconds, unless somebody locks system tables."""
 
 ANSWER_TIMEOUT_S = STATEMENT_TIMEOUT_MS / 1000 + 5
-"""After this time, the server is not slow: the network transports nothing."""
+"""After this time without an answer, the cause is not a slow server but the network."""
 
 TYPES_AT_ONCE = 50
 """How many types one query asks for. A composite can have 1,600 attributes."""
@@ -121,8 +121,8 @@ class LoadableTable:
 class NamedTable:
     """A table that somebody has named, whether it is published or not.
 
-    ``has_usage`` and ``has_select``: the rights of the role on its schema, and on itself. ``without_identity``: schema
-    and name of the tables with its rows that have no replica identity, which are itself or its partitions.
+    ``has_usage`` and ``has_select``: the rights of the role on the schema, and on the table. ``without_identity``:
+    schema and name of each table that stores its rows (itself, or a partition) and has no replica identity.
     """
 
     schema: str
@@ -251,8 +251,8 @@ class Catalog:
     async def wants_to_end(self, backend_pid: int) -> bool:
         """Return whether a walsender is to end but cannot, because its client does not read the reason.
 
-        Until then, it delays the process that wants to end it. This is the checkpointer if the slot is being
-        invalidated.
+        As long as it cannot end, it delays the process that wants to end it. This is the checkpointer if the slot is
+        being invalidated.
         """
         rows = await self._rows(queries.BLOCKED_BY_CLIENT, [backend_pid])
         return rows == [(True,)]
@@ -298,13 +298,13 @@ class Catalog:
         ]
 
     async def partition_identities(self, publications: Sequence[str]) -> list[tuple[Identity, Identity]]:
-        """Return the identities of each root and each partition of it, where rows are sent as those of the root."""
+        """Return, for each root under whose name rows are sent, its identity with that of each of its partitions."""
         sql = published_queries.partition_identities(await self._version())
         rows = await self._rows(sql, [list(publications)])
         return [(_identity(*row[:4]), _identity(*row[4:])) for row in rows]
 
     async def carried_names(self, publications: Sequence[str]) -> set[tuple[str, str]]:
-        """Return schema and name of the tables that publications carry, of roots as well as of partitions."""
+        """Return schema and name of the tables that publications carry, including both roots and partitions."""
         sql = published_queries.carried_names(await self._version())
         return {(schema, name) for schema, name in await self._rows(sql, [list(publications)])}
 
