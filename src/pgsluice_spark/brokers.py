@@ -26,7 +26,7 @@ Place = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class TopicNow:
-    """A topic as it is now: its id, and the offset of the first record that each partition may still have."""
+    """A topic as it is now: its id, and the first offset that each partition still has."""
 
     id: str
     begins: Mapping[int, int]

@@ -56,7 +56,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A cut record, its parts joined. ``offset`` is that of the last part, ``ts_us`` a time since 1970."""
+    """A whole cut record, or one part of it. ``offset`` is that of the last part. ``ts_us`` counts from 1970."""
 
     number: int
     epoch: int
@@ -152,7 +152,7 @@ def marks_of(cuts: Iterable[Cut], table: str) -> list[Mark]:
 def last_of_each_number(cuts: Iterable[Cut]) -> list[Cut]:
     """Return the cuts without repetitions.
 
-    If a number came again (at least once), the later cut contains the earlier one.
+    In the mode at least once, a number may come again. The later cut then contains the earlier one.
     """
     counting: list[Cut] = []
     for cut in cuts:

@@ -40,14 +40,15 @@ _MICROS: Final = "round(extract(epoch FROM {})::numeric * 1000000)::bigint::text
 _MILLIS: Final = "round(extract(epoch FROM {})::numeric * 1000)::bigint::text"
 _FINITE: Final = f"CASE WHEN isfinite({{0}}) THEN {_MICROS.replace('{}', '{0}')} END"
 _CODES: Final = {("time", "bigint"): _MICROS, ("time", "int"): _MILLIS, ("interval", "bigint"): _FINITE}
-"""Types that a mirror has as a number, by the mirror's type."""
+"""The SQL for values that a mirror has as a number. The key is PostgreSQL's type and the mirror's type."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A column of PostgreSQL and the field that it is in the mirror; ``kind`` is the field's type.
+    """A column in PostgreSQL and its field in the mirror. ``kind`` is the field's type.
 
-    Column ``t<number>`` of what is read from PostgreSQL is its text, ``c<number>`` what its value is worked out from.
+    In the rows that are read from PostgreSQL, ``t<number>`` is the column's text. If the value cannot be computed from
+    this text, there is also ``c<number>``, from which it can.
     """
 
     number: int
@@ -58,7 +59,7 @@ class Pair:
     kind: DataType
 
     def selected(self) -> list[str]:
-        """Return what is selected of the column in PostgreSQL."""
+        """Return the expressions that the query in PostgreSQL selects for the column."""
         name = '"' + self.column.replace('"', '""') + '"'
         text = _output(name)
         return [
@@ -77,7 +78,7 @@ class Pair:
         return None if code is None else code.format(name)
 
     def value(self) -> Column:
-        """Return PostgreSQL's value as the mirror's type; null if the type does not hold it."""
+        """Return PostgreSQL's value as the mirror's type; null if the type cannot hold it."""
         text = F.col(f"t{self.number}")
         if isinstance(self.kind, MapType):
             return F.from_json(F.col(f"c{self.number}"), self.kind)
@@ -89,14 +90,17 @@ class Pair:
         return _read(text, self.kind)
 
     def key(self) -> Column:
-        """Return PostgreSQL's value as rows are joined by it: no type holds infinities, so their texts are added."""
+        """Return PostgreSQL's value in the form by which rows are joined.
+
+        Spark's types cannot hold infinities, so the form has their texts as well.
+        """
         if self.kind.simpleString() not in _TIMES:
             return comparable(self.value(), self.kind)
         text = self.text()
         return F.struct(self.value().alias("value"), F.when(text.isin("infinity", "-infinity"), text).alias("raw"))
 
     def mirrored_key(self) -> Column:
-        """Return the same of a row of the mirror."""
+        """Return the mirror's value in the form of :meth:`key`."""
         here = F.col(quoted(self.field))
         if self.kind.simpleString() not in _TIMES:
             return comparable(here, self.kind)
@@ -108,7 +112,7 @@ class Pair:
         return F.col(f"t{self.number}")
 
     def differs(self, mirror: str) -> Column:
-        """Return whether the value of a row differs; ``mirror``: the column with the mirror's row, a struct."""
+        """Return whether the values differ. ``mirror`` names the column that has the mirror's row as a struct."""
         kept, text = f"{mirror}.{SYSTEM}", self.text()
         raw = F.try_element_at(F.col(f"{kept}.raw"), F.lit(self.field))
         here = F.col(f"{mirror}.{quoted(self.field)}")
@@ -141,12 +145,15 @@ class Pair:
 
 
 def _output(name: str) -> str:
-    """Return what a type's output function makes of a value; null for null, which a composite of nulls is not."""
+    """Return the text that a type's output function makes of a value.
+
+    A null stays null. A composite is not null even if all of its fields are, so it has a text.
+    """
     return f"CASE WHEN num_nonnulls({name}) = 1 THEN format('%s', {name}) END"
 
 
 def _read(text: Column, kind: DataType) -> Column:
-    """Return a text of PostgreSQL as a value; null if the type does not hold it."""
+    """Return a text of PostgreSQL as a value; null if the type cannot hold it."""
     reading = _READINGS.get(kind.simpleString())
     return text.try_cast(kind) if reading is None else reading(text)
 
@@ -163,9 +170,9 @@ _READINGS: Final[Mapping[str, Callable[[Column], Column]]] = {
     "timestamp": lambda text: _timestamp(text, "Z").try_cast("timestamp"),
     "timestamp_ntz": lambda text: _timestamp(text, "").try_cast("timestamp_ntz"),
 }
-"""How the texts of types are read that Spark does not read as PostgreSQL writes them."""
+"""How texts become values, for the types whose texts Spark cannot read as PostgreSQL writes them."""
 
 
 def _signed(text: Column) -> Column:
-    """Return a date of more than four digits for the year as Spark reads it."""
+    """Add the sign that Spark expects before a year of more than four digits."""
     return F.when(text.rlike(r"^\d{5}"), F.concat(F.lit("+"), text)).otherwise(text)
