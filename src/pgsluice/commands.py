@@ -24,8 +24,8 @@ TABLES_MAX: Final = 100
 """The most patterns of tables that a command may name."""
 
 REQUESTS_BYTES_MAX: Final = 64 * 1024
-"""The size of all waiting requests in a checkpoint: some hundred tables. It is limited because every checkpoint repeats
-them."""
+"""The largest size of all waiting requests in a checkpoint. It is enough for several hundred tables, and is limited
+because every checkpoint repeats them."""
 
 ID_MAX: Final = 64
 """The most characters of a command's id. Ids that pgsluice writes have the 32 digits of a UUID."""
@@ -65,7 +65,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to a command, or about those of its ``tables``. ``rows``: how many rows were loaded."""
+    """The answer to a command. ``tables``: those that it is about, if any. ``rows``: how many rows were loaded."""
 
     id: str
     outcome: str
@@ -151,7 +151,7 @@ def read_command(value: bytes | None) -> Command | None:
     if command.verb not in VERBS:
         raise ValueError(f"its verb is not one of {', '.join(VERBS)}")
     if not 0 < len(command.id) <= ID_MAX or not command.id.isascii() or not command.id.isalnum():
-        raise ValueError(f"its id is not one of up to {ID_MAX} letters and digits")
+        raise ValueError(f"its id does not consist of 1 to {ID_MAX} letters and digits")
     return command
 
 

@@ -66,10 +66,10 @@ class TestARecord:
             (record(verb=["start"]), "'verb' has a value that it cannot have"),
             (record(tables="public.orders"), "'tables' has a value that it cannot have"),
             (record(expires_ms=-1), "'expires_ms' has a value that it cannot have"),
-            (record(id=""), f"its id is not one of up to {ID_MAX} letters and digits"),
-            (record(id="é"), f"its id is not one of up to {ID_MAX} letters and digits"),
-            (record(id="a\n"), f"its id is not one of up to {ID_MAX} letters and digits"),
-            (record(id="a" * (ID_MAX + 1)), f"its id is not one of up to {ID_MAX} letters and digits"),
+            (record(id=""), f"its id does not consist of 1 to {ID_MAX} letters and digits"),
+            (record(id="é"), f"its id does not consist of 1 to {ID_MAX} letters and digits"),
+            (record(id="a\n"), f"its id does not consist of 1 to {ID_MAX} letters and digits"),
+            (record(id="a" * (ID_MAX + 1)), f"its id does not consist of 1 to {ID_MAX} letters and digits"),
         ],
     )
     def test_of_somebody_else_may_hold_anything(self, value: bytes | None, complaint: str) -> None:
