@@ -21,7 +21,7 @@ from pgsluice_spark.targets import Commit
 from tests.spark.session import INTERPRETED, new_session
 
 TIMEOUT_S: Final = 600
-OTHER_TABLE_S: Final = 10
+OTHER_TABLE_S: Final = 30
 """It may have nothing of these cuts."""
 
 CONTROL: Final = "_pgsluice_cuts"
@@ -34,7 +34,7 @@ class Step:
     table: str
     when: str
     other: str = ""
-    """A table that has to have the same cuts already; if it does not within ten seconds, the driver lives on."""
+    """A table that has to have the same cuts already; if it does not get them in time, the driver lives on."""
 
 
 STEPS: Final[Mapping[str, Step]] = {
