@@ -1,4 +1,4 @@
-"""Brokers of a special kind, and pipelines; like all servers, each starts when the first test asks for it."""
+"""Fixtures for special brokers, and for pipelines. Like all servers, each starts when the first test asks for it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -23,11 +23,11 @@ LONGEST = (
     *("minimal_rights", "snapshot_weather", "snapshot_upgrade", "kafka_ledger", "postgres_slots", "postgres_failover"),
     *("kafka_tls", "shared_topics"),
 )
-"""The files that take minutes, the longest first: begun at the end, one of them would keep the others waiting."""
+"""The files that take minutes, the longest first. If one of them began last, the other workers would wait for it."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the files of this directory; those of another one, which run in one process, come before them."""
+    """Sort the files of this directory. Files of other directories, which run in one process, come before them."""
     begin_first = {f"test_{name}": place for place, name in enumerate(LONGEST)}
     otherwise = len(begin_first)
     items.sort(key=lambda item: begin_first.get(item.path.stem, otherwise) if item.path.parent == HERE else -1)
@@ -35,7 +35,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def own_kafka() -> Iterator[Kafka]:
-    """Give a broker that a test may stop, kill and pause; afterwards it runs. What it does in time, it does soon."""
+    """Give a broker that a test may stop, kill and pause.
+
+    It runs again afterwards. Its periodic work has short intervals.
+    """
     intervals = ("log.cleaner.backoff.ms", "transaction.abort.timed.out.transaction.cleanup.interval.ms")
     with Kafka(settings=dict.fromkeys(intervals, "100")) as cluster:
         yield cluster
@@ -43,14 +46,14 @@ def own_kafka() -> Iterator[Kafka]:
 
 @pytest.fixture(scope="session")
 def secured_kafka() -> Iterator[SecuredKafka]:
-    """Give a broker with users and rights."""
+    """Give a broker with users and access rights."""
     with SecuredKafka() as cluster:
         yield cluster
 
 
 @pytest.fixture
 def start(new_database: Callable[..., Database], kafka: Kafka) -> Iterator[Start]:
-    """Start pipelines, on a broker and a server of one's choice; all are gone after the test."""
+    """Start pipelines, on a given broker and server. All are stopped and removed after the test."""
     with ExitStack() as stack:
 
         def begin(  # noqa: PLR0913 - as in Start
@@ -81,11 +84,11 @@ def start(new_database: Callable[..., Database], kafka: Kafka) -> Iterator[Start
 
 @pytest.fixture
 def prefix() -> str:
-    """Give the prefix of topics that nobody else uses."""
+    """Give a prefix of topics that no other test uses."""
     return f"shop-{uuid4().hex[:8]}"
 
 
 @pytest.fixture
 def orders(prefix: str) -> Target:
-    """Give a table with a key, as the sink knows it."""
+    """Give a table with a key, in the form that the sink uses."""
     return Target(f"{prefix}.public.orders", 11, 12)

@@ -1,7 +1,7 @@
-"""``delivery.mode = "at_least_once"`` through kills and outages: what a reader must still be able to rely on.
+"""``delivery.mode = "at_least_once"`` through kills and outages: the promises that readers can still rely on.
 
-Numbers are written in order, one partition takes them, so a run of numbers in the topic has no gap, and the next
-run begins inside it, or right after it: where the last checkpoint was.
+Numbers are written in order, and all of them go to one partition. So a run of numbers in the topic has no gap. The next
+run begins inside it or right after it, at the last checkpoint.
 """
 
 import itertools
@@ -32,7 +32,7 @@ SMALL_CUTS = {"delivery": {"mode": "at_least_once", "cut_bytes": "8KiB"}}
 WRITING_INTERVAL_S = 0.4
 
 LARGE = 100_000
-"""Rows of a transaction that takes seconds."""
+"""The rows of a transaction that takes seconds."""
 
 Position = tuple[int, int, int]
 
@@ -47,7 +47,7 @@ class Seen:
 
 
 def seen(pipeline: Pipeline) -> list[Seen]:
-    """Return everything in the topic, once the slot stands behind everything written."""
+    """Return everything in the topic, once the slot is beyond everything that was written."""
     pipeline.wait_until_confirmed()
     topic = f"{pipeline.daemon.name}.public.numbers"
     found = []
@@ -65,13 +65,13 @@ def decoded(pipeline: Pipeline, topic: str) -> list[tuple[Message, dict[str, Any
 
 
 def checkpoints(pipeline: Pipeline) -> list[tuple[int, Checkpoint]]:
-    """Return the checkpoints with their time."""
+    """Return the checkpoints with their timestamps."""
     messages = read_committed(pipeline.kafka, f"{pipeline.daemon.name}.checkpoint")
     return [(one.timestamp()[1], Checkpoint.from_json(one.value())) for one in messages]
 
 
 def runs(found: list[Seen]) -> list[list[Seen]]:
-    """Split where the positions go back."""
+    """Split the records where the positions go back."""
     parts: list[list[Seen]] = []
     for one in found:
         if not parts or one.position <= parts[-1][-1].position:
@@ -81,7 +81,7 @@ def runs(found: list[Seen]) -> list[list[Seen]]:
 
 
 def assert_at_least_once(pipeline: Pipeline, last: int) -> int:
-    """Check everything that is promised; return how many records came again."""
+    """Check all promises. Return the number of repeated records."""
     found = seen(pipeline)
     assert {one.number for one in found} == set(range(1, last + 1)), "lost"
     assert len({(one.number, one.position) for one in found}) == last, "the same change at another position"
@@ -101,9 +101,10 @@ def assert_at_least_once(pipeline: Pipeline, last: int) -> int:
 
 @contextmanager
 def writing(pipeline: Pipeline) -> Iterator[list[int]]:
-    """Write in the background, small transactions and large ones; in the end the list has the last number.
+    """Write small and large transactions in the background. In the end, the list contains the last number.
 
-    It pauses between them, because a daemon starts slowly on a busy machine, and all rows are decoded in the end.
+    There are pauses between transactions, because a daemon starts slowly on a busy machine, and all rows are decoded in
+    the end.
     """
     stop, last = threading.Event(), [0]
 
@@ -189,7 +190,8 @@ class TestChangingTheMode:
         pipeline.wait_until_confirmed()
         topic = f"{pipeline.daemon.name}.public.numbers"
         written = 10
-        while not self._killed_amid(pipeline, topic, LARGE):  # on a busy machine it may be through before it is seen
+        # on a busy machine it may have finished before we notice that it has begun
+        while not self._killed_amid(pipeline, topic, LARGE):
             written += LARGE
             pipeline.daemon.start()
             pipeline.wait_until_confirmed()
@@ -199,7 +201,7 @@ class TestChangingTheMode:
         assert assert_at_least_once(pipeline, written + LARGE + 10) == 0
 
     def _killed_amid(self, pipeline: Pipeline, topic: str, rows: int) -> bool:
-        """Kill the daemon while it writes a transaction of so many rows; False if it was through by then."""
+        """Kill the daemon while it writes a transaction of ``rows`` rows. Return False if it had finished by then."""
         before = end_of(pipeline.kafka, topic)
         pipeline.write_at_once(rows)
         wait_until(lambda: end_of(pipeline.kafka, topic) > before, "the transaction to be on its way")
@@ -224,7 +226,7 @@ class TestChangingTheMode:
 
 
 def test_a_former_owner_that_wakes_up(start: Start) -> None:
-    """Nothing fences it, so it may repeat what it still held; it loses nothing and keeps nobody from working."""
+    """It is not fenced, so it may repeat what it still held. It loses nothing, and it stops nobody from working."""
     former = start({**SMALL_CUTS, "postgres": {"wal_sender_timeout": "2s", "status_interval": "500ms"}})
     former.write()
     former.wait_until_confirmed()

@@ -1,4 +1,4 @@
-"""Values in binary format, the whole way; `test_every_type` has the comparison with the text format, type by type."""
+"""Values in binary format, end to end. `test_every_type` compares it with the text format, type by type."""
 
 from collections.abc import Callable
 
@@ -73,7 +73,7 @@ async def test_what_types_consist_of(new_database: NewDatabase, version: int) ->
 
 @pytest.mark.parametrize("version", [10, 18])
 async def test_types_that_are_nested_too_deeply(new_database: NewDatabase, version: int) -> None:
-    """Each consists of the one before."""
+    """Each type consists of the one before it."""
     database = new_database(version)
     with database.connect() as connection:
         connection.execute("CREATE TYPE level0 AS (id int)")
@@ -123,7 +123,10 @@ PART_IS_GONE = (
 def test_a_value_that_has_no_binary_format_is_delivered_from_its_text(
     start: Start, version: int, statements: tuple[str, ...], text: str
 ) -> None:
-    """Whoever may create a table can make one with such a value: it costs a session, and no change is missing."""
+    """Any user who may create a table can create one with such a value.
+
+    It ends one session, and no change is missing.
+    """
     pipeline = start({"postgres": {"binary": True}}, version=version)
     pipeline.write(3)
     with pipeline.database.connect() as connection, connection.transaction():
@@ -139,14 +142,14 @@ def test_a_value_that_has_no_binary_format_is_delivered_from_its_text(
     assert pipeline.daemon.status()["format"] == "binary"
 
 
-# --- the whole way
+# --- end to end
 
 SCENARIOS = [scenario for scenario in REPLAYED if scenario.name != NAMED_SCENARIO]
 
 
 @pytest.fixture(scope="module", params=(14, 18), ids="PostgreSQL {}".format)
 def judged(request: pytest.FixtureRequest, kafka: Kafka) -> tuple[int, dict[str, Verdict], list[str]]:
-    """Carry out the scenarios of the replay suite, with values in binary format."""
+    """Run the scenarios of the replay suite, with values in binary format."""
     version: int = request.param
     scenarios = [scenario for scenario in SCENARIOS if scenario.runs_on(version)]
     settings = {"postgres": {"binary": True}}

@@ -1,4 +1,7 @@
-"""Types of columns that the settings choose: where one cannot be, and that is to stop pgsluice, nothing is lost."""
+"""Types of columns that the settings choose.
+
+If a choice is impossible, pgsluice can be told to stop, and loses nothing.
+"""
 
 import subprocess
 import sys
@@ -14,13 +17,13 @@ def rules(**types: str) -> dict[str, dict[str, Any]]:
 
 
 def checked(daemon: Daemon) -> str:
-    """Return what ``check`` prints."""
+    """Return the output of ``check``."""
     command = [sys.executable, "-m", "pgsluice", "check", "-c", str(daemon.config_file)]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
 
 def test_a_choice_that_is_not_possible_is_found_before_anything_is_made(start: Start) -> None:
-    """Also by ``check``; of a domain, and of an array of them, the base type counts."""
+    """``check`` finds it as well. For domains, and for arrays of domains, the base type is decisive."""
     pipeline = start(
         {"tables": {"refused": "stop", "rules": [{"match": "public.*", "types": {"filler": "uuid"}}]}}, wait=False
     )
@@ -41,7 +44,7 @@ def test_a_choice_that_is_not_possible_is_found_before_anything_is_made(start: S
 
 
 def test_looking_at_the_columns_waits_for_no_lock(start: Start) -> None:
-    """A prepared ALTER TABLE keeps its table locked for as long as somebody likes."""
+    """A prepared ALTER TABLE keeps its table locked until somebody ends it."""
     pipeline = start(rules(amount="decimal(20,4)"))
     pipeline.daemon.stop()
     with pipeline.database.connect() as connection:

@@ -1,4 +1,4 @@
-"""The commands against real servers, one after another, as a person at a shell would use them."""
+"""The commands against real servers, one after another, as a person would use them in a shell."""
 
 import json
 import signal
@@ -82,7 +82,7 @@ def test_a_slot_in_use(settings: str, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def found(findings: list[dict[str, str]], name: str, verdict: str = "OK") -> list[str]:
-    """Return the details of the findings with this name; all of them have this verdict."""
+    """Return the details of the findings with this name, and check that all of them have this verdict."""
     some = [one for one in findings if one["name"] == name]
     assert [one["verdict"] for one in some] == [verdict] * len(some)
     return [one["detail"] for one in some]
@@ -118,7 +118,7 @@ def test_check_fails_where_a_start_would_refuse_the_history(
 
 @contextmanager
 def running(settings: str, *arguments: str) -> Iterator[None]:
-    """Start a command that serves until told to stop, and wait until it does; it must then end well."""
+    """Start a command that runs until it is stopped, and wait until it is ready. It must then end without an error."""
     command = [sys.executable, "-m", "pgsluice", *arguments, "-c", settings]
     with subprocess.Popen(command) as process:
         try:

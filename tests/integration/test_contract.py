@@ -1,4 +1,4 @@
-"""The golden messages of contract/ before readers that others wrote: Confluent's deserializer and Avro's own, in Java.
+"""Reads the golden messages of contract/ with other projects' code: Confluent's deserializer and Avro's Java library.
 
 fastavro reads them in the unit tests, Spark's from_avro in tests/spark.
 """
@@ -36,7 +36,7 @@ INFINITE = ("key of keys, lower ends", "key of keys, upper ends")
 
 @pytest.fixture
 async def registry() -> AsyncIterator[str]:
-    """Serve the schemas of contract/ as the daemon does; a subject for each."""
+    """Serve the schemas of contract/ as the daemon does, each under its own subject."""
     store = SchemaStore()
     for name, schema in SCHEMAS.items():
         for kind in ("key", "value"):
@@ -49,7 +49,7 @@ async def registry() -> AsyncIterator[str]:
 
 
 def deserialized(url: str) -> list[Any]:
-    """Return what Confluent's deserializer reads, or its error, of every part."""
+    """Return for every part what Confluent's deserializer reads, or its error."""
     found: list[Any] = []
     with SchemaRegistryClient({"url": url}) as client:
         deserialize = AvroDeserializer(client)
@@ -65,7 +65,7 @@ def deserialized(url: str) -> list[Any]:
 async def test_confluent_s_deserializer_reads_the_golden_json(registry: str) -> None:
     found = await asyncio.to_thread(deserialized, registry)
     for (name, _, part), value in zip(PARTS, found, strict=True):
-        if name in INFINITE:  # docs/events.md says so
+        if name in INFINITE:  # docs/events.md documents this
             assert isinstance(value, OverflowError | ValueError), name
         else:
             assert value == part["json"], name

@@ -1,4 +1,4 @@
-"""Every type that servers have, tried with values by the hundred: `python -m tests.types` tries more of them."""
+"""Every type that servers have, tried with hundreds of values. `python -m tests.types` tries more of them."""
 
 from collections.abc import Callable
 

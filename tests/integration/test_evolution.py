@@ -1,6 +1,6 @@
-"""Tables that change while they are followed: what arrives, which schemas there are, and who can read what with them.
+"""Tables that change while they are followed: what arrives, which schemas there are, and which readers they suit.
 
-The scenarios stand in ``scenarios/evolution.py``; those of one server version run side by side, followed by one daemon.
+The scenarios are in ``scenarios/evolution.py``. All scenarios of a server version run at once, with one daemon.
 """
 
 import json
@@ -25,12 +25,12 @@ from tests.support.scenario import Scenario
 
 VERSIONS = (10, 14, 18)
 SETTINGS: Mapping[int, Mapping[str, Mapping[str, Any]]] = {18: {"postgres": {"binary": True}}}
-"""What changes how values come, and nothing of what consumers see."""
+"""Settings that change how values are sent, but not what consumers see."""
 GENERATED_COLUMNS = 12
-"""The version since which there are columns that are not published."""
+"""The first version that has columns which are not published."""
 READINGS = {"Envelope": value_reading, "Key": record_reading}
 STREAMING = 14
-"""The version since which large transactions are streamed."""
+"""The first version that streams large transactions."""
 
 DOCUMENT = Path(__file__).parents[2] / "docs/evolution.md"
 MARK = "printed by `python -m tests.integration.scenarios.evolution`; a test keeps it so. -->\n\n"
@@ -51,23 +51,23 @@ class Table:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of all scenarios on one version."""
+    """The results of all scenarios on one version."""
 
     verdicts: Mapping[str, Verdict]
     problems: list[str]
     pairs: list[Pair]
     schemas: list[dict[str, Any]]
-    """What stands in ``<prefix>.schemas``."""
+    """The content of ``<prefix>.schemas``."""
     streamed: int
-    """How many transactions came before their commit."""
+    """How many transactions were sent before their commit."""
     described: dict[str, Table]
-    """What cut records and ``<prefix>.schemas`` say of the table of each topic in the end."""
+    """What the cut records and ``<prefix>.schemas`` finally say about the table of each topic."""
     catalog: dict[str, Table]
-    """What PostgreSQL says of these tables; nothing of those that are gone, or have another name."""
+    """PostgreSQL's description of these tables, without those that were dropped or renamed."""
 
 
 def run(version: int, kafka: Kafka) -> Outcome:
-    """Carry out all scenarios that the version can."""
+    """Run all scenarios that the version supports."""
     scenarios = [scenario for scenario in SCENARIOS if scenario.runs_on(version)]
     with (
         Postgres(version) as server,
@@ -96,7 +96,7 @@ def run(version: int, kafka: Kafka) -> Outcome:
 
 
 def _described(cuts: Sequence[Cut], schemas: Sequence[Mapping[str, Any]]) -> dict[str, Table]:
-    """Follow the tables as docs/evolution.md says, without looking at a single row."""
+    """Describe the tables as docs/evolution.md explains it, without reading a single row."""
     descriptions = {(entry["subject"], entry["id"]): entry["postgres"] for entry in schemas}
     found: dict[str, Table] = {}
     for topic in (topic for cut in cuts for topic in cut.record["topics"] if topic["schema_ids"]):
@@ -108,7 +108,7 @@ def _described(cuts: Sequence[Cut], schemas: Sequence[Mapping[str, Any]]) -> dic
 
 
 def _streamed(connection: psycopg.Connection) -> int:
-    """Return the number of transactions that were streamed, as soon as the server's statistics have one."""
+    """Return the number of streamed transactions, as soon as the server's statistics show at least one."""
     query = "SELECT sum(stream_txns) FROM pg_stat_replication_slots"
 
     def count() -> int:
@@ -120,7 +120,7 @@ def _streamed(connection: psycopg.Connection) -> int:
 
 
 def _in_catalog(connection: psycopg.Connection, table: Table, version: int) -> Table | None:
-    """Return the same from the catalog; None when the table is gone, or has another name."""
+    """Return the same from the catalog. Return None if the table was dropped or renamed."""
     query = (
         "SELECT c.oid::bigint, nspname, relname, relreplident FROM pg_class c"
         " JOIN pg_namespace n ON n.oid = relnamespace WHERE c.oid = %s AND nspname = %s AND relname = %s"

@@ -1,6 +1,6 @@
-"""Exactly once, rule by rule: commits of unknown outcome, deadlines, half transactions.
+"""Exactly-once delivery, rule by rule: commits of unknown outcome, deadlines, unfinished transactions.
 
-A proxy before the broker loses answers, and sends late what was given up.
+A proxy before the broker loses answers, and delivers requests late that their sender has abandoned.
 """
 
 import json
@@ -21,25 +21,25 @@ from tests.support.kafka_proxy import ADD_PARTITIONS_TO_TXN, END_TXN, INIT_PRODU
 from tests.support.weather import PATIENCE_S, Pipeline, Start, fails, wait_until
 
 SEEN = "SEEN"
-"""The listener behind the proxy."""
+"""The listener of the broker behind the proxy."""
 
 TIMEOUT_S = 2
-"""Of a Kafka transaction: a commit that is not answered is given up before."""
+"""The time-out of a Kafka transaction. We stop waiting for an unanswered commit before that."""
 
 SMALL_BYTES = 1000
-"""A request with a mark is smaller, one with the rows of a large transaction is not."""
+"""A request with a mark is smaller. A request with the rows of a large transaction is larger."""
 
 SETTINGS: dict[str, Any] = {
-    "heartbeat": "1min",  # a commit that the tests catch is one of rows
+    "heartbeat": "1min",  # so that any commit that the tests catch is a commit of rows
     "cut_bytes": "64KiB",
 }
 
 LARGE = 20_000
-"""Rows of a transaction that gets a Kafka transaction of its own."""
+"""The rows of a transaction that gets its own Kafka transaction."""
 
 
 class Seen:
-    """A broker behind a proxy, and pipelines that know it by its proxy's address."""
+    """A broker behind a proxy, and pipelines that use the proxy's address."""
 
     def __init__(self, kafka: Kafka, proxy: KafkaProxy, start: Start) -> None:
         self.kafka = kafka
@@ -70,13 +70,13 @@ def seen(proxied_kafka: tuple[Kafka, KafkaProxy], start: Start) -> Iterator[Seen
 
 @pytest.fixture
 def own_postgres() -> Iterator[Postgres]:
-    """Give a server that a test may take away; it really syncs, because it will crash."""
+    """Give a server that a test may stop. It uses fsync, because it will crash."""
     with Postgres(17, {"fsync": "on"}) as server:
         yield server
 
 
 class Once:
-    """Does the first of the requests that way, and cuts the client off at all others: it never hears an answer."""
+    """Forwards the first matching request. It cuts the client off at all others, so the client never gets an answer."""
 
     def __init__(self, first: Callable[[Request], None]) -> None:
         self._first = first
@@ -88,7 +88,7 @@ class Once:
 
 
 class Late:
-    """Keeps the first request until told, while its sender is cut off."""
+    """Holds back the first request until it is told to deliver it. The sender's connection is closed meanwhile."""
 
     def __init__(self) -> None:
         self._kept: list[Request] = []
@@ -105,14 +105,14 @@ class Late:
         return bool(self._kept)
 
     def before(self, request: Request) -> None:
-        """Let it arrive just before this one."""
+        """Deliver the request just before this one."""
         while self._kept:
             self._kept.pop().send_late()
         request.forward()
 
 
 class TestACommitOfUnknownOutcome:
-    """Only Kafka knows: the next session fences, and reads what became of it."""
+    """Only Kafka knows the outcome. The next session fences the producer, and reads the outcome."""
 
     @pytest.mark.parametrize("fate", [Request.lose_answer, Request.cut], ids=["done", "not done"])
     def test_its_answer_is_lost(self, seen: Seen, fate: Callable[[Request], None]) -> None:
@@ -240,7 +240,7 @@ class TestDeadlines:
         assert "Another producer" not in pipeline.daemon.log_text()
 
     def test_who_fences_us_and_writes_nothing_is_not_another_owner(self, seen: Seen) -> None:
-        pipeline = seen.start(timeout="1min")  # of a transaction whose time is up Kafka says the same
+        pipeline = seen.start(timeout="1min")  # Kafka gives the same answer about a transaction that has timed out
         pipeline.write()
         assert pipeline.read(10)
         foreign(seen.kafka, pipeline)
@@ -265,7 +265,7 @@ class TestDeadlines:
 
 
 def foreign(kafka: Kafka, pipeline: Pipeline) -> Producer:
-    """Return a producer that has fenced the pipeline, as another of the same name does that follows a copy."""
+    """Return a producer that has fenced the pipeline, as a pipeline of the same name on a copy of the server would."""
     name = pipeline.daemon.name
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": f"pgsluice-{name}-{name}"})
     producer.init_transactions(PATIENCE_S)
@@ -273,7 +273,7 @@ def foreign(kafka: Kafka, pipeline: Pipeline) -> Producer:
 
 
 class TestHalfATransaction:
-    """Rows of an unfinished transaction are in Kafka already; nobody ever sees them."""
+    """Rows of an unfinished transaction are in Kafka already, but readers never see them."""
 
     def test_the_daemon_is_killed(self, seen: Seen) -> None:
         pipeline = seen.start()
@@ -310,7 +310,7 @@ class TestHalfATransaction:
 
 
 class Gate:
-    """Lets the first request through and holds the others until it is opened."""
+    """Lets the first request through, and holds the others until it is opened."""
 
     def __init__(self) -> None:
         self._came = False
@@ -325,16 +325,19 @@ class Gate:
         request.forward()
 
     def wait(self) -> None:
-        """Return once something is held."""
+        """Return once a request is held."""
         assert self._holding.wait(PATIENCE_S), "nothing came"
 
     def open(self) -> None:
-        """Let all pass."""
+        """Let all requests pass."""
         self._open.set()
 
 
 def slowly(request: Request) -> None:
-    """Take longer than a Kafka transaction may, for what is large: the mark of the next session is not."""
+    """Delay large requests for longer than a Kafka transaction may take.
+
+    The mark of the next session is not delayed.
+    """
     if request.size > SMALL_BYTES:
         sleep(TIMEOUT_S)
     request.forward()

@@ -1,6 +1,6 @@
-"""Names of anything, for tables, columns, types, labels, publications and prepared transactions.
+"""Arbitrary names of tables, columns, types, labels, publications and prepared transactions.
 
-Each row arrives under its true names or has a dead letter, and nothing that people read can be commanded by a name.
+Each row arrives under its true names or has a dead letter. No name can inject commands into what people read.
 """
 
 import asyncio
@@ -44,11 +44,11 @@ NASTY = (
     *("_x00E9é", "éx00E9_", "z: OK all fine. table public.orders"),
 )
 BAD = "bad"
-"""A column that no rule fits, so that its table goes into quarantine."""
+"""A column that no rule matches, so that its table goes into quarantine."""
 
 
 def names(longest: int = 63) -> st.SearchStrategy[str]:
-    """Return a strategy for identifiers: at most so many bytes of UTF-8, and none that PostgreSQL refuses."""
+    """Return a strategy for identifiers of at most so many bytes of UTF-8, without those that PostgreSQL refuses."""
     any_text = st.text(st.characters(exclude_categories=["Cs"], min_codepoint=1), max_size=9)
     parts = st.one_of(st.sampled_from(NASTY), any_text)
     repeated = st.sampled_from(NASTY).map(lambda one: one * longest)
@@ -59,7 +59,7 @@ def names(longest: int = 63) -> st.SearchStrategy[str]:
 
 @dataclass(frozen=True)
 class Names:
-    """What somebody calls what he makes."""
+    """The names that a user gives to his objects."""
 
     schema: str
     table: str
@@ -77,7 +77,7 @@ ALL = st.builds(Names, names(), names(), names(), names(), names(), names(190), 
 
 @pytest.fixture(scope="module")
 def pipeline(postgres_server: Callable[..., Postgres], kafka: Kafka) -> Iterator[Pipeline]:
-    """Give one that takes prepared transactions, of a publication with a name like the others."""
+    """Give a pipeline with prepared transactions. The name of its publication is as unusual as the others."""
     publication = "\x1b[31m\u202e'\"\n.{prefix}%s"
     with postgres_server(DEFAULT_VERSION).database() as database:
         prepare(database)
@@ -99,7 +99,7 @@ def pipeline(postgres_server: Callable[..., Postgres], kafka: Kafka) -> Iterator
 
 
 def make(database: Database, names: Names) -> None:
-    """Make a table, and write one row, in a transaction that is prepared."""
+    """Make a table, and write one row in a prepared transaction."""
     schema, table = sql.Identifier(names.schema), sql.Identifier(names.schema, names.table)
     kind = sql.Identifier(names.schema, f"t{names.type_}".encode()[:63].decode(errors="ignore"))
     columns = [sql.SQL("id int PRIMARY KEY"), sql.SQL("{} {}").format(sql.Identifier(names.column), kind)]
@@ -117,7 +117,7 @@ def make(database: Database, names: Names) -> None:
 
 
 def forget(database: Database) -> None:
-    """Roll back what an example that failed has left, which locks its tables."""
+    """Roll back what a failed example has left, because it locks its tables."""
     with database.connect() as connection:
         for (gid,) in connection.execute("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"):
             connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid)))
@@ -136,7 +136,7 @@ def rows(pipeline: Pipeline, topic: str) -> list[dict[str, object]]:
 
 
 def assert_safe(text: str) -> None:
-    """What is not printable, but for line breaks and tabs of the layout, could command a terminal."""
+    """Check that all characters but line breaks and tabs are printable, because others could control a terminal."""
     assert not [character for character in text if not character.isprintable() and character not in "\n\t"]
 
 
@@ -201,7 +201,7 @@ def test_sql_that_is_proposed_means_what_it_says(pipeline: Pipeline, name: str) 
 )
 @given(names(), names(), names())
 def test_remedies_mend_what_they_are_for(pipeline: Pipeline, publication: str, schema: str, table: str) -> None:
-    """They are copied from a terminal, so what is printed there has to do."""
+    """Operators copy them from a terminal, so the printed text has to work."""
     with pipeline.database.server.database() as database, database.connect() as connection:
         connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema)))
         connection.execute(sql.SQL("CREATE TABLE {} (id int)").format(sql.Identifier(schema, table)))
@@ -222,7 +222,7 @@ def found_fault(database: Database, publication: str) -> dict[str, Finding]:
 
 
 def test_what_people_read_is_safe(pipeline: Pipeline) -> None:
-    """After all of the names above."""
+    """This runs after all names above were used."""
     daemon = pipeline.daemon
     assert [json.loads(line) for line in daemon.log_text().splitlines()]
     assert_safe(daemon.log_text())

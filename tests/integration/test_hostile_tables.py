@@ -1,4 +1,4 @@
-"""Tables that somebody makes who may do nothing else: they stop nobody, and no row lands in another table's topic."""
+"""Tables of a user who may only create tables. They stop nobody, and no row arrives in another table's topic."""
 
 import json
 import subprocess
@@ -24,7 +24,7 @@ def execute(pipeline: Pipeline, *statements: str) -> None:
 
 
 def values(pipeline: Pipeline, topic: str) -> list[dict[str, Any]]:
-    """Return what a topic of the pipeline holds, once everything written so far is delivered."""
+    """Return the content of a topic, once everything written so far is delivered."""
     pipeline.wait_until_confirmed()
     context = SerializationContext(topic, MessageField.VALUE)
     with SchemaRegistryClient({"url": pipeline.daemon.url}) as registry:
@@ -33,7 +33,7 @@ def values(pipeline: Pipeline, topic: str) -> list[dict[str, Any]]:
 
 
 def goes_on(pipeline: Pipeline) -> bool:
-    """Whether the other table is delivered as if nothing were."""
+    """Check that the other table is still delivered."""
     pipeline.write(3)
     pipeline.assert_complete()
     return pipeline.daemon.alive
@@ -127,7 +127,7 @@ def test_a_topic_that_kafka_takes_for_another(start: Start) -> None:
 
 
 def test_room_for_topics_comes_back_when_topics_are_deleted(start: Start) -> None:
-    """As scaling.md has it."""
+    """As docs/scaling.md describes it."""
     pipeline = start({"kafka": {"topics": {"partitions": 1, "max": 1}}})
     daemon = pipeline.daemon
     execute(
@@ -185,7 +185,7 @@ def test_check_names_the_tables_that_cannot_be_published(start: Start) -> None:
 
 
 def checked(pipeline: Pipeline) -> tuple[int, list[str]]:
-    """Return how ``pgsluice check`` ends, and what it says of tables that cannot be published."""
+    """Return the exit code of ``pgsluice check``, and its findings about tables that cannot be published."""
     command = (sys.executable, "-m", "pgsluice", "check", "--json", "-c", str(pipeline.daemon.config_file))
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     findings = json.loads(done.stdout)

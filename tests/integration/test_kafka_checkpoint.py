@@ -1,4 +1,4 @@
-"""Reading the last committed checkpoint back, whatever else stands in the topic."""
+"""Reads the last committed checkpoint, whatever other records the topic has."""
 
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -81,7 +81,7 @@ class TestWhatIsThere:
         assert read(client_options(kafka), topic) == checkpoint(5)
 
     def test_one_that_a_former_owner_wrote_late_does_not(self, kafka: Kafka, topic: str) -> None:
-        """Nothing fences it, where delivery is at least once."""
+        """In at-least-once mode, a former owner is not fenced."""
         commit(kafka, topic, record(1), record(2), record(3), record(2))
         assert read(client_options(kafka), topic, is_atomic=False) == checkpoint(3)
         new_epoch = replace(checkpoint(3), epoch=2, end_lsn=0)
@@ -89,7 +89,7 @@ class TestWhatIsThere:
         assert read(client_options(kafka), topic, is_atomic=False) == new_epoch
 
     def test_one_that_a_former_owner_wrote_late_does_not_take_a_refusal_away(self, kafka: Kafka, topic: str) -> None:
-        """It can be further on than the session that found that the server has another history."""
+        """Its position can be beyond that of the session which found that the server has another history."""
         refused = replace(checkpoint(3), refused="The server was restored.")
         commit(kafka, topic, record(2), record(3), refused.to_json(), record(4))
         assert read(client_options(kafka), topic, is_atomic=False) == refused
@@ -98,7 +98,7 @@ class TestWhatIsThere:
         assert read(client_options(kafka), topic, is_atomic=False) == adopted
 
     def test_one_that_is_further_on_does_not_hide_those_that_follow(self, kafka: Kafka, topic: str) -> None:
-        """Where transactions are used, records come in the order of the history."""
+        """If transactions are used, records have the order of the history."""
         forged = replace(checkpoint(40), epoch=7)
         commit(kafka, topic, record(1), forged.to_json(), record(2), record(3))
         assert read(client_options(kafka), topic) == checkpoint(3)
@@ -119,7 +119,7 @@ class TestWhatIsThere:
             assert "its records are ignored" in line["event"]
 
     def test_another_pipelines_is_there_for_one_that_has_none_yet(self, kafka: Kafka, topic: str) -> None:
-        """It must not begin in the topics of another pipeline."""
+        """The pipeline must not begin in the topics of another one."""
         others = replace(checkpoint(9), pipeline="other")
         commit(kafka, topic, others.to_json(), b"no checkpoint", record(3), key=b"other")
         assert read(client_options(kafka), topic) == others
@@ -131,7 +131,7 @@ class TestWhatIsThere:
         assert read(client_options(kafka), topic) is None
 
     def test_records_without_transactions(self, kafka: Kafka, topic: str) -> None:
-        """As with delivery at least once: no marker stands at the end."""
+        """As in at-least-once mode, where no marker is at the end."""
         producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
         for cut in range(1, 3 * FIRST_WINDOW):
             producer.produce(topic, record(cut), b"shop")
@@ -140,7 +140,7 @@ class TestWhatIsThere:
 
     @pytest.mark.parametrize("behind", [FIRST_WINDOW - 2, FIRST_WINDOW - 1, FIRST_WINDOW, FIRST_WINDOW * WINDOW_FACTOR])
     def test_it_is_found_behind_many_aborted_records(self, kafka: Kafka, topic: str, behind: int) -> None:
-        """At the windows' borders: a transaction's marker takes an offset too."""
+        """This tests the borders of the windows, because a transaction's marker takes an offset as well."""
         commit(kafka, topic, record(1))
         commit(kafka, topic, record(2))
         abort(kafka, topic, *[record(3)] * (behind - 1))
@@ -159,7 +159,7 @@ class TestWhatIsThere:
 
     @pytest.mark.parametrize("value", [b"\x00\x00\x00\x00\x05", b"{}", b"", None])
     def test_a_record_that_is_no_checkpoint(self, kafka: Kafka, topic: str, value: bytes | None) -> None:
-        """Never to be passed over: an older checkpoint would send what was delivered once more."""
+        """It must never be skipped, because an older checkpoint would cause repeated deliveries."""
         commit(kafka, topic, record(1), value)
         sentence = f"^Record 1 of topic {topic} is not one that this version of pgsluice can read"
         with pytest.raises(HistoryError, match=sentence):
@@ -167,7 +167,7 @@ class TestWhatIsThere:
 
 
 class TestOpenTransactions:
-    """An open transaction hides the committed records behind it from whoever reads committed ones."""
+    """An open transaction hides the committed records after it from read_committed readers."""
 
     def test_what_is_hidden_is_waited_for(self, kafka: Kafka, topic: str) -> None:
         commit(kafka, topic, record(1))
@@ -175,7 +175,7 @@ class TestOpenTransactions:
             with transaction(kafka, topic, [record(2)], f"beside-{topic}") as beside:
                 beside.commit_transaction(PATIENCE_S)
             reading = threads.submit(read, client_options(kafka), topic)
-            time.sleep(1)  # long enough to have read what can be read
+            time.sleep(1)  # long enough to read everything that can be read
             assert not reading.done()
             foreign.abort_transaction()
             assert reading.result() == checkpoint(2)
@@ -203,7 +203,7 @@ class TestOpenTransactions:
 
 
 class PausesAfterwards(Topics):
-    """A broker that answers where the topic ends, and then nothing more."""
+    """A broker that reports the end of the topic, and then answers nothing more."""
 
     def __init__(self, kafka: Kafka, stack: ExitStack) -> None:
         super().__init__(client_options(kafka), Event())
@@ -217,7 +217,7 @@ class PausesAfterwards(Topics):
 
 
 class Outdated(Topics):
-    """A broker that answers where the topic ended some time ago."""
+    """A broker that reports an outdated end of the topic."""
 
     def __init__(self, kafka: Kafka, topic: str) -> None:
         super().__init__(client_options(kafka), Event())
@@ -228,7 +228,7 @@ class Outdated(Topics):
 
 
 class TestOutdatedBrokers:
-    """A broker that lost touch with its cluster goes on to answer, and does not know of the last checkpoint."""
+    """A broker that lost its connection to the cluster still answers, but does not know the last checkpoint."""
 
     def test_the_read_gets_to_the_mark(self, kafka: Kafka, topic: str) -> None:
         commit(kafka, topic, record(1))
@@ -265,7 +265,7 @@ class TestOutdatedBrokers:
     def test_a_read_that_comes_no_further_goes_on_with_another_consumer(
         self, kafka: Kafka, topic: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """And blames nobody's transaction, if there is none."""
+        """If there is no open transaction, the message does not blame one."""
         monkeypatch.setattr(tails, "RENEW_S", 0.2)
         commit(kafka, topic, record(1))
         topics = Topics(client_options(kafka), Event())
@@ -279,7 +279,7 @@ class TestOutdatedBrokers:
 
 class TestOutages:
     def test_kafka_does_not_answer(self, own_kafka: Kafka) -> None:
-        """Kafka being away is no reason to stop for good."""
+        """If Kafka is away, pgsluice does not stop for good."""
         name = f"shop-{uuid4().hex[:8]}.checkpoint"
         create_topic(own_kafka, name)
         commit(own_kafka, name, record(1))
@@ -301,5 +301,5 @@ class TestOutages:
         grant(secured_kafka, name, AclOperation.DESCRIBE)
         with pytest.raises(PermissionDenied, match=f"Reading {name}"):
             read(reader, name)
-        grant(secured_kafka, name, AclOperation.READ)  # of the topic; there is no right to any group
+        grant(secured_kafka, name, AclOperation.READ)  # the right to read the topic, but no right to any group
         assert read(reader, name) == checkpoint(1)

@@ -1,4 +1,4 @@
-"""Clients of Kafka have threads of their own, which must end with the session, whatever ended it."""
+"""Kafka clients have threads of their own. They must end with the session, whatever ended it."""
 
 import asyncio
 import gc
@@ -20,12 +20,12 @@ from tests.support.sink import Session, insert, policy
 SESSIONS = 3
 
 PATIENCE_S = 180.0
-"""How long the worker threads of a session may take to notice that they are not needed any more."""
+"""How long the worker threads of a session may take to notice that they are no longer needed."""
 
 
 @pytest.fixture
 def _uncollected() -> Iterator[None]:
-    """Nothing is to wait for the garbage collector."""
+    """Turn off the garbage collector, because threads must end without it."""
     gc.collect()
     gc.disable()
     yield
@@ -33,7 +33,7 @@ def _uncollected() -> Iterator[None]:
 
 
 def threads_of_clients() -> int:
-    """Return how many threads the process has that Python did not start."""
+    """Return the number of threads in the process that Python did not start."""
     return len([*Path("/proc/self/task").iterdir()]) - threading.active_count()
 
 
@@ -64,7 +64,7 @@ class TestThreadsEndWithTheSession:
             assert_ended(before)
 
     async def test_after_a_fatal_error(self, kafka: Kafka, prefix: str) -> None:
-        """The session is fenced; its error, and what led to it, is still remembered."""
+        """The session is fenced. Its error and the cause of the error are still referenced."""
         before, errors = threads_of_clients(), []
         for _ in range(SESSIONS):
             async with Session(kafka, prefix) as first:
@@ -77,7 +77,7 @@ class TestThreadsEndWithTheSession:
         assert len(errors) == SESSIONS
 
     async def test_while_kafka_does_not_answer(self, own_kafka: Kafka, prefix: str, orders: Target) -> None:
-        """In a transaction with records that have not left yet: nothing waits for them."""
+        """A transaction has records that were not sent yet. Nothing waits for them."""
         before = threads_of_clients()
         session = Session(own_kafka, prefix)
         await session.start()

@@ -1,4 +1,4 @@
-"""What happens to topics behind our back, between sessions and during one: on a real broker, noticed and said."""
+"""Topics that others change, between sessions and during one, on a real broker. pgsluice notices and reports it."""
 
 import asyncio
 import json
@@ -83,7 +83,7 @@ INTERFERENCES = pytest.mark.parametrize(
 
 
 async def written(kafka: Kafka, prefix: str, *targets: Target) -> None:
-    """Have a session write to topics, and end."""
+    """Write to topics in a session of its own."""
     async with Session(kafka, prefix) as session:
         for target in targets:
             await session.sink.open_topic(policy(target, PARTITIONS), keyed=True)
@@ -97,7 +97,7 @@ async def refuses_to_start(kafka: Kafka, prefix: str, sentence: str) -> None:
 
 
 async def deliver_with(session: Session, described: list[str]) -> None:
-    """Deliver a cut in a session where only these topics have a schema."""
+    """Deliver a cut in a session in which only these topics have a schema."""
     try:
         await session.sink.prepare()
         await session.sink.fence()
@@ -147,7 +147,7 @@ class TestBetweenSessions:
         }
 
     async def test_records_that_are_lost(self, kafka: Kafka, prefix: str, orders: Target) -> None:
-        """As after an unclean leader election; here the cut record claims more than was written."""
+        """As after an unclean leader election. In this test, the cut record claims more than was written."""
         await written(kafka, prefix, orders)
         cut = await last_cut(kafka, prefix)
         written_to = cut["topics"][0]["offsets"][1]["next"]
@@ -185,7 +185,7 @@ class TestBetweenSessions:
     async def test_schemas_that_are_not_there_any_more(
         self, kafka: Kafka, prefix: str, orders: Target, items: Target
     ) -> None:
-        """Once that is accepted, a topic is out of the account until its next row has brought its schema back."""
+        """Once this is accepted, a topic is not checked until its next row has registered its schema again."""
         await written(kafka, prefix, orders, items)
         described = [items.topic]
         with pytest.raises(HistoryError, match=f"The schemas of topic {orders.topic} are not registered any more"):
@@ -234,7 +234,7 @@ class TestBetweenSessions:
     async def test_the_partitions_of_a_topic_that_no_full_cut_lists(
         self, kafka: Kafka, prefix: str, orders: Target, items: Target
     ) -> None:
-        """So its first cut has to list them all."""
+        """So the topic's first cut has to list them all."""
         async with Session(kafka, prefix) as session:
             await session.deliver()
             for target in (orders, items):
@@ -254,7 +254,7 @@ class TestDuringASession:
     async def test_it_is_noticed_without_traffic(
         self, kafka: Kafka, prefix: str, orders: Target, interference: Interference, sentence: str
     ) -> None:
-        """With the next full cut."""
+        """The next full cut notices it."""
         async with Session(kafka, prefix) as session:
             await session.sink.open_topic(policy(orders, PARTITIONS), keyed=True)
             await session.deliver(insert(orders, 1))
@@ -281,7 +281,7 @@ class TestDuringASession:
     async def test_it_is_noticed_when_it_is_written_to(
         self, kafka: Kafka, prefix: str, orders: Target, interference: Interference, sentence: str
     ) -> None:
-        """Other partitions do no harm before the next full cut: records go to those that there were."""
+        """More partitions do no harm before the next full cut, because records go to the former ones."""
         async with Session(kafka, prefix, timeout_s=600) as session:
             await session.sink.open_topic(policy(orders, PARTITIONS), keyed=True)
             await session.deliver(*(insert(orders, n) for n in range(10)))
@@ -298,7 +298,7 @@ class TestDuringASession:
     async def test_it_is_noticed_when_its_topic_is_opened(
         self, kafka: Kafka, prefix: str, orders: Target, monkeypatch: pytest.MonkeyPatch, *, opened: bool
     ) -> None:
-        """What was found at the session's start is not made again."""
+        """A topic that was found at the session's start is not created again."""
         monkeypatch.setattr(topics, "REQUEST_S", 1.0)
         await written(kafka, prefix, orders)
         async with Session(kafka, prefix) as session:
@@ -323,7 +323,7 @@ class TestDuringASession:
 
     @pytest.mark.parametrize("topic", ["transactions", "checkpoint"])
     async def test_the_service_topics(self, kafka: Kafka, prefix: str, topic: str) -> None:
-        """Where Kafka breaks the transaction off before we look, the next session finds out."""
+        """If Kafka aborts the transaction before we look at the topics, the next session finds the reason."""
         async with Session(kafka, prefix, timeout_s=600) as session:
             await session.deliver()
             await asyncio.to_thread(delete, kafka, f"{prefix}.{topic}")
@@ -331,7 +331,7 @@ class TestDuringASession:
                 with pytest.raises(SinkUnavailable):
                     await session.deliver()
         if topic == "transactions":
-            # Each start adds a mark to the new topic, which does not make it less empty.
+            # Each start adds a mark to the new topic, which still counts as empty.
             for _ in range(2):
                 await refuses_to_start(kafka, prefix, f"Topic {prefix}.transactions is empty, but cut 1 was committed")
         else:
@@ -340,7 +340,7 @@ class TestDuringASession:
 
     @pytest.mark.parametrize("predicted", [True, False])
     async def test_records_that_are_lost(self, kafka: Kafka, prefix: str, orders: Target, *, predicted: bool) -> None:
-        """As after an unclean leader election; here we believe that we wrote more."""
+        """As after an unclean leader election. In this test, we believe that we wrote more."""
         async with Session(kafka, prefix) as session:
             await session.sink.open_topic(policy(orders), keyed=True)
             await session.deliver(insert(orders, 1))
@@ -365,7 +365,7 @@ class TestDuringASession:
     async def test_a_broker_that_is_slow_is_no_topic_that_is_gone(
         self, own_kafka: Kafka, prefix: str, orders: Target
     ) -> None:
-        """Looking for the reason of a stall must not end what would have gone well."""
+        """The search for the reason of a stall must not end a delivery that would have succeeded."""
         async with Session(own_kafka, prefix, timeout_s=600) as session:
             await session.sink.open_topic(policy(orders), keyed=True)
             await session.deliver(insert(orders, 1))
@@ -377,10 +377,10 @@ class TestDuringASession:
 
 
 class TestPrediction:
-    """Where a cut ends is written into it before Kafka has said so."""
+    """A cut record contains the end offsets of its cut before Kafka has reported them."""
 
     async def test_it_is_as_predicted(self, kafka: Kafka, prefix: str, orders: Target, items: Target) -> None:
-        """With the markers of former transactions, in topics new and old."""
+        """The topics are new or old, and have the markers of earlier transactions."""
         async with Session(kafka, prefix) as session:
             await session.deliver()
             for target in (orders, items):
@@ -393,7 +393,7 @@ class TestPrediction:
             assert session.prediction.is_clear
 
     async def test_markers_that_are_still_to_come(self, kafka: Kafka, prefix: str, orders: Target) -> None:
-        """A full cut without records does not wait for those of the cut before."""
+        """A full cut without records does not wait for the markers of the previous cut."""
         async with Session(kafka, prefix) as session:
             await session.sink.open_topic(policy(orders, 50), keyed=True)
             for _ in range(5):
@@ -404,7 +404,7 @@ class TestPrediction:
             assert session.prediction.is_clear
 
     async def test_somebody_else_writes_to_a_topic(self, kafka: Kafka, prefix: str, orders: Target) -> None:
-        """That cut is given up, and the next session waits and sees."""
+        """That cut is abandoned. The next session waits for the actual offsets."""
         prediction = OffsetPrediction()
         async with Session(kafka, prefix, prediction=prediction) as session:
             await session.sink.open_topic(policy(orders), keyed=True)
@@ -436,7 +436,7 @@ class TestPrediction:
 
 
 class Outdated(Topics):
-    """A client whose broker has not heard of anything for a while."""
+    """A client whose broker has had no news from the cluster for a while."""
 
     def __init__(self, kafka: Kafka) -> None:
         super().__init__(client_options(kafka), Event())
@@ -448,7 +448,7 @@ class Outdated(Topics):
 
 
 class Stopped(Topics):
-    """A client whose broker hears of nothing any more once :meth:`stop` was called; others are told what is there."""
+    """A client whose broker gets no more news after :meth:`stop`. Other clients get correct answers."""
 
     def __init__(self, kafka: Kafka) -> None:
         super().__init__(client_options(kafka), Event())
@@ -470,7 +470,7 @@ class TestLedger:
     def test_the_marker_of_the_cut_before_does_not_pass_for_a_record(
         self, kafka: Kafka, orders: Target, *, full: bool
     ) -> None:
-        """An outdated broker that knows it says the same end as if there were our record instead."""
+        """An outdated broker reports the same end with the marker as it would with our record instead."""
         topics, place = Stopped(kafka), (orders.topic, 0)
         known = Ledger(topics, Event(), accept=False)
         known.pin({orders.topic: topics.ensure(TopicSpec(orders.topic, 1))[0]})
@@ -487,7 +487,7 @@ class TestLedger:
             producer.commit_transaction(TIMEOUT_S)
 
     def test_what_one_broker_says_is_not_believed(self, kafka: Kafka, orders: Target) -> None:
-        """However long it says so: another client gets another answer."""
+        """It does not matter how long one broker says so, because another client gets another answer."""
         topics = Outdated(kafka)
         known = Ledger(topics, Event(), accept=False)
         known.watch(orders.topic, *topics.ensure(TopicSpec(orders.topic, 1)))

@@ -1,7 +1,7 @@
-"""The markers that Kafka writes at the end of a transaction: late, twice, and in the middle of the next one.
+"""The markers that Kafka writes at the end of a transaction: late, repeated, or in the middle of the next one.
 
-They take offsets, so what is predicted of a cut's offsets rests on them. Brokers send them to one another, here through
-a proxy. https://cwiki.apache.org/confluence/display/KAFKA/KIP-98 (WriteTxnMarkers)
+They take offsets, so the prediction of a cut's offsets depends on them. Brokers send them to one another, in these
+tests through a proxy. https://cwiki.apache.org/confluence/display/KAFKA/KIP-98 (WriteTxnMarkers)
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from tests.support.kafka_proxy import WRITE_TXN_MARKERS, KafkaProxy, Request
 from tests.support.sink import Place, Session, cut_records, insert, offsets, policy
 
 BETWEEN = "BETWEEN"
-"""The brokers' own listener, behind the proxy; a broker goes that way to itself, too."""
+"""The brokers' own listener, behind the proxy. A broker also uses it to reach itself."""
 
 GIVEN_UP = "somebody else has written to it, or Kafka has marked a transaction twice. The cut is given up"
 
@@ -35,13 +35,13 @@ def proxied() -> Iterator[tuple[Kafka, KafkaProxy]]:
 
 
 async def deliver_to(session: Session, target: Target, last: int) -> None:
-    """Deliver value after value, a cut each, from where the session is."""
+    """Deliver the values, one cut each, from the session's position."""
     for number in range(session.checkpoint.cut + 1, last + 1):
         await session.deliver(insert(target, number))
 
 
 def assert_complete(kafka: Kafka, prefix: str, target: Target, last: int) -> None:
-    """Every value is there once, and where its cut record says."""
+    """Check that every value is there once, at the offset that its cut record gives."""
     messages, records = read_committed(kafka, target.topic), cut_records(kafka, prefix)
     assert [message.value() for message in messages] == [b"value %d" % number for number in range(1, last + 1)]
     assert [record["cut"] for record in records] == list(range(1, last + 1))
@@ -58,7 +58,7 @@ def slowly(request: Request) -> None:
 async def test_a_cut_waits_for_the_markers_of_the_one_before(
     proxied: tuple[Kafka, KafkaProxy], prefix: str, orders: Target
 ) -> None:
-    """Else one could come after its offsets were predicted, and before its records."""
+    """Otherwise, a marker could come after the prediction of the offsets, but before the records."""
     kafka, proxy = proxied
 
     async with Session(kafka, prefix) as session:
@@ -111,7 +111,7 @@ async def test_one_whose_answer_was_lost_comes_twice(
 async def test_one_that_comes_once_more_in_the_middle_of_the_next_cut(
     proxied: tuple[Kafka, KafkaProxy], prefix: str, orders: Target, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """It shows that cut's records, so the cut must not be given up any more: they would come twice."""
+    """The marker makes that cut's records visible, so the cut must not be abandoned: its records would come twice."""
     kafka, proxy = proxied
     kept: list[Request] = []
     mismatch = Ledger.mismatch
@@ -152,7 +152,7 @@ async def test_one_that_comes_once_more_in_the_middle_of_the_next_cut(
 async def test_what_would_be_given_up_is_finished_where_one_shows_its_checkpoint(
     proxied: tuple[Kafka, KafkaProxy], prefix: str, orders: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the next session would go on behind it, and what is not shown would be lost."""
+    """Otherwise, the next session would continue after the checkpoint, and the invisible records would be lost."""
     kafka, proxy = proxied
     kept: list[Request] = []
     items = Target(f"{prefix}.public.items", 11, 12)

@@ -1,6 +1,6 @@
-"""A broker that is cut off from its cluster goes on to answer as the leader, with what it knew then.
+"""A broker that is cut off from its cluster still answers as the leader, with what it knew before.
 
-https://kafka.apache.org/documentation/#kraft: leaders are moved by the controllers, and it does not hear of that.
+https://kafka.apache.org/documentation/#kraft: the controllers move leaders, and the broker does not hear of it.
 """
 
 import asyncio
@@ -35,25 +35,25 @@ NODE = 1
 """The broker that is cut off."""
 
 ALONE = "ALONE"
-"""A listener whose clients reach only the broker that they know: the others advertise an address of nobody."""
+"""A listener whose clients reach only the first broker, because the others advertise an unused address."""
 
 NOBODY = "127.0.0.1:9"
 
 LATEST = IsolationLevel.READ_UNCOMMITTED
 
 FORMER, LAST = 1, 4
-"""The checkpoint that the broker which was cut off knows, and the last one."""
+"""The checkpoint that the isolated broker knows, and the last one."""
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Three brokers, the first of which is cut off within :meth:`outdated`."""
+    """Three brokers. The first one is isolated within :meth:`outdated`."""
 
     kafka: Kafka
     links: Links
 
     def options(self, *nodes: int) -> ClientOptions:
-        """Return how clients reach the cluster that know these brokers at first."""
+        """Return options for a client that first connects to these brokers."""
         return ClientOptions({"bootstrap.servers": self._addresses(*nodes)}, "pgsluice-test")
 
     def _addresses(self, *nodes: int) -> str:
@@ -61,11 +61,11 @@ class Cluster:
         return ",".join(addresses[node - 1] for node in nodes)
 
     def options_alone(self) -> ClientOptions:
-        """Return how clients reach the first broker, and no other one."""
+        """Return options for a client that reaches only the first broker."""
         return ClientOptions({"bootstrap.servers": self.kafka.addresses(ALONE).split(",")[NODE - 1]}, "pgsluice-test")
 
     def create(self, *topics: str) -> None:
-        """Create topics that the first broker leads, and return when a client is told so."""
+        """Create topics that the first broker leads. Return when clients see them."""
         admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap_servers})
         compacted = {"cleanup.policy": "compact"}
         new = [NewTopic(topic, 1, replica_assignment=[[1, 2, 3]], config=compacted) for topic in topics]
@@ -75,11 +75,11 @@ class Cluster:
             self.wait_for_leader(topic, {1})
 
     def _admin(self) -> AdminClient:
-        """Return a new client of the brokers that are not cut off."""
+        """Return a new client of the brokers that are not isolated."""
         return AdminClient({"bootstrap.servers": self._addresses(2, 3)})
 
     def wait_for_leader(self, topic: str, nodes: set[int]) -> None:
-        """Return when the brokers that are not cut off say that one of ``nodes`` leads the topic."""
+        """Return when the connected brokers report that one of ``nodes`` leads the topic."""
         deadline = time.monotonic() + TIMEOUT_S
         while time.monotonic() < deadline:
             found = self._admin().list_topics(topic, TIMEOUT_S).topics[topic].partitions
@@ -89,7 +89,7 @@ class Cluster:
         raise TimeoutError(f"none of {nodes} leads {topic}")
 
     def wait_for_end(self, topic: str, end: int, *nodes: int) -> None:
-        """Return when one of ``nodes`` shows this much: what ends a transaction comes a moment after it."""
+        """Return when one of ``nodes`` reports this end, because the marker of a transaction comes slightly later."""
         deadline, place = time.monotonic() + TIMEOUT_S, (topic, 0)
         with closing(Topics(self.options(*nodes), Event())) as topics:
             while topics.next_offsets([place])[place] < end:
@@ -98,7 +98,10 @@ class Cluster:
 
     @contextmanager
     def outdated(self, *topics: str) -> Iterator[None]:
-        """Cut the first broker off until the others have taken its place; afterwards it is one of them again."""
+        """Isolate the first broker until the others have replaced it as the leader.
+
+        Afterwards, it rejoins the cluster.
+        """
         self.links.isolate(NODE, silently=True)
         try:
             for topic in topics:
@@ -123,7 +126,7 @@ def checkpoint(cut: int) -> Checkpoint:
 
 
 def write(options: ClientOptions, topic: str, *cuts: int, mark: bytes | None = None) -> None:
-    """Commit these checkpoints, a transaction each, and abort the mark."""
+    """Commit each of these checkpoints in a transaction, and abort the mark."""
     producer = Producer({**options.properties, "transactional.id": topic})
     producer.init_transactions(TIMEOUT_S)
     for value in (*(checkpoint(cut).to_json() for cut in cuts), *([] if mark is None else [mark])):
@@ -163,7 +166,7 @@ def test_the_mark_tells_the_outdated_broker_apart(cluster: Cluster, monkeypatch:
 
 
 def test_what_it_does_not_know_was_not_deleted(cluster: Cluster) -> None:
-    """Another client gets another answer, of a later leader."""
+    """Another client gets another answer from a newer leader."""
     topic = f"shop-{uuid4().hex[:8]}.public.orders"
     cluster.create(topic)
     write(cluster.options(2, 3), topic, FORMER)
@@ -173,7 +176,7 @@ def test_what_it_does_not_know_was_not_deleted(cluster: Cluster) -> None:
         cluster.wait_for_end(topic, 4, 2, 3)
         place = topic, 0
         known = Account({topic: TopicState("", 1)}, {place: 4})
-        # Of the topic itself it cannot be asked: that request goes to any of the brokers that it knows.
+        # The broker cannot be asked about the topic itself, because that request goes to any broker that it knows.
         former_end, epoch = Topics(cluster.options_alone(), Event())._answers([place], LATEST)[place]
         former = Account(known.topics, {place: former_end}, {} if epoch is None else {place: epoch})
         now = Topics(cluster.options(2, 3), Event()).account(known)
@@ -192,7 +195,7 @@ def test_what_it_does_not_know_was_not_deleted(cluster: Cluster) -> None:
 
 
 async def test_sessions_go_on_behind_the_last_checkpoint(cluster: Cluster) -> None:
-    """Or end, because the broker that was asked is outdated; never do they begin too early."""
+    """Or they end, because the broker that was asked is outdated. They never begin too early."""
     prefix = f"shop-{uuid4().hex[:8]}"
     names = f"{prefix}.checkpoint", f"{prefix}.transactions"
     cluster.create(*names)

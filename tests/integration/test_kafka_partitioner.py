@@ -1,4 +1,4 @@
-"""The partitioner against Kafka's own, in Java: topics co-partition with those of its clients."""
+"""Compares the partitioner with Kafka's own in Java, so that topics co-partition with those of its clients."""
 
 import random
 from pathlib import Path
@@ -30,7 +30,7 @@ public class Partitions {
 
 
 def keys() -> list[bytes]:
-    """Return keys of all lengths up to 64, some long ones, and such as the daemon writes."""
+    """Return keys of all lengths up to 64, some long ones, and keys that the daemon writes."""
     generator = random.Random(20260101)
     lengths = [*range(65), *range(65), *range(65), *(generator.randrange(65, 2000) for _ in range(300))]
     framed = [b"\x00" + generator.randbytes(4) + bytes([2 * n % 128]) for n in range(200)]

@@ -1,4 +1,4 @@
-"""Where only pgsluice has rights, nobody else can write to its service topics, or fence it."""
+"""If only pgsluice has the rights, nobody else can write to its service topics, or fence it."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ SERVICE_TOPICS = ("checkpoint", "transactions", "schemas")
 
 
 def allow_all(kafka: SecuredKafka, prefix: str) -> ClientOptions:
-    """Give the user "pgsluice" every right to its prefix, and return how it reaches the broker."""
+    """Give the user "pgsluice" every right to its prefix. Return its options for the broker."""
     operations = (AclOperation.CREATE, AclOperation.READ, AclOperation.WRITE, AclOperation.DESCRIBE_CONFIGS)
     allow(kafka, "pgsluice", ResourceType.TOPIC, f"{prefix}.", *operations, pattern=ResourcePatternType.PREFIXED)
     allow(kafka, "pgsluice", ResourceType.TRANSACTIONAL_ID, f"pgsluice-{prefix}", AclOperation.WRITE)
@@ -24,7 +24,7 @@ def allow_all(kafka: SecuredKafka, prefix: str) -> ClientOptions:
 
 
 def refused(producer: Producer, topic: str) -> int | None:
-    """Write a forged record; return the code of the error, None if Kafka took it."""
+    """Write a forged record. Return the error code, or None if Kafka accepted it."""
     codes: list[int | None] = []
 
     def report(error: KafkaError | None, _message: Message) -> None:
@@ -38,7 +38,7 @@ def refused(producer: Producer, topic: str) -> int | None:
 
 
 async def test_nobody_else_may_write(secured_kafka: SecuredKafka, prefix: str) -> None:
-    """Others may read everything."""
+    """Other users may read everything."""
     client = allow_all(secured_kafka, prefix)
     async with Session(secured_kafka, prefix, client=client) as session:
         await session.deliver()

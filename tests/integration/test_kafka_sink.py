@@ -1,4 +1,4 @@
-"""Cuts delivered to a real broker, and read back by an independent read_committed consumer as the contract says."""
+"""Delivers cuts to a real broker. An independent read_committed consumer reads them as the contract says."""
 
 import asyncio
 import time
@@ -34,12 +34,12 @@ Content = dict[Place, list[tuple[bytes | None, bytes | None]]]
 
 @pytest.fixture
 def logs(prefix: str) -> Target:
-    """A table without key."""
+    """A table without a key."""
     return Target(f"{prefix}.public.logs", 13, None)
 
 
 def content(kafka: Kafka, cut: dict[str, Any]) -> Content:
-    """Return what a cut brought, as a consumer finds it that only knows the cut's record."""
+    """Return the content of a cut, found by a consumer that knows only the cut's record."""
     found = {}
     for (topic, partition), (first, following) in offsets(cut).items():
         messages = read_committed(kafka, topic, partition, end=following)
@@ -56,7 +56,7 @@ def expected(records: Sequence[Record], partitions: int) -> Content:
 
 
 class TestTheNumberOfTopics:
-    """What a user who may create tables can have created in Kafka."""
+    """Limits how many topics a user who may create tables can cause in Kafka."""
 
     async def test_no_more_topics_are_created_than_allowed(self, kafka: Kafka, prefix: str) -> None:
         tables = [Target(f"{prefix}.public.t{number}", 13, 14) for number in range(4)]
@@ -68,10 +68,10 @@ class TestTheNumberOfTopics:
                 await session.sink.open_topic(policy(tables[2]), keyed=True)
             await session.sink.open_topic(policy(tables[0]), keyed=True)
             await session.deliver(insert(tables[0], 2))
-        async with Session(kafka, prefix, topics_max=2) as session:  # what earlier sessions wrote to counts
+        async with Session(kafka, prefix, topics_max=2) as session:  # topics that earlier sessions wrote to count
             with pytest.raises(ConfigError, match="t2 was not created"):
                 await session.sink.open_topic(policy(tables[2]), keyed=True)
-            create_topic(kafka, tables[3].topic)  # somebody else has paid for this one
+            create_topic(kafka, tables[3].topic)  # another user has created this one
             await session.sink.open_topic(policy(tables[3]), keyed=True)
             await session.deliver(insert(tables[3], 3))
             assert tables[2].topic not in session.sink._topics.describe([table.topic for table in tables])
@@ -88,12 +88,12 @@ class TestTheNumberOfTopics:
 
 
 class TestTheMark:
-    """What a session writes behind everything, to tell an outdated answer apart."""
+    """A session writes marks at the end of everything, to recognize an outdated answer."""
 
     async def test_an_outdated_answer_hides_no_checkpoint(
         self, kafka: Kafka, prefix: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Here the broker says that the topics end where they ended before the last cuts."""
+        """In this test, the broker reports the topics' ends from before the last cuts."""
         async with Session(kafka, prefix) as session:
             await session.deliver()
             names = f"{prefix}.checkpoint", f"{prefix}.transactions"
@@ -111,7 +111,7 @@ class TestTheMark:
         async with Session(kafka, prefix):
             pass
         for name in f"{prefix}.checkpoint", f"{prefix}.transactions":
-            assert end_of(kafka, name) == 6  # two marks and a cut, and what ends each of them
+            assert end_of(kafka, name) == 6  # two marks and a cut, each with its marker
             assert len(await asyncio.to_thread(read_committed, kafka, name)) == 1
 
 
@@ -161,7 +161,7 @@ class TestDelivery:
     async def test_the_first_cut_of_a_session_lists_everything(
         self, kafka: Kafka, prefix: str, orders: Target, logs: Target
     ) -> None:
-        """Also what was written in earlier sessions, and not what is gone."""
+        """It includes what earlier sessions wrote, but not the topics that are gone."""
         async with Session(kafka, prefix) as session:
             await session.sink.open_topic(policy(orders, 2), keyed=True)
             await session.deliver(*(insert(orders, n) for n in range(10)))
@@ -175,7 +175,7 @@ class TestDelivery:
         earlier, full = await asyncio.to_thread(cut_records, kafka, prefix)
         ends = {(orders.topic, partition): end_of(kafka, orders.topic, partition) for partition in range(2)}
         assert offsets(full) == {**{place: (end, end) for place, end in ends.items()}, (logs.topic, 0): (0, 0)}
-        # nothing but the marker came since
+        # only the marker came since
         assert {place: following + 1 for place, (_, following) in offsets(earlier).items()} == ends
 
     async def test_a_large_transaction_in_pieces(self, kafka: Kafka, prefix: str, orders: Target) -> None:
@@ -223,7 +223,7 @@ class TestOwners:
     async def test_who_hears_of_it_between_two_records_knows_why(
         self, kafka: Kafka, prefix: str, orders: Target, *, begun: bool
     ) -> None:
-        """librdkafka takes no record any more then, and gives a reason only to those who ask."""
+        """Then librdkafka accepts no more records, and gives the reason only if asked."""
         async with Session(kafka, prefix) as former:
             await former.sink.open_topic(policy(orders), keyed=True)
             if begun:
@@ -242,7 +242,7 @@ class TestOwners:
     async def test_a_former_owner_is_not_told_that_its_topics_were_truncated(
         self, kafka: Kafka, prefix: str, orders: Target
     ) -> None:
-        """None of its records arrives any more, so the topics' ends are not what it expects."""
+        """None of its records arrives any more, so the ends of the topics differ from what it expects."""
         async with Session(kafka, prefix) as former:
             await former.sink.open_topic(policy(orders), keyed=True)
             await former.deliver(insert(orders, 1))
@@ -253,7 +253,7 @@ class TestOwners:
     async def test_a_former_owner_does_not_take_its_successor_for_somebody_else(
         self, kafka: Kafka, prefix: str, orders: Target, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Who takes over aborts the cut in progress, which leaves its marks in the topics."""
+        """The successor aborts the cut in progress, which leaves markers in the topics."""
         loop, owner = asyncio.get_running_loop(), Session(kafka, prefix)
         mismatch = Ledger.mismatch
 
@@ -272,7 +272,7 @@ class TestOwners:
         assert len(await asyncio.to_thread(cut_records, kafka, prefix)) == 1
 
     async def test_a_late_refusal_does_not_stop_a_newer_epoch(self, kafka: Kafka, prefix: str) -> None:
-        """The operator began it while the former owner was about to refuse the server."""
+        """The operator began it while the former owner was about to record its refusal."""
         async with Session(kafka, prefix) as former:
             await former.deliver()
             async with Session(kafka, prefix) as session:
@@ -317,7 +317,7 @@ class TestOwners:
                 await session.sink.commit(*lost)
 
     async def test_nor_if_the_client_hears_of_it_first(self, own_kafka: Kafka, prefix: str, orders: Target) -> None:
-        """A record is refused for the producer's epoch, as if there were another owner, before we look at the clock."""
+        """The client learns it from a refused record, as if there were another owner, before we check the time."""
         async with Session(own_kafka, prefix, timeout_s=1.0) as session:
             await session.sink.open_topic(policy(orders), keyed=True)
             lost = await session.produce(insert(orders, 1))
@@ -339,7 +339,7 @@ class TestOwners:
 
 
 def produce_until_refused(producer: Producer, topic: str) -> None:
-    """Raise what a client says that has heard of something, and was not asked about it."""
+    """Raise the error of a client that has already noticed a problem, but was not asked about it."""
     while True:
         producer.produce(topic, b"late", partition=0)
         time.sleep(0.01)
@@ -383,7 +383,7 @@ class TestRefusals:
     async def test_a_topic_known_since_the_start_is_refused_when_its_first_row_comes(
         self, kafka: Kafka, prefix: str, orders: Target, logs: Target
     ) -> None:
-        """Not before; and one whose settings have changed meanwhile, with the table's next version."""
+        """It is not refused earlier. A topic whose settings have changed is refused with the table's next version."""
         orders_topic = ConfigResource(ConfigResource.Type.TOPIC, orders.topic)
         create_topic(kafka, orders.topic, cleanup_policy="compact")
         create_topic(kafka, logs.topic, max_message_bytes="2000")
@@ -422,7 +422,7 @@ class TestOutages:
             with pytest.raises(SinkUnavailable):
                 await working
         if step != "prepare":
-            # Nothing but the mark, and what ended it.
+            # Only the mark, and its marker.
             assert end_of(own_kafka, f"{prefix}.transactions") == (2 if step == "deliver" else 0)
 
     async def test_what_cannot_be_aborted_ends_with_its_timeout(
@@ -438,7 +438,7 @@ class TestOutages:
         assert await asyncio.to_thread(read_committed, own_kafka, orders.topic) == []
 
     async def test_away_and_back_is_said_once(self, own_kafka: Kafka, prefix: str) -> None:
-        """Whichever of the clients notices first."""
+        """Either of the clients may notice first."""
         client = client_options(own_kafka)
         registry = BuiltinRegistry(RegistryOptions(client, timeout_s=2.0), f"{prefix}.schemas")
         await registry.start()

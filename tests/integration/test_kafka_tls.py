@@ -1,4 +1,4 @@
-"""Kafka with TLS: who proves what to whom, what pgsluice says if somebody fails to, and renewed certificates."""
+"""Kafka with TLS: who authenticates whom, what pgsluice reports if that fails, and renewed certificates."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -36,7 +36,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsKafka]:
 def connect(
     broker: TlsKafka, listener: str, properties: dict[str, str], credentials: dict[str, Any] | None = None
 ) -> None:
-    """Ask for the brokers, as the daemon does; PgsluiceError if that fails."""
+    """Ask for the brokers, as the daemon does. Raise PgsluiceError if that fails."""
     servers = {"bootstrap.servers": broker.addresses(listener)}
     options = ClientOptions({**servers, **properties}, "pgsluice-test", credentials=lambda: credentials or {})
     with closing(Topics(options, threading.Event())) as topics:
@@ -112,7 +112,7 @@ def refused(
     kind: type[PgsluiceError],
     credentials: dict[str, Any] | None = None,
 ) -> str:
-    """Return the words with which a connection fails."""
+    """Return the message of a failed connection."""
     with pytest.raises(PgsluiceError) as caught:
         connect(broker, listener, properties, credentials)
     assert type(caught.value) is kind, caught.value
@@ -137,7 +137,7 @@ class TestTokens:
         assert "wrong-secret" not in words
 
     def test_msk_gives_its_token_to_the_broker(self, broker: TlsKafka, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The broker is not Amazon's, so it refuses the token; but it has got one."""
+        """The broker is not Amazon's, so it refuses the token. But it has received one."""
         pytest.importorskip("aws_msk_iam_sasl_signer")
         monkeypatch.setattr(topics_module, "REQUEST_S", REFUSED_S)
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
@@ -155,7 +155,7 @@ class TestTokens:
 
 
 def oidc(broker: TlsKafka, url: str, secret: str) -> dict[str, str]:
-    """Return the properties with which librdkafka gets tokens itself."""
+    """Return the properties with which librdkafka itself gets tokens."""
     return {
         **broker.properties("OAUTH"),
         "sasl.mechanism": "OAUTHBEARER",
@@ -169,7 +169,7 @@ def oidc(broker: TlsKafka, url: str, secret: str) -> dict[str, str]:
 def test_a_password_that_changes_is_asked_for_again(
     broker: TlsKafka, new_database: Callable[..., Database], tmp_path: Path
 ) -> None:
-    """At first, it is wrong."""
+    """At first, the password is wrong."""
     file = tmp_path / "password"
     file.write_text("wrong-secret\n")
     client = broker.properties("SCRAM", **SCRAM)
@@ -198,7 +198,7 @@ def daemon(
 def test_renewed_certificates_are_used_without_a_restart(
     new_database: Callable[..., Database], broker: TlsKafka
 ) -> None:
-    """Another authority has signed both. The broker gets its new ones first, so pgsluice is refused for a time."""
+    """Another authority has signed both. The broker gets its certificates first, so pgsluice is refused for a time."""
     database, authorities = new_database(), broker.directory / "renewed.crt"
     authorities.write_bytes(broker.authority.certificate.read_bytes())
     client = broker.client(broker.authority, ssl_ca_location=str(authorities))
@@ -215,7 +215,7 @@ def test_renewed_certificates_are_used_without_a_restart(
         broker.client(broker.other)
         authorities.write_bytes(broker.other.certificate.read_bytes())
         pipeline.wait_until_confirmed()
-        broker.client(broker.other)  # nothing is wrong, and yet the new one is used
+        broker.client(broker.other)  # nothing is wrong, but the new certificate is used
         wait_until(lambda: "A new session begins, which reads them" in pipeline.daemon.log_text(), "the new session")
         pipeline.write()
         pipeline.wait_until_confirmed()

@@ -1,4 +1,4 @@
-"""Topics: made, found, refused; and what ``pgsluice check`` says of Kafka."""
+"""Topics that are created, found or refused, and the findings of ``pgsluice check`` about Kafka."""
 
 import time
 from collections.abc import Iterable
@@ -112,7 +112,7 @@ class TestSettings:
             topics.check(TopicSpec(name, 1, compactable=False), settings)
 
     def test_where_new_topics_are_compacted_only_those_are_that_can_be(self, own_kafka: Kafka, name: str) -> None:
-        """Otherwise a new table without a key would have a topic that takes none of its rows."""
+        """Otherwise, a new table without a key would have a topic that refuses all its rows."""
         with closing(Topics(client_options(own_kafka), Event())) as topics:
             (broker,) = topics.brokers()
             configure(
@@ -142,7 +142,7 @@ class TestSettings:
     def test_of_many_topics_at_once_and_of_none(
         self, topics: Topics, name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Without those that are not there."""
+        """Topics that do not exist are left out."""
         monkeypatch.setattr(module, "SETTINGS_MAX", 2)
         limits = {f"{name}.{number}": 1_000_000 + number for number in range(5)}
         topics.ensure(*(TopicSpec(one, 1, config={"max.message.bytes": str(limit)}) for one, limit in limits.items()))
@@ -203,7 +203,7 @@ class TestQuestions:
 
 class TestOutages:
     def test_offsets_are_asked_of_new_leaders(self, own_kafka: Kafka, name: str) -> None:
-        """Which librdkafka does not look for by itself."""
+        """librdkafka does not look for new leaders by itself here."""
         topics = Topics(client_options(own_kafka), Event())
         topics.ensure(TopicSpec(name, 2))
         places = [(name, 0), (name, 1)]
@@ -213,7 +213,7 @@ class TestOutages:
         assert topics.next_offsets(places) == {(name, 0): 0, (name, 1): 0}
 
     def test_one_of_several_brokers_does_not_answer(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Its partitions' offsets are unknown then: nothing that could be taken for a truncated topic."""
+        """The offsets of its partitions are unknown then. This must not look like a truncated topic."""
         monkeypatch.setattr(module, "REQUEST_S", SOON_S)
         monkeypatch.setattr(module, "_LEADERS_S", SOON_S)
         with Kafka(brokers=2) as kafka:

@@ -1,4 +1,4 @@
-"""Bad weather on Kafka's side, under load: what waits and goes on, what stops and with which sentence."""
+"""Faults of Kafka under load: which ones are waited out, which ones stop pgsluice, and with which message."""
 
 import logging
 import re
@@ -29,14 +29,14 @@ log = logging.getLogger(__name__)
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Kafka]:
-    """Give three brokers; a write needs two."""
+    """Give three brokers. A write needs two of them."""
     with Kafka(brokers=3) as kafka:
         yield kafka
 
 
 @pytest.fixture(scope="module")
 def guarded_kafka() -> Iterator[SecuredKafka]:
-    """Give a broker whose rights and passwords change here, and nowhere else; "reader" may do what a pipeline does."""
+    """Give a broker whose rights and passwords only these tests change. "reader" may do what a pipeline does."""
     with SecuredKafka() as kafka:
         allow(kafka, ResourceType.TOPIC, "w", AclOperation.ALL)
         allow(kafka, ResourceType.TRANSACTIONAL_ID, "pgsluice-w", AclOperation.ALL)
@@ -45,7 +45,7 @@ def guarded_kafka() -> Iterator[SecuredKafka]:
 
 @contextmanager
 def recovering(pipeline: Pipeline, what: str) -> Iterator[None]:
-    """Return once what was written by the end of the block is confirmed; the log says how long that took."""
+    """Return once everything written in the block is confirmed. The log says how long that took."""
     yield
     began = time.monotonic()
     pipeline.wait_until_confirmed()
@@ -117,7 +117,7 @@ class TestOneBroker:
         pipeline.assert_complete()
 
     def test_it_comes_back_and_takes_less(self, own_kafka: Kafka, start: Start) -> None:
-        """Batches count like records: the rows are small."""
+        """Batches are as small as records, because the rows are small."""
         pipeline = start(broker=own_kafka)
         pipeline.write()
         pipeline.wait_until_confirmed()
@@ -132,7 +132,7 @@ class TestOneBroker:
 
 @contextmanager
 def changed(kafka: Kafka, name: str, value: str) -> Iterator[None]:
-    """Restart the broker with another setting, and in the end with what it had."""
+    """Restart the broker with another setting. In the end, restart it with the former one."""
     path = kafka._brokers[1]._properties
     before = path.read_text()
     try:
@@ -147,7 +147,7 @@ def changed(kafka: Kafka, name: str, value: str) -> Iterator[None]:
 
 
 class TestRights:
-    """A right that is withdrawn, or a password, does not come back by waiting."""
+    """Waiting does not bring back a withdrawn right or a changed password."""
 
     def test_rights_withdrawn_while_it_runs(self, guarded_kafka: SecuredKafka, start: Start) -> None:
         pipeline = start({"kafka": {"client": credentials(guarded_kafka)}}, broker=guarded_kafka)
@@ -186,7 +186,7 @@ class TestRights:
 
 
 def credentials(kafka: SecuredKafka) -> dict[str, str]:
-    """Return what kafka.client needs for the user "reader"."""
+    """Return the settings of kafka.client for the user "reader"."""
     return {name: value for name, value in kafka.properties("reader").items() if name != "bootstrap.servers"}
 
 

@@ -1,6 +1,7 @@
-"""Messages of pg_logical_emit_message on real servers: in their place among the rows, each once, whatever happens.
+"""Messages of pg_logical_emit_message on real servers: each arrives once, and in its place among the rows.
 
-Every test writes rows (numbers) and messages (bytes) and compares what an ordinary consumer reads, cut by cut.
+Every test writes rows (numbers) and messages (bytes), and compares them with what an ordinary consumer reads, cut by
+cut.
 """
 
 from collections.abc import Callable, Iterator
@@ -42,11 +43,11 @@ class Writer:
         self.connection.execute("INSERT INTO numbers VALUES (%s)", [number])
 
     def message(self, content: bytes, prefix: str = "p") -> int:
-        """Write a message that is part of the transaction; the LSN that the server gives."""
+        """Write a message that is part of the transaction. Return the LSN that the server reports."""
         return self._emit(content, prefix, transactional=True)
 
     def alone(self, content: bytes, prefix: str = "p") -> int:
-        """Write one that is part of none."""
+        """Write a message outside of any transaction. Return its LSN."""
         return self._emit(content, prefix, transactional=False)
 
     def _emit(self, content: bytes, prefix: str, *, transactional: bool) -> int:
@@ -56,7 +57,7 @@ class Writer:
 
 
 class Followed:
-    """A pipeline and what an ordinary consumer has read of it."""
+    """A pipeline, and what an ordinary consumer has read of it."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
@@ -76,9 +77,9 @@ class Followed:
         self._context.close()
 
     def read(self) -> list[Item]:
-        """Return everything that was written so far, in order, having checked all that the contract says of cuts."""
+        """Return everything written so far, in order. Check everything that the contract says about cuts."""
         with self.pipeline.database.connect() as connection:
-            connection.execute("INSERT INTO fences DEFAULT VALUES")  # flushes all that was written before
+            connection.execute("INSERT INTO fences DEFAULT VALUES")  # flushes everything that was written before
             ((lsn,),) = connection.execute("SELECT pg_current_wal_flush_lsn() - '0/0'").fetchall()
         self.cuts += self.reader.read_until(int(lsn))
         for one in self.cuts:
@@ -91,7 +92,7 @@ class Followed:
 
     @property
     def events(self) -> list[Event]:
-        """Everything read, in the order of the cuts, and of positions within a cut."""
+        """Everything that was read, in the order of the cuts, and in the order of positions within a cut."""
         return [event for cut in self.cuts for event in sorted(cut.events, key=lambda event: event.position)]
 
     @property
@@ -135,7 +136,7 @@ Follow: TypeAlias = Callable[..., Followed]
 
 @pytest.fixture
 def follow(start: Start, new_database: Callable[..., Database]) -> Iterator[Follow]:
-    """Start a pipeline with messages, and a consumer of it; takes what ``start`` takes."""
+    """Start a pipeline with messages, and a consumer of it. It takes the arguments of ``start``."""
     with ExitStack() as stack:
 
         def begin(
@@ -157,7 +158,7 @@ def follow(start: Start, new_database: Callable[..., Database]) -> Iterator[Foll
 
 @pytest.fixture
 def own_postgres(request: pytest.FixtureRequest) -> Iterator[Postgres]:
-    """Give a server that a test may take away; it really syncs, because it will crash."""
+    """Give a server that a test may stop. It uses fsync, because it will crash."""
     with Postgres(getattr(request, "param", 17), {"fsync": "on"}) as server:
         yield server
 
@@ -213,7 +214,7 @@ class TestOrder:
                 lsns.append(writer.alone(b"%d" % number))
         assert followed.read() == [one for number in range(1, 51) for one in (b"%d" % number, number)]
         assert [event["lsn"] for event in followed.messages] == lsns
-        # the record of the commit follows at once: the same LSN, and the message first
+        # the commit record follows directly: it has the same LSN, and the message comes first
         commits = [event["lsn"] for event in followed.events if event["seq"] >= 0]
         assert set(commits) & set(lsns)
 
@@ -342,7 +343,7 @@ class TestExactlyOnce:
         expected: list[Item] = []
         for number, again in enumerate((followed.daemon.restart, restart_hard(followed)) * 2):
             content = b"%d" % number
-            lsn = writer.alone(content)  # flushed soon, because it is a transaction that wrote something
+            lsn = writer.alone(content)  # flushed soon, because this transaction has written something
             wait_until_confirmed(followed, lsn)
             again()
             writer.row(number)
@@ -350,7 +351,10 @@ class TestExactlyOnce:
             assert followed.read() == expected
 
     def test_delivered_between_it_and_the_commit_at_the_same_lsn(self, follow: Follow) -> None:
-        """From 17 on it can be flushed by itself: then its end, which is confirmed, is where the commit begins."""
+        """From 17 on, a message can be flushed by itself.
+
+        Its end is then confirmed, and the commit begins at this LSN.
+        """
         followed = follow()
         writer = followed.writer()
         expected: list[Item] = []
@@ -370,7 +374,7 @@ class TestExactlyOnce:
 
     @pytest.mark.parametrize("version", VERSIONS)
     def test_one_that_is_flushed_late(self, follow: Follow, version: int) -> None:
-        """Nothing flushes it when its transaction is rolled back."""
+        """When its transaction is rolled back, nothing flushes it."""
         followed = follow(version=version)
         writer = followed.writer()
         with writer.connection.transaction(force_rollback=True):
@@ -419,7 +423,7 @@ def test_tables_that_are_left_out_leave_the_messages(follow: Follow) -> None:
 
 
 def write_four(writer: Writer, number: int) -> None:
-    """Write a transaction of a row and two messages, and one more message, which is part of none."""
+    """Write a transaction with a row and two messages, and one more message outside of transactions."""
     with writer.connection.transaction():
         writer.row(number)
         writer.message(b"with %d" % number)
@@ -428,7 +432,7 @@ def write_four(writer: Writer, number: int) -> None:
 
 
 def four(number: int) -> list[Item]:
-    """Return what becomes of it, in order."""
+    """Return what is delivered of it, in order."""
     return [b"beside %d" % number, number, b"with %d" % number, b"after %d" % number]
 
 

@@ -1,4 +1,4 @@
-"""What a running daemon exposes: the documented names, the lag in every weather, the slot while nothing streams."""
+"""The metrics of a running daemon: the documented names, the lag in every situation, and the slot without a stream."""
 
 import re
 import time
@@ -70,13 +70,13 @@ def test_names_labels_and_the_same_numbers(start: Start) -> None:
 
 @pytest.mark.parametrize("version", [10, 14, 18])
 def test_an_idle_server_is_no_lag(version: int, start: Start) -> None:
-    """Also where its WAL ends at an odd position: at the beginning of a segment, or of a page."""
+    """Nor is it if its WAL ends at a special position: at the beginning of a segment or of a page."""
     pipeline = start(version=version)
     pipeline.write()
     with pipeline.database.connect() as admin:
         for statement in ("SELECT pg_switch_wal()", "CHECKPOINT", "CREATE TABLE unpublished ()"):
             admin.execute(statement)
-            time.sleep(2)  # a heartbeat and a sample, which would show a lag
+            time.sleep(2)  # time for a heartbeat and a sample, which would show a lag
             wait_until(lambda: lag_seconds(pipeline.daemon) == 0, statement)
     assert pipeline.daemon.metric("pgsluice_slot_xmin_age_transactions") is not None
     assert (pipeline.daemon.metric("pgsluice_slot_decoded_bytes_total") is None) == (version < 14)
@@ -166,13 +166,13 @@ def test_what_was_made_while_the_daemon_was_away_is_as_old_as_its_commits(start:
 
 
 def _status_lag(pipeline: Pipeline) -> float:
-    """Return the lag as of now; the metric is up to a second old."""
+    """Return the current lag. The metric can be a second old."""
     code, _ = pipeline.daemon._get("/livez")
     return float(pipeline.daemon.status()["lag_seconds"] or 0) if code else 0.0
 
 
 def test_the_slot_is_dropped_while_kafka_is_away(own_kafka: Kafka, own_postgres: Postgres, start: Start) -> None:
-    """Nobody else notices, because no session gets as far as to look."""
+    """Only the metrics notice it, because no session gets far enough to look at the slot."""
     own_postgres.create_database("shop")
     pipeline = start(broker=own_kafka, database=Database(own_postgres, "shop"))
     pipeline.daemon.stop()
@@ -188,7 +188,7 @@ def test_the_slot_is_dropped_while_kafka_is_away(own_kafka: Kafka, own_postgres:
 
 
 def test_looking_at_the_slot_takes_no_connection_that_a_session_needs(start: Start) -> None:
-    """The role may have two, as many as a session takes."""
+    """The role may have two connections, as many as a session takes."""
     with Postgres(17) as server:
         server.create_database("shop")
         with server.connect() as admin:

@@ -1,4 +1,4 @@
-"""The rights that SECURITY.md lists: with these and no others everything works, and without one of them it is named."""
+"""The rights that SECURITY.md lists are enough for everything. If one of them is missing, pgsluice names it."""
 
 import json
 import os
@@ -31,7 +31,7 @@ SECURITY = (Path(__file__).parents[2] / "SECURITY.md").read_text()
 
 
 def blocks(section: str, language: str) -> list[str]:
-    """Return what stands in SECURITY.md to be copied from a section."""
+    """Return the code blocks of a section of SECURITY.md."""
     text = re.split(r"^#+ ", SECURITY.partition(f"\n### {section}\n")[2], flags=re.MULTILINE)[0]
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
@@ -69,12 +69,12 @@ ALTER TABLE customers OWNER TO shopkeeper;
 GRANT USAGE ON SCHEMA public TO shopkeeper;
 REVOKE ALL ON orders, customers FROM public;
 """
-"""Nobody may do anything by default, which is stricter than PostgreSQL is."""
+"""By default, nobody has any rights, which is stricter than PostgreSQL's default."""
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], Postgres]]:
-    """Give a server of a version with the database of SECURITY.md, where its statements have been run."""
+    """Give a server of a version with the database of SECURITY.md, after running its statements."""
     certificate, key = make_certificate(tmp_path_factory.mktemp("tls"))
     servers: dict[int, Postgres] = {}
     with ExitStack() as running:
@@ -99,7 +99,7 @@ def _prepare(server: Postgres) -> None:
 
 
 class Scene:
-    """One pipeline, by its name in place of the one in SECURITY.md, and what the commands there allow it."""
+    """One pipeline, with its own name instead of that in SECURITY.md, and the rights that the commands there grant."""
 
     def __init__(
         self,
@@ -115,15 +115,15 @@ class Scene:
         self._set = monkeypatch.setenv
 
     def named(self, text: str) -> str:
-        """Return what SECURITY.md says, of this pipeline."""
+        """Return a text of SECURITY.md with the name of this pipeline."""
         return text.replace("shop", self.name)
 
     def grant(self, commands: str, *, without: Callable[[Right], bool] = lambda _: False) -> None:
-        """Run commands of SECURITY.md, but for some of the rights."""
+        """Run commands of SECURITY.md, except for some of the rights."""
         allow(self.kafka, *(right for right in rights(self.named(commands)) if not without(right)))
 
     def configure(self, version: int, user: str = "pgsluice", snapshot: str = "never") -> None:
-        """Set the variables from which commands in this process take their settings."""
+        """Set the variables from which commands in this process get their settings."""
         settings = {
             "NAME": self.name,
             "POSTGRES__DSN": as_ours(self.server(version), sslmode="require"),
@@ -138,7 +138,7 @@ class Scene:
 
     @contextmanager
     def daemon(self, version: int = NEW, mode: str = "exactly_once", snapshot: str = "never") -> Iterator[Daemon]:
-        """Run the daemon, a process of its own that streams."""
+        """Run the daemon as a process of its own, and wait until it streams."""
         self.configure(version)
         client = {**CREDENTIALS, "sasl.username": "pgsluice"}
         settings: dict[str, dict[str, Any]] = {
@@ -154,7 +154,7 @@ class Scene:
             yield daemon
 
     def ends(self, *command: str) -> tuple[int, str]:
-        """Run a command that ends by itself, and return its exit code and what it said."""
+        """Run a command that ends by itself. Return its exit code and its output."""
         self._capsys.readouterr()
         late = Timer(PATIENCE_S, os.kill, (os.getpid(), signal.SIGTERM))
         late.start()
@@ -165,7 +165,7 @@ class Scene:
         return code, "".join(self._capsys.readouterr())
 
     def problems(self) -> tuple[int, dict[str, str]]:
-        """Return how ``pgsluice check`` ends, and what it finds fault with, as far as it is about rights."""
+        """Return the exit code of ``pgsluice check``, and the findings that are about rights."""
         code, said = self.ends("check", "--json")
         found = [one for one in json.loads(said) if one["verdict"] != "OK"]
         return code, {one["name"]: one["detail"] for one in found if one["name"] not in ELSEWHERE}
@@ -178,7 +178,7 @@ class Scene:
     def consume(self, content: str) -> Message:
         """Return the first message with this content that a consumer with the rights of SECURITY.md gets, or its error.
 
-        Until the topic exists, the consumer may not know of it.
+        Until the topic exists, the consumer may not know about it.
         """
         properties = {"group.id": "reports", "isolation.level": "read_committed", "auto.offset.reset": "earliest"}
 
@@ -193,7 +193,7 @@ class Scene:
 
     @contextmanager
     def reading(self, version: int) -> Iterator[None]:
-        """Let the role read the tables, as SECURITY.md says, and take that away again."""
+        """Give the role the right to read the tables, as SECURITY.md says, and withdraw it after the block."""
         with self.server(version).connect("shop") as connection:
             connection.execute(READING.encode())
             try:
@@ -202,7 +202,7 @@ class Scene:
                 connection.execute(re.sub(r"GRANT (.*) TO", r"REVOKE \1 FROM", READING).encode())
 
     def assert_delivered(self) -> None:
-        """The consumer sees a row with a value of a type that only its owner may use."""
+        """Check that the consumer sees a row with a value of a type that only its owner may use."""
         assert self.consume("closed").error() is None
 
 
@@ -214,7 +214,7 @@ def scene(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> Iterator[Scene]:
-    """Give a pipeline without rights to Kafka; what it is given is taken away after the test."""
+    """Give a pipeline without rights in Kafka. The rights that a test gives it are withdrawn after the test."""
     port = ReservedPort.any()
     monkeypatch.setenv("PGSLUICE_HTTP__LISTEN", f"127.0.0.1:{port.number}")
     monkeypatch.setenv("PGSLUICE_BUFFER__SPILL_DIR", str(tmp_path / "spill"))
@@ -273,7 +273,7 @@ class TestEnough:
             assert (code, list(problems)) == (0, ["snapshot rights"])
 
     def test_to_give_commands(self, scene: Scene) -> None:
-        """The daemon's user may do so, and whoever has the rights of an operator."""
+        """The daemon's user may do so, and so may anybody with the rights of an operator."""
         scene.grant(DELIVERING)
         scene.grant(COMMANDING)
         scene.insert()
@@ -286,7 +286,7 @@ class TestEnough:
             assert daemon.alive
 
     def test_where_topics_are_made_before(self, scene: Scene) -> None:
-        """A table that has no topic goes into quarantine: whoever may create tables stops nothing."""
+        """A table without a topic goes into quarantine, so a user who may create tables stops nothing."""
         make_topics(scene.kafka, scene.named(TOPICS))
         scene.grant(DELIVERING, without=lambda right: right.operation == "Create")
         scene.grant(LIMITS)
@@ -316,7 +316,7 @@ MISSING = {
     "Read shop.commands": "Reading topic NAME.commands: .*Topic authorization failed",
     "Write pgsluice-shop-shop": "Registering the transactional producer: .*Transactional Id authorization failed",
 }
-"""What pgsluice says without one of the rights to Kafka."""
+"""The message of pgsluice for each missing right in Kafka."""
 
 
 class TestNeeded:
@@ -361,7 +361,7 @@ class TestNeeded:
             daemon.stop_well()
 
     def test_to_read_the_tables_that_are_loaded(self, scene: Scene) -> None:
-        """Without it, changes are delivered."""
+        """Without this right, changes are still delivered."""
         for commands in (DELIVERING, CONSUMER):
             scene.grant(commands)
         with scene.daemon(snapshot="initial") as daemon:
@@ -371,7 +371,7 @@ class TestNeeded:
             assert '"loaded"' not in daemon.log_text()
 
     def test_to_read_the_topic_of_snapshots(self, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-        """It is needed from the second start on, when there is something to read."""
+        """It is needed from the second start on, because there is something to read then."""
         scene.grant(DELIVERING)
         with scene.reading(NEW), scene.daemon(snapshot="initial") as daemon:
             wait_until(lambda: '"loaded"' in daemon.log_text(), "a table to be loaded")
@@ -384,7 +384,7 @@ class TestNeeded:
         assert re.search(f"Reading {scene.name}.snapshots: .*Topic authorization failed", said)
 
     def test_to_read_limits_of_brokers(self, scene: Scene) -> None:
-        """The one right that pgsluice can do without."""
+        """This is the only right that pgsluice can do without."""
         scene.grant(DELIVERING)
         expected = {"kafka transaction timeout": "transaction.max.timeout.ms cannot be read"}
         with scene.daemon():
@@ -392,7 +392,7 @@ class TestNeeded:
 
 
 def withdrawals() -> dict[str, tuple[str, str]]:
-    """Return statements that take away what SECURITY.md gives, one at a time, and those that give it again."""
+    """Return statements that withdraw one right of SECURITY.md each, with those that give it back."""
     role, attributes = re.findall(r"CREATE ROLE (\w+) (.*) PASSWORD", ROLE)[0]
     found = {one: (f"ALTER ROLE {role} NO{one}", f"ALTER ROLE {role} {one}") for one in attributes.split()}
     for right, role in re.findall(r"GRANT (.*) TO (\w+)", ROLE):
@@ -405,7 +405,7 @@ REFUSALS = {
     "REPLICATION": "run ALTER ROLE ... REPLICATION for the role",
     "CONNECT ON DATABASE shop": "run GRANT CONNECT ON DATABASE",
 }
-"""What pgsluice says without one of the rights in PostgreSQL."""
+"""The message of pgsluice for each missing right in PostgreSQL."""
 
 
 @pytest.mark.parametrize("version", [OLD, NEW])
@@ -429,7 +429,7 @@ class TestNeededInPostgresql:
 
 
 def assert_refused(scene: Scene, version: int, words: str) -> None:
-    """The daemon stops with these words, and ``pgsluice check`` says the same."""
+    """Check that the daemon stops with this message, and that ``pgsluice check`` reports the same."""
     scene.grant(DELIVERING)
     scene.configure(version)
     code, said = scene.ends("run")
@@ -441,7 +441,7 @@ def assert_refused(scene: Scene, version: int, words: str) -> None:
 
 
 def let_in(server: Postgres, rules: str, *, possible: bool) -> None:
-    """Change pg_hba.conf, and return once the role can, or cannot, connect."""
+    """Change pg_hba.conf. Return once the role can connect, or once it cannot."""
     server.write_file("pg_hba.conf", rules)
     with server.connect() as admin:
         admin.execute("SELECT pg_reload_conf()")

@@ -1,6 +1,6 @@
-"""Replication origins on real servers: whose changes are published, and what the envelope says of where they were made.
+"""Replication origins on real servers: whose changes are published, and which origin the envelope gives.
 
-Sessions that act under an origin stand for a subscription: their changes are marked as those of another server.
+Sessions that act under an origin stand for a subscription. Their changes are marked as those of another server.
 
 https://www.postgresql.org/docs/current/replication-origins.html
 """
@@ -17,12 +17,12 @@ from tests.support.weather import Pipeline, Start, fails, reading, wait_until
 
 INSERT = "INSERT INTO numbers SELECT generate_series(%s::int, %s)"
 LARGE = 1000
-"""Rows that take more than logical_decoding_work_mem at its lowest."""
+"""The number of rows that exceeds the lowest logical_decoding_work_mem."""
 
 
 @pytest.fixture
 def abroad() -> Iterator[Callable[[Database], psycopg.Connection]]:
-    """Open a session whose changes were made on another server, which is called like the database."""
+    """Open a session whose changes seem to come from another server, which has the database's name."""
     with ExitStack() as stack:
         yield lambda database: stack.enter_context(under_origin(database))
 
@@ -153,7 +153,7 @@ def test_it_counts_for_messages_as_well(
 
 
 class TestNoneBesidePreparedTransactions:
-    """PostgreSQL can lose track of them: a PREPARE under an origin whose COMMIT PREPARED is under none."""
+    """PostgreSQL can lose track of origins if a PREPARE runs under an origin and its COMMIT PREPARED does not."""
 
     def test_both_settings_are_refused(self, start: Start) -> None:
         settings: dict[str, dict[str, Any]] = {"postgres": {"two_phase": True, "origin": "none"}}

@@ -1,4 +1,4 @@
-"""Types of one's own that are dropped or altered before their rows are read, or have names with a dot."""
+"""User-defined types that are dropped or altered before their rows are read, or that have names with a dot."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def changes(pipeline: Pipeline, table: str) -> list[dict[str, Any]]:
 
 
 def test_arrays_whose_types_are_gone_keep_their_fields(start: Start) -> None:
-    """What stands between the elements is not known any more: a box has a semicolon there, others a comma."""
+    """The delimiter of the elements is unknown then: it is a semicolon for boxes, and a comma for others."""
     pipeline = start()
     with pipeline.database.connect() as connection:
         connection.execute("CREATE TYPE mood AS ENUM ('sad'); CREATE TYPE \"my.hstore\" AS (a int, b text)")
@@ -51,7 +51,7 @@ def test_arrays_whose_types_are_gone_keep_their_fields(start: Start) -> None:
 
 
 def test_a_composite_that_gains_an_attribute_of_a_new_type(start: Start) -> None:
-    """In binary format its values name a type that nobody knew of when the table was described."""
+    """In binary format, its values name a type that was unknown when the table was described."""
     pipeline = start({"postgres": {"binary": True}})
     with pipeline.database.connect() as connection:
         connection.execute("CREATE TYPE pair AS (a int, b text); CREATE TABLE pairs (id int PRIMARY KEY, v pair)")

@@ -1,4 +1,4 @@
-"""Partitions that are published as their root, with another replica identity than the root's."""
+"""Partitions that are published as their root, but have another replica identity than the root."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ from tests.support.weather import wait_until
 
 VERSIONS = covered([13, 14, 16, 18])
 LARGE = "x" * 9000
-"""Stored out of line, as nothing is compressed."""
+"""A value that is stored out of line, because nothing is compressed."""
 
 SETUP = """
 CREATE TABLE parts (id int PRIMARY KEY, code int NOT NULL, large text) PARTITION BY RANGE (id);
@@ -34,15 +34,15 @@ CREATE PUBLICATION pgsluice FOR TABLE parts WITH (publish_via_partition_root);
 """
 
 LAST = 199
-"""The row that ends what is read."""
+"""The last row that is read."""
 
 Follow = Callable[[int, str], Any]
-"""Takes the version of the server, and what else to do there before the daemon is started."""
+"""Starts a daemon. Takes the server's version, and further statements to run before the start."""
 
 
 @pytest.fixture
 def follow(new_database: Callable[..., Database], kafka: Kafka) -> Follow:
-    """Give what starts a daemon on a partitioned table."""
+    """Give a function that starts a daemon on a partitioned table."""
 
     @contextmanager
     def start(version: int, more: str) -> Iterator[tuple[psycopg.Connection, Daemon]]:
@@ -64,7 +64,7 @@ def run(connection: psycopg.Connection, *statements: str) -> None:
 
 
 def events(connection: psycopg.Connection, daemon: Daemon, kafka: Kafka) -> list[Event]:
-    """Return all events so far, in order, one of each."""
+    """Return all events so far, in order and without repetitions."""
     row = connection.execute("SELECT pg_current_wal_lsn() - '0/0'").fetchone()
     assert row is not None, "a query has a row"
     run(connection, f"INSERT INTO parts VALUES ({LAST}, {LAST}, NULL)")
@@ -126,7 +126,7 @@ def test_old_rows_are_complete_where_all_partitions_say_so(version: int, follow:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_partitions_with_different_keys_go_into_quarantine(version: int, follow: Follow) -> None:
-    """The key of a row of ``low`` may change, and PostgreSQL sends nothing of the old one."""
+    """The key of a row in ``low`` may change, and PostgreSQL does not send the old key."""
     with follow(version, "ALTER TABLE low REPLICA IDENTITY USING INDEX code_of_low") as (connection, daemon):
         run(connection, "INSERT INTO parts VALUES (1, 1, 'x')", "UPDATE parts SET id = 3 WHERE id = 1")
         wait_until(lambda: daemon.status()["quarantined"], "the table to be in quarantine")

@@ -1,4 +1,4 @@
-"""Passwords that change while pgsluice runs: each connection uses the one of its time."""
+"""Passwords that change while pgsluice runs. Each connection uses the password that is valid at the time."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from tests.support.replication import replication
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[Database]:
-    """Give a server that asks for the password of one role."""
+    """Give a server that asks one role for a password."""
     with Postgres(17) as server:
         server.write_file(
             "pg_hba.conf", "host all pgsluice 127.0.0.1/32 scram-sha-256\nhost all all 127.0.0.1/32 trust\n"
@@ -31,7 +31,7 @@ def guarded() -> Iterator[Database]:
 
 @pytest.fixture
 def change(guarded: Database, tmp_path: Path) -> Callable[[str], None]:
-    """Give a function that changes the password, at the server and in the file."""
+    """Give a function that changes the password on the server and in the file."""
 
     def to(password: str) -> None:
         with guarded.connect() as admin:
@@ -62,7 +62,7 @@ async def test_each_connection_asks_for_the_password(
 
 
 def options_of(database: Database, keys: dict[str, object]) -> ConnectionOptions:
-    """Return the options that the daemon makes of its settings."""
+    """Return the options that the daemon derives from its settings."""
     settings = {
         "PGSLUICE_NAME": "shop",
         "PGSLUICE_KAFKA__BOOTSTRAP_SERVERS": "127.0.0.1:9092",

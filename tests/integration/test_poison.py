@@ -1,4 +1,4 @@
-"""Changes that Kafka or Avro cannot take: what stops with which sentence, and what becomes a dead letter."""
+"""Changes that Kafka or Avro cannot accept: some stop pgsluice with a message, and some become dead letters."""
 
 import random
 import time
@@ -35,7 +35,7 @@ def mode(request: pytest.FixtureRequest) -> str:
 
 
 def large() -> str:
-    """Return text that no compression makes small enough."""
+    """Return a text that stays large under any compression."""
     return random.randbytes(LIMIT).hex()
 
 
@@ -53,7 +53,7 @@ def insert(pipeline: Pipeline, *rows: tuple[int, str]) -> None:
 
 
 def read(pipeline: Pipeline, name: str) -> list[tuple[Any, dict[str, Any], Message]]:
-    """Return everything in a topic under the prefix as key, value and message."""
+    """Return everything in a topic under the prefix, as keys, values and messages."""
     topic = f"{pipeline.daemon.name}.{name}"
     with SchemaRegistryClient({"url": pipeline.daemon.url}) as registry:
         decode = AvroDeserializer(registry)
@@ -79,7 +79,7 @@ def dead_letters(pipeline: Pipeline) -> list[dict[str, Any]]:
 
 
 def cut_with(pipeline: Pipeline, lsn: int) -> dict[str, Any]:
-    """Return the cut, the last of its number, that holds the transaction."""
+    """Return the cut that contains the transaction. If several records have its number, return the last one."""
     found = [value for _, value, _ in read(pipeline, "transactions") if value["first_lsn"] is not None]
     return [value for value in found if value["first_lsn"] <= lsn <= value["last_lsn"]][-1]
 
@@ -89,7 +89,7 @@ def counts(cut: dict[str, Any]) -> dict[str, dict[str, int]]:
 
 
 def configure(pipeline: Pipeline, name: str, setting: str, value: str) -> None:
-    """Change a topic behind pgsluice's back."""
+    """Change a topic without telling pgsluice."""
     entry = ConfigEntry(setting, value, incremental_operation=AlterConfigOpType.SET)
     topic = f"{pipeline.daemon.name}.{name}"
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
@@ -122,7 +122,7 @@ class TestARecordTooLarge:
         (letter,) = dead_letters(pipeline)
         sent = {value["after"]["n"]: value for _, value, _ in read(pipeline, "public.texts")}
         position = {name: sent[2][name] for name in ("epoch", "lsn", "xid", "ts")}
-        assert letter["key"][-1] == 3 * 2  # zigzag
+        assert letter["key"][-1] == 3 * 2  # zigzag encoding
         assert letter["size"] > 2 * LIMIT
         del letter["key"], letter["size"]
         assert letter == {
@@ -227,7 +227,7 @@ def test_a_clock_that_the_topic_does_not_accept(start: Start, mode: str) -> None
 
 
 def test_a_table_whose_topic_was_made_compacted_goes_into_quarantine_in_the_next_session(start: Start) -> None:
-    """Every row of the table would be refused: that is no poison, but a setting."""
+    """Every row of the table would be refused. The rows are fine, so the cause is a setting."""
     pipeline = start(settings("exactly_once"))
     with pipeline.database.connect() as connection:
         connection.execute("CREATE TABLE keyless (n int)")
@@ -288,12 +288,15 @@ UNFIT = {
     "date[]": ("{2020-01-01}", "{infinity}"),
     "interval": ("1 day", "1 month"),
 }
-"""By the type of a primary key: a value that it can hold as Avro, and one that it cannot."""
+"""For each type of a primary key: a value that the Avro key can hold, and a value that it cannot hold."""
 
 
 @pytest.mark.parametrize("binary", [False, True])
 def test_every_kind_of_value_that_a_key_cannot_hold(start: Start, *, binary: bool) -> None:
-    """An update from or to such a value is half a dead letter; one that leaves it is one, whole."""
+    """An update from or to such a value is half a dead letter.
+
+    An update that leaves it unchanged is a whole dead letter.
+    """
     rules = [{"match": f"public.t{len(UNFIT) - 1}", "types": {"k": "interval-micros"}}]
     given = settings("exactly_once") | {"tables": {"rules": rules}, "postgres": {"binary": binary}}
     pipeline = start(given)

@@ -1,4 +1,4 @@
-"""The catalog and the checks, asked as a role that has LOGIN and REPLICATION and nothing else."""
+"""The catalog and the checks, used by a role that has only LOGIN and REPLICATION."""
 
 from collections.abc import Callable, Iterator
 
@@ -20,7 +20,7 @@ VERSIONS = covered()
 
 @pytest.fixture
 def poor_role(new_database: Callable[..., Database]) -> Iterator[Callable[..., tuple[Database, ConnectionOptions]]]:
-    """Make a database, and options of a role that may connect to it and replicate, and may read no table."""
+    """Make a database, and options of a role that may connect to it and replicate, but may read no table."""
     dropped: list[tuple[Database, str]] = []
 
     def make(version: int = 17) -> tuple[Database, ConnectionOptions]:
@@ -176,9 +176,9 @@ PARTITIONED = {"public.root", "public.high", "public.low", "public.highest"}
 async def test_published_relations_are_what_the_view_of_the_server_has(
     version: int, poor_role: Callable[..., tuple[Database, ConnectionOptions]]
 ) -> None:
-    """The view has columns, too, from 16 on (that of 15 has generated ones, which are not sent).
+    """The view has columns as well from 16 on. The view of 15 includes generated columns, which are not sent.
 
-    Unlike the view, nothing waits for a table that somebody has locked.
+    Unlike the view, our query does not wait for a table that somebody has locked.
     """
     database, options = poor_role(version)
     columns = "t.attnames::text[]" if version >= 16 else "NULL::text[]"
@@ -215,7 +215,7 @@ async def test_published_relations_are_what_the_view_of_the_server_has(
 
 
 async def columns_of(catalog: Catalog, *publications: str) -> dict[str, list[str]]:
-    """Return the columns of the published tables, asking for those of two tables at a time."""
+    """Return the columns of the published tables. They are asked for two tables at a time."""
     names = await catalog.published_names(publications)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pgsluice.relation.COLUMNS_AT_ONCE", 2 * max((one.columns for one in names), default=0))
@@ -249,7 +249,7 @@ async def test_row_filters_and_column_lists(
             ]
             assert await catalog.differing_columns(["filters", "harmless"]) == []
             assert await catalog.differing_columns(["fine", "filters"]) == [("public", "t")]
-        for publication, refused in (("fine", False), ("filters", True), ("lists", True)):  # as the server sees it
+        for publication, refused in (("fine", False), ("filters", True), ("lists", True)):  # as the server reports it
             others = {"fine", "filters", "harmless", "lists"} - {publication}
             admin.execute("BEGIN")
             admin.execute(f"DROP PUBLICATION {', '.join(others)}")
@@ -301,7 +301,7 @@ def verdicts(findings: list[Finding]) -> dict[str, str]:
 
 
 async def test_types_that_consist_of_too_many_others(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever may create types may not have us read types without end."""
+    """A user who may create types must not be able to make us read types without end."""
     monkeypatch.setattr("pgsluice.postgres.catalog.TYPES_AT_ONCE", 2)
     with database.connect() as admin:
         for number in range(5):

@@ -1,4 +1,4 @@
-"""Standbys: promoted under a pipeline that follows the primary, and followed themselves."""
+"""Standbys that are promoted while a pipeline follows the primary, and standbys that a pipeline follows itself."""
 
 import re
 import time
@@ -15,12 +15,12 @@ from tests.support.weather import Pipeline, Start, fails, status_if, wait_until
 
 
 def through(proxy: Proxy) -> Callable[[Database], str]:
-    """Return how the daemon gets to the server that ``proxy`` leads to."""
+    """Return options for reaching the server behind ``proxy``."""
     return lambda database: database.conninfo(port=proxy.port)
 
 
 def survives_failover(pipeline: Pipeline) -> None:
-    """Make the slot one that is copied to standbys, as the manual says."""
+    """Let the slot be copied to standbys, as the manual describes it."""
     pipeline.daemon.stop()
     conninfo = pipeline.database.conninfo(replication="database")
     with psycopg.connect(conninfo, autocommit=True) as walsender:
@@ -29,7 +29,7 @@ def survives_failover(pipeline: Pipeline) -> None:
 
 
 def wait_until_copied(pipeline: Pipeline, standby: Standby) -> None:
-    """Return once the standby has a copy of the slot that it will keep; the daemon moves the original on."""
+    """Return once the standby has a permanent copy of the slot. The daemon advances the original meanwhile."""
     with pipeline.database.connect() as primary, standby.connect() as admin:
         sql = "SELECT FROM pg_replication_slots WHERE slot_name = %s AND synced AND NOT temporary"
 
@@ -54,7 +54,7 @@ def promote(standby: Standby) -> None:
 
 @contextmanager
 def followed_primary(start: Start, version: int) -> Iterator[tuple[Pipeline, Standby, Proxy]]:
-    """Give a pipeline whose slot has a copy on the standby, and the address that the daemon follows."""
+    """Give a pipeline whose slot has a copy on the standby, and the address to which the daemon connects."""
     with Postgres(version) as primary, Proxy(primary.host, primary.port) as proxy:
         primary.create_database("shop")
         pipeline = start(database=Database(primary, "shop"), conninfo=through(proxy))
@@ -73,7 +73,7 @@ def go_over(pipeline: Pipeline, standby: Standby, proxy: Proxy) -> None:
 
 
 def test_a_standby_with_a_copy_of_the_slot_is_promoted(start: Start) -> None:
-    """The copy is behind: what was delivered since comes again, and is dropped."""
+    """The copy is older, so delivered transactions are sent again, and pgsluice drops them."""
     with followed_primary(start, 17) as (pipeline, standby, proxy):
         pipeline.write(50)
         pipeline.wait_until_confirmed()
@@ -96,7 +96,7 @@ def resent(pipeline: Pipeline) -> float:
 
 
 def test_a_standby_that_lacks_what_was_published_is_promoted(start: Start) -> None:
-    """Never a silent skip: also when the new primary has written beyond the position by then."""
+    """Nothing is ever skipped silently, even if the new primary has already written beyond the position."""
     with followed_primary(start, 18) as (pipeline, standby, proxy):
         pipeline.write()
         wait_until_replayed(pipeline.database.server, standby)
@@ -123,14 +123,14 @@ def test_a_standby_that_lacks_what_was_published_is_promoted(start: Start) -> No
 
 
 def ended(changes: list[dict[str, Any]], last: int) -> list[tuple[int, int]]:
-    """Return epoch and number of all changes once the last one is among them."""
+    """Return the epoch and the number of all changes, once the last change has arrived."""
     found = [(change["epoch"], change["after"]["n"]) for change in changes]
     return found if found[-1:] == [(2, last)] else []
 
 
 @contextmanager
 def followed_standby(start: Start, version: int) -> Iterator[tuple[Pipeline, Standby]]:
-    """Give a pipeline with a slot on the standby; ``pipeline`` writes to the primary."""
+    """Give a pipeline with a slot on the standby. ``pipeline`` writes to the primary."""
     with Postgres(version) as primary:
         primary.create_database("shop")
         with primary.standby() as standby, following(start, Database(primary, "shop"), standby) as pipeline:
@@ -172,7 +172,7 @@ def test_a_standby_is_followed_and_promoted(version: int, start: Start) -> None:
 
 
 def test_the_server_that_a_standby_follows_is_promoted(start: Start) -> None:
-    """It stays a standby, and yet what it sends is of another timeline from then on."""
+    """It stays a standby, but from then on it sends another timeline."""
     with Postgres(17) as primary:
         primary.create_database("shop")
         with (
@@ -210,7 +210,10 @@ def test_a_slot_that_the_primary_invalidates_on_its_standby(start: Start) -> Non
 
 
 def test_an_idle_standby_is_no_lag(start: Start) -> None:
-    """Also where the WAL that it has ends at an odd position; and the WAL that it keeps for the slot is known."""
+    """It is none if the standby's WAL ends at a special position.
+
+    The WAL that it keeps for the slot is known as well.
+    """
     with followed_standby(start, 17) as (pipeline, _):
         daemon = pipeline.daemon
         with pipeline.database.connect() as primary:

@@ -1,4 +1,4 @@
-"""What real servers refuse, and what pgsluice makes of it."""
+"""Requests that real servers refuse, and how pgsluice handles that."""
 
 from collections.abc import Callable, Iterator
 
@@ -13,13 +13,13 @@ from sandbox.postgres import Database, Postgres
 from tests.support.replication import PUBLICATION, SLOT, options_for, replication, streaming
 from tests.support.versions import covered
 
-# oldest and newest; 16 changed many of the words
+# the oldest and the newest version; 16 changed the wording of many messages
 VERSIONS = covered((10, 15, 16, 18))
 
 
 @pytest.fixture(scope="module", params=VERSIONS)
 def guarded(request: pytest.FixtureRequest) -> Iterator[Database]:
-    """Give a server that asks some roles for passwords and turns others away."""
+    """Give a server that asks some roles for passwords, and refuses other roles."""
     with Postgres(request.param) as server:
         server.write_file(
             "pg_hba.conf",
@@ -94,7 +94,7 @@ async def test_the_next_host_is_tried(database: Database) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_a_server_without_room_is_retried(version: int) -> None:
-    """The server is the test's own: elsewhere, a walsender of the test before might not have left yet."""
+    """This test has a server of its own, because elsewhere a walsender of the previous test might still run."""
     with Postgres(version, {"max_wal_senders": "3", "max_replication_slots": "2"}) as server:
         options = options_for(Database(server, "postgres"))
         async with replication(options) as connection, replication(options), replication(options):
@@ -170,7 +170,10 @@ async def test_a_server_that_does_not_decode_is_refused(version: int) -> None:
 
 
 async def test_a_standby_is_waited_for() -> None:
-    """Up to 15 a standby cannot decode; from 17 it may have copies of the primary's slots, for after a failover."""
+    """Up to 15, a standby cannot decode.
+
+    From 17 on, it may have copies of the primary's slots, for use after a failover.
+    """
     with Postgres(15) as primary, primary.standby() as standby:
         async with replication(options_for(Database(standby, "postgres"))) as connection:
             with pytest.raises(SourceUnavailable, match="the server is a standby"):
@@ -195,14 +198,14 @@ async def test_a_synchronised_slot_is_waited_for() -> None:
 
 
 def synchronise_slot(primary: Postgres, standby: Postgres) -> None:
-    """Copy the slot by hand, without the ten seconds that the standby's worker takes."""
+    """Copy the slot manually, because the standby's worker would take ten seconds."""
     with standby.connect() as admin:
         admin.execute("ALTER SYSTEM SET sync_replication_slots = off")
     standby.restart()
     with primary.connect() as source, standby.connect() as target:
         source.execute("CREATE PUBLICATION published FOR ALL TABLES")
         while target.execute("SELECT FROM pg_replication_slots WHERE synced AND NOT temporary").fetchone() is None:
-            # the copy is complete once the original has moved on from where it was when the standby looked
+            # the copy is complete once the original has moved beyond the position that the standby has seen
             source.execute("SELECT pg_log_standby_snapshot()")
             source.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", [SLOT])
             target.execute("SELECT pg_sync_replication_slots()")

@@ -1,4 +1,4 @@
-"""The statements of docs/postgresql.md are ones that PostgreSQL takes."""
+"""Checks that PostgreSQL accepts the statements of docs/postgresql.md."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The network between PostgreSQL and us: cut and stalled at any byte, slow, or silent without a word."""
+"""The network between PostgreSQL and pgsluice: cut or stalled at any byte, slow, or silently dead."""
 
 import asyncio
 import random
@@ -31,7 +31,7 @@ SEED = 4
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
-    """Give a server that speaks TLS to whoever wants."""
+    """Give a server that offers TLS."""
     with tls_postgres(18, *make_certificate(tmp_path_factory.mktemp("tls"))) as server:
         yield server
 
@@ -47,7 +47,7 @@ def followed(server: Postgres) -> Iterator[Database]:
 
 @pytest.fixture
 def proxy(server: Postgres) -> Iterator[Proxy]:
-    """Give the way to the server."""
+    """Give a proxy before the server."""
     with Proxy(server.host, server.port) as proxy:
         yield proxy
 
@@ -59,7 +59,7 @@ def options_through(proxy: Proxy, database: Database, **parameters: str) -> Conn
 
 
 class Follower:
-    """What a pipeline does with the stream: whole transactions, each once, confirmed when they are kept."""
+    """Reads the stream as a pipeline does: it receives whole transactions, each once, and confirms them when kept."""
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
@@ -69,7 +69,7 @@ class Follower:
         self.resent = 0
 
     async def follow(self, count: int) -> None:
-        """Run one session, until ``count`` rows are kept or the connection breaks."""
+        """Run one session until ``count`` rows are kept, or until the connection breaks."""
         source = await PostgresSource.open(self.options)
         try:
             if await source.slot_position() is None:
@@ -121,7 +121,7 @@ async def test_cut_anywhere_nothing_is_lost_or_doubled(sslmode: str, followed: D
         try:
             await follower.follow(written)
         except RetryableError:
-            await asyncio.sleep(0.05)  # the server has not noticed yet
+            await asyncio.sleep(0.05)  # the server has not noticed the end yet
     assert follower.rows == list(range(written))
     assert follower.sessions > CUTS / 4, "some cuts come in the middle of the stream"
 
@@ -130,7 +130,7 @@ async def test_cut_anywhere_nothing_is_lost_or_doubled(sslmode: str, followed: D
 async def test_stalled_anywhere_it_is_noticed(
     direction: Direction, followed: Database, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Connections stay open, and TCP finds nothing wrong with them."""
+    """Connections stay open, and TCP finds no error."""
     monkeypatch.setattr(async_libpq, "ANSWER_TIMEOUT_S", 1.0)
     monkeypatch.setattr(catalog_module, "ANSWER_TIMEOUT_S", 1.0)
     weather = random.Random(SEED)
@@ -150,7 +150,7 @@ async def test_stalled_anywhere_it_is_noticed(
         try:
             await follower.follow(written)
         except RetryableError:
-            await asyncio.sleep(0.05)  # the server has not noticed yet
+            await asyncio.sleep(0.05)  # the server has not noticed the end yet
     assert follower.rows == list(range(written))
 
 
@@ -169,7 +169,7 @@ async def test_a_stall_that_passes_is_nothing(followed: Database, proxy: Proxy) 
 
 
 def write(admin: psycopg.Connection, written: int, weather: random.Random) -> int:
-    """Insert rows in transactions of some sizes."""
+    """Insert rows in transactions of different sizes."""
     for _ in range(10):
         count = weather.randint(1, 40)
         sql = "INSERT INTO t SELECT n, repeat('x', %s) FROM generate_series(%s::int, %s) AS n"
@@ -191,7 +191,7 @@ def test_the_daemon_behind_a_bad_line(followed: Database, proxy: Proxy, start: S
 
 
 def test_the_walsender_lives_while_kafka_takes_nothing(followed: Database, own_kafka: Kafka, start: Start) -> None:
-    """Nobody reads the stream for several times wal_sender_timeout; the status updates go on."""
+    """Nobody reads the stream for several times wal_sender_timeout, but the status updates continue."""
     settings: dict[str, dict[str, Any]] = {
         "postgres": {"wal_sender_timeout": "1s", "status_interval": "300ms"},
         "delivery": {"cut_bytes": "64KiB", "inflight_max": "256KiB"},
@@ -210,7 +210,7 @@ def test_the_walsender_lives_while_kafka_takes_nothing(followed: Database, own_k
 
 
 def walsender_if_free(database: Database) -> psycopg.Connection | None:
-    """Open a connection for replication; return None while the server has no walsender left for it."""
+    """Open a replication connection. Return None while the server has no free walsender."""
     try:
         return psycopg.connect(database.conninfo(replication="database"), autocommit=True)
     except psycopg.OperationalError:

@@ -1,4 +1,4 @@
-"""The publication changes, is dropped, or fails for a row: what goes on, what stops, and that the way out is one."""
+"""The publication changes, is dropped, or fails for a row: what continues, what stops, and that the remedy works."""
 
 import re
 from pathlib import Path
@@ -53,11 +53,11 @@ def test_a_row_filter_changes_while_it_streams(start: Start) -> None:
 
 @pytest.mark.parametrize("version", covered([14, 17, 18]))
 def test_a_publication_dropped_while_it_streams(version: int, start: Start) -> None:
-    """Up to 17 PostgreSQL refuses to go on; from 18 it would leave the changes out with a warning."""
+    """Up to 17, PostgreSQL refuses to continue. From 18 on, it would only warn, and leave the changes out."""
     pipeline = start(version=version)
     pipeline.write(3)
     execute(pipeline, "DROP PUBLICATION pgsluice")
-    pipeline.write(3)  # lost: no publication carries them
+    pipeline.write(3)  # lost, because no publication contains them
     assert pipeline.daemon.wait() == 78
     assert 'publication "pgsluice"' in pipeline.daemon.why_it_stopped()
     code, log = fails(pipeline)
@@ -74,7 +74,7 @@ def test_a_publication_dropped_while_it_streams(version: int, start: Start) -> N
 
 
 def test_a_row_that_the_server_cannot_send(start: Start) -> None:
-    """What was committed before it is delivered; the documented way out gives up its transaction alone."""
+    """Everything committed before it is delivered. The documented way out skips only its transaction."""
     pipeline = start(version=17)
     execute(
         pipeline,

@@ -1,4 +1,7 @@
-"""Rights withdrawn while it streams: the session goes on, as PostgreSQL's do, and the next one says what is missing."""
+"""Rights that are withdrawn while pgsluice streams.
+
+The session continues, as sessions of PostgreSQL do. The next session reports the missing right.
+"""
 
 import asyncio
 from collections.abc import Iterator
@@ -39,7 +42,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Postgres]:
 
 @pytest.fixture
 def guarded(server: Postgres) -> Iterator[Database]:
-    """Give a database that the role can follow, until a test sees to it."""
+    """Give a database that the role can follow, until a test withdraws a right."""
     with server.database() as database, server.connect() as admin:
         admin.execute(f"CREATE ROLE {ROLE} LOGIN REPLICATION PASSWORD '{PASSWORD}'")
         yield database
@@ -68,7 +71,7 @@ async def test_the_stream_goes_on_and_the_next_says_what_is_missing(withdrawal: 
             admin.execute(withdrawal.format(database=guarded.name))
         else:
             allow(guarded.server, admin, HBA)
-            await asyncio.sleep(0.5)  # the server reads them in its own time
+            await asyncio.sleep(0.5)  # the server reads them with some delay
         admin.execute("INSERT INTO t VALUES (2)")
         assert await read_inserts(stream, 1) == [[b"2"]]
         assert await source.flushed_lsn() > 0

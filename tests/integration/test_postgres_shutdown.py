@@ -1,4 +1,4 @@
-"""PostgreSQL stops, restarts and crashes: it is never held up by us, and nothing is lost or doubled by it."""
+"""PostgreSQL stops, restarts and crashes. We never delay it, and nothing is lost or repeated."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -14,15 +14,15 @@ from tests.support.weather import Start
 MODES: Sequence[StopMode] = ("fast", "immediate")
 
 UNREAD = {10: [500] * 8, 18: [4000]}
-"""Rows of the transactions that wait: whole ones, or the rest of one that was received in part."""
+"""The rows of the transactions that wait: whole transactions, or the rest of a partly received one."""
 
 TIGHT: dict[str, dict[str, Any]] = {"delivery": {"cut_bytes": "64KiB", "inflight_max": "256KiB"}}
-"""Little fits, so that the rest of the stream is not read while Kafka takes nothing."""
+"""Small limits, so that the rest of the stream is not read while Kafka accepts nothing."""
 
 
 @pytest.fixture(scope="module")
 def server(request: pytest.FixtureRequest) -> Iterator[Postgres]:
-    """Give a server to stop; it really syncs, because it will crash."""
+    """Give a server that a test may stop. It uses fsync, because it will crash."""
     with Postgres(request.param, {"fsync": "on"}) as server:
         yield server
 
@@ -78,7 +78,7 @@ def test_while_kafka_takes_nothing_and_more_is_waiting_than_is_read(
 
 @pytest.mark.parametrize("server", [14, 18], indirect=True)
 def test_a_crash_in_the_middle_of_large_transactions(server: Postgres, start: Start) -> None:
-    """The server may forget what was confirmed since its last checkpoint, and send it again."""
+    """The server may forget what was confirmed since its last checkpoint, and send those transactions again."""
     pipeline = start(TIGHT, server=server)
     pipeline.write()
     pipeline.wait_until_confirmed()

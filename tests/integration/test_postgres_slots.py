@@ -1,4 +1,4 @@
-"""The slot is invalidated, dropped or made anew behind our back: never a loop, never a silent gap."""
+"""The slot is invalidated, dropped or replaced by somebody else. There is never an endless loop or a silent gap."""
 
 import re
 import time
@@ -18,13 +18,13 @@ TIGHT: dict[str, dict[str, Any]] = {"delivery": {"cut_bytes": "64KiB", "inflight
 
 @pytest.fixture(scope="module", params=covered((13, 14, 18)))
 def limited(request: pytest.FixtureRequest) -> Iterator[Postgres]:
-    """Give a server that keeps little WAL for slots: 13 is the first that can."""
+    """Give a server that keeps little WAL for slots. This is possible from 13 on."""
     with Postgres(request.param, {"max_slot_wal_keep_size": "1MB", "min_wal_size": "32MB"}) as server:
         yield server
 
 
 def remove_wal(connection: Connection) -> None:
-    """Fill some segments and let the server remove those that it keeps for slots only."""
+    """Fill some segments, and let the server remove those that it keeps only for slots."""
     for _ in range(4):
         connection.execute("CREATE TABLE filler (); DROP TABLE filler")
         connection.execute("SELECT pg_switch_wal()")
@@ -32,7 +32,7 @@ def remove_wal(connection: Connection) -> None:
 
 
 def assert_stops_until_adopted(pipeline: Pipeline, reason: str) -> None:
-    """The daemon stops each time, until somebody takes the way out that its sentence tells."""
+    """Check that the daemon stops each time, until somebody follows the remedy in its message."""
     code, log = fails(pipeline)
     assert code == 65, log
     assert re.search(rf"PostgreSQL has invalidated replication slot '{pipeline.slot}' \({reason}\)", log), log
@@ -55,7 +55,7 @@ def test_invalidated_while_we_were_away(limited: Postgres, start: Start) -> None
 
 
 def test_invalidated_while_we_lag_behind(limited: Postgres, own_kafka: Kafka, start: Start) -> None:
-    """The server ends the session with nothing but "terminating connection": only the next one learns why."""
+    """The server ends the session with "terminating connection" only. The next session learns the reason."""
     pipeline = start(TIGHT, server=limited, broker=own_kafka)
     pipeline.write()
     pipeline.wait_until_confirmed()
@@ -90,7 +90,7 @@ def test_invalidated_because_we_were_away_for_too_long(start: Start) -> None:
 
 @pytest.mark.parametrize("version", [10, 14, 18])
 class TestMadeAnew:
-    """A new slot of the same name begins where it is made: what came before would be lost in silence."""
+    """A new slot of the same name begins at its creation. Earlier changes would be lost silently."""
 
     def test_while_we_were_away(self, version: int, start: Start) -> None:
         pipeline = start(version=version)
@@ -115,7 +115,7 @@ class TestMadeAnew:
 
 
 def make_anew(admin: Connection, pipeline: Pipeline) -> None:
-    """Do it faster than the daemon comes back, if possible."""
+    """Replace the slot before the daemon comes back, if possible."""
     admin.execute(
         "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s", [pipeline.slot]
     )

@@ -1,4 +1,4 @@
-"""The replication stream against real servers: reading, reporting, and every way in which it ends."""
+"""The replication stream of real servers: reading, reporting, and every way in which it ends."""
 
 import asyncio
 import os
@@ -106,7 +106,7 @@ async def test_a_cancelled_read_loses_nothing(published: Database) -> None:
                 await asyncio.sleep(0)
                 admin.execute("INSERT INTO t VALUES (%s)", [number])
                 reading.cancel()
-                with suppress(asyncio.CancelledError):  # or it has had a keepalive
+                with suppress(asyncio.CancelledError):  # unless a keepalive came
                     await reading
                 rows += await read_inserts(stream, 1)
     assert [row[0] for row in rows] == [str(number).encode() for number in range(20)]
@@ -137,7 +137,7 @@ async def test_reports_move_the_slot_forwards_only(published: Database) -> None:
             stream.report(commit.end_lsn, commit.end_lsn)
             await until_confirmed(admin, commit.end_lsn)
             stream.report(start, start)
-            await asyncio.sleep(0.3)  # some statuses later
+            await asyncio.sleep(0.3)  # after some status updates
             assert confirmed(admin) == commit.end_lsn
 
 
@@ -149,7 +149,7 @@ async def test_a_stopped_stream_has_reported_and_leaves_a_usable_connection(publ
             stream = await connection.start(SLOT, [PUBLICATION])
             admin.execute("INSERT INTO t SELECT g, 'x' FROM generate_series(1, 10000) g")
             commit = await read_commit(stream)
-            admin.execute("INSERT INTO t SELECT -g, 'x' FROM generate_series(1, 10000) g")  # not read any more
+            admin.execute("INSERT INTO t SELECT -g, 'x' FROM generate_series(1, 10000) g")  # this is not read
             stream.report(commit.end_lsn, commit.end_lsn)
             await stream.stop()
             slot = await connection.slot(SLOT)
@@ -205,7 +205,7 @@ async def test_a_server_that_shuts_down_can_be_let_go_without_a_report(own_serve
 
 
 async def let_go(stream: ReplicationStream) -> None:
-    """Answer as the pipeline does: when a reply is requested again with nothing new to deliver."""
+    """Answer as the pipeline does if a reply is requested again, and there is nothing new to deliver."""
     last = INVALID_LSN
     while True:
         for frame in await stream.read():
@@ -256,7 +256,7 @@ async def test_a_silent_server_is_given_up(published: Database) -> None:
 
 async def test_a_silent_server_that_answers_is_not_given_up(published: Database) -> None:
     async with streaming(published) as stream:
-        # Far more than an answer takes, however busy the machine is.
+        # This is far longer than an answer takes, even on a busy machine.
         stream._timing = Timing(status_interval_s=0.05, probe_after_s=0.1, alone_after_s=60, give_up_after_s=4)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(read_for_ever(stream), 5)

@@ -1,4 +1,4 @@
-"""PostgreSQL with TLS: who proves what to whom, what pgsluice says if somebody fails to, and renewed certificates."""
+"""PostgreSQL with TLS: who authenticates whom, what pgsluice reports if that fails, and renewed certificates."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ host all postgres 127.0.0.1/32 trust
 
 
 class Scene:
-    """A server with a certificate for ``localhost``, which wants one of its clients."""
+    """A server with a certificate for ``localhost``, which asks its clients for a certificate."""
 
     def __init__(self, server: Postgres, authority: Authority, other: Authority) -> None:
         self.database = Database(server, "postgres")
@@ -31,7 +31,7 @@ class Scene:
         self.other = other
 
     def parameters(self, **changed: str) -> dict[str, str]:
-        """Return how to reach the server in the safest way."""
+        """Return the connection parameters with the strictest checks."""
         return {
             "host": "localhost",
             "hostaddr": "127.0.0.1",
@@ -43,13 +43,13 @@ class Scene:
     def client(
         self, authority: Authority, name: str = "with_certificate", *, is_expired: bool = False
     ) -> dict[str, str]:
-        """Return how to reach the server with a new certificate of this authority."""
+        """Return the connection parameters with a new certificate of this authority."""
         certificate, key = authority.issue(name, expires=expired() if is_expired else None)
         return self.parameters(user="with_certificate", sslcert=str(certificate), sslkey=str(key))
 
     @contextmanager
     def shown(self, certificate: Path, key: Path) -> Iterator[None]:
-        """Let the server show another certificate for the length of a block, without a restart."""
+        """Let the server present another certificate within the block, without a restart."""
         before = [(self.server.data_directory / name).read_text() for name in ("server.crt", "server.key")]
         self._show(certificate.read_text(), key.read_text())
         try:
@@ -64,7 +64,7 @@ class Scene:
             loaded = admin.execute("SELECT pg_conf_load_time()").fetchone()
             admin.execute("SELECT pg_reload_conf()")
             while admin.execute("SELECT pg_conf_load_time()").fetchone() == loaded:
-                pass  # the postmaster reads the files before it tells its children
+                pass  # the postmaster reads the files before it informs its children
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ class TestAccepted:
         await assert_connected(scene, scene.parameters(sslnegotiation="direct"))
 
     async def test_a_client_certificate_that_was_renewed(self, scene: Scene) -> None:
-        """The options are the same; only the files have changed."""
+        """The options are the same, but the files have changed."""
         parameters = scene.client(scene.authority, is_expired=True)
         with pytest.raises(PermissionDenied, match="certificate"):
             await ReplicationConnection.open(options_for(scene.database, **parameters))
@@ -102,7 +102,7 @@ class TestAccepted:
         await assert_connected(scene, parameters)
 
     async def test_a_server_certificate_that_was_renewed(self, scene: Scene) -> None:
-        """So has the file of authorities, because another authority has signed it."""
+        """The file of authorities has changed as well, because another authority has signed the certificate."""
         authorities = scene.authority.certificate.with_name("renewed.crt")
         authorities.write_text(scene.authority.certificate.read_text())
         parameters = scene.parameters(sslrootcert=str(authorities))
@@ -115,7 +115,7 @@ class TestAccepted:
 
 
 async def assert_connected(scene: Scene, parameters: dict[str, str]) -> None:
-    """Both kinds of connections work, and TLS is used."""
+    """Check that both kinds of connections work, and that they use TLS."""
     options = options_for(scene.database, **parameters)
     async with replication(options) as connection, Catalog(options) as catalog:
         assert (await connection.identify_system()).timeline == 1
@@ -176,7 +176,7 @@ class TestRefused:
         assert "correct require_auth or channel_binding" in words
 
     async def test_direct_negotiation_with_a_server_that_is_too_old(self, scene: Scene) -> None:
-        """It looks like a server that has just stopped, so pgsluice tries again."""
+        """The server seems to have just stopped, so pgsluice tries again."""
         with tls_postgres(16, *scene.authority.issue("old", ["localhost"])) as server:
             old = Scene(server, scene.authority, scene.other)
             words = await refused(old, old.parameters(sslnegotiation="direct"), SourceUnavailable)
@@ -184,7 +184,7 @@ class TestRefused:
 
 
 async def refused(scene: Scene, parameters: dict[str, str], kind: type[PgsluiceError]) -> str:
-    """Return the words with which a connection fails; they are one line and say what to do."""
+    """Return the message of a failed connection. It is one line, and says what to do."""
     options = options_for(scene.database, **parameters)
     with pytest.raises(PgsluiceError) as caught:
         await ReplicationConnection.open(options)

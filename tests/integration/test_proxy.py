@@ -1,4 +1,4 @@
-"""The proxy of the weather tests does what it is told to."""
+"""Checks that the proxy of the tests of network faults does what it is told."""
 
 import socket
 import threading
@@ -15,7 +15,7 @@ SILENCE_S = 0.2
 
 @pytest.fixture
 def echo() -> Iterator[int]:
-    """Give the port of a server that sends back what it gets."""
+    """Give the port of a server that sends back all that it receives."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def serve(connection: socket.socket) -> None:
@@ -149,9 +149,9 @@ def test_new_connections_are_refused_and_old_ones_stay(proxy: Proxy) -> None:
 
 def test_a_server_that_is_not_there_resets_the_client(proxy: Proxy) -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # and does not listen
+        taken.bind(("127.0.0.1", 0))  # but does not listen
         proxy.target = ("127.0.0.1", taken.getsockname()[1])
-        with pytest.raises(ConnectionResetError):  # by the time of the first read at the latest
+        with pytest.raises(ConnectionResetError):  # at the first read at the latest
             connected(proxy)
 
 

@@ -1,4 +1,4 @@
-"""The built-in registry and its followers against a real broker, and Confluent's own client against the server."""
+"""The built-in registry and its followers on a real broker, and Confluent's own client with the server."""
 
 import asyncio
 import io
@@ -84,7 +84,7 @@ def write(kafka: Kafka, topic: str, *records: tuple[bytes | None, bytes | None])
 
 
 def read(kafka: Kafka, topic: str) -> list[tuple[dict[str, Any], Registered]]:
-    """Read what is in ``topic`` right now, with a client of one's own."""
+    """Read the current content of ``topic`` with a separate client."""
     consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": "test"})
     end = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=10)[1]
     consumer.assign([TopicPartition(topic, 0, 0)])
@@ -95,7 +95,7 @@ def read(kafka: Kafka, topic: str) -> list[tuple[dict[str, Any], Registered]]:
 
 
 def kept(kafka: Kafka, topic: str) -> list[int]:
-    """Return the offsets that compaction left in ``topic``."""
+    """Return the offsets in ``topic`` that are left after compaction."""
     return [message.offset() or 0 for message in read_committed(kafka, topic)]
 
 
@@ -107,7 +107,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def persist(operation: Callable[[], Awaitable[T]]) -> T:
-    """Do as a caller does: try again."""
+    """Try again after errors, as callers do."""
     while True:
         try:
             return await operation()
@@ -150,7 +150,7 @@ class TestBuiltin:
             async with open_registry(options(kafka, count_version=lambda: counted.append(1)), topic) as registry:
                 for n in (0, 1, 1, 2, 3, 0):
                     await registry.register(SUBJECT, record_schema(n), {"typmod": n})
-                await registry.register(SUBJECT, record_schema(0), {"typmod": 9})  # only recorded again
+                await registry.register(SUBJECT, record_schema(0), {"typmod": 9})  # this only adds a record
         assert len(counted) == 4
         assert [entry["subject"] for entry in logs if entry["log_level"] == "warning"] == [SUBJECT]
 
@@ -181,7 +181,7 @@ class TestBuiltin:
         assert sorted(record.version for record in records) == list(range(1, 21))
 
     async def test_several_writers_lose_nothing_and_agree(self, kafka: Kafka, topic: str) -> None:
-        """They have to notice that a version was taken: none of them waits for the others."""
+        """They have to notice that a version was taken, because none of them waits for the others."""
         writers = 4
         async with AsyncExitStack() as stack:
             registries = [await stack.enter_async_context(open_registry(options(kafka), topic)) for _ in range(writers)]
@@ -203,7 +203,7 @@ class TestBuiltin:
         assert compacted.versions(SUBJECT) == known[0]
 
     async def test_writers_that_start_at_once(self, kafka: Kafka, topic: str) -> None:
-        """Both find no topic, and make it."""
+        """None of them finds a topic, so all of them create it."""
         registries = [BuiltinRegistry(options(kafka), topic) for _ in range(3)]
         await asyncio.gather(*(registry.start() for registry in registries))
         same = await asyncio.gather(*(registry.register(SUBJECT, record_schema(0)) for registry in registries))
@@ -223,7 +223,7 @@ class TestBuiltin:
             assert await registry.register(SUBJECT, other) == number
 
     async def test_a_topic_that_was_compacted(self, own_kafka: Kafka, topic: str) -> None:
-        """What stands at the end then was registered first."""
+        """The schemas at its end may have been registered first."""
         config = {"segment.ms": "100", "min.cleanable.dirty.ratio": "0.001"}
         wanted = options(own_kafka, topic_config=config)
         async with open_registry(wanted, topic) as registry:
@@ -294,7 +294,7 @@ class TestBuiltin:
                 await following
 
     async def test_start_sees_that_the_topic_is_another_one(self, kafka: Kafka, topic: str) -> None:
-        """What is in memory is not in Kafka any more: registering it again must not be skipped."""
+        """Kafka no longer has what is in memory, so another registration must write it again."""
         async with open_registry(options(kafka), topic) as registry:
             await registry.register(SUBJECT, record_schema(0))
             client = admin(kafka)
@@ -355,7 +355,7 @@ class TestFollower:
         assert second in admin(kafka).list_topics().topics
 
     async def test_an_id_that_stands_for_two_schemas(self, kafka: Kafka, topic: str) -> None:
-        """In two topics it may, in one never."""
+        """An id may have two schemas in two topics, but never in the same topic."""
         first, second = f"a-{topic}", f"b-{topic}"
         for name in (first, second):
             create_topic(kafka, name, cleanup_policy="compact")
@@ -375,7 +375,7 @@ class TestFollower:
         assert topic not in admin(kafka).list_topics().topics
 
     async def test_reads_what_compaction_left(self, kafka: Kafka, topic: str) -> None:
-        """Offsets at the end may be gone too: the end is reached all the same."""
+        """The last offsets may be missing as well. The end is reached nevertheless."""
         create_topic(kafka, topic, cleanup_policy="compact", segment_ms="100", min_cleanable_dirty_ratio="0.001")
         known = Registered(SUBJECT, 1, 5, '"long"')
         for _ in range(3):
@@ -443,7 +443,7 @@ class TestOutages:
     async def test_an_end_that_nobody_tells(
         self, own_kafka: Kafka, topic: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Or everything would seem to have been read."""
+        """Otherwise, everything would seem to have been read."""
         create_topic(own_kafka, topic)
         admin = TopicAdmin(client_options(own_kafka))
         assert await admin.end(topic) == 0
@@ -502,7 +502,10 @@ class TestRights:
                     pass
 
     async def test_a_user_who_may_not_write(self, secured_kafka: SecuredKafka, topic: str) -> None:
-        """The producer is broken before anything is registered. With the right, another one takes its place."""
+        """The producer fails before anything is registered.
+
+        Once the user has the right, another producer replaces it.
+        """
         create_topic(secured_kafka, topic, cleanup_policy="compact")
         for operation in (AclOperation.READ, AclOperation.DESCRIBE_CONFIGS):
             grant(secured_kafka, topic, operation)
@@ -514,11 +517,11 @@ class TestRights:
             grant(secured_kafka, topic, AclOperation.WRITE)
             async with asyncio.timeout(PATIENCE_S):
                 while not registry.subjects():
-                    with suppress(PermissionDenied):  # the next producer may have asked before that
+                    with suppress(PermissionDenied):  # the next producer may have asked earlier
                         await registry.register(SUBJECT, record_schema(0))
 
     async def test_reading_takes_the_right_to_read_one_topic(self, secured_kafka: SecuredKafka, topic: str) -> None:
-        """No group, no other topic, nothing to write."""
+        """It needs no right to a group or to another topic, and no right to write."""
         async with open_registry(options(secured_kafka), topic) as registry:
             await registry.register(SUBJECT, record_schema(0))
         grant(secured_kafka, topic, AclOperation.READ)
@@ -560,7 +563,7 @@ async def serving(store: SchemaStore) -> AsyncIterator[str]:
 
 @pytest.fixture
 async def client(kafka: Kafka, topic: str) -> AsyncIterator[SchemaRegistryClient]:
-    """Give Confluent's client, unchanged, at a registry with schemas in it."""
+    """Give an unmodified client of Confluent, with a registry that contains schemas."""
     async with open_registry(options(kafka), topic) as registry:
         await registry.register(SUBJECT, {"type": "string"})
         await registry.register(SUBJECT, VALUE, {"typmods": {}})

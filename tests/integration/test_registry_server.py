@@ -1,4 +1,4 @@
-"""Schemas kept by a registry server: the registry beside a real broker, a daemon, and consumers that ask the server."""
+"""Schemas in a registry server, with a real broker, a daemon, and consumers that ask the server."""
 
 import json
 from collections.abc import AsyncIterator, Iterator
@@ -146,7 +146,7 @@ class TestIds:
             assert one.subjects() == [KEY, "shop.transactions-key"]
 
     async def test_a_server_that_was_emptied_is_noticed(self, kafka: Kafka, topic: str, server: RegistryServer) -> None:
-        """Messages have its ids: another schema under one of them would have them read wrongly."""
+        """Messages contain its ids. With another schema under an id, they would be read wrongly."""
         async with registry(kafka, topic, server.url) as one:
             assert await one.register(KEY, record("Key", "id")) == 1
         server.reset()
@@ -220,7 +220,7 @@ async def test_a_server_that_gives_ids_of_its_own_is_no_place_to_export_to(topic
 
 class TestIncompatible:
     async def grow(self, one: ConfluentRegistry, subject: str = KEY) -> int:
-        """Register a key, then one with a column more."""
+        """Register a key, then the key with one more column."""
         await one.register(subject, record("Key", "id"), described("id"))
         return await one.register(subject, record("Key", "id", "tenant"), described("id", "tenant"))
 
@@ -261,7 +261,7 @@ class TestIncompatible:
     async def test_a_server_that_refuses_what_its_level_allows_is_asked_again(
         self, kafka: Kafka, topic: str, server: RegistryServer
     ) -> None:
-        """As one of several does that has not heard of the new level yet."""
+        """One of several servers may do this if it has not heard of the new level yet."""
         async with registry(kafka, topic, server.url, on_incompatible="force") as one:
             refusal = {"error_code": 409, "message": "in its words"}
             server.faults = [Fault("POST /subjects/.*/versions", status=409, body=refusal, times=2)]
@@ -288,7 +288,7 @@ class TestIncompatible:
 
 class TestDaemon:
     def test_on_a_real_server(self, start: Start, apicurio: Apicurio) -> None:
-        """A dead letter, which takes a look at what was refused; a key that gains a column, which stops it, then not.
+        """A dead letter makes pgsluice examine a refusal. A key that gains a column stops it at first, but not later.
 
         The start after the stop has to read the cuts before it.
         """
@@ -318,7 +318,7 @@ class TestDaemon:
         assert (found["table"], found["reason"]) == ("numbers", "record_too_large")
 
     def test_tenants_in_one_topic_with_a_subject_each(self, start: Start, apicurio: Apicurio) -> None:
-        """What a tenant's table looks like, and an ALTER TABLE of it, are no matter of the other tenants."""
+        """The form of a tenant's table, and an ALTER TABLE of it, do not concern other tenants."""
         rules = [{"match": "tenant_*.*", "topic": "{prefix}.{table}"}]
         settings = at(apicurio.url)
         settings["schema_registry"]["subject_name_strategy"] = "topic-record"
@@ -347,7 +347,7 @@ class TestDaemon:
     def test_a_server_takes_over(
         self, start: Start, server: RegistryServer, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """Ids stay what they are: who reads with the server's schemas reads what was written before, too."""
+        """Ids stay the same, so readers with the server's schemas can also read what was written before."""
         pipeline = start()
         pipeline.write()
         pipeline.wait_until_confirmed()
@@ -371,7 +371,7 @@ class TestDaemon:
         assert "it knows our schemas" in capsys.readouterr().out
 
     def test_bad_weather(self, start: Start, server: RegistryServer, tmp_path: Path) -> None:
-        """A server away at the start, then in the middle, then slower than PostgreSQL's patience, then than we live."""
+        """The server is away at the start and later, then slower than PostgreSQL's time-out, then than our lifetime."""
         secret = tmp_path / "password"
         secret.write_text("hunter2\n")
         server.authorization = "Basic dXM6aHVudGVyMg=="
@@ -404,7 +404,7 @@ class TestDaemon:
         wait_until(lambda: any("versions" in request for request in server.requests), "a registration under way")
         pipeline.daemon.kill()
         pipeline.daemon.start()
-        server.authorization = None  # the reader has none
+        server.authorization = None  # because the reader sends none
         pipeline.assert_complete()
         assert "hunter2" not in pipeline.daemon.log_text()
         assert "HTTP Request" not in pipeline.daemon.log_text()

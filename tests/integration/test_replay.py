@@ -1,6 +1,6 @@
-"""Whatever happens in PostgreSQL, a consumer that replays the topics has the same tables, on every version.
+"""Whatever happens in PostgreSQL, a consumer that replays the topics gets the same tables, on every version.
 
-The scenarios stand in ``scenarios``; those of one server version run side by side, followed by one daemon.
+The scenarios are in ``scenarios``. All scenarios of a server version run at once, with one daemon.
 """
 
 import json
@@ -40,10 +40,10 @@ OPTIONS: Mapping[int, Mapping[str, Any]] = {
     17: {"two_phase": True, "streaming": "off"},
     18: {"two_phase": True},
 }
-"""What is asked of the server: all of it changes how changes come, and nothing of what consumers see."""
+"""Options that change how the server sends changes, but not what consumers see."""
 
 AT_ONCE = 2
-"""Runs of several versions wait for each other's Kafka and PostgreSQL more than they compute."""
+"""How many versions run at once. They spend more time waiting for each other's Kafka and PostgreSQL than computing."""
 
 SCENARIOS: list[Scenario] = [
     *rows.SCENARIOS,
@@ -57,14 +57,14 @@ SCENARIOS: list[Scenario] = [
     *settings.SCENARIOS,
     *storm.SCENARIOS,
 ]
-"""Of one database; those of ``whole`` have a second one."""
+"""The scenarios of one database. Those of ``whole`` have a second database."""
 
 pytestmark = pytest.mark.timeout(900)  # the first test of a version waits for all of its scenarios
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of all scenarios on one version."""
+    """The results of all scenarios on one version."""
 
     verdicts: dict[str, Verdict]
     problems_of_cuts: list[str]
@@ -75,7 +75,7 @@ class Outcome:
 
 @contextmanager
 def latin1_database(server: Postgres) -> Iterator[Database]:
-    """Create a database that is not in UTF-8."""
+    """Create a database whose encoding is not UTF-8."""
     database = Database(server, "latin1")
     with server.connect() as connection:
         connection.execute(f"CREATE DATABASE {database.name} ENCODING 'LATIN1' TEMPLATE template0")
@@ -86,7 +86,7 @@ def latin1_database(server: Postgres) -> Iterator[Database]:
 
 
 def run(version: int, kafka: Kafka) -> Outcome:
-    """Carry out all scenarios that the version can, and then those of a second database beside them."""
+    """Run all scenarios that the version supports, and then those of a second database on the same server."""
     scenarios = [scenario for scenario in SCENARIOS if scenario.runs_on(version)]
     with (
         Postgres(version) as server,
@@ -109,7 +109,7 @@ def run(version: int, kafka: Kafka) -> Outcome:
 
 @pytest.fixture(scope="module")
 def outcomes(kafka: Kafka, request: pytest.FixtureRequest) -> Iterator[Mapping[int, Future[Outcome]]]:
-    """Run all versions that tests were selected of, some at a time."""
+    """Run all versions for which tests were selected, some at a time."""
     wanted = {item.callspec.params.get("version") for item in request.session.items if hasattr(item, "callspec")}
     with ThreadPoolExecutor(AT_ONCE) as pool:
         yield {version: pool.submit(run, version, kafka) for version in VERSIONS if version in wanted}

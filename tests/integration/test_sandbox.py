@@ -41,7 +41,7 @@ def one(connection: psycopg.Connection, query: str) -> object:
 
 
 def wait_until(condition: Callable[[], object]) -> None:
-    for _ in count():  # pytest-timeout has the last word
+    for _ in count():  # pytest-timeout ends the loop at the latest
         if condition():
             return
         time.sleep(0.05)
@@ -140,7 +140,7 @@ def test_a_standby_follows_and_takes_over_with_its_failover_slot() -> None:
             assert one(following, "SELECT pg_is_in_recovery()") is True
 
             def is_synchronised() -> bool:
-                # a slot that stands still may stay behind what the standby still has
+                # the position of a slot that does not move may be older than the WAL that the standby still has
                 connection.execute("SELECT pg_log_standby_snapshot()")
                 connection.execute("SELECT pg_replication_slot_advance('s', pg_current_wal_lsn())")
                 return one(following, "SELECT count(*) FROM pg_replication_slots WHERE synced AND NOT temporary") == 1
@@ -270,7 +270,7 @@ def test_a_cluster_of_three_goes_on_without_one() -> None:
         def partition() -> PartitionMetadata:
             return admin.list_topics(topic, timeout=WAIT_S).topics[topic].partitions[0]
 
-        # a broker hears of a topic a moment after another one has made it
+        # a broker learns slightly later that another one has created a topic
         wait_until(lambda: admin.list_topics(topic, timeout=WAIT_S).topics[topic].partitions)
         assert len(partition().replicas) == 3
         leader = partition().leader
@@ -331,7 +331,7 @@ public class Murmur2 {
 def test_java_programs_run_against_the_jars_of_kafka(tmp_path: Path) -> None:
     source = tmp_path / "Murmur2.java"
     source.write_text(MURMUR2)
-    # the values of Kafka's own UtilsTest
+    # the values in the UtilsTest of Kafka
     assert run_program(source, fetch("kafka"), ["21", "foobar"]).split() == ["-973932308", "-790332482"]
 
 
@@ -355,11 +355,11 @@ def test_jars_of_spark_are_none_that_pyspark_has() -> None:
 
 
 def artifact(jar: str) -> str:
-    """Return what a jar is called without its version."""
+    """Return the name of a jar without its version."""
     return re.sub(r"-\d+(\.\d+)+[-.\w]*\.jar$", "", jar)
 
 
-# ---------------------------------------------------------------- the end of the owner
+# ---------------------------------------------------------------- the end of the owning process
 
 
 OWNER = """if True:
@@ -398,7 +398,7 @@ def shared_memory_of(creator: int) -> list[str]:
 
 @pytest.fixture
 def own_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Keep away from a sandbox that somebody has up, but use what was fetched."""
+    """Avoid a sandbox that somebody is running, but use the files that were fetched for it."""
     root = tmp_path / "cache"
     root.mkdir(mode=0o755)
     for generation in cache_root().iterdir():

@@ -1,4 +1,4 @@
-"""``pgsluice setup-sql``: with what it prints, and nothing more, the pipeline starts and delivers."""
+"""``pgsluice setup-sql``: after running only the statements that it prints, the pipeline starts and delivers."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

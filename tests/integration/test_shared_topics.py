@@ -1,4 +1,4 @@
-"""Tables of tenants that share a topic by a rule: their rows, keys, truncates and schemas stay apart."""
+"""Tables of tenants that share a topic by a rule. Their rows, keys, truncates and schemas stay separate."""
 
 from collections import defaultdict
 from typing import Any
@@ -29,17 +29,17 @@ def execute(pipeline: Pipeline, *statements: str) -> None:
 
 
 class Topic:
-    """What a reader that knows nothing of pgsluice finds in a topic."""
+    """The content of a topic, as a reader without knowledge of pgsluice finds it."""
 
     def __init__(self, pipeline: Pipeline, table: str) -> None:
         pipeline.wait_until_confirmed()
         topic = f"{pipeline.daemon.name}.{table}"
         context = SerializationContext(topic, MessageField.VALUE)
         self.keys: dict[bytes, set[str]] = defaultdict(set)
-        """By key, the schemas of PostgreSQL that have records under it."""
+        """The PostgreSQL schemas that have records under each key."""
         self.tombstones: list[bytes] = []
         self.events: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        """By schema of PostgreSQL, in order of the position."""
+        """The events of each PostgreSQL schema, in the order of their positions."""
         with SchemaRegistryClient({"url": pipeline.daemon.url}) as registry:
             read = AvroDeserializer(registry)
             for message in read_committed(pipeline.kafka, topic):
@@ -55,7 +55,7 @@ class Topic:
             events.sort(key=lambda event: (event["lsn"], event["seq"]))
 
     def rows(self, tenant: str) -> dict[int, Any]:
-        """Return a tenant's rows as its own events alone make them."""
+        """Return a tenant's rows, derived from its own events only."""
         found: dict[int, Any] = {}
         for event in self.events[tenant]:
             if event["op"] == "t":
@@ -68,7 +68,7 @@ class Topic:
 
 
 def tenant(name: str) -> list[str]:
-    """Return statements that make a tenant with the same rows, of which it deletes one."""
+    """Return statements that create a tenant. All tenants insert the same rows, and delete one of them."""
     return [
         f"CREATE SCHEMA {name}",
         f"CREATE TABLE {name}.orders (id int PRIMARY KEY, amount int)",
@@ -87,7 +87,7 @@ def test_a_hundred_tenants_that_come_while_it_runs(start: Start) -> None:
     for number in range(TENANTS):
         assert topic.rows(f"tenant_{number}") == (expected if number != 7 else {2: {"id": 2, "amount": 20}})
     assert pipeline.daemon.status()["quarantined"] == []
-    # Compaction keeps the last record of each key, so a key must be that of one table.
+    # Compaction keeps the last record of each key, so no two tables may share a key.
     assert len(topic.keys) == 3 * TENANTS
     assert [tenants for tenants in topic.keys.values() if len(tenants) > 1] == []
     assert sorted(topic.tombstones) == sorted({key for key in topic.tombstones if key in topic.keys})
@@ -95,7 +95,7 @@ def test_a_hundred_tenants_that_come_while_it_runs(start: Start) -> None:
 
 
 def test_tenants_whose_columns_have_other_types(start: Start) -> None:
-    """Each table's fields follow from its own history, before and after a restart."""
+    """The fields of each table depend only on its own history, before and after a restart."""
     pipeline = start(RULES)
     execute(
         pipeline,

@@ -1,4 +1,4 @@
-"""The slot, looked at beside the sessions: every version, a standby, a server that hangs or that has lost the slot."""
+"""The slot is watched beside the sessions: on every version, on a standby, on a server that hangs or lost the slot."""
 
 import asyncio
 import time
@@ -46,7 +46,7 @@ def poor_role() -> Iterator[Callable[[Database], ConnectionOptions]]:
 
 @asynccontextmanager
 async def watching(options: ConnectionOptions, server: Postgres | Proxy) -> AsyncIterator[SlotWatch]:
-    """Watch a slot for the length of the block."""
+    """Watch a slot within the block."""
     watch = SlotWatch(SLOT, lambda: options)
     watch.follow(Address(server.host, "", server.port))
     task = asyncio.create_task(watch.run(lambda: True, lambda: True))
@@ -59,7 +59,7 @@ async def watching(options: ConnectionOptions, server: Postgres | Proxy) -> Asyn
 
 
 async def next_sample(watch: SlotWatch) -> SlotSample:
-    """Return what is seen from now on."""
+    """Return the next sample that is taken from now on."""
     now = time.monotonic()
     async with asyncio.timeout(180):
         while watch.sample is None or watch.sample.sampled_at < now:  # noqa: ASYNC110 - nobody tells
@@ -89,7 +89,7 @@ async def test_it_is_seen_with_the_least_rights(
             ((wal_end,),) = admin.execute("SELECT pg_current_wal_lsn() - '0/0'").fetchall()
             async with asyncio.timeout(180):
                 while (sample := await next_sample(watch)).slot is None or sample.slot.active_pid is not None:
-                    pass  # the server notices that the walsender's client is gone
+                    pass  # wait until the server notices that the walsender's client is gone
             assert before is not None
             assert sample.retained_bytes is not None
             assert sample.retained_bytes > before
@@ -122,7 +122,7 @@ async def test_on_a_standby_server() -> None:
 
 
 def _create_slot(primary: Postgres, at_standby: Database) -> None:
-    """Create a slot on the standby, which waits until the primary logs its running transactions."""
+    """Create a slot on the standby. This waits until the primary logs its running transactions."""
     sql = "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')"
     with ThreadPoolExecutor(1) as beside, at_standby.connect() as connection, primary.connect() as admin:
         created = beside.submit(connection.execute, sql, [SLOT])
@@ -211,7 +211,7 @@ class TestAServerThatHangs:
 
 
 async def test_only_while_it_is_wanted(database: Database) -> None:
-    """A standby leaves it to the owner, and has no connection for it; and who waits for a session keeps none."""
+    """A standby leaves it to the owner, and keeps no connection for it. Nor does a daemon that waits for a session."""
     is_wanted = is_streaming = True
     watch = SlotWatch(SLOT, lambda: options_for(database))
     task = asyncio.create_task(watch.run(lambda: is_wanted, lambda: is_streaming))

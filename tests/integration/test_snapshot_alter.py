@@ -1,4 +1,7 @@
-"""Tables that are altered after they were loaded: DDL changes their rows, and the stream does not send it."""
+"""Tables that are altered after their load.
+
+DDL can change their rows, and the stream does not contain these changes.
+"""
 
 import json
 import re
@@ -41,12 +44,12 @@ Row = dict[str, str | None]
 
 
 class Case(NamedTuple):
-    """What is done to a table, and whether it has to be loaded again because of it."""
+    """A change of a table, and whether the table has to be loaded again because of it."""
 
     sql: str
     is_loaded_again: bool
     renamed: tuple[str, str] = ("", "")
-    """A column's names, before and after."""
+    """The names of a column, before and after."""
 
 
 CASES = {
@@ -84,7 +87,7 @@ def write(connection: psycopg.Connection, name: str) -> None:
 
 @pytest.fixture
 def follow(kafka: Kafka) -> Iterator[Follow]:
-    """Start a daemon on a database; it is gone after the test."""
+    """Start a daemon on a database. It is stopped after the test."""
     with ExitStack() as stack:
 
         def begin(database: Database, **settings: dict[str, Any]) -> Daemon:
@@ -113,7 +116,7 @@ def marks(cuts: list[Cut], table: str) -> list[dict[str, Any]]:
 
 
 def mirror(cuts: list[Cut], table: str) -> dict[int, Row]:
-    """Return the rows of a table that a mirror has, by the names of columns, each with the value that came last."""
+    """Return a mirror's rows of a table, with column names and the latest value of each column."""
     rows: dict[int, tuple[tuple[int, int, int], Row]] = {}
     events = [event for cut in cuts for event in cut.events if event.topic.endswith(f".{table}")]
     steps: list[tuple[tuple[int, int, int], Any]] = [(event.position, event) for event in events]
@@ -134,7 +137,7 @@ def mirror(cuts: list[Cut], table: str) -> dict[int, Row]:
 
 
 def column_of(field: str) -> str:
-    """Return the name of the column: another field of it has a number behind."""
+    """Return the name of the column. If a column has several fields, their names end with a number."""
     return re.sub(r"__\d+$", "", field)
 
 
@@ -143,7 +146,7 @@ def text(value: object) -> str | None:
 
 
 def assert_same(found: dict[int, Row], connection: psycopg.Connection, table: str, case: Case) -> None:
-    """Compare a mirror with the table, in the columns that the table has now."""
+    """Compare a mirror with the table, in the current columns of the table."""
     cursor = connection.execute(f"SELECT * FROM {table}")
     names = [column.name for column in cursor.description or ()]
     expected = {row[0]: {name: text(value) for name, value in zip(names, row, strict=True)} for row in cursor}
@@ -155,7 +158,7 @@ def assert_same(found: dict[int, Row], connection: psycopg.Connection, table: st
 
 
 def attnums(daemon: Daemon, kafka: Kafka, table: str) -> dict[str, int]:
-    """Return the numbers of the columns, as the last record of the table's schemas has them."""
+    """Return the column numbers in the last record of the table's schemas."""
     records = [json.loads(one.value() or b"{}") for one in read_committed(kafka, f"{daemon.name}.schemas")]
     *_, last = [one for one in records if one["subject"].endswith(f".{table}-value")]
     return {column["name"]: column["attnum"] for column in last["postgres"]["columns"]}
@@ -173,7 +176,7 @@ def alter(connection: psycopg.Connection, sql: str) -> None:
 def test_a_mirror_has_what_ddl_has_made_of_the_rows(
     version: int, new_database: Callable[[int], Database], follow: Follow, kafka: Kafka
 ) -> None:
-    """Every case, with rows that are written afterwards and without."""
+    """Test every case both with and without rows that are written afterwards."""
     tables = {f"{name}{suffix}": case for name, case in CASES.items() for suffix in ("", "_written")}
     again = [name for name, case in tables.items() if case.is_loaded_again]
     database = new_database(version)
@@ -188,7 +191,7 @@ def test_a_mirror_has_what_ddl_has_made_of_the_rows(
             if name.endswith("_written"):
                 write(connection, name)
         wait_until_loaded(daemon, len(tables) + 1 + len(again))
-        # Whatever is to be loaded again is known once something that was altered later has been.
+        # Once a later change was noticed, all tables that have to be loaded again are known.
         connection.execute("ALTER TABLE sentinel ADD COLUMN w int DEFAULT 1")
         wait_until_loaded(daemon, len(tables) + 1 + len(again) + 1)
         cuts = read(daemon, kafka, database)
@@ -205,7 +208,7 @@ def test_a_mirror_has_what_ddl_has_made_of_the_rows(
 async def test_columns_of_the_moment_when_the_table_is_locked(
     version: int, new_database: Callable[..., Database]
 ) -> None:
-    """A column that nobody has looked at is read, and one that is added between two chunks is noticed."""
+    """A column that nobody has queried before is read. A column that is added between two chunks is noticed."""
     database = new_database(version)
     with database.connect() as connection:
         make(connection, "items")
@@ -275,7 +278,7 @@ def test_altered_while_the_pipeline_is_stopped(follow: Follow, kafka: Kafka, ite
 
 
 def test_a_name_that_a_column_had_long_ago(follow: Follow, kafka: Kafka, items: Database) -> None:
-    """A mirror may still have the values of the column that had it."""
+    """A mirror may still have the values of the earlier column of this name."""
     daemon = follow(items)
     wait_until_loaded(daemon)
     with items.connect() as connection:
@@ -341,7 +344,7 @@ def test_a_publication_that_lets_more_through(
 def test_a_table_that_leaves_the_publication_and_comes_back(
     new_database: Callable[[int], Database], follow: Follow, kafka: Kafka
 ) -> None:
-    """What is changed in between is not sent, so only another load makes a copy equal the table."""
+    """Changes in the meantime are not sent, so only another load makes the copy equal to the table."""
     database = new_database(16)
     with database.connect() as connection:
         make(connection, "items")
@@ -393,13 +396,13 @@ class TestASettingThatKeepsTablesFromBeingLoadedAgain:
 
 
 def stale_in(daemon: Daemon) -> list[str]:
-    """Return the tables that the status has as stale."""
+    """Return the tables that are stale according to the status."""
     status = daemon.status()["snapshot"]
     return [] if status is None else [one["table"] for one in status["not_loaded"] if one["is_stale"]]
 
 
 def command(daemon: Daemon, action: str, *arguments: str) -> str:
-    """Run ``pgsluice snapshot``; what it said."""
+    """Run ``pgsluice snapshot``. Return its output."""
     line = [sys.executable, "-m", "pgsluice", "snapshot", action, "-c", str(daemon.config_file), *arguments]
     done = subprocess.run(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout

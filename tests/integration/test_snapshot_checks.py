@@ -1,4 +1,4 @@
-"""What check finds where rows are to be read: asked as a role that lacks something, on real servers."""
+"""The findings of ``pgsluice check`` about loading, with a role that lacks a right, on real servers."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -161,13 +161,13 @@ async def test_keys_and_owners_are_those_that_reading_finds(
 
 
 def without_key(relation: Relation) -> Relation:
-    """Return the relation as the catalog describes it for itself, which is without its key."""
+    """Return the relation as the catalog describes it by itself, without the key."""
     return replace(relation, columns=tuple(replace(column, is_key=False) for column in relation.columns))
 
 
 @pytest.mark.parametrize("version", [10, 18])
 async def test_sizes(version: int, reader_role: Callable[[int], tuple[Database, str]]) -> None:
-    """Also of a table that somebody has locked."""
+    """This includes a table that somebody has locked."""
     database, role = reader_role(version)
     with database.connect() as admin:
         admin.execute("INSERT INTO leaf SELECT generate_series(1, 500)")
@@ -207,7 +207,7 @@ async def test_a_standby() -> None:
 
 
 def test_check_tells_it(database: Database, kafka: Kafka, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A thousand tables are one line."""
+    """A thousand tables are reported in one line."""
     with database.connect() as admin:
         for number in range(1000):
             admin.execute(f"CREATE TABLE t{number} (id int PRIMARY KEY)")

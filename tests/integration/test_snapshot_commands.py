@@ -1,4 +1,4 @@
-"""``pgsluice snapshot``: what it has a running daemon do, each command exactly once, and what it tells of it."""
+"""``pgsluice snapshot``: a running daemon carries out each command exactly once, and the command reports the result."""
 
 import json
 import re
@@ -39,7 +39,7 @@ class Scene:
         self.daemon = daemon
 
     def snapshot(self, *arguments: str) -> tuple[int, str]:
-        """Run ``pgsluice snapshot``; its exit code and what it said."""
+        """Run ``pgsluice snapshot``. Return its exit code and its output."""
         done = self.beginning(*arguments)
         try:
             said, _ = done.communicate(timeout=TIMEOUT_S)
@@ -56,7 +56,7 @@ class Scene:
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def send(self, *values: bytes | None) -> None:
-        """Write records to the topic of commands, whatever they are."""
+        """Write any records to the topic of commands."""
         producer = Producer(properties(self.kafka))
         for value in values:
             producer.produce(f"{self.daemon.name}.commands", value, partition=0)
@@ -69,7 +69,7 @@ class Scene:
         return [one for one in found if one["id"] == identifier]
 
     def takes_commands(self) -> bool:
-        """Return whether the checkpoint says from where on commands are read."""
+        """Return whether the checkpoint has the position from which commands are read."""
         records = read_committed(self.kafka, f"{self.daemon.name}.checkpoint")
         return bool(records and json.loads(records[-1].value() or b"")["commands"]["topic_id"])
 
@@ -77,7 +77,7 @@ class Scene:
         return [one for one in read_committed(self.kafka, f"{self.daemon.name}.commands") if _is_json(one.value())]
 
     def read(self) -> list[Cut]:
-        """Return all cuts, up to one behind everything that was committed."""
+        """Return all cuts, up to one after everything that was committed."""
         with self.database.connect() as connection:
             connection.execute("INSERT INTO items (id) VALUES (-1) ON CONFLICT (id) DO UPDATE SET v = 'again'")
             row = connection.execute("SELECT pg_current_wal_flush_lsn() - '0/0'").fetchone()
@@ -102,7 +102,7 @@ Follow = Callable[..., Scene]
 
 @pytest.fixture
 def follow(kafka: Kafka, database: Database) -> Iterator[Follow]:
-    """Start a daemon on a database with a table that has rows; it is gone after the test."""
+    """Start a daemon on a database with a table that has rows. It is stopped after the test."""
     with database.connect() as connection:
         connection.execute("CREATE TABLE items (id int PRIMARY KEY, v text)")
         connection.execute("INSERT INTO items SELECT n, n FROM generate_series(1, %s) n", [ROWS])
@@ -152,7 +152,7 @@ def test_a_table_is_loaded_by_a_command_and_again_by_another(mode: str, follow: 
 
 
 def test_only_some_rows_are_loaded(follow: Follow) -> None:
-    """It replaces nothing, and the table does not count as loaded."""
+    """The load replaces no rows, and the table does not count as loaded."""
     scene = follow()
     code, said = scene.snapshot("start", "public.items", "--where", "id % 10 = 0 -- of all")
     assert (code, said.splitlines()[-1]) == (0, f"public.items: loaded, {ROWS // 10} rows")

@@ -1,4 +1,4 @@
-"""Tables whose owner may do nothing but make tables: reading them runs no code of his."""
+"""Tables of a user who may only create tables. Loading them runs none of his code."""
 
 import asyncio
 from collections.abc import Callable
@@ -25,7 +25,7 @@ $$ BEGIN PERFORM pg_create_physical_replication_slot('{slot}'); RETURN n; EXCEPT
 CREATE INDEX ON {schema}.{table} ((id + {schema}.{table}_ran(0)));
 GRANT SELECT ON {schema}.{table} TO public
 """
-"""A table that has the reader make a replication slot: PostgreSQL runs the function when it plans a query."""
+"""A table that tries to create a replication slot with the reader's rights, in a function that the planner runs."""
 
 
 @pytest.mark.parametrize("version", [10, 18])
@@ -59,7 +59,7 @@ def test_reading_runs_no_function_of_somebody_who_may_only_make_tables(
 def test_whose_tables_are_read(
     member: str, *, is_trusted: bool, owner: str, new_database: Callable[..., Database]
 ) -> None:
-    """Partitions as well, where what was published is what they are partitions of."""
+    """This includes partitions whose root is published."""
     role = f"owner{uuid4().hex[:8]}"
     database = new_database(17)
     with database.connect() as connection:
@@ -77,7 +77,7 @@ def test_whose_tables_are_read(
 
 
 def test_a_partition_or_a_schema_of_somebody_else_makes_a_table_his(new_database: Callable[..., Database]) -> None:
-    """The partitions of a root are planned with it, and a schema can get another name between two commands."""
+    """The partitions of a root are planned with it, and a schema can be renamed between two commands."""
     role = f"tenant{uuid4().hex[:8]}"
     database = new_database(17)
     with database.connect() as connection:
@@ -92,7 +92,7 @@ def test_a_partition_or_a_schema_of_somebody_else_makes_a_table_his(new_database
         connection.execute(f"ALTER TABLE child OWNER TO {role}")
     for owned in ("TABLE part", "TABLE upper", "SCHEMA public"):
         assert asyncio.run(shape_of(database, "root")).is_trusted
-        assert asyncio.run(shape_of(database, "parent")).is_trusted  # it is read without those that inherit from it
+        assert asyncio.run(shape_of(database, "parent")).is_trusted  # tables that inherit from it are not read
         with database.connect() as connection:
             connection.execute(f"ALTER {owned} OWNER TO {role}".encode())
         assert not asyncio.run(shape_of(database, "root")).is_trusted
@@ -104,7 +104,7 @@ def test_a_partition_or_a_schema_of_somebody_else_makes_a_table_his(new_database
 def test_no_column_of_a_stranger_keeps_other_tables_from_being_loaded(
     new_database: Callable[..., Database], kafka: Kafka
 ) -> None:
-    """To find out what these domains consist of takes PostgreSQL more than ten seconds."""
+    """PostgreSQL takes more than ten seconds to resolve these domains."""
     database = new_database(17)
     owner = f"hostile{uuid4().hex[:8]}"
     with database.connect() as connection:
@@ -141,7 +141,7 @@ def test_a_stranger_who_locks_his_table_keeps_no_other_from_being_read(new_datab
 
 
 async def shape_of(database: Database, table: str, publication: str = "pgsluice") -> Shape:
-    """Return a table as it is read."""
+    """Return the table in the form in which it is read."""
     with database.connect() as connection:
         found = connection.execute("SELECT %s::regclass::oid", [table]).fetchone()
     assert found is not None

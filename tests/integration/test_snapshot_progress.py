@@ -1,4 +1,4 @@
-"""How far loads have come, as an operator sees it: status, page, metrics and log of a real daemon."""
+"""The progress of loads, as an operator sees it: in the status, the page, the metrics and the log of a real daemon."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -40,7 +40,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def loading(
     request: pytest.FixtureRequest, new_database: Callable[..., Database], kafka: Kafka
 ) -> Iterator[tuple[Daemon, Callable[[], None]]]:
-    """Give a daemon that loads tables and may not read all of them, and what allows it."""
+    """Give a daemon that loads tables but may not read all of them, and a function that gives it the right."""
     database = new_database(request.param)
     role = f"loader_{database.name}"
     with database.connect() as admin:

@@ -1,4 +1,4 @@
-"""Tables of every kind that had rows before: what arrives of each is what PostgreSQL holds."""
+"""Tables of every kind that already have rows: what arrives is equal to PostgreSQL's content."""
 
 import time
 from collections.abc import Callable
@@ -21,9 +21,9 @@ PATIENCE_S = 180
 
 @dataclass(frozen=True)
 class Kind:
-    """A table, the rows that it has before the pipeline, and what has to arrive.
+    """A table, its rows before the pipeline starts, and the rows that have to arrive.
 
-    ``member``: how it stands in the publication.
+    ``member``: its entry in the publication.
     """
 
     name: str
@@ -159,7 +159,7 @@ def wait_until_loaded(daemon: Daemon, tables: int) -> None:
 
 
 def read(daemon: Daemon, kafka: Kafka, database: Database) -> tuple[list[Cut], Replay]:
-    """Return all cuts, and the tables as they tell them."""
+    """Return all cuts, and the tables according to them."""
     with database.connect() as connection:
         connection.execute("INSERT INTO last VALUES (1)")
         row = connection.execute("SELECT pg_current_wal_flush_lsn() - '0/0'").fetchone()
@@ -214,7 +214,7 @@ def test_what_arrives_is_what_is_there(
 def test_the_keys_of_rows_that_are_read_are_those_of_changes(
     new_database: Callable[..., Database], kafka: Kafka
 ) -> None:
-    """A column that an index only includes is none of its key."""
+    """A column that an index only includes is not part of the key."""
     database = new_database(16)
     with database.connect() as connection:
         connection.execute("CREATE TABLE covering (id int, n int, PRIMARY KEY (id) INCLUDE (n))")

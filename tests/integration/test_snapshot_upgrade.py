@@ -1,4 +1,4 @@
-"""Which tables are loaded by default: all of a new pipeline's, none that an earlier version has delivered."""
+"""Which tables are loaded by default: all tables of a new pipeline, but none that an earlier version has delivered."""
 
 import json
 import time
@@ -19,7 +19,7 @@ from tests.support.weather import Pipeline, configured, prepare, wait_until
 pytestmark = pytest.mark.usefixtures("restored_logging")
 
 ROWS = 10
-"""Before a pipeline is there, and again as changes."""
+"""The number of rows before the pipeline exists, and again of later changes."""
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def filled(new_database: Callable[..., Database], kafka: Kafka) -> Iterator[Pipe
 
 @pytest.fixture
 def former(filled: Pipeline) -> Pipeline:
-    """Give one whose changes a version has delivered that loaded nothing by default; it is stopped."""
+    """Give a stopped pipeline whose changes were delivered by a version that loaded nothing by default."""
     daemon = filled.daemon
     choose(filled, "never")
     daemon.start()
@@ -50,7 +50,7 @@ def former(filled: Pipeline) -> Pipeline:
 
 
 def choose(pipeline: Pipeline, mode: str | None, delivery: str = "exactly_once") -> None:
-    """Set snapshot.mode from the next start on; None: leave it out."""
+    """Set snapshot.mode for all later starts. None removes the setting."""
     pipeline.daemon.settings |= {**configured({"snapshot": {"mode": mode}, "delivery": {"mode": delivery}})}
 
 
@@ -65,7 +65,7 @@ def states(pipeline: Pipeline) -> dict[str, int]:
 
 
 def ops(pipeline: Pipeline, count: int) -> dict[str, list[int]]:
-    """Return the numbers by op."""
+    """Return the numbers, grouped by op."""
     found: dict[str, list[int]] = {}
     for change in pipeline.changes(count):
         found.setdefault(change["op"], []).append(change["after"]["n"])
@@ -104,7 +104,7 @@ def test_what_an_earlier_version_has_delivered_counts_as_loaded(
     former: Pipeline, delivery: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     choose(former, None, delivery)
-    for delay_s in (0.2, 0.5, 0.8, 1.1):  # somewhere at its start, or behind it
+    for delay_s in (0.2, 0.5, 0.8, 1.1):  # at some moment during its start, or after it
         former.daemon.start(wait=False)
         time.sleep(delay_s)
         former.daemon.kill()
@@ -127,7 +127,7 @@ def test_what_an_earlier_version_has_delivered_counts_as_loaded(
 
 @pytest.mark.parametrize("pipeline", ["filled", "former"])
 def test_a_mode_that_is_chosen_holds(pipeline: str, request: pytest.FixtureRequest) -> None:
-    """With "never" nothing is loaded, and nothing counts as loaded, so "initial" loads it later."""
+    """With "never", nothing is loaded or counts as loaded, so "initial" loads the tables later."""
     found: Pipeline = request.getfixturevalue(pipeline)
     choose(found, "never")
     found.daemon.start()

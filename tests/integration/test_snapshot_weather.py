@@ -1,4 +1,4 @@
-"""What may happen to a table, and to the server, while its rows are read: nothing is lost, and nothing comes twice."""
+"""What can happen to a table or to the server while rows are loaded. Nothing is lost, and nothing comes twice."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -42,7 +42,7 @@ def make_items(connection: psycopg.Connection) -> None:
 
 @pytest.fixture
 def follow(kafka: Kafka) -> Iterator[Follow]:
-    """Start a daemon on a database; it is gone after the test."""
+    """Start a daemon on a database. It is stopped after the test."""
     with ExitStack() as stack:
 
         def begin(database: Database, **settings: dict[str, Any]) -> Daemon:
@@ -62,7 +62,7 @@ def events_of(cuts: list[Cut]) -> list[Event]:
 
 
 def mirror(cuts: list[Cut]) -> dict[int, Any]:
-    """Return the rows that a mirror has, deleting at the end of a load what is older than its begin."""
+    """Return the rows of a mirror. At the end of a load, the mirror deletes rows that are older than its beginning."""
     rows: dict[int, tuple[tuple[int, int, int], Any]] = {}
     steps: list[tuple[tuple[int, int, int], Any]] = [(event.position, event) for event in events_of(cuts)]
     begins: dict[str, tuple[int, int, int]] = {}
@@ -100,7 +100,7 @@ def test_a_table_that_joins_the_publication_is_loaded(follow: Follow, kafka: Kaf
 
 
 def test_whoever_wrote_before_the_table_joined_is_waited_for(follow: Follow, kafka: Kafka, items: Database) -> None:
-    """His rows are not in the stream; and as long as he has not committed, in no snapshot either."""
+    """Their rows are not in the stream, and before their commit, no snapshot contains them either."""
     with items.connect() as connection:
         connection.execute("ALTER PUBLICATION pgsluice DROP TABLE items")
     daemon = follow(items)
@@ -256,7 +256,7 @@ def test_a_table_is_loaded_again_when_changes_were_missed(follow: Follow, kafka:
 def test_a_row_that_moves_by_another_column_than_its_key_keeps_its_large_value(
     follow: Follow, kafka: Kafka, database: Database
 ) -> None:
-    """The stream does not tell that it moves, so the rows are not read in the order of that column."""
+    """The stream does not show that the row moves, so rows are not read in the order of that column."""
     with database.connect() as connection:
         connection.execute("CREATE TABLE items (place int PRIMARY KEY, id int NOT NULL UNIQUE, v text)")
         connection.execute("ALTER TABLE items ALTER v SET STORAGE EXTERNAL")

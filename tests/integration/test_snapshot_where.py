@@ -1,4 +1,4 @@
-"""Rules that want only some of the rows that a table has."""
+"""Rules that select only some of a table's existing rows."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -89,7 +89,7 @@ def test_a_condition_that_postgresql_does_not_take_blocks_its_table(
 
 
 def test_rows_that_do_not_come_within_the_time_limit_are_told_apart(filled: Pipeline) -> None:
-    """The condition shortens the limit for the statement that follows, as 30 seconds are too long for a test."""
+    """The condition shortens the limit of the next statement, because 30 seconds are too long for a test."""
     with filled.database.connect() as connection:
         found = connection.execute("SELECT 'public.numbers'::regclass::oid").fetchone()
     assert found is not None

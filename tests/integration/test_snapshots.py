@@ -1,7 +1,7 @@
-"""Tables that had rows before: what is loaded equals the table, at every cut, while everybody writes.
+"""Tables that already have rows: a loaded table is equal to PostgreSQL's at every cut, while writers are active.
 
-A second pipeline follows the same tables from before the first row, so its events are what happened, by position. What
-the first one publishes has to be the same wherever a table counts as loaded.
+A second pipeline follows the same tables from before the first row, so its events are the true history, by position.
+Wherever a table counts as loaded, the first pipeline has to publish the same.
 """
 
 import random
@@ -25,7 +25,7 @@ from tests.support.weather import PATIENCE_S, Pipeline, wait_until
 VERSIONS = (10, 14, 18)
 
 ROWS = 5_000
-"""Before the pipeline is there."""
+"""The number of rows before the pipeline exists."""
 
 WRITERS = 4
 
@@ -39,15 +39,15 @@ Follow = Callable[[Database, dict[str, dict[str, Any]]], Pipeline]
 
 
 class Mirror:
-    """The rows of one table, as the events tell them."""
+    """The rows of one table, according to the events."""
 
     def __init__(self) -> None:
         self.rows: dict[int, dict[str, Any]] = {}
         self._moving: dict[str, Any] = {}
-        """The row whose key is being changed; empty if it is not known."""
+        """The row whose key is being changed. It is empty if the row is unknown."""
 
     def apply(self, event: Event) -> None:
-        """Apply one event; positions only go up."""
+        """Apply one event. Positions must increase."""
         op, after = event["op"], event["after"]
         if op == "t":
             self.rows.clear()
@@ -61,7 +61,7 @@ class Mirror:
 
 
 class Writers:
-    """Several at once, who insert, update, delete, change keys, prepare, and roll back to savepoints."""
+    """Several concurrent writers that insert, update, delete, change keys, prepare, and roll back to savepoints."""
 
     def __init__(self, database: Database, seed: int) -> None:
         self._database = database
@@ -88,7 +88,7 @@ class Writers:
                 self._transaction(connection, dice, new, number)
 
     def _transaction(self, connection: psycopg.Connection, dice: random.Random, new: int, number: int) -> None:
-        # Each writer has the rows whose key has its remainder, so that none waits for another.
+        # Each writer uses the rows whose key has its own remainder, so that no writer waits for another.
         own = dice.randrange(ROWS // WRITERS) * WRITERS + number
         kind = dice.choice(("insert", "update", "update", "delete", "key", "move", "savepoint", "prepare"))
         with connection.transaction():
@@ -100,7 +100,7 @@ class Writers:
                 connection.execute("DELETE FROM items WHERE id = %s", [own])
             elif kind == "key":
                 connection.execute("UPDATE items SET id = %s WHERE id = %s", [new, own])
-            elif kind == "move":  # to where the rows have been read already, with a value that is not sent again
+            elif kind == "move":  # to a place that was read already, with a value that is not sent again
                 connection.execute("UPDATE items SET id = %s WHERE id = %s", [-new, own])
             elif kind == "savepoint":
                 connection.execute("UPDATE items SET note = 'kept' WHERE id = %s", [own])
@@ -117,7 +117,7 @@ class Writers:
 
 
 def prepared(database: Database) -> Database:
-    """Make the table, without rows yet."""
+    """Create the table without rows."""
     with database.connect() as connection:
         connection.execute("CREATE TABLE items (id int8 PRIMARY KEY, amount float8, note text)")
         connection.execute("ALTER TABLE items ALTER COLUMN note SET STORAGE EXTERNAL")
@@ -141,7 +141,7 @@ def read_until(pipeline: Pipeline, lsn: int) -> list[Cut]:
 
 
 def position(database: Database) -> int:
-    """Return a position behind everything that was committed."""
+    """Return a position after everything that was committed."""
     with database.connect() as connection:
         connection.execute("INSERT INTO items VALUES (-1, 0, 'last')")
         row = connection.execute("SELECT pg_current_wal_flush_lsn() - '0/0'").fetchone()
@@ -169,7 +169,7 @@ def wait_until_loaded(pipeline: Pipeline) -> None:
 
 
 def check(loading: Pipeline, whole: Pipeline, last_lsn: int) -> list[Cut]:
-    """Compare the mirror of ``loading`` with that of ``whole`` at every cut behind the end of a load."""
+    """Compare the mirror of ``loading`` with that of ``whole`` at every cut after the end of a load."""
     cuts, known = read_until(loading, last_lsn), read_until(whole, last_lsn)
     history = iter(events_of(known))
     ahead = next(history, None)
@@ -191,7 +191,7 @@ def check(loading: Pipeline, whole: Pipeline, last_lsn: int) -> list[Cut]:
 
 @pytest.fixture
 def follow(kafka: Kafka) -> Iterator[Follow]:
-    """Start pipelines on a database; all are gone after the test."""
+    """Start pipelines on a database. All are stopped after the test."""
     with ExitStack() as stack:
 
         def begin(database: Database, settings: dict[str, dict[str, Any]]) -> Pipeline:
@@ -203,7 +203,7 @@ def follow(kafka: Kafka) -> Iterator[Follow]:
 
 @pytest.fixture
 def with_history(new_database: Callable[..., Database], follow: Follow) -> Callable[[int], tuple[Database, Pipeline]]:
-    """Make a table whose history one pipeline knows from the beginning."""
+    """Create a table whose complete history one pipeline knows."""
 
     def make(version: int) -> tuple[Database, Pipeline]:
         database = prepared(new_database(version))

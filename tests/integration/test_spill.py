@@ -1,6 +1,6 @@
-"""Transactions that do not fit into memory: where their rows wait, and what happens when there is no room for them.
+"""Transactions that do not fit into memory: where their rows are kept, and what happens if there is no room.
 
-The server streams every transaction as it is written, the daemon may hold 1 MiB of what has not committed.
+The server streams every transaction as it is written. The daemon may hold 1 MiB of uncommitted changes.
 """
 
 import os
@@ -21,7 +21,7 @@ from tests.support.weather import Pipeline, Start, wait_until
 VERSION = 17
 WIDTH = 1000
 MIB_OF_ROWS = 1024
-"""Rows of that width that make a MiB."""
+"""The number of rows of this width that make a MiB."""
 
 
 def settings(directory: Path, **buffer: str) -> dict[str, dict[str, Any]]:
@@ -30,14 +30,14 @@ def settings(directory: Path, **buffer: str) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture
 def begin(start: Start) -> Callable[..., Pipeline]:
-    """Start a pipeline on a server that streams everything at once."""
+    """Start a pipeline on a server that streams every transaction at once."""
 
     def begin(directory: Path, **buffer: str) -> Pipeline:
         pipeline = start(settings(directory, **buffer), version=VERSION, wait=False)
         name = pipeline.database.name
         with pipeline.database.connect() as connection:
             connection.execute(f"ALTER DATABASE {name} SET debug_logical_replication_streaming = immediate")
-        # the setting holds for walsenders that start after it
+        # the setting applies to walsenders that start after it
         pipeline.wait_for(state="streaming")
         pipeline.daemon.restart()
         pipeline.wait_for(state="streaming")
@@ -48,7 +48,7 @@ def begin(start: Start) -> Callable[..., Pipeline]:
 
 @contextmanager
 def open_transaction(pipeline: Pipeline, mebibytes: int) -> Iterator[psycopg.Connection]:
-    """Give a connection with a transaction of that size in progress."""
+    """Give a connection with a transaction of this size in progress."""
     with pipeline.database.connect() as connection:
         connection.execute("BEGIN")
         pipeline.write_in(connection, mebibytes * MIB_OF_ROWS, WIDTH)
@@ -76,7 +76,7 @@ def confirmed(pipeline: Pipeline) -> Any:  # noqa: ANN401 - what PostgreSQL says
 
 @contextmanager
 def small_disk(directory: Path, size: str) -> Iterator[None]:
-    """Mount a file system of that size; the test is skipped where that is not allowed."""
+    """Mount a file system of this size. Skip the test if mounting is not allowed."""
     directory.mkdir(exist_ok=True)
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", directory], capture_output=True, check=False

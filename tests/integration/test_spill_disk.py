@@ -1,7 +1,7 @@
-"""A disk that hangs under buffer.spill_dir: a real file system that is frozen while the daemon works with it.
+"""A hanging disk under buffer.spill_dir: a real file system that is frozen while the daemon uses it.
 
-The kernel does not let a process end before its system calls have ended, so exit codes can be read only after a thaw.
-Until then the log and PostgreSQL tell that everything else is over.
+The kernel does not end a process during its system calls, so exit codes can be read only after the file system is
+thawed. Until then, the log and PostgreSQL show that everything else has ended.
 """
 
 import fcntl
@@ -52,7 +52,7 @@ class FileSystem:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[FileSystem]:
-    """Mount one; the test is skipped where that is not allowed."""
+    """Mount a file system. Skip the test if mounting is not allowed."""
     image, directory = tmp_path / "image", tmp_path / "mounted"
     directory.mkdir()
     with image.open("wb") as file:
@@ -73,8 +73,8 @@ def disk(tmp_path: Path) -> Iterator[FileSystem]:
 def begin(disk: FileSystem, start: Start) -> Iterator[Callable[..., Pipeline]]:
     """Start a pipeline that streams every transaction as it is written, and holds 1 MiB in memory.
 
-    About 1 MiB stays in memory: the rest of the bound is room for the next read. So small transactions need no disk.
-    The file system is thawed before the pipeline is ended, which could not be killed otherwise.
+    About 1 MiB stays in memory, because the rest of the limit is reserved for the next read. So small transactions need
+    no disk. The file system is thawed before the pipeline ends, because otherwise the daemon could not be killed.
     """
 
     def begin(**shutdown: str) -> Pipeline:
@@ -84,7 +84,7 @@ def begin(disk: FileSystem, start: Start) -> Iterator[Callable[..., Pipeline]]:
         with pipeline.database.connect() as connection:
             name = pipeline.database.name
             connection.execute(f"ALTER DATABASE {name} SET debug_logical_replication_streaming = immediate")
-        pipeline.daemon.restart()  # the setting holds for walsenders that start after it
+        pipeline.daemon.restart()  # the setting applies to walsenders that start after it
         pipeline.wait_for(state="streaming")
         return pipeline
 
@@ -94,7 +94,7 @@ def begin(disk: FileSystem, start: Start) -> Iterator[Callable[..., Pipeline]]:
 
 @contextmanager
 def spilled(pipeline: Pipeline) -> Iterator[psycopg.Connection]:
-    """Give a connection with a transaction in progress whose rows are on disk."""
+    """Give a connection with a transaction in progress whose rows were written to disk."""
     with pipeline.database.connect() as connection:
         connection.execute("BEGIN")
         write_mebibytes(pipeline, connection, 4)
@@ -107,7 +107,7 @@ def write_mebibytes(pipeline: Pipeline, connection: psycopg.Connection, mebibyte
 
 
 def is_on_disk(pipeline: Pipeline, mebibytes: int) -> bool:
-    """Whether that much was written, and nothing more within a second."""
+    """Return whether this much was written, and nothing more within a second."""
     before = pipeline.daemon.status()["waiting_bytes"]
     time.sleep(1)
     after = pipeline.daemon.status()["waiting_bytes"]
@@ -165,7 +165,7 @@ def test_a_removal_that_hangs_holds_nothing_up(begin: Callable[..., Pipeline], d
 
 
 def test_a_commit_does_not_wait_for_the_removal_either(begin: Callable[..., Pipeline], disk: FileSystem) -> None:
-    """What is on disk can be read while the file system is frozen."""
+    """While the file system is frozen, its files can still be read."""
     pipeline = begin()
     with spilled(pipeline) as connection:
         disk.freeze()
@@ -219,7 +219,7 @@ def test_a_start_on_a_disk_that_hangs_is_given_up(begin: Callable[..., Pipeline]
 def test_a_start_waits_for_no_process_that_was_stopped(
     begin: Callable[..., Pipeline], disk: FileSystem, kafka: Kafka
 ) -> None:
-    """Neither for one that holds a directory of its own, nor for one that keeps a lock beside them."""
+    """This applies to a process that holds its own directory, and to one that holds a lock beside the directories."""
     pipeline = begin()
     with (disk.directory / "spill" / "lock").open("ab") as kept:
         fcntl.flock(kept, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""Where a start may go on, and where it stops because slot, checkpoint and server are not of one history."""
+"""When a start may continue, and when it stops because slot, checkpoint and server do not have the same history."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ def own_postgres() -> Iterator[Postgres]:
 
 
 class TestStartRules:
-    """Where slot, checkpoint and server are not of one history, nothing is passed over in silence."""
+    """If slot, checkpoint and server do not have the same history, nothing is skipped silently."""
 
     def test_a_server_restored_to_before_what_was_delivered(self, own_postgres: Postgres, start: Start) -> None:
         pipeline = start(server=own_postgres)
@@ -36,12 +36,12 @@ class TestStartRules:
         write_and_stop(pipeline)
         backup.restore()
         for _ in range(50):
-            pipeline.write_at_once(7)  # no commit record where one was before
+            pipeline.write_at_once(7)  # so that no commit record has the LSN of an earlier one
         code, log = fails(pipeline)
         assert (code, "restored from a backup" in log) == (65, True), log
 
     def test_a_server_restored_to_before_heartbeats(self, own_postgres: Postgres, start: Start) -> None:
-        """Its new transactions lie before the position delivered, and are not taken for what comes again."""
+        """Its new transactions have LSNs before the delivered position, but they are not mistaken for repetitions."""
         pipeline = start(server=own_postgres)
         backup = back_up_before_heartbeats(pipeline, own_postgres)
         backup.restore()
@@ -71,7 +71,7 @@ class TestStartRules:
         pipeline.assert_complete()
 
     def test_a_server_promoted_from_before_heartbeats_goes_on(self, own_postgres: Postgres, start: Start) -> None:
-        """Nothing that was published is missing from the new timeline."""
+        """The new timeline contains everything that was published."""
         pipeline = start(server=own_postgres)
         backup = back_up_before_heartbeats(pipeline, own_postgres)
         backup.restore(promote=True)
@@ -144,7 +144,7 @@ class TestStartRules:
 
 
 class TestForgedCheckpoints:
-    """Another program writes to the topic of checkpoints; it must not hide changes, nor repeat them."""
+    """Another program writes to the topic of checkpoints. It must neither hide changes nor cause repetitions."""
 
     def test_under_another_key_they_change_nothing(self, start: Start) -> None:
         pipeline = start()
@@ -160,7 +160,7 @@ class TestForgedCheckpoints:
         assert "its records are ignored" in pipeline.daemon.log_text()
 
     def test_under_our_own_key_they_are_refused(self, start: Start) -> None:
-        """Also when the server has written as much WAL by then, so that the position looks right."""
+        """They are refused even if the server has written so much WAL by then that the position looks valid."""
         pipeline = start()
         write_and_stop(pipeline)
         with pipeline.database.connect() as connection:
@@ -208,7 +208,10 @@ def write_and_stop(pipeline: Pipeline) -> None:
 
 
 def back_up_before_heartbeats(pipeline: Pipeline, server: Postgres) -> "Backup":
-    """Leave a pipeline that was confirmed beyond its last transaction, and return a backup from before that."""
+    """Create a pipeline that was confirmed beyond its last transaction.
+
+    Return a backup from before that confirmation.
+    """
     write_and_stop(pipeline)
     backup = Backup(server)
     pipeline.daemon.start()
@@ -219,7 +222,7 @@ def back_up_before_heartbeats(pipeline: Pipeline, server: Postgres) -> "Backup":
 
 
 def write_elsewhere(pipeline: Pipeline, segments: int) -> None:
-    """Let the server write that many segments of WAL, of 16 MiB each, of which nothing is published."""
+    """Let the server write this many WAL segments of 16 MiB each, without published changes."""
     with pipeline.database.connect() as connection:
         for _ in range(segments):
             connection.execute("SELECT pg_logical_emit_message(false, 'elsewhere', 'x')")
@@ -227,7 +230,7 @@ def write_elsewhere(pipeline: Pipeline, segments: int) -> None:
 
 
 class Backup:
-    """A copy of a server's files, made while it is down for a moment."""
+    """A copy of a server's files, made while the server is briefly stopped."""
 
     def __init__(self, server: Postgres) -> None:
         self._server = server
@@ -237,7 +240,7 @@ class Backup:
         server.start()
 
     def restore(self, *, promote: bool = False) -> None:
-        """Let the server go back to it; ``promote``: as a standby would that takes over, on a new timeline."""
+        """Restore the server from the backup. ``promote``: begin a new timeline, as a promoted standby does."""
         self._server.stop()
         shutil.rmtree(self._server.data_directory)
         copy_data(self._files, self._server.data_directory)

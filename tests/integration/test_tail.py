@@ -1,4 +1,4 @@
-"""``pgsluice tail`` beside real servers: what it prints is what was committed, and it leaves nothing behind."""
+"""``pgsluice tail`` with real servers: it prints what was committed, and leaves nothing behind."""
 
 import json
 import subprocess
@@ -44,7 +44,7 @@ class Tail:
         self.first = self.process.stderr.readline()
 
     def end(self) -> tuple[int, list[str]]:
-        """Wait for the end; return the exit code and the lines."""
+        """Wait for the end. Return the exit code and the lines."""
         out, errors = self.process.communicate(timeout=60)
         assert errors == ""
         return self.process.returncode, out.splitlines()

@@ -1,4 +1,4 @@
-"""Two daemons on one pipeline: the second waits, takes over when the first is gone, and keeps it out afterwards."""
+"""Two daemons on one pipeline: the second waits, takes over when the first is gone, and then keeps the first out."""
 
 import logging
 import signal
@@ -38,7 +38,7 @@ class Pair:
         self.proxy = proxy
 
     def assert_complete(self) -> None:
-        """Every number arrives once and in order, whoever sent it."""
+        """Check that every number arrives once and in order, from either daemon."""
         self.owner.write()
         self.standby.expect(self.owner)
         self.standby.assert_complete()
@@ -62,7 +62,7 @@ def pair(start: Start) -> Iterator[Pair]:
 
 @contextmanager
 def taken_over(former: Pipeline, by: Pipeline) -> Iterator[None]:
-    """Expect that ``by`` takes over from what happens to ``former`` within the block; the log says how fast."""
+    """Check that ``by`` takes over after the block has disabled ``former``. The log says how long that took."""
     began = time.monotonic()
     yield
     by.wait_for(state="streaming")
@@ -95,7 +95,7 @@ class TestAStandby:
         pair.assert_complete()
 
     def test_an_owner_whose_process_stands_still(self, pair: Pair) -> None:
-        """And comes round again, and the same the other way."""
+        """The process is continued later. Then the roles are swapped."""
         with pair.owner.busy():
             for former, other in ((pair.owner, pair.standby), (pair.standby, pair.owner)):
                 with taken_over(former, by=other):

@@ -1,4 +1,7 @@
-"""The daemon, and what happens to its topics while it is down or runs: it says so, and can be told to go on."""
+"""Topics that others change while the daemon is stopped or running.
+
+The daemon reports it, and can be told to accept it.
+"""
 
 from typing import Any
 
@@ -10,7 +13,7 @@ from tests.support.kafka import add_partitions, delete_topic, end_of, read_commi
 from tests.support.weather import SETTINGS, Pipeline, Start, fails
 
 FULL_CUT_PATIENCE_S = 120.0
-"""Somebody looks at the topics once a minute."""
+"""How long to wait for a full cut, because topics are examined once a minute."""
 
 
 def topic_of(pipeline: Pipeline) -> str:
@@ -33,7 +36,7 @@ def accept_changes(pipeline: Pipeline, *, accept: bool) -> None:
 
 class TestWhileItIsDown:
     def test_a_topic_is_deleted(self, start: Start) -> None:
-        """And created again, because its table is still there."""
+        """It is created again, because its table still exists."""
         pipeline = start()
         pipeline.write(5)
         pipeline.wait_until_confirmed()
@@ -54,7 +57,7 @@ class TestWhileItIsDown:
         assert pipeline.read(10) == list(range(6, 16))
 
     def test_a_topic_goes_with_its_table(self, start: Start) -> None:
-        """To be accepted once: the next full cut does not list it."""
+        """This has to be accepted once, because the next full cut does not list the topic."""
         pipeline = start()
         with pipeline.database.connect() as connection:
             connection.execute("CREATE TABLE others (n int PRIMARY KEY)")
@@ -95,7 +98,7 @@ class TestWhileItIsDown:
         }
 
     def test_the_checkpoint_is_deleted(self, start: Start) -> None:
-        """What comes after that is not older than what readers have."""
+        """Positions after that are not older than those that readers have."""
         pipeline = start()
         pipeline.write(5)
         pipeline.wait_until_confirmed()
@@ -113,7 +116,7 @@ class TestWhileItIsDown:
         assert numbers == list(range(1, len(numbers) + 1))
 
     def test_the_schemas_are_deleted(self, start: Start) -> None:
-        """Consumers could not read what is there, and nobody would know what columns are called."""
+        """Without the schemas, consumers could not read existing records, and the names of columns would be unknown."""
         pipeline = start()
         pipeline.write(5)
         pipeline.wait_until_confirmed()
@@ -130,7 +133,7 @@ class TestWhileItIsDown:
 
 class TestWhileItRuns:
     def test_a_topic_that_is_written_to_is_deleted(self, start: Start) -> None:
-        """It is not waited for until the Kafka transaction's deadline, which is a quarter of an hour."""
+        """pgsluice does not wait for the Kafka transaction's deadline, which would take a quarter of an hour."""
         pipeline = start()
         pipeline.write(5)
         pipeline.wait_until_confirmed()
@@ -140,7 +143,7 @@ class TestWhileItRuns:
         assert f"Topic {topic_of(pipeline)} was deleted: consumers miss" in pipeline.daemon.log_text()
 
     def test_partitions_are_raised(self, start: Start) -> None:
-        """Which needs no traffic to be noticed; what was written before it is delivered as before."""
+        """It is noticed without traffic. Everything written before is delivered as usual."""
         pipeline = start()
         pipeline.write(5)
         pipeline.wait_until_confirmed()

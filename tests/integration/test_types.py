@@ -1,6 +1,6 @@
-"""The table of types, from a real server's stream to what fastavro reads, against what psycopg selects.
+"""The table of types: what fastavro reads after a real server's stream, compared with what psycopg selects.
 
-One table per test has a column for every value, so that Relation and Type messages are the server's own.
+The table of each test has a column for every value, so that the server itself sends Relation and Type messages.
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -31,7 +31,7 @@ FULL = TypeOptions(time_range="full")
 
 
 class Value(NamedTuple):
-    """A value to be sent; ``since``: the first version that has it."""
+    """A value to be sent. ``since``: the first version that supports it."""
 
     declaration: str
     literal: str
@@ -42,7 +42,7 @@ def values(declaration: str, *literals: str, since: int = 10) -> list[Value]:
     return [Value(declaration, literal, since) for literal in literals]
 
 
-# read by psycopg as the very value that fastavro has to read
+# psycopg reads exactly the value that fastavro has to read
 NATIVE = [
     *values("bool", "true", "false"),
     *values("int2", "-32768", "32767"),
@@ -83,14 +83,14 @@ NATIVE = [
     *values("public.hstore", 'a=>1, "b c"=>NULL, "\\"=>\\\\"=>"x, y", ""=>""', ""),
 ]
 
-# strings: the text that a session with the pinned settings sees
+# strings: the text in a session with the pinned settings
 TEXTUAL = [
     *values("numeric", "NaN", "1.50", "0.000000000000000000000000000000000000000001", "1e100"),
     *values("numeric", "Infinity", "-Infinity", since=14),
     *values("numeric(39,1)", "1.5"),
     *values("numeric(3,-36)", "1e38", since=15),
     *values("numeric[]", "{1.50,NULL,NaN}"),
-    *values("public.amount", "-12.5", "NaN"),  # the protocol does not carry the precision of a domain
+    *values("public.amount", "-12.5", "NaN"),  # the protocol does not send the precision of a domain
     *values("bpchar(5)", "ab"),
     *values("json", '{"b": 1,  "a": [1, 2]}'),
     *values("jsonb", '{"b": 1,  "a": [1, 2]}'),
@@ -128,7 +128,7 @@ TEXTUAL = [
     *values("public.hstore[]", '{"\\"a\\"=>\\"1\\""}'),
 ]
 
-# what Avro's type cannot hold (PostgreSQL's text, then, is marked as such), unless the range of times is full
+# values that the Avro type cannot hold; they are marked as PostgreSQL's text (some of them fit if time_range is "full")
 MARKED = [
     *values("numeric(10,2)", "NaN"),
     *values("numeric[]", "{{1},{2}}"),
@@ -160,13 +160,13 @@ SINGLES = [
 ]
 
 EXACT_EPOCH = 14
-"""The first version whose extract() is exact."""
+"""The first version in which extract() is exact."""
 
 NEVER_IN_TABLES = {
     *("pg_node_tree", "pg_ndistinct", "pg_dependencies", "pg_mcv_list", "smgr", "pg_ddl_command", "_cstring"),
     *("pg_brin_bloom_summary", "pg_brin_minmax_multi_summary", "_pg_type", "_pg_attribute", "_pg_proc", "_pg_class"),
 }
-"""Types of the server's own catalogs."""
+"""Types that only the server's own catalogs use."""
 
 SETUP = """
 CREATE EXTENSION hstore SCHEMA public;
@@ -182,7 +182,7 @@ CREATE DOMAIN public.numbers AS int4[]
 
 
 class Sent:
-    """One row as the server streamed it, and a session that sees it as the stream does."""
+    """One row as the server streamed it, and a session with the settings of the stream."""
 
     def __init__(self, relation: Relation, row: messages.TupleData, connection: psycopg.Connection) -> None:
         self.relation = relation
@@ -190,7 +190,7 @@ class Sent:
         self._connection = connection
 
     def encoded(self) -> tuple[list[Any], list[bytes | None]]:
-        """Return what fastavro reads of each column, and the texts that did not fit."""
+        """Return what fastavro reads of each column, and the texts of the values that did not fit."""
         fields = TableFields(COMMON).assign(self.relation)
         raw: list[tuple[bytes, bytes]] = []
         body = RowEncoder(self.relation, fields).encode(list(self.row), [], raw)

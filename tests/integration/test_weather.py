@@ -1,4 +1,4 @@
-"""Bad weather and bad input, on real servers: what waits, what goes on, what stops and with which sentence."""
+"""Faults and bad input, on real servers: which ones are waited out, which stop pgsluice, and with which message."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -15,14 +15,14 @@ from tests.support.weather import SETTINGS, Pipeline, Start, fails
 
 @pytest.fixture
 def own_kafka() -> Iterator[Kafka]:
-    """Give a broker that a test may take away."""
+    """Give a broker that a test may stop."""
     with Kafka() as kafka:
         yield kafka
 
 
 @pytest.fixture
 def own_postgres() -> Iterator[Postgres]:
-    """Give a server that a test may take away; it really syncs, because it will crash."""
+    """Give a server that a test may stop. It uses fsync, because it will crash."""
     with Postgres(17, {"fsync": "on"}) as server:
         yield server
 

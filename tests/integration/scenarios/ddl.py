@@ -1,5 +1,7 @@
-"""Tables that change while they are followed. DDL itself is not in the stream: a mirror learns the new shape
-with the next row, so scenarios touch every row after it.
+"""Tables that change while they are followed.
+
+DDL itself is not in the stream. A mirror learns the new shape with the next row, so scenarios change every row after
+it.
 """
 
 from collections.abc import Callable
@@ -13,7 +15,7 @@ def _keyed(found: Found) -> None:
 
 
 def _shapes(*expected: list[str]) -> Callable[[Found], None]:
-    """Compare the distinct shapes of the row, as they are registered."""
+    """Compare the distinct shapes of the row with those that are registered."""
 
     def check(found: Found) -> None:
         assert [list(names) for names in dict.fromkeys(map(tuple, found.fields()))] == list(expected)
@@ -22,7 +24,7 @@ def _shapes(*expected: list[str]) -> Callable[[Found], None]:
 
 
 def _widening(found: Found) -> None:
-    """The field of the narrow column is the wide one from then on, also for rows that are narrow again."""
+    """From then on, the field of the narrow column is the wide one, even if the rows are narrow again."""
     types = [
         {entry["name"]: entry["type"][1] for entry in row_fields(event.schema)}
         for event in found.events()

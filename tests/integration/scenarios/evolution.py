@@ -1,8 +1,8 @@
-"""Every way to alter a table that leaves replication working: what becomes of its schemas, and what arrives.
+"""Every ALTER that leaves replication working: how the table's schemas change, and what arrives.
 
-docs/evolution.md shows these tables: ``python -m tests.integration.scenarios.evolution`` prints what stands there.
-Each ALTER is carried out within a transaction that has rows before and after it, and is streamed by servers that can;
-the daemon is killed, and rows follow; the ALTER is undone, and carried out once more, on its own.
+docs/evolution.md shows these tables, and ``python -m tests.integration.scenarios.evolution`` prints them. Each ALTER is
+carried out within a transaction that has rows before and after it. Servers that can stream do so. Then the daemon is
+killed, and more rows follow. At last, the ALTER is undone, and carried out once more on its own.
 """
 
 import re
@@ -14,23 +14,23 @@ from tests.support.replay import row_fields
 from tests.support.scenario import Found, Scenario, quoted
 
 NAME_CHARACTERS = 60
-"""Of a scenario: it is the name of a schema, too."""
+"""The characters of a scenario's name, which is also the name of a schema."""
 
 TOUCH = "UPDATE t SET id = id;"
-"""DDL itself is not sent: a mirror learns the new shape of rows that are written."""
+"""Writes rows, because a mirror learns the new shape only from rows. DDL itself is not sent."""
 
 MANY = "INSERT INTO public.filler SELECT generate_series(1, 1000);"
-"""Not published; enough for a transaction to be streamed."""
+"""Unpublished rows, enough for a transaction to be streamed."""
 
 
 @dataclass(frozen=True)
 class Alteration:
-    """An ALTER of table ``t`` with one or two rows: what is shown of it, and what is expected."""
+    """An ALTER of table ``t`` with one or two rows: what the documentation shows, and what the test expects."""
 
     alter: str
     undo: str
     schema: str
-    """What becomes of the schema of values, in words."""
+    """How the schema of values changes, in words."""
     seen: str
     """What consumers see, in words."""
     fields: Sequence[str]
@@ -41,14 +41,14 @@ class Alteration:
     keys: Sequence[str] = ("id:int",)
     """The fields of the key in each version of its subject."""
     alone: bool = False
-    """Whether PostgreSQL wants it outside of transactions, in some version."""
+    """Whether some version of PostgreSQL allows it only outside of transactions."""
     ops: str = "ccu" + "uu" * 4
     contents: str = "SELECT * FROM {}.t"
-    """What a mirror should hold in the end; ``{}``: the scenario's schema."""
+    """A query for the rows that a mirror should have in the end. ``{}`` stands for the scenario's schema."""
     since: int = 10
     lacking: str = ""
     shown: str = ""
-    """The ALTER as docs/evolution.md has it; by default as it is."""
+    """The ALTER as docs/evolution.md shows it, if that differs from the statement."""
     check: Callable[[Found], None] = field(default=lambda _: None)
 
     @property
@@ -97,7 +97,7 @@ def key_shapes(found: Found, table: str = "t") -> list[str]:
 
 
 def avro_type(schema: Any) -> str:  # noqa: ANN401 - JSON
-    """Return an Avro type in a word."""
+    """Return an Avro type as one word."""
     match schema:
         case {"logicalType": "decimal", "precision": precision, "scale": scale}:
             return f"decimal({precision},{scale})"
@@ -268,7 +268,7 @@ IDENTITY = (
     ),
 )
 
-# --- types other than those of columns
+# --- types that are not types of columns
 
 TYPES = (
     Alteration(
@@ -346,19 +346,19 @@ SILENT = (
 
 @dataclass(frozen=True)
 class Retyping:
-    """A change of a column's type, and what type its field has before and after; a value for each of two rows."""
+    """A change of a column's type, the types of its field before and after it, and a value for each of two rows."""
 
     before: str
     after: str
     fields: tuple[str, str]
     values: tuple[str, str]
     using: str = ""
-    """How PostgreSQL converts a column named ``{}``, where it has to be told; and back."""
+    """How PostgreSQL converts a column named ``{}`` if it needs to be told, and how it converts it back."""
     back: str = ""
 
     @property
     def field(self) -> str:
-        """What becomes of the field, in words."""
+        """How the field changes, in words."""
         before, after = self.fields
         if self in ANOTHER_FIELD:
             return f"another one, `__2`: {after}"
@@ -381,7 +381,7 @@ IN_PLACE = (
     ),
     Retyping("varchar(9)[]", "text[]", ("array<string>", "array<string>"), ("'{a,NULL}'", "'{}'")),
 )
-"""Undone, they keep the field's type: what is wide stays wide."""
+"""If these changes are undone, the field keeps its type: a wide field stays wide."""
 
 ANOTHER_FIELD = (
     Retyping("integer", "text", ("int", "string"), ("7", "-7"), back="{}::int"),
@@ -427,7 +427,7 @@ def _retyped(name: str, about: str, retypings: Sequence[Retyping]) -> Scenario:
         return f"ALTER TABLE t {', '.join(parts)};"
 
     def check(found: Found) -> None:
-        # undone, what changed in place keeps its type, though not the name of PostgreSQL's type
+        # if a change in place is undone, the field keeps its type, but not the name of PostgreSQL's type
         undone = [] if retypings is ANOTHER_FIELD else [_expected(retypings, 1)]
         assert _types(found) == [_expected(retypings, 0), _expected(retypings, 1), *undone]
 
@@ -464,7 +464,7 @@ def _types(found: Found) -> list[list[str]]:
 
 @dataclass(frozen=True)
 class Move:
-    """What happens to a table as a whole: what is shown of it, and scenarios."""
+    """A change of a table as a whole: what the documentation shows, and scenarios."""
 
     title: str
     schema: str
@@ -612,7 +612,7 @@ NOTICED = "published from PostgreSQL 13 on, and servers notice DETACH at once si
 
 
 def _of_root(name: str, last: int, **versions: Any) -> Scenario:  # noqa: ANN401 - of Scenario
-    """Return a scenario where ``last`` is the last row of the detached partition that is still sent."""
+    """Return a scenario in which ``last`` is the last row of the detached partition that is still sent."""
     return Scenario(
         name,
         "They are published while they are attached.",
@@ -631,7 +631,7 @@ def _of_root(name: str, last: int, **versions: Any) -> Scenario:  # noqa: ANN401
 
 
 def _as_root(name: str, last: int, **versions: Any) -> Scenario:  # noqa: ANN401 - of Scenario
-    """Return the same with all rows in the root's topic."""
+    """Return the same scenario with all rows in the root's topic."""
     return Scenario(
         name,
         "Their rows are the root's while they are attached.",

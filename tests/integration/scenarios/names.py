@@ -1,4 +1,4 @@
-"""Names that Avro, Kafka or SQL would rather not have."""
+"""Names that are difficult for Avro, Kafka or SQL."""
 
 from tests.support.scenario import Found, Scenario
 
@@ -10,7 +10,7 @@ def _fields(found: Found) -> None:
     (names,) = found.fields(STREET)
     assert names == [
         "ID",
-        "id__2",  # many readers do not tell upper from lower case
+        "id__2",  # many readers do not distinguish upper and lower case
         "na_x00EF_ve_x0020_col",
         "_x0031_st",
         "a_x002E_b",
@@ -23,7 +23,7 @@ def _fields(found: Found) -> None:
 
 
 def _composite(found: Found) -> None:
-    """The key's columns stand in the table's order, whatever their order in the constraint."""
+    """The key's columns have the table's order, whatever their order in the constraint."""
     assert [event.key for event in found.events()][-2:] == [{"a": "x", "B": 2}, {"a": "y", "B": 2}]
 
 

@@ -1,6 +1,6 @@
-"""Prepared transactions: whenever they end, and whatever happens before, their rows come once, at the commit.
+"""Prepared transactions: their rows come once, at the commit, whenever they end and whatever happens before.
 
-The servers of some versions are followed with ``two_phase``, the others without: what consumers see is the same.
+The servers of some versions are followed with ``two_phase``, the others without it. Consumers see the same.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from functools import partial
 from tests.support.scenario import Found, Place, Scenario, Work
 
 LARGE_ROWS = 4000
-"""Of 100 characters: more than delivery.cut_bytes, and than a streaming server keeps to itself."""
+"""How many rows of 100 characters exceed delivery.cut_bytes, and exceed what a streaming server holds back."""
 
 
 def _gid(place: Place, name: str) -> str:

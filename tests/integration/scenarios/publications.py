@@ -1,4 +1,4 @@
-"""What publications say: partitions, row filters, column lists, generated columns, operations."""
+"""The features of publications: partitions, row filters, column lists, generated columns, operations."""
 
 from tests.support.replay import UNKNOWN
 from tests.support.scenario import Found, Scenario
@@ -34,7 +34,7 @@ FILTERED = "CREATE TABLE t (id int, keep bool, big text, PRIMARY KEY (id, keep))
 
 
 def _unchanged_insert(found: Found) -> None:
-    """The row enters through an update that did not touch the value out of line: nobody sends it."""
+    """The row enters the filter through an update that did not change the out-of-line value, so that is not sent."""
     assert [event["unchanged"] for event in found.events()] == [[], [], ["big"], [], []]
 
 

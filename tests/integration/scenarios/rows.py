@@ -1,4 +1,4 @@
-"""Changes of rows under each replica identity: which images there are, and what the key is."""
+"""Changes of rows under each replica identity: which row images there are, and what the key is."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from tests.support.scenario import Found, Scenario
 
 BIG = "(SELECT string_agg(md5(g::text), '') FROM generate_series(1, 300) AS g)"
-"""9,600 characters; with storage EXTERNAL they are out of line, and not sent while they stay the same."""
+"""9,600 characters. With storage EXTERNAL they are stored out of line, and not sent while they stay the same."""
 
 BIG_LENGTH = 9600
 
@@ -377,7 +377,7 @@ SCENARIOS = [
             CREATE TABLE t (k text PRIMARY KEY, filler text, v int);
             ALTER TABLE t ALTER filler SET STORAGE MAIN
         """,
-        # the key compresses to 1.1 kB, which an index holds; the filler drives it out of line
+        # the key compresses to 1.1 kB, which fits into an index; because of the filler, it is stored out of line
         work="""
             INSERT INTO t SELECT repeat('x', 100000), string_agg(md5(g::text), ''), 0 FROM generate_series(1, 45) AS g;
             UPDATE t SET v = 1;

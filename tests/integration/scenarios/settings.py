@@ -1,4 +1,4 @@
-"""What the operator decides by table: exclude, and the entries of [[tables.rules]]."""
+"""The settings of single tables: exclude, and the entries of [[tables.rules]]."""
 
 from tests.support.scenario import Found, Scenario
 

@@ -1,4 +1,7 @@
-"""Three sessions at random: what no other scenario thought of. The seed decides everything but the timing."""
+"""Three sessions that act at random, to find what the other scenarios miss.
+
+The seed decides everything but the timing.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -12,10 +15,10 @@ from tests.support.scenario import Place, Scenario
 SESSIONS = 3
 ROUNDS = 12
 STEPS = 12
-"""Of each session in a round, at most."""
+"""The largest number of steps that each session takes in a round."""
 
 NUMBERS = 10_000
-"""More than are used with one seed."""
+"""More numbers than one seed uses."""
 
 TABLES = ("by_default", "by_full", "by_index", "unkeyed")
 
@@ -35,7 +38,7 @@ SETUP = """
 
 
 def storm(seed: int) -> Callable[[Place], None]:
-    """Return work that ``seed`` decides; rows of different seeds have different numbers."""
+    """Return work that ``seed`` decides. Rows of different seeds have different numbers."""
 
     def work(place: Place) -> None:
         chance, numbers = Random(seed), count(NUMBERS * seed)
@@ -45,13 +48,13 @@ def storm(seed: int) -> Callable[[Place], None]:
                 _round(chance, sessions, numbers)
                 sessions[0].execute(_between(chance))
             for table in TABLES:
-                sessions[0].execute(f"UPDATE {table} SET v = v")  # a mirror learns of the last DDL with it
+                sessions[0].execute(f"UPDATE {table} SET v = v")  # this tells a mirror about the last DDL
 
     return work
 
 
 def _round(chance: Random, sessions: list[psycopg.Connection], numbers: Iterator[int]) -> None:
-    """Run a transaction in each session, their statements in random turns."""
+    """Run a transaction in each session. Their statements take turns at random."""
     scripts = [_transaction(chance, owner, numbers) for owner in range(len(sessions))]
     while any(scripts):
         owner = chance.choice([owner for owner, script in enumerate(scripts) if script])
@@ -59,7 +62,7 @@ def _round(chance: Random, sessions: list[psycopg.Connection], numbers: Iterator
 
 
 def _transaction(chance: Random, owner: int, numbers: Iterator[int]) -> list[str]:
-    """Return statements on the owner's rows: sessions that never wait for each other cannot lock up."""
+    """Return statements that change only the owner's rows, so that sessions never wait for each other or deadlock."""
     script = ["BEGIN"]
     for _ in range(chance.randint(1, STEPS)):
         statement = _statement(chance, owner, numbers)
@@ -94,7 +97,7 @@ def _statement(chance: Random, owner: int, numbers: Iterator[int]) -> str:
 
 
 def _between(chance: Random) -> str:
-    """Return what needs a table for itself."""
+    """Return statements that need a table for themselves."""
     table = chance.choice(TABLES)
     keyed = chance.choice(TABLES[:3])
     return chance.choice(

@@ -1,4 +1,4 @@
-"""What is one transaction, in which order transactions come, and what of them never happened."""
+"""The borders and the order of transactions, and the changes that never happened because they were rolled back."""
 
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
@@ -8,11 +8,11 @@ import psycopg
 from tests.support.scenario import Found, Place, Scenario
 
 LARGE_ROWS = 4000
-"""Of 100 characters: more than delivery.cut_bytes."""
+"""How many rows of 100 characters exceed delivery.cut_bytes."""
 
 
 def _interleaved(place: Place) -> None:
-    """The later transaction to begin is the first to commit."""
+    """The transaction that begins later commits first."""
     with place.connect() as first, place.connect() as second:
         first.execute("BEGIN; INSERT INTO t VALUES (1, 'first')")
         second.execute("BEGIN; INSERT INTO t VALUES (2, 'second')")
@@ -44,7 +44,7 @@ def _ids(found: Found, *expected: int) -> None:
 
 
 def _identities(found: Found) -> None:
-    """Xid and commit time are those that the server tells."""
+    """The events have the xid and the commit time that the server reports."""
     for event in found.events():
         assert event["xid"] == event["after"]["xid"]
         assert timedelta(0) <= event["ts"] - event["after"]["at"] < timedelta(seconds=10)
@@ -52,13 +52,13 @@ def _identities(found: Found) -> None:
 
 
 def _steps(found: Found) -> None:
-    """All changes of a row are there, numbered within the transaction."""
+    """All changes of a row arrive, numbered within the transaction."""
     assert found.values("v") == list(range(51))
     assert [event["seq"] for event in found.events()] == list(range(51))
 
 
 class _OpenTransaction:
-    """A transaction that begins before the daemon stops and commits after its next start."""
+    """A transaction that begins before the daemon stops, and commits after its next start."""
 
     def __init__(self) -> None:
         self._connections: dict[str, psycopg.Connection] = {}
@@ -96,7 +96,7 @@ def _commit_prepared(place: Place) -> None:
 
 
 def _replicated(place: Place) -> None:
-    """Write as a subscriber does: transactions that came from elsewhere, with the commit times of there."""
+    """Write as a subscriber does: transactions from another server, with their commit times on that server."""
     name = f"node_{uuid4().hex[:8]}"
     with place.connect() as connection:
         connection.execute("SELECT pg_replication_origin_create(%s)", [name])
@@ -119,7 +119,7 @@ def _origins(found: Found) -> None:
 
 
 def _own_cuts(found: Found) -> None:
-    """A transaction larger than a cut has a cut of its own, whole."""
+    """A transaction larger than a cut gets a whole cut of its own."""
     large = found.events()[1]["lsn"]
     (cut,) = (cut for cut in found.replay.cuts if large in (cut.record["first_lsn"], cut.record["last_lsn"]))
     assert cut.record["transactions"] == 1

@@ -1,4 +1,4 @@
-"""Every type of the contract's table, with the values that are hard to hold: each as itself or in ``raw``."""
+"""Every type in the contract's table, with its most difficult values. Each is delivered as itself or in ``raw``."""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -6,7 +6,7 @@ from itertools import chain
 from tests.support.scenario import Found, Scenario
 
 Values = Mapping[str, Sequence[str]]
-"""By type, what stands between quotes; null comes by itself."""
+"""The text between quotes of each value, by type. Every scenario adds null itself."""
 
 NUMBERS = {
     "boolean": ["true", "false"],
@@ -190,11 +190,14 @@ KEYS = {
 
 
 NAMED_SCENARIO = "types whose text is a name of the catalog"
-"""In binary format their values are numbers."""
+"""Types whose values are numbers in binary format."""
 
 
 def _scenario(name: str, types: Values, *, make: str = "", since: int = 10) -> Scenario:
-    """Write rows with all values, update and delete them: under identity full the old rows hold them, too."""
+    """Write rows with all values, update and delete them.
+
+    With replica identity full, the old rows contain them as well.
+    """
     columns = ", ".join(f"c{number} {kind}" for number, kind in enumerate(types))
     count = max(map(len, types.values()))
     rows = ", ".join(_row(number, types, null=number == count) for number in range(count + 1))
@@ -219,7 +222,7 @@ def _row(number: int, types: Values, *, null: bool) -> str:
 
 
 def _keys() -> Scenario:
-    """Every type that a primary key may have, all in one key."""
+    """Use every type that a primary key may have, all in one key."""
     columns = [f"c{number}" for number in range(len(KEYS))]
     types = ", ".join(f"{name} {kind}" for name, kind in zip(columns, KEYS, strict=True))
     rows = ", ".join(_row(number, KEYS, null=False) for number in range(6))
@@ -269,7 +272,7 @@ CHOSEN = {
     "grid": ("int[]", "string", ["{{1,2},{3,4}}", "{}", "[0:0]={1}", "{1,NULL}"]),
     "marks": ("numeric[]", "decimal(9,1)", ["{1.5,NULL}", "{}", "{1.55}", "{NaN}"]),
 }
-"""By column: its type, the one chosen for it, and values, of which those that do not fit stand in raw."""
+"""For each column: its type, the type chosen for it, and values. Those that do not fit are delivered in raw."""
 
 
 def _chosen() -> Scenario:

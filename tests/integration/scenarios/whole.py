@@ -1,5 +1,6 @@
-"""A database published as a whole, in another encoding and with other settings: tombstones and commit times
-everywhere, topics named by a template.
+"""A database published as a whole, in another encoding and with other settings.
+
+Tombstones and commit times are on for all tables, and a template names the topics.
 """
 
 from collections.abc import Mapping
