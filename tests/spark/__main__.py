@@ -16,7 +16,7 @@ from tests.spark.shop import opened
 
 
 def main() -> int:
-    """Run, print the counts, and return 1 when something was wrong."""
+    """Run, and print the counts. Return 1 if something was wrong."""
     parser = argparse.ArgumentParser(prog="python -m tests.spark", description=__doc__)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", default=str(random.randrange(10**6)))

@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let PySpark leave its sockets to the garbage collector; other warnings stay errors."""
+    """Leave PySpark's sockets to the garbage collector without an error. Other warnings stay errors."""
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
@@ -21,16 +21,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """Give the session; it keeps its files to itself."""
+    """Give the session, which keeps its files in a directory of its own."""
     session = new_session(tmp_path_factory.mktemp("spark"))
     yield session
     session.stop()
-    gc.collect()  # while such sockets are no error yet
+    gc.collect()  # while open sockets are not yet an error
 
 
 @pytest.fixture(scope="module")
 def without_compilation(spark: SparkSession) -> Iterator[None]:
-    """Let Spark interpret its plans: where these are many and have few rows."""
+    """Let Spark interpret its plans, which is faster for many plans with few rows."""
     for name, value in INTERPRETED.items():
         spark.conf.set(name, value)
     yield

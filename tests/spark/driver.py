@@ -1,6 +1,6 @@
 """A driver that mirrors a pipeline and is killed at a step: ``python -m tests.spark.driver <life as JSON>``.
 
-The product knows nothing of it: the commits of Delta tables are wrapped here, in the process that dies.
+The product has no code for this. The script wraps the commits of Delta tables, in the process that dies.
 """
 
 import json
@@ -22,19 +22,19 @@ from tests.spark.session import INTERPRETED, new_session
 
 TIMEOUT_S: Final = 600
 OTHER_TABLE_S: Final = 30
-"""It may have nothing of these cuts."""
+"""How long to wait for the other table, which may have nothing of these cuts."""
 
 CONTROL: Final = "_pgsluice_cuts"
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Where a driver dies: at the commit of ``table``, ``before``, ``within`` or ``behind`` it."""
+    """The moment when a driver dies: at the commit of ``table``, ``before`` it, ``within`` it, or ``behind`` it."""
 
     table: str
     when: str
     other: str = ""
-    """A table that has to have the same cuts already; if it does not get them in time, the driver lives on."""
+    """A table that must already have the same cuts. If it does not get them in time, the driver does not die."""
 
 
 STEPS: Final[Mapping[str, Step]] = {
@@ -59,7 +59,10 @@ class Life:
 
 
 def killed(life: Life, log: Path) -> bool:
-    """Run a driver; return whether it died at its step. RuntimeError if it ended otherwise than by that or well."""
+    """Run a driver.
+
+    Return whether it died at its step. Raise RuntimeError if it ended in any way other than that or success.
+    """
     command = [sys.executable, "-m", "tests.spark.driver", json.dumps(asdict(life))]
     with log.open("ab") as output:
         ended = subprocess.run(
@@ -91,7 +94,7 @@ def main() -> None:
 
 
 def die_at(step: Step) -> None:
-    """Let commits of the step's table end this process."""
+    """Let commits of the step's table kill this process."""
     commit, other_is_done = DeltaTable._commit, Event()
 
     def wrapped(table: DeltaTable, said: Commit, action: Callable[[], object]) -> int:
@@ -113,7 +116,7 @@ def die_at(step: Step) -> None:
 
 
 def _die_with_new_files(table: Path) -> None:
-    """Die when the table has rows on the disk that no commit has yet."""
+    """Die when rows of the table are on the disk, but in no commit yet."""
     before = set(table.glob("*.parquet"))
     while set(table.glob("*.parquet")) <= before:
         pass

@@ -44,7 +44,7 @@ def key_schema(columns: dict[str, str | Json]) -> Json:
 
 
 def change(op: str, lsn: int, seq: int = 0, **fields: Any) -> Json:  # noqa: ANN401 - anything of an event
-    """Return an event with defaults for what a test does not care for."""
+    """Return an event with defaults for everything that a test does not specify."""
     event: Json = {
         "op": op,
         "schema": "public",
@@ -78,7 +78,7 @@ def frame(identifier: int, schema: Json, datum: Json) -> bytes:
 
 
 def versions(subject: str, schemas: dict[int, Json]) -> list[SchemaVersion]:
-    """Return schemas, by id and oldest first, as a registry gives them."""
+    """Return schemas by id, oldest first, as a registry returns them."""
     return [
         SchemaVersion(subject, number, identifier, json.dumps(schema))
         for number, (identifier, schema) in enumerate(schemas.items(), start=1)

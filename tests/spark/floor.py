@@ -1,6 +1,6 @@
 """Runs these tests with the oldest PySpark that is supported: ``python -m tests.spark.floor [pytest options]``.
 
-It is kept in the sandbox's cache and put in front of the one that is installed.
+It is kept in the sandbox's cache, and comes before the installed one in the import path.
 """
 
 import os

@@ -30,14 +30,14 @@ class Handmade:
     """The topics of a pipeline, with tables whose columns are ``COLUMNS`` and whose key is ``id``."""
 
     def __init__(self, spark: SparkSession, kafka: Kafka, *tables: str, topic: str = "", partitions: int = 1) -> None:
-        """Choose the tables; ``topic``: they share it."""
+        """Choose the tables. If ``topic`` is given, they share it."""
         self.kafka = kafka
         self.prefix = uuid4().hex
         self.transactions = f"{self.prefix}.transactions"
         self.registry = Registered({f"{self.transactions}-value": {CUT_ID: CUT}})
         self.topics = {table: f"{self.prefix}.{topic or f'public.{table}'}" for table in tables}
         self.number = 0
-        client = {"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0}  # it outlives the broker
+        client = {"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0}  # the client outlives the broker
         self._producer = Producer(client)
         self._admin = AdminClient(client)
         self._ids: dict[str, int] = {}
@@ -54,7 +54,7 @@ class Handmade:
         )
 
     def register(self, table: str, columns: list[Json], key: dict[str, str | Json]) -> None:
-        """Give a table other columns; events from now on have them."""
+        """Give a table other columns. Later events have them."""
         topic = self.topics[table]
         for part, schema in (("key", key_schema(key)), ("value", envelope_schema(columns))):
             known = self.registry.schemas.setdefault(f"{topic}-{part}", {})
@@ -67,7 +67,7 @@ class Handmade:
         return table, key, change(op, lsn, seq, table=table, after=row, **fields)
 
     def write(self, *events: tuple[str, Json, Json], partition: int = 0) -> list[tuple[str, int]]:
-        """Write events; return topic and offset of each."""
+        """Write events. Return the topic and the offset of each."""
         places: list[tuple[str, int]] = []
 
         def delivered(_error: object, message: Message) -> None:
@@ -80,11 +80,11 @@ class Handmade:
             data = [frame(one, known[one], datum) for one, known, datum in zip(ids, schemas, (key, event), strict=True)]
             framed_key = None if event["op"] == "t" else data[0]
             self._producer.produce(topic, data[1], framed_key, partition, on_delivery=delivered)
-            assert self._producer.flush(30) == 0  # one after the other, also to several topics
+            assert self._producer.flush(30) == 0  # one after the other, even if they go to several topics
         return places
 
     def cut(self, *events: tuple[str, Json, Json], counts: dict[str, int] | None = None, **fields: Any) -> None:  # noqa: ANN401 - anything of a cut record
-        """Write events and the cut record that has them; ``counts``: what it declares of the first topic instead."""
+        """Write events, and the cut record that lists them. ``counts`` replaces the counts of the first topic."""
         entries = self.entries(self.write(*events), [event for _, _, event in events])
         if counts is not None:
             entries[0]["counts"] = counts
@@ -92,7 +92,7 @@ class Handmade:
         self.write_cut(entries, **{"end_lsn": end_lsn, **fields})
 
     def entries(self, places: list[tuple[str, int]], events: list[Json]) -> list[Json]:
-        """Return what a cut record says of these events."""
+        """Return a cut record's entries for these events."""
         ids = self.topic_ids()
         found: dict[str, Json] = {}
         for (topic, offset), event in zip(places, events, strict=True):
@@ -105,7 +105,7 @@ class Handmade:
         return list(found.values())
 
     def write_cut(self, entries: list[Json], *, number: int | None = None, parts: int = 1, **fields: Any) -> None:  # noqa: ANN401 - as above
-        """Write a cut record, with the next number unless told which."""
+        """Write a cut record. By default, it has the next number."""
         self.number = self.number + 1 if number is None else number
         record = {"pipeline": "shop", "cut": self.number, "epoch": 1, "end_lsn": 0, "parts": parts, **fields}
         for part in range(parts):
@@ -115,7 +115,7 @@ class Handmade:
         assert self._producer.flush(30) == 0
 
     def letter(self, table: str, op: str) -> Json:
-        """Write a dead letter; return what a cut record says of it."""
+        """Write a dead letter. Return a cut record's entry for it."""
         fields = {"schema": "public", "table": table, "op": op, "topic": self.topics[table], "reason": "refused"}
         datum = {**fields, "epoch": 1, "lsn": 1, "seq": 0, "xid": 1, "ts": COMMITTED, "detail": "", "key": None}
         self._producer.produce(self.dead_letters, frame(LETTER_ID, LETTER, datum))
@@ -137,6 +137,6 @@ class Handmade:
         create(self.kafka, NewTopic(topic, 1))
 
     def delete_records(self, topic: str, offset: int) -> None:
-        """Delete what is before ``offset``, as retention does."""
+        """Delete the records before ``offset``, as retention does."""
         for done in self._admin.delete_records([TopicPartition(topic, 0, offset)]).values():
             done.result()

@@ -1,4 +1,4 @@
-"""The targets that mirrors are tested with, each with a reader that is not Spark."""
+"""The targets with which mirrors are tested, each with a reader other than Spark."""
 
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -25,13 +25,13 @@ class Lake(ABC):
 
     target: Target
     foreign: ClassVar[str]
-    """What it says of a foreign delete."""
+    """Part of its message about a foreign delete."""
 
     @abstractmethod
     def __init__(self, spark: SparkSession, directory: Path) -> None: ...
 
     def rows(self, table: str, version: int) -> list[Row]:
-        """Return the rows of a table as of a commit."""
+        """Return the rows of a table at a commit."""
         found = self._read(table, version)
         columns = {name: found.column(name).to_pylist() for name in found.column_names if name != SYSTEM}
         return ordered([dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)])
@@ -41,7 +41,7 @@ class Lake(ABC):
 
     @abstractmethod
     def undo(self, spark: SparkSession, table: str) -> None:
-        """Take back the last commit of a table."""
+        """Undo the last commit of a table."""
 
 
 class DeltaLake(Lake):
@@ -64,7 +64,7 @@ class DeltaLake(Lake):
 
 
 class IcebergLake(Lake):
-    """A namespace of Iceberg's catalog."""
+    """A namespace of the Iceberg catalog."""
 
     foreign = (
         r"is of the operation delete\..*CALL iceberg\.system\.rollback_to_snapshot\('lake_\w+\.public\.orders', \d+\)"
@@ -93,9 +93,9 @@ class IcebergLake(Lake):
 
 
 HAS_ICEBERG = pyspark.__version__.startswith("4.1.")
-"""Whether Iceberg is among the jars."""
+"""Whether the jars of Iceberg are installed."""
 
 LAKES: tuple[type[Lake], ...] = (DeltaLake, IcebergLake) if HAS_ICEBERG else (DeltaLake,)
 
 USUAL_LAKES = LAKES if covers_all() else LAKES[:1]
-"""For tests of what hardly depends on the target: Spark takes a minute for each."""
+"""For tests that hardly depend on the target, because Spark takes a minute for each target."""

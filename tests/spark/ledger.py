@@ -1,7 +1,7 @@
 """A ledger in two tables, mirrored by drivers that are killed, and compared with what PostgreSQL itself decodes.
 
-At every entry of the control table, the tables together have to be those of the witness (``tests/faults/witness.py``)
-at the entry's position. Delta tables are read by ``deltalake``, without Spark.
+At every entry of the control table, all tables have to be equal to the tables of the witness
+(``tests/faults/witness.py``) at the entry's position. ``deltalake`` reads the Delta tables, without Spark.
 """
 
 import random
@@ -41,25 +41,26 @@ SETUP: Final = (
     "INSERT INTO lines SELECT n, n, 'item ' || n FROM generate_series(1, 60) AS n",
 )
 TRANSACTIONS: Final = 8
-"""Between two lives."""
+"""The number of transactions between two lives."""
 
 SCHEMA_CHANGES: Final = (
     "ALTER TABLE orders ADD COLUMN comment text",
     "ALTER TABLE lines ADD COLUMN price int",
-    "ALTER TABLE lines ALTER amount TYPE bigint",  # the rows are rewritten, so the table is loaded again
+    "ALTER TABLE lines ALTER amount TYPE bigint",  # this rewrites the rows, so the table is loaded again
 )
 LOAD_EVERY: Final = 4
 EPOCH_EVERY: Final = 10
-"""Lives, once the schema has changed."""
+"""A new epoch begins after this many lives, once the schema has changed."""
 
 LOAD_S: Final = 300
 
 
 @dataclass(slots=True)
 class Tally:
-    """What a run has found. ``compared``: tables at entries; ``torn``: entries whose sums differ.
+    """The findings of a run.
 
-    ``unfinished``: tables that the last entry does not call loaded.
+    ``compared``: how many tables were compared, at entries. ``torn``: entries whose sums differ. ``unfinished``: tables
+    that are not loaded according to the last entry.
     """
 
     kills: int = 0
@@ -73,7 +74,7 @@ class Tally:
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing was wrong."""
+        """Return whether nothing was wrong."""
         return not (self.lost or self.doubled or self.torn or self.unfinished)
 
 
@@ -84,11 +85,11 @@ class Ledger:
         self._shop, self._rng, self._next = shop, rng, 1000
 
     def write(self, count: int) -> None:
-        """Commit some transactions; all of them change both tables."""
+        """Commit some transactions, each of which changes both tables."""
         self._shop.run(*self._transactions(count))
 
     def write_unseen(self, count: int) -> None:
-        """The same while no daemon runs."""
+        """Commit some transactions while no daemon runs."""
         for statement in self._transactions(count):
             self._shop.connection.execute(statement.encode())
 
@@ -96,7 +97,7 @@ class Ledger:
         return [f"BEGIN; {self._change()}; {self._amounts()}; COMMIT" for _ in range(count)]
 
     def _amounts(self) -> str:
-        """Add a row to both tables, so that each transaction is seen in both."""
+        """Add a row to both tables, so that each transaction changes both."""
         self._next += 1
         id, amount = self._next, self._rng.randrange(100)  # noqa: A001 - the column's name
         return f"INSERT INTO orders VALUES ({id}, {amount}, {NOTE}); INSERT INTO lines VALUES ({id}, {amount}, 'new')"
@@ -115,7 +116,7 @@ class Ledger:
 
 
 def run(shop: Shop, directory: Path, kills: int, rng: random.Random, say: Callable[[str], object]) -> Tally:
-    """Kill drivers at all steps in turn, let the last one live, and compare."""
+    """Kill drivers at all steps in turn. Let the last driver finish, then compare."""
     ledger, tally, steps = Ledger(shop, rng), Tally(), list(STEPS)
     for number in range(kills):
         step = steps[number % len(steps)]
@@ -127,7 +128,7 @@ def run(shop: Shop, directory: Path, kills: int, rng: random.Random, say: Callab
         say(f"{number + 1}: {step}, max_events {max_events}{'' if died else ', not reached'}")
         if rng.random() < 0.5:
             shutil.rmtree(directory / "checkpoint", ignore_errors=True)
-    if kills >= len(SCHEMA_CHANGES):  # the last of these may not have been noticed yet
+    if kills >= len(SCHEMA_CHANGES):  # the last change of the schema may not have been noticed yet
         with _load(shop):
             tally.loads += 1
     ledger.write(TRANSACTIONS)
@@ -149,7 +150,7 @@ def run(shop: Shop, directory: Path, kills: int, rng: random.Random, say: Callab
 
 @contextmanager
 def _meanwhile(shop: Shop, ledger: Ledger, number: int, tally: Tally) -> Iterator[None]:
-    """Let the source change its schema, or be loaded again while a driver lives, after a gap or without one."""
+    """While a driver lives, change the source's schema, or load it again, after a gap or without one."""
     later = number - len(SCHEMA_CHANGES)
     if later < 0:
         shop.run(SCHEMA_CHANGES[number])
@@ -165,7 +166,7 @@ def _meanwhile(shop: Shop, ledger: Ledger, number: int, tally: Tally) -> Iterato
 
 
 def _begin_epoch(shop: Shop, ledger: Ledger) -> None:
-    """Lose the slot, and with it some transactions, and go on in a new epoch."""
+    """Lose the slot and some transactions, and continue in a new epoch."""
     shop.daemon.stop_well()
     own = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name <> %s"
     shop.connection.execute(f"{own} AND database = current_database()", [SLOT])
@@ -175,7 +176,7 @@ def _begin_epoch(shop: Shop, ledger: Ledger) -> None:
 
 @contextmanager
 def _load(shop: Shop) -> Iterator[None]:
-    """Load both tables meanwhile; they are loaded in the end."""
+    """Load both tables in the background. At the end of the block, they are loaded."""
     names = [f"public.{name}" for name in TABLES]
     line = [sys.executable, "-m", "pgsluice", "snapshot", "start", "-c", str(shop.daemon.config_file), *names]
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as load:
@@ -225,7 +226,7 @@ def entries(lake: Path) -> list[Row]:
 
 
 def torn(rows: Iterable[Row], table: str) -> list[Row]:
-    """Return what a control table would say that is written before ``table`` has the cut."""
+    """Return the problems that a control table would show if it were written before ``table`` has the cut."""
     found = []
     before: int | None = None
     for row in rows:

@@ -1,4 +1,4 @@
-"""The Spark session of tests, in the version of PySpark that is installed."""
+"""The Spark session of the tests, in the installed version of PySpark."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,13 +14,13 @@ INTERPRETED: Final[Mapping[str, str]] = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
-"""Let Spark interpret its plans: where these are many and have few rows."""
+"""Lets Spark interpret its plans, which is faster for many plans with few rows."""
 
 
 def new_session(directory: Path, more: Mapping[str, str] | None = None) -> SparkSession:
-    """Give a session that keeps its files in ``directory``, with some ``more`` settings."""
+    """Give a session that keeps its files in ``directory``. ``more`` contains additional settings."""
     settings = {
-        # a session of a minute is over before better code would pay
+        # a session of a minute ends before better code would save time
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData",
         "spark.jars": ",".join(map(str, jars(pyspark.__version__))),
         "spark.databricks.delta.snapshotPartitions": 1,
@@ -44,5 +44,5 @@ def new_session(directory: Path, more: Mapping[str, str] | None = None) -> Spark
     for name, value in {**settings, **(more or {})}.items():
         builder = builder.config(name, str(value))
     session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("OFF")  # errors are what some tests want
+    session.sparkContext.setLogLevel("OFF")  # some tests expect errors, so these are not logged
     return session

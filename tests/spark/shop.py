@@ -1,4 +1,4 @@
-"""A daemon with tables, and what an independent consumer makes of its topics: the tables as of every cut.
+"""A daemon with tables, and the tables at every cut, as an independent consumer derives them from its topics.
 
 ``Shop.model`` follows the contract (docs/events.md) with Confluent's client and without Spark.
 """
@@ -28,14 +28,14 @@ SYSTEM = "_pgsluice"
 
 
 class Model:
-    """Copies of all tables. ``at[cut]`` are the tables as they are at the end of a cut."""
+    """Copies of all tables. ``at[cut]`` has the tables at the end of a cut."""
 
     def __init__(self) -> None:
         self.at: dict[int, dict[str, Rows]] = {}
         self._tables: dict[str, dict[str, tuple[tuple[int, int, int], Row]]] = {}
         self._begins: dict[str, tuple[int, int, int]] = {}
         self.events: dict[str, int] = {}
-        """How many different changes of each table there were."""
+        """The number of distinct changes of each table."""
 
     def apply(self, cut: Cut) -> None:
         events = {event.position: event for event in cut.events if event.value is not None and "op" in event.value}
@@ -75,7 +75,7 @@ class Model:
 
 
 class Shop:
-    """A pipeline under test. ``run`` carries out SQL and returns once all of it is in Kafka."""
+    """A pipeline under test. ``run`` executes SQL, and returns once all changes are in Kafka."""
 
     def __init__(self, spark: SparkSession, connection: psycopg.Connection, daemon: Daemon, kafka: Kafka) -> None:
         self.connection, self.daemon, self.kafka = connection, daemon, kafka
@@ -104,7 +104,7 @@ class Shop:
         )
 
     def table(self, name: str) -> list[Row]:
-        """Return the rows that PostgreSQL has now."""
+        """Return the current rows in PostgreSQL."""
         with self.connection.cursor(row_factory=psycopg.rows.dict_row) as cursor:
             return ordered(cursor.execute(f"SELECT * FROM {name}".encode()).fetchall())
 
@@ -118,7 +118,7 @@ def opened(
     setup: tuple[str, ...],
     settings: Mapping[str, Mapping[str, Any]],
 ) -> Iterator[Shop]:
-    """Give a shop whose tables are there before its daemon starts."""
+    """Give a shop whose tables exist before its daemon starts."""
     with database.connect() as connection:
         for statement in (*setup, "CREATE TABLE ticks (id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY)"):
             connection.execute(statement.encode())
@@ -132,7 +132,7 @@ def opened(
 
 
 def ordered(rows: list[Row]) -> list[Row]:
-    """Return rows in one order and without columns that are null, which need not be there."""
+    """Return rows in a fixed order. Columns that are null are removed, because they may be missing."""
     plain = [{name: _plain(value) for name, value in row.items() if value is not None} for row in rows]
     return sorted(plain, key=lambda row: repr(sorted(row.items())))
 
@@ -144,7 +144,7 @@ def _plain(value: object) -> object:
 
 
 def spark_rows(frame: DataFrame) -> list[Row]:
-    """Return the rows of a table as Spark has them; all of their values are known."""
+    """Return the rows of a Spark table. Check that all values are known."""
     moments = {field.name for field in frame.schema if isinstance(field.dataType, TimestampType)}
     rows = [row.asDict(recursive=True) for row in frame.collect()]
     assert [row for row in rows if row[SYSTEM]["unchanged"] or row[SYSTEM]["raw"]] == []
@@ -152,5 +152,5 @@ def spark_rows(frame: DataFrame) -> list[Row]:
 
 
 def _moment(value: Any, is_moment: bool) -> Any:  # noqa: ANN401, FBT001 - any value of a row
-    """Return a moment with its time zone; PySpark gives local time."""
+    """Return a moment with its time zone, because PySpark returns local time."""
     return value.astimezone(UTC) if is_moment and value is not None else value

@@ -1,4 +1,4 @@
-"""An audit of a mirror on real servers, while the source is being written to."""
+"""An audit of a mirror on real servers, while the source changes."""
 
 import json
 import threading
@@ -84,7 +84,7 @@ WRITES = (
 
 
 class Writer:
-    """Commits all the time, in two sessions; every fourth transaction is prepared first."""
+    """Commits continuously in two sessions. Every fourth transaction is prepared first."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -163,7 +163,7 @@ def status(report: AuditReport) -> dict[str, str]:
 
 
 def test_undamaged_tables_that_are_written_to(shop: Shop, database: Database, tmp_path: Path) -> None:
-    """They are equal, though the mirror stays where it is and one table is truncated."""
+    """They are equal, although the mirror stays where it is, and one table is truncated."""
     target = mirrored(shop, tmp_path)
     with writing(database) as writer:
         shop.run("TRUNCATE truncated", "INSERT INTO truncated VALUES (1, 'again')")
@@ -218,7 +218,7 @@ def test_damage_is_named(shop: Shop, database: Database, tmp_path: Path, capsys:
 
 
 def damage(shop: Shop, target: Delta) -> None:
-    """Change what the view of the mirror has, without leaving a trace."""
+    """Change the content of the mirror's view without leaving a trace."""
     for table, statement in DAMAGE:
         shop.spark.sql(statement.format(f"delta.`{target.path}/{table}`"))
     versions = {table: target.table(shop.spark, table) for table, _ in DAMAGE}
@@ -244,7 +244,7 @@ UNLOGGED = (
     "INSERT INTO unlogged VALUES (1, 'never sent')",
     "CREATE UNLOGGED TABLE unlogged_empty (id int PRIMARY KEY)",
 )
-"""Tables that are not replicated, so they have no topic. ``damage`` lets the mirror call them complete."""
+"""Tables that are not replicated, so they have no topic. ``damage`` makes the mirror report them as complete."""
 
 
 _SYSTEM = "named_struct('epoch', 1, 'lsn', 1L, 'seq', 1L, 'ts', NULL, 'unchanged', array(), 'raw', map())"
@@ -261,9 +261,10 @@ def test_what_cannot_be_compared(shop: Shop, database: Database, tmp_path: Path)
         audited(shop, Delta(str(tmp_path / "lake")), database)
     target = mirrored(shop, tmp_path, ["public.parted_low", "public.empty"])
     shop.run("ALTER TABLE parted ADD COLUMN price int DEFAULT 7", "UPDATE parted SET note = 'later' WHERE id = 1")
-    shop.wait_until_loaded(LOADED + 2)  # both partitions, again: by then the cut records call them stale
+    # both partitions are loaded again, because the cut records report them as stale by then
+    shop.wait_until_loaded(LOADED + 2)
     with database.connect() as connection, connection.transaction(force_rollback=True):
-        connection.execute("UPDATE parted_high SET note = 'open' WHERE id = 60")  # idle, so nobody waits for it
+        connection.execute("UPDATE parted_high SET note = 'open' WHERE id = 60")  # idle, so no session waits for it
         assert status(audited(shop, target, database)) == {"empty": "equal", "parted_low": "stale"}
     shop.run("CREATE ROLE stranger LOGIN")
     with pytest.raises(PipelineError, match=r"refused what the audit needs: ERROR: permission denied for table"):
@@ -274,7 +275,7 @@ def test_what_cannot_be_compared(shop: Shop, database: Database, tmp_path: Path)
 
 
 def from_the_shell(shop: Shop, target: Delta, database: Database, *words: str) -> int:
-    """Carry out a command of ``pgsluice-spark`` in the session of the tests."""
+    """Run a command of ``pgsluice-spark`` in the session of the tests."""
     values: dict[str, dict[str, Any]] = {
         "target": {"path": target.path, "tables": ["public.events"]},
         "postgres": {"dsn": database.conninfo()},
@@ -296,7 +297,7 @@ def test_connection_strings() -> None:
 
 
 def test_what_a_snapshot_sees(spark: SparkSession) -> None:
-    """Ids are those of the stream, so without the epoch; one may be before the wraparound and one behind it."""
+    """Transaction ids are those of the stream, so they have no epoch. They can be before or after the wraparound."""
     epoch = 1 << 32
     cases = {
         (f"{epoch}:{epoch + 5}:{epoch + 2}", 1): True,

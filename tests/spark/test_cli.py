@@ -1,4 +1,4 @@
-"""``pgsluice-spark`` as users call it: each command a process of its own, on real servers."""
+"""``pgsluice-spark`` as users call it, on real servers. Each command is a process of its own."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""The golden messages of contract/ before Spark: from_avro as it comes, and read_changes from a real broker."""
+"""Reads the golden messages of contract/ in Spark: with the standard from_avro, and from a broker with read_changes."""
 
 import base64
 import json
@@ -22,7 +22,7 @@ from tests.spark.topics import Registered, create
 GOLDEN: dict[str, list[Json]] = json.loads((CONTRACT / "golden.json").read_text())
 SCHEMAS = {path.stem: json.loads(path.read_text()) for path in sorted(CONTRACT.glob("*.avsc"))}
 TABLES = {"envelope": "key", "types": None, "keys": "keys_key"}
-"""The schemas of tables' values, with those of their keys."""
+"""The schemas of the tables' values, and those of their keys."""
 
 JSON_OPTIONS = {
     "ignoreNullFields": "false",
@@ -44,7 +44,7 @@ def data(part: Json) -> bytes | None:
 
 
 def is_infinite(part: Json) -> bool:
-    """Whether a key has dates that neither Python nor Spark's JSON can hold."""
+    """Return whether a key has dates that neither Python nor Spark's JSON can represent."""
     return part["schema"] == "keys_key" and part["json"]["date"] in INFINITE
 
 
@@ -56,7 +56,7 @@ def spark_json(value: str | Column) -> Column:
 
 
 def from_spark(schema: Json, text: str, *, beyond: bool = False) -> Json:
-    """Return what Spark wrote as JSON the way the golden JSON has it."""
+    """Convert JSON that Spark wrote to the form of the golden JSON."""
     (value,) = json.loads(text, parse_float=str).values()
     if value is None:
         return None
@@ -67,7 +67,7 @@ def leaf(kind: str, schema: dict[str, Any], value: Any) -> Json:  # noqa: ANN401
     match schema.get("logicalType"):
         case "decimal":
             return decimal_text(Decimal(value))
-        case "time-micros" | "time-millis":  # Spark reads the number
+        case "time-micros" | "time-millis":  # Spark returns the number
             return json_of(schema, value)
         case "timestamp-micros" | "local-timestamp-micros" | "timestamp-millis" | "local-timestamp-millis":
             return datetime.fromisoformat(value).isoformat()
@@ -117,7 +117,7 @@ def batch(spark: SparkSession, kafka: Kafka, name: str, **options: Any) -> DataF
 
 @pytest.fixture(scope="module")
 def topics(kafka: Kafka) -> None:
-    """Write the golden messages of tables as they are, one after the other."""
+    """Write the golden messages of tables unchanged, one after the other."""
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "enable.idempotence": True})
     for name in TABLES:
         create(kafka, NewTopic(topic_of(name), 1))

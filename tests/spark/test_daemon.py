@@ -1,4 +1,4 @@
-"""The whole way: rows of PostgreSQL through the daemon and Kafka into Spark, where they are the table's rows again."""
+"""End to end: PostgreSQL's rows go through the daemon and Kafka into Spark, where they are the table's rows again."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 COLUMNS = {
-    # PostgreSQL's type, Spark's
+    # the type in PostgreSQL, and the type in Spark
     "id": ("int4 PRIMARY KEY", "int"),
     "flag": ("bool", "boolean"),
     "small": ("int2", "int"),
@@ -70,7 +70,7 @@ AFTER = (
     "ALTER TABLE samples ADD price numeric(20,4)",
     "INSERT INTO samples (id, price) VALUES (9, 1234567890123456.7891)",
     "UPDATE samples SET price = 0.5, note = NULL WHERE id = 3",
-    "UPDATE samples SET id = 70, amount = -0.01 WHERE id = 7",  # nor here, under the new key
+    "UPDATE samples SET id = 70, amount = -0.01 WHERE id = 7",  # it is not sent here either, under the new key
     "DELETE FROM samples WHERE id IN (4, 8)",
     "INSERT INTO samples (id, moment) VALUES (2, '1999-12-31 23:59:59.999999Z')",
 )
@@ -95,7 +95,7 @@ CHANGED = (
     "DELETE FROM tags WHERE id = 1",
     "UPDATE tags SET id = 1000 WHERE id = 2",
 )
-MADE_AGAIN = (  # nothing says that the rows of before are gone
+MADE_AGAIN = (  # nothing tells that the earlier rows are gone
     "DROP TABLE notes",
     "CREATE TABLE notes (id int PRIMARY KEY, value text)",
     "INSERT INTO notes SELECT n, 'new note ' || n FROM generate_series(90, 110) AS n",
@@ -103,21 +103,21 @@ MADE_AGAIN = (  # nothing says that the rows of before are gone
 
 
 class Table:
-    """The table, and a reader that tells when all of it is in Kafka."""
+    """The table, and a reader that knows when all changes are in Kafka."""
 
     def __init__(self, connection: psycopg.Connection, reader: Reader) -> None:
         self._connection = connection
         self._reader = reader
 
     def run(self, statements: tuple[str, ...]) -> None:
-        """Carry out statements; what they changed is there for every consumer when this returns."""
+        """Execute statements. When this returns, every consumer can read their changes."""
         for statement in statements:
             self._connection.execute(statement.encode())
         ((lsn,),) = self._connection.execute("SELECT pg_current_wal_lsn() - '0/0'").fetchall()
         self._reader.read_until(int(lsn))
 
     def rows(self) -> dict[int, str]:
-        """Return the rows by key, as text that tells the types and NaN."""
+        """Return the rows by key, as text that shows the types and NaN."""
         with self._connection.cursor(row_factory=psycopg.rows.dict_row) as cursor:
             return {row["id"]: comparable(row) for row in cursor.execute("SELECT * FROM samples")}
 
@@ -141,7 +141,7 @@ def comparable(row: dict[str, Any]) -> str:
 
 
 def _one_type(value: object) -> object:
-    """Return a value of psycopg's or PySpark's in the type that both can agree on."""
+    """Convert a value of psycopg or PySpark to a type that both can be compared in."""
     if isinstance(value, datetime) and value.tzinfo is not None:
         return value.astimezone(UTC)
     if isinstance(value, bytearray):
@@ -150,7 +150,7 @@ def _one_type(value: object) -> object:
 
 
 def spark_rows(changes: DataFrame) -> dict[int, str]:
-    """Return the table's rows according to its changes, in the form of ``Table.rows``."""
+    """Return the table's rows derived from its changes, in the form of ``Table.rows``."""
     rows = latest(changes)
     schema = rows.schema["after"].dataType
     found = rows.collect()
@@ -166,12 +166,12 @@ def _values(row: Row, schema: StructType) -> dict[str, Any]:
         values[name] = Decimal(text)
     for field in schema:
         if isinstance(field.dataType, TimestampType) and values[field.name] is not None:
-            values[field.name] = values[field.name].astimezone(UTC)  # PySpark gives local time
+            values[field.name] = values[field.name].astimezone(UTC)  # PySpark returns local time
     return values
 
 
 def run(changes: DataFrame, directory: Path) -> None:
-    """Run a stream to the topic's present end, into Parquet files."""
+    """Run a stream to the current end of the topic, into Parquet files."""
     query = (
         changes.writeStream.format("parquet")
         .option("checkpointLocation", str(directory / "checkpoint"))
@@ -214,7 +214,7 @@ def test_a_table_is_the_same_in_spark(
         assert rows.keys() == {1, 2, 3, 5, 6, 9, 70}
         assert spark_rows(written) == rows
 
-    # Kafka alone is enough, without the daemon.
+    # This needs only Kafka, not the daemon.
     by_topic = TopicRegistry(spark, servers, f"{NAME}.schemas")
     batch = read_changes(spark, TOPIC, bootstrap_servers=servers, registry=by_topic, streaming=False)
     assert batch.schema.simpleString() == changes.schema.simpleString()
@@ -234,7 +234,7 @@ def by_table(rows: DataFrame) -> list[tuple[str, int, str]]:
 
 
 def test_rows_that_were_there_before(spark: SparkSession, new_database: Callable[[], Database], kafka: Kafka) -> None:
-    """Two tables in one topic, of which one is made again."""
+    """Two tables share a topic, and one of them is created again."""
     database, servers = new_database(), kafka.bootstrap_servers
     with database.connect() as connection, ExitStack() as stack:
         for statement in FILLED:

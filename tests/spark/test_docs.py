@@ -1,6 +1,6 @@
-"""Every example of docs/spark.md, in its order, on real servers.
+"""Runs every example of docs/spark.md, in order, on real servers.
 
-What stands for the reader's own servers and paths is replaced by those of the test.
+The servers and paths in the examples are replaced by those of the test.
 """
 
 import re
@@ -62,7 +62,7 @@ def shop(spark: SparkSession, database: Database, kafka: Kafka) -> Iterator[Shop
 
 
 def test_python(shop: Shop, database: Database, tmp_path: Path) -> None:
-    """They follow each other, so later ones have the names of earlier ones."""
+    """The examples depend on each other: later ones use names that earlier ones have defined."""
     names: dict[str, Any] = {"spark": shop.spark}
     replaced = {
         '"kafka:9092"': repr(shop.kafka.bootstrap_servers),

@@ -29,7 +29,7 @@ UNKNOWN, ABSENT = object(), object()
 
 
 def record(event: Json, key: int | None, fields: Iterable[str] = COLUMNS) -> Json:
-    """Return an event as ``read_changes`` gives it."""
+    """Return an event as ``read_changes`` returns it."""
     position = {"topic": "t", "partition": 0, "offset": event["lsn"]}
     return event | {"fields": list(fields), "key": None if key is None else {"id": key}} | position
 
@@ -39,16 +39,16 @@ def changes(spark: SparkSession, records: list[Json]) -> DataFrame:
 
 
 def mark(state: str, lsn: int, seq: int, rows: int = 0, **fields: Any) -> Json:  # noqa: ANN401 - anything of a mark
-    """Return a mark with defaults for what a test does not care for."""
+    """Return a mark with defaults for everything that a test does not specify."""
     found = {"topic": "t", "schema": "public", "table": "orders", "id": "one", "epoch": 1, "replaces": True}
     return found | {"state": state, "lsn": lsn, "seq": seq, "rows": rows} | fields
 
 
 @dataclass
 class Table:
-    """A table, the changes that random statements make to it, and what can be known of it from these.
+    """A table, the changes that random statements make to it, and what the changes tell about it.
 
-    ``rows`` is what a reader has. Of these, ``gone`` are the keys whose rows were deleted where no change says so.
+    ``rows`` is what a reader has. ``gone`` are the keys among them whose rows were deleted without a change.
     """
 
     random: random.Random
@@ -69,14 +69,14 @@ class Table:
 
     def statement(self) -> None:
         if self.random.random() < 0.6:
-            self.lsn, self.seq = self.lsn + 2 * self.random.randrange(1, 5), 0  # another table has the odd ones
+            self.lsn, self.seq = self.lsn + 2 * self.random.randrange(1, 5), 0  # another table has the odd LSNs
         used = sorted(self.rows.keys() - self.gone)
         free = sorted(set(range(20)) - set(used))
         kind = self.random.choices(("insert", "snapshot", "update", "delete", "move"), (3, 0.5, 8, 1, 6))[0]
         if kind == "snapshot":
             self._put("r", self.random.randrange(20), self._values())
         elif kind == "insert" and free:
-            # a row filter makes inserts of updates: some values are not sent
+            # because of a row filter, updates become inserts, and some values are not sent
             self._put("c", self.random.choice(free), self._values(), self._some(0.05))
         elif kind == "update" and used:
             key = self.random.choice(used)
@@ -89,7 +89,7 @@ class Table:
             self._put("c", new, self._values(), self._some(0.8), row, "key_change")
 
     def load(self, case: str) -> None:
-        """Read the table while it changes; by the ``case``, a reader may delete what was not read, or may not."""
+        """Read the table while it changes. ``case`` decides whether a reader may delete rows that were not read."""
         self.gone |= set(self.random.sample(sorted(self.rows), min(4, len(self.rows))))
         there, began = self.rows.keys() - self.gone, len(self.records)
         load: Json = {"id": f"{self.name} {began}", "replaces": case != "does not replace"}
@@ -100,7 +100,8 @@ class Table:
             if key in self.rows and key not in self.gone:
                 self._put("r", key, self._values())
             self.run(1)
-        for key in sorted(self.rows.keys() - self.gone):  # also those that got their key without all of their values
+        # including rows that got their key in a change without all values
+        for key in sorted(self.rows.keys() - self.gone):
             self._put("r", key, self._values())
         rows = sum(one["op"] == "r" for one in self.records[began:]) + (case == "a row is missing")
         if case != "not ended":
@@ -165,7 +166,7 @@ class Table:
 
 
 def known(rows: DataFrame) -> dict[tuple[str, int], tuple[Any, ...]]:
-    """Return rows of ``latest`` as ``Table.expected`` has them."""
+    """Return rows of ``latest`` in the form of ``Table.expected``."""
     found = rows.collect()
     by_key = {
         (row["table"], row["key"]["id"]): (
@@ -181,7 +182,7 @@ def known(rows: DataFrame) -> dict[tuple[str, int], tuple[Any, ...]]:
 
 
 def delivered(table: Table) -> list[Json]:
-    """Return the records of a table; some come twice."""
+    """Return the records of a table. Some come twice."""
     return table.records + table.random.sample(table.records, 50)
 
 
@@ -193,9 +194,9 @@ def test_random_histories(spark: SparkSession, seed: int) -> None:
     table.run(60)
     table.truncate()
     table.run(60)
-    table.columns = COLUMNS  # ADD COLUMN later
+    table.columns = COLUMNS  # added by a later ADD COLUMN
     table.run(20)
-    table.epoch, table.lsn = 2, 50  # another history, whose LSNs may be lower
+    table.epoch, table.lsn = 2, 50  # another history, which may have lower LSNs
     table.run(20)
     records = delivered(table) + delivered(other)
     table.random.shuffle(records)
@@ -211,7 +212,7 @@ CASES = ("complete", "begin is not known", "a row is missing", "does not replace
 
 @pytest.mark.parametrize(("seed", "last"), [(1, CASES[1:3]), (2, CASES[3:])])
 def test_random_loads(spark: SparkSession, seed: int, last: tuple[str, str]) -> None:
-    """A complete load hides what came before, so each other case comes last in one of the tables."""
+    """A complete load hides everything before it, so each other case comes last in one of the tables."""
     tables = [Table(random.Random(seed)), Table(random.Random(seed + 100), "others", lsn=101)]
     for table, last_case in zip(tables, last, strict=True):
         table.run(60)
@@ -257,7 +258,7 @@ def test_a_key_is_needed(spark: SparkSession) -> None:
 
 
 def test_a_column_that_was_dropped_and_added_again(spark: SparkSession) -> None:
-    """It has the same field, so only the mark says that a value of before is not the one that is unchanged."""
+    """It has the same field, so only the mark shows that an unchanged value is not the former one."""
     told = [
         record(change("c", 1, after={"id": 1, "note": "old", "photo": "p"}), 1),
         record(change("c", 2, after={"id": 2, "note": "old", "photo": "p"}), 2),
@@ -288,7 +289,7 @@ def test_the_end_of_an_empty_table(spark: SparkSession) -> None:
 
 
 def test_tables_with_different_keys(spark: SparkSession) -> None:
-    """As several tables in one topic have them."""
+    """As with several tables in one topic."""
     schema = CHANGES.replace("key struct<id: bigint>", "key struct<id: bigint, code: string>")
     first, second = record(change("c", 1, after={"id": 1}), 1), record(change("c", 2, after={"id": 1}, table="b"), None)
     events = [first | {"key": {"id": 1, "code": None}}, second | {"key": {"id": None, "code": "x"}}]

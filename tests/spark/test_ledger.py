@@ -1,4 +1,4 @@
-"""Drivers that are killed lose nothing, apply nothing twice, and tear no transaction apart."""
+"""Killed drivers lose nothing, apply nothing twice, and never split a transaction."""
 
 import random
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.spark.shop import opened
 pytestmark = pytest.mark.usefixtures("without_compilation")
 
 KILLS = 2
-"""`make spark-faults` kills at all steps, again and again."""
+"""`make spark-faults` kills at all steps, many times."""
 
 
 @pytest.mark.timeout(900)

@@ -1,4 +1,4 @@
-"""Maintenance between batches, on tables of each target: what it deletes, and what it has to leave."""
+"""Maintenance between batches, on tables of each target: what it deletes, and what it must keep."""
 
 import logging
 import re
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("without_compilation")
 
 AT_ONCE = Maintenance(every="0 seconds", keep="1 hour")
 BATCHES = 5
-"""Iceberg rewrites no fewer files than that."""
+"""Iceberg does not rewrite fewer files than this."""
 
 LONG_AGO = timedelta(hours=3)
 
@@ -57,13 +57,13 @@ def ids(view: View, table: str = "orders") -> list[int]:
 
 
 def files(spark: SparkSession, target: Target, table: str = "public.orders") -> int:
-    """Return how many files the table has now."""
+    """Return the current number of the table's files."""
     return len(target.table(spark, table).read().select(F.input_file_name()).distinct().collect())
 
 
 @pytest.mark.parametrize("kind", LAKES)
 def test_what_is_outside_the_window(spark: SparkSession, made: Handmade, tmp_path: Path, kind: type[Lake]) -> None:
-    """The state at the beginning of the window remains, and what came later; what was applied is known."""
+    """The state at the beginning of the window and all later states remain. The applied cuts are still known."""
     target = kind(spark, tmp_path / "lake").target
     for _ in range(BATCHES):
         add(made, ago=LONG_AGO)
@@ -83,7 +83,7 @@ def test_what_is_outside_the_window(spark: SparkSession, made: Handmade, tmp_pat
 
 
 def test_what_deltas_log_has(spark: SparkSession, tmp_path: Path) -> None:
-    """What was applied is known behind OPTIMIZE and a checkpoint of the log, and old states need a long log."""
+    """The applied cuts are known after OPTIMIZE and a checkpoint of the log. Old states need a long log."""
     table = Delta(str(tmp_path)).table(spark, "orders")
     numbers = [table.append(spark.range(1), Commit("topic", version, "{}")) for version in range(3)]
     last = table.last()

@@ -1,4 +1,4 @@
-"""pgsluice_spark.read_marks on a real broker: marks of the golden cut records, and of a version before."""
+"""pgsluice_spark.read_marks on a real broker: marks of the golden cut records, and of an earlier version."""
 
 import json
 from uuid import uuid4

@@ -1,4 +1,4 @@
-"""A mirror: at every entry of its control table, all tables together equal what an independent consumer has."""
+"""A mirror: at every entry of its control table, all tables are equal to those of an independent consumer."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -79,7 +79,7 @@ def shop(spark: SparkSession, postgres_server: Callable[..., Postgres], kafka: K
 
 
 class Killed(Exception):
-    """Stands for the end of the driver."""
+    """Raised in place of the driver's death."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class DyingTable:
 
 @dataclass(frozen=True, slots=True)
 class Dying:
-    """A target whose driver dies when it commits a table."""
+    """A target whose driver dies when it commits to a table."""
 
     target: Target
     victim: str
@@ -122,7 +122,7 @@ def lake(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) ->
 
 
 def mirrored(shop: Shop, target: Any, directory: Path, max_events: int = 1000) -> None:  # noqa: ANN401 - it may die
-    """Run a mirror to the present end of the topics."""
+    """Run a mirror to the current end of the topics."""
     query = shop.pipeline.mirror(
         target,
         tables=["public.*"],
@@ -131,11 +131,11 @@ def mirrored(shop: Shop, target: Any, directory: Path, max_events: int = 1000) -
         max_events=max_events,
     )
     query.awaitTermination()
-    shop.run("INSERT INTO ticks DEFAULT VALUES")  # so that the model has all cuts that the mirror has
+    shop.run("INSERT INTO ticks DEFAULT VALUES")  # so that the model has all cuts of the mirror
 
 
 def check(shop: Shop, lake: Lake) -> list[int]:
-    """Compare all tables at each entry of the control table with the model; return the cuts."""
+    """Compare all tables with the model at each entry of the control table. Return the cuts."""
     target = lake.target
     control = ControlTable(target.table(shop.spark, "_pgsluice_cuts"))
     cuts = sorted(row["cut"] for row in control.table.read().select("cut").collect())
@@ -172,9 +172,9 @@ def test_tables_equal_the_source_at_every_entry(shop: Shop, tmp_path: Path) -> N
 
 
 def test_a_driver_that_dies(shop: Shop, tmp_path: Path) -> None:
-    """Between the commits of two tables and before the control table; the next query is another one.
+    """It dies between the commits of two tables, and before the control table. Then another query continues.
 
-    In ``test_ledger.py`` drivers are killed that write to Delta, so this one writes to Iceberg, where that is there.
+    The drivers in ``test_ledger.py`` write to Delta. So this one writes to Iceberg if it is installed.
     """
     lake = LAKES[-1](shop.spark, tmp_path / "lake")
     mirrored(shop, lake.target, tmp_path)
@@ -204,7 +204,7 @@ def test_a_driver_that_dies(shop: Shop, tmp_path: Path) -> None:
 
 
 def test_a_change_log(shop: Shop, lake: Lake, tmp_path: Path) -> None:
-    """It has each change once, also if its checkpoint is lost, and the table can be worked out from it."""
+    """It has each change once, even if its checkpoint is lost. The table can be derived from it."""
     shop.run("UPDATE lines SET item = 'changed' WHERE number = 2", "ALTER TABLE lines ADD IF NOT EXISTS price float")
     for count in (1, 2):
         for checkpoint in ("a", "b"):

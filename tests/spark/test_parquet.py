@@ -1,4 +1,7 @@
-"""Change logs of Parquet files: each change once, whatever a killed driver has left, and what mirrors are told."""
+"""Change logs in Parquet files: they have each change once, whatever a killed driver has left.
+
+And what mirrors report.
+"""
 
 from pathlib import Path
 
@@ -35,14 +38,17 @@ def changes(made: Handmade, target: Target, at: int | None = None) -> list[tuple
 
 
 def test_each_change_once(made: Handmade, tmp_path: Path) -> None:
-    """A batch is half written when the driver is killed; then the checkpoint is gone, and batches are other ones."""
+    """The driver is killed with a half written batch.
+
+    Then the checkpoint is lost, so the batches are different ones.
+    """
     target = Parquet(str(tmp_path / "log"))
     for number in range(1, 5):
         made.cut(made.event("orders", "c", number, 0, {"id": number}, after={"count": number}))
     logged(made, target, tmp_path / "first", max_events=2)
     batches = sorted((tmp_path / "log" / "public.orders").glob("upto=*"))
     assert len(batches) == 2
-    (batches[-1] / MANIFEST).unlink()  # the driver was killed before the batch was whole
+    (batches[-1] / MANIFEST).unlink()  # the driver was killed before the batch was complete
     (batches[-1] / "_SUCCESS").unlink()
     controls = sorted((tmp_path / "log" / "_pgsluice_cuts").glob("upto=*"))
     (controls[-1] / MANIFEST).rename(controls[-1] / f"{MANIFEST}{PART}")
@@ -53,14 +59,14 @@ def test_each_change_once(made: Handmade, tmp_path: Path) -> None:
     assert changes(made, target) == [(1, 1), (2, 2), (3, 3), (4, 4), (5, 2**40)]
     assert changes(made, target, at=3) == [(1, 1), (2, 2), (3, 3)]
     for control in (tmp_path / "log" / "_pgsluice_cuts").glob("upto=*"):
-        (control / MANIFEST).unlink()  # the tables are further on than the control table
+        (control / MANIFEST).unlink()  # the tables are ahead of the control table
     logged(made, target, tmp_path / "third", max_events=1000)
     assert [count for _, count in changes(made, target)] == [1, 2, 3, 4, 2**40]
 
 
 @pytest.mark.parametrize("kind", [Delta, Parquet])
 def test_the_end_of_a_load(made: Handmade, tmp_path: Path, kind: type[Delta | Parquet]) -> None:
-    """A log keeps what came before the load; the end of a load may stand in a cut without changes."""
+    """A log keeps everything from before the load. The end of a load may be in a cut without changes."""
     target = kind(str(tmp_path / "log"))
     made.cut(made.event("orders", "c", 10, 0, {"id": 1}, after={"count": 1}))
     begin = {**MARK, "state": "begin", "lsn": 20, "seq": -10}

@@ -1,4 +1,4 @@
-"""What a mirror makes of its topics, of topics that lack something, and of a target that was written to."""
+"""The results of a mirror: of ordinary topics, of incomplete topics, and of a target that another program changed."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -55,7 +55,7 @@ def logged(made: Handmade, directory: Path, target: Target) -> None:
 
 
 def rows(made: Handmade, directory: Path, table: str = "orders", at: int | None = None) -> dict[int, Any]:
-    """Return note and count by key, with what is not known."""
+    """Return note and count by key, and the columns that are unknown."""
     view = consistent_view(made.pipeline.spark, Delta(str(directory / "lake")), at=at)
     found = view[f"public.{table}"].collect()
     return {row["id"]: (row["note"], row["count"], *row["_pgsluice"]["unchanged"]) for row in found}
@@ -91,7 +91,7 @@ def test_values_that_were_not_sent(make: Callable[..., Handmade], tmp_path: Path
         event("orders", "u", 22, 0, {"id": 2}, after={"note": None, "count": 2}),
         event("orders", "u", 23, 0, {"id": 2}, after={"count": 3}, unchanged=["note"]),
         event("orders", "u", 24, 0, {"id": 3}, after={"count": 4}, unchanged=["note"]),
-        # 4 becomes 6, then 7; another row becomes 4
+        # 4 becomes 6, then 7, and another row becomes 4
         event("orders", "d", 25, 0, {"id": 4}, flags=["key_change"]),
         event("orders", "c", 25, 1, {"id": 6}, after={"count": 5}, unchanged=["note"], flags=["key_change"]),
         event("orders", "d", 26, 0, {"id": 6}, flags=["key_change"]),
@@ -109,7 +109,7 @@ def test_values_that_were_not_sent(make: Callable[..., Handmade], tmp_path: Path
 
 
 def test_tables_that_share_a_topic(make: Callable[..., Handmade], tmp_path: Path) -> None:
-    """A truncate is one of its table's; the counts of a cut are those of all tables."""
+    """A truncate applies to its own table only. The counts of a cut are those of all tables."""
     made = make("orders", "lines", "notes", topic="shared")
     event = made.event
     made.cut(
@@ -158,7 +158,7 @@ def test_rows_that_are_read_again(make: Callable[..., Handmade], tmp_path: Path)
 
 @pytest.mark.parametrize("kind", USUAL_LAKES)
 def test_infinite_keys(make: Callable[..., Handmade], tmp_path: Path, kind: type[Lake]) -> None:
-    """They are null in rows and the ends of their types in keys; years before 1 are the same in both."""
+    """In rows, they are null. In keys, they are the limits of their types. Years before 1 are the same in both."""
     made = make("orders")
     spark = made.pipeline.spark
     target = kind(spark, tmp_path / "lake").target
@@ -208,7 +208,7 @@ def test_columns_that_come_and_widen(make: Callable[..., Handmade], tmp_path: Pa
 
 
 def test_cuts_that_come_again(make: Callable[..., Handmade], tmp_path: Path) -> None:
-    """At least once: records between cuts belong to none, and a cut number comes again with more in it."""
+    """In at-least-once mode, records between cuts belong to no cut, and a repeated cut number can contain more."""
     made = make("orders")
     event = made.event
     first = event("orders", "c", 10, 0, {"id": 1}, after={"note": "a"})
@@ -274,7 +274,7 @@ def test_what_a_topic_lacks(make: Callable[..., Handmade], tmp_path: Path) -> No
 
 @pytest.mark.parametrize("is_recreated", [False, True])
 def test_records_that_are_lost(make: Callable[..., Handmade], tmp_path: Path, is_recreated: bool) -> None:  # noqa: FBT001 - a parameter
-    """The query refuses to go on, until the table has been loaded again."""
+    """The query stops, until the table has been loaded again."""
     made = make("orders", "lines")
     event = made.event
     made.cut(event("orders", "c", 10, 0, {"id": 1}, after={"note": "a"}))

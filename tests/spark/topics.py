@@ -1,4 +1,4 @@
-"""Topics that tests write themselves, and registries that know what they want them to know."""
+"""Topics that tests write themselves, and registries with the schemas that a test wants."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from tests.spark.events import Json, versions
 
 @dataclass
 class Registered:
-    """A registry of schemas that a test made up, by subject and id."""
+    """A registry with a test's own schemas, by subject and id."""
 
     schemas: dict[str, dict[int, Json]]
 
