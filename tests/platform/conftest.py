@@ -1,4 +1,4 @@
-"""The image, built once, and containers of it."""
+"""The image, which is built once, and its containers."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -45,7 +45,7 @@ def guarded() -> Iterator[Postgres]:
 
 @pytest.fixture
 def make_pipeline(engine: Engine, database: Database, kafka: Kafka) -> Iterator[Callable[[], Pipeline]]:
-    """Make pipelines of one table whose daemon runs in a container; all of them have the same name."""
+    """Make pipelines of one table whose daemons run in containers. All of them have the same name."""
     prepare(database)
     name, settings = f"image{uuid4().hex[:8]}", configured(None)
     with ExitStack() as stack:
@@ -58,5 +58,5 @@ def make_pipeline(engine: Engine, database: Database, kafka: Kafka) -> Iterator[
 
 @pytest.fixture
 def pipeline(make_pipeline: Callable[[], Pipeline]) -> Pipeline:
-    """Give a pipeline whose container has not been started."""
+    """Give a pipeline whose container was not started."""
     return make_pipeline()

@@ -1,4 +1,4 @@
-"""The alerts of deploy/prometheus: what promtool says of them, and one that fires in a real Prometheus."""
+"""The alerts of deploy/prometheus: promtool checks them, and one fires in a real Prometheus."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -41,7 +41,7 @@ def test_each_alert_fires_when_it_should_and_not_when_it_should_not() -> None:
 
 
 def changed(directory: Path, name: str, change: Callable[[str], str]) -> Path:
-    """Write the rules with one of them changed, and the tests of that one; return the path of these."""
+    """Write the rules with one of them changed, and the tests of that rule. Return the path of the tests."""
     rules = [change(rule) if known == name else rule for known, rule in BY_NAME.items()]
     (directory / ALERTS.name).write_text(HEAD + "".join(rules))
     (directory / TESTS.name).write_text(TESTS_HEAD + "".join(one for one in CASES if f'"{name}"' in one))
@@ -50,7 +50,7 @@ def changed(directory: Path, name: str, change: Callable[[str], str]) -> Path:
 
 @pytest.mark.parametrize("name", NAMES)
 class TestTheTestsOfTheAlerts:
-    """They have to notice an alert that never fires, or always."""
+    """The tests of the alerts have to notice an alert that never fires, or always fires."""
 
     def test_one_that_never_fires(self, name: str, tmp_path: Path) -> None:
         with pytest.raises(ServerError, match=name):
@@ -63,13 +63,13 @@ class TestTheTestsOfTheAlerts:
 
 
 def _without_limit(rule: str) -> str:
-    """Return the rule with an expression that is always true of the pipeline."""
+    """Return the rule with an expression that always holds for the pipeline."""
     always = '        expr: group by (namespace, job, pipeline) ({pipeline!=""})\n'
     return re.sub(r"        expr:(?: \|\n(?:          .*\n)+| .*\n)", always, rule)
 
 
 def exposed() -> set[str]:
-    """Return the names of all time series that the daemon may expose."""
+    """Return the names of all time series that the daemon can expose."""
     return samples_of(Metrics().registry)
 
 
@@ -82,7 +82,7 @@ def test_what_it_asks_for_is_exposed(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_says_what_to_do(name: str) -> None:
-    """There is a command in each, and pgsluice's own can be called like that."""
+    """Each alert contains a command. Commands of pgsluice have valid arguments."""
     annotations = " ".join(BY_NAME[name].partition("annotations:")[2].split())
     commands = re.findall(r"`(.+?)`", annotations)
     assert [one for one in commands if " " in one], "a command to begin with"
@@ -101,7 +101,7 @@ def own_kafka() -> Iterator[Kafka]:
 
 
 def impatient(directory: Path) -> Path:
-    """Write the rules for people who wait for seconds and not for minutes."""
+    """Write the rules with limits of seconds instead of minutes."""
     text = re.sub(r"for: \d+m", "for: 2s", ALERTS.read_text())
     assert text.count("pgsluice_lag_seconds) > 300") == 1
     rules = directory / "alerts.yaml"
@@ -128,7 +128,7 @@ def test_one_fires_while_kafka_is_away(database: Database, own_kafka: Kafka, tmp
 
 
 def assert_growing(pipeline: Pipeline, prometheus: Prometheus) -> None:
-    """The lag grows, PostgreSQL is still asked about the slot, and the alert's text is complete."""
+    """Check that the lag grows, that the slot is still queried, and that the alert's text is complete."""
     before = pipeline.daemon.status()
     wait_until(lambda: pipeline.daemon.status()["lag_seconds"] > before["lag_seconds"] + 2, "the lag to grow")
     assert pipeline.daemon.status()["lag_bytes"] > 0

@@ -1,4 +1,7 @@
-"""What operators get wrong around a container, and disks that fail it: a reason, an exit code, and nothing is lost."""
+"""Operators' mistakes around a container, and failing disks.
+
+Each has a reason and an exit code, and nothing is lost.
+"""
 
 import os
 import subprocess
@@ -36,7 +39,7 @@ def test_no_configuration_was_mounted(pipeline: Pipeline) -> None:
 
 
 def test_a_directory_was_mounted(pipeline: Pipeline) -> None:
-    """Docker makes it where the file does not exist, so a typing error is enough."""
+    """Docker creates a directory if the file does not exist, so a typing error is enough."""
     daemon = container(pipeline)
     daemon.mount = f"./confg.toml:{CONFIG}:ro"
     code, reason = daemon.fail()
@@ -144,7 +147,7 @@ def test_a_volume_of_root(pipeline: Pipeline) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Give a file system of 4 MiB that belongs to the daemon."""
+    """Give a file system of 4 MiB that the daemon owns."""
     options = f"size=4m,mode=0700,uid={UID},gid={UID}"
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", tmp_path], check=True)
     try:
@@ -154,7 +157,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_volume_that_is_full(pipeline: Pipeline, small_disk: Path) -> None:
-    """What waits in memory and on disk is lost with the container, and PostgreSQL sends it again."""
+    """The uncommitted data in memory and on disk are lost with the container. PostgreSQL sends them again."""
     daemon = container(pipeline)
     daemon.settings["buffer"] = {"memory_max": "2MiB"}
     daemon.options = ("-v", f"{small_disk}:{SPILL}")
@@ -201,5 +204,5 @@ def test_the_health_check_notices_a_daemon_that_stands_still(pipeline: Pipeline,
 
 
 def is_healthy(engine: Engine, daemon: Container) -> bool:
-    """Run the health check that the image declares, as its timer does."""
+    """Run the image's health check, as its timer does."""
     return engine.succeeds("healthcheck", "run", daemon.container)

@@ -1,4 +1,4 @@
-"""The Helm chart: what it renders, what it refuses, and that pgsluice understands what it is given."""
+"""The Helm chart: what it renders and refuses, and whether pgsluice accepts the result."""
 
 import json
 import os
@@ -33,7 +33,7 @@ CUSTOM_RESOURCES = ("PodMonitor", "ServiceMonitor", "PrometheusRule")
 
 @pytest.fixture(scope="session", autouse=True)
 def helm() -> None:
-    """Skip everything where Helm cannot be had."""
+    """Skip all tests if Helm is not available."""
     for name in ("helm", "helm-docs", "kubeconform", "kubernetes-schemas", "prometheus-operator"):
         if reason := tools.missing(name):
             pytest.skip(f"no {name} here: {reason}")
@@ -67,7 +67,7 @@ def test_what_is_rendered_fits_the_schemas_of_kubernetes(
 
 
 def test_the_schemas_refuse_an_unknown_field(tmp_path: Path, operator_schemas: Path) -> None:
-    """The check above can fail, for Kubernetes' own resources and for the operator's."""
+    """The test above can fail, both for Kubernetes' resources and for the operator's."""
     wrong = chart.render(*values_of("monitors"))
     wrong = wrong.replace("enableServiceLinks:", "enableServiceLink:").replace("interval:", "intervall:")
     (tmp_path / "wrong.yaml").write_text(wrong)
@@ -77,7 +77,7 @@ def test_the_schemas_refuse_an_unknown_field(tmp_path: Path, operator_schemas: P
 
 @pytest.mark.parametrize("case", CASES)
 def test_no_pod_has_more_rights_than_it_needs(case: str) -> None:
-    """The API server's test says whether this is enough; this one needs no API server."""
+    """Whether this is enough is tested with an API server. This test needs none."""
     for name, spec in pod_specs(manifests(*values_of(case))):
         assert spec["enableServiceLinks"] is False, name
         assert spec["automountServiceAccountToken"] is False, name
@@ -102,7 +102,7 @@ def test_a_secret_is_only_ever_named(case: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_pgsluice_understands_what_it_is_given(case: str, tmp_path: Path) -> None:
-    """The init container's command is run with the files and variables of its manifest."""
+    """The command of the init container is run with the files and variables in its manifest."""
     found = manifests(*values_of(case))
     deployment = next(
         item for item in found if item["kind"] == "Deployment" and "registry" not in item["metadata"]["name"]
@@ -118,7 +118,7 @@ def test_pgsluice_understands_what_it_is_given(case: str, tmp_path: Path) -> Non
 
 
 class Pod:
-    """The files of a pod's volumes below a directory, and its containers' commands with these."""
+    """The files of a pod's volumes, below a directory, and the commands of its containers, which use these files."""
 
     def __init__(self, deployment: Manifest, found: list[Manifest], directory: Path) -> None:
         self._deployment = deployment
@@ -128,7 +128,7 @@ class Pod:
         self._volumes = {volume["name"]: volume for volume in spec["volumes"]}
 
     def run(self, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run a container's command, or another one, with its variables and volumes."""
+        """Run a container's command, or another command, with the container's variables and volumes."""
         described = container(self._deployment, name)
         for mount in described["volumeMounts"]:
             self._fill(self._place(mount["mountPath"]), self._volumes[mount["name"]])
@@ -153,7 +153,7 @@ class Pod:
 
 
 def _files(volume: Manifest, found: list[Manifest]) -> Iterator[tuple[str, tuple[str, int]]]:
-    """Yield name, content and mode of the files of a volume, as a kubelet would write them."""
+    """Yield the name, content and mode of each file of a volume, as a kubelet would write it."""
     if "configMap" in volume:
         (item,) = volume["configMap"]["items"]
         given = [one["data"] for one in found if one["kind"] == "ConfigMap" and item["key"] in one.get("data", {})]
@@ -235,7 +235,7 @@ def test_another_file_is_another_pod() -> None:
     assert checksum() != checksum("--set-string", "config=version = 1")
 
 
-# -- what follows from what ----------------------------------------------------------------------
+# -- consequences of values ----------------------------------------------------------------------
 
 
 def test_there_is_time_to_drain_before_the_pod_is_killed() -> None:
@@ -252,14 +252,14 @@ def test_the_volume_is_larger_than_what_may_be_spilled(size: str, limit: str) ->
 
 
 def test_nobody_else_may_write_where_transactions_wait() -> None:
-    """An emptyDir is writable for all. pgsluice makes the directory itself, for its own user, below the volume."""
+    """An emptyDir is writable for all users. So pgsluice creates a directory for its own user in the volume."""
     pipeline = container(one(manifests(*MINIMAL), "Deployment"))
     (mounted,) = (mount["mountPath"] for mount in pipeline["volumeMounts"] if mount["name"] == "spill")
     assert Path(variables(pipeline)["PGSLUICE_BUFFER__SPILL_DIR"]).parent == Path(mounted)
 
 
 def test_a_claim_belongs_to_its_pod() -> None:
-    """Two pods of one claim could wait for each other on different nodes."""
+    """If two pods shared a claim, they could block each other on different nodes."""
     (spill, *_) = one(manifests(*values_of("spill-volume")), "Deployment")["spec"]["template"]["spec"]["volumes"]
     assert spill["ephemeral"]["volumeClaimTemplate"]["spec"]["resources"]["requests"]["storage"] == "50Gi"
 
@@ -278,7 +278,7 @@ def test_only_two_replicas_need_to_be_kept_apart() -> None:
 
 
 def test_an_update_never_has_to_wait_for_a_pod_to_go() -> None:
-    """The new pod is ready as a standby while the old one has the slot."""
+    """The new pod is ready as a standby while the old pod still owns the slot."""
     strategy = one(manifests(*values_of("standby")), "Deployment")["spec"]["strategy"]
     assert strategy == {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
 
@@ -319,7 +319,7 @@ def test_maintenance_leaves_one_pod_that_waits() -> None:
     assert deployment["spec"]["replicas"] == 1
     assert "readinessProbe" not in waiting
     _, option, program = waiting["command"]
-    told = program.replace("; s.sigwait", "; print(flush=True); s.sigwait")  # from then on, SIGTERM waits for it
+    told = program.replace("; s.sigwait", "; print(flush=True); s.sigwait")  # SIGTERM is blocked from then on
     with subprocess.Popen([sys.executable, option, told], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "\n"
@@ -328,7 +328,7 @@ def test_maintenance_leaves_one_pod_that_waits() -> None:
         assert process.wait(timeout=60) == 0
 
 
-# -- what is refused -----------------------------------------------------------------------------
+# -- refused values ------------------------------------------------------------------------------
 
 OF_REGISTRY = "registry.secretSettings[0]"
 REFUSED = {
@@ -442,7 +442,7 @@ def test_alerts_and_dashboard_arrive_whole() -> None:
 
 
 def test_only_the_pipeline_is_watched() -> None:
-    """The alerts are about pipelines, and `pgsluice registry` has none of its own."""
+    """The alerts are about pipelines. `pgsluice registry` has no alerts of its own."""
     found = manifests(*values_of("monitors"), "--set", "registry.enabled=true")
     selector = one(found, "PodMonitor")["spec"]["selector"]["matchLabels"].items()
     watched = [
@@ -454,7 +454,7 @@ def test_only_the_pipeline_is_watched() -> None:
 
 
 def test_the_documented_values_are_taken(tmp_path: Path) -> None:
-    """docs/kubernetes.md shows the settings and the values of an installation."""
+    """docs/kubernetes.md shows the settings and values of an installation."""
     blocks = re.findall(r"^ *```(\w+)\n(.*?)^ *```", DOCUMENTATION.read_text(), re.MULTILINE | re.DOTALL)
     for kind in ("toml", "yaml"):
         (text,) = (dedent(text) for shown, text in blocks if shown == kind)
@@ -488,7 +488,7 @@ def test_every_value_has_its_place_in_the_schema() -> None:
 
 
 def _named(values: Manifest, schema: Manifest, root: Manifest, path: str = "") -> Iterator[str]:
-    """Yield the values that the schema does not know, and the properties that have no value."""
+    """Yield the values that the schema lacks, and the properties without a value."""
     if "$ref" in schema:
         schema = root["definitions"][schema["$ref"].rpartition("/")[2]]
     if "properties" not in schema:
@@ -502,7 +502,7 @@ def _named(values: Manifest, schema: Manifest, root: Manifest, path: str = "") -
 
 
 def test_the_chart_has_the_version_of_pgsluice() -> None:
-    from pgsluice import __version__  # noqa: PLC0415 - the only thing of the package that is needed
+    from pgsluice import __version__  # noqa: PLC0415 - nothing else of the package is needed
 
     metadata = yaml.safe_load((chart.CHART / "Chart.yaml").read_text())
     assert metadata["appVersion"] == __version__

@@ -1,7 +1,7 @@
-"""``deploy/compose.yaml`` as somebody runs it who wants a first look, with Docker Compose itself.
+"""``deploy/compose.yaml``, used with Docker Compose as somebody would who tries pgsluice for the first time.
 
-The images of PostgreSQL and Kafka are stand-ins with the same names. The health checks are run here as Docker's timers
-would run them, because podman leaves that to systemd.
+The images of PostgreSQL and Kafka are stand-ins with the same names. The tests run the health checks, as Docker's
+timers would, because podman leaves that to systemd.
 """
 
 import json
@@ -29,13 +29,13 @@ pytestmark = pytest.mark.skipif(golang.missing() is not None, reason=golang.miss
 
 
 class Project:
-    """What ``docker compose -f deploy/compose.yaml`` does."""
+    """Runs ``docker compose -f deploy/compose.yaml``."""
 
     def __init__(self, isolated: Isolated) -> None:
         self._isolated = isolated
 
     def run(self, *arguments: str) -> str:
-        """Return what a command prints on standard output."""
+        """Return the standard output of a command."""
         found = subprocess.run(
             self._command(arguments), env=self._variables, capture_output=True, text=True, timeout=UP_S, check=False
         )
@@ -43,7 +43,7 @@ class Project:
         return found.stdout
 
     def ask(self, port: int, path: str) -> str:
-        """Return what is answered at a port that the project publishes."""
+        """Return the answer from a port that the project publishes."""
         inside = ["nsenter", "--net", "--target", str(self._isolated.pid)]
         asked = [*inside, "curl", "--silent", "--fail", f"http://127.0.0.1:{port}{path}"]
         return subprocess.run(asked, capture_output=True, text=True, check=True).stdout
@@ -58,7 +58,7 @@ class Project:
 
 @pytest.fixture(scope="module")
 def project(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
-    """Give the project with everything up and healthy; all of it is gone afterwards."""
+    """Give the project with all services healthy. Everything is removed afterwards."""
     images = re.findall(r"image: (\S+)", FILE.read_text())
     stand_ins.build(engine, tmp_path_factory.mktemp("images"), images[0], images[1])
     with ExitStack() as stack:
@@ -71,7 +71,7 @@ def project(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @contextmanager
 def checking_health(engine: Engine) -> Iterator[None]:
-    """Run the health checks of all containers again and again."""
+    """Run the health checks of all containers repeatedly."""
     stop = Event()
 
     def check() -> None:
@@ -98,8 +98,8 @@ def test_compose_finds_nothing_wrong(engine: Engine) -> None:
 def test_an_insert_becomes_an_event(project: Project, engine: Engine) -> None:
     insert = "INSERT INTO customers (name) VALUES ('Ada'); INSERT INTO orders (customer, item) VALUES (1, 'lamp')"
     project.run("exec", "--no-TTY", "postgres", "psql", "-U", "postgres", "-h", "localhost", "shop", "-c", insert)
-    # podman describes networks in other words than Docker, so Compose would make the servers anew without --no-deps.
-    # What is printed before podman is asked for it would be missing without --detach.
+    # podman describes networks differently than Docker, so without --no-deps, Compose would create the servers again.
+    # Without --detach, the output before podman attaches would be missing.
     consumer = project.run("run", "--detach", "--no-deps", "events").strip()
     wait_until(lambda: engine.podman("logs", consumer).count("\n") >= 2, "two events")
     lines = engine.podman("logs", consumer).splitlines()

@@ -1,4 +1,4 @@
-"""The dashboard of deploy/grafana: each of its queries has an answer in a Prometheus that scrapes daemons at work."""
+"""The dashboard of deploy/grafana: a Prometheus that scrapes running daemons answers each of its queries."""
 
 import json
 import re
@@ -22,21 +22,21 @@ VARIABLES = {variable["name"]: variable for variable in DASHBOARD["templating"][
 QUERIES = [(panel["title"], target["expr"]) for panel in PANELS for target in panel["targets"]]
 
 SERVER = {"max_slot_wal_keep_size": "1GB"}
-"""Without a limit, there is nothing to say of what is left."""
+"""There must be a limit, because otherwise the slot has no remaining bytes to show."""
 
 WINDOW = "10m"
-"""Long enough that what happened once, before the first test, is still in it when the last test asks."""
+"""A window so long that it includes single events before the first test, even when the last test asks."""
 
 
 class Watched:
-    """A pipeline at work and its standby, and the Prometheus that scrapes both."""
+    """A running pipeline and its standby, and the Prometheus that scrapes both."""
 
     def __init__(self, pipeline: Pipeline, prometheus: Prometheus) -> None:
         self._pipeline = pipeline
         self._prometheus = prometheus
 
     def ask(self, expression: str) -> list[dict[str, Any]]:
-        """Return what a panel would show, with the variables as Grafana sets them."""
+        """Return the values of a panel. Variables are set as in Grafana."""
         values = {"pipeline": self._pipeline.daemon.name, "instance": ".*", "__rate_interval": WINDOW}
         for name, value in values.items():
             expression = expression.replace(f"${name}", value)
@@ -69,7 +69,7 @@ def _standby(pipeline: Pipeline, database: Database, kafka: Kafka) -> Daemon:
 
 
 def _fail_once(pipeline: Pipeline, server: Postgres) -> None:
-    """End a session with an error, and go on; who owns the slot then is open."""
+    """End a session with an error, and continue. Either daemon may own the slot afterwards."""
     server.kill()
     pipeline.wait_for(state="waiting")
     server.start()
@@ -77,7 +77,7 @@ def _fail_once(pipeline: Pipeline, server: Postgres) -> None:
 
 
 def _make_old_rows(database: Database) -> None:
-    """Give the pipeline a table to load, now that Prometheus has seen it at work without one."""
+    """Give the pipeline a table to load. Before that, Prometheus has seen it without one."""
     with database.connect() as admin:
         admin.execute("CREATE TABLE old AS SELECT generate_series(1, 1000) AS n")
 

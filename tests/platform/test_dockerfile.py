@@ -1,4 +1,4 @@
-"""The Dockerfiles as a linter sees them, and the version that the daemon's tells."""
+"""The Dockerfiles according to a linter, and the version in the daemon's Dockerfile."""
 
 import platform
 import subprocess

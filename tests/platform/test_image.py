@@ -1,4 +1,4 @@
-"""The image as its operator runs it: README's line, a real PostgreSQL, a real Kafka."""
+"""The image as an operator runs it: with the command in the README, a real PostgreSQL and a real Kafka."""
 
 import json
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from tests.support.container import IMAGE, Container
 from tests.support.weather import Pipeline, wait_until
 
 OWN_LAYERS_MAX = 90_000_000
-"""Bytes on top of python:3.13-slim, so that the image stays below 200 MB."""
+"""The limit of bytes on top of python:3.13-slim, so that the image stays below 200 MB."""
 
 _NOT_COMPILED = """
 import os, sys
@@ -19,7 +19,7 @@ import pgsluice.app.cli, pgsluice.app.daemon
 found = [module.__spec__ for module in list(sys.modules.values()) if module.__spec__ and module.__spec__.has_location]
 print(*(one.name for one in found if one.origin.endswith(".py") and not os.path.exists(one.cached)))
 """
-"""Prints the imported modules that Python has to compile each time."""
+"""Prints the imported modules that Python has to compile at each start."""
 
 
 def container(pipeline: Pipeline) -> Container:
@@ -28,7 +28,7 @@ def container(pipeline: Pipeline) -> Container:
 
 
 def test_the_line_of_the_readme_delivers_and_stops(pipeline: Pipeline) -> None:
-    """It listens on the image's own port, so it has a test and a moment of its own."""
+    """The container uses the image's default port, so this test must be the only one that does."""
     daemon = container(pipeline)
     port = wait_until(_reserved, "port 8080, which another run may have")
     daemon.start_as_documented()

@@ -1,4 +1,4 @@
-"""The chart on a real API server, in a namespace where Pod Security is `restricted`. No pod ever runs there."""
+"""The chart on a real API server, in a namespace where Pod Security is `restricted`. No pods are run."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,7 +30,7 @@ PATHS = {
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[ApiServer]:
-    """Give an API server that knows the Prometheus operator's resources."""
+    """Give an API server that has the Prometheus operator's definitions."""
     for reason in (missing(), *(tools.missing(name) for name in ("helm", "etcd", "prometheus-operator"))):
         if reason is not None:
             pytest.skip(f"no Kubernetes API server here: {reason}")
@@ -54,7 +54,7 @@ def namespace(server: ApiServer) -> str:
 
 @pytest.fixture(params=["helm", "helm-4"])
 def helm(request: pytest.FixtureRequest, server: ApiServer, namespace: str) -> Callable[..., str]:
-    """Run the commands of both Helms in the namespace: the newer one applies on the server's side."""
+    """Run the commands of both versions of Helm in the namespace. The newer one uses server-side apply."""
     if reason := tools.missing(request.param):
         pytest.skip(f"no {request.param} here: {reason}")
     return lambda *words: chart.helm(
@@ -63,7 +63,7 @@ def helm(request: pytest.FixtureRequest, server: ApiServer, namespace: str) -> C
 
 
 def strictly(path: str) -> str:
-    """Return the path that creates nothing, and refuses what the server does not know."""
+    """Return a path for a request that creates nothing, and that the server refuses if it has unknown fields."""
     return f"{path}?dryRun=All&fieldValidation=Strict"
 
 
@@ -124,7 +124,7 @@ def test_a_release_is_installed_upgraded_rolled_back_and_removed(
 
 
 def kept(server: ApiServer, namespace: str) -> set[str]:
-    """Return the kinds of which the namespace has objects, but for what every namespace has."""
+    """Return the kinds of the objects in the namespace, without those that every namespace has."""
     found = set()
     for kind, path in PATHS.items():
         names = [item["metadata"]["name"] for item in server.request("GET", "/" + path.format(namespace))[1]["items"]]
@@ -137,7 +137,7 @@ def kept(server: ApiServer, namespace: str) -> set[str]:
 def test_every_case_is_installed_and_changed_into_every_other(
     server: ApiServer, namespace: str, helm: Callable[..., str], case: str
 ) -> None:
-    """Fields that cannot be changed, such as selectors, are the same in all cases."""
+    """Immutable fields, such as selectors, are the same in all cases."""
     helm("install", "shop", str(chart.CHART), *values_of("minimal"))
     helm("upgrade", "shop", str(chart.CHART), *values_of(case))
     helm("upgrade", "shop", str(chart.CHART), *values_of("minimal"))
@@ -154,5 +154,5 @@ def test_the_notes_say_which_settings_do_not_count(helm: Callable[..., str], tmp
 
 
 def pod(name: str, spec: Manifest) -> Manifest:
-    """Return a pod as a Deployment's controller would make it."""
+    """Return a pod as the controller of a Deployment would create it."""
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}

@@ -1,4 +1,4 @@
-"""A rolling update with real daemons and the chart's own probes. Its times are printed."""
+"""A rolling update with real daemons and the chart's own probes. Its durations are printed."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -17,14 +17,14 @@ from tests.support.weather import Pipeline, configured, prepare, wait_until
 
 @pytest.fixture(scope="session", autouse=True)
 def helm() -> None:
-    """Skip everything where Helm cannot be had."""
+    """Skip all tests if Helm is not available."""
     if reason := tools.missing("helm"):
         pytest.skip(f"no Helm here: {reason}")
 
 
 @pytest.fixture
 def make_pod(database: Database, kafka: Kafka) -> Iterator[Callable[[int], Pod]]:
-    """Make pods of one pipeline, from the manifest with so many replicas; they are gone after the test."""
+    """Make pods of one pipeline, from the manifest with this number of replicas. They are removed after the test."""
     prepare(database)
     name, settings = f"roll{uuid4().hex[:8]}", configured(None)
     with ExitStack() as stack:
@@ -77,7 +77,7 @@ def shown(seconds: list[float]) -> str:
 
 
 def test_one_late_answer_is_no_reason_to_take_a_pod_away() -> None:
-    """A standby that takes over is not ready for a moment."""
+    """A standby that takes over is briefly not ready."""
     (pod,) = one(manifests(*values_of("minimal")), "Deployment")["spec"]["template"]["spec"]["containers"]
     readiness = pod["readinessProbe"]
     assert readiness["periodSeconds"] * (readiness["failureThreshold"] - 1) >= 5

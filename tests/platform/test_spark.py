@@ -1,4 +1,4 @@
-"""The manifests in deploy/spark: what the operators' definitions and pgsluice-spark say of them."""
+"""The manifests in deploy/spark, checked with the operators' definitions and with pgsluice-spark."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,7 +51,7 @@ def test_a_wrong_manifest_does_not_conform(tmp_path: Path, schemas: Path) -> Non
 
 
 def test_apaches_manifest(tmp_path: Path, schemas: Path) -> None:
-    """No registry has the definition of this operator, so the names are those of its documentation.
+    """No registry has this operator's definition, so the names come from its documentation.
 
     https://github.com/apache/spark-kubernetes-operator/blob/main/docs/spark_custom_resources.md
     """

@@ -1,9 +1,9 @@
-"""The status page in a real browser: it works under its own policy, renews itself, and shows hostile names as text.
+"""The status page in a real browser: it works under its own policy, refreshes itself, and shows hostile names as text.
 
-Playwright drives a Chromium that the machine has. Without either, the tests are skipped.
+Playwright drives an installed Chromium. If either is missing, the tests are skipped.
 """
 
-# ruff: noqa: ANN401 - Playwright need not be installed, so its types are not known
+# ruff: noqa: ANN401 - Playwright may be missing, so its types are not known
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -38,7 +38,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def pipeline(kafka: Kafka, postgres_server: Callable[..., Postgres]) -> Iterator[Pipeline]:
-    """Give a pipeline that shows the name of a hostile table: it is too large to be loaded without a key."""
+    """Give a pipeline that shows the name of a hostile table, which is too large to be loaded without a key."""
     settings = configured({"snapshot": {"mode": "initial", "without_key_max": "1KiB"}})
     with postgres_server().database() as database:
         prepare(database)
@@ -54,7 +54,10 @@ def pipeline(kafka: Kafka, postgres_server: Callable[..., Postgres]) -> Iterator
 
 @pytest.fixture
 def open_page(browser: Any, pipeline: Pipeline) -> Iterator[Callable[..., Any]]:
-    """Open the page of the pipeline; what the browser complains about, or loads from elsewhere, fails the test."""
+    """Open the page of the pipeline.
+
+    The test fails if the browser reports a problem, or loads anything from elsewhere.
+    """
     complaints: list[str] = []
     with ExitStack() as stack:
 

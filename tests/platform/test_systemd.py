@@ -1,4 +1,4 @@
-"""The unit for systemd: what systemd says of it, and what becomes of it on a host that systemd runs."""
+"""The systemd unit: what systemd reports about it, and how it behaves on a host that runs systemd."""
 
 import re
 import shutil
@@ -28,13 +28,13 @@ from tests.support.weather import Pipeline, configured, prepare, wait_until
 UNIT = ROOT / "deploy" / "systemd" / "pgsluice.service"
 SECRET = "etc/pgsluice/secrets/postgres__password"  # noqa: S105 - its file
 EXPOSURE_MAX = 20
-"""In tenths: 2.0 of 10."""
+"""The highest allowed exposure, in tenths: 2.0 of 10."""
 
 RETRIED = {69, 70, 75}
-"""Exit codes of stops that may pass: something unavailable, a bug, a drain that took too long."""
+"""Exit codes after which a restart can help: something was unavailable, a bug, or a drain that took too long."""
 
 NO_CREDENTIALS = "243"
-"""What systemd says of a process that it could not give its credentials to."""
+"""The exit status that systemd reports if it could not give a process its credentials."""
 
 with_analyze = pytest.mark.skipif(
     shutil.which("systemd-analyze") is None, reason="systemd-analyze is not on the PATH: install systemd"
@@ -50,7 +50,7 @@ def settings() -> dict[str, list[str]]:
     return found
 
 
-# -- what systemd says ---------------------------------------------------------------------------
+# -- what systemd reports ------------------------------------------------------------------------
 
 
 @with_analyze
@@ -77,7 +77,7 @@ def analyze(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-# -- what it says of pgsluice --------------------------------------------------------------------
+# -- what the unit says about pgsluice -----------------------------------------------------------
 
 
 def test_stops_that_need_somebody_are_not_repeated() -> None:
@@ -91,7 +91,7 @@ def test_a_stop_has_the_time_that_it_may_take() -> None:
     assert int(settings()["TimeoutStopSec"][0].removesuffix("s")) > 2 * Shutdown().drain_timeout.seconds
 
 
-# -- what it starts ------------------------------------------------------------------------------
+# -- what the unit starts ------------------------------------------------------------------------
 
 
 class Unit(Daemon):
@@ -104,7 +104,7 @@ class Unit(Daemon):
         self.host = host
 
     def install(self, engine: Engine) -> None:
-        """Put everything where docs/deploy.md says, before the host starts."""
+        """Install all files where docs/deploy.md puts them, before the host starts."""
         files, written = self.host.files, self.directory / "written"
         engine.copy_from(IMAGE, "/opt/pgsluice", files / "opt")
         copy(UNIT, files / "etc/systemd/system" / UNIT.name, 0o644)
@@ -114,22 +114,22 @@ class Unit(Daemon):
         (files / SECRET).parent.chmod(0o700)
 
     def start(self, *_: str, wait: bool = True) -> None:
-        """``systemctl start``."""
+        """Run ``systemctl start``, and wait until the unit follows the slot."""
         self.host.run("systemctl", "start", UNIT.name)
         if wait:
             wait_until(lambda: self.readiness("active") == HTTP_OK, "the unit to follow the slot")
 
     def state(self, name: str) -> str:
-        """Return what systemd knows of it."""
+        """Return a property of the unit, according to systemd."""
         return self.host.property_of(UNIT.name, name)
 
     @property
     def alive(self) -> bool:
-        """Whether systemd says that it runs."""
+        """Return whether the unit is active, according to systemd."""
         return self.state("ActiveState") == "active"
 
     def log_text(self) -> str:
-        """Return its part of the journal."""
+        """Return the unit's part of the journal."""
         return self.host.run("journalctl", "--unit", UNIT.name, "--output", "cat", "--no-pager").stdout
 
     def _configuration(self) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class Unit(Daemon):
 def pipeline(
     engine: Engine, guarded: Postgres, kafka: Kafka, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Pipeline]:
-    """Give a pipeline that runs as the unit of a host, with a password, and sends large transactions early."""
+    """Give a pipeline that runs as a unit of a host, with a password. It sends large transactions early."""
     if (reason := host_missing()) is not None:
         pytest.skip(f"no host under systemd: {reason}")
     with ExitStack() as stack:
@@ -158,7 +158,7 @@ def pipeline(
 
 @pytest.fixture
 def unit(pipeline: Pipeline) -> Iterator[Unit]:
-    """Give the unit, started; it is stopped after the test."""
+    """Give the started unit. It is stopped after the test."""
     assert isinstance(pipeline.daemon, Unit)
     pipeline.daemon.start()
     yield pipeline.daemon
@@ -167,7 +167,7 @@ def unit(pipeline: Pipeline) -> Iterator[Unit]:
 
 def test_it_delivers_without_any_rights(pipeline: Pipeline, unit: Unit) -> None:
     pipeline.write()
-    pipeline.write_at_once(5_000, width=1000)  # more than memory holds: it goes through the state directory
+    pipeline.write_at_once(5_000, width=1000)  # more than fits into memory, so it goes through the state directory
     pipeline.assert_complete()
     process = Path("/proc") / unit.state("MainPID") / "status"
     status = dict(line.split(":\t", 1) for line in unit.host.run("cat", str(process)).stdout.splitlines())
@@ -212,7 +212,7 @@ def test_a_password_that_is_missing_keeps_it_from_starting(unit: Unit) -> None:
 
 @contextmanager
 def secret(unit: Unit, text: str | None) -> Iterator[None]:
-    """Have another password on the host, or none."""
+    """Change the password file on the host, or remove it, within the block."""
     change = "rm" if text is None else f"printf %s {text} >"
     unit.host.run("sh", "-c", f"cp --preserve /{SECRET} /etc/pgsluice/kept && {change} /{SECRET}")
     try:
