@@ -1,4 +1,4 @@
-"""What becomes of a value in a column whose type was chosen, stated once more from the documentation; for ``proof``."""
+"""What a value becomes in a column whose type was chosen, derived again from the documentation, for ``proof``."""
 
 import math
 import re
@@ -20,10 +20,10 @@ CHOICES: Mapping[str, Sequence[str]] = {
     "timestamptz": ["timestamp-millis"],
     "interval": ["interval-micros"],
 }
-"""By type, what can be chosen besides the type's own and ``string``, which every type can be."""
+"""For each type: what can be chosen, besides its own Avro type, and besides ``string``, which is always possible."""
 
 UNFIT: Final = object()
-"""In place of what is marked."""
+"""Stands for a value that is marked."""
 
 _LONG_MAX = 2**63
 _MOMENT = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2}) ([0-9]{2}):([0-9]{2}):([0-9]{2})(?:\.([0-9]{1,6}))?(?:\+00)?")
@@ -33,7 +33,7 @@ _PARTS_US = {"D": 86_400_000_000, "H": 3_600_000_000, "M": 60_000_000, "S": 1_00
 
 
 def expected(choice: str, pg_type: str, text: str) -> Any:  # noqa: ANN401 - any value
-    """Return what the server's ``text`` has to arrive as; UNFIT when it is marked."""
+    """Return what has to arrive for the server's ``text``. Return UNFIT if the value is marked."""
     if choice == "string":
         return text
     if choice.startswith("decimal"):
@@ -45,7 +45,7 @@ def expected(choice: str, pg_type: str, text: str) -> Any:  # noqa: ANN401 - any
 
 
 def arrived(value: Any) -> Any:  # noqa: ANN401 - any value
-    """Return what fastavro read, without the time zone, which is UTC."""
+    """Return what fastavro read, without the time zone, which is always UTC."""
     return value.replace(tzinfo=None) if isinstance(value, datetime) else value
 
 

@@ -1,9 +1,9 @@
-"""Values of every type, inserted into a real server, and what arrives of them compared with the server's own text.
+"""Inserts values of every type into a real server, and compares what arrives with the server's own text.
 
-Each type is tried as itself, as a domain over it, as an array of it, of the domain, and as a domain over the array; in
-text format and, where the server offers it, in binary format, which has to give the same bytes, with both twins of
-``rows``. What a column's Avro type cannot hold has to be marked, and nothing else may be; what is marked, and what a
-key does with it, is stated here once more, from the documentation.
+Each type is tried as itself, as a domain over it, as an array of it, as an array of the domain, and as a domain over
+the array. The formats are text and, if the server supports it, binary. Both must give the same bytes, with both twins
+of ``rows``. A value must be marked if, and only if, its column's Avro type cannot hold it. This module derives again
+from the documentation which values are marked, and what a key does with them.
 """
 
 import re
@@ -45,10 +45,10 @@ from tests.types.samples import NEVER_IN_TABLES, SAMPLES, SETUP, USERS, Sample
 
 BINARY_SINCE = 14
 DOMAINS_OF_ALL_SINCE = 11
-"""Before, there are no domains of composites, and no arrays of domains."""
+"""Earlier versions have no domains of composites, and no arrays of domains."""
 
 ITEM_MAX = 5000
-"""Characters of an item of an array: a few numbers of 131,072 digits are enough as such."""
+"""The largest number of characters in an item of an array. Numbers of 131,072 digits are tried only as scalars."""
 
 _ARRAY_TEXT = Transformer().get_loader(1009, Format.TEXT)
 
@@ -57,7 +57,7 @@ _ARRAY_TEXT = Transformer().get_loader(1009, Format.TEXT)
 
 
 class Shape(NamedTuple):
-    """One column: the type as such, or what is made of it."""
+    """One column: the type itself, or a type derived from it."""
 
     name: str
     declaration: str
@@ -72,7 +72,7 @@ class Subject:
     sample: Sample
     shapes: Sequence[Shape]
     pg_type: str
-    """The type's own name, without what it is declared with."""
+    """The type's own name, without modifiers."""
     sent_in_binary: bool
     rows: list[list[str]] = field(default_factory=list)
 
@@ -86,7 +86,7 @@ class Tally(NamedTuple):
 
 @dataclass
 class Outcome:
-    """What came of one version."""
+    """The results of one version."""
 
     tallies: dict[str, Tally]
     problems: list[str]
@@ -116,7 +116,7 @@ def _subjects(connection: psycopg.Connection, version: int, seed: int, count: in
 
 
 class Described(NamedTuple):
-    """A type: its own name, whether arrays of it have a binary format, and its typtype."""
+    """A type: its own name, whether it has a binary format, and its typtype."""
 
     name: str
     has_send: bool
@@ -131,7 +131,7 @@ def _type(connection: psycopg.Connection, declaration: str) -> Described:
 
 
 def forgotten(connection: psycopg.Connection, version: int) -> set[str]:
-    """Return the server's built-in types that a column can have and that no sample is for."""
+    """Return the server's built-in types that a column can have, but that have no sample."""
     query = """
         SELECT typname FROM pg_type t JOIN pg_namespace n ON n.oid = typnamespace
         WHERE nspname = 'pg_catalog' AND typrelid = 0 AND typtype <> 'p'
@@ -159,7 +159,7 @@ def _takes_nothing(connection: psycopg.Connection, name: str) -> bool:
 
 @dataclass
 class Arrived:
-    """One table as the stream has it."""
+    """One table as it arrives in the stream."""
 
     relation: Relation
     rows: list[TupleData]
@@ -173,7 +173,7 @@ class Arrived:
 async def _arrived(database: Database, slot: str, publication: str, *, binary: bool) -> dict[str, Arrived]:
     """Read everything up to the commit, table by table.
 
-    Before it may come empty transactions, of autovacuum: servers before 15 send those, too.
+    It may follow empty transactions of autovacuum, which servers before 15 send as well.
     """
     cache, decoder, rows = RelationCache(), Decoder(), defaultdict[int, list[TupleData]](list)
     options = options_for(database)
@@ -200,7 +200,7 @@ async def _arrived(database: Database, slot: str, publication: str, *, binary: b
 
 
 class Encoded(NamedTuple):
-    """One row: its body, the texts that did not fit by field, and the key's body, None for poison."""
+    """One row: its body, the texts that did not fit, by field, and the key's body, or None for poison."""
 
     body: bytes
     raw: dict[str, str]
@@ -235,7 +235,7 @@ class Encoding:
         return Encoded(body, {name.decode(): text.decode() for name, text in raw}, key)
 
     def twins_agree(self, row: TupleData) -> bool:
-        """Whether all twins make the same of a row that was sent."""
+        """Return whether all twins give the same result for a row that was sent."""
         message = encode(messages.Insert(None, self._relation.oid, row))
         one, *others = (outcome(twin, self._relation, self._change, message, _TRANSACTION) for twin in TWINS)
         return all(other == one for other in others)
@@ -247,7 +247,7 @@ _NOT_COMMON = re.compile(r"-?infinity|[0-9]{5,}-.*|.* BC")
 
 
 def is_marked(schema: Any, text: str, delimiter: str) -> bool:  # noqa: ANN401 - an Avro schema
-    """Whether docs/types.md says that a value is marked."""
+    """Return whether a value must be marked according to docs/types.md."""
     logical_type = schema.get("logicalType") if isinstance(schema, dict) else None
     if logical_type == "decimal":
         return text in ("NaN", "Infinity", "-Infinity")
@@ -255,7 +255,7 @@ def is_marked(schema: Any, text: str, delimiter: str) -> bool:  # noqa: ANN401 -
         return text == "24:00:00"
     if logical_type in ("date", "timestamp-micros", "local-timestamp-micros"):
         return _NOT_COMMON.fullmatch(text) is not None
-    if isinstance(schema, dict) and schema["type"] == "array" and schema["items"] != "float":  # as vector is
+    if isinstance(schema, dict) and schema["type"] == "array" and schema["items"] != "float":  # vector is such an array
         if text[0] == "[" or text[:2] == "{{":
             return True
         return any(
@@ -265,7 +265,7 @@ def is_marked(schema: Any, text: str, delimiter: str) -> bool:  # noqa: ANN401 -
 
 
 def _items(text: str, delimiter: str) -> list[str | None]:
-    """Return the items of an array of one dimension, as psycopg reads them."""
+    """Return the items of a one-dimensional array, as psycopg reads them."""
     if delimiter != ",":
         return list(text[1:-1].split(delimiter)) if text != "{}" else []
     items: list[str | None] = _ARRAY_TEXT.load(text.encode())
@@ -276,14 +276,14 @@ _EXTREMES = {"date": (INT_MIN, INT_MAX), "timestamp": (LONG_MIN, LONG_MAX), "tim
 
 
 def infinite_key(pg_type: str, text: str) -> bytes | None:
-    """Return what a key has for an infinity."""
+    """Return the bytes of an infinity in a key."""
     if pg_type not in _EXTREMES or text not in ("infinity", "-infinity"):
         return None
     return encode_long(_EXTREMES[pg_type][text == "infinity"])
 
 
 def agrees(schema: Any, pg_type: str, delimiter: str, value: Any, text: str) -> bool:  # noqa: ANN401 - any value
-    """Whether what fastavro reads is what the server's text says."""
+    """Return whether fastavro's value is equal to the server's text."""
     if schema == "float":
         return same(value, nearest_single(text.encode()))
     if schema == "double":
@@ -304,7 +304,7 @@ def agrees(schema: Any, pg_type: str, delimiter: str, value: Any, text: str) -> 
 
 
 class Proof:
-    """One version's tables."""
+    """The tables of one version."""
 
     def __init__(self, database: Database, seed: int, count: int) -> None:
         self._database = database
@@ -316,7 +316,7 @@ class Proof:
         self.problems: list[str] = []
 
     async def run(self) -> Outcome:
-        """Insert, read, compare."""
+        """Insert, read and compare."""
         with psycopg.connect(options_for(self._database).conninfo(), autocommit=True) as connection:
             connection.execute("SET search_path = public")
             connection.execute(SETUP.encode())
@@ -408,7 +408,7 @@ class Proof:
         infinity = None if text is None else infinite_key(subject.pg_type, text)
         if infinity is not None:
             fits = encoded.key == infinity
-        elif value is None:  # a null, or marked
+        elif value is None:  # null or marked
             fits = encoded.key is None
         else:
             fits = encoded.key is not None and same(next(iter(read(encoding.key_schema, encoded.key).values())), value)
@@ -416,7 +416,7 @@ class Proof:
             self._complain(subject, "key", text, encoded.key, None)
 
     def _compare_chosen(self, subject: Subject, texts: list[list[str | None]], found: Arrived) -> None:
-        """Compare what arrives as each type that can be chosen."""
+        """Compare what arrives for each type that can be chosen."""
         for choice in _choices(subject):
             encoding = Encoding(found, found.options(**_chosen(choice)))
             for row, (text, *_) in zip(found.rows, texts, strict=False):
@@ -435,7 +435,7 @@ class Proof:
     def _compare_formats(
         self, connection: psycopg.Connection, subject: Subject, in_text: Arrived, in_binary: Arrived
     ) -> None:
-        """Both formats give the same bytes, with every type that can be chosen."""
+        """Check that both formats give the same bytes, with every type that can be chosen."""
         numbers = self._texts(connection, subject, "::oid") if subject.pg_type.startswith("reg") else None
         choices = [_chosen(choice) for choice in _choices(subject)]
         for options in (*_OPTIONS, *choices):
@@ -451,7 +451,7 @@ class Proof:
                     self._complain(subject, str(options), text[1], binary[1], None)
 
     def _compare_twins(self, subject: Subject, in_binary: Arrived) -> None:
-        """Both twins write the same of what came in binary format."""
+        """Check that both twins write the same for values in binary format."""
         for options in _OPTIONS:
             encoding = Encoding(in_binary, in_binary.options(**options))
             for row in in_binary.rows:
@@ -471,7 +471,7 @@ class Proof:
 
 
 def _decoded(cell: bytes) -> str:
-    """Return the text; a "char" beyond ASCII as servers since 16 write it."""
+    """Return the text. A "char" beyond ASCII is returned as servers since 16 write it."""
     try:
         return cell.decode()
     except UnicodeDecodeError:
@@ -489,9 +489,9 @@ def _chosen(choice: str) -> dict[str, Any]:
 
 
 _OPTIONS: Sequence[Mapping[str, Any]] = ({}, {"numeric": (38, 9), "time_range": "full"})
-"""With which both formats are compared."""
+"""The options with which both formats are compared."""
 
 
 async def prove(database: Database, seed: int, count: int) -> Outcome:
-    """Try ``count`` values of each sample, as each shape."""
+    """Try ``count`` values of each sample, in each shape."""
     return await Proof(database, seed, count).run()

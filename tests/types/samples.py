@@ -1,6 +1,6 @@
-"""Values of every type that a column can have: those that are hard, and as many others as are wanted.
+"""Values of every type that a column can have: the difficult ones, and any number of others.
 
-Used by ``proof``. Drawn from a seed, as the text that the type's input function takes.
+Used by ``proof``. The values are drawn from a seed, as text for the type's input function.
 """
 
 import struct
@@ -12,16 +12,16 @@ from typing import Any
 Draw = Callable[[Random], str]
 
 NEVER_IN_TABLES = {
-    "smgr",  # of servers before 12: it has one value, and no arrays
+    "smgr",  # in servers before 12; it has only one value, and no arrays
     *("pg_node_tree", "pg_ndistinct", "pg_dependencies", "pg_mcv_list", "gtsvector"),
     *("pg_brin_bloom_summary", "pg_brin_minmax_multi_summary"),
 }
-"""Types of which nobody can write a value: the input functions of all but the first refuse everything."""
+"""Types for which no values can be written. Except for the first, their input functions refuse everything."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A type as columns are declared with it, and its values: ``edges``, and what ``draw`` draws."""
+    """A type as it is declared, and its values: the ``edges``, and values from ``draw``."""
 
     declaration: str
     draw: Draw | None = None
@@ -31,12 +31,12 @@ class Sample:
     delimiter: str = ","
 
     def values(self, rng: Random, count: int) -> list[str]:
-        """Return the edges, and others up to ``count``."""
+        """Return the edges, and drawn values up to a total of ``count``."""
         drawn = [self.draw(rng) for _ in range(count - len(self.edges))] if self.draw is not None else []
         return [*self.edges, *drawn]
 
     def arrays(self, rng: Random, values: Sequence[str]) -> list[str]:
-        """Return arrays of the values: as many, of every shape."""
+        """Return arrays of the values, in every shape. There are about as many arrays as values."""
         return [*self._odd_arrays(values), *(self._array(rng, values) for _ in range(len(values)))]
 
     def _odd_arrays(self, values: Sequence[str]) -> list[str]:
@@ -78,7 +78,7 @@ def _natural(bits: int) -> Draw:
 
 
 def _float8(rng: Random) -> str:
-    """Return any, one with few digits, a power of two, or one that may be the middle of two."""
+    """Return any float, one with few digits, a power of two, or one that may be halfway between two others."""
     kind = rng.randrange(4)
     if kind == 0:
         return repr(struct.unpack(">d", rng.randbytes(8))[0])
@@ -120,7 +120,7 @@ def _money(rng: Random) -> str:
 
 
 def _day(rng: Random, years: tuple[int, int] = (-4712, 9999)) -> tuple[str, str]:
-    """Return a day, and the era that goes behind what follows."""
+    """Return a day, and the era, which comes after the time."""
     year = rng.randrange(*years)
     era = " BC" if year <= 0 else ""
     return f"{year if year > 0 else 1 - year:04}-{rng.randrange(1, 13):02}-{rng.randrange(1, 29):02}", era
@@ -170,7 +170,7 @@ LETTERS = "abNUL \t\n\r\v\f\\\"'{}()[],;:&|!<>=-*üß☃😀\x01\x7f"
 
 
 def text(rng: Random, longest: int = 8) -> str:
-    """Return letters that mean something to somebody."""
+    """Return a text of letters that have a meaning in some syntax."""
     return "".join(rng.choices(LETTERS, k=rng.randrange(longest + 1)))
 
 
@@ -278,7 +278,7 @@ def _cube(rng: Random) -> str:
     return ",".join(f"({corner})" for corner in corners)
 
 
-# --- what is made of others
+# --- derived types
 
 
 def _range(bounds: Draw, key: Callable[[str], Any]) -> Draw:
@@ -339,7 +339,7 @@ def _lquery(rng: Random) -> str:
 
 
 def _ean(digits: int, begin: str) -> Draw:
-    """Return a number with its check digit, which weighs its digits 1, 3, 1, 3, ..."""
+    """Return a number with its check digit. The weights of its digits are 1, 3, 1, 3, ..."""
 
     def draw(rng: Random) -> str:
         number = begin + "".join(rng.choices("0123456789", k=digits - len(begin) - 1))
@@ -451,7 +451,7 @@ SAMPLES: Sequence[Sample] = (
     Sample("regcollation", None, ['"C"'], since=13),
     Sample("aclitem", None, ["postgres=r/postgres", "=arwdDxt/postgres", "postgres=r*w*/postgres"]),
 )
-"""Of the types that are built in. Where one stands several times, other versions or other numbers of values differ."""
+"""Samples of built-in types. If a type has several, they differ in the versions or in the number of values."""
 
 USERS: Sequence[Sample] = (
     Sample("public.mood", _mood),
@@ -481,7 +481,7 @@ USERS: Sequence[Sample] = (
     Sample("public.vector", _vector, ["[1]"]),
     Sample("public.hidden", _whole(32)),
 )
-"""Of users and extensions."""
+"""Samples of types from users and extensions."""
 
 SETUP = """
 CREATE EXTENSION hstore SCHEMA public;
@@ -507,4 +507,7 @@ CREATE FUNCTION public.vector_in(cstring) RETURNS public.vector LANGUAGE interna
 CREATE FUNCTION public.vector_out(public.vector) RETURNS cstring LANGUAGE internal IMMUTABLE STRICT AS 'textout';
 CREATE TYPE public.vector (INPUT = public.vector_in, OUTPUT = public.vector_out, LIKE = text)
 """
-"""``vector`` is pgvector's in name and text alone; ``hidden``, as some extensions' types, has no binary format."""
+"""``vector`` shares only the name and the text of pgvector's type.
+
+``hidden`` has no binary format, as in some extensions.
+"""
