@@ -1,4 +1,4 @@
-"""Hypothesis: no test fails because the machine is busy."""
+"""Settings of Hypothesis: no test fails because the machine is busy."""
 
 from hypothesis import settings
 

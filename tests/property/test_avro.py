@@ -1,4 +1,4 @@
-"""Properties of Avro: fastavro reads what psycopg reads, and no bytes cause anything but a marked value."""
+"""Properties of Avro: fastavro reads what psycopg reads, and any other bytes only lead to a marked value."""
 
 import io
 import math
@@ -141,7 +141,7 @@ KINDS = sorted(TYPES)
 
 
 def mutations(text: bytes) -> st.SearchStrategy[bytes]:
-    """Return texts near ``text``: a piece replaced by something that stands in texts of other types."""
+    """Return texts similar to ``text``: a piece is replaced by something that occurs in texts of other types."""
     piece = st.sampled_from(
         [b"", b"-", b"+", b"_", b" ", b".", b"0", b"9", b"e", b":", b'"', b"\\", b"{", b"}", b",", b"\xff"]
     )
@@ -197,7 +197,7 @@ def test_a_text_that_is_not_postgresql_s_is_marked_or_read_as_psycopg_reads_it(k
 
 
 def agrees(value: object, reading: object) -> bool:
-    """Compare as :func:`same`, but take decimals by value: a mutated text may have fewer digits."""
+    """Compare as :func:`same`, but compare decimals by value, because a mutated text may have fewer digits."""
     return same(value, reading) or (isinstance(value, Decimal) and value == reading)
 
 
@@ -265,7 +265,7 @@ def singles(bits: int) -> tuple[float, float]:
 
 
 def days_of_year(year: int) -> int:
-    """Return the days from 1970-01-01 to the first of January of an astronomical year."""
+    """Return the number of days from 1970-01-01 to the first of January of an astronomical year."""
     before = year - 1
     leap_days = before // 4 - before // 100 + before // 400
     return 365 * (year - 1970) + leap_days - (1969 // 4 - 1969 // 100 + 1969 // 400)
@@ -277,7 +277,8 @@ def days_of_year(year: int) -> int:
 @example(9999, 364, 86_399_999_999)
 @example(10_000, 0, 0)
 def test_years_beyond_python_s(year: int, day_of_year: int, time_us: int) -> None:
-    day = date(2001, 1, 1) + timedelta(days=day_of_year)  # no leap year; later days of one come a day later
+    # 2001 is not a leap year; in leap years, dates after February come a day later
+    day = date(2001, 1, 1) + timedelta(days=day_of_year)
     is_leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
     days = days_of_year(year) + day_of_year + (1 if is_leap and day.month > 2 else 0)
     moment = datetime(2001, 1, 1) + timedelta(microseconds=time_us)  # noqa: DTZ001 - for its time of day only
@@ -359,7 +360,7 @@ def test_field_names_are_a_function_of_the_schemas_registered(versions: list[Rel
     history = TableFields(OPTIONS)
     registered: list[dict[str, Any]] = []
     for relation in versions:
-        # as after a restart: from what is registered, which has every schema once
+        # as after a restart: from the registered schemas, each of which is there once
         found = envelope(TableFields(OPTIONS, FieldHistory(registered)), relation)
         assert found == envelope(history, relation)
         registered += [] if found in registered else [found]
@@ -368,7 +369,7 @@ def test_field_names_are_a_function_of_the_schemas_registered(versions: list[Rel
 
 @given(st.lists(st.tuples(VERSION.map(version), st.booleans()), max_size=8))
 def test_a_history_that_goes_on_is_the_one_that_begins_anew(versions: list[tuple[Relation, bool]]) -> None:
-    """What is assigned, but not registered then, leaves no trace."""
+    """A schema that is assigned, but then not registered, leaves no trace."""
     history = FieldHistory()
     registered: list[dict[str, Any]] = []
     for relation, is_registered in versions:
@@ -410,7 +411,7 @@ def test_every_schema_reads_the_rows_of_every_other_right_or_refuses(versions: l
             try:
                 as_read = reread(writer_schema, reader_schema, body)
             except fastavro.read.SchemaResolutionError:
-                # only a reader from before a field became wider, and what it refuses is not what it would read wrong
+                # only readers from before a field became wider refuse rows, which they would otherwise read wrongly
                 assert known < written
                 assert narrower(reader_schema, writer_schema)
             else:
@@ -419,7 +420,7 @@ def test_every_schema_reads_the_rows_of_every_other_right_or_refuses(versions: l
 
 
 def narrower(reader_schema: Any, writer_schema: Any) -> list[str]:  # noqa: ANN401 - parsed by fastavro
-    """Return the fields that the writer has wider."""
+    """Return the fields that are wider in the writer's schema."""
     wide = {field["name"]: field["type"][1] for field in writer_schema["fields"]}
     names = {field["name"]: field["type"][1] for field in reader_schema["fields"] if field["name"] in wide}
     return [

@@ -1,4 +1,4 @@
-"""Properties of values in binary format: no bytes cause anything but a ProtocolError, and short cuts change nothing."""
+"""Properties of values in binary format: bytes only cause a ProtocolError, and shortcuts do not change the result."""
 
 from functools import cache
 
@@ -17,7 +17,7 @@ from pgsluice.pgoutput.messages import BinaryValue
 from pgsluice.relation import CATALOG, Column, PgType, Relation
 from tests.support.avro_oracle import nearest_single, numeric, same
 
-# What send functions write, to start from.
+# Values that send functions write, from which mutations start.
 ARRAY = "00000001 00000001 00000017 00000002 00000001 00000004 00000007 ffffffff"
 POINTS = "00000002 3ff0000000000000 4000000000000000 4008000000000000 4010000000000000"
 QUERY = "00000005 0204 0001 01000063 00 0203 0101000062 00 0100006100"
@@ -78,7 +78,7 @@ TYPMODS = {"numeric": (-1, numeric(10, 2)[1])}
 
 @cache
 def encoders(name: str) -> list[tuple[RowEncoder, ToText]]:
-    """Return the encoders of a row with a column of the type, and the conversion that they have."""
+    """Return the encoders of a row with a column of this type, and the conversion that they use."""
     pg_type = PgType(OIDS[name], "public", name) if name in OIDS else PgType(0, CATALOG, name)
     found = []
     for typmod in TYPMODS.get(name, (-1,)):
@@ -95,7 +95,7 @@ def encoded(encoder: RowEncoder, value: bytes) -> tuple[bytes, list[tuple[bytes,
 
 
 def confirm(name: str, value: bytes) -> None:
-    """Read it with what may come of it, and through its text."""
+    """Encode a value directly and through its text, and compare. Only documented errors are allowed."""
     for encoder, to_text in encoders(name):
         try:
             found = encoded(encoder, BinaryValue(value))
@@ -108,7 +108,7 @@ def confirm(name: str, value: bytes) -> None:
 
 
 def mutations(value: bytes) -> st.SearchStrategy[bytes]:
-    """Return values near ``value``: a piece of it replaced, or its end cut off."""
+    """Return values similar to ``value``: a piece of it is replaced, or its end is cut off."""
     position, length = st.integers(0, len(value)), st.integers(0, 4)
     piece = st.binary(max_size=4) | st.sampled_from([bytes(4), b"\xff" * 4, b"\x7f\xff\xff\xff", b"\0\0\0\x01"])
     replaced = st.builds(lambda at, gone, new: value[:at] + new + value[at + gone :], position, length, piece)
@@ -127,7 +127,10 @@ def test_near_what_send_functions_write(name: str, data: st.DataObject) -> None:
 
 
 def test_the_text_of_what_does_not_fit_is_utf_8() -> None:
-    """As it is in text format: here an array of two dimensions with a byte that a database without encoding lets in."""
+    """As in text format.
+
+    The example is a two-dimensional array with a byte that a database without encoding accepts.
+    """
     confirm("_text", bytes.fromhex("00000002 00000000 00000019" + "00000001 00000001" * 2 + "00000001 80"))
 
 
@@ -139,7 +142,7 @@ def test_any_bytes(name: str, value: bytes) -> None:
 
 
 def test_a_query_of_any_depth_is_read() -> None:
-    """No deeper than a server's stack could have made it."""
+    """The depth must still be possible with a server's stack."""
     depth = 20_000
     value = (depth + 1).to_bytes(4, "big") + b"\x02\x01" * depth + b"\x01\x00\x00a\x00"
     assert BUILT_IN["tsquery"](value) == b"!" * depth + b"'a'"

@@ -1,4 +1,4 @@
-"""Properties of pgoutput: what the test encoder writes is read back, and nothing but that is read."""
+"""Properties of pgoutput: messages of the test encoder are read back, and nothing else is accepted."""
 
 from typing import get_args
 
@@ -89,7 +89,7 @@ START = st.builds(StreamStart, UINT32, st.booleans())
 
 @st.composite
 def _payloads(draw: st.DrawFn) -> tuple[bool, bytes]:
-    """Return a valid payload, and whether it belongs into a stream."""
+    """Return a valid payload, and whether it belongs to a stream."""
     in_stream = draw(st.booleans())
     return in_stream, encode(draw(INSIDE | st.just(StreamStop()) if in_stream else OUTSIDE | START))
 
@@ -101,7 +101,7 @@ def _decode(payload: bytes, *, in_stream: bool) -> Message:
 
 
 def _check_documented(payload: bytes, *, in_stream: bool) -> None:
-    """Whatever the bytes, they are refused as documented, or they are just what the message means."""
+    """Check that bytes are either refused as documented, or equal to the encoded message."""
     try:
         message = _decode(payload, in_stream=in_stream)
     except ProtocolError as error:

@@ -1,4 +1,4 @@
-"""Records of service topics, whoever wrote them: nothing comes of them but what is documented."""
+"""Properties of records in service topics: whoever wrote them, they only have documented effects."""
 
 import json
 from dataclasses import asdict
