@@ -1,9 +1,9 @@
 """Fuzzes the HTTP server: ``python -m tests.fuzz.http --count 1000000 --seed 1``.
 
-Valid requests are damaged and sent to a server in this process, over real connections. Each must be answered with a
-documented status, or its connection ended, or left waiting for the rest of the request; no answer may be an internal
-error, none may take long, and memory must not grow. Outside the quick suite. The first input that breaks a rule is
-printed, and ends the run with exit code 1.
+Valid requests are damaged and sent over real connections to a server in this process. Each request must be answered
+with a documented status, or its connection must end, or it waits for the rest of the request. No answer may be an
+internal error, none may take long, and memory must not grow. This is not part of the quick suite. The first input that
+breaks a rule is printed, and ends the run with exit code 1.
 """
 
 import argparse
@@ -29,17 +29,17 @@ from pgsluice.registry.store import SchemaStore
 from tests.fuzz.pgoutput import MUTATIONS, MUTATIONS_MAX, Broken
 
 AT_ONCE: Final = 32
-"""Clients. Most wait for an answer that never comes, because the request is not complete."""
+"""The number of clients. Most of them wait for an answer that never comes, because their request is incomplete."""
 ANSWER_S: Final = 0.2
 """How long a client waits for the first bytes of an answer."""
 STALL_S: Final = 2.0
-"""How long the event loop may be held up, in time of this process; a request takes less than a millisecond."""
+"""How long the event loop may be blocked, in CPU time of this process. A request takes less than a millisecond."""
 HANG_S: Final = 600.0
-"""Others may keep a busy machine from running this process for a minute and more."""
+"""The limit for a batch. On a busy machine, this process may not run for a minute or longer."""
 GROWTH_KIB: Final = 64 * 1024
-"""What the process may grow by after the first tenth of the inputs."""
+"""How much the process may grow after the first tenth of the inputs."""
 BATCH: Final = 200
-"""Inputs that have to be answered within ``HANG_S``."""
+"""The number of inputs that have to be answered within ``HANG_S``."""
 
 ALLOWED: Final = frozenset((200, 301, 400, 403, 404, 405, 408, 411, 413, 414, 415, 417, 421, 422, 431, 501, 503, 505))
 STATUS: Final = re.compile(rb"HTTP/\d\.\d (\d{3}) ")
@@ -83,14 +83,14 @@ SCHEMAS: Final[tuple[Schema, ...]] = (
 
 
 class Inputs:
-    """What to send: from one seed always the same."""
+    """The inputs. The same seed always gives the same ones."""
 
     def __init__(self, seed: int) -> None:
         self._random = Random(seed)
         self._corpus = [self._request() for _ in range(500)]
 
     def next(self) -> bytes:
-        """Return a request, damaged or whole."""
+        """Return a request, which may be damaged."""
         random = self._random
         data = self._request()
         if random.random() < 0.1:
@@ -119,7 +119,7 @@ class Inputs:
 
 
 async def check(port: int, data: bytes) -> str:
-    """Send ``data`` and return what came of it; Broken if it breaks a rule."""
+    """Send ``data``, and return the outcome. Raise Broken if it breaks a rule."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(data)
@@ -143,23 +143,23 @@ async def check(port: int, data: bytes) -> str:
 
 
 class Watch:
-    """Sees to it that the event loop goes on, and that memory does not grow."""
+    """Checks that the event loop is not blocked, and that memory does not grow."""
 
     def __init__(self) -> None:
         self._last = time.process_time()
         self._peak_kib: int | None = None
 
     async def loop(self) -> None:
-        """Look every few milliseconds; Broken when a look comes too late."""
+        """Check every few milliseconds. Raise Broken if a check comes too late."""
         while True:
             await asyncio.sleep(0.01)
-            now = time.process_time()  # others may keep a busy machine from running this process
+            now = time.process_time()  # CPU time, because a busy machine may keep this process from running
             if now - self._last > STALL_S:
                 raise Broken(f"the event loop was held up for {now - self._last:.1f} s")
             self._last = now
 
     def measure(self) -> None:
-        """Take the memory of now for what is needed at first; later, Broken if it is much more."""
+        """At the first call, note the memory as the normal amount. Later, raise Broken if it is much larger."""
         peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         if self._peak_kib is None:
             self._peak_kib = peak_kib
@@ -187,7 +187,7 @@ async def _clients(port: int, inputs: Inputs, count: int, outcomes: Counter[str]
 
 
 async def run(count: int, seed: int) -> Counter[str]:
-    """Send ``count`` inputs; the same seed gives the same ones."""
+    """Send ``count`` inputs. The same seed gives the same inputs."""
     module.EARLY_LOOK_S = 0.0  # type: ignore[misc]  # consumers wait for schemas that come late, and these never come
     store, outcomes, watch = SchemaStore(), Counter[str](), Watch()
     for number, schema in enumerate(SCHEMAS):
@@ -196,7 +196,7 @@ async def run(count: int, seed: int) -> Counter[str]:
     health = Health(lambda: {"state": "streaming"}, lambda: None, lambda _role: None)
     server, inputs = HttpServer("127.0.0.1:0", health, CollectorRegistry(), store), Inputs(seed)
     await server.start()
-    logging.getLogger("aiohttp").setLevel(logging.CRITICAL)  # it has a traceback of every other input
+    logging.getLogger("aiohttp").setLevel(logging.CRITICAL)  # it logs a traceback for every second input
     try:
         async with asyncio.TaskGroup() as tasks:
             watching = tasks.create_task(watch.loop())
@@ -211,7 +211,7 @@ async def run(count: int, seed: int) -> Counter[str]:
 
 
 def main() -> None:
-    """Run, and print what came of the inputs."""
+    """Run, and print the outcomes of the inputs."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.http", description=__doc__)
     parser.add_argument("--count", type=int, default=20_000, help="inputs to send")
     parser.add_argument("--seed", type=int, default=1, help="which inputs")

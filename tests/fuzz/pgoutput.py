@@ -1,8 +1,8 @@
 """Fuzzes the decoder of pgoutput: ``python -m tests.fuzz.pgoutput --count 1000000 --seed 1``.
 
-Valid messages are damaged, then decoded. Each input must be refused with the documented error, or be exactly
-the bytes of the message it was taken for; and memory must stay in proportion to the input. Outside the quick
-suite. The first input that breaks a rule is printed, and ends the run with exit code 1.
+Valid messages are damaged, then decoded. Each input must be refused with the documented error, or be exactly the
+encoding of the decoded message. Memory must stay proportional to the input. This is not part of the quick suite. The
+first input that breaks a rule is printed, and ends the run with exit code 1.
 """
 
 import argparse
@@ -25,12 +25,12 @@ from tests.support.pgoutput_encoder import encode, xlog_data
 CORPUS_COUNT = 4_000
 MUTATIONS_MAX = 3
 ADDRESS_SPACE_BYTES = 1 << 30
-"""Far above what the fuzzer needs, far below what a length field can ask for."""
+"""The limit is far above what the fuzzer needs, and far below what a length field can request."""
 PEAK_SHARE = 50
-"""Measuring the peak of each call is slow: one input of so many, at the end."""
+"""Measuring the peak of a call is slow, so only one of this many inputs is measured, at the end."""
 PEAK_BASE_BYTES = 16_384
 PEAK_FACTOR = 64
-"""A column of a Relation takes 10 bytes on the wire and some 250 as objects; lists grow in steps."""
+"""A column of a Relation takes 10 bytes on the wire, and about 250 bytes as objects. Lists grow in steps."""
 RESIDENT_GROWTH_KIB = 2_048
 
 DOCUMENTED = re.compile(r"(?P<name>[A-Za-z ]+)( \(('.'|\d+)\))? at offset (?P<at>\d+): expected .+", re.DOTALL)
@@ -188,7 +188,7 @@ def _splice(random: Random, data: bytes, corpus: list[bytes]) -> bytes:
 
 
 def _extreme(random: Random, data: bytes, _corpus: list[bytes]) -> bytes:
-    """Overwrite what may be a length or a count: 1, 2, 4 or 8 bytes anywhere."""
+    """Overwrite 1, 2, 4 or 8 bytes anywhere, which may be a length or a count."""
     size = random.choice((1, 2, 4, 4, 8))
     at = random.randrange(len(data))
     value = random.choice((*EXTREMES, len(data) - at, len(data) - at - size)) % (1 << 8 * size)
@@ -234,7 +234,7 @@ def _framed(random: Random, payload: bytes) -> bytes:
 
 
 def check(payload: bytes, *, in_stream: bool) -> str:
-    """Decode ``payload`` and return what came of it; Broken if it breaks a rule."""
+    """Decode ``payload``, and return the outcome. Raise Broken if it breaks a rule."""
     decoder = Decoder()
     decoder.in_stream = in_stream
     try:
@@ -256,7 +256,7 @@ def _documented(error: str, payload: bytes) -> str:
 
 
 def check_frame(payload: bytes, *, in_stream: bool) -> str:
-    """Unpack ``payload`` as CopyData first, then as :func:`check` does."""
+    """Unpack ``payload`` as CopyData, then check it as :func:`check` does."""
     try:
         frame = parse_frame(payload)
     except ProtocolError as error:
@@ -267,7 +267,7 @@ def check_frame(payload: bytes, *, in_stream: bool) -> str:
 
 
 def check_peak(payload: bytes, *, in_stream: bool) -> str:
-    """As :func:`check`, under tracemalloc: look at the memory that it took."""
+    """Run :func:`check` under tracemalloc, and check the memory that it used."""
     tracemalloc.reset_peak()
     before = tracemalloc.get_traced_memory()[0]
     outcome = check(payload, in_stream=in_stream)
@@ -284,7 +284,7 @@ class Checker(Protocol):
 
 
 def run(count: int, seed: int, checker: Checker) -> Counter[str]:
-    """Check ``count`` inputs, a tenth as whole frames; the same seed gives the same ones."""
+    """Check ``count`` inputs, a tenth of them as whole frames. The same seed gives the same inputs."""
     random = Random(seed)
     corpus = [_payload(random) for _ in range(CORPUS_COUNT)]
     outcomes: Counter[str] = Counter()
@@ -305,8 +305,8 @@ def _resident_kib() -> int:
 
 
 def run_without_growth(count: int, seed: int) -> Counter[str]:
-    """Check the inputs, then that the process did not grow by it."""
-    run(min(count, CORPUS_COUNT), seed, check)  # now what the interpreter itself needs is resident
+    """Check the inputs, then check that the process did not grow."""
+    run(min(count, CORPUS_COUNT), seed, check)  # from now on, the interpreter's own memory is resident
     before = _resident_kib()
     outcomes = run(count, seed, check)
     growth = _resident_kib() - before
@@ -317,7 +317,7 @@ def run_without_growth(count: int, seed: int) -> Counter[str]:
 
 
 def main() -> None:
-    """Run, and print what came of the inputs."""
+    """Run, and print the outcomes of the inputs."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.pgoutput", description=__doc__)
     parser.add_argument("--count", type=int, default=100_000, help="inputs to check")
     parser.add_argument("--seed", type=int, default=1, help="which inputs")

@@ -1,7 +1,7 @@
-"""One twin of the rows' way against the other: ``python -m tests.fuzz.rows --count N --seed S``.
+"""Compares both twins of ``rows``: ``python -m tests.fuzz.rows --count N --seed S``.
 
-Tables of all types that have a way of their own, rows of values as servers write them and as nobody would, messages
-whole and damaged. Whatever comes of it, records or an error, has to be the same, byte for byte.
+The tables have all types with an encoding of their own. Rows contain values as servers write them, and invalid ones.
+Messages are whole or damaged. The results, which are records or an error, have to be the same, byte for byte.
 """
 
 import argparse
@@ -178,7 +178,7 @@ CHOICES = {
 EXTENSIONS = ("citext", "ltree")
 
 EXPECTED_LSN = 1000
-"""The commit of a transaction whose first record was refused."""
+"""The commit LSN of a transaction whose first record was refused."""
 
 KEY_TYPES = [name for name in VALUES if name not in ("_int4", "jsonb")]
 
@@ -188,11 +188,11 @@ _EDGES = {
     4: (-730_119, 2_921_940, 2**31 - 1 - 10_957),
     8: (-730_119 * _DAY_US, 2_921_940 * _DAY_US, 2**63 - 1 - 10_957 * _DAY_US),
 }
-"""In days and in microseconds since 2000: the first of the year 1, the first of 10000, the last that there is."""
+"""In days and in microseconds since 2000: the first day of year 1, the first day of year 10000, and the last moment."""
 
 
 def _whole(size: int) -> Callable[[Random], bytes]:
-    """Return what makes whole numbers of this many bytes: large and small ones, and some near an end."""
+    """Return a function that draws integers of this many bytes: large ones, small ones, and some near a limit."""
     bits = 8 * size
     ends = (0, 0, 0, 2**bits - 1, 2 ** (bits - 1), *_EDGES.get(size, ()))
 
@@ -211,7 +211,7 @@ def _time(random: Random) -> bytes:
 
 
 def _seldom(random: Random, *odd: int) -> tuple[int, ...]:
-    """Return what makes a value an error, which hides all others of its row."""
+    """Seldom return values that cause an error, because an error hides all other values of the row."""
     return odd if random.random() < 0.2 else ()
 
 
@@ -219,7 +219,7 @@ def _float(code: str) -> Callable[[Random], bytes]:
     ordinary = (0.0, -0.0, 1.5, -0.1, 1e-40, float("inf"), float("-inf"), float("nan"))
 
     def make(random: Random) -> bytes:
-        if random.random() < 0.5:  # any bits
+        if random.random() < 0.5:  # arbitrary bits
             return random.randbytes(struct.calcsize(code))
         return struct.pack(code, random.choice(ordinary))
 
@@ -270,11 +270,11 @@ SENT: dict[str, Callable[[Random], bytes]] = {
     "interval": lambda random: random.choice((bytes(16), random.randbytes(16))),
     "jsonb": _version_1,
 }
-"""What makes values as the types' send functions write them, or nearly so."""
+"""Functions that draw values as the types' send functions write them, or almost so."""
 
 
 class Differ(AssertionError):
-    """The twins do not agree."""
+    """The twins have different results."""
 
 
 def table(random: Random) -> tuple[Relation, ChangeEncoder]:
@@ -312,7 +312,7 @@ def table(random: Random) -> tuple[Relation, ChangeEncoder]:
 
 
 def _dead_letters(random: Random) -> DeadLetters | None:
-    """Return where to write what cannot be written, with something to replace, or nowhere."""
+    """Return a target for dead letters that already expects one, or None."""
     if random.random() < 0.5:
         return None
     found = DeadLetters(Target("dead", 21, 22), lambda _letter: None)
@@ -346,19 +346,19 @@ def _value(random: Random, name: str, *, is_binary: bool) -> ColumnValue:
 
 
 def _row(random: Random, relation: Relation) -> TupleData:
-    # A server sends those types in binary format that have one, so that rows may be of both.
+    # A server uses binary format for the types that have it, so a row may mix both formats.
     binary_part = random.choice((0, 0, 0.9, 1))
     values = [_value(random, column.type.name, is_binary=random.random() < binary_part) for column in relation.columns]
-    if random.random() < 0.8 - 0.6 * binary_part:  # a key that can be one
+    if random.random() < 0.8 - 0.6 * binary_part:  # a valid key
         values[0] = VALUES[relation.columns[0].type.name][0].encode()
     return values
 
 
 def message(random: Random, relation: Relation, xid: int | None) -> bytes:
-    """Return a message about the table, nine times of ten undamaged."""
+    """Return a message about the table. Nine out of ten are undamaged."""
     row, old = _row(random, relation), _row(random, relation)
     if random.random() < 0.5:
-        old = list(row)  # so that the key is the same
+        old = list(row)  # so that both keys are equal
     found = encode(
         random.choice(
             (
@@ -390,7 +390,7 @@ def _damaged(random: Random, found: bytes) -> bytes:
 
 
 def run(count: int, seed: int) -> Counter[str]:
-    """Compare ``count`` messages; the same seed gives the same ones. Differ if the twins do."""
+    """Compare ``count`` messages. The same seed gives the same messages. Raise Differ if the twins differ."""
     random = Random(seed)
     found: Counter[str] = Counter()
     relation, encoder = table(random)
@@ -422,7 +422,7 @@ Tables = Mapping[int, tuple[Relation, ChangeEncoder | None]]
 
 
 def run_runs(count: int, seed: int) -> Counter[str]:
-    """Compare ``count`` runs over two tables, one of which may be left out, with whatever comes between the rows."""
+    """Compare ``count`` runs over two tables, one of which may be unpublished, with other frames between the rows."""
     random = Random(seed)
     found: Counter[str] = Counter()
     tables: Tables = {}
@@ -469,7 +469,7 @@ def _run_outcome(
 
 
 def run_whole(count: int, seed: int) -> Counter[str]:
-    """Compare ``count`` streams of small transactions, taken as a whole and message by message."""
+    """Compare ``count`` streams of small transactions. They are processed as wholes, and message by message."""
     random = Random(seed)
     found: Counter[str] = Counter()
     tables: Tables = {}
@@ -493,7 +493,7 @@ def run_whole(count: int, seed: int) -> Counter[str]:
 
 
 def _is_common(frame: bytes | Keepalive, tables: Tables) -> bool:
-    """Return whether a transaction with this row alone can be taken as a whole."""
+    """Return whether a transaction that has only this row can be processed as a whole."""
     begin, commit = (xlog_data(encode(one)) for one in (Begin(2**40, 5, 700), Commit(2**40, 2**40 + 40, 5)))
     intake = Intake(TWINS[-1], tables, 10**9, 10**9, commit_timestamps=False, has_shortcut=True)
     intake.take([begin, frame, commit])
@@ -501,7 +501,7 @@ def _is_common(frame: bytes | Keepalive, tables: Tables) -> bool:
 
 
 def _transactions(random: Random, tables: Tables, common: list[bytes | Keepalive]) -> list[bytes | Keepalive]:
-    """Return the frames of some transactions, most of them as a server sends them, of the rows ``common`` or others."""
+    """Return the frames of some transactions, mostly as a server sends them. Their rows are from ``common``, if any."""
     frames: list[bytes | Keepalive] = []
     lsn = random.choice((900, 1000, EXPECTED_LSN, 2**40, 2**62 - 200))
     for xid in range(700, 700 + random.randrange(1, 8)):
@@ -519,7 +519,7 @@ def _transactions(random: Random, tables: Tables, common: list[bytes | Keepalive
 
 
 def main() -> None:
-    """Run it and print what came of it."""
+    """Run, and print the outcomes."""
     parser = argparse.ArgumentParser(description="One twin of the rows' way against the other.")
     parser.add_argument("--count", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)

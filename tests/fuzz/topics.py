@@ -1,8 +1,8 @@
-"""Fuzzes what reads service topics: ``python -m tests.fuzz.topics --count 1000000 --seed 1``.
+"""Fuzzes the readers of service topics: ``python -m tests.fuzz.topics --count 1000000 --seed 1``.
 
-Valid records are damaged, as JSON and as bytes, then taken for checkpoints, schemas, cut records, commands and records
-with a change. Each must be refused with a documented error, or be of use; and none may take long. Outside the quick
-suite. The first input that breaks a rule is printed, and ends the run with exit code 1.
+Valid records are damaged, as JSON or as bytes, and then read as checkpoints, schemas, cut records, commands and records
+of changes. Each must be refused with a documented error, or be usable. None may take long. This is not part of the
+quick suite. The first input that breaks a rule is printed, and ends the run with exit code 1.
 """
 
 import argparse
@@ -26,9 +26,9 @@ from tests.fuzz.pgoutput import MUTATIONS, MUTATIONS_MAX, Broken
 from tests.support import hostile_records as hostile
 
 INPUT_S: Final = 1.0
-"""What one input may take on a busy machine; most take less than a millisecond."""
+"""How long one input may take on a busy machine. Most inputs take less than a millisecond."""
 HANG_S: Final = 60.0
-"""After that, an input that never ends is shown by the stack."""
+"""After this time, the stack is printed, to show an input that never ends."""
 BATCH: Final = 1_000
 CORPUS_COUNT: Final = 500
 
@@ -82,7 +82,7 @@ def _other(random: Random) -> Any:  # noqa: ANN401 - any JSON
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:  # noqa: ANN401 - any JSON
-    """Yield every part of ``value``, as its container and what it stands under."""
+    """Yield every part of ``value``, as its container and its key or index there."""
     names: list[Any] = list(value) if isinstance(value, dict) else list(range(len(value)))
     for name in names:
         yield value, name
@@ -91,7 +91,7 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:  # noqa: ANN401 - any JSON
 
 
 def _changed(random: Random, value: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy in which some parts are others, or gone."""
+    """Return a copy in which some parts are changed or removed."""
     found: dict[str, Any] = json.loads(json.dumps(value))
     for _ in range(random.randrange(1, MUTATIONS_MAX + 1)):
         places = list(_places(found))
@@ -115,7 +115,7 @@ def _damaged(random: Random, data: bytes, corpus: list[bytes]) -> bytes:
 
 
 def _text(random: Random, value: dict[str, Any]) -> bytes:
-    """Return a record as JSON, damaged in one way or the other."""
+    """Return a record as JSON, damaged as a value or as bytes."""
     if random.random() < 0.3:
         whole = json.dumps(value, ensure_ascii=False).encode()
         return _damaged(random, whole, [whole])
@@ -123,7 +123,7 @@ def _text(random: Random, value: dict[str, Any]) -> bytes:
 
 
 class Inputs:
-    """What to try: from one seed always the same."""
+    """The inputs. The same seed always gives the same ones."""
 
     def __init__(self, seed: int) -> None:
         self._random = Random(seed)
@@ -140,7 +140,7 @@ class Inputs:
         )
 
     def next(self) -> tuple[Callable[..., str], tuple[Any, ...]]:
-        """Return a function of ``hostile_records``, and what to call it with."""
+        """Return a function of ``hostile_records`` and its arguments."""
         return self._random.choice(self._kinds)()
 
     def _a_checkpoint(self) -> tuple[Callable[..., str], tuple[Any, ...]]:
@@ -168,7 +168,7 @@ class Inputs:
 
 
 def check(take: Callable[..., str], values: tuple[Any, ...]) -> str:
-    """Return what came of one input; Broken if it breaks a rule."""
+    """Return the outcome of one input. Raise Broken if it breaks a rule."""
     began = time.perf_counter()
     try:
         outcome = take(*values)
@@ -181,7 +181,7 @@ def check(take: Callable[..., str], values: tuple[Any, ...]) -> str:
 
 
 def run(count: int, seed: int) -> Counter[str]:
-    """Check ``count`` inputs; the same seed gives the same ones."""
+    """Check ``count`` inputs. The same seed gives the same inputs."""
     inputs, outcomes = Inputs(seed), Counter[str]()
     for number in range(count):
         if number % BATCH == 0:
@@ -197,7 +197,7 @@ def run(count: int, seed: int) -> Counter[str]:
 
 
 def main() -> None:
-    """Run, and print what came of the inputs."""
+    """Run, and print the outcomes of the inputs."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.topics", description=__doc__)
     parser.add_argument("--count", type=int, default=100_000, help="inputs to check")
     parser.add_argument("--seed", type=int, default=1, help="which inputs")
