@@ -411,7 +411,7 @@ def test_every_schema_reads_the_rows_of_every_other_right_or_refuses(versions: l
             try:
                 as_read = reread(writer_schema, reader_schema, body)
             except fastavro.read.SchemaResolutionError:
-                # only readers from before a field became wider refuse rows, which they would otherwise read wrongly
+                # only readers from before a field became wider fail: they refuse the row instead of reading it wrongly
                 assert known < written
                 assert narrower(reader_schema, writer_schema)
             else:
